@@ -1,0 +1,216 @@
+"""The legal-order automaton: which tokens may come next, so that a completion spells exactly one legal order set.
+
+A `LegalTable` is a flat acyclic automaton in CSR form: node -> allowed token ids, and for each the next node. Whatever walks it
+to the end has spelled one order per site, in the order of the sites, within the build and disband budget; every legal set of
+orders has exactly one token path, no option is a proper prefix of another, and no path can be longer than `longest`.
+The table is plain integers: it travels as bytes, and drives engines, rows and trainer alike. It never sees logits.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from decoding.codec import Codec
+from game.legal import LegalOrders, OrderKind
+from telemetry.errors import DataError
+
+END = -1
+WAIVE = "WAIVE"
+_FORMAT = 1
+
+_Option = tuple[tuple[int, ...], int]
+"""Token ids of one option with its end mark, and the index of the root that follows (END: the completion is whole)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LegalTable:
+    """Automaton over token ids; node 0 is the start, and every edge leads to a higher node or to END."""
+
+    offsets: np.ndarray
+    """int32 [nodes + 1]; edges of node n are [offsets[n], offsets[n + 1])."""
+    token_ids: np.ndarray
+    """int32 [edges], sorted within a node."""
+    next_nodes: np.ndarray
+    """int32 [edges]; END (-1) where the completion is whole."""
+    longest: int
+    """Tokens of the longest completion, end mark included."""
+
+    def to_bytes(self) -> bytes:
+        """Little-endian int32: format, nodes, edges, longest, then the three arrays."""
+        head = np.array([_FORMAT, len(self.offsets) - 1, len(self.token_ids), self.longest], "<i4")
+        return b"".join(part.astype("<i4", copy=False).tobytes() for part in (head, self.offsets, self.token_ids, self.next_nodes))
+
+    @classmethod
+    def from_bytes(cls, data: bytes, vocabulary_size: int | None = None) -> "LegalTable":
+        """Read and check a table that came from elsewhere.
+
+        Raises:
+            DataError: it is not a whole, acyclic table over the vocabulary; the sentence says which rule it breaks.
+        """
+        if len(data) < 16 or len(data) % 4:
+            raise DataError(f"legal table of {len(data)} bytes is cut")
+        values = np.frombuffer(data, "<i4")
+        form, nodes, edges, longest = (int(v) for v in values[:4])
+        if form != _FORMAT or nodes < 1 or edges < nodes or len(values) != 4 + nodes + 1 + 2 * edges:
+            raise DataError(f"legal table has format {form}, {nodes} nodes and {edges} edges in {len(values)} integers: not a table")
+        offsets, ids, nexts = np.split(values[4:], [nodes + 1, nodes + 1 + edges])
+        sizes = np.diff(offsets)
+        if offsets[0] != 0 or offsets[-1] != edges or (sizes < 1).any():
+            raise DataError("legal table has a node without any allowed token, or edges that overlap")
+        source = np.repeat(np.arange(nodes), sizes)
+        if not np.all((nexts == END) | ((nexts > source) & (nexts < nodes))):
+            raise DataError("legal table has an edge that leads backwards or outside")
+        if (ids < 0).any() or (vocabulary_size is not None and (ids >= vocabulary_size).any()):
+            raise DataError(f"legal table allows a token outside the vocabulary of {vocabulary_size}")
+        if not 1 <= longest <= nodes:
+            raise DataError(f"legal table claims a longest completion of {longest} tokens over {nodes} nodes")
+        return cls(offsets=offsets, token_ids=ids, next_nodes=nexts, longest=longest)
+
+    def allowed(self, node: int) -> np.ndarray:
+        """Token ids allowed at `node`, int32, sorted."""
+        return self.token_ids[self.offsets[node] : self.offsets[node + 1]]
+
+    def advance(self, node: int, token: int) -> int:
+        """Node after `token` at `node`; END when the completion is whole.
+
+        Raises:
+            DataError: the token is not legal there.
+        """
+        low, high = (0, 0) if node == END else (int(self.offsets[node]), int(self.offsets[node + 1]))
+        edge = low + int(np.searchsorted(self.token_ids[low:high], token))
+        if edge >= high or self.token_ids[edge] != token:
+            raise DataError(f"token {token} is not legal at node {node} of its table")
+        return int(self.next_nodes[edge])
+
+    def legal_sets(self, completion: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Legal set of each position of a whole completion, as CSR: ids int32 [sum], offsets int32 [len(completion) + 1].
+
+        Raises:
+            DataError: the completion leaves the table, or stops before its end.
+        """
+        node, sets = 0, []
+        for position, token in enumerate(completion):
+            if node == END:
+                raise DataError(f"completion goes on after its end, at position {position}")
+            sets.append(self.allowed(node))
+            node = self.advance(node, int(token))
+        if node != END:
+            raise DataError(f"completion of {len(completion)} tokens stops before its end")
+        offsets = np.zeros(len(sets) + 1, np.int32)
+        np.cumsum([len(s) for s in sets], out=offsets[1:])
+        return np.concatenate(sets).astype(np.int32), offsets
+
+
+class TableBuilder:
+    """Makes the tables of one codec, each distinct set of legal orders once (a bounded memo)."""
+
+    def __init__(self, codec: Codec, memo: int = 8192) -> None:
+        self._codec = codec
+        self.table = lru_cache(maxsize=memo)(self._build)
+
+    def spell(self, orders: Sequence[str]) -> list[int]:
+        """The one token path of an order set, given in the order of its sites (builds followed by their waives)."""
+        ids: list[int] = []
+        for order in orders:
+            ids.extend(self._codec.encode_order(order))
+            ids.append(self._codec.separator_id)
+        ids[-1] = self._codec.eos_id
+        return ids
+
+    def read(self, completion: Sequence[int], legal: LegalOrders) -> list[str]:
+        """Order texts that a whole completion spells, waives included.
+
+        Raises:
+            DataError: a line is none of the legal orders.
+        """
+        texts = {self._codec.encode_order(text): text for options in legal.options for text in options}
+        texts[self._codec.encode_order(WAIVE)] = WAIVE
+        orders, line = [], []
+        for token in completion:
+            if token in (self._codec.separator_id, self._codec.eos_id):
+                if tuple(line) not in texts:
+                    raise DataError(f"completion line {len(orders) + 1} of {legal.power} spells no legal order")
+                orders.append(texts[tuple(line)])
+                line = []
+            else:
+                line.append(int(token))
+        return orders
+
+    def _build(self, legal: LegalOrders) -> LegalTable:
+        if legal.kind in (OrderKind.MOVEMENT, OrderKind.RETREAT):
+            return _assemble(self._one_order_per_site(legal))
+        return _assemble(self._choice_of_sites(legal))
+
+    def _option(self, text: str, following: int) -> _Option:
+        end = self._codec.eos_id if following == END else self._codec.separator_id
+        return (*self._codec.encode_order(text), end), following
+
+    def _one_order_per_site(self, legal: LegalOrders) -> list[list[_Option]]:
+        last = len(legal.sites) - 1
+        return [
+            [self._option(text, END if site == last else site + 1) for text in options] for site, options in enumerate(legal.options)
+        ]
+
+    def _choice_of_sites(self, legal: LegalOrders) -> list[list[_Option]]:
+        """Roots (orders given so far, first site still open): sites are taken in rising order, so each choice has one path."""
+        picks, sites, may_waive = legal.picks, len(legal.sites), legal.kind == OrderKind.BUILD
+        states = {(0, 0)}
+        for given in range(1, picks):
+            for before, first in [state for state in states if state[0] == given - 1]:
+                states |= {(given, site + 1) for site in self._open_sites(before, first, picks, sites, may_waive)}
+            if may_waive:
+                states.add((given, sites))
+        # Sorted by orders given, so that every edge leads to a higher root.
+        number = {state: index for index, state in enumerate(sorted(states))}
+
+        roots: list[list[_Option]] = []
+        for given, first in number:
+            options = [
+                self._option(text, number.get((given + 1, site + 1), END))
+                for site in self._open_sites(given, first, picks, sites, may_waive)
+                for text in legal.options[site]
+            ]
+            if may_waive:
+                options.append(self._option(WAIVE, number.get((given + 1, sites), END)))
+            roots.append(options)
+        return roots
+
+    @staticmethod
+    def _open_sites(given: int, first: int, picks: int, sites: int, may_waive: bool) -> range:
+        """Sites that may take the next order; a disband must leave enough sites for those still owed."""
+        return range(first, sites if may_waive else sites - (picks - given) + 1)
+
+
+def _assemble(roots: list[list[_Option]]) -> LegalTable:
+    """Flat automaton from the options of each root; node numbers rise along every path."""
+    starts, edges = [], []  # edges: per node, {token: (node within the whole table) or ('root', index)}
+    for options in roots:
+        starts.append(len(edges))
+        edges.append({})
+        for ids, following in options:
+            node = starts[-1]
+            for token in ids[:-1]:
+                child = edges[node].get(token)
+                if child is None:
+                    child = edges[node][token] = len(edges)
+                    edges.append({})
+                node = child
+            edges[node][ids[-1]] = ~following if following != END else END
+    # Links to later roots were kept as ~index (<= -2 would clash with END only for index 0, which nothing leads to).
+    offsets = np.zeros(len(edges) + 1, np.int32)
+    np.cumsum([len(node) for node in edges], out=offsets[1:])
+    token_ids = np.empty(offsets[-1], np.int32)
+    next_nodes = np.empty(offsets[-1], np.int32)
+    at = 0
+    for node in edges:
+        for token in sorted(node):
+            target = node[token]
+            token_ids[at] = token
+            next_nodes[at] = target if target >= END else starts[~target]
+            at += 1
+    longest = [0] * (len(roots) + 1)
+    for number in range(len(roots) - 1, -1, -1):
+        longest[number] = max(len(ids) + (0 if following == END else longest[following]) for ids, following in roots[number])
+    return LegalTable(offsets=offsets, token_ids=token_ids, next_nodes=next_nodes, longest=longest[0])

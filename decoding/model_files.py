@@ -1,0 +1,72 @@
+"""A model seen as files: where it lies and whether what decoding needs from it is there.
+
+Accepts a local folder in the `save_pretrained` layout or a hub id. It never loads weights and never imports torch.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+
+from telemetry.errors import InputError
+
+_HUB_PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.model"]
+
+
+def resolve_model(name: str | Path) -> Path:
+    """Local folder of the model `name`: the folder itself, or the hub's copy of that id, downloaded once.
+
+    Raises:
+        InputError: no such folder, no such hub id, or a folder that lacks its tokenizer or config.
+    """
+    folder = Path(name)
+    if not folder.is_dir():
+        folder = _from_hub(str(name))
+    for required in ("config.json", "tokenizer.json"):
+        if not (folder / required).is_file():
+            raise InputError(f"model '{name}' has no {required}: save it with `save_pretrained` (model and tokenizer)")
+    return folder.resolve()
+
+
+def _from_hub(name: str) -> Path:
+    if name.startswith((".", "/", "~")) or name.count("/") != 1:
+        raise InputError(f"model '{name}' is neither a folder that exists nor a hub id such as 'Qwen/Qwen2.5-7B-Instruct'")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=_HUB_PATTERNS))
+    except Exception as error:
+        # The hub client raises a dozen unrelated types (offline, missing, gated); each means the same to the user.
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InputError(f"model '{name}' is no folder here and could not be had from the hub: {reason}") from error
+
+
+def eos_token_id(folder: Path) -> int:
+    """Id of the token that ends a completion, as the model's config states it.
+
+    Raises:
+        InputError: the config names none.
+    """
+    for file in ("generation_config.json", "config.json"):
+        path = folder / file
+        if path.is_file():
+            value = json.loads(path.read_text()).get("eos_token_id")
+            if isinstance(value, list):
+                value = value[0] if value else None
+            if value is not None:
+                return int(value)
+    raise InputError(f"model '{folder}' names no eos_token_id in its config.json")
+
+
+def max_position(folder: Path) -> int:
+    """Longest sequence, in tokens, that the model's config allows."""
+    return int(json.loads((folder / "config.json").read_text()).get("max_position_embeddings", 32768))
+
+
+def model_fingerprint(folder: Path) -> str:
+    """Short hash that tells two models apart: config and tokenizer by content, weights by name and size."""
+    digest = hashlib.sha256()
+    for name in ("config.json", "tokenizer.json"):
+        digest.update((folder / name).read_bytes())
+    for file in sorted(folder.glob("*.safetensors")):
+        digest.update(f"{file.name}:{file.stat().st_size}".encode())
+    return digest.hexdigest()[:16]

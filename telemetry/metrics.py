@@ -1,0 +1,117 @@
+"""The registry of metric names: what may be logged, with its unit and meaning.
+
+A name that is not here is refused, so that dashboards, queries and reports can rely on the list.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One registered figure."""
+
+    unit: str
+    meaning: str
+
+
+def _group(prefix: str, **entries: tuple[str, str]) -> dict[str, Metric]:
+    return {f"{prefix}/{name}": Metric(unit=unit, meaning=meaning) for name, (unit, meaning) in entries.items()}
+
+
+METRICS: dict[str, Metric] = (
+    _group(
+        "rollout",
+        start_groups=("groups", "start groups rolled out for the step"),
+        decisions=("decisions", "rows written"),
+        failed=("forks", "forks that ended early with a reason"),
+        orders_rejected=("orders", "orders the game engine refused; must be 0"),
+        prompt_tokens=("tokens", "counted at the request"),
+        cached_tokens=("tokens", "prompt tokens found in the prefix cache"),
+        prefix_hit_share=("share", "cached_tokens / prompt_tokens"),
+        completion_tokens=("tokens", "drawn, forced ones included"),
+        tokens_per_s=("tokens/s", "completion tokens over the rollout's wall time"),
+        occupancy=("requests", "mean requests decoded together"),
+        queue_ms_p50=("ms", "median wait of a request before its first scheduling"),
+        generate_ms_p50=("ms", "median prefill and decode time of a request"),
+        engine_ms_p50=("ms", "median time in the game engine per ply"),
+    )
+    | _group(
+        "train",
+        loss=("nats", "clipped token loss over branching tokens"),
+        gradient_norm=("", "before clipping"),
+        skipped=("bool", "1 if the update was skipped"),
+        decisions=("decisions", "rows trained"),
+        tokens=("tokens", "prompt and completion tokens of those rows"),
+        branching_tokens=("tokens", "tokens that had more than one legal id"),
+        return_mean=("centres", "mean return of the rows trained"),
+        ratio_off_p50=("", "median |ratio - 1| over branching tokens"),
+        ratio_off_p99=("", "99th percentile of |ratio - 1|"),
+        ratio_off_max=("", "largest |ratio - 1|"),
+        clipped_low_share=("share", "tokens clipped from below under a negative advantage"),
+        clipped_high_share=("share", "tokens clipped from above under a positive advantage"),
+        left_out_share=("share", "tokens outside the outlier bounds"),
+        entropy=("nats", "mean entropy over the legal set"),
+        legal_mass_p10=("share", "10th percentile of the unmasked probability of the legal set"),
+        legal_mass_p50=("share", "median of it"),
+        policy_lag_p50=("versions", "median policy lag of the rows trained"),
+        policy_lag_max=("versions", "largest policy lag of the rows trained"),
+        groups_eligible=("groups", "advantage groups that could be trained"),
+        groups_chosen=("groups", "advantage groups trained"),
+        groups_waiting=("groups", "eligible groups left for a later step"),
+        groups_used=("groups", "groups trained in earlier steps"),
+        groups_unusable=("groups", "groups with fewer than 2 decisions, a failed one or a rejected order"),
+        groups_ahead=("groups", "groups of a version that the trainer has not reached"),
+        groups_no_spread=("groups", "fresh groups whose returns were all equal"),
+        groups_expired=("groups", "unused groups beyond the staleness budget"),
+        select_s=("s", "choosing rows, ledger, gathering tokens"),
+        update_s=("s", "forward, backward, optimiser"),
+        save_s=("s", "checkpoint and publishing"),
+    )
+    | _group(
+        "mismatch",
+        tokens=("tokens", "branching tokens compared"),
+        mean=("nats", "mean |trainer - engine| at lag 0"),
+        p99=("nats", "99th percentile of it"),
+        largest=("nats", "largest of it"),
+    )
+    | _group(
+        "time",
+        step_s=("s", "wall time of the step"),
+        rollout_s=("s", "inside rollout tasks, as the step waited for them"),
+        train_s=("s", "inside the train task"),
+        publish_s=("s", "merging, reloading, emptying the prefix cache"),
+        orchestration_s=("s", "the rest: Prefect and the flow itself"),
+        orchestration_share=("share", "orchestration_s / step_s"),
+        trainer_wait_s=("s", "the trainer idle until its rows were there"),
+    )
+    | _group(
+        "memory",
+        flow_mib=("MiB", "resident memory of the flow's process"),
+        trainer_mib=("MiB", "resident memory of the trainer process"),
+    )
+    | _group(
+        "gpu",
+        utilisation=("share", "NVML's utilisation of the busiest device"),
+        memory_share=("share", "used memory of the fullest device"),
+        power_w=("W", "power of all devices"),
+    )
+    | _group(
+        "score",
+        base=("centres", "mean centres gained by the base on held-out positions"),
+        trained=("centres", "the same for the trained version"),
+        random=("centres", "the same for the random player"),
+        teacher=("centres", "the same for the imitated teacher"),
+    )
+)
+
+
+def check(values: Mapping[str, float]) -> None:
+    """Refuse names that are not registered.
+
+    Raises:
+        KeyError: names the first unknown metric.
+    """
+    for name in values:
+        if name not in METRICS:
+            raise KeyError(f"metric '{name}' is not in telemetry.metrics.METRICS: register it with its unit")

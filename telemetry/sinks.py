@@ -1,0 +1,73 @@
+"""Where metrics go: one JSON line per step in the run's folder, and W&B, offline unless asked otherwise.
+
+One `log` per step with an explicit step, so that no axis is ever doubled. A sink that cannot open is an error at the start, never later.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict
+
+from telemetry.metrics import check
+
+WandbMode = Literal["offline", "online", "disabled"]
+
+
+class TelemetrySettings(BaseModel):
+    """Where figures go beside the run's own files."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    wandb: WandbMode = "offline"
+    """W&B: offline writes under the run's folder and needs no account; online needs a login."""
+    wandb_project: str = "entente"
+    """W&B project that runs belong to."""
+
+
+class MetricLog:
+    """Appends each step's figures to `metrics.jsonl` and to W&B."""
+
+    def __init__(self, file: Path, name: str, settings: TelemetrySettings, configuration: Mapping[str, Any]) -> None:
+        self._file = file.open("a", encoding="utf-8")
+        self._wandb: Any = None
+        if settings.wandb != "disabled":
+            import wandb
+
+            logging.getLogger("wandb").setLevel(logging.ERROR)
+            self._wandb = wandb.init(
+                project=settings.wandb_project,
+                name=name,
+                dir=str(file.parent),
+                mode=settings.wandb,
+                config=dict(configuration),
+                settings=wandb.Settings(silent=True, console="off", x_disable_stats=True),
+            )
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Record the figures of `step` under registered names.
+
+        Raises:
+            KeyError: a name is not registered.
+        """
+        check(values)
+        self._file.write(json.dumps({"step": step, "time": round(time.time(), 3), **values}) + "\n")
+        self._file.flush()
+        if self._wandb is not None:
+            self._wandb.log(dict(values), step=step)
+
+    def close(self) -> None:
+        """Flush and close both."""
+        self._file.close()
+        if self._wandb is not None:
+            self._wandb.finish(quiet=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()

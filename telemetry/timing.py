@@ -1,0 +1,46 @@
+"""Where the seconds of a step went: named spans, and the time that no span covers.
+
+Spans may overlap (rollouts run while the trainer trains), so a step's busy time is the length of their union, never their sum.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Spans:
+    """Collects (name, start, end) in monotonic seconds; safe to fill from several threads."""
+
+    def __init__(self) -> None:
+        self._spans: list[tuple[str, float, float]] = []
+
+    @contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        """Record the time inside the block under `name`, also where it raises."""
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self._spans.append((name, start, time.monotonic()))
+
+    def seconds(self, name: str, since: float, until: float) -> float:
+        """Seconds between `since` and `until` covered by at least one span called `name`."""
+        return _union([(a, b) for known, a, b in self._spans if known == name], since, until)
+
+    def uncovered(self, since: float, until: float) -> float:
+        """Seconds between `since` and `until` that no span covers."""
+        return (until - since) - _union([(a, b) for _, a, b in self._spans], since, until)
+
+    def forget(self, before: float) -> None:
+        """Drop spans that ended before `before`, so that a long run keeps a short list."""
+        self._spans = [span for span in self._spans if span[2] >= before]
+
+
+def _union(intervals: list[tuple[float, float]], since: float, until: float) -> float:
+    covered, reached = 0.0, since
+    for start, end in sorted(intervals):
+        start, end = max(start, reached), min(end, until)
+        if end > start:
+            covered += end - start
+            reached = end
+    return covered
