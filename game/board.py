@@ -1,0 +1,260 @@
+"""A live game: the position, its legal orders, one step at a time.
+
+Owns the game's engine and every contact of other rooms with it. Promises: legal orders are computed once per
+phase and shared with forks; an order that is not legal is counted, never silently dropped; a restored or
+forked board plays exactly as the original would. Keeps no history: whoever wants a replay keeps the
+`PhaseResult`s. Draws no picture unless asked.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from game.adjudicator import Adjudicator, freeze, new_game, thaw
+from game.legal import WAIVE, LegalOrders, OrderKind, canonical_options
+from game.snapshot import POWERS, Snapshot, position_id, read_position
+from telemetry.errors import DataError, InputError
+
+__all__ = ["POWERS", "Board", "PhaseResult"]
+
+OVER = "COMPLETED"
+"""Phase name of a game that has been won, or drawn after a hundred years."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseResult:
+    """One phase as it was played."""
+
+    phase: str
+    """The phase just played, as "S1903M"."""
+    orders: dict[str, tuple[str, ...]]
+    """Per power of `step`'s argument: the orders that were taken, as given, without the rejected ones."""
+    results: dict[str, tuple[str, ...]]
+    """Per unit, what came of its order ("bounce", "cut", "void", "dislodged", "disband", ...); empty where it
+    succeeded."""
+    rejected: dict[str, int]
+    """Per power of `step`'s argument: orders that were not legal, beyond the budget, or a second one for the
+    same site."""
+
+
+class Board:
+    """One game in progress; make it with `start`, `restore` or `fork`."""
+
+    __slots__ = ("_game", "_legal", "_phase", "_year")
+
+    def __init__(self, game: Adjudicator) -> None:
+        self._game = game
+        self._year = 0
+        self._enter_phase()
+
+    @classmethod
+    def start(cls, map_name: str = "standard") -> "Board":
+        """A new game at its first phase.
+
+        Raises:
+            InputError: there is no such map for the seven powers.
+        """
+        return cls(new_game(map_name))
+
+    @classmethod
+    def restore(cls, snapshot: Snapshot) -> "Board":
+        """The game that `snapshot` was taken from, ready to play on.
+
+        Raises:
+            DataError: the snapshot is damaged.
+        """
+        try:
+            return cls(thaw(read_position(snapshot)))
+        except (AttributeError, InputError, KeyError, TypeError, ValueError) as error:
+            raise DataError(
+                f"Snapshot {snapshot.snapshot_id} ({snapshot.phase}) holds no position of this version: {error!r}. "
+                "Build the state cache again."
+            ) from error
+
+    def fork(self) -> "Board":
+        """An independent continuation; legal orders already computed for this phase are shared (they are
+        immutable)."""
+        twin = Board(self._game.fork())
+        twin._legal, twin._year = self._legal, self._year
+        return twin
+
+    def snapshot(self, *, game_id: str, seed: int, source: str) -> Snapshot:
+        """This position as plain data.
+
+        Raises:
+            InputError: the game is over.
+        """
+        self._need_play("freeze")
+        position = freeze(self._game)
+        return Snapshot(
+            snapshot_id=position_id(position),
+            phase=self.phase,
+            year=self.year,
+            season=self.season,
+            phase_type=self.phase_type,
+            centres=self.centre_counts(),
+            position=position,
+            source=source,
+            game_id=game_id,
+            seed=seed,
+        )
+
+    @property
+    def phase(self) -> str:
+        """Short name, as "S1903M"; "COMPLETED" when the game is over."""
+        return self._phase
+
+    @property
+    def long_phase(self) -> str:
+        """Name in words, as "SPRING 1903 MOVEMENT"."""
+        return str(self._game.phase)
+
+    @property
+    def year(self) -> int:
+        """Game year; the last one played when the game is over."""
+        return self._year
+
+    @property
+    def season(self) -> str:
+        """ "S", "F" or "W"; empty when the game is over."""
+        return "" if self.is_over else self._phase[0]
+
+    @property
+    def phase_type(self) -> str:
+        """ "M" movement, "R" retreats, "A" adjustments; empty when the game is over."""
+        return "" if self.is_over else self._phase[-1]
+
+    @property
+    def is_over(self) -> bool:
+        """True once a power has won, or the game was drawn."""
+        return self._phase == OVER
+
+    def units(self) -> dict[str, tuple[str, ...]]:
+        """Per power, the units that stand on the map, sorted by location; dislodged ones are apart."""
+        return {power: tuple(sorted(self._game.powers[power].units, key=_location)) for power in POWERS}
+
+    def dislodged(self) -> dict[str, dict[str, tuple[str, ...]]]:
+        """Per power, its dislodged units by location, with the places open to each; empty outside retreat
+        phases."""
+        retreats = {power: self._game.powers[power].retreats for power in POWERS}
+        return {
+            power: {unit: tuple(sorted(own[unit])) for unit in sorted(own, key=_location)}
+            for power, own in retreats.items()
+        }
+
+    def centres(self) -> dict[str, tuple[str, ...]]:
+        """Per power, the supply centres it owns, sorted."""
+        return {power: tuple(sorted(self._game.powers[power].centers)) for power in POWERS}
+
+    def free_centres(self) -> tuple[str, ...]:
+        """Supply centres that no power owns, sorted."""
+        owned = {centre for power in POWERS for centre in self._game.powers[power].centers}
+        return tuple(sorted(set(self._game.map.scs) - owned))
+
+    def centre_counts(self) -> tuple[int, ...]:
+        """Centres owned, one count per power of POWERS."""
+        return tuple(len(self._game.powers[power].centers) for power in POWERS)
+
+    def legal_orders(self) -> dict[str, LegalOrders]:
+        """What each power may order now; powers with nothing to order are left out."""
+        if self._legal is None:
+            possible = {} if self.is_over else self._game.get_all_possible_orders()
+            found = {power: self._legal_of(power, possible) for power in POWERS} if possible else {}
+            self._legal = {power: legal for power, legal in found.items() if legal is not None}
+        return dict(self._legal)
+
+    def step(self, orders: Mapping[str, Sequence[str]]) -> PhaseResult:
+        """Play this phase and go on to the next one that has something to order.
+
+        Units without an order hold, retreating ones disband, and disbands that are owed are made up by the
+        rules.
+
+        Raises:
+            InputError: the game is over, a power is unknown, or an order is not a text.
+        """
+        self._need_play("step")
+        legal, taken, rejected = self.legal_orders(), {}, {}
+        for power, given in orders.items():
+            _check_texts(power, given)
+            taken[power] = _acceptable(given, legal.get(power))
+            rejected[power] = len(given) - len(taken[power])
+        for power, accepted in taken.items():
+            refused = len(self._game.error)
+            # The texts come from the engine's own lists, so its parsing of loose spellings can be left out.
+            self._game.set_orders(power, list(accepted), expand=False)
+            rejected[power] += len(self._game.error) - refused
+        played = self._phase
+        results = self._game.adjudicate()
+        self._enter_phase()
+        return PhaseResult(phase=played, orders=taken, results=results, rejected=rejected)
+
+    def svg(self, orders: Mapping[str, Sequence[str]] | None = None) -> str:
+        """The board as an SVG text of about 105 KB, with the arrows of `orders` where given; takes tens of
+        milliseconds."""
+        game = self._game.fork()
+        for power, given in (orders or {}).items():
+            _check_texts(power, given)
+            game.set_orders(power, [order for order in given if order != WAIVE], expand=False)
+        return str(game.render(incl_orders=orders is not None, incl_abbrev=True))
+
+    def _enter_phase(self) -> None:
+        self._phase = str(self._game.get_current_phase())
+        self._legal: dict[str, LegalOrders] | None = None
+        if not self.is_over:
+            self._year = int(self._phase[1:-1])
+
+    def _need_play(self, verb: str) -> None:
+        if self.is_over:
+            raise InputError(
+                f"Cannot {verb} a game that is over (last year {self._year}). Check `is_over` first."
+            )
+
+    def _legal_of(self, name: str, possible: Mapping[str, Sequence[str]]) -> LegalOrders | None:
+        # Locations that want an order, never power.units: the unit that stands where another was dislodged has no retreat.
+        locations = self._game.get_orderable_locations(name)
+        if not locations:
+            return None
+        power = self._game.powers[name]
+        kind, picks, sites = OrderKind.MOVEMENT, len(locations), power.units
+        if self.phase_type == "R":
+            kind, sites = OrderKind.RETREAT, power.retreats
+        elif self.phase_type == "A":
+            surplus = len(power.centers) - len(power.units)
+            kind, sites = (OrderKind.BUILD, locations) if surplus > 0 else (OrderKind.DISBAND, power.units)
+            picks = min(abs(surplus), len(locations))
+        return LegalOrders(
+            power=name,
+            kind=kind,
+            sites=tuple(sites if kind is OrderKind.BUILD else sorted(sites, key=_location)),
+            options=tuple(canonical_options(possible[location]) for location in locations),
+            picks=picks,
+        )
+
+
+def _location(unit: str) -> str:
+    return unit[2:]
+
+
+def _check_texts(power: str, orders: Sequence[str]) -> None:
+    if power not in POWERS:
+        raise InputError(f"There is no power {power!r}. The powers are {', '.join(POWERS)}.")
+    if isinstance(orders, str) or not all(isinstance(order, str) for order in orders):
+        raise InputError(
+            f"The orders of {power} must be a list of texts such as 'A PAR - BUR', not {orders!r}."
+        )
+
+
+def _acceptable(orders: Sequence[str], legal: LegalOrders | None) -> tuple[str, ...]:
+    """The orders that are legal together, first come first served: one per site, within the budget."""
+    if legal is None:
+        return ()
+    site_of = {order: site for site, options in enumerate(legal.options) for order in options}
+    taken: list[str] = []
+    used: set[int] = set()
+    for order in orders:
+        site = site_of.get(order)
+        is_waive = order == WAIVE and legal.kind is OrderKind.BUILD
+        if len(taken) < legal.picks and (is_waive or (site is not None and site not in used)):
+            taken.append(order)
+            if site is not None:
+                used.add(site)
+    return tuple(taken)
