@@ -1,0 +1,123 @@
+"""Published adapters: the LoRA weights of one policy version, in peft's layout, with a manifest.
+
+Promise: ``adapters/v000123/`` appears whole by one rename and never changes; the manifest, written last,
+carries sizes and SHA-256 of both files, and reading verifies them. Publishing the same weights again returns
+what stands, so a trainer that was killed between checkpoint and publishing may simply publish; other weights
+under a taken number are refused.
+Never: load weights into a model, or remove an old version.
+"""
+
+import hashlib
+import json
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from storage.runs import RunPaths, make_directory, name_aside, publish_directory
+from telemetry.errors import DataError
+
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+_VERSION_NAME = re.compile(r"v(\d{6,})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """A published adapter whose files were verified."""
+
+    version: int
+    """Policy version: trainer steps in these weights."""
+    path: Path
+    """Its folder."""
+    adapter_hash: str
+    """32 hex digits over both files; decision rows carry it beside the version."""
+
+
+def publish_adapter(paths: RunPaths, version: int, source_dir: Path) -> Adapter:
+    """Copy the adapter files of ``source_dir`` and publish them as ``version``, the trainer step.
+
+    Raises:
+        DataError: a file is missing, or the version exists with other weights.
+    """
+    final = paths.adapter(version)
+    if final.exists():
+        standing, offered = read_adapter(paths, version), _combined(_measure(source_dir))
+        if standing.adapter_hash != offered:
+            raise DataError(
+                f"{final} holds other weights than {source_dir}; a version never changes, use a new run."
+            )
+        return standing
+    make_directory(final.parent)
+    aside = name_aside(final)
+    aside.mkdir()
+    try:
+        for name in ADAPTER_FILES:
+            if not (source_dir / name).is_file():
+                raise DataError(
+                    f"{source_dir} has no {name}, so it cannot be published as policy version {version}."
+                )
+            shutil.copyfile(source_dir / name, aside / name)
+        files = _measure(aside)
+        manifest = {"version": version, "step": version, "adapter_hash": _combined(files), "files": files}
+        (aside / "manifest.json").write_text(json.dumps(manifest, indent=1, sort_keys=True))
+        publish_directory(aside, final)
+    finally:
+        if aside.exists():
+            shutil.rmtree(aside)
+    return Adapter(version=version, path=final, adapter_hash=manifest["adapter_hash"])
+
+
+def read_adapter(paths: RunPaths, version: int) -> Adapter:
+    """The adapter of ``version``, verified by size and hash; DataError says which file is wrong."""
+    folder = paths.adapter(version)
+    try:
+        manifest = json.loads((folder / "manifest.json").read_bytes())
+        recorded, adapter_hash = manifest["files"], manifest["adapter_hash"]
+    except FileNotFoundError as error:
+        raise DataError(
+            f"Policy version {version} is not published: {folder / 'manifest.json'} is missing."
+        ) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{folder / 'manifest.json'} is damaged; remove {folder} and publish the version again."
+        ) from error
+    found = _measure(folder)
+    for name in ADAPTER_FILES:
+        if recorded.get(name) != found[name]:
+            raise DataError(
+                f"{folder / name} is not the file of its manifest; remove {folder} and publish again."
+            )
+    if manifest.get("version") != version or adapter_hash != _combined(found):
+        raise DataError(
+            f"{folder / 'manifest.json'} belongs to other weights; remove {folder} and publish again."
+        )
+    return Adapter(version=version, path=folder, adapter_hash=adapter_hash)
+
+
+def published_versions(paths: RunPaths) -> list[int]:
+    """Policy versions that have an adapter, ascending."""
+    if not paths.adapters.is_dir():
+        return []
+    return sorted(
+        int(match[1]) for entry in paths.adapters.iterdir() if (match := _VERSION_NAME.fullmatch(entry.name))
+    )
+
+
+def _measure(folder: Path) -> dict[str, dict[str, int | str]]:
+    found: dict[str, dict[str, int | str]] = {}
+    for name in ADAPTER_FILES:
+        try:
+            with open(folder / name, "rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+        except FileNotFoundError as error:
+            raise DataError(
+                f"{folder / name} is missing; an adapter is {' and '.join(ADAPTER_FILES)}."
+            ) from error
+        found[name] = {"bytes": (folder / name).stat().st_size, "sha256": digest}
+    return found
+
+
+def _combined(files: dict[str, dict[str, int | str]]) -> str:
+    return hashlib.sha256("".join(str(files[name]["sha256"]) for name in ADAPTER_FILES).encode()).hexdigest()[
+        :32
+    ]

@@ -1,0 +1,18 @@
+-- The advantage groups of the decisions in `valued`: same start group, same power, same phase name. One row each with
+--   n, oldest_version, newest_version
+--   spread  = largest minus smallest return
+--   usable  = at least 2 decisions, all complete, no order rejected, every return a number
+SELECT
+    shard,
+    producer,
+    start_group,
+    power,
+    phase,
+    count(*)::INTEGER AS n,
+    max("return") - min("return") AS spread,
+    min(policy_version) AS oldest_version,
+    max(policy_version) AS newest_version,
+    count(*) >= 2 AND bool_and(status = 'complete') AND max(orders_rejected) = 0 AND bool_and(isfinite("return")) AS usable
+FROM valued
+GROUP BY shard, producer, start_group, power, phase
+ORDER BY shard, start_group, power, phase

@@ -1,0 +1,289 @@
+"""The lens over a run's files: an in-memory DuckDB that knows every row's facts and none of its tokens.
+
+Promise: shards and ledgers are the truth, and any process may build its own index over them at any time,
+without locks, while others write. A shard that cannot be verified is set aside with a sentence (``refused``)
+and the rest goes on; a ledger that cannot be verified is an error, since nobody could then say what was
+trained on. Selection is deterministic.
+Never: let DuckDB hold or return token lists, write into the run, or share one index between threads (an open
+DuckDB result owns its connection; make one index per thread).
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+
+from storage.arrow_files import read_arrow
+from storage.facts import decision_facts, numbered, ply_facts, with_constants
+from storage.follow import NumberedFiles, follow_folders
+from storage.gather import Batch, ShardDamaged, gather
+from storage.ledger import ROWS_SCHEMA, STEP_NAME
+from storage.runs import RunPaths
+from storage.schema import COMPONENTS, Ply, to_table
+from storage.shards import SHARD_NAME, describe_shard, open_plies, open_shard
+from telemetry.errors import DataError, InputError
+
+_SQL = {path.stem: path.read_text() for path in sorted(Path(__file__).parent.glob("*.sql"))}
+_MAPPED = 128  # shards kept mapped for gathering; the kernel limits mappings per process
+_LOADED_TOGETHER = 256  # shards inserted by one statement
+STANDINGS = ("eligible", "used", "unusable", "ahead", "expired", "no_spread")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelectionQuery:
+    """What a trainer step asks for."""
+
+    step: int
+    """The step that will use the rows; enters only the order of ties."""
+    policy_version: int
+    """Version that the trainer holds, from which the lag is counted."""
+    max_policy_lag: int
+    """Versions that the oldest row of an advantage group may lie behind."""
+    start_groups: int
+    """Start groups wanted, at most."""
+    lineage: str
+    """The ledger in which a row may stand once."""
+    seed: int
+    """Seed of the order of ties."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """The rows for one step; fewer start groups than asked for, or none, if there are no more fresh ones."""
+
+    rows: pa.Table
+    """In the batch's order, with the columns of ``ledger.ROWS_SCHEMA``."""
+    start_groups: int
+    """Start groups that the rows belong to."""
+    counts: dict[str, int]
+    """Advantage groups of the whole run by standing (select_batch.sql); eligible = chosen + waiting."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Facts:
+    """What one verified shard gives to the index."""
+
+    decisions: pa.Table
+    """Facts of its decisions."""
+    plies: pa.Table
+    """Facts of its plies."""
+    next_start_group: int
+    """Number in the name of the producer's next shard."""
+
+
+class Index:
+    """One process's view of a run; ``refresh`` takes in what was published since."""
+
+    def __init__(
+        self, paths: RunPaths, *, blend: Mapping[str, float] | None = None, discount: float = 1.0
+    ) -> None:
+        weights = {"centres_gained": 1.0} if blend is None else dict(blend)
+        if unknown := sorted(set(weights) - set(COMPONENTS)):
+            raise InputError(
+                f"The blend weighs {', '.join(unknown)}; known components are {', '.join(COMPONENTS)}."
+            )
+        self._paths = paths
+        self._return_rule = {name: float(weights.get(name, 0.0)) for name in COMPONENTS} | {
+            "discount": float(discount)
+        }
+        self._producers: dict[str, NumberedFiles] = {}
+        self._lineages: dict[str, NumberedFiles] = {}
+        self._known_groups: dict[str, set[int]] = {}
+        self._mapped: OrderedDict[str, pa.Table] = OrderedDict()
+        self.connection = duckdb.connect(":memory:")
+        self._make_tables()
+
+    def refresh(self) -> int:
+        """Take in new shards and ledger records; returns the number of new decisions."""
+        self._take_in_ledgers()
+        new_rows = 0
+        waiting: list[_Facts] = []
+        follow_folders(self._paths.shards, self._producers, SHARD_NAME, "{:06d}.arrow")
+        for producer, files in self._producers.items():
+            for number, path in files.arrivals():
+                try:
+                    facts = self._facts_of(producer, number, path)
+                except DataError as error:
+                    self._refuse(f"{producer}/{path.name}", str(error))
+                    files.lost_track()
+                    continue
+                files.covers(number, facts.next_start_group)
+                waiting.append(facts)
+                new_rows += facts.decisions.num_rows
+                if len(waiting) == _LOADED_TOGETHER:
+                    self._load(waiting)
+                    waiting = []
+        self._load(waiting)
+        return new_rows
+
+    @property
+    def refused(self) -> list[tuple[str, str]]:
+        """Shards set aside, each with the sentence that says why."""
+        return self.connection.sql("SELECT shard, sentence FROM refused ORDER BY shard").fetchall()
+
+    def select_batch(self, query: SelectionQuery) -> Selection:
+        """Rows for one step by the contract in ``select_batch.sql``; ``refresh`` before shows what is new."""
+        values = {name: getattr(query, name) for name in query.__slots__}
+        standing, choice = self.connection.extract_statements(_SQL["select_batch"])
+        self.connection.execute(standing, {name: values[name] for name in standing.named_parameters})
+        rows = self._rows(choice.query, {name: values[name] for name in choice.named_parameters})
+        found = dict(self.connection.sql("SELECT standing, count(*) FROM standings GROUP BY ALL").fetchall())
+        chosen = len(set(rows["advantage_group"].to_pylist()))
+        counts = {name: found.get(name, 0) for name in STANDINGS}
+        counts |= {"chosen": chosen, "waiting": counts["eligible"] - chosen}
+        start_groups = len(set(zip(rows["shard"].to_pylist(), rows["start_group"].to_pylist(), strict=True)))
+        return Selection(rows=rows, start_groups=start_groups, counts=counts)
+
+    def fresh_rows(self, *, policy_version: int, limit: int) -> pa.Table:
+        """At most ``limit`` complete rows of exactly this version, as a selection without groups (-1)."""
+        return self._rows(
+            """
+            SELECT shard, row, decision_id, start_group, fork, ply, power, phase, policy_version,
+                0::INTEGER AS policy_lag, checksum, "return", (-1)::INTEGER AS advantage_group
+            FROM decisions WHERE policy_version = $policy_version AND status = 'complete'
+            ORDER BY start_group DESC, producer, fork, ply, power, row LIMIT $limit
+            """,
+            {"policy_version": policy_version, "limit": limit},
+        )
+
+    def gather(self, selection_rows: pa.Table) -> Batch:
+        """Verified arrays of a selection's, or a recorded step's, rows.
+
+        Raises:
+            DataError: a row is damaged. Its shard is set aside before, so a new selection does without it.
+        """
+        try:
+            return gather(selection_rows, self._open_mapped)
+        except ShardDamaged as error:
+            for table in ("decisions", "advantage_groups", "plies"):
+                self.connection.execute(f"DELETE FROM {table} WHERE shard = ?", [error.shard])
+            self._refuse(error.shard, str(error))
+            raise
+
+    def _make_tables(self) -> None:
+        """Every table takes its columns from an empty instance of what will be inserted."""
+        nothing = _Facts(
+            decisions=decision_facts(to_table([]), "", ""),
+            plies=ply_facts(to_table([], Ply), "", ""),
+            next_start_group=0,
+        )
+        self._value([nothing])
+        self.connection.execute("CREATE TABLE decisions AS FROM valued")
+        self.connection.execute(f"CREATE TABLE advantage_groups AS {_SQL['advantage_groups']}")
+        refused = pa.schema({"shard": pa.string(), "sentence": pa.string()}).empty_table()
+        for table, rows in {
+            "plies": nothing.plies,
+            "batches": _record("", 0, ROWS_SCHEMA.empty_table()),
+            "refused": refused,
+        }.items():
+            self._with_arrow(rows, f"CREATE TABLE {table} AS FROM arrow")
+        self.connection.execute(_GROUPS_VIEW)
+
+    def _take_in_ledgers(self) -> None:
+        follow_folders(self._paths.ledger, self._lineages, STEP_NAME, "step-{:06d}.arrow")
+        for lineage, files in self._lineages.items():
+            records = [
+                _record(lineage, step, read_arrow(path, ROWS_SCHEMA)) for step, path in files.arrivals()
+            ]
+            if records:
+                self._with_arrow(pa.concat_tables(records), "INSERT INTO batches BY NAME FROM arrow")
+
+    def _facts_of(self, producer: str, number: int, path: Path) -> _Facts:
+        """Verify a shard and its plies and take their facts; DataError if either cannot be relied on."""
+        decisions = open_shard(path)
+        shard = describe_shard(path, decisions, already=True)
+        known = self._known_groups.setdefault(producer, set())
+        if twice := known.intersection(shard.start_groups):
+            raise DataError(
+                f"{path} repeats start group {min(twice)} of another shard; remove one of the two."
+            )
+        plies = open_plies(path, decisions)
+        known.update(shard.start_groups)
+        name = f"{producer}/{path.name}"
+        self._keep_mapped(name, decisions)
+        return _Facts(
+            decisions=decision_facts(decisions, producer, name),
+            plies=ply_facts(plies, producer, name),
+            next_start_group=max(shard.next_start_group, number + 1),
+        )
+
+    def _load(self, shards: list[_Facts]) -> None:
+        if not shards:
+            return
+        self._value(shards)
+        self.connection.execute("INSERT INTO decisions BY NAME FROM valued")
+        self.connection.execute(f"INSERT INTO advantage_groups BY NAME {_SQL['advantage_groups']}")
+        self._with_arrow(pa.concat_tables([s.plies for s in shards]), "INSERT INTO plies BY NAME FROM arrow")
+
+    def _value(self, shards: list[_Facts]) -> None:
+        """Returns never change once a start group is whole, so they are computed as its shard comes in."""
+        incoming = pa.concat_tables([shard.decisions for shard in shards])
+        self.connection.register("incoming", incoming)
+        self.connection.execute(
+            f"CREATE OR REPLACE TEMP TABLE valued AS {_SQL['returns']}", self._return_rule
+        )
+        self.connection.unregister("incoming")
+
+    def _refuse(self, shard: str, sentence: str) -> None:
+        self._mapped.pop(shard, None)
+        self.connection.execute("INSERT INTO refused VALUES (?, ?)", [shard, sentence])
+
+    def _with_arrow(self, table: pa.Table, statement: str) -> None:
+        self.connection.register("arrow", table)
+        self.connection.execute(statement)
+        self.connection.unregister("arrow")
+
+    def _rows(self, query: str, values: dict[str, object]) -> pa.Table:
+        return self.connection.sql(query, params=values).to_arrow_table().cast(ROWS_SCHEMA).combine_chunks()
+
+    def _open_mapped(self, shard: str) -> pa.Table:
+        if shard in self._mapped:
+            self._mapped.move_to_end(shard)
+            return self._mapped[shard]
+        try:
+            return self._keep_mapped(shard, open_shard(self._paths.shards / shard))
+        except DataError as error:
+            raise ShardDamaged(str(error), shard) from error
+
+    def _keep_mapped(self, shard: str, table: pa.Table) -> pa.Table:
+        self._mapped[shard] = table
+        if len(self._mapped) > _MAPPED:
+            self._mapped.popitem(last=False)
+        return table
+
+
+def connect(
+    run_dir: Path, *, blend: Mapping[str, float] | None = None, discount: float = 1.0
+) -> duckdb.DuckDBPyConnection:
+    """For ad-hoc SQL: ``decisions``, ``groups``, ``batches``, ``plies`` and ``refused`` of a run as it is now.
+
+    All in memory: it takes no lock, may be opened while the run writes, and reaches no file or network.
+    """
+    paths = RunPaths(Path(run_dir))
+    if not paths.shards.is_dir():
+        raise InputError(
+            f"{run_dir} is not a run: it has no folder 'shards'; give a folder such as runs/<name>."
+        )
+    index = Index(paths, blend=blend, discount=discount)
+    index.refresh()
+    index.connection.execute("SET enable_external_access = false")
+    index.connection.execute("SET lock_configuration = true")
+    return index.connection
+
+
+_GROUPS_VIEW = """
+CREATE VIEW "groups" AS
+SELECT g.*, (
+    SELECT count(DISTINCT (b.lineage, b.step)) FROM batches AS b
+    WHERE b.shard = g.shard AND b.start_group = g.start_group AND b.power = g.power AND b.phase = g.phase
+) AS used
+FROM advantage_groups AS g
+"""
+
+
+def _record(lineage: str, step: int, rows: pa.Table) -> pa.Table:
+    """Rows of a ledger as ``batches`` shows them."""
+    return with_constants(numbered(rows.replace_schema_metadata(None), "place"), lineage=lineage, step=step)

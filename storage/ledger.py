@@ -1,0 +1,72 @@
+"""The batch ledger: which rows a trainer step used, written before that step's forward pass.
+
+Promise: ``ledger/<lineage>/step-000137.arrow`` is immutable, and only one trainer can write it. Whoever finds
+the name taken is not alone on the run and must stop: the ledger is the fence. A step is repeated by reading
+its file, never by selecting again.
+Never: decide which rows to use.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import pyarrow as pa
+
+from storage.arrow_files import read_arrow, write_arrow
+from storage.runs import RunPaths, check_name
+from telemetry.errors import DataError
+
+STEP_NAME = re.compile(r"step-(\d{6,})\.arrow")
+ROWS_SCHEMA = pa.schema(  # a chosen row: where it lies, what it is, and what the choice made of it
+    {
+        "shard": pa.string(),
+        "row": pa.int32(),
+        "decision_id": pa.int64(),
+        "start_group": pa.int64(),
+        "fork": pa.int16(),
+        "ply": pa.int16(),
+        "power": pa.string(),
+        "phase": pa.string(),
+        "policy_version": pa.int32(),
+        "policy_lag": pa.int32(),
+        "checksum": pa.uint32(),
+        "return": pa.float64(),
+        "advantage_group": pa.int32(),
+    }
+)
+
+
+def ledger_path(paths: RunPaths, lineage: str, step: int) -> Path:
+    """Where the record of this step lies or will lie."""
+    return paths.ledger / check_name(lineage, "The lineage") / f"step-{step:06d}.arrow"
+
+
+def write_ledger(
+    paths: RunPaths, lineage: str, step: int, rows_table: pa.Table, metadata: Mapping[str, str]
+) -> bool:
+    """Record the rows of ``step`` in their order; False if another trainer holds it, whose record stands.
+
+    Raises:
+        DataError: ``rows_table`` lacks a column of ``ROWS_SCHEMA``: the step could not be repeated from it.
+    """
+    path = ledger_path(paths, lineage, step)
+    if missing := [name for name in ROWS_SCHEMA.names if name not in rows_table.column_names]:
+        raise DataError(
+            f"{path} cannot be written without {', '.join(missing)}; give the rows of a selection."
+        )
+    rows = rows_table.select(ROWS_SCHEMA.names).cast(ROWS_SCHEMA).combine_chunks()
+    return write_arrow(rows, path, {**metadata, "lineage": lineage, "step": str(step)})
+
+
+def read_ledger(paths: RunPaths, lineage: str, step: int) -> pa.Table | None:
+    """The rows that ``step`` used, in their order, to be gathered again; None if the step is not recorded."""
+    path = ledger_path(paths, lineage, step)
+    return read_arrow(path, ROWS_SCHEMA) if path.exists() else None
+
+
+def recorded_steps(paths: RunPaths, lineage: str) -> list[int]:
+    """Numbers of the recorded steps, ascending."""
+    folder = paths.ledger / check_name(lineage, "The lineage")
+    if not folder.is_dir():
+        return []
+    return sorted(int(match[1]) for entry in folder.iterdir() if (match := STEP_NAME.fullmatch(entry.name)))

@@ -1,0 +1,154 @@
+"""Where the files of one run lie, and the only three ways in which a file or folder gets its name.
+
+Promise: whatever bears a final name is whole and on disk. Content is written aside under a name that no
+reader considers (a leading dot, ``.tmp`` at the end), synced, then named in one step, and the folder is
+synced after it.
+Never: change a published file in place. A reader may hold it memory-mapped, and a truncated mapping kills the
+reader.
+"""
+
+import os
+import re
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from telemetry.errors import DataError, InputError
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class RunPaths:
+    """The folders and files of one run."""
+
+    root: Path
+    """The run's own folder, runs/<name>."""
+
+    @property
+    def settings(self) -> Path:
+        return self.root / "settings.json"
+
+    @property
+    def shards(self) -> Path:
+        return self.root / "shards"
+
+    @property
+    def ledger(self) -> Path:
+        return self.root / "ledger"
+
+    @property
+    def adapters(self) -> Path:
+        return self.root / "adapters"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    @property
+    def metrics(self) -> Path:
+        return self.root / "metrics.jsonl"
+
+    @property
+    def trainer_log(self) -> Path:
+        return self.root / "trainer.log"
+
+    def adapter(self, version: int) -> Path:
+        """Folder of the adapter published as policy ``version``."""
+        return self.adapters / f"v{version:06d}"
+
+    def checkpoint(self, step: int) -> Path:
+        """Folder of the trainer's whole state after ``step``."""
+        return self.checkpoints / f"step_{step:06d}"
+
+    def create(self) -> "RunPaths":
+        """Make the folders that do not exist yet, and return these paths."""
+        for folder in (self.shards, self.ledger, self.adapters, self.checkpoints):
+            make_directory(folder)
+        return self
+
+
+def check_name(name: str, what: str) -> str:
+    """Return ``name`` if it may become a folder's name: no producer or lineage steps out of the run."""
+    if not _NAME.fullmatch(name):
+        raise InputError(
+            f"{what} {name!r} cannot name a folder; "
+            "use letters, digits, '_', '-' and '.', and begin with a letter or digit."
+        )
+    return name
+
+
+def make_directory(path: Path) -> None:
+    """Make ``path`` and its missing parents; each is synced, else a crash could lose the files in it."""
+    if path.is_dir():
+        return
+    make_directory(path.parent)
+    path.mkdir(exist_ok=True)
+    sync_directory(path.parent)
+
+
+def name_aside(final: Path) -> Path:
+    """A name beside ``final`` for content in the making: no reader considers it, no two attempts share it."""
+    return final.with_name(f".{final.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+
+
+def durable_write(path: Path, content: bytes) -> None:
+    """Replace the content of ``path``; after a crash it holds the old or the new, never a mixture."""
+    temp = name_aside(path)
+    temp.write_bytes(content)
+    sync_file(temp)
+    os.replace(temp, path)
+    sync_directory(path.parent)
+
+
+def publish_file(temp: Path, final: Path) -> bool:
+    """Name a finished file ``final`` if that is free. False: another attempt was first, whose file stands.
+
+    A hard link and not a rename, because a rename would silently replace what readers have already mapped.
+    """
+    sync_file(temp)
+    try:
+        os.link(temp, final)
+    except FileExistsError:
+        published = False
+    else:
+        published = True
+    finally:
+        temp.unlink()
+    sync_directory(final.parent)
+    return published
+
+
+def publish_directory(temp_dir: Path, final_dir: Path) -> None:
+    """Sync everything below ``temp_dir`` and rename it to ``final_dir``, which must not exist."""
+    for folder, _, files in os.walk(temp_dir):
+        for file in files:
+            sync_file(Path(folder, file))
+        sync_directory(Path(folder))
+    # rename would quietly replace an empty folder, hence the look before; a full one it refuses by itself
+    if final_dir.exists():
+        raise DataError(f"{final_dir} exists and is never overwritten; remove it, or use another number.")
+    try:
+        os.rename(temp_dir, final_dir)
+    except OSError as error:
+        if not final_dir.exists():
+            raise
+        raise DataError(
+            f"{final_dir} was published by another process meanwhile; only one of the two may go on."
+        ) from error
+    sync_directory(final_dir.parent)
+
+
+def sync_file(path: Path) -> None:
+    """Return once the file's content is on the disk."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
+def sync_directory(path: Path) -> None:
+    """Return once the folder's names are on the disk."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,278 @@
+"""What one decision and one ply are on disk: the dataclasses, the Arrow schemas made from them, and the row
+checksum.
+
+Promise: the Arrow schema is derived from the dataclass, so the two cannot drift. ``SCHEMA_VERSION`` goes up
+with every change of a field, and a reader refuses any other version. No column holds nulls.
+Never: touch files (``storage/arrow_files.py`` does), or know what a token or an order means.
+"""
+
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from hashlib import blake2b
+from typing import Annotated, Any, get_type_hints
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from telemetry.errors import DataError
+
+SCHEMA_VERSION = 1
+COMPONENTS = ("centres_gained", "sos_share", "survival")  # reward components that a blend may weigh
+
+Int16 = Annotated[int, pa.int16()]
+Int32 = Annotated[int, pa.int32()]
+Int64 = Annotated[int, pa.int64()]
+UInt32 = Annotated[int, pa.uint32()]
+Float32 = Annotated[float, pa.float32()]
+Text = Annotated[str, pa.string()]
+Category = Annotated[str, pa.dictionary(pa.int8(), pa.string())]
+Int32List = Annotated[Sequence[int] | npt.NDArray[np.int32], pa.list_(pa.int32())]
+Float32List = Annotated[Sequence[float] | npt.NDArray[np.float32], pa.list_(pa.float32())]
+TextList = Annotated[Sequence[str], pa.list_(pa.string())]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """One power's whole order set at one ply of one fork: one prompt, one completion, one row.
+
+    A failed decision has an empty completion: no logprobs, no legal ids, and ``legal_offsets`` is ``[0]``.
+    """
+
+    decision_id: Int64
+    """Stable identity, positive: see decision_id()."""
+    snapshot_id: Text
+    """The snapshot that the fork started from."""
+    start_group: Int64
+    """Number of the start group, unique and growing within its producer."""
+    fork: Int16
+    """Number of the fork within its start group, from 0."""
+    ply: Int16
+    """Phase index since the fork, from 0."""
+    power: Category
+    """The power that decides."""
+    phase: Text
+    """Short phase name, e.g. S1903M."""
+    game_id: Text
+    """Source game of the snapshot."""
+    seed: Int64
+    """Seed of this fork's random numbers."""
+    opponents: Text
+    """Who plays the other powers, e.g. scripted:mover or policy."""
+    policy_version: Int32
+    """Trainer steps in the adapter that drew every token of the completion; 0 is the base model."""
+    worker: Text
+    """Inference worker that answered."""
+    adapter_hash: Text
+    """Hash of that adapter's files; of the base model for version 0."""
+    input_ids: Int32List
+    """[prompt_len + n_completion] token ids, prompt then completion."""
+    prompt_len: Int32
+    """Tokens of the prompt."""
+    behaviour_logprobs: Float32List
+    """[n_completion] nats, after legal mask and temperature."""
+    legal_ids: Int32List
+    """[legal_offsets[-1]] token ids allowed, position after position."""
+    legal_offsets: Int32List
+    """[n_completion + 1] position i allowed legal_ids[legal_offsets[i]:legal_offsets[i + 1]]."""
+    temperature: Float32
+    """Sampling temperature."""
+    orders: TextList
+    """The orders as given to the engine, in the order of the sites."""
+    centres_gained: Float32
+    """Centres, from this decision to the power's next in this fork or the fork's end."""
+    sos_share: Float32
+    """Change of the sum-of-squares share over the same span."""
+    survival: Float32
+    """Change of being alive (0 or 1) over the same span."""
+    orders_rejected: Int16
+    """Orders that the engine did not accept; must be 0 to be trained on."""
+    status: Text
+    """Complete | failed."""
+    reason: Text
+    """Why it failed, empty when complete."""
+    queue_ms: Float32
+    """Milliseconds between the request and its first scheduling."""
+    generate_ms: Float32
+    """Milliseconds of prefill and decoding."""
+    engine_ms: Float32
+    """Milliseconds that the game engine took for this ply."""
+    cached_tokens: Int32
+    """Prompt tokens that came from the prefix cache."""
+    checksum: UInt32 = 0
+    """CRC32 over all other columns of the row; to_table fills it in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ply:
+    """One phase of one fork as it was played: what replay, boards and on-policy snapshots read."""
+
+    start_group: Int64
+    """As in Decision."""
+    fork: Int16
+    """As in Decision."""
+    ply: Int16
+    """As in Decision."""
+    phase: Text
+    """Short phase name of the position."""
+    snapshot_id: Text
+    """Id of the position before the orders."""
+    position: Text
+    """That position, canonical JSON."""
+    orders: Text
+    """JSON object: power -> list of orders, scripted players too."""
+    results: Text
+    """JSON object: unit -> list of results."""
+
+
+def _schema_of(row_type: type) -> pa.Schema:
+    hints = get_type_hints(row_type, include_extras=True)
+    return pa.schema(
+        [pa.field(f.name, hints[f.name].__metadata__[0], nullable=False) for f in fields(row_type)]
+    )
+
+
+DECISION_SCHEMA = _schema_of(Decision)
+PLY_SCHEMA = _schema_of(Ply)
+_SCHEMAS = {Decision: DECISION_SCHEMA, Ply: PLY_SCHEMA}
+
+
+def decision_id(producer: str, start_group: int, fork: int, ply: int, power: str) -> int:
+    """The same decision gets the same positive 63-bit number in every attempt and on every machine."""
+    identity = "\0".join((producer, str(start_group), str(fork), str(ply), power)).encode()
+    return int.from_bytes(blake2b(identity, digest_size=8).digest(), "big") >> 1 or 1
+
+
+def to_table(
+    rows: Sequence[Decision] | Sequence[Ply],
+    row_type: type = Decision,
+    provenance: Mapping[str, str] | None = None,
+) -> pa.Table:
+    """Rows as one Arrow table in one chunk; metadata carries the schema version and ``provenance``."""
+    schema = _SCHEMAS[row_type]
+    columns = {
+        field.name: pa.array([getattr(row, field.name) for row in rows], field.type) for field in schema
+    }
+    table = pa.table(columns, schema=schema)
+    if "checksum" in columns:
+        place = schema.get_field_index("checksum")
+        table = table.set_column(place, schema.field(place), pa.array(row_checksums(table), pa.uint32()))
+    return table.replace_schema_metadata({**(provenance or {}), "schema_version": str(SCHEMA_VERSION)})
+
+
+def check_tokens(table: pa.Table) -> None:
+    """Refuse decisions whose token columns do not fit one another, as gathering relies on it."""
+    prompt = _numpy(table["prompt_len"])
+    n_completion = _lengths(table["input_ids"]) - prompt
+    bounds = as_array(table["legal_offsets"])
+    starts, values = bounds.offsets.to_numpy(), _numpy(bounds.values)
+    n_bounds = np.diff(starts)
+    rules = {
+        "prompt_len lies between 0 and the number of input_ids": (prompt >= 0) & (n_completion >= 0),
+        "there is one behaviour_logprob per completion token": _lengths(table["behaviour_logprobs"])
+        == n_completion,
+        "legal_offsets holds n_completion + 1 numbers": n_bounds == n_completion + 1,
+    }
+    if all(fits.all() for fits in rules.values()):  # the last rule may only look where the others hold
+        inside = np.ones(len(values), bool)
+        inside[starts[:-1]] = False
+        steps = np.diff(values, prepend=0)
+        grows = (
+            np.logical_and.reduceat(~inside | (steps > 0), starts[:-1])
+            if len(starts) > 1
+            else np.ones(0, bool)
+        )
+        whole = (values[starts[:-1]] == 0) & (values[starts[1:] - 1] == _lengths(table["legal_ids"]))
+        rules["every completion position allows at least one legal id, and all legal ids belong to one"] = (
+            grows & whole
+        )
+    for rule, fits in rules.items():
+        if not fits.all():
+            row = int(np.argmin(fits))
+            raise DataError(
+                f"Decision {table['decision_id'][row]} (row {row}) breaks the rule that {rule}; mend the producer."
+            )
+
+
+def row_checksums(table: pa.Table, rows: Iterable[int] | None = None) -> npt.NDArray[np.uint32]:
+    """CRC32 over all columns of each row but ``checksum``, of all rows or of those named, in their order.
+
+    First come the row's fixed-width values together with the byte lengths of its strings and lists, then the
+    content of those: as lengths are covered, moving a boundary between two rows or two strings changes the sum.
+    """
+    n_rows = table.num_rows
+    fixed: list[npt.NDArray[np.uint8]] = []
+    spans: list[tuple[list[int], list[int], memoryview]] = []
+    for name in table.column_names:
+        if name == "checksum":
+            continue
+        for offsets, width, content in _parts(as_array(table[name])):
+            if offsets is None:
+                fixed.append(np.frombuffer(content, np.uint8, n_rows * width).reshape(n_rows, width))
+                continue
+            ends = offsets.astype(np.int64) * width
+            fixed.append(np.diff(ends).reshape(n_rows, 1).view(np.uint8))
+            spans.append((ends[:-1].tolist(), ends[1:].tolist(), content))
+    heads = np.concatenate(fixed, axis=1) if fixed else np.zeros((n_rows, 0), np.uint8)
+    head, crc32 = heads.shape[1], zlib.crc32
+    heads_view = memoryview(heads.tobytes())
+    sums = []
+    for row in range(n_rows) if rows is None else rows:
+        crc = crc32(heads_view[row * head : (row + 1) * head])
+        for starts, ends, content in spans:
+            crc = crc32(content[starts[row] : ends[row]], crc)
+        sums.append(crc)
+    return np.array(sums, np.uint32)
+
+
+_Part = tuple[
+    npt.NDArray[np.int32] | None, int, memoryview
+]  # offsets per row (None: fixed width), bytes per value, bytes
+
+
+def _parts(array: pa.Array) -> list[_Part]:
+    """The bytes behind a column; a list of strings has two parts, its strings' lengths and their text."""
+    kind = array.type
+    if pa.types.is_dictionary(kind):
+        return _parts(array.dictionary_decode())
+    if pa.types.is_string(kind):
+        return [(*_text(array),)]
+    if pa.types.is_list(kind):
+        offsets = array.offsets.to_numpy()
+        if pa.types.is_string(kind.value_type):
+            ends, width, text = _text(array.values)
+            lengths = np.diff(ends)
+            return [(offsets, lengths.itemsize, memoryview(lengths).cast("B")), (ends[offsets], width, text)]
+        values = _numpy(array.values)
+        return [(offsets, values.itemsize, _bytes(values))]
+    values = _numpy(array)
+    return [(None, values.itemsize, _bytes(values))]
+
+
+def _text(array: pa.StringArray) -> tuple[npt.NDArray[np.int32], int, memoryview]:
+    _, offsets, text = array.buffers()
+    if offsets is None or len(array) == 0:
+        return np.zeros(len(array) + 1, np.int32), 1, memoryview(b"")
+    ends = np.frombuffer(offsets, np.int32, len(array) + 1, array.offset * 4)
+    return ends, 1, memoryview(text) if text is not None else memoryview(b"")
+
+
+def _bytes(values: npt.NDArray[Any]) -> memoryview:
+    return memoryview(np.ascontiguousarray(values).view(np.uint8)) if len(values) else memoryview(b"")
+
+
+def _numpy(column: pa.Array | pa.ChunkedArray) -> npt.NDArray[Any]:
+    return as_array(column).to_numpy(zero_copy_only=True)
+
+
+def _lengths(column: pa.ChunkedArray) -> npt.NDArray[np.int32]:
+    lengths: npt.NDArray[np.int32] = np.diff(as_array(column).offsets.to_numpy())
+    return lengths
+
+
+def as_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """The column as one array, without a copy where it has one chunk, as every published file has."""
+    if isinstance(column, pa.ChunkedArray):
+        return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    return column
