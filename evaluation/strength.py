@@ -1,0 +1,123 @@
+"""Mean centres gained on held-out positions, with an interval that respects how the positions came about.
+
+Every player compared meets the same positions, powers, opponents' dice and seeds. Positions of one source game resemble each other, so
+the interval resamples whole games (cluster bootstrap: Cameron, Gelbach & Miller 2008).
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from evaluation.settings import EvaluationSettings
+from game.board import POWERS, Board
+from game.snapshot import Snapshot
+from inference.engine import Engine
+from rollouts.fork import POLICY, ForkPlan, Tokens, play_fork
+from rollouts.seeds import dice
+from telemetry.errors import EngineError, InputError
+
+OnFork = Callable[[int, int], None]
+"""Told forks done and forks in all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """What a player gained."""
+
+    mean: float
+    """Centres gained per power and horizon."""
+    low: float
+    """Lower end of the 95 % interval."""
+    high: float
+    """Upper end of it."""
+    forks: int
+    positions: int
+    source_games: int
+    orders_rejected: int
+    """Orders the game engine refused; 0 unless something is wrong."""
+
+    @property
+    def interval(self) -> list[float]:
+        """[low, high]."""
+        return [self.low, self.high]
+
+
+async def measure_strength(
+    player: str,
+    opponents: str,
+    positions: Sequence[Snapshot],
+    settings: EvaluationSettings,
+    engine: Engine | None = None,
+    tokens: Tokens | None = None,
+    on_fork: OnFork | None = None,
+) -> Score:
+    """Score `player` (POLICY, drawn by `engine`, or a scripted one) in one seat against `opponents` in the six others.
+
+    Raises:
+        InputError: fewer held-out positions than the settings ask for.
+        EngineError: a fork failed; a score over part of the positions would be another score.
+    """
+    if len(positions) < settings.positions:
+        raise InputError(
+            f"{settings.positions} held-out positions are asked for but the state cache holds {len(positions)}: "
+            "lower evaluation.positions or build a larger cache"
+        )
+    chosen = list(positions[: settings.positions])
+    pairs = [(snapshot, power) for snapshot in chosen for power in _powers(snapshot, settings)]
+    done = 0
+
+    async def gain(snapshot: Snapshot, power: str) -> tuple[float, int]:
+        nonlocal done
+        name = f"evaluation/{settings.seed}/{snapshot.snapshot_id}/{power}"
+        plan = ForkPlan(
+            name=name,
+            shared_name=name,
+            seats={seat: player if seat == power else opponents for seat in POWERS},
+            horizon_years=settings.horizon_years,
+            temperature=1.0,
+            snapshot_id=snapshot.snapshot_id,
+        )
+        fork = await play_fork(plan, Board.restore(snapshot), engine, tokens, record_plies=False)
+        if fork.status != "complete" or fork.start is None or fork.end is None:
+            raise EngineError(f"evaluation of '{player}' failed on position {snapshot.snapshot_id}: {fork.reason}")
+        done += 1
+        if on_fork is not None:
+            on_fork(done, len(pairs))
+        seat = POWERS.index(power)
+        return fork.end.centres[seat] - fork.start.centres[seat], sum(drawn.rejected for drawn in fork.drawn)
+
+    results = await asyncio.gather(*(gain(snapshot, power) for snapshot, power in pairs))
+    gains = np.array([result[0] for result in results], float)
+    games = np.array([snapshot.game_id for snapshot, _ in pairs])
+    low, high = cluster_bootstrap(gains, games, settings.bootstrap, settings.seed)
+    return Score(
+        mean=float(gains.mean()),
+        low=low,
+        high=high,
+        forks=len(pairs),
+        positions=len(chosen),
+        source_games=len(set(games)),
+        orders_rejected=sum(result[1] for result in results),
+    )
+
+
+def cluster_bootstrap(values: np.ndarray, clusters: np.ndarray, resamples: int, seed: int) -> tuple[float, float]:
+    """95 % percentile interval of the mean of `values`, resampling whole clusters with replacement."""
+    _, index = np.unique(clusters, return_inverse=True)
+    sums, sizes = np.bincount(index, weights=values), np.bincount(index)
+    drawn = np.random.default_rng(seed).integers(0, len(sums), (resamples, len(sums)))
+    means = sums[drawn].sum(axis=1) / sizes[drawn].sum(axis=1)
+    low, high = np.quantile(means, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def _powers(snapshot: Snapshot, settings: EvaluationSettings) -> list[str]:
+    """Powers tried on a position: a seeded sample of those that have something to order there."""
+    able = list(Board.restore(snapshot).legal_orders())
+    generator = dice("evaluation-powers", settings.seed, snapshot.snapshot_id)
+    return sorted(generator.sample(able, min(settings.powers_per_position, len(able))))
+
+
+__all__ = ["POLICY", "Score", "cluster_bootstrap", "measure_strength"]

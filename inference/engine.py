@@ -1,0 +1,101 @@
+"""The contract of every inference engine: token ids in, token ids and processed logprobs out.
+
+An engine serves one policy version at a time or several, but each completion is drawn whole under one version, and says which.
+It never sees text, never truncates a prompt, and never returns a token outside the table that came with the request.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from decoding.legal_table import LegalTable
+
+BASE_VERSION = 0
+BASE_HASH = "base"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """One decision to be drawn: a prompt and what may follow it."""
+
+    request_id: str
+    """Unique within a run; the same id asked again with the same seed gives the same completion."""
+    prompt_ids: Sequence[int]
+    """Token ids of the whole prompt."""
+    table: LegalTable
+    """Automaton of the legal completions."""
+    seed: int
+    """Seed of this completion's random draws, 63 bits."""
+    temperature: float = 1.0
+    """Softmax temperature of the draw; the logprobs returned are those after mask and temperature."""
+    snapshot_id: str = ""
+    """Position the prompt belongs to; a pool keeps one position on one worker, where its prefix is warm."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """One completion and how it was drawn."""
+
+    token_ids: np.ndarray
+    """int32 [completion tokens], end mark included."""
+    logprobs: np.ndarray
+    """float32 [completion tokens], nats, of the tokens under the masked policy that drew them; 0 where forced."""
+    policy_version: int
+    """Version that drew every token of it."""
+    adapter_hash: str
+    """Hash of that version's adapter ('base' for version 0)."""
+    worker: str
+    """Name of the engine that drew it."""
+    cached_tokens: int
+    """Prompt tokens found in the prefix cache."""
+    queue_ms: float
+    """Milliseconds from the request's arrival at the engine to its first scheduling."""
+    generate_ms: float
+    """Milliseconds from first scheduling to the last token (prefill and decode)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """Counts since the engine started, taken at the request."""
+
+    requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    """Prompt tokens found in the prefix cache; the share is the ratio of differences."""
+    completion_tokens: int
+    engine_steps: int
+    """Forward passes; completion_tokens / engine_steps is the mean batch occupancy of decoding."""
+    policy_version: int
+
+
+class Engine(Protocol):
+    """What rollouts ask of inference. All methods run on the client's one event loop."""
+
+    name: str
+
+    async def start(self) -> None:
+        """Load the base model and warm up; ready when it returns."""
+        ...
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """Draw one completion under the newest published version.
+
+        Raises:
+            EngineError: the request was refused or the engine failed.
+        """
+        ...
+
+    async def publish(self, version: int, adapter: Path, adapter_hash: str) -> None:
+        """Serve `version` from now on; requests in flight finish under the version they began with."""
+        ...
+
+    async def stats(self) -> EngineStats:
+        """Counts so far."""
+        ...
+
+    async def close(self) -> None:
+        """Free everything; requests in flight fail."""
+        ...

@@ -1,0 +1,53 @@
+"""The engine client's one thread and event loop.
+
+Prefect runs every async task in a loop of its own, so nothing asyncio may be shared between tasks. Engines, and the rollouts that
+talk to them, therefore live on this thread's loop; tasks hand coroutines over and await the result from wherever they are.
+With one engine in the process, games and engine share the thread: the order of requests, and so every draw, is repeatable.
+"""
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class EngineHost:
+    """Owns one thread with one running event loop, from construction to `close`."""
+
+    def __init__(self, name: str = "engine") -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.close()
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Start `work` on the host's loop; the future may be waited on from any thread, and cancelling it cancels the work."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await `work` on the host's loop from a coroutine of another loop."""
+        return await asyncio.wrap_future(self.submit(work))
+
+    def close(self) -> None:
+        """Cancel what still runs, stop the loop and join the thread."""
+        if not self._thread.is_alive():
+            return
+        asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result(timeout=30)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=30)
+
+
+async def _cancel_others() -> None:
+    others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)

@@ -1,0 +1,53 @@
+"""Merged weights: base plus adapter, written as a checkpoint that a running engine can reload.
+
+LoRA slots cost ten times and more on a CPU, so there a policy version is served as merged weights
+(W + scale * B @ A, Hu et al. 2021, arXiv 2106.09685). Exact in float32; bfloat16 would round small updates away.
+"""
+
+import json
+import math
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from telemetry.errors import DataError
+
+_PREFIX = "base_model.model."
+
+
+def load_base(folder: Path) -> dict[str, torch.Tensor]:
+    """All tensors of the base checkpoint in `folder`, by name."""
+    tensors: dict[str, torch.Tensor] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        tensors.update(load_file(file))
+    if not tensors:
+        raise DataError(f"'{folder}' holds no safetensors weights")
+    return tensors
+
+
+def merge_adapter(base: dict[str, torch.Tensor], adapter: Path, target: Path) -> None:
+    """Write base plus the peft adapter in `adapter` to `target`/model.safetensors; `base` is left unchanged.
+
+    Raises:
+        DataError: the adapter is unreadable or was made for another base.
+    """
+    try:
+        config = json.loads((adapter / "adapter_config.json").read_text())
+        deltas = load_file(adapter / "adapter_model.safetensors")
+    except (OSError, ValueError) as error:
+        raise DataError(f"adapter '{adapter}' cannot be read: {error}") from error
+    rank, alpha = config["r"], config["lora_alpha"]
+    scale = alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank
+    merged = dict(base)
+    for key in deltas:
+        if not key.endswith(".lora_A.weight"):
+            continue
+        name = key.removeprefix(_PREFIX).removesuffix(".lora_A.weight") + ".weight"
+        weight = base.get(name)
+        a, b = deltas[key], deltas.get(key.replace(".lora_A.", ".lora_B."))
+        if weight is None or b is None or weight.shape != (b.shape[0], a.shape[1]):
+            raise DataError(f"adapter '{adapter}' does not fit this base model at {name}")
+        merged[name] = (weight.float() + scale * (b.float() @ a.float())).to(weight.dtype)
+    target.mkdir(parents=True, exist_ok=True)
+    save_file(merged, target / "model.safetensors")

@@ -1,0 +1,23 @@
+"""The sampling parameters of a decision, the same for every vLLM engine: nothing may shape the draw but mask and temperature."""
+
+from vllm import SamplingParams
+from vllm.sampling_params import RequestOutputKind
+
+from inference.engine import GenerationRequest
+from inference.legal_processor import TABLE_KEY
+
+
+def sampling_params(request: GenerationRequest, eos_id: int) -> SamplingParams:
+    """Temperature and table of `request`; no top-p, top-k or penalties; the logprob of each drawn token comes back."""
+    return SamplingParams(
+        temperature=request.temperature,
+        top_p=1.0,
+        top_k=0,
+        seed=request.seed,
+        max_tokens=request.table.longest,
+        stop_token_ids=[eos_id],
+        logprobs=0,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        extra_args={TABLE_KEY: request.table.to_bytes()},
+    )

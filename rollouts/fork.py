@@ -1,0 +1,204 @@
+"""One fork: a frozen position played on to its horizon, by the policy and by scripted players.
+
+Forks advance independently; within a ply the policy's powers decide at the same time, and no request waits for another's answer.
+A failed request ends its fork with a status and a reason; it never ends the others. Nothing is written here.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from decoding.codec import Codec
+from decoding.legal_table import TableBuilder
+from game.board import Board
+from game.legal import LegalOrders
+from game.players import player
+from game.prompts import board_text, power_text, rules_text
+from game.scores import Standing, horizon_reached, standing
+from inference.engine import Engine, Generation, GenerationRequest
+from rollouts.seeds import dice, seed_of
+from telemetry.errors import DataError, EngineError
+
+POLICY = "policy"
+"""Seat of a power that the language model plays; any other seat names a scripted player."""
+
+
+class Tokens:
+    """The two things that turn text into tokens, for one model."""
+
+    def __init__(self, codec: Codec) -> None:
+        self.codec = codec
+        self.tables = TableBuilder(codec)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkPlan:
+    """What to play."""
+
+    name: str
+    """Unique within the run; request ids and the policy's draws derive from it."""
+    shared_name: str
+    """The start group's name: scripted players' dice derive from it, so that forks share their random numbers."""
+    seats: Mapping[str, str]
+    """Power -> POLICY or the name of a scripted player, for all seven."""
+    horizon_years: int
+    temperature: float
+    snapshot_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """One decision as it was drawn, with the board before it."""
+
+    ply: int
+    power: str
+    phase: str
+    seed: int
+    prompt_ids: list[int]
+    generation: Generation
+    legal_ids: np.ndarray
+    """int32: legal sets of the completion's positions, concatenated."""
+    legal_offsets: np.ndarray
+    """int32 [completion tokens + 1]."""
+    orders: tuple[str, ...]
+    before: Standing
+    rejected: int
+    """Orders of it that the game engine refused."""
+    engine_ms: float
+    """Milliseconds in the game engine at this ply: legal orders and adjudication."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayedPly:
+    """One phase of a fork as it was played."""
+
+    ply: int
+    phase: str
+    snapshot_id: str
+    position: str
+    orders: dict[str, tuple[str, ...]]
+    results: dict[str, tuple[str, ...]]
+
+
+@dataclass(slots=True, kw_only=True)
+class PlayedFork:
+    """A fork's whole course."""
+
+    drawn: list[Drawn] = field(default_factory=list)
+    plies: list[PlayedPly] = field(default_factory=list)
+    start: Standing | None = None
+    end: Standing | None = None
+    status: str = "complete"
+    reason: str = ""
+
+
+async def play_fork(plan: ForkPlan, board: Board, engine: Engine | None, tokens: Tokens | None, *, record_plies: bool = True) -> PlayedFork:
+    """Play `board` (which is consumed) until `plan.horizon_years` have passed or the game is over.
+
+    Args:
+        engine: draws the policy's decisions; None where every seat is scripted.
+        tokens: as `engine`.
+        record_plies: keep positions, orders and results for replay.
+
+    Returns:
+        the course; `status` is "failed" where the engine refused or failed, with the reason.
+    """
+    course = PlayedFork(start=standing(board))
+    start_phase, ply = board.phase, 0
+    while not board.is_over and not (ply and horizon_reached(start_phase, board.phase, plan.horizon_years)):
+        began = time.perf_counter()
+        legal = board.legal_orders()
+        legal_s = time.perf_counter() - began
+        phase, before = board.phase, standing(board)
+        asked = [power for power in legal if plan.seats[power] == POLICY and not legal[power].is_forced]
+        orders = _scripted_orders(plan, legal, phase, skip=asked)
+        if asked:
+            assert engine is not None and tokens is not None, "a policy seat needs an engine"
+            try:
+                answers = await _decide(plan, board, legal, asked, ply, engine, tokens)
+            except (EngineError, DataError) as error:
+                course.status, course.reason = "failed", str(error)
+                break
+            orders |= {power: answer[3] for power, answer in answers.items()}
+        else:
+            answers = {}
+        frozen = board.snapshot(game_id="", seed=0, source="") if record_plies else None
+        began = time.perf_counter()
+        played = board.step(orders)
+        engine_ms = 1e3 * (legal_s + time.perf_counter() - began)
+        for power, (seed, prompt_ids, generation, texts, legal_sets) in answers.items():
+            course.drawn.append(
+                Drawn(
+                    ply=ply,
+                    power=power,
+                    phase=phase,
+                    seed=seed,
+                    prompt_ids=prompt_ids,
+                    generation=generation,
+                    legal_ids=legal_sets[0],
+                    legal_offsets=legal_sets[1],
+                    orders=tuple(texts),
+                    before=before,
+                    rejected=played.rejected.get(power, 0),
+                    engine_ms=engine_ms,
+                )
+            )
+        if frozen is not None:
+            course.plies.append(
+                PlayedPly(
+                    ply=ply,
+                    phase=phase,
+                    snapshot_id=frozen.snapshot_id,
+                    position=frozen.position,
+                    orders=played.orders,
+                    results=played.results,
+                )
+            )
+        ply += 1
+    course.end = standing(board)
+    return course
+
+
+def _scripted_orders(plan: ForkPlan, legal: Mapping[str, LegalOrders], phase: str, skip: list[str]) -> dict[str, list[str]]:
+    """Orders of scripted seats, and of policy seats whose order set is forced; dice by group, phase and power."""
+    orders: dict[str, list[str]] = {}
+    for power, choice in legal.items():
+        if power not in skip:
+            seat = plan.seats[power]
+            orders[power] = player("random" if seat == POLICY else seat)(choice, dice(plan.shared_name, phase, power))
+    return orders
+
+
+_Answer = tuple[int, list[int], Generation, list[str], tuple[np.ndarray, np.ndarray]]
+"""Seed, prompt ids, generation, order texts, legal sets (ids, offsets)."""
+
+
+async def _decide(
+    plan: ForkPlan, board: Board, legal: Mapping[str, LegalOrders], asked: list[str], ply: int, engine: Engine, tokens: Tokens
+) -> dict[str, _Answer]:
+    """Draw the decisions of all `asked` powers of this ply at the same time."""
+    rules, position = rules_text(), board_text(board)
+
+    async def decide(power: str) -> _Answer:
+        choice = legal[power]
+        table = tokens.tables.table(choice)
+        prompt_ids = tokens.codec.encode_prompt((rules, position, power_text(choice, board)))
+        seed = seed_of(plan.name, ply, power)
+        generation = await engine.generate(
+            GenerationRequest(
+                request_id=f"{plan.name}/{ply}/{power}",
+                prompt_ids=prompt_ids,
+                table=table,
+                seed=seed,
+                temperature=plan.temperature,
+                snapshot_id=plan.snapshot_id,
+            )
+        )
+        completion = generation.token_ids.tolist()
+        return seed, prompt_ids, generation, tokens.tables.read(completion, choice), table.legal_sets(completion)
+
+    answers = await asyncio.gather(*(decide(power) for power in asked))
+    return dict(zip(asked, answers, strict=True))

@@ -1,0 +1,188 @@
+"""Roll out start groups: every fork of every group at once, and the rows and plies that come of them.
+
+Promises whole groups: each fork of a group ends up in its rows, complete or failed with a reason. Reward components are cut here:
+each covers the time from a decision to the same power's next decision in that fork, or to the fork's end.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from game.board import POWERS, Board
+from game.scores import components
+from game.snapshot import Snapshot
+from inference.engine import Engine
+from rollouts.fork import POLICY, Drawn, ForkPlan, PlayedFork, Tokens, play_fork
+from rollouts.settings import RolloutSettings
+from storage.schema import Decision, Ply, decision_id
+from telemetry.errors import EngineError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartGroup:
+    """One snapshot to be forked, and the power whose decisions the policy makes (None: all seven)."""
+
+    number: int
+    """Handed out once per producer, growing."""
+    snapshot: Snapshot
+    power: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolledOut:
+    """Rows and plies of whole start groups."""
+
+    decisions: list[Decision]
+    plies: list[Ply]
+    forks: int
+    failed_forks: int
+
+
+OnGroup = Callable[[int], None]
+"""Told the number of each start group as it becomes whole."""
+
+
+async def roll_out(
+    groups: Sequence[StartGroup],
+    engine: Engine,
+    tokens: Tokens,
+    settings: RolloutSettings,
+    *,
+    producer: str,
+    seed: int,
+    on_group: OnGroup | None = None,
+) -> RolledOut:
+    """Play `settings.forks_per_group` forks of each group to the horizon.
+
+    Args:
+        producer: name of the producer that hands out these group numbers; part of every id and seed.
+        seed: the run's seed.
+
+    Raises:
+        EngineError: more than `settings.max_failed_share` of the forks failed.
+    """
+
+    async def roll_out_group(group: StartGroup) -> tuple[StartGroup, list[PlayedFork]]:
+        board = Board.restore(group.snapshot)
+        shared = f"{producer}/{seed}/{group.number}"
+        seats = {power: POLICY if group.power in (None, power) else settings.opponents for power in POWERS}
+        forks = await asyncio.gather(
+            *(
+                play_fork(
+                    ForkPlan(
+                        name=f"{shared}/{fork}",
+                        shared_name=shared,
+                        seats=seats,
+                        horizon_years=settings.horizon_years,
+                        temperature=settings.temperature,
+                        snapshot_id=group.snapshot.snapshot_id,
+                    ),
+                    board.fork(),
+                    engine,
+                    tokens,
+                )
+                for fork in range(settings.forks_per_group)
+            )
+        )
+        if on_group is not None:
+            on_group(group.number)
+        return group, forks
+
+    played = await asyncio.gather(*(roll_out_group(group) for group in groups))
+    forks = [fork for _, group_forks in played for fork in group_forks]
+    failed = [fork for fork in forks if fork.status != "complete"]
+    if len(failed) > settings.max_failed_share * len(forks):
+        raise EngineError(f"{len(failed)} of {len(forks)} forks failed; the first: {failed[0].reason}")
+    decisions: list[Decision] = []
+    plies: list[Ply] = []
+    for group, group_forks in played:
+        for number, fork in enumerate(group_forks):
+            decisions.extend(_rows(group, number, fork, settings, producer))
+            plies.extend(_plies(group, number, fork))
+    return RolledOut(decisions=decisions, plies=plies, forks=len(forks), failed_forks=len(failed))
+
+
+def _rows(group: StartGroup, number: int, fork: PlayedFork, settings: RolloutSettings, producer: str) -> list[Decision]:
+    """Rows of one fork, each with the components of the time until its power's next decision."""
+    assert fork.end is not None
+    following: dict[str, object] = {}
+    rows = []
+    for drawn in reversed(fork.drawn):
+        after = following.get(drawn.power, fork.end)
+        following[drawn.power] = drawn.before
+        rows.append(_row(group, number, fork, drawn, components(drawn.before, after, drawn.power), settings, producer))  # type: ignore[arg-type]
+    return rows[::-1]
+
+
+def _row(
+    group: StartGroup,
+    number: int,
+    fork: PlayedFork,
+    drawn: Drawn,
+    parts: dict[str, float],
+    settings: RolloutSettings,
+    producer: str,
+) -> Decision:
+    generation = drawn.generation
+    return Decision(
+        decision_id=decision_id(producer, group.number, number, drawn.ply, drawn.power),
+        snapshot_id=group.snapshot.snapshot_id,
+        start_group=group.number,
+        fork=number,
+        ply=drawn.ply,
+        power=drawn.power,
+        phase=drawn.phase,
+        game_id=group.snapshot.game_id,
+        seed=drawn.seed,
+        opponents=POLICY if group.power is None else settings.opponents,
+        policy_version=generation.policy_version,
+        worker=generation.worker,
+        adapter_hash=generation.adapter_hash,
+        input_ids=np.concatenate([np.asarray(drawn.prompt_ids, np.int32), generation.token_ids]),
+        prompt_len=len(drawn.prompt_ids),
+        behaviour_logprobs=generation.logprobs,
+        legal_ids=drawn.legal_ids,
+        legal_offsets=drawn.legal_offsets,
+        temperature=settings.temperature,
+        orders=drawn.orders,
+        orders_rejected=drawn.rejected,
+        status=fork.status,
+        reason=fork.reason,
+        queue_ms=generation.queue_ms,
+        generate_ms=generation.generate_ms,
+        engine_ms=drawn.engine_ms,
+        cached_tokens=generation.cached_tokens,
+        **parts,
+    )
+
+
+def _plies(group: StartGroup, number: int, fork: PlayedFork) -> list[Ply]:
+    return [
+        Ply(
+            start_group=group.number,
+            fork=number,
+            ply=played.ply,
+            phase=played.phase,
+            snapshot_id=played.snapshot_id,
+            position=played.position,
+            orders=json.dumps(played.orders),
+            results=json.dumps(played.results),
+        )
+        for played in fork.plies
+    ]
+
+
+def plan_start_groups(
+    positions: Sequence[tuple[Snapshot, str]], first_number: int, settings: RolloutSettings
+) -> list[StartGroup]:
+    """Start groups for sampled (snapshot, power) pairs, numbered from `first_number`."""
+    alone = settings.policy_powers == "one"
+    return [
+        StartGroup(number=first_number + index, snapshot=snapshot, power=power if alone else None)
+        for index, (snapshot, power) in enumerate(positions)
+    ]
+
+

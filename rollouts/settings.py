@@ -1,0 +1,26 @@
+"""Settings of rollouts: how many forks of how many positions, how far, and against whom."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class RolloutSettings(BaseModel):
+    """What one training step plays."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    start_groups: Annotated[int, Field(ge=1, le=4096)] = 16
+    """Start groups rolled out for each training step."""
+    forks_per_group: Annotated[int, Field(ge=2, le=256)] = 8
+    """Forks of each snapshot; more lowers the variance of advantages for little, since they share their prefix."""
+    horizon_years: Annotated[int, Field(ge=1, le=20)] = 3
+    """Game years from the fork's phase to its end."""
+    policy_powers: Literal["one", "all"] = "one"
+    """'one': the policy plays one power of each group, scripted players the others; 'all': it plays all seven."""
+    opponents: str = "random"
+    """Scripted player of the powers that the policy does not play; its random numbers are shared within a group."""
+    temperature: Annotated[float, Field(gt=0, le=4)] = 1.0
+    """Softmax temperature of the draws; 1, so that the policy trained is the policy that plays."""
+    max_failed_share: Annotated[float, Field(ge=0, le=1)] = 0.25
+    """Share of a task's forks that may fail before the task itself does."""

@@ -1,0 +1,117 @@
+"""The trainer's own process, seen from the flow: start it, ask it, end it.
+
+The trainer computes in a child, on CPU as on CUDA, so that a device fault ends as a failed task and the trainer's Python never competes with
+the games'. It is started before vLLM is imported, which would leave its own variables in the environment. Parent and child
+speak JSON lines over a socket pair; the child ends by itself when the parent's end closes, however the parent died.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from storage.runs import RunPaths
+from storage.settings import StorageSettings
+from telemetry import errors
+from telemetry.errors import EntenteError, TrainingError
+from training.settings import TrainingSettings
+
+
+class TrainerProcess:
+    """A running trainer child; every call blocks until it answers (call it from a thread, not from an event loop)."""
+
+    def __init__(self, paths: RunPaths, model: Path, training: TrainingSettings, storage: StorageSettings, threads: int) -> None:
+        """Start the child; it loads the model while the caller goes on. `ready` waits for it."""
+        self._log = paths.trainer_log
+        parent, child = socket.socketpair()
+        environment = {key: value for key, value in os.environ.items() if key not in ("LD_PRELOAD",)}
+        environment |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "training.serve_steps", str(child.fileno())],
+                pass_fds=[child.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                # Ctrl-C reaches the parent alone, which then closes its end.
+                start_new_session=True,
+            )
+        child.close()
+        self._socket = parent
+        self._stream = parent.makefile("rw", encoding="utf-8")
+        self._send(
+            {
+                "op": "open",
+                "run": str(paths.root),
+                "model": str(model),
+                "training": training.model_dump(mode="json"),
+                "storage": storage.model_dump(mode="json"),
+            }
+        )
+        self._opened = False
+
+    @property
+    def pid(self) -> int:
+        """Process id of the child."""
+        return self._process.pid
+
+    def ready(self) -> int:
+        """Wait until the child has loaded its model; the step it resumes from (0: a fresh run)."""
+        if not self._opened:
+            self._step_done = int(self._receive()["step_done"])
+            self._opened = True
+        return self._step_done
+
+    def measure_mismatch(self) -> dict[str, float]:
+        """See `Trainer.measure_mismatch`; as metrics."""
+        return self._ask({"op": "mismatch"})["metrics"]
+
+    def step(self, step: int, start_groups: int) -> dict[str, Any]:
+        """See `Trainer.step`; {"adapter": path, "adapter_hash": str, "metrics": {...}}."""
+        return self._ask({"op": "step", "step": step, "start_groups": start_groups})
+
+    def close(self) -> None:
+        """Close the line, which ends the child, and wait for it; kill it if it does not end."""
+        self._stream.close()
+        self._socket.close()
+        try:
+            self._process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
+        self.ready()
+        self._send(message)
+        return self._receive()
+
+    def _send(self, message: dict[str, Any]) -> None:
+        try:
+            self._stream.write(json.dumps(message) + "\n")
+            self._stream.flush()
+        except (OSError, ValueError) as error:
+            raise self._died() from error
+
+    def _receive(self) -> dict[str, Any]:
+        try:
+            line = self._stream.readline()
+        except (OSError, ValueError) as error:
+            raise self._died() from error
+        if not line:
+            raise self._died()
+        answer = json.loads(line)
+        if "error" in answer:
+            kind = getattr(errors, answer["error"], EntenteError)
+            raise kind(answer["sentence"])
+        return answer
+
+    def _died(self) -> TrainingError:
+        try:
+            code: int | str = self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            code = "still running"
+        return TrainingError(f"the trainer process ended (exit code {code}); its last lines are in {self._log}")

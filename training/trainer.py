@@ -1,0 +1,228 @@
+"""One GRPO step: rows chosen by query, a ledger, a forward and backward over branching tokens, an update, a checkpoint, an adapter.
+
+The order is the contract: the ledger is written before the forward, the checkpoint before publishing, and the adapter is published
+from the checkpoint. Nothing here decides *when* to train; and nothing here ever draws a token.
+"""
+
+import hashlib
+import time
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import torch
+
+from storage.adapters import Adapter, publish_adapter
+from storage.gather import Batch
+from storage.index import Index, Selection, SelectionQuery
+from storage.ledger import write_ledger
+from storage.runs import RunPaths
+from storage.settings import StorageSettings
+from telemetry.errors import TrainingError
+from training.advantages import leave_one_out
+from training.checkpoint import TrainerState, checkpoint_steps, load_checkpoint, save_checkpoint
+from training.loss import clipped_token_loss
+from training.padded_rows import branching_tokens, padded_micro_batches
+from training.policy import Policy
+from training.settings import TrainingSettings
+
+_SKIPS_ALLOWED = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mismatch:
+    """How far trainer and engine are apart on rows of the version both hold; nats over branching tokens."""
+
+    tokens: int
+    mean: float
+    p99: float
+    largest: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """What a step did."""
+
+    step: int
+    adapter: Adapter
+    """The published version `step`."""
+    metrics: dict[str, float]
+    """By the names of `telemetry.metrics`."""
+
+
+class Trainer:
+    """Owns the policy and its optimiser for one run."""
+
+    def __init__(self, paths: RunPaths, policy: Policy, training: TrainingSettings, storage: StorageSettings, lineage: str = "main") -> None:
+        self._paths = paths
+        self._policy = policy
+        self._settings = training
+        self._storage = storage
+        self._lineage = lineage
+        self._index = Index(paths, blend=storage.blend, discount=storage.discount)
+        self._optimiser = torch.optim.AdamW(policy.parameters(), lr=training.learning_rate, betas=(0.9, 0.999), weight_decay=0.0)
+        self._settings_hash = hashlib.sha256(training.model_dump_json().encode()).hexdigest()[:16]
+        self._skipped_in_a_row = 0
+        self.step_done = 0
+        steps = checkpoint_steps(paths)
+        if steps:
+            state = load_checkpoint(paths, steps[-1], policy, self._optimiser)
+            self.step_done, self._skipped_in_a_row = state.step, state.skipped_in_a_row
+
+    def measure_mismatch(self) -> Mismatch:
+        """Compare stored behaviour logprobs with this policy's on the freshest rows, drawn by the version it holds.
+
+        Raises:
+            TrainingError: there are none, or the two sides differ by more than the settings allow: mask, temperature, ids or weights
+                are then not the sampler's, and the run must not start.
+        """
+        self._index.refresh()
+        rows = self._index.fresh_rows(policy_version=self.step_done, limit=self._settings.mismatch_rows)
+        if rows.num_rows == 0:
+            raise TrainingError(f"no rows of policy version {self.step_done} to compare trainer and engine on")
+        batch = self._index.gather(rows)
+        gaps = []
+        with torch.no_grad():
+            for micro in padded_micro_batches(batch, self._settings.micro_batch_rows):
+                gaps.append(np.abs(self._policy.masked_logprobs(micro).chosen.cpu().numpy() - micro.behaviour))
+        gap = np.concatenate(gaps)
+        found = Mismatch(
+            tokens=len(gap), mean=float(gap.mean()), p99=float(np.quantile(gap, 0.99)), largest=float(gap.max())
+        )
+        self._refuse(found)
+        return found
+
+    def _refuse(self, found: Mismatch) -> None:
+        limits = self._settings
+        if limits.dtype == "float32":
+            bad = not found.largest <= limits.mismatch_max
+            rule = f"largest difference {found.largest:.2g} nats, {limits.mismatch_max:.2g} allowed"
+        else:
+            bad = not (found.mean <= limits.mismatch_mean_bf16 and found.p99 <= limits.mismatch_p99_bf16)
+            rule = f"mean {found.mean:.2g} and p99 {found.p99:.2g} nats, {limits.mismatch_mean_bf16} and {limits.mismatch_p99_bf16} allowed"
+        if bad:
+            raise TrainingError(
+                f"trainer and engine disagree on version {self.step_done} over {found.tokens} tokens ({rule}): "
+                "legal mask, temperature, token ids or weights differ between the two; the run does not start"
+            )
+
+    def step(self, step: int, start_groups: int) -> StepReport:
+        """Train step `step` on rows of at most `start_groups` start groups, and publish policy version `step`.
+
+        Raises:
+            TrainingError: the step is not the next one, another trainer holds it, or three steps in a row were not finite.
+            DataError: a chosen row's checksum is wrong.
+        """
+        if step != self.step_done + 1:
+            raise TrainingError(f"step {step} was asked for, but the next one is {self.step_done + 1}")
+        began = time.perf_counter()
+        self._index.refresh()
+        selection = self._index.select_batch(
+            SelectionQuery(
+                step=step,
+                policy_version=self.step_done,
+                max_policy_lag=self._storage.max_policy_lag,
+                start_groups=start_groups,
+                lineage=self._lineage,
+                seed=self._settings.seed,
+            )
+        )
+        record = {"policy_version": str(self.step_done), "settings_hash": self._settings_hash}
+        if not write_ledger(self._paths, self._lineage, step, selection.rows, record):
+            raise TrainingError(
+                f"another trainer already holds step {step} of '{self._paths.root.name}': two trainers cannot share a run; stop one"
+            )
+        batch = self._index.gather(selection.rows)
+        selected = time.perf_counter()
+        metrics = self._update(batch)
+        updated = time.perf_counter()
+        self.step_done = step
+        state = TrainerState(
+            step=step, lineage=self._lineage, settings_hash=self._settings_hash, skipped_in_a_row=self._skipped_in_a_row
+        )
+        checkpoint = save_checkpoint(self._paths, state, self._policy, self._optimiser, self._settings.keep_checkpoints)
+        adapter = publish_adapter(self._paths, step, checkpoint)
+        metrics |= _selection_metrics(selection, batch)
+        metrics |= {
+            "train/select_s": selected - began,
+            "train/update_s": updated - selected,
+            "train/save_s": time.perf_counter() - updated,
+        }
+        return StepReport(step=step, adapter=adapter, metrics=metrics)
+
+    def _update(self, batch: Batch) -> dict[str, float]:
+        """Forward, backward and one optimiser step; weights stay as they are if anything is not finite."""
+        denominator = branching_tokens(batch)
+        if denominator == 0:
+            return {"train/skipped": 1.0, "train/branching_tokens": 0.0}
+        advantages = leave_one_out(batch.returns, batch.advantage_groups).astype(np.float32)
+        self._optimiser.zero_grad(set_to_none=True)
+        loss_sum, gauges = 0.0, []
+        for rows in padded_micro_batches(batch, self._settings.micro_batch_rows):
+            if len(rows.token_row) == 0:
+                continue
+            probabilities = self._policy.masked_logprobs(rows)
+            behaviour = torch.from_numpy(rows.behaviour).to(self._policy.device)
+            token_advantages = torch.from_numpy(advantages[rows.batch_row]).to(self._policy.device)
+            tokens = clipped_token_loss(probabilities.chosen, behaviour, token_advantages, self._settings)
+            loss = tokens.loss.sum() / denominator
+            loss.backward()
+            loss_sum += float(loss.detach())
+            gauges.append(
+                torch.stack(
+                    [
+                        tokens.ratio,
+                        tokens.clipped_low.float(),
+                        tokens.clipped_high.float(),
+                        tokens.left_out.float(),
+                        probabilities.entropy,
+                        probabilities.legal_mass,
+                    ]
+                ).cpu()
+            )
+        norm = float(torch.nn.utils.clip_grad_norm_(self._policy.parameters(), self._settings.max_gradient_norm))
+        finite = bool(np.isfinite(loss_sum) and np.isfinite(norm))
+        if finite:
+            self._optimiser.step()
+            self._skipped_in_a_row = 0
+        else:
+            self._skipped_in_a_row += 1
+            if self._skipped_in_a_row >= _SKIPS_ALLOWED:
+                raise TrainingError(f"loss or gradient was not finite in {_SKIPS_ALLOWED} steps in a row: lower training.learning_rate")
+        return _update_metrics(torch.cat(gauges, dim=1).numpy(), loss_sum, norm, skipped=not finite)
+
+
+def _update_metrics(gauges: np.ndarray, loss: float, norm: float, *, skipped: bool) -> dict[str, float]:
+    """Quantiles and shares over branching tokens; `gauges` is [6, tokens] in the order they were stacked."""
+    ratio, low, high, left_out, entropy, mass = gauges.astype(np.float64)
+    off = np.abs(ratio - 1)
+    return {
+        "train/loss": loss,
+        "train/gradient_norm": norm,
+        "train/skipped": float(skipped),
+        "train/branching_tokens": float(ratio.size),
+        "train/ratio_off_p50": float(np.quantile(off, 0.5)),
+        "train/ratio_off_p99": float(np.quantile(off, 0.99)),
+        "train/ratio_off_max": float(off.max()),
+        "train/clipped_low_share": float(low.mean()),
+        "train/clipped_high_share": float(high.mean()),
+        "train/left_out_share": float(left_out.mean()),
+        "train/entropy": float(entropy.mean()),
+        "train/legal_mass_p10": float(np.quantile(mass, 0.1)),
+        "train/legal_mass_p50": float(np.quantile(mass, 0.5)),
+    }
+
+
+def _selection_metrics(selection: Selection, batch: Batch) -> dict[str, float]:
+    lag = np.asarray(selection.rows.column("policy_lag"))
+    return {
+        "train/decisions": float(selection.rows.num_rows),
+        "train/tokens": float(len(batch.input_ids)),
+        "train/return_mean": float(batch.returns.mean()) if len(batch.returns) else 0.0,
+        "train/policy_lag_p50": float(np.quantile(lag, 0.5)) if len(lag) else 0.0,
+        "train/policy_lag_max": float(lag.max()) if len(lag) else 0.0,
+    } | {f"train/groups_{name}": float(count) for name, count in selection.counts.items()}
+
+
+def describe(mismatch: Mismatch) -> dict[str, float]:
+    """The mismatch as metrics."""
+    return {f"mismatch/{name}": float(value) for name, value in asdict(mismatch).items()}
