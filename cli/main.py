@@ -1,0 +1,76 @@
+"""Entry point of `entente`: the commands, and what becomes of errors.
+
+An expected failure is one sentence on standard error: exit code 2 where the user's input cannot be used, 1 for everything else. A
+traceback appears with `--debug` only. `entente --help` loads no torch, vllm, prefect or wandb.
+"""
+
+import sys
+import traceback
+
+from cyclopts import App, CycloptsError
+from pydantic import ValidationError
+from rich.console import Console
+
+from telemetry.errors import EntenteError
+
+app = App(
+    name="entente",
+    help="Train a language model to play Diplomacy, as a data pipeline that you can watch, query and repeat.",
+    version_flags=["--version"],
+)
+app.command("cli.train:train", name="train")
+app.command("cli.cache:app", name="cache")
+app.command("cli.serve:serve", name="serve")
+app.command("cli.evaluate:evaluate", name="evaluate")
+app.command("cli.sql:sql", name="sql")
+app.command("cli.model:app", name="model")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run one command and exit with its code."""
+    words = sys.argv[1:] if arguments is None else arguments
+    debug = "--debug" in words
+    sys.exit(run([word for word in words if word != "--debug"], debug=debug))
+
+
+def run(words: list[str], *, debug: bool = False) -> int:
+    """Run one command; its exit code."""
+    from cli.environment import prepare_environment
+
+    prepare_environment(debug=debug)
+    try:
+        app(words, exit_on_error=False, print_error=False)
+    except (CycloptsError, ValidationError, EntenteError) as error:
+        return _fail(_sentence(error), error.exit_code if isinstance(error, EntenteError) else 2, debug)
+    except KeyboardInterrupt:
+        return _fail("interrupted", 130, debug)
+    except BrokenPipeError:
+        return 0
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 1
+    except Exception as error:
+        return _fail(f"unexpected {type(error).__name__}: {error}; see it whole with --debug", 1, debug)
+    return 0
+
+
+def _sentence(error: Exception) -> str:
+    """One line that says what is wrong."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ValidationError):
+            from flows.run_settings import one_sentence
+
+            return one_sentence(cause)
+        cause = cause.__cause__ or (cause.__context__ if isinstance(cause, CycloptsError) else None)
+    return " ".join(str(error).split())
+
+
+def _fail(sentence: str, code: int, debug: bool) -> int:
+    if debug:
+        traceback.print_exc()
+    Console(stderr=True, highlight=False, soft_wrap=True).print(f"entente: {sentence}", style="red", markup=False)
+    return code
+
+
+if __name__ == "__main__":
+    main()

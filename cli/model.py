@@ -1,0 +1,59 @@
+"""`entente model`: make and look at the tiny model."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+from training.settings import TinyModelSettings
+
+app = App(name="model", help="The tiny model that is made on the spot.")
+
+
+@app.command
+def make(
+    *,
+    runs_root: Annotated[Path, Parameter(help="Folder of runs and models.")] = Path("runs"),
+    recipe: Annotated[TinyModelSettings | None, Parameter(name="*", help="Any setting of the recipe.")] = None,
+) -> None:
+    """Train a tokenizer and a tiny model that imitates a scripted player; the same recipe is made once.
+
+    Examples:
+
+        entente model make
+
+        entente model make --hidden 192 --layers 4 --imitation-steps 400
+    """
+    from cli.screen import progress_shown
+    from flows.open_run import MODEL_FOLDER
+    from telemetry.progress import reporter
+    from training.tiny_model import make_tiny_model
+
+    with progress_shown():
+        path = make_tiny_model(
+            runs_root / MODEL_FOLDER,
+            recipe or TinyModelSettings(),
+            lambda stage, done, total: reporter().stage(f"tiny model: {stage}", done, total),
+        )
+    print(path)
+
+
+@app.command
+def show(model: Annotated[str, Parameter(help="A folder or a hub id.")]) -> None:
+    """What a model is: size, vocabulary, longest sequence, and how it was made if it was made here.
+
+    Example:
+
+        entente model show runs/_models/tiny-0123456789ab
+    """
+    from decoding.codec import Codec
+    from decoding.model_files import max_position, model_fingerprint, resolve_model
+
+    folder = resolve_model(model)
+    codec = Codec(folder)
+    size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    print(f"{folder}\nfingerprint {model_fingerprint(folder)}, weights {size / 1e6:.1f} MB")
+    print(f"vocabulary {codec.vocabulary_size}, longest sequence {max_position(folder)} tokens")
+    if (folder / "recipe.json").is_file():
+        print(f"recipe {json.dumps(json.loads((folder / 'recipe.json').read_text()))}")

@@ -1,0 +1,57 @@
+"""`entente serve`: an inference worker."""
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from inference.settings import InferenceSettings
+
+
+def serve(
+    *,
+    model: Annotated[str, Parameter(help="Folder or hub id of the base model.")],
+    host: Annotated[str, Parameter(help="Address to listen on; anything but loopback needs a key.")] = "127.0.0.1",
+    port: Annotated[int, Parameter(help="Port to listen on.")] = 8100,
+    adapters_root: Annotated[Path, Parameter(help="Adapters load from under this folder only.")] = Path("runs"),
+    name: Annotated[str, Parameter(help="Name in rows and metrics; default: host and port.")] = "",
+    settings: Annotated[InferenceSettings | None, Parameter(name="*", help="Any setting of inference.")] = None,
+) -> None:
+    """Serve one engine to training runs over HTTP, until SIGTERM or Ctrl-C.
+
+    The key, if any, is read from the environment variable that `--key-variable` names (ENTENTE_KEY).
+
+    Examples:
+
+        entente serve --model runs/_models/tiny-0123456789ab
+
+        ENTENTE_KEY=secret entente serve --model Qwen/Qwen2.5-7B-Instruct --host 0.0.0.0 --dtype bfloat16
+    """
+    from inference.worker import bind
+
+    chosen = (settings or InferenceSettings()).model_copy(update={"model": model})
+    key = os.environ.get(chosen.key_variable)
+    listener = bind(host, port, key)
+    from decoding.codec import Codec
+    from decoding.model_files import resolve_model
+    from flows.thread_plan import apply_threads, plan_threads
+    from inference.embedded import EmbeddedEngine
+    from inference.host import EngineHost
+    from inference.worker import serve as serve_app
+    from inference.worker import worker_app
+
+    folder = resolve_model(model)
+    engine_threads, _ = plan_threads(cores=os.cpu_count() or 1, engine=chosen.threads, trainer=0, overlap=False)
+    apply_threads(engine_threads)
+    engine_host = EngineHost()
+    engine = EmbeddedEngine(folder, chosen, name=name or f"{host}:{port}")
+    try:
+        asyncio.run(engine_host.run(engine.start()))
+        app = worker_app(engine, engine_host, folder, adapters_root, key, Codec(folder).vocabulary_size)
+        print(f"serving {folder} on http://{host}:{listener.getsockname()[1]}", flush=True)
+        serve_app(app, listener)
+    finally:
+        asyncio.run(engine_host.run(engine.close()))
+        engine_host.close()

@@ -1,0 +1,22 @@
+"""How every command that takes run settings gets them: preset, then TOML files, then flags."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from flows.run_settings import RunSettings, layered_settings
+
+Preset = Annotated[str, Parameter(help="Settings to begin with: laptop, single-gpu or cluster.")]
+ConfigFiles = Annotated[list[Path] | None, Parameter(name="--config", help="TOML files laid over the preset; later ones win.", negative="")]
+SettingsFlags = Annotated[RunSettings | None, Parameter(name="*", help="Any setting, by its dotted name.")]
+
+
+def settings_from(preset: str, config: list[Path] | None, flags: RunSettings | None) -> RunSettings:
+    """The checked settings tree; only flags that were given override.
+
+    Raises:
+        InputError: see `layered_settings`.
+    """
+    overrides = {} if flags is None else flags.model_dump(exclude_unset=True)
+    return layered_settings(preset, config or (), overrides)

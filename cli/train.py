@@ -1,0 +1,61 @@
+"""`entente train`: run the training flow from the terminal."""
+
+import asyncio
+import json as jsonlib
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from cli.screen import progress_shown
+from cli.settings_from_flags import ConfigFiles, Preset, SettingsFlags, settings_from
+
+
+def train(
+    *,
+    preset: Preset = "laptop",
+    config: ConfigFiles = None,
+    json: Annotated[bool, Parameter(help="Print the summary as one JSON object, last line.", negative="")] = False,
+    settings: SettingsFlags = None,
+) -> None:
+    """Train a policy: roll out, train, publish, repeat; then say how much better it plays.
+
+    Works without a GPU, a hub or an account: the `laptop` preset makes its own tiny model.
+
+    Examples:
+
+        entente train                                    the laptop preset, a few minutes
+
+        entente train --seed 1 --steps 60 --json         another seed, longer, summary as JSON
+
+        entente train --run mine --rollouts.policy-powers all --training.learning-rate 1e-3
+
+        entente train --preset single-gpu --inference.model Qwen/Qwen2.5-1.5B-Instruct
+
+        entente train --config mine.toml                 a file of settings over the preset
+    """
+    chosen = settings_from(preset, config, settings)
+    from flows.train_policy import train_policy
+
+    with progress_shown():
+        summary = asyncio.run(train_policy(chosen))
+    for line in _lines(summary):
+        print(line)
+    if json:
+        print(jsonlib.dumps(summary))
+
+
+def _lines(summary: dict) -> list[str]:
+    """The result in words."""
+
+    def score(name: str) -> str:
+        low, high = summary[f"{name}_ci"]
+        return f"{summary[f'{name}_score']:+.2f} centres a year, 95 % interval [{low:+.2f}, {high:+.2f}]"
+
+    return [
+        f"{summary['steps']} steps, {summary['decisions']} decisions, {summary['wall_s']:.0f} s, "
+        f"orders rejected {summary['orders_rejected']}",
+        f"random player {summary['random_score']:+.2f}, imitated teacher {summary['teacher_score']:+.2f}",
+        f"base score     {score('base')}",
+        f"trained score  {score('trained')}",
+        f"the run lies in {summary['run']}",
+    ]

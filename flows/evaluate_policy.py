@@ -1,0 +1,76 @@
+"""Flow: measure the strength of a policy version of a run, on held-out positions."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from prefect import flow
+
+from decoding.codec import Codec
+from evaluation.settings import EvaluationSettings
+from evaluation.strength import POLICY
+from flows.open_run import make_engine, prepare_cache, prepare_model
+from flows.run_settings import RunSettings
+from flows.thread_plan import apply_threads
+from inference.host import EngineHost
+from rollouts.fork import Tokens
+from storage.adapters import published_versions, read_adapter
+from storage.runs import RunPaths
+from tasks.evaluation import evaluate_player
+from telemetry.errors import InputError
+from telemetry.progress import reporter
+
+
+def settings_of(paths: RunPaths) -> RunSettings:
+    """The resolved settings of a run that exists.
+
+    Raises:
+        InputError: there is no such run.
+    """
+    if not paths.settings.is_file():
+        raise InputError(f"there is no run in '{paths.root}': it has no settings.json")
+    return RunSettings.model_validate_json(paths.settings.read_text())
+
+
+@flow(name="evaluate-policy", flow_run_name="evaluate-{run}-v{version}")
+async def evaluate_policy(
+    run: str, version: int = -1, runs_root: Path = Path("runs"), evaluation: EvaluationSettings | None = None
+) -> dict[str, Any]:
+    """Score `version` of `run` (0: the base, -1: the newest) against each kind of opponents.
+
+    Raises:
+        InputError: no such run or version.
+    """
+    paths = RunPaths(Path(runs_root) / run)
+    settings = settings_of(paths).model_copy(update={"runs_root": Path(runs_root)})
+    evaluation = evaluation or settings.evaluation
+    versions = [0, *published_versions(paths)]
+    version = versions[-1] if version == -1 else version
+    if version not in versions:
+        raise InputError(f"run '{run}' has no policy version {version}; its newest is {versions[-1]}")
+    apply_threads(max(settings.threads))
+    cache, model = await prepare_cache(settings), await prepare_model(settings)
+    host, engine = EngineHost(), make_engine(settings.inference, model)
+    try:
+        reporter().say("starting the engine")
+        await asyncio.wait_for(host.run(engine.start()), settings.inference.start_timeout_s)
+        if version:
+            adapter = read_adapter(paths, version)
+            await host.run(engine.publish(version, adapter.path, adapter.adapter_hash))
+        tokens, scores = Tokens(Codec(model)), {}
+        for opponents in evaluation.opponents:
+            scores[opponents] = await evaluate_player(
+                f"v{version}", POLICY, opponents, cache.held_out, evaluation, host, engine, tokens
+            )
+    finally:
+        await host.run(engine.close())
+        host.close()
+    return {
+        "run": run,
+        "policy_version": version,
+        "against": {
+            name: {"score": round(score.mean, 4), "ci": [round(end, 4) for end in score.interval], "forks": score.forks}
+            for name, score in scores.items()
+        },
+        "orders_rejected": sum(score.orders_rejected for score in scores.values()),
+    }

@@ -1,0 +1,93 @@
+"""Rollout tasks kept ahead of the trainer: `buffer_depth` steps in flight while it trains.
+
+A pure rule says how many start groups a task takes; everything else is bookkeeping of asyncio tasks.
+"""
+
+import asyncio
+import math
+from dataclasses import dataclass
+
+from flows.run_settings import PipelineSettings
+from tasks.resources import Resources
+from tasks.rollouts import RolloutReport, roll_out_groups
+
+TASK_COST_S = 0.026
+"""What Prefect adds to a task, seconds: measured with the ephemeral server; see docs/architecture.md."""
+TASK_COST_SHARE = 0.02
+"""Share of a task's time that this may be."""
+
+
+def groups_per_task(start_groups: int, pipeline: PipelineSettings, group_s: float | None) -> int:
+    """Start groups that one rollout task takes.
+
+    Args:
+        start_groups: of the step.
+        group_s: measured seconds of a start group; None before any was measured.
+
+    Returns:
+        all of them where a run must repeat or nothing is measured yet; else as many as make Prefect's cost a small share.
+    """
+    if pipeline.groups_per_task:
+        return min(start_groups, pipeline.groups_per_task)
+    if pipeline.deterministic or group_s is None or group_s <= 0:
+        return start_groups
+    return min(start_groups, max(1, math.ceil(TASK_COST_S / TASK_COST_SHARE / group_s)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRollouts:
+    """The rollouts of one step."""
+
+    reports: tuple[RolloutReport, ...]
+
+
+class RolloutsAhead:
+    """Submits the rollout tasks of coming steps, and hands them over step by step."""
+
+    def __init__(self, resources: Resources, pipeline: PipelineSettings, last_step: int) -> None:
+        self._resources = resources
+        self._pipeline = pipeline
+        self._last_step = last_step
+        self._in_flight: dict[int, list[asyncio.Task[RolloutReport]]] = {}
+        self._group_s: float | None = None
+
+    def top_up(self, step: int) -> None:
+        """Submit what is not in flight yet up to `step` plus the buffer depth."""
+        for wanted in range(step, min(step + self._pipeline.buffer_depth, self._last_step) + 1):
+            if wanted not in self._in_flight:
+                self._in_flight[wanted] = self._submit(wanted)
+
+    async def take(self, step: int) -> StepRollouts:
+        """Wait for the rollouts of `step`; a task that failed for good fails here."""
+        try:
+            reports = await asyncio.gather(*self._in_flight[step])
+        except BaseException:
+            await self.cancel()
+            raise
+        del self._in_flight[step]
+        seconds, groups = max(report.seconds for report in reports), sum(report.start_groups for report in reports)
+        self._group_s = seconds / groups
+        return StepRollouts(reports=tuple(reports))
+
+    async def cancel(self) -> None:
+        """End whatever is in flight."""
+        tasks = [task for tasks in self._in_flight.values() for task in tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._in_flight.clear()
+
+    def _submit(self, step: int) -> list[asyncio.Task[RolloutReport]]:
+        start_groups = self._resources.rollouts.start_groups
+        each = groups_per_task(start_groups, self._pipeline, self._group_s)
+        first = (step - 1) * start_groups
+        work = roll_out_groups.with_options(
+            timeout_seconds=self._pipeline.rollout_timeout_s,
+            retries=self._pipeline.rollout_retries,
+            retry_delay_seconds=1,
+            retry_jitter_factor=1,
+        )
+        return [
+            asyncio.create_task(work(self._resources, step, first + offset, min(each, start_groups - offset)))
+            for offset in range(0, start_groups, each)
+        ]

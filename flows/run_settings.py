@@ -1,0 +1,171 @@
+"""The settings tree of a run: each room's settings under its name, checked against one another.
+
+Layers, later ones win: a preset, then TOML files, then command-line flags. The resolved tree is written beside the run.
+"""
+
+import os
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from evaluation.settings import EvaluationSettings
+from flows.thread_plan import plan_threads
+from game.players import player
+from inference.settings import InferenceSettings
+from rollouts.settings import RolloutSettings
+from state_cache.settings import CacheSettings
+from storage.runs import RunPaths, check_name
+from storage.settings import StorageSettings
+from telemetry.errors import InputError
+from telemetry.sinks import TelemetrySettings
+from training.settings import TinyModelSettings, TrainingSettings
+
+_PRESETS = Path(__file__).with_name("presets")
+
+
+class PipelineSettings(BaseModel):
+    """How rollouts and training are interleaved, and what Prefect is told."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    buffer_depth: Annotated[int, Field(ge=0, le=64)] = 2
+    """Steps of rollouts in flight while the trainer trains; 0 alternates the two: no policy lag, and repeatable."""
+    deterministic: bool = False
+    """One rollout task a step and nothing decided by measured time, so that a seed repeats a whole CPU run; needs buffer_depth 0."""
+    groups_per_task: Annotated[int, Field(ge=0)] = 0
+    """Start groups per rollout task; 0: as many as keep Prefect's cost under 2 %, from measured times."""
+    rollout_timeout_s: Annotated[float, Field(gt=0)] = 900.0
+    """Seconds until a rollout task is given up and retried."""
+    rollout_retries: Annotated[int, Field(ge=0, le=10)] = 2
+    """Retries of a rollout task; its shard's name makes a second success harmless."""
+
+
+class RunSettings(BaseModel):
+    """Everything that shapes a training run."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", title="Training run")
+
+    run: str = ""
+    """Name of the run, its folder under `runs_root`; empty: preset, seed and time."""
+    runs_root: Path = Path("runs")
+    """Folder of all runs, of the state caches and of made models."""
+    seed: int = 0
+    """Seed of start positions, draws, opponents' dice and adapter weights."""
+    steps: Annotated[int, Field(ge=1)] = 200
+    """Training steps; each publishes one policy version."""
+    inference: InferenceSettings = InferenceSettings()
+    """The model that plays, and where."""
+    tiny_model: TinyModelSettings = TinyModelSettings()
+    """Recipe of the model made on the spot, used where inference.model is 'tiny'."""
+    cache: CacheSettings = CacheSettings()
+    """Frozen positions that forks start from."""
+    rollouts: RolloutSettings = RolloutSettings()
+    """What one step plays."""
+    storage: StorageSettings = StorageSettings()
+    """Returns and the staleness budget."""
+    training: TrainingSettings = TrainingSettings()
+    """The GRPO step."""
+    evaluation: EvaluationSettings = EvaluationSettings()
+    """How strength is measured, before and after."""
+    pipeline: PipelineSettings = PipelineSettings()
+    """How it is interleaved."""
+    telemetry: TelemetrySettings = TelemetrySettings()
+    """Where figures go."""
+
+    @property
+    def paths(self) -> RunPaths:
+        """The run's folder."""
+        return RunPaths(self.runs_root / self.run)
+
+    @property
+    def threads(self) -> tuple[int, int]:
+        """CPU threads of engine and trainer."""
+        return plan_threads(
+            cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+            engine=self.inference.threads,
+            trainer=self.training.threads,
+            overlap=self.pipeline.buffer_depth > 0 and not self.inference.urls,
+        )
+
+
+def preset_names() -> list[str]:
+    """Presets that ship."""
+    return sorted(file.stem for file in _PRESETS.glob("*.toml"))
+
+
+def layered_settings(preset: str, files: Iterable[Path] = (), overrides: Mapping[str, Any] | None = None) -> RunSettings:
+    """Settings from a preset, TOML files and overrides, in rising precedence, checked.
+
+    Raises:
+        InputError: unknown preset, unreadable file, unknown or impossible setting, or settings that contradict each other.
+    """
+    if preset not in preset_names():
+        raise InputError(f"there is no preset '{preset}'; known: {', '.join(preset_names())}")
+    layers = [_read_toml(_PRESETS / f"{preset}.toml"), *(_read_toml(file) for file in files), overrides or {}]
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        merged = _merged(merged, layer)
+    try:
+        settings = RunSettings.model_validate(merged)
+    except ValidationError as error:
+        raise InputError(one_sentence(error)) from error
+    check_settings(settings)
+    return settings
+
+
+def check_settings(settings: RunSettings) -> None:
+    """Refuse settings that contradict one another, naming both values and the cure.
+
+    Raises:
+        InputError: they do.
+    """
+    pipeline, storage = settings.pipeline, settings.storage
+    if settings.run:
+        check_name(settings.run, "run")
+    if pipeline.buffer_depth > storage.max_policy_lag:
+        raise InputError(
+            f"pipeline.buffer_depth {pipeline.buffer_depth} exceeds storage.max_policy_lag {storage.max_policy_lag}: rows would be rolled "
+            f"out to be thrown away; set buffer_depth to at most {storage.max_policy_lag}, or raise max_policy_lag"
+        )
+    if pipeline.deterministic and pipeline.buffer_depth:
+        raise InputError(
+            f"pipeline.deterministic needs pipeline.buffer_depth 0, not {pipeline.buffer_depth}: overlapping steps end in any order; "
+            "set one of the two"
+        )
+    for name in {settings.rollouts.opponents, *settings.evaluation.opponents, settings.tiny_model.teacher, *settings.cache.players}:
+        player(name)
+    if settings.evaluation.positions > settings.cache.held_out_snapshots:
+        raise InputError(
+            f"evaluation.positions {settings.evaluation.positions} exceeds cache.held_out_snapshots {settings.cache.held_out_snapshots}: "
+            "lower the one or raise the other"
+        )
+    _ = settings.threads
+
+
+def one_sentence(error: ValidationError) -> str:
+    """The first complaint of pydantic, with the setting's dotted name; how many more there are."""
+    first, *others = error.errors()
+    name = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        text = f"there is no setting '{name}'"
+    else:
+        text = f"{name}: {first['msg'][0].lower()}{first['msg'][1:]}, got {first.get('input')!r}"
+    return text + (f" (and {len(others)} more)" if others else "")
+
+
+def _read_toml(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InputError(f"settings file '{file}' cannot be read: {error}") from error
+
+
+def _merged(base: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in layer.items():
+        inner = merged.get(key)
+        merged[key] = _merged(inner, value) if isinstance(inner, Mapping) and isinstance(value, Mapping) else value
+    return merged

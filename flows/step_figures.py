@@ -1,0 +1,87 @@
+"""The figures of a step, put together from what rollouts, trainer, engine and clocks report.
+
+Owns the running sums of a run; decides nothing.
+"""
+
+import os
+import time
+from dataclasses import asdict
+
+import numpy as np
+
+from flows.keep_ahead import StepRollouts
+from inference.engine import EngineStats
+from tasks.resources import Resources
+from tasks.training import TrainedStep
+from telemetry.devices import GpuSampler, resident_mib
+
+
+class StepClock:
+    """Begins with the first step; `end_step` closes a step and begins the next."""
+
+    def __init__(self, resources: Resources, stats: EngineStats) -> None:
+        """`stats`: the engine's counts as the first step begins."""
+        self._resources = resources
+        self._step_began = time.monotonic()
+        self._stats = stats
+        self._gpu = GpuSampler()
+        self._orchestration_s = self._steps_s = 0.0
+        self.decisions = 0
+        self.orders_rejected = 0
+        self.max_policy_lag = 0
+
+    @property
+    def orchestration_share(self) -> float:
+        """Share of all steps' wall time spent in neither rollouts, trainer nor publishing: Prefect and the flow."""
+        return self._orchestration_s / self._steps_s if self._steps_s else 0.0
+
+    async def end_step(self, rolled: StepRollouts, trained: TrainedStep) -> dict[str, float]:
+        """All registered figures of the step that ends now."""
+        began, now = self._step_began, time.monotonic()
+        self._step_began = now
+        figures = trained.metrics | self._times(began, now) | await self._rollout_figures(rolled, began, now)
+        figures |= {"memory/flow_mib": resident_mib(os.getpid()), "memory/trainer_mib": resident_mib(self._resources.trainer.pid)}
+        figures |= self._gpu.sample()
+        self.decisions += int(figures["rollout/decisions"])
+        self.orders_rejected += int(figures["rollout/orders_rejected"])
+        self.max_policy_lag = max(self.max_policy_lag, int(figures.get("train/policy_lag_max", 0)))
+        return figures
+
+    def _times(self, began: float, now: float) -> dict[str, float]:
+        spans, step_s = self._resources.spans, now - began
+        train_s, orchestration_s = spans.seconds("train", began, now), spans.uncovered(began, now)
+        times = {
+            "time/step_s": step_s,
+            "time/rollout_s": spans.seconds("rollout", began, now),
+            "time/train_s": train_s,
+            "time/publish_s": spans.seconds("publish", began, now),
+            "time/orchestration_s": orchestration_s,
+            "time/orchestration_share": orchestration_s / step_s,
+            "time/trainer_wait_s": step_s - train_s,
+        }
+        self._orchestration_s += orchestration_s
+        self._steps_s += step_s
+        spans.forget(before=now)
+        return times
+
+    async def _rollout_figures(self, rolled: StepRollouts, began: float, now: float) -> dict[str, float]:
+        """Counts of the tasks that this step took, and the engine's own counts over the step's wall time."""
+        reports = rolled.reports
+        after = await self._resources.host.run(self._resources.engine.stats())
+        before, self._stats = self._stats, after
+        gained = {name: getattr(after, name) - getattr(before, name) for name in asdict(after)}
+        return {
+            "rollout/start_groups": float(sum(report.start_groups for report in reports)),
+            "rollout/decisions": float(sum(report.decisions for report in reports)),
+            "rollout/failed": float(sum(report.failed_forks for report in reports)),
+            "rollout/orders_rejected": float(sum(report.orders_rejected for report in reports)),
+            "rollout/prompt_tokens": float(gained["prompt_tokens"]),
+            "rollout/cached_tokens": float(gained["cached_tokens"]),
+            "rollout/prefix_hit_share": gained["cached_tokens"] / max(1, gained["prompt_tokens"]),
+            "rollout/completion_tokens": float(gained["completion_tokens"]),
+            "rollout/tokens_per_s": gained["completion_tokens"] / (now - began),
+            "rollout/occupancy": gained["completion_tokens"] / max(1, gained["engine_steps"]),
+            "rollout/queue_ms_p50": float(np.median([report.queue_ms for report in reports])),
+            "rollout/generate_ms_p50": float(np.median([report.generate_ms for report in reports])),
+            "rollout/engine_ms_p50": float(np.median([report.engine_ms for report in reports])),
+        }

@@ -1,0 +1,43 @@
+"""The live handles that a run's tasks share: engine, trainer process, tokens, positions, clocks.
+
+Held by the flow, handed to tasks as one object that Prefect neither copies nor stores. Owns nothing: whoever opened them closes them.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from inference.engine import Engine
+from inference.host import EngineHost
+from rollouts.fork import Tokens
+from rollouts.settings import RolloutSettings
+from state_cache.store import StateCache
+from storage.runs import RunPaths
+from telemetry.timing import Spans
+from training.process import TrainerProcess
+
+PRODUCER = "local"
+"""Producer name of the rollouts that the training flow itself makes."""
+
+
+@dataclass(kw_only=True)
+class Resources:
+    """What the tasks of one run work with."""
+
+    paths: RunPaths
+    model: Path
+    """Folder of the base model."""
+    seed: int
+    rollouts: RolloutSettings
+    cache: StateCache
+    host: EngineHost
+    engine: Engine
+    tokens: Tokens
+    trainer: TrainerProcess
+    provenance: dict[str, str]
+    """What every shard says of its origin."""
+    spans: Spans = field(default_factory=Spans)
+
+    async def serve(self, version: int, adapter: Path, adapter_hash: str) -> None:
+        """Let the engine play policy `version` from now on."""
+        with self.spans.span("publish"):
+            await self.host.run(self.engine.publish(version, adapter, adapter_hash))

@@ -1,0 +1,37 @@
+"""The trainer's tasks: check that it agrees with the engine, and train a step."""
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from tasks.resources import Resources
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedStep:
+    """What a train task brought."""
+
+    version: int
+    adapter: Path
+    adapter_hash: str
+    metrics: dict[str, float]
+
+
+@task(name="check-mismatch", cache_policy=NO_CACHE, persist_result=False, tags=["train"])
+async def check_mismatch(resources: Resources) -> dict[str, float]:
+    """Refuse to go on unless trainer and engine give the same probabilities to fresh rows; the gap as metrics."""
+    return await asyncio.to_thread(resources.trainer.measure_mismatch)
+
+
+@task(name="train-step", task_run_name="train-step-{step}", cache_policy=NO_CACHE, persist_result=False, tags=["train"])
+async def train_step(resources: Resources, step: int) -> TrainedStep:
+    """Train `step` in the trainer's process, which publishes policy version `step`."""
+    with resources.spans.span("train"):
+        # In a thread: a blocked event loop would stop the rollouts that run meanwhile.
+        answer = await asyncio.to_thread(resources.trainer.step, step, resources.rollouts.start_groups)
+    return TrainedStep(
+        version=step, adapter=Path(answer["adapter"]), adapter_hash=answer["adapter_hash"], metrics=answer["metrics"]
+    )
