@@ -1,2 +1,1 @@
-"""The game: rules, legal orders, prompts, scores and scripted players; the only room that touches
-`diplomacy`."""
+"""The game: legal orders, prompts, scores, scripted players; the only room that touches `diplomacy`."""

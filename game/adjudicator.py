@@ -1,5 +1,4 @@
-"""The one place that knows the inside of `diplomacy`: a game that adjudicates lightly, copies itself, freezes
-and thaws.
+"""The one place that knows the inside of `diplomacy`: a light game that copies itself, freezes and thaws.
 
 Promises: the same adjudication as the untouched engine (compared with it in tests over random games), a fork
 or a thaw in about a tenth of a millisecond, and a game that does not grow with its history. The package is
@@ -18,8 +17,10 @@ from diplomacy.utils.sorted_dict import SortedDict
 from telemetry.errors import InputError
 
 MAPS = ("standard", "standard_fleet_rome", "standard_age_of_empires", "standard_age_of_empires_2")
-"""Maps of the seven powers and 34 centres whose convoy tables come with the package; another one would have
-them computed for minutes and written to the user's home."""
+"""Maps of the seven powers and 34 centres whose convoy tables come with the package.
+
+For any other map the package would compute them for minutes and write them to the user's home.
+"""
 
 CONVOY_MEMO = 1024
 """Convoy tables kept per process: one per set of fleets at sea, a few tens of KB each at most."""
@@ -46,7 +47,7 @@ _FRESH = {
 }
 
 
-class Adjudicator(Game):  # type: ignore[misc]
+class Adjudicator(Game):
     """A Game that keeps no history, and shares the convoy tables of equal sets of fleets."""
 
     __slots__ = ()
@@ -59,15 +60,16 @@ class Adjudicator(Game):  # type: ignore[misc]
         """
         self.error = []
         self._process()
-        results = self.result_history.last_value()
-        self.result_history.clear()
+        history: Any = self.result_history
+        results = history.last_value()
+        history.clear()
         self.clear_orders()
         if not self.is_game_done:
             # As process() does: a power with nothing to order counts as ready.
-            for name, locations in self.get_orderable_locations().items():
-                if not locations and not self.get_power(name).is_eliminated():
-                    self.set_orders(name, [])
-                    self.set_wait(name, False)
+            for power in self.powers.values():
+                if not power.is_eliminated() and not self.get_orderable_locations(power.name):
+                    self.set_orders(power.name, [])
+                    self.set_wait(power.name, False)
         return {
             unit: tuple(str(mark) for mark in marks if str(mark))
             for unit, marks in results.items()
@@ -126,8 +128,10 @@ def _copy_power(power: Power, game: Adjudicator) -> Power:
 
 
 def freeze(game: Adjudicator) -> str:
-    """Canonical text of the position at the start of a phase; equal positions reached in the same order give
-    equal texts."""
+    """Canonical text of the position at the start of a phase.
+
+    Lists keep the order of arrival that the engine gave them: one board reached by other moves may differ.
+    """
     position = {
         "map": game.map.name,
         "rules": game.rules,

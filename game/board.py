@@ -29,11 +29,9 @@ class PhaseResult:
     orders: dict[str, tuple[str, ...]]
     """Per power of `step`'s argument: the orders that were taken, as given, without the rejected ones."""
     results: dict[str, tuple[str, ...]]
-    """Per unit, what came of its order ("bounce", "cut", "void", "dislodged", "disband", ...); empty where it
-    succeeded."""
+    """Per unit, what came of its order, as ("bounce",) or ("cut", "dislodged"); empty where it succeeded."""
     rejected: dict[str, int]
-    """Per power of `step`'s argument: orders that were not legal, beyond the budget, or a second one for the
-    same site."""
+    """Per power of `step`'s argument: orders not legal, beyond the budget, or second ones for their site."""
 
 
 class Board:
@@ -66,13 +64,12 @@ class Board:
             return cls(thaw(read_position(snapshot)))
         except (AttributeError, InputError, KeyError, TypeError, ValueError) as error:
             raise DataError(
-                f"Snapshot {snapshot.snapshot_id} ({snapshot.phase}) holds no position of this version: {error!r}. "
-                "Build the state cache again."
+                f"Snapshot {snapshot.snapshot_id} ({snapshot.phase}) holds no position of this version: "
+                f"{error!r}. Build the state cache again."
             ) from error
 
     def fork(self) -> "Board":
-        """An independent continuation; legal orders already computed for this phase are shared (they are
-        immutable)."""
+        """An independent continuation; it shares the legal orders, if they are already computed."""
         twin = Board(self._game.fork())
         twin._legal, twin._year = self._legal, self._year
         return twin
@@ -133,8 +130,7 @@ class Board:
         return {power: tuple(sorted(self._game.powers[power].units, key=_location)) for power in POWERS}
 
     def dislodged(self) -> dict[str, dict[str, tuple[str, ...]]]:
-        """Per power, its dislodged units by location, with the places open to each; empty outside retreat
-        phases."""
+        """Per power, its dislodged units by location, each with the places open to it."""
         retreats = {power: self._game.powers[power].retreats for power in POWERS}
         return {
             power: {unit: tuple(sorted(own[unit])) for unit in sorted(own, key=_location)}
@@ -188,8 +184,7 @@ class Board:
         return PhaseResult(phase=played, orders=taken, results=results, rejected=rejected)
 
     def svg(self, orders: Mapping[str, Sequence[str]] | None = None) -> str:
-        """The board as an SVG text of about 105 KB, with the arrows of `orders` where given; takes tens of
-        milliseconds."""
+        """The board as SVG, about 105 KB, with the arrows of `orders`; takes tens of milliseconds."""
         game = self._game.fork()
         for power, given in (orders or {}).items():
             _check_texts(power, given)
@@ -209,7 +204,8 @@ class Board:
             )
 
     def _legal_of(self, name: str, possible: Mapping[str, Sequence[str]]) -> LegalOrders | None:
-        # Locations that want an order, never power.units: the unit that stands where another was dislodged has no retreat.
+        # By locations that want an order, never by power.units: whoever stands where a unit was dislodged
+        # would be offered that unit's retreat.
         locations = self._game.get_orderable_locations(name)
         if not locations:
             return None

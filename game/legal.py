@@ -1,10 +1,10 @@
 """What one power may order in one phase, as plain data.
 
 Owns `LegalOrders`: the sites of a power, the legal order texts of each, and the budget of builds and
-disbands. The lists alone do
-not make a legal *set* of orders (a power mostly has more sites than builds), so the rule of the set is kept here with them:
-`count` and `admits` say exactly which sets are legal. Everything is sorted, because the engine lists orders
-in an order that changes with the hash seed. Never looks at a board, never chooses an order.
+disbands. The lists alone do not make a legal *set* of orders (a power mostly has more sites than builds), so
+the rule of the set is kept here with them: `count` and `admits` say exactly which sets are legal. Everything
+is sorted, because the engine lists orders in an order that changes with the hash seed. Never looks at a
+board, never chooses an order.
 """
 
 from collections.abc import Iterable, Sequence
@@ -34,13 +34,11 @@ class LegalOrders:
     kind: OrderKind
     """Movement and retreat take one order for each site; build and disband take `picks` of the sites."""
     sites: tuple[str, ...]
-    """Sorted by location: a unit ("A PAR", dislodged in a retreat) or, for builds, a free home centre
-    ("PAR")."""
+    """Sorted by location: units ("A PAR"), dislodged ones in a retreat, or centres to build in ("PAR")."""
     options: tuple[tuple[str, ...], ...]
     """Per site, its legal order texts, sorted; at least one, never WAIVE."""
     picks: int
-    """Orders in a set: all the sites, exactly so many disbands, or so many builds of which any may be
-    waived."""
+    """Orders in a set: all the sites, so many disbands exactly, or so many builds, any of them waived."""
 
     @property
     def is_forced(self) -> bool:
@@ -51,7 +49,7 @@ class LegalOrders:
         """Number of legal sets of orders, exact."""
         if self.kind in (OrderKind.MOVEMENT, OrderKind.RETREAT):
             return prod(len(options) for options in self.options)
-        # by_size[k] is the number of ways to order exactly k of the sites seen so far (elementary symmetric polynomials).
+        # by_size[k]: ways to order exactly k of the sites seen so far (elementary symmetric polynomials).
         by_size = [1] + [0] * self.picks
         for options in self.options:
             for size in range(self.picks, 0, -1):
@@ -59,8 +57,7 @@ class LegalOrders:
         return sum(by_size) if self.kind is OrderKind.BUILD else by_size[self.picks]
 
     def admits(self, orders: Sequence[str]) -> bool:
-        """True for a legal set in its canonical form: in the order of the sites, builds followed by their
-        waives."""
+        """True for a legal set in canonical form: in the order of the sites, waives after the builds."""
         if len(orders) != self.picks:
             return False
         if self.kind in (OrderKind.MOVEMENT, OrderKind.RETREAT):

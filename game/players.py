@@ -15,8 +15,7 @@ from telemetry.errors import InputError
 Player = Callable[[LegalOrders, random.Random], list[str]]
 
 MOVE_SHARE = 0.7
-"""Chance that the mover orders a move where a unit has one: enough to take centres, not so much that nothing
-is ever supported."""
+"""Chance that the mover moves a unit that can: enough to take centres, and some supports are left."""
 
 
 def hold(legal: LegalOrders, rng: random.Random) -> list[str]:
@@ -29,8 +28,7 @@ def hold(legal: LegalOrders, rng: random.Random) -> list[str]:
 
 
 def uniform(legal: LegalOrders, rng: random.Random) -> list[str]:
-    """One of a site's orders with equal chance; builds and disbands take each allowed subset of sites with
-    equal chance."""
+    """Any of a site's orders, and any allowed subset of sites to build on or disband, with equal chance."""
     smallest = 0 if legal.kind is OrderKind.BUILD else legal.picks
     sizes = range(smallest, legal.picks + 1)
     size = rng.choices(sizes, [comb(len(legal.sites), size) for size in sizes])[0]
@@ -61,8 +59,7 @@ def player(name: str) -> Player:
 
 
 def _order_some(legal: LegalOrders, size: int, rng: random.Random) -> list[str]:
-    """Random orders for `size` random sites, in the order of the sites; what is left of a build budget is
-    waived."""
+    """Random orders for `size` random sites, in the order of the sites; builds left over are waived."""
     chosen = sorted(rng.sample(range(len(legal.sites)), size))
     return [rng.choice(legal.options[site]) for site in chosen] + [WAIVE] * (legal.picks - size)
 

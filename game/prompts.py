@@ -15,7 +15,10 @@ from game.snapshot import POWERS
 if TYPE_CHECKING:  # Only for its type: prompts of stored games are read without loading the engine.
     from game.board import Board
 
-RULES = "Diplomacy without press. Each power: units | supply centres. Answer one order per line, in the order of the units named.\n"
+RULES = (
+    "Diplomacy without press. Each power: units | supply centres. "
+    "Answer one order per line, in the order of the units named.\n"
+)
 
 
 def rules_text() -> str:
@@ -24,8 +27,7 @@ def rules_text() -> str:
 
 
 def board_text(board: "Board") -> str:
-    """The position, the same for all powers: the phase, a line per power, free centres and dislodged units
-    where there are any."""
+    """The position, the same for all powers: phase, a line per power, free centres, dislodged units."""
     units, centres, dislodged = board.units(), board.centres(), board.dislodged()
     lines = [board.long_phase]
     lines += [_line(power, *units[power], "|", *centres[power]) for power in POWERS]
@@ -36,10 +38,16 @@ def board_text(board: "Board") -> str:
 
 
 def power_text(legal: LegalOrders, board: "Board") -> str:
-    """Who is to order what: the power, the kind of orders, how many builds or disbands, and the sites in
-    order."""
+    """Who is to order what: power, kind of orders, number of builds or disbands, sites in order.
+
+    A retreat also names the places open to each unit: the units and centres on the board do not tell them.
+    """
     owed = [str(legal.picks)] if legal.kind in (OrderKind.BUILD, OrderKind.DISBAND) else []
-    return _line(legal.power, legal.kind.upper(), *owed, *legal.sites) + "\nORDERS:\n"
+    sites = list(legal.sites)
+    if legal.kind is OrderKind.RETREAT:
+        open_to = board.dislodged()[legal.power]
+        sites = [_line(unit, "R", *open_to[unit]) for unit in legal.sites]
+    return _line(legal.power, legal.kind.upper(), *owed, *sites) + "\nORDERS:\n"
 
 
 def order_lines(orders: Iterable[str]) -> list[str]:

@@ -1,0 +1,1 @@
+"""Frozen mid-game positions: built offline, stored immutably, drawn as the starts of rollouts."""

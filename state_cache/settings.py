@@ -1,0 +1,40 @@
+"""Settings of the state cache: how many positions, from which years, reached by which players."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from game.players import player
+from telemetry.errors import InputError
+
+
+class CacheSettings(BaseModel):
+    """What the state cache is built from; equal settings give the same cache, byte for byte."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    train_snapshots: Annotated[int, Field(ge=1)] = 256
+    """Positions to train from; at 8 start groups a step, 256 come round again after 32 steps."""
+    held_out_snapshots: Annotated[int, Field(ge=1)] = 112
+    """Positions kept for evaluation, from other games; 16 for each of the seven powers."""
+    first_year: Annotated[int, Field(ge=1901, le=1999)] = 1901
+    """Earliest game year of a position."""
+    last_year: Annotated[int, Field(ge=1901, le=1999)] = 1906
+    """Latest game year of a position; by then scripted games have spread out and few powers are gone."""
+    players: Annotated[tuple[str, ...], Field(min_length=1)] = ("random", "mover")
+    """Scripted players, drawn anew for each power of each source game; a name given twice counts twice."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Seed of the source games."""
+    phase_types: Annotated[tuple[Literal["M", "R", "A"], ...], Field(min_length=1)] = ("M",)
+    """Phases to freeze: M movement, R retreats, A adjustments; only in movement does every power decide."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.first_year > self.last_year:
+            raise ValueError(f"first_year {self.first_year} lies after last_year {self.last_year}: swap them")
+        for name in self.players:
+            try:
+                player(name)
+            except InputError as error:
+                raise ValueError(str(error)) from error
+        return self

@@ -1,0 +1,203 @@
+"""Keeps the state cache on disk: one immutable folder per version, found again by its settings.
+
+Owns the layout `v-<settings hash>/` with `train.arrow`, `held_out.arrow` and `manifest.json`. Promises: a
+folder is published whole (written aside, synced, renamed, its manifest written last) and never changed;
+whatever is cut, altered or of another schema is refused with the name of the file. Knows nothing of how
+positions are made or drawn.
+"""
+
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from hashlib import blake2b, sha256
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pydantic import ValidationError
+
+from game.snapshot import Snapshot
+from state_cache.settings import CacheSettings
+from telemetry.errors import DataError, InputError
+
+SCHEMA_VERSION = 1
+MANIFEST = "manifest.json"
+PARTS = ("train", "held_out")
+
+_ARROW_TYPES = {str: pa.string(), int: pa.int64(), tuple[int, ...]: pa.list_(pa.int32())}
+SCHEMA = pa.schema(
+    [pa.field(field.name, _ARROW_TYPES[field.type], nullable=False) for field in fields(Snapshot)],
+    metadata={"schema_version": str(SCHEMA_VERSION)},
+)
+"""One column per field of Snapshot."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateCache:
+    """One version of the cache, read and verified."""
+
+    path: Path
+    """Its folder."""
+    settings: CacheSettings
+    """What it was built from."""
+    train: tuple[Snapshot, ...]
+    """Positions to train from."""
+    held_out: tuple[Snapshot, ...]
+    """Positions for evaluation only, from other games."""
+
+
+def version_name(settings: CacheSettings) -> str:
+    """Folder name of the cache with these settings and this schema."""
+    content = f"{SCHEMA_VERSION} {settings.model_dump_json()}"
+    return "v-" + blake2b(content.encode(), digest_size=6).hexdigest()
+
+
+def find_cache(root: Path, settings: CacheSettings) -> Path | None:
+    """The published folder with these settings under `root`; None if it is not there."""
+    path = root / version_name(settings)
+    return path if (path / MANIFEST).is_file() else None
+
+
+def write_cache(
+    root: Path, settings: CacheSettings, train: Sequence[Snapshot], held_out: Sequence[Snapshot]
+) -> Path:
+    """Publish a version and return its folder; one that is already published stays as it is.
+
+    Raises:
+        DataError: the folder's name is taken by something that was never published.
+    """
+    final = root / version_name(settings)
+    if find_cache(root, settings) is not None:
+        return final
+    root.mkdir(parents=True, exist_ok=True)
+    aside = root / f".{final.name}-{secrets.token_hex(4)}"
+    aside.mkdir()
+    try:
+        files = {}
+        for part, snapshots in zip(PARTS, (train, held_out), strict=True):
+            content = _encode(snapshots)
+            _write_synced(aside / f"{part}.arrow", content)
+            files[f"{part}.arrow"] = {
+                "rows": len(snapshots),
+                "bytes": len(content),
+                "sha256": sha256(content).hexdigest(),
+            }
+        body = {
+            "schema_version": SCHEMA_VERSION,
+            "settings": settings.model_dump(mode="json"),
+            "files": files,
+        }
+        _write_synced(aside / MANIFEST, json.dumps({**body, "sha256": _body_hash(body)}, indent=2).encode())
+        _sync_folder(aside)
+        try:
+            aside.rename(final)
+        except OSError as error:
+            # Another process published the same version meanwhile: equal settings, equal content.
+            if find_cache(root, settings) is None:
+                if not final.exists():
+                    raise
+                raise DataError(
+                    f"{final} stands in the way: it holds no {MANIFEST}, so it is no state cache. Delete it."
+                ) from error
+        _sync_folder(root)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return final
+
+
+def open_cache(path: Path) -> StateCache:
+    """Read a version, verified to the last byte.
+
+    Raises:
+        InputError: there is no such folder.
+        DataError: a file is missing, cut, altered, or of another schema.
+    """
+    if not path.is_dir():
+        raise InputError(f"There is no state cache at {path}. Build it first.")
+    manifest = _read_manifest(path / MANIFEST)
+    try:
+        settings = CacheSettings.model_validate(manifest["settings"])
+    except ValidationError as error:
+        raise DataError(
+            f"{path / MANIFEST} holds settings of another version ({error}). Build the state cache again."
+        ) from error
+    train, held_out = (
+        _read_part(path / f"{part}.arrow", manifest["files"][f"{part}.arrow"]) for part in PARTS
+    )
+    return StateCache(path=path, settings=settings, train=train, held_out=held_out)
+
+
+def _encode(snapshots: Sequence[Snapshot]) -> bytes:
+    columns = {name: [getattr(snapshot, name) for snapshot in snapshots] for name in SCHEMA.names}
+    sink = BytesIO()
+    with pa.ipc.new_file(sink, SCHEMA) as writer:
+        writer.write_table(pa.table(columns, schema=SCHEMA))
+    return sink.getvalue()
+
+
+def _read_part(path: Path, entry: dict[str, Any]) -> tuple[Snapshot, ...]:
+    content = _read_bytes(path)
+    if len(content) != entry["bytes"] or sha256(content).hexdigest() != entry["sha256"]:
+        raise DataError(
+            f"{path} is not the file that was published ({len(content)} bytes, {entry['bytes']} expected). "
+            "Delete its folder and build the state cache again."
+        )
+    with pa.ipc.open_file(pa.BufferReader(content)) as reader:
+        if not reader.schema.equals(SCHEMA, check_metadata=True):
+            raise DataError(
+                f"{path} has another schema than version {SCHEMA_VERSION}. Build the state cache again."
+            )
+        rows = reader.read_all().to_pylist()
+    return tuple(Snapshot(**{**row, "centres": tuple(row["centres"])}) for row in rows)
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    try:
+        body = json.loads(_read_bytes(path))
+        stated = body.pop("sha256")
+        version = body["schema_version"]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"{path} is no manifest of a state cache ({error!r}). Build the state cache again."
+        ) from error
+    if stated != _body_hash(body):
+        raise DataError(
+            f"{path} was altered after it was written. Delete its folder and build the state cache again."
+        )
+    if version != SCHEMA_VERSION:
+        raise DataError(
+            f"{path} has schema version {version}, this program reads {SCHEMA_VERSION}. "
+            "Build the state cache again."
+        )
+    return dict(body)
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError as error:
+        raise DataError(f"{path} is missing. Delete its folder and build the state cache again.") from error
+
+
+def _body_hash(body: dict[str, Any]) -> str:
+    return sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def _write_synced(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(path: Path) -> None:
+    """Make renames and new names in a folder durable."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,70 @@
+"""Random games to hold the claims against."""
+
+import random
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from game.board import Board
+from game.legal import LegalOrders, OrderKind
+from game.players import PLAYERS, mover
+
+Turn = tuple[Board, dict[str, LegalOrders], dict[str, list[str]]]
+SelfPlay = Callable[..., Iterator[Turn]]
+
+
+def _fierce(legal: LegalOrders, rng: random.Random) -> list[str]:
+    """The mover, but units help each other's moves: random games alone hardly ever dislodge anybody."""
+    orders = mover(legal, rng)
+    if legal.kind is not OrderKind.MOVEMENT:
+        return orders
+    site_of = {option: site for site, options in enumerate(legal.options) for option in options}
+    settled: set[int] = set()
+    for site in rng.sample(range(len(legal.sites)), len(legal.sites)):
+        helped = [
+            option for option in legal.options[site] if " S " in option and option.split(" S ")[1] in site_of
+        ]
+        if site not in settled and helped:
+            order = rng.choice(helped)
+            move = order.split(" S ")[1]
+            if site_of[move] not in settled:
+                orders[site], orders[site_of[move]] = order, move
+                settled |= {site, site_of[move]}
+    return orders
+
+
+_TABLE = {**PLAYERS, "fierce": _fierce}
+
+
+def _self_play(
+    seed: int,
+    *,
+    phases: int = 30,
+    names: tuple[str, ...] = ("random", "mover", "fierce"),
+    dropped: float = 0.0,
+) -> Iterator[Turn]:
+    """Each phase of one game, before it is played: the board, its legal orders, the orders to come."""
+    rng = random.Random(seed)
+    board = Board.start()
+    for _ in range(phases):
+        if board.is_over:
+            return
+        legal = board.legal_orders()
+        orders = {power: _TABLE[rng.choice(names)](own, rng) for power, own in legal.items()}
+        orders = {power: [order for order in own if rng.random() >= dropped] for power, own in orders.items()}
+        yield board, legal, orders
+        board.step(orders)
+
+
+@pytest.fixture
+def self_play() -> SelfPlay:
+    return _self_play
+
+
+@pytest.fixture
+def trieste_falls() -> Board:
+    """Autumn retreats of 1901: Italy has driven the Austrian fleet out of Trieste."""
+    board = Board.start()
+    board.step({"ITALY": ["A VEN - TYR", "A ROM - VEN", "F NAP H"]})
+    board.step({"ITALY": ["A VEN - TRI", "A TYR S A VEN - TRI", "F NAP H"]})
+    return board

@@ -1,0 +1,191 @@
+"""The light game adjudicates as the untouched engine does, and its copies play on as it would."""
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import diplomacy
+import pytest
+
+from game.adjudicator import Adjudicator, freeze, new_game
+from game.board import Board
+from game.snapshot import Snapshot
+
+
+def state_of(game: diplomacy.Game) -> dict[str, Any]:
+    """All that the engine calls its state, and the flags it leaves out."""
+    state = game.get_state()
+    del state["timestamp"]
+    flags = {name: (power.order_is_set, power.wait, power.goner) for name, power in game.powers.items()}
+    return {
+        **state,
+        "flags": flags,
+        "dislodged": dict(game.dislodged),
+        "popped": list(game.popped),
+        "outcome": list(game.outcome),
+    }
+
+
+def engine_results(game: diplomacy.Game) -> dict[str, tuple[str, ...]]:
+    marks = game.process().results
+    return {
+        unit: tuple(str(mark) for mark in own if str(mark)) for unit, own in marks.items() if unit != "WAIVE"
+    }
+
+
+def engine_legal(game: diplomacy.Game) -> dict[str, set[str]]:
+    possible = game.get_all_possible_orders()
+    return {
+        location: set(possible[location]) - {"WAIVE"}
+        for own in game.get_orderable_locations().values()
+        for location in own
+    }
+
+
+def freeze_board(board: Board) -> Snapshot:
+    return board.snapshot(game_id="game", seed=0, source="test")
+
+
+@pytest.mark.parametrize("dropped", [0.0, 0.1, 0.3])
+def test_games_run_exactly_as_in_the_untouched_engine(self_play, dropped: float) -> None:
+    """Default parsing, full records and histories on one side; none of them on the other."""
+    phase_types = set()
+    for seed in range(4):
+        engine = diplomacy.Game()
+        for board, legal, orders in self_play(seed, phases=24, dropped=dropped):
+            phase_types.add(board.phase_type)
+            assert state_of(board._game) == state_of(engine)
+            offered = {
+                site.split()[-1][:3]: set(own.options[at])
+                for own in legal.values()
+                for at, site in enumerate(own.sites)
+            }
+            possible = engine_legal(engine)
+            assert offered.keys() == possible.keys()
+            for location, texts in possible.items():
+                longer = {
+                    text for text in texts if " S " in text and " - " in text and "/" in text.split(" - ")[1]
+                }
+                assert offered[location] == texts - {
+                    text for text in longer if text.rsplit("/", 1)[0] in texts
+                }
+            for power, own in orders.items():
+                engine.set_orders(power, own)
+            twin = board.fork()
+            assert twin.step(orders).results == engine_results(engine)
+    assert phase_types == {"M", "R", "A"}
+
+
+def test_forks_and_restored_boards_play_on_exactly(self_play) -> None:
+    """At every phase: same state and legal sets before, same results, state and legal sets after."""
+    retreats = adjustments = 0
+    for seed in range(6):
+        for board, legal, orders in self_play(seed, phases=24, dropped=0.1 * (seed % 2)):
+            retreats += board.phase_type == "R"
+            adjustments += board.phase_type == "A"
+            before = state_of(board._game)
+            fork, restored, original = (
+                Board(board._game.fork()),
+                Board.restore(freeze_board(board)),
+                board.fork(),
+            )
+            assert state_of(fork._game) == state_of(restored._game) == before
+            assert fork.legal_orders() == restored.legal_orders() == legal
+            played = original.step(orders)
+            assert fork.step(orders) == restored.step(orders) == played
+            assert state_of(fork._game) == state_of(restored._game) == state_of(original._game)
+            assert fork.legal_orders() == restored.legal_orders() == original.legal_orders()
+            assert state_of(board._game) == before, "stepping a fork changed the board it came from"
+    assert retreats >= 10 and adjustments >= 20
+
+
+def test_a_long_lived_fork_keeps_step_with_its_original(self_play) -> None:
+    forks: list[Board] = []
+    for number, (board, _, orders) in enumerate(self_play(7, phases=45)):
+        if number == 5:
+            forks = [board.fork(), Board.restore(freeze_board(board))]
+        for fork in forks:
+            assert fork.phase == board.phase
+            assert freeze(fork._game) == freeze(board._game)
+            fork.step(orders)
+
+
+def test_restoring_gives_the_same_snapshot_again(self_play) -> None:
+    for board, _, _ in self_play(3, phases=20):
+        snapshot = freeze_board(board)
+        assert freeze_board(Board.restore(snapshot)) == snapshot
+
+
+def mutable_parts(value: Any, found: set[int]) -> set[int]:
+    if type(value) in (list, set, dict):
+        found.add(id(value))
+        for part in value.values() if isinstance(value, dict) else value:
+            mutable_parts(part, found)
+    return found
+
+
+def slots(owner: Any) -> Iterator[tuple[str, Any]]:
+    names = {name for kind in type(owner).__mro__ for name in getattr(kind, "__slots__", ())}
+    return ((name, getattr(owner, name)) for name in names if name not in ("map", "game", "powers"))
+
+
+def test_a_fork_shares_nothing_that_a_phase_changes(trieste_falls: Board) -> None:
+    game, twin = trieste_falls._game, trieste_falls._game.fork()
+    # Convoy tables are replaced, never altered; the victory list belongs to the map.
+    for owner, other in [(game, twin), *zip(game.powers.values(), twin.powers.values(), strict=True)]:
+        for (name, value), (_, copied) in zip(sorted(slots(owner)), sorted(slots(other)), strict=True):
+            if name not in ("convoy_paths_possible", "convoy_paths_dest"):
+                assert not mutable_parts(value, set()) & mutable_parts(copied, set()), f"{name} is shared"
+    assert all(power.game is twin for power in twin.powers.values())
+
+
+def test_a_game_keeps_no_history(self_play) -> None:
+    for board, _, _ in self_play(1, phases=40):
+        game = board._game
+        assert (
+            not game.state_history
+            and not game.order_history
+            and not game.result_history
+            and not game.message_history
+        )
+        assert not game.error and not game.messages
+
+
+@pytest.mark.parametrize("coast", ["NC", "SC"])
+@pytest.mark.parametrize("order", ["A GAS S F MAO - SPA", "A GAS H"])
+def test_a_support_without_coast_counts_for_either_coast(coast: str, order: str) -> None:
+    """The canonical spelling leaves the coast out; loosely or strictly parsed, it supports either coast."""
+    outcomes = []
+    for game, expand in ((new_game("standard"), False), (diplomacy.Game(), True)):
+        game.clear_units()
+        game.set_units("FRANCE", ["F MAO", "A GAS"])
+        game.set_units("ITALY", ["A SPA"])
+        game.set_orders("FRANCE", [f"F MAO - SPA/{coast}", order], expand=expand)
+        results = game.adjudicate() if isinstance(game, Adjudicator) else engine_results(game)
+        outcomes.append((results, game.get_units()))
+    assert outcomes[0] == outcomes[1]
+    assert (f"F SPA/{coast}" in outcomes[0][1]["FRANCE"]) == ("MAO" in order)
+
+
+def test_convoy_tables_are_shared_and_stay_right(self_play) -> None:
+    for board, _, _ in self_play(2, phases=20):
+        game, same = board._game, Board.restore(freeze_board(board))._game
+        assert same.convoy_paths_dest is game.convoy_paths_dest, "equal fleets at sea should share one table"
+        fresh = diplomacy.Game()
+        fresh.clear_units()
+        for power in game.powers.values():
+            fresh.set_units(power.name, list(power.units))
+        fresh.build_caches()
+        assert fresh.convoy_paths_dest == game.convoy_paths_dest
+        assert fresh.convoy_paths_possible == game.convoy_paths_possible
+
+
+def test_deepcopy_of_a_game_is_still_wrong_upstream() -> None:
+    """Why games are never deep-copied: the copy drops all orders. If this fails, the engine was mended."""
+    game = diplomacy.Game()
+    twin = copy.deepcopy(game)
+    for played in (game, twin):
+        played.set_orders("FRANCE", ["A PAR - BUR"])
+        played.process()
+    assert "A BUR" in game.get_units("FRANCE")
+    assert "A PAR" in twin.get_units("FRANCE")

@@ -1,0 +1,226 @@
+"""A board steps, refuses, forks and finishes as it promises."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from game.adjudicator import MAPS, Adjudicator
+from game.board import POWERS, Board
+from game.snapshot import Snapshot, board_key, position_id, powers_with_units
+from telemetry.errors import DataError, InputError
+
+
+def freeze(board: Board) -> Snapshot:
+    return board.snapshot(game_id="game-1", seed=5, source="scripted:hold")
+
+
+def altered(snapshot: Snapshot, **changes: object) -> Snapshot:
+    """The snapshot with another position, its id made right."""
+    position = json.dumps({**json.loads(snapshot.position), **changes})
+    return replace(snapshot, position=position, snapshot_id=position_id(position))
+
+
+def test_a_new_game_stands_at_its_first_phase() -> None:
+    board = Board.start()
+    assert (board.phase, board.year, board.season, board.phase_type, board.is_over) == (
+        "S1901M",
+        1901,
+        "S",
+        "M",
+        False,
+    )
+    assert board.units()["FRANCE"] == ("F BRE", "A MAR", "A PAR")
+    assert board.centres()["RUSSIA"] == ("MOS", "SEV", "STP", "WAR")
+    assert len(board.free_centres()) == 12 and "BEL" in board.free_centres()
+    assert board.centre_counts() == (3, 3, 3, 3, 3, 4, 3)
+    assert tuple(board.legal_orders()) == POWERS
+
+
+def test_a_step_reports_the_phase_it_played() -> None:
+    board = Board.start()
+    played = board.step({"FRANCE": ["A PAR - BUR", "A MAR H"], "GERMANY": ["A MUN - BUR"]})
+    assert (played.phase, board.phase) == ("S1901M", "F1901M")
+    assert played.orders == {"FRANCE": ("A PAR - BUR", "A MAR H"), "GERMANY": ("A MUN - BUR",)}
+    assert played.results["A PAR"] == played.results["A MUN"] == ("bounce",)
+    assert played.results["F BRE"] == ()
+    assert played.rejected == {"FRANCE": 0, "GERMANY": 0}
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        "A PAR - MOS",
+        "A MUN - BUR",
+        "WAIVE",
+        "A",
+        "- - -",
+        "",
+        "a par - bur",
+        "A PAR B",
+        "nonsense",
+        "F MAO S F BRE - SPA/NC",
+    ],
+)
+def test_an_illegal_order_is_counted_and_the_others_stand(order: str) -> None:
+    board = Board.start()
+    played = board.step({"FRANCE": [order, "A MAR - SPA"]})
+    assert played.rejected == {"FRANCE": 1}
+    assert played.orders == {"FRANCE": ("A MAR - SPA",)}
+    assert board.units()["FRANCE"] == ("F BRE", "A PAR", "A SPA")
+
+
+def test_a_second_order_for_a_unit_is_rejected() -> None:
+    played = Board.start().step({"FRANCE": ["A PAR H", "A PAR - BUR", "A PAR H"]})
+    assert played.orders["FRANCE"] == ("A PAR H",) and played.rejected["FRANCE"] == 2
+
+
+def test_orders_beyond_the_build_budget_are_rejected() -> None:
+    board = Board.start()
+    board.step({"FRANCE": ["A MAR - SPA"]})
+    board.step({})
+    assert board.phase == "W1901A" and board.legal_orders()["FRANCE"].picks == 1
+    played = board.step({"FRANCE": ["A MAR B", "F MAR B", "WAIVE"], "ITALY": ["A ROM B"]})
+    assert played.orders == {"FRANCE": ("A MAR B",), "ITALY": ()}
+    assert played.rejected == {"FRANCE": 2, "ITALY": 1}
+    assert board.units()["FRANCE"] == ("F BRE", "A MAR", "A PAR", "A SPA")
+
+
+@pytest.mark.parametrize(
+    ("orders", "sentence"),
+    [
+        ({"FRANCE": [None]}, "FRANCE must be a list of texts"),
+        ({"FRANCE": "A PAR H"}, "FRANCE must be a list of texts"),
+        ({"France": ["A PAR H"]}, "no power 'France'"),
+    ],
+)
+def test_what_is_no_order_is_refused_and_changes_nothing(orders: dict, sentence: str) -> None:
+    board = Board.start()
+    before = freeze(board)
+    with pytest.raises(InputError, match=sentence):
+        board.step(orders)
+    assert freeze(board) == before
+
+
+def test_legal_orders_are_computed_once_per_phase_and_shared_with_forks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = []
+    compute = Adjudicator.get_all_possible_orders
+    monkeypatch.setattr(
+        Adjudicator, "get_all_possible_orders", lambda game: calls.append(game.phase) or compute(game)
+    )
+    board = Board.start()
+    legal = board.legal_orders()
+    forks = [board.fork() for _ in range(8)]
+    assert all(fork.legal_orders() == legal for fork in forks)
+    for fork in forks[:2]:
+        fork.step({"FRANCE": ["A PAR H"]})
+    assert calls == ["SPRING 1901 MOVEMENT"]
+
+
+def test_changing_the_returned_orders_does_not_change_the_board() -> None:
+    board = Board.start()
+    board.legal_orders().clear()
+    assert len(board.legal_orders()) == 7
+
+
+def test_a_game_ends_with_eighteen_centres() -> None:
+    """France owns 17 and stands on the eighteenth in autumn."""
+    board = Board.start()
+    board.step({})
+    snapshot = freeze(board)
+    powers = json.loads(snapshot.position)["powers"]
+    centres = [centre for power in powers for centre in power["centers"]]
+    for power in powers:
+        power["centers"] = (
+            centres[:17] if power["name"] == "FRANCE" else centres[17:] if power["name"] == "ITALY" else []
+        )
+        power["units"] = [f"A {centres[17]}"] if power["name"] == "FRANCE" else []
+    board = Board.restore(altered(snapshot, powers=powers))
+    board.step({})
+    assert board.is_over and board.phase == "COMPLETED"
+    assert (board.year, board.season, board.phase_type, board.legal_orders()) == (1901, "", "", {})
+    assert board.centre_counts()[POWERS.index("FRANCE")] == 18
+    assert board.fork().year == 1901
+    for act in (lambda: board.step({}), lambda: freeze(board)):
+        with pytest.raises(InputError, match="over"):
+            act()
+
+
+def test_a_snapshot_tells_what_it_holds(trieste_falls: Board) -> None:
+    snapshot = freeze(trieste_falls)
+    assert (snapshot.phase, snapshot.year, snapshot.season, snapshot.phase_type) == ("F1901R", 1901, "F", "R")
+    assert (snapshot.game_id, snapshot.seed, snapshot.source) == ("game-1", 5, "scripted:hold")
+    assert snapshot.centres == trieste_falls.centre_counts()
+    assert len(snapshot.snapshot_id) == 16 and snapshot.snapshot_id == position_id(snapshot.position)
+    assert powers_with_units(snapshot) == POWERS
+
+
+def test_the_board_key_forgets_the_order_of_arrival_and_nothing_else() -> None:
+    """Two ways round to one board: ids differ, keys agree; a unit elsewhere gives another key."""
+    boards = [Board.start() for _ in range(3)]
+    for board, orders in zip(
+        boards, (["A PAR - PIC"], ["A PAR - PIC", "A MAR - GAS"], ["A MAR - SPA"]), strict=True
+    ):
+        board.step({"FRANCE": orders})
+    for board, orders in zip(boards, (["A PIC - BRE", "A MAR - GAS", "F BRE - MAO"],) * 3, strict=True):
+        board.step({"FRANCE": orders})
+    first, second, third = (freeze(board) for board in boards)
+    assert boards[0].units() == boards[1].units() and first.snapshot_id != second.snapshot_id
+    assert board_key(first) == board_key(second) != board_key(third)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda s: replace(s, position=s.position.replace("A PAR", "A BUR")),
+        lambda s: replace(s, position=s.position[:-5]),
+        lambda s: altered(s, powers=[{"name": "FRANCE"}]),
+        lambda s: altered(s, phase=None),
+        lambda s: altered(s, map="nowhere"),
+    ],
+    ids=["other text", "cut", "powers missing", "no phase", "unknown map"],
+)
+def test_a_damaged_snapshot_is_refused_by_name(damage) -> None:
+    snapshot = damage(freeze(Board.start()))
+    with pytest.raises(DataError, match=snapshot.snapshot_id):
+        Board.restore(snapshot)
+
+
+@pytest.mark.parametrize("name", ["nowhere", "ancmed", ""])
+def test_a_map_that_is_not_of_the_seven_powers_is_refused(name: str) -> None:
+    with pytest.raises(InputError, match=f"no map '{name}'"):
+        Board.start(name)
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_every_map_starts_with_the_seven_powers_and_34_centres(name: str) -> None:
+    board = Board.start(name)
+    assert tuple(board.legal_orders()) == POWERS
+    assert sum(board.centre_counts()) + len(board.free_centres()) == 34
+
+
+def test_a_picture_is_drawn_on_demand_and_changes_nothing() -> None:
+    board = Board.start()
+    before, plain = freeze(board), board.svg()
+    with_orders = board.svg({"FRANCE": ["A PAR - BUR", "F BRE - MAO"]})
+    assert "<svg" in plain and len(with_orders) > len(plain)
+    assert freeze(board) == before and board._game.renderer is None
+
+
+@pytest.mark.parametrize(
+    "module", ["game", "game.legal", "game.players", "game.prompts", "game.scores", "game.snapshot"]
+)
+def test_only_the_board_loads_the_engine(module: str) -> None:
+    code = f"import sys, {module}; sys.exit('diplomacy' in sys.modules)"
+    path = ":".join(path for path in sys.path if path)
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, check=False
+        ).returncode
+        == 0
+    )

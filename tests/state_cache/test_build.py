@@ -1,0 +1,98 @@
+"""Positions are different, as asked for, kept apart by game and by board, and the same on every machine."""
+
+import json
+import random
+import re
+
+import pytest
+
+from game.board import Board
+from game.players import PLAYERS
+from game.snapshot import board_key
+from state_cache.build import SNAPSHOTS_PER_GAME, build, play_source_game
+from state_cache.settings import CacheSettings
+from telemetry.errors import InputError
+
+
+def test_there_are_as_many_positions_as_asked_for_and_all_differ(small) -> None:
+    settings, train, held_out = small
+    assert (len(train), len(held_out)) == (settings.train_snapshots, settings.held_out_snapshots)
+    ids = {snapshot.snapshot_id for snapshot in train + held_out}
+    keys = {board_key(snapshot) for snapshot in train + held_out}
+    assert len(ids) == len(keys) == len(train) + len(held_out)
+
+
+def test_training_and_held_out_share_no_game_and_no_board(small) -> None:
+    """Compared as boards, not as ids: units, centres and phase, whatever the order they are listed in."""
+
+    def boards(side: list) -> set[str]:
+        positions = [json.loads(snapshot.position) for snapshot in side]
+        return {
+            json.dumps([p["phase"], [(sorted(own["units"]), sorted(own["centers"])) for own in p["powers"]]])
+            for p in positions
+        }
+
+    _, train, held_out = small
+    assert not {snapshot.game_id for snapshot in train} & {snapshot.game_id for snapshot in held_out}
+    assert not boards(train) & boards(held_out)
+
+
+def test_a_board_that_two_games_reach_is_kept_once() -> None:
+    """Players that only hold play one and the same game: a spring and an autumn board, and no third."""
+    settings = CacheSettings(
+        train_snapshots=2, held_out_snapshots=1, players=("hold",), first_year=1901, last_year=1901
+    )
+    with pytest.raises(InputError, match="games in a row reached no new position") as refused:
+        build(settings)
+    to_train, held_out = re.findall(r"(\d) of \d", str(refused.value))
+    assert int(to_train) + int(held_out) == 2
+
+
+def test_positions_keep_to_the_years_and_phases() -> None:
+    settings = CacheSettings(
+        train_snapshots=12, held_out_snapshots=4, first_year=1902, last_year=1903, phase_types=("A",)
+    )
+    for side in build(settings):
+        assert {snapshot.phase_type for snapshot in side} == {"A"}
+        assert {snapshot.year for snapshot in side} <= {1902, 1903}
+
+
+def test_positions_spread_over_the_years() -> None:
+    settings = CacheSettings()
+    for game_index in range(3):
+        years = [snapshot.year for snapshot in play_source_game(game_index, settings)]
+        assert len(years) == SNAPSHOTS_PER_GAME and years == sorted(years)
+        assert years[0] <= 1902 and years[-1] >= 1905
+
+
+def test_a_frozen_position_is_one_of_its_game_and_names_it() -> None:
+    """Played again by hand from the seed in the snapshot: the position turns up in its phase."""
+    settings = CacheSettings(players=("mover", "random", "hold"), seed=4, last_year=1903)
+    for snapshot in play_source_game(17, settings):
+        rng = random.Random(snapshot.seed)
+        board = Board.start()
+        seats = {power: PLAYERS[rng.choice(settings.players)] for power in board.units()}
+        while board.phase != snapshot.phase:
+            board.step({power: seats[power](own, rng) for power, own in board.legal_orders().items()})
+        assert snapshot == board.snapshot(
+            game_id="scripted-4-000017", seed=snapshot.seed, source="scripted:mover+random+hold"
+        )
+        assert 0 <= snapshot.seed < 2**63
+
+
+def test_building_again_gives_the_same_and_another_seed_others(small) -> None:
+    settings, train, held_out = small
+    assert build(settings) == (train, held_out)
+    other, _ = build(settings.model_copy(update={"seed": 1}))
+    shared = {snapshot.snapshot_id for snapshot in other} & {snapshot.snapshot_id for snapshot in train}
+    assert len(shared) <= 1, "only the opening may come up under both seeds"
+
+
+def test_progress_counts_up_to_what_was_asked_for() -> None:
+    told: list[tuple[int, int]] = []
+    build(
+        CacheSettings(train_snapshots=6, held_out_snapshots=3),
+        lambda done, wanted: told.append((done, wanted)),
+    )
+    assert told[-1] == (9, 9)
+    assert [done for done, _ in told] == sorted(done for done, _ in told)

@@ -1,0 +1,22 @@
+"""Settings refuse what cannot be built, in a sentence that names the values."""
+
+import pytest
+from pydantic import ValidationError
+
+from state_cache.settings import CacheSettings
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"first_year": 1905, "last_year": 1903}, "first_year 1905 lies after last_year 1903"),
+        ({"players": ("random", "dumbbot")}, "no scripted player 'dumbbot'"),
+        ({"players": ()}, "at least 1 item"),
+        ({"phase_types": ("X",)}, "'M', 'R' or 'A'"),
+        ({"train_snapshots": 0}, "greater than or equal to 1"),
+        ({"years": 3}, "Extra inputs are not permitted"),
+    ],
+)
+def test_what_cannot_be_built_is_refused(values: dict, sentence: str) -> None:
+    with pytest.raises(ValidationError, match=sentence):
+        CacheSettings(**values)

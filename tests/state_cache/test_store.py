@@ -1,0 +1,153 @@
+"""A version is published whole, read back equal, and refused when a single bit is wrong."""
+
+import dataclasses
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from game.board import Board
+from game.snapshot import Snapshot
+from state_cache.settings import CacheSettings
+from state_cache.store import SCHEMA, find_cache, open_cache, version_name, write_cache
+from telemetry.errors import DataError, InputError
+
+FILES = ["train.arrow", "held_out.arrow", "manifest.json"]
+
+
+@pytest.fixture
+def published(small, tmp_path: Path) -> Path:
+    return write_cache(tmp_path, *small)
+
+
+def test_what_was_written_is_read_back(small, published: Path) -> None:
+    settings, train, held_out = small
+    cache = open_cache(published)
+    assert (cache.settings, list(cache.train), list(cache.held_out)) == (settings, train, held_out)
+    assert cache.path == published
+    assert sorted(file.name for file in published.iterdir()) == sorted(FILES)
+    restored = Board.restore(cache.train[0])
+    assert (restored.phase, restored.centre_counts()) == (train[0].phase, train[0].centres)
+
+
+def test_the_columns_are_the_fields_of_a_snapshot() -> None:
+    assert SCHEMA.names == [field.name for field in dataclasses.fields(Snapshot)]
+    assert not any(field.nullable for field in SCHEMA)
+
+
+def test_a_version_is_found_by_its_settings_alone(small, published: Path, tmp_path: Path) -> None:
+    settings = small[0]
+    assert find_cache(tmp_path, settings) == published
+    assert find_cache(tmp_path, settings.model_copy(update={"seed": 9})) is None
+    assert find_cache(tmp_path / "elsewhere", settings) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"seed": 1}, {"players": ("mover",)}, {"last_year": 1907}, {"held_out_snapshots": 111}],
+    ids=str,
+)
+def test_other_settings_have_another_folder(change: dict) -> None:
+    assert version_name(CacheSettings(**change)) != version_name(CacheSettings())
+
+
+def test_a_published_version_is_never_changed(small, published: Path, tmp_path: Path) -> None:
+    settings, train, _ = small
+    before = {file.name: (file.stat().st_ino, file.read_bytes()) for file in published.iterdir()}
+    assert write_cache(tmp_path, settings, train[:1], []) == published
+    assert {file.name: (file.stat().st_ino, file.read_bytes()) for file in published.iterdir()} == before
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_cut_file_is_refused_by_name(published: Path, name: str) -> None:
+    content = (published / name).read_bytes()
+    for kept in (0, 1, len(content) // 2, len(content) - 1):
+        (published / name).write_bytes(content[:kept])
+        with pytest.raises(DataError, match=name):
+            open_cache(published)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_flipped_bit_is_refused_by_name(published: Path, name: str) -> None:
+    content = (published / name).read_bytes()
+    rng = random.Random(name)
+    for at in {*rng.sample(range(len(content)), min(len(content), 300)), 0, len(content) - 1}:
+        damaged = bytearray(content)
+        damaged[at] ^= 1 << rng.randrange(8)
+        (published / name).write_bytes(damaged)
+        with pytest.raises(DataError, match=name):
+            open_cache(published)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_missing_file_is_refused_by_name(published: Path, name: str) -> None:
+    (published / name).unlink()
+    with pytest.raises(DataError, match=f"{name} is missing"):
+        open_cache(published)
+
+
+def test_swapped_files_are_refused(published: Path) -> None:
+    (published / "train.arrow").rename(published / "other")
+    (published / "held_out.arrow").rename(published / "train.arrow")
+    (published / "other").rename(published / "held_out.arrow")
+    with pytest.raises(DataError, match=r"train\.arrow"):
+        open_cache(published)
+
+
+def test_a_manifest_that_was_edited_is_refused(published: Path) -> None:
+    manifest = json.loads((published / "manifest.json").read_text())
+    manifest["settings"]["seed"] += 1
+    (published / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(DataError, match=r"manifest\.json was altered"):
+        open_cache(published)
+
+
+def test_another_schema_is_refused(small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as later:
+        later.setattr("state_cache.store.SCHEMA_VERSION", 2)
+        published = write_cache(tmp_path, *small)
+    with pytest.raises(DataError, match=r"manifest\.json has schema version 2, this program reads 1"):
+        open_cache(published)
+
+
+def test_a_writer_that_dies_leaves_nothing_behind(
+    small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(source: Path, target: Path) -> None:
+        raise OSError("disk gone")
+
+    with monkeypatch.context() as dying, pytest.raises(OSError, match="disk gone"):
+        dying.setattr(Path, "rename", die)
+        write_cache(tmp_path, *small)
+    assert find_cache(tmp_path, small[0]) is None and not list(tmp_path.iterdir())
+    assert open_cache(write_cache(tmp_path, *small)).settings == small[0]
+
+
+def test_two_writers_at_once_publish_one_version(small, published: Path, tmp_path: Path) -> None:
+    """The second finds the folder taken at the moment it renames its own."""
+    root = tmp_path / "race"
+    rename = Path.rename
+
+    def late(source: Path, target: Path) -> Path:
+        shutil.copytree(published, target)
+        return rename(source, target)
+
+    with pytest.MonkeyPatch.context() as racing:
+        racing.setattr(Path, "rename", late)
+        path = write_cache(root, *small)
+    assert [file.name for file in root.iterdir()] == [path.name]
+    assert list(open_cache(path).train) == small[1]
+
+
+def test_a_folder_without_a_manifest_is_never_overwritten(small, published: Path, tmp_path: Path) -> None:
+    (published / "manifest.json").unlink()
+    with pytest.raises(DataError, match=f"{published.name} stands in the way"):
+        write_cache(tmp_path, *small)
+    assert (published / "train.arrow").exists()
+
+
+def test_a_folder_that_is_not_there_is_the_users_mistake(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no state cache at"):
+        open_cache(tmp_path / "v-none")
