@@ -1,4 +1,4 @@
--- The advantage groups of the decisions in `valued`: same start group, same power, same phase name. One row each with
+-- The advantage groups of the decisions in `valued`: same start group, power and phase name. One row each:
 --   n, oldest_version, newest_version
 --   spread  = largest minus smallest return
 --   usable  = at least 2 decisions, all complete, no order rejected, every return a number
@@ -12,7 +12,8 @@ SELECT
     max("return") - min("return") AS spread,
     min(policy_version) AS oldest_version,
     max(policy_version) AS newest_version,
-    count(*) >= 2 AND bool_and(status = 'complete') AND max(orders_rejected) = 0 AND bool_and(isfinite("return")) AS usable
+    count(*) >= 2 AND bool_and(status = 'complete') AND max(orders_rejected) = 0
+        AND bool_and(isfinite("return")) AS usable
 FROM valued
 GROUP BY shard, producer, start_group, power, phase
 ORDER BY shard, start_group, power, phase

@@ -37,10 +37,10 @@ def write_arrow(table: pa.Table, final: Path, metadata: dict[str, str]) -> bool:
 
 
 def read_arrow(path: Path, schema: pa.Schema | None = None) -> pa.Table:
-    """Map the file and verify all of it; the table stays valid while it is held, even if the file is unlinked.
+    """Map the file and verify all of it; a held table stays valid, even if the file is unlinked.
 
     Raises:
-        DataError: the file is missing, damaged, of another schema version, or without the columns of ``schema``.
+        DataError: the file is missing, damaged, of another schema version, or of other columns.
     """
     try:
         source = pa.memory_map(str(path))

@@ -54,7 +54,7 @@ def _branching(decisions: pa.Table) -> npt.NDArray[np.int32]:
     starts, values = bounds.offsets.to_numpy(), bounds.values.to_numpy()
     wide = np.zeros(len(values) + 1, np.int64)
     wide[1:-1] = np.diff(values) > 1
-    wide[starts] = 0  # a row's first offset follows another row's last, which is no position
     total = np.cumsum(wide)
+    # the difference leaves out each row's first offset, which follows another row's last and is no position
     counts: npt.NDArray[np.int32] = (total[starts[1:] - 1] - total[starts[:-1]]).astype(np.int32)
     return counts

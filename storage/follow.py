@@ -53,6 +53,11 @@ class NumberedFiles:
         """The last file could not say which name comes next, so the folder is listed at the next visit."""
         self._listed_at = None
 
+    def put_back(self, number: int) -> None:
+        """The file could not be taken in, so it counts as new at the next visit."""
+        self._seen.discard(number)
+        self.lost_track()
+
     def _say(self, number: int) -> tuple[int, Path]:
         self._seen.add(number)
         self._gaps.discard(number)

@@ -185,11 +185,13 @@ class Index:
     def _take_in_ledgers(self) -> None:
         follow_folders(self._paths.ledger, self._lineages, STEP_NAME, "step-{:06d}.arrow")
         for lineage, files in self._lineages.items():
-            records = [
-                _record(lineage, step, read_arrow(path, ROWS_SCHEMA)) for step, path in files.arrivals()
-            ]
-            if records:
-                self._with_arrow(pa.concat_tables(records), "INSERT INTO batches BY NAME FROM arrow")
+            for step, path in files.arrivals():
+                try:
+                    rows = read_arrow(path, ROWS_SCHEMA)
+                except DataError:
+                    files.put_back(step)  # or the next refresh would take its rows for unused
+                    raise
+                self._with_arrow(_record(lineage, step, rows), "INSERT INTO batches BY NAME FROM arrow")
 
     def _facts_of(self, producer: str, number: int, path: Path) -> _Facts:
         """Verify a shard and its plies and take their facts; DataError if either cannot be relied on."""
@@ -258,7 +260,7 @@ class Index:
 def connect(
     run_dir: Path, *, blend: Mapping[str, float] | None = None, discount: float = 1.0
 ) -> duckdb.DuckDBPyConnection:
-    """For ad-hoc SQL: ``decisions``, ``groups``, ``batches``, ``plies`` and ``refused`` of a run as it is now.
+    """For ad-hoc SQL: ``decisions``, ``groups``, ``batches``, ``plies`` and ``refused`` of a run as it is.
 
     All in memory: it takes no lock, may be opened while the run writes, and reaches no file or network.
     """

@@ -190,16 +190,15 @@ def check_tokens(table: pa.Table) -> None:
     for rule, fits in rules.items():
         if not fits.all():
             row = int(np.argmin(fits))
-            raise DataError(
-                f"Decision {table['decision_id'][row]} (row {row}) breaks the rule that {rule}; mend the producer."
-            )
+            name = f"Decision {table['decision_id'][row]} (row {row})"
+            raise DataError(f"{name} breaks the rule that {rule}; mend what made it.")
 
 
 def row_checksums(table: pa.Table, rows: Iterable[int] | None = None) -> npt.NDArray[np.uint32]:
     """CRC32 over all columns of each row but ``checksum``, of all rows or of those named, in their order.
 
     First come the row's fixed-width values together with the byte lengths of its strings and lists, then the
-    content of those: as lengths are covered, moving a boundary between two rows or two strings changes the sum.
+    content of those: as lengths are covered, a moved boundary between two rows or strings changes the sum.
     """
     n_rows = table.num_rows
     fixed: list[npt.NDArray[np.uint8]] = []

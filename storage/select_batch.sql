@@ -1,11 +1,11 @@
 -- Which rows a trainer step uses. Two statements; both are pure in the tables and their parameters.
 --
--- 1. The standing of every advantage group for a trainer at $policy_version, by the first rule that it breaks:
+-- 1. The standing of every advantage group for a trainer at $policy_version, by the first rule it breaks:
 --      used       a row of it is in the ledger of $lineage: no decision is trained on twice
 --      unusable   fewer than 2 decisions, a failed one, a rejected order, or a return that is not a number
 --      ahead      a row is of a version that the trainer has not reached (it went back to a checkpoint)
 --      expired    its oldest row lies more than $max_policy_lag versions behind
---      no_spread  its returns differ by a millionth at most (rounding of float32 components): no advantage, no gradient
+--      no_spread  its returns differ by a millionth at most (rounding of float32 components): no gradient
 --      eligible   none of these
 CREATE OR REPLACE TEMP TABLE standings AS
 SELECT
@@ -25,9 +25,9 @@ SELECT
     END AS standing
 FROM advantage_groups AS g;
 
--- 2. All eligible advantage groups of the $start_groups freshest start groups, row by row in the order of the batch.
---    A start group is as fresh as its oldest eligible row; then the lower number comes first; start groups of two producers
---    that tie in both are ordered by a hash of $seed and $step (md5, which no release of DuckDB will change).
+-- 2. All eligible advantage groups of the $start_groups freshest start groups, in the batch's order.
+--    A start group is as fresh as its oldest eligible row; then the lower number comes first; those of two
+--    producers that tie in both are ordered by a hash of $seed and $step (md5: DuckDB may change its own).
 WITH candidates AS (
     SELECT producer, shard, start_group, max(group_lag) AS oldest_lag
     FROM standings
@@ -60,5 +60,6 @@ SELECT
     (dense_rank() OVER (ORDER BY c.place, d.power, d.phase) - 1)::INTEGER AS advantage_group
 FROM chosen AS c
 JOIN standings AS s ON s.shard = c.shard AND s.start_group = c.start_group AND s.standing = 'eligible'
-JOIN decisions AS d ON d.shard = s.shard AND d.start_group = s.start_group AND d.power = s.power AND d.phase = s.phase
+JOIN decisions AS d
+    ON d.shard = s.shard AND d.start_group = s.start_group AND d.power = s.power AND d.phase = s.phase
 ORDER BY advantage_group, d.fork, d.ply, d.row;

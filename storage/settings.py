@@ -15,9 +15,9 @@ class StorageSettings(BaseModel):
     blend: dict[str, float] = Field(default_factory=lambda: {"centres_gained": 1.0})
     """Weight of each component (centres_gained, sos_share, survival) in a return; those not named weigh 0."""
     discount: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """Factor per later decision of the same power in the fork; 1 counts all fully, as the horizon is short."""
+    """Factor per later decision of the same power in the fork; 1 counts all fully; the horizon is short."""
     max_policy_lag: Annotated[int, Field(ge=0)] = 2
-    """Policy versions that a group's oldest row may lie behind the trainer; the older, the more is clipped."""
+    """Policy versions that a group's oldest row may lie behind the trainer; others allow 2 to 4."""
 
     @field_validator("blend")
     @classmethod

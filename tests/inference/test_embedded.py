@@ -1,0 +1,172 @@
+"""vLLM in this process draws from exactly the masked policy, whatever else is in its batch, and survives what goes wrong."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from game.board import Board
+from game.prompts import board_text, power_text, rules_text
+from game.snapshot import Snapshot
+from inference.embedded import EmbeddedEngine
+from inference.engine import Generation, GenerationRequest
+from inference.host import EngineHost
+from rollouts.fork import Tokens
+from telemetry.errors import EngineError
+
+pytestmark = pytest.mark.vllm
+
+
+def requests_for(positions: Sequence[Snapshot], tokens: Tokens, *, label: str = "r", temperature: float = 1.0) -> list[GenerationRequest]:
+    """One request for every power of every position."""
+    found = []
+    for snapshot in positions:
+        board = Board.restore(snapshot)
+        for power, legal in board.legal_orders().items():
+            prompt = tokens.codec.encode_prompt((rules_text(), board_text(board), power_text(legal, board)))
+            found.append(
+                GenerationRequest(
+                    request_id=f"{label}/{len(found)}",
+                    prompt_ids=prompt,
+                    table=tokens.tables.table(legal),
+                    seed=1000 + len(found),
+                    temperature=temperature,
+                )
+            )
+    return found
+
+
+def draw(host: EngineHost, engine: EmbeddedEngine, requests: Sequence[GenerationRequest]) -> list[Generation]:
+    async def all_at_once() -> list[Generation]:
+        return await asyncio.gather(*(engine.generate(request) for request in requests))
+
+    return host.submit(all_at_once()).result(timeout=120)
+
+
+def reference_logprobs(model: Any, request: GenerationRequest, generation: Generation) -> np.ndarray:
+    """Masked log-probabilities by a plain transformers forward in float32 and a loop over positions."""
+    ids = [*request.prompt_ids, *generation.token_ids.tolist()]
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([ids])).logits[0].double() / request.temperature
+    legal_ids, offsets = request.table.legal_sets(generation.token_ids.tolist())
+    found = []
+    for position, token in enumerate(generation.token_ids.tolist()):
+        row = logits[len(request.prompt_ids) + position - 1]
+        legal = legal_ids[offsets[position] : offsets[position + 1]].tolist()
+        found.append(float(row[token] - torch.logsumexp(row[legal], 0)))
+    return np.array(found)
+
+
+@pytest.fixture(scope="module")
+def reference(model: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_logprobs_are_those_of_the_masked_policy(host, vllm_engine, positions, tokens, reference, temperature):
+    requests = requests_for(positions, tokens, label=f"t{temperature}", temperature=temperature)
+    gaps, branching = [], 0
+    for request, generation in zip(requests, draw(host, vllm_engine, requests), strict=True):
+        gaps.append(np.abs(reference_logprobs(reference, request, generation) - generation.logprobs).max())
+        branching += int((generation.logprobs < 0).sum())
+    assert branching > 200
+    assert max(gaps) < 1e-4
+
+
+def test_every_completion_is_a_legal_order_set_and_forced_tokens_are_certain(host, vllm_engine, positions, tokens):
+    requests = requests_for(positions, tokens, label="legal")
+    for request, generation in zip(requests, draw(host, vllm_engine, requests), strict=True):
+        _, offsets = request.table.legal_sets(generation.token_ids.tolist())
+        assert generation.logprobs[np.diff(offsets) == 1].tolist() == [0.0] * int((np.diff(offsets) == 1).sum())
+
+
+def test_a_completion_depends_on_its_seed_and_on_nothing_else_in_the_batch(host, vllm_engine, positions, tokens):
+    together = draw(host, vllm_engine, requests_for(positions[:3], tokens, label="a"))
+    backwards = draw(host, vllm_engine, requests_for(positions[:3], tokens, label="b")[::-1])[::-1]
+    alone = [draw(host, vllm_engine, [request])[0] for request in requests_for(positions[:1], tokens, label="c")]
+    for one, other in zip(together, backwards, strict=True):
+        assert one.token_ids.tolist() == other.token_ids.tolist()
+    for one, other in zip(together, alone, strict=False):
+        assert one.token_ids.tolist() == other.token_ids.tolist()
+
+
+def test_a_shared_prompt_is_found_in_the_prefix_cache(host, vllm_engine, positions, tokens):
+    first, second = requests_for(positions[:1], tokens, label="warm")[0], requests_for(positions[:1], tokens, label="again")[0]
+    draw(host, vllm_engine, [first])
+    assert draw(host, vllm_engine, [second])[0].cached_tokens >= 32 * (len(second.prompt_ids) // 32 - 1)
+
+
+def test_a_request_that_is_too_long_is_refused_with_both_numbers(host, vllm_engine, positions, tokens):
+    request = requests_for(positions[:1], tokens, label="long")[0]
+    long = GenerationRequest(request_id="long", prompt_ids=[5] * 600, table=request.table, seed=1)
+    with pytest.raises(EngineError, match=r"needs 6\d\d tokens but max_model_length is 512"):
+        draw(host, vllm_engine, [long])
+
+
+def test_a_failed_step_fails_its_requests_and_leaves_the_engine_working(host, vllm_engine, positions, tokens, monkeypatch):
+    step = vllm_engine._engine.step
+    monkeypatch.setattr(vllm_engine._engine, "step", lambda: (_ for _ in ()).throw(RuntimeError("a broken kernel")))
+    with pytest.raises(EngineError, match="a broken kernel"):
+        draw(host, vllm_engine, requests_for(positions[:1], tokens, label="broken"))
+    monkeypatch.setattr(vllm_engine._engine, "step", step)
+    assert len(draw(host, vllm_engine, requests_for(positions[:1], tokens, label="mended"))) == 7
+
+
+def test_a_cancelled_request_leaves_nothing_behind(host, vllm_engine, positions, tokens):
+    requests = requests_for(positions[:2], tokens, label="cancelled")
+
+    async def cancel_half() -> list[Any]:
+        tasks = [asyncio.ensure_future(vllm_engine.generate(request)) for request in requests]
+        await asyncio.sleep(0.01)
+        for task in tasks[::2]:
+            task.cancel()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    answers = host.submit(cancel_half()).result(timeout=60)
+    assert all(isinstance(answer, Generation) for answer in answers[1::2])
+    assert not vllm_engine._pending
+    assert len(draw(host, vllm_engine, requests_for(positions[:1], tokens, label="after"))) == 7
+
+
+def test_a_published_version_plays_its_adapter_and_says_so(host, vllm_engine, positions, tokens, model, make_adapter, reference):
+    """Runs last of this file on the shared engine, and gives it the base back."""
+    from peft import PeftModel
+
+    adapter, untrained = make_adapter(seed=1, scale=0.3), make_adapter(seed=2, scale=0.0)
+    try:
+        host.submit(vllm_engine.publish(7, adapter, "hash-7")).result(timeout=60)
+        adapted = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32), str(adapter))
+        requests, moved = requests_for(positions[:3], tokens, label="v7"), 0.0
+        for request, generation in zip(requests, draw(host, vllm_engine, requests), strict=True):
+            assert (generation.policy_version, generation.adapter_hash) == (7, "hash-7")
+            assert np.abs(reference_logprobs(adapted, request, generation) - generation.logprobs).max() < 1e-4
+            moved = max(moved, np.abs(reference_logprobs(reference, request, generation) - generation.logprobs).max())
+        assert moved > 0.05, "the adapter changes nothing, so this test would not notice if it were ignored"
+    finally:
+        host.submit(vllm_engine.publish(0, untrained, "base")).result(timeout=60)
+
+
+def test_a_version_published_while_requests_are_in_flight_waits_for_them(host, vllm_engine, positions, tokens, make_adapter):
+    untrained = make_adapter(seed=2, scale=0.0)
+    requests = requests_for(positions, tokens, label="drain")
+
+    async def publish_meanwhile() -> tuple[list[Generation], list[Generation]]:
+        early = [asyncio.ensure_future(vllm_engine.generate(request)) for request in requests]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        publishing = asyncio.ensure_future(vllm_engine.publish(1, untrained, "hash-1"))
+        await asyncio.sleep(0)
+        late = [asyncio.ensure_future(vllm_engine.generate(request)) for request in requests_for(positions[:1], tokens, label="late")]
+        answers = await asyncio.gather(*early), await asyncio.gather(*late)
+        await publishing
+        return answers
+
+    early, late = host.submit(publish_meanwhile()).result(timeout=120)
+    host.submit(vllm_engine.publish(0, untrained, "base")).result(timeout=60)
+    assert {generation.policy_version for generation in early} == {0}
+    assert {generation.policy_version for generation in late} == {1}

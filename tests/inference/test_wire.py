@@ -1,0 +1,78 @@
+"""Requests and answers survive the wire; what is not one is refused by field."""
+
+import msgpack
+import numpy as np
+import pytest
+
+from game.board import Board
+from inference.engine import Generation, GenerationRequest
+from inference.wire import pack_generation, pack_request, unpack_generation, unpack_request
+from rollouts.fork import Tokens
+from telemetry.errors import DataError
+
+
+@pytest.fixture
+def request_sent(tokens: Tokens) -> GenerationRequest:
+    legal = Board.start().legal_orders()["FRANCE"]
+    return GenerationRequest(
+        request_id="r/1", prompt_ids=[1, 2, 3], table=tokens.tables.table(legal), seed=2**62, temperature=0.5, snapshot_id="abc"
+    )
+
+
+def test_a_request_arrives_as_it_was_sent(request_sent: GenerationRequest, tokens: Tokens):
+    got = unpack_request(pack_request(request_sent), tokens.codec.vocabulary_size)
+    assert got.table.to_bytes() == request_sent.table.to_bytes()
+    for name in ("request_id", "prompt_ids", "seed", "temperature", "snapshot_id"):
+        assert getattr(got, name) == getattr(request_sent, name)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"table": b"no table"},
+        {"table": None},
+        {"prompt_ids": b""},
+        {"prompt_ids": np.array([10**6], "<i4").tobytes()},
+        {"prompt_ids": np.array([-1], "<i4").tobytes()},
+        {"prompt_ids": b"123"},
+        {"seed": -1},
+        {"seed": "x"},
+        {"temperature": 0.0},
+        {"temperature": float("nan")},
+    ],
+    ids=str,
+)
+def test_a_request_with_a_bad_field_is_refused(request_sent: GenerationRequest, tokens: Tokens, change: dict):
+    body = msgpack.packb(msgpack.unpackb(pack_request(request_sent)) | change)
+    with pytest.raises(DataError):
+        unpack_request(body, tokens.codec.vocabulary_size)
+
+
+@pytest.mark.parametrize("body", [b"", b"\xc1", b"hello", msgpack.packb([1]), msgpack.packb({})], ids=repr)
+def test_a_body_that_is_no_message_is_refused(body: bytes, tokens: Tokens):
+    with pytest.raises(DataError):
+        unpack_request(body, tokens.codec.vocabulary_size)
+    with pytest.raises(DataError):
+        unpack_generation(body)
+
+
+def test_an_answer_arrives_as_it_was_sent():
+    sent = Generation(
+        token_ids=np.array([5, 6], np.int32),
+        logprobs=np.array([-0.5, 0.0], np.float32),
+        policy_version=3,
+        adapter_hash="ab",
+        worker="w",
+        cached_tokens=32,
+        queue_ms=1.5,
+        generate_ms=2.5,
+    )
+    got = unpack_generation(pack_generation(sent))
+    assert got.token_ids.tolist() == [5, 6] and got.logprobs.tolist() == [-0.5, 0.0]
+    assert (got.policy_version, got.adapter_hash, got.worker, got.cached_tokens) == (3, "ab", "w", 32)
+
+
+def test_an_answer_with_as_many_logprobs_as_not_tokens_is_refused():
+    sent = {"token_ids": np.zeros(2, "<i4").tobytes(), "logprobs": np.zeros(1, "<f4").tobytes()}
+    with pytest.raises(DataError, match="2 tokens but 1 logprobs"):
+        unpack_generation(msgpack.packb(sent))

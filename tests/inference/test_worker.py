@@ -1,0 +1,131 @@
+"""The worker gives the same answers as the engine in this process, and lets nobody do what they should not."""
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from decoding.model_files import model_fingerprint
+from inference.host import EngineHost
+from inference.remote import RemoteEngine
+from inference.settings import InferenceSettings
+from rollouts.fork import POLICY, ForkPlan, play_fork
+from telemetry.errors import EngineError, InputError
+
+pytestmark = pytest.mark.vllm
+KEY = "a key for the tests"
+
+
+@pytest.fixture(scope="module")
+def worker(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    """`entente serve` on a port of its own choosing; its address and the folder its adapters may come from."""
+    root = tmp_path_factory.mktemp("worker")
+    command = [sys.executable, "-m", "cli.main", "serve", "--model", str(model), "--port", "0", "--adapters-root", str(root)]
+    command += ["--max-model-length", "512", "--max-sequences", "32", "--name", "embedded"]
+    log = (root / "worker.log").open("w")
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=os.environ | {"ENTENTE_KEY": KEY})
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    found = re.search(r"http://\S+", line)
+    assert found, (root / "worker.log").read_text()
+    yield found[0], root
+    process.send_signal(signal.SIGTERM)
+    process.wait(timeout=30)
+    process.stdout.close()
+    log.close()
+
+
+@pytest.fixture
+def remote(worker, host: EngineHost, model: Path) -> Iterator[RemoteEngine]:
+    engine = RemoteEngine(InferenceSettings(urls=(worker[0],), max_sequences=32), KEY, model_fingerprint(model))
+    host.submit(engine.start()).result(timeout=60)
+    yield engine
+    host.submit(engine.close()).result(timeout=10)
+
+
+def test_worker_and_embedded_engine_give_the_same_course(host, remote, vllm_engine, positions, tokens):
+    """One fork for each of several positions, all seven powers played: same tokens, same logprobs, same boards."""
+    from game.board import POWERS, Board
+
+    async def play(engine, number: int):
+        plan = ForkPlan(
+            name=f"same/{number}",
+            shared_name=f"same/{number}",
+            seats=dict.fromkeys(POWERS, POLICY),
+            horizon_years=1,
+            temperature=1.0,
+            snapshot_id=positions[number].snapshot_id,
+        )
+        return await play_fork(plan, Board.restore(positions[number]), engine, tokens)
+
+    for number in range(3):
+        here = host.submit(play(vllm_engine, number)).result(timeout=120)
+        there = host.submit(play(remote, number)).result(timeout=120)
+        assert there.status == "complete" and [ply.position for ply in there.plies] == [ply.position for ply in here.plies]
+        for one, other in zip(here.drawn, there.drawn, strict=True):
+            assert one.generation.token_ids.tolist() == other.generation.token_ids.tolist()
+            assert abs(one.generation.logprobs - other.generation.logprobs).max() < 1e-5
+
+
+def test_a_published_adapter_is_served_under_its_version(host, remote, worker, make_adapter, positions, tokens):
+    import shutil
+
+    adapter = worker[1] / "v000003"
+    shutil.copytree(make_adapter(seed=6, scale=0.0), adapter)
+    host.submit(remote.publish(3, adapter, "hash-3")).result(timeout=60)
+    assert host.submit(remote.stats()).result(timeout=10).policy_version == 3
+
+
+@pytest.mark.parametrize("key", [None, "wrong", KEY + "x"], ids=["none", "wrong", "longer"])
+@pytest.mark.parametrize("path", ["/generate", "/publish", "/stats", "/health", "/metrics"])
+def test_without_the_key_no_door_opens(worker, path: str, key: str | None):
+    assert asyncio.run(_status(worker[0] + path, b"", key)) == 401
+
+
+def test_adapters_from_outside_the_root_are_refused(worker, tmp_path: Path):
+    link = worker[1] / "link"
+    link.symlink_to(tmp_path)
+    for adapter in (str(tmp_path), "../", "link", "nowhere"):
+        body = f'{{"version": 4, "adapter": "{adapter}", "adapter_hash": "x"}}'.encode()
+        assert asyncio.run(_status(worker[0] + "/publish", body, KEY, {"content-type": "application/json"})) == 403
+
+
+def test_malformed_and_oversized_bodies_are_refused_and_the_worker_lives(worker, host, remote):
+    assert asyncio.run(_status(worker[0] + "/generate", b"not msgpack", KEY)) == 400
+    assert asyncio.run(_status(worker[0] + "/generate", b"x" * (9 << 20), KEY)) == 413
+    assert host.submit(remote.stats()).result(timeout=10).requests >= 0
+
+
+def test_development_and_documentation_routes_do_not_exist(worker):
+    for path in ("/docs", "/openapi.json", "/collective_rpc", "/reset_prefix_cache", "/v1/completions"):
+        assert asyncio.run(_status(worker[0] + path, b"", KEY)) == 404
+
+
+def test_a_client_without_the_key_or_with_another_model_says_so(worker, host: EngineHost, model: Path):
+    settings = InferenceSettings(urls=(worker[0],))
+    for key, fingerprint, sentence in ((None, model_fingerprint(model), "401"), (KEY, "another", "serves another model")):
+        engine = RemoteEngine(settings, key, fingerprint)
+        with pytest.raises(InputError, match=sentence):
+            host.submit(engine.start()).result(timeout=30)
+        host.submit(engine.close()).result(timeout=10)
+
+
+def test_a_worker_that_is_not_there_is_named(host: EngineHost):
+    engine = RemoteEngine(InferenceSettings(urls=("http://127.0.0.1:9",)), None, "x")
+    with pytest.raises((InputError, EngineError), match="http://127.0.0.1:9 does not answer"):
+        host.submit(engine.start()).result(timeout=30)
+    host.submit(engine.close()).result(timeout=10)
+
+
+async def _status(url: str, body: bytes, key: str | None, headers: dict[str, str] | None = None) -> int:
+    sent = (headers or {}) | ({"authorization": f"Bearer {key}"} if key else {})
+    method = "POST" if url.endswith(("/generate", "/publish")) else "GET"
+    async with aiohttp.ClientSession() as session, session.request(method, url, data=body or None, headers=sent) as answer:
+        return answer.status

@@ -1,0 +1,135 @@
+"""Rollouts are whole, complete, repeatable, and what their rows say of rewards adds up."""
+
+import asyncio
+import json
+from collections import defaultdict
+
+import numpy as np
+import pytest
+
+from game.board import POWERS, Board
+from game.scores import components, standing
+from game.snapshot import Snapshot
+from inference.engine import GenerationRequest
+from rollouts.roll_out import RolledOut, plan_start_groups, roll_out
+from rollouts.settings import RolloutSettings
+from storage.schema import to_table
+from telemetry.errors import EngineError
+
+
+def play(engine, tokens, positions, *, seed: int = 0, powers: str = "one", **given) -> RolledOut:
+    settings = RolloutSettings(start_groups=len(positions), policy_powers=powers, **({"forks_per_group": 4, "horizon_years": 1} | given))
+    pairs = [(snapshot, POWERS[index % 7]) for index, snapshot in enumerate(positions)]
+    groups = plan_start_groups(pairs, 10, settings)
+    return asyncio.run(roll_out(groups, engine, tokens, settings, producer="local", seed=seed))
+
+
+def test_components_over_one_power_of_one_fork_add_up_to_final_minus_start(uniform_engine, tokens, positions):
+    """On 200 forks with all seven powers played, against boards replayed from the stored plies."""
+    played = play(uniform_engine(), tokens, positions[:5], powers="all", forks_per_group=40)
+    assert played.forks == 200
+    sums: dict[tuple[int, int, str], np.ndarray] = defaultdict(lambda: np.zeros(3))
+    for row in played.decisions:
+        sums[row.start_group, row.fork, row.power] += (row.centres_gained, row.sos_share, row.survival)
+    last = {}
+    for ply in played.plies:
+        last[ply.start_group, ply.fork] = ply
+    checked = 0
+    for (group, fork, power), total in sums.items():
+        ply = last[group, fork]
+        board = Board.restore(_as_snapshot(ply, positions[group - 10]))
+        board.step(json.loads(ply.orders))
+        start = standing(Board.restore(positions[group - 10]))
+        expected = components(start, standing(board), power)
+        np.testing.assert_allclose(total, list(expected.values()), atol=1e-6)
+        checked += 1
+    assert checked > 1000 and any(total[0] != 0 for total in sums.values())
+
+
+def _as_snapshot(ply, start: Snapshot) -> Snapshot:
+    from dataclasses import replace
+
+    return replace(start, snapshot_id=ply.snapshot_id, position=ply.position, phase=ply.phase)
+
+
+def test_a_replay_of_the_stored_orders_meets_every_stored_position(uniform_engine, tokens, positions):
+    played = play(uniform_engine(), tokens, positions[:3])
+    board, fork = None, None
+    for ply in played.plies:
+        if (ply.start_group, ply.fork) != fork:
+            fork, board = (ply.start_group, ply.fork), Board.restore(positions[ply.start_group - 10])
+        assert board is not None and board.snapshot(game_id="", seed=0, source="").snapshot_id == ply.snapshot_id
+        assert json.loads(ply.results) == {unit: list(found) for unit, found in board.step(json.loads(ply.orders)).results.items()}
+
+
+def test_rows_are_complete_and_nothing_is_rejected(uniform_engine, tokens, positions):
+    played = play(uniform_engine(), tokens, positions, powers="all")
+    table = to_table(played.decisions)
+    assert table.num_rows == len({row.decision_id for row in played.decisions}) > 400
+    assert all(column.null_count == 0 for column in table.columns)
+    for row in played.decisions:
+        assert row.orders_rejected == 0 and row.status == "complete"
+        assert len(row.legal_offsets) - 1 == len(row.behaviour_logprobs) == len(row.input_ids) - row.prompt_len
+        widths = np.diff(row.legal_offsets)
+        np.testing.assert_allclose(row.behaviour_logprobs, -np.log(widths), rtol=1e-6)
+        assert any(widths > 1), "a forced decision teaches nothing and is not asked for"
+
+
+def test_only_the_policy_power_is_asked_for_and_others_are_scripted(uniform_engine, tokens, positions):
+    played = play(uniform_engine(), tokens, positions)
+    assert {(row.start_group - 10) % 7 for row in played.decisions} == {POWERS.index(row.power) for row in played.decisions} | {0}
+    for row in played.decisions:
+        assert row.power == POWERS[(row.start_group - 10) % 7] and row.opponents == "random"
+
+
+def test_scripted_opponents_share_their_random_numbers_within_a_group_and_not_across(uniform_engine, tokens, positions):
+    played = play(uniform_engine(), tokens, [positions[0], positions[0]], forks_per_group=3)
+    first = [json.loads(ply.orders) for ply in played.plies if ply.ply == 0]
+    others = [{power: orders for power, orders in ply.items() if power not in POWERS[:2]} for ply in first]
+    assert others[0] == others[1] == others[2] and others[3] == others[4] == others[5]
+    assert others[0] != others[3]
+    assert len({json.dumps(ply[POWERS[0]]) for ply in first[:3]}) > 1, "forks must differ in what the policy does"
+
+
+def test_the_same_seed_repeats_everything_but_the_clock(uniform_engine, tokens, positions):
+    def told(played: RolledOut) -> list:
+        clocks = {"queue_ms", "generate_ms", "engine_ms"}
+        table = to_table(played.decisions)
+        return table.drop_columns(sorted(clocks | {"checksum"})).to_pylist()
+
+    assert told(play(uniform_engine(), tokens, positions[:3], seed=4)) == told(play(uniform_engine(), tokens, positions[:3], seed=4))
+    assert told(play(uniform_engine(), tokens, positions[:3], seed=4)) != told(play(uniform_engine(), tokens, positions[:3], seed=5))
+
+
+def test_a_failed_fork_is_data_with_a_reason_and_its_neighbours_go_on(uniform_engine, tokens, positions):
+    def fails(request: GenerationRequest) -> bool:
+        return request.request_id.startswith("local/0/10/2/1/")  # fork 2 of the first group, at its second ply
+
+    played = play(uniform_engine(fails=fails), tokens, positions[:2])
+    bad = [row for row in played.decisions if row.status == "failed"]
+    assert played.failed_forks == 1 and {(row.start_group, row.fork) for row in bad} == {(10, 2)}
+    assert all("was made to fail" in row.reason for row in bad)
+    assert len({row.fork for row in played.decisions if row.status == "complete" and row.start_group == 10}) == 3
+
+
+def test_too_many_failed_forks_fail_the_task(uniform_engine, tokens, positions):
+    with pytest.raises(EngineError, match="8 of 8 forks failed; the first: request .* was made to fail"):
+        play(uniform_engine(fails=lambda request: True), tokens, positions[:2])
+
+
+def test_forks_advance_independently_with_many_requests_in_flight(uniform_engine, tokens, positions):
+    """A fork whose answers never come must not hold the others back."""
+
+    class Stuck(uniform_engine):
+        async def generate(self, request):
+            if request.request_id.startswith("local/0/10/0/"):
+                await asyncio.sleep(0.5)
+            return await super().generate(request)
+
+    engine = Stuck()
+    play(engine, tokens, positions[:2])
+    order = [request.request_id.split("/")[2:5] for request in engine.requests]
+    first_of_slow = order.index(["10", "0", "0"])
+    done_before = {tuple(place) for place in order[:first_of_slow]}
+    assert {(group, fork) for group, fork, _ in done_before} == {(g, f) for g in ("10", "11") for f in "0123"} - {("10", "0")}
+    assert any(ply != "0" for _, _, ply in done_before)

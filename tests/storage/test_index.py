@@ -1,0 +1,320 @@
+"""The index follows a run as it is written, hands on verified rows only, and leaves no way to write."""
+
+import os
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pytest
+
+from storage.index import Index, SelectionQuery, connect
+from storage.ledger import read_ledger, write_ledger
+from storage.runs import RunPaths
+from storage.shards import open_shard, publish_shard
+from telemetry.errors import DataError, InputError
+
+QUERY = SelectionQuery(step=1, policy_version=0, max_policy_lag=0, start_groups=99, lineage="main", seed=0)
+
+
+def test_a_batch_holds_the_published_tokens_in_the_order_of_the_selection(
+    paths: RunPaths, publish: Any
+) -> None:
+    published = {}
+    for first, producer in ((0, "p0"), (0, "p1"), (2, "p0")):
+        published |= {row.decision_id: row for row in publish(range(first, first + 2), producer, forks=6)[1]}
+    index = Index(paths)
+    assert index.refresh() == len(published) == 144
+    rows = index.select_batch(QUERY).rows
+    shuffled = rows.take(np.random.default_rng(0).permutation(rows.num_rows))
+    batch = index.gather(shuffled)
+    assert batch.decision_ids.tolist() == shuffled["decision_id"].to_pylist()
+    assert len(batch.decision_ids) > 60
+    for row, number in enumerate(batch.decision_ids.tolist()):
+        source = published[number]
+        assert (
+            batch.input_ids[batch.input_offsets[row] : batch.input_offsets[row + 1]].tolist()
+            == source.input_ids
+        )
+        assert batch.prompt_lens[row] == source.prompt_len
+        positions = range(batch.completion_offsets[row], batch.completion_offsets[row + 1])
+        assert (
+            batch.behaviour_logprobs[positions.start : positions.stop].tolist() == source.behaviour_logprobs
+        )
+        legal = [
+            batch.legal_ids[batch.legal_offsets[at] : batch.legal_offsets[at + 1]].tolist()
+            for at in positions
+        ]
+        bounds = source.legal_offsets
+        assert legal == [list(source.legal_ids[low:high]) for low, high in pairwise(bounds)]
+    assert batch.returns.tolist() == shuffled["return"].to_pylist()
+    assert batch.advantage_groups.tolist() == shuffled["advantage_group"].to_pylist()
+    assert len(batch.legal_ids) == batch.legal_offsets[-1]
+
+
+def test_an_empty_selection_gathers_to_an_empty_batch(paths: RunPaths) -> None:
+    index = Index(paths)
+    selection = index.select_batch(QUERY)
+    batch = index.gather(selection.rows)
+    assert (
+        selection.start_groups,
+        len(batch.input_ids),
+        batch.legal_offsets.tolist(),
+        batch.input_offsets.tolist(),
+    ) == (0, 0, [0], [0])
+
+
+def test_a_recorded_step_gathers_to_the_same_batch(paths: RunPaths, publish: Any) -> None:
+    publish(range(3), forks=5)
+    index = Index(paths)
+    index.refresh()
+    rows = index.select_batch(QUERY).rows
+    write_ledger(paths, "main", 1, rows, {})
+    first, again = index.gather(rows), Index(paths).gather(read_ledger(paths, "main", 1))
+    for name in type(first).__slots__:
+        assert np.array_equal(getattr(first, name), getattr(again, name)), name
+
+
+def test_token_counts_are_those_of_the_rows(paths: RunPaths, publish: Any) -> None:
+    _, decisions = publish(range(2))
+    publish(
+        range(2, 3),
+        forks=1,
+        input_ids=[1],
+        prompt_len=1,
+        behaviour_logprobs=[],
+        legal_ids=[],
+        legal_offsets=[0],
+    )
+    index = Index(paths)
+    index.refresh()
+    found = index.connection.sql(
+        "SELECT decision_id, n_prompt, n_completion, n_branching FROM decisions WHERE start_group < 2"
+    ).fetchall()
+    expected = [
+        (row.decision_id, row.prompt_len, len(row.behaviour_logprobs), sum(np.diff(row.legal_offsets) > 1))
+        for row in decisions
+    ]
+    assert sorted(found) == sorted(expected)
+    assert index.connection.sql(
+        "SELECT DISTINCT n_completion, n_branching FROM decisions WHERE start_group = 2"
+    ).fetchall() == [(0, 0)]
+
+
+def test_fresh_rows_are_complete_rows_of_exactly_that_version(paths: RunPaths, publish: Any) -> None:
+    publish(range(1), policy_version=3)
+    _, wanted = publish(range(1, 2), policy_version=4)
+    publish(range(2, 3), policy_version=4, status="failed")
+    publish(range(3, 4), policy_version=5)
+    index = Index(paths)
+    index.refresh()
+    rows = index.fresh_rows(policy_version=4, limit=99)
+    assert sorted(rows["decision_id"].to_pylist()) == sorted(row.decision_id for row in wanted)
+    assert index.fresh_rows(policy_version=4, limit=5).equals(rows.slice(0, 5))
+    assert set(index.gather(rows).advantage_groups.tolist()) == {-1}
+
+
+def test_new_shards_and_ledgers_are_followed_without_listing_their_folders(
+    paths: RunPaths, publish: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(range(3))
+    index = Index(paths)
+    assert index.refresh() == 36
+    write_ledger(paths, "main", 1, index.select_batch(QUERY).rows, {})
+    index.refresh()
+    listed: list[Path] = []
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda folder: listed.append(Path(folder)) or scandir(folder))
+    monkeypatch.setattr(os, "listdir", None)
+    for first in range(3, 30, 3):
+        publish(range(first, first + 3))
+        assert index.refresh() == 36
+        write_ledger(paths, "main", first, index.select_batch(QUERY).rows, {})
+    assert index.refresh() == 0
+    assert set(listed) == {paths.shards, paths.ledger}
+    publish(range(2), "new")
+    assert index.refresh() == 24
+    assert listed.count(paths.shards / "new") == 1
+
+
+def test_a_shard_of_many_start_groups_names_a_successor_far_away(
+    paths: RunPaths, publish: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish_shard(paths, "p0", 0, [], [], {}, next_start_group=5000)
+    index = Index(paths)
+    index.refresh()
+    monkeypatch.setattr("storage.follow.RELIST_SECONDS", float("inf"))
+    publish(range(5000, 5001))
+    assert index.refresh() == 12
+
+
+def test_a_damaged_shard_is_set_aside_and_the_rest_goes_on(paths: RunPaths, publish: Any) -> None:
+    for first in (0, 3, 6):
+        publish(range(first, first + 3))
+    damage(paths.shards / "p0" / "000003.arrow")
+    index = Index(paths)
+    assert index.refresh() == 72
+    (shard, sentence) = index.refused[0]
+    assert shard == "p0/000003.arrow" and "000003.arrow" in sentence
+    publish(range(9, 12))
+    assert index.refresh() == 36
+    assert len(index.refused) == 1
+    assert index.connection.sql("SELECT count(DISTINCT shard) FROM decisions").fetchall() == [(3,)]
+
+
+def test_a_row_damaged_after_it_was_indexed_is_named_and_its_shard_set_aside(
+    paths: RunPaths, publish: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(range(2), forks=6)
+    publish(range(2, 4), forks=6)
+    index = Index(paths)
+    index.refresh()
+    before = index.select_batch(QUERY).rows
+    table = index._open_mapped("p0/000000.arrow")
+    tokens = table["input_ids"].chunk(0).values
+    damaged_row = before.filter(np.array(before["shard"]) == "p0/000000.arrow")["row"][3].as_py()
+    place = table["input_ids"].chunk(0).offsets[damaged_row].as_py()
+    patched = tokens.to_numpy().copy()
+    patched[place] ^= 4
+    lists = type(table["input_ids"].chunk(0)).from_arrays(table["input_ids"].chunk(0).offsets, patched)
+    index._mapped["p0/000000.arrow"] = table.set_column(
+        table.column_names.index("input_ids"), "input_ids", lists
+    )
+    with pytest.raises(DataError, match=rf"p0/000000.arrow, row {damaged_row}: the checksum is wrong"):
+        index.gather(before)
+    after = index.select_batch(QUERY).rows
+    assert set(after["shard"].to_pylist()) == {"p0/000002.arrow"}
+    index.gather(after)
+    assert [shard for shard, _ in index.refused] == ["p0/000000.arrow"]
+
+
+@pytest.mark.parametrize("change", ["damaged", "replaced", "shorter", "gone"])
+def test_a_recorded_step_is_never_repeated_with_other_rows(
+    paths: RunPaths, publish: Any, change: str
+) -> None:
+    shard, _ = publish(range(3), forks=6)
+    index = Index(paths)
+    index.refresh()
+    rows = index.select_batch(QUERY).rows
+    if change == "damaged":
+        damage(shard.path)
+    else:
+        shard.path.unlink()
+    if change in ("replaced", "shorter"):
+        publish(range(3), forks=6 if change == "replaced" else 1)
+    with pytest.raises(DataError, match=r"000000\.arrow"):
+        Index(paths).gather(rows)
+
+
+def test_a_start_group_that_stands_in_two_shards_counts_once(paths: RunPaths, publish: Any) -> None:
+    publish(range(3))
+    publish(range(2, 4))
+    index = Index(paths)
+    assert index.refresh() == 36
+    assert index.refused[0][0] == "p0/000002.arrow" and "repeats start group 2" in index.refused[0][1]
+
+
+def test_an_unknown_component_is_refused_with_the_known_ones(paths: RunPaths) -> None:
+    with pytest.raises(InputError, match="sos_share"):
+        Index(paths, blend={"sum_of_squares": 1.0})
+
+
+WRITER = """
+import random, runpy, sys
+from pathlib import Path
+from storage.runs import RunPaths
+from storage.shards import publish_shard
+
+makers = runpy.run_path(sys.argv[2])
+for first in range(10000):
+    decisions, plies = makers["make_shard_rows"](random.Random(first), range(first, first + 1), "busy", 2)
+    publish_shard(RunPaths(Path(sys.argv[1])), "busy", first, decisions, plies, {})
+    print(first, flush=True)
+"""
+
+
+def test_connect_works_while_another_process_publishes(paths: RunPaths) -> None:
+    command = [sys.executable, "-c", WRITER, str(paths.root), str(Path(__file__).with_name("conftest.py"))]
+    with subprocess.Popen(
+        command, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, env={"PYTHONPATH": "."}
+    ) as writer:
+        assert writer.stdout is not None
+        try:
+            seen = []
+            for _ in range(4):
+                published = int(writer.stdout.readline()) + 1
+                connection = connect(paths.root)
+                seen.append(
+                    connection.sql("SELECT count(*), count(DISTINCT shard) FROM decisions").fetchall()[0]
+                )
+                assert seen[-1][0] == 8 * seen[-1][1] >= 8 * published
+                assert connection.sql("SELECT count(*) FROM plies").fetchall() == [(seen[-1][0] // 2,)]
+                assert connection.sql("SELECT count(*) FROM refused").fetchall() == [(0,)]
+                connection.close()
+            assert writer.poll() is None
+            assert seen[0] < seen[-1]
+        finally:
+            writer.kill()
+
+
+def test_views_answer_ordinary_questions(paths: RunPaths, publish: Any) -> None:
+    publish(range(2), forks=6)
+    index = Index(paths)
+    index.refresh()
+    rows = index.select_batch(QUERY).rows
+    write_ledger(paths, "main", 1, rows, {})
+    connection = connect(paths.root)
+    assert connection.sql(
+        "SELECT shard, row FROM batches WHERE lineage = 'main' AND step = 1 ORDER BY place"
+    ).fetchall() == list(zip(rows["shard"].to_pylist(), rows["row"].to_pylist(), strict=True))
+    used = connection.sql('SELECT sum(n) FROM "groups" WHERE used = 1').fetchall()
+    assert used == [(rows.num_rows,)]
+    assert connection.sql('SELECT count(*), sum(n) FROM "groups"').fetchall() == [(8, 48)]
+    assert connection.sql('SELECT count("return") FROM decisions').fetchall() == [(48,)]
+    assert connection.sql("SELECT DISTINCT phase FROM plies ORDER BY phase").fetchall() == [
+        ("F1901M",),
+        ("S1901M",),
+    ]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "COPY decisions TO '{outside}'",
+        "SELECT * FROM read_text('{secret}')",
+        "SELECT * FROM '{secret}'",
+        "ATTACH '{outside}'",
+        "EXPORT DATABASE '{outside}'",
+        "INSTALL httpfs",
+        "SET enable_external_access = true",
+        "SET lock_configuration = false",
+        "SELECT * FROM python_table",
+    ],
+)
+def test_a_connection_reaches_nothing_outside_itself(
+    paths: RunPaths, publish: Any, tmp_path: Path, statement: str
+) -> None:
+    publish(range(1))
+    secret, outside = tmp_path / "secret.csv", tmp_path / "outside"
+    secret.write_text("a,b\n1,2\n")
+    python_table = open_shard(paths.shards / "p0" / "000000.arrow")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(duckdb.Error):
+        connect(paths.root).execute(statement.format(secret=secret, outside=outside)).fetchall()
+    assert sorted(tmp_path.rglob("*")) == before
+    assert python_table.num_rows == 12
+
+
+def test_connecting_to_something_else_says_what_a_run_is(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is not a run"):
+        connect(tmp_path)
+
+
+def damage(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.unlink()
+    path.write_bytes(content)

@@ -1,0 +1,79 @@
+"""A step is recorded once, by one trainer, and reads back in its order."""
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from storage.index import Index, SelectionQuery
+from storage.ledger import ROWS_SCHEMA, ledger_path, read_ledger, recorded_steps, write_ledger
+from storage.runs import RunPaths
+from telemetry.errors import DataError
+
+
+@pytest.fixture
+def chosen(paths: RunPaths, publish: Any) -> pa.Table:
+    publish(range(3), forks=4)
+    index = Index(paths)
+    index.refresh()
+    query = SelectionQuery(step=1, policy_version=0, max_policy_lag=0, start_groups=9, lineage="main", seed=0)
+    rows = index.select_batch(query).rows
+    assert rows.num_rows > 4
+    return rows
+
+
+def test_the_second_trainer_loses_the_step_and_leaves_the_first_s_bytes(
+    paths: RunPaths, chosen: pa.Table
+) -> None:
+    assert write_ledger(paths, "main", 137, chosen, {"policy_version": "136"}) is True
+    path = ledger_path(paths, "main", 137)
+    before = path.read_bytes()
+    assert write_ledger(paths, "main", 137, chosen.slice(0, 2), {}) is False
+    assert path.read_bytes() == before
+    assert [entry.name for entry in path.parent.iterdir()] == ["step-000137.arrow"]
+
+
+def test_a_record_reads_back_in_its_order(paths: RunPaths, chosen: pa.Table) -> None:
+    reversed_rows = chosen.take(list(range(chosen.num_rows))[::-1])
+    write_ledger(paths, "main", 2, reversed_rows, {"policy_version": "1"})
+    read = read_ledger(paths, "main", 2)
+    assert read is not None
+    assert read.to_pylist() == reversed_rows.to_pylist()
+    assert read.schema.metadata[b"policy_version"] == b"1"
+
+
+def test_steps_of_one_lineage_are_not_another_s(paths: RunPaths, chosen: pa.Table) -> None:
+    for lineage, step in (("main", 3), ("main", 1), ("other", 2)):
+        assert write_ledger(paths, lineage, step, chosen, {})
+    (paths.ledger / "main" / ".step-000009.arrow.1-2.tmp").touch()
+    assert recorded_steps(paths, "main") == [1, 3]
+    assert recorded_steps(paths, "other") == [2]
+    assert recorded_steps(paths, "third") == []
+    assert read_ledger(paths, "main", 2) is None
+
+
+def test_an_empty_batch_can_be_recorded(paths: RunPaths) -> None:
+    assert write_ledger(paths, "main", 1, ROWS_SCHEMA.empty_table(), {})
+    read = read_ledger(paths, "main", 1)
+    assert read is not None and read.num_rows == 0
+
+
+def test_rows_from_which_the_step_could_not_be_repeated_are_refused(
+    paths: RunPaths, chosen: pa.Table
+) -> None:
+    with pytest.raises(DataError, match="without checksum"):
+        write_ledger(paths, "main", 1, chosen.drop_columns(["checksum"]), {})
+
+
+def test_a_damaged_record_is_an_error_and_never_an_unused_row(paths: RunPaths, chosen: pa.Table) -> None:
+    write_ledger(paths, "main", 1, chosen, {})
+    path = ledger_path(paths, "main", 1)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="step-000001"):
+        read_ledger(paths, "main", 1)
+    index = Index(paths)
+    for _ in range(2):  # not only once: a second look must not take the rows for unused
+        with pytest.raises(DataError, match="step-000001"):
+            index.refresh()

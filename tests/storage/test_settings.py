@@ -1,0 +1,37 @@
+"""Settings refuse what would make every return 0 or leave a component unknown."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from storage.schema import COMPONENTS, DECISION_SCHEMA
+from storage.settings import StorageSettings
+
+
+def test_defaults_are_the_documented_ones() -> None:
+    settings = StorageSettings()
+    assert (settings.blend, settings.discount, settings.max_policy_lag) == ({"centres_gained": 1.0}, 1.0, 2)
+
+
+def test_every_component_is_a_column() -> None:
+    assert set(COMPONENTS) <= set(DECISION_SCHEMA.names)
+
+
+@pytest.mark.parametrize(
+    ("broken", "sentence"),
+    [
+        (
+            {"blend": {"centers_gained": 1.0}},
+            "centers_gained is no reward component; known are centres_gained",
+        ),
+        ({"blend": {"survival": 0.0}}, "every component weighs 0"),
+        ({"discount": 1.5}, "less than or equal to 1"),
+        ({"max_policy_lag": -1}, "greater than or equal to 0"),
+        ({"max_lag": 1}, "not permitted"),
+    ],
+    ids=["unknown", "zero", "discount", "lag", "extra"],
+)
+def test_unusable_settings_are_refused_with_a_reason(broken: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValidationError, match=sentence):
+        StorageSettings(**broken)

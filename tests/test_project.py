@@ -1,0 +1,256 @@
+"""Claims about the project as a whole: what it is made of, what it needs, how it is set up.
+
+Lists that must agree (packages on disk, in the wheel, in the contracts; ranges and lock) are compared here,
+so that a new room or a new dependency cannot be half declared.
+"""
+
+import importlib.metadata
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+import urllib.error
+import urllib.request
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parent.parent
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PACKAGES = PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+CONTRACTS = {contract["id"]: contract for contract in PYPROJECT["tool"]["importlinter"]["contracts"]}
+
+# Folders that may hold Python files without being packages.
+NOT_ROOMS = {"tests", "scripts"}
+
+# What takes seconds or hundreds of megabytes to import.
+HEAVY = {"torch", "vllm", "prefect", "wandb"}
+
+# The rooms that may import a library themselves (the design's rule, written down a second time on purpose).
+OWNERS = {
+    "prefect": {"cli", "flows", "tasks"},
+    "torch": {"training", "inference", "benchmarks"},
+    "vllm": {"inference"},
+    "diplomacy": {"game"},
+    "wandb": {"telemetry"},
+}
+
+
+def package_files() -> set[str]:
+    """Every file of the packages on disk, relative to the root, without what Python leaves behind."""
+    return {
+        str(path.relative_to(ROOT))
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*")
+        if path.is_file() and path.suffix != ".pyc"
+    }
+
+
+def locked_versions() -> dict[str, str]:
+    """The lock as a mapping from canonical name to version; every line must be an exact pin."""
+    lines = (ROOT / "requirements" / "cpu.lock").read_text().splitlines()
+    pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    versions = {}
+    for pin in pins:
+        (specifier,) = pin.specifier
+        assert specifier.operator == "==", f"{pin} is not an exact pin"
+        versions[canonicalize_name(pin.name)] = specifier.version
+    assert len(versions) == len(pins), "the lock names a package twice"
+    return versions
+
+
+def test_the_packages_declared_are_the_packages_on_disk():
+    on_disk = {
+        path.name
+        for path in ROOT.iterdir()
+        if path.is_dir() and not path.name.startswith(".") and any(path.glob("*.py"))
+    }
+    assert on_disk - NOT_ROOMS == set(PACKAGES)
+    assert [package for package in PACKAGES if not (ROOT / package / "__init__.py").exists()] == []
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [
+        pytest.param(PYPROJECT["tool"]["pyright"]["include"], id="pyright"),
+        pytest.param(PYPROJECT["tool"]["importlinter"]["root_packages"], id="import-linter"),
+    ],
+)
+def test_every_tool_looks_at_every_package(listed: list[str]):
+    assert sorted(listed) == sorted(PACKAGES)
+
+
+def test_ruff_sorts_every_package_as_our_own():
+    assert set(PACKAGES) <= set(PYPROJECT["tool"]["ruff"]["lint"]["isort"]["known-first-party"])
+
+
+def test_every_package_stands_on_one_floor():
+    floors = [room.strip(" ()") for layer in CONTRACTS["floors"]["layers"] for room in layer.split("|")]
+    assert len(floors) == len(set(floors))
+    assert set(PACKAGES) <= set(floors)
+
+
+@pytest.mark.parametrize("library", OWNERS)
+def test_only_its_owners_may_import_a_heavy_or_foreign_library(library: str):
+    contract = CONTRACTS[library]
+    assert contract["forbidden_modules"] == [library]
+    assert set(contract["source_modules"]) == set(PACKAGES) - OWNERS[library]
+
+
+def test_no_flow_file_shadows_a_package_a_dependency_or_the_standard_library():
+    # A path entrypoint puts flows/ first on sys.path: flows/storage.py would break `import storage`.
+    taken = {*PACKAGES, *sys.stdlib_module_names, *importlib.metadata.packages_distributions()}
+    names = {path.stem for path in (ROOT / "flows").iterdir() if path.suffix == ".py" or path.is_dir()}
+    assert names & taken == set()
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        pytest.param(
+            "sys.argv = ['entente', '--help']; from cli.main import main; main()", id="entente --help"
+        ),
+        pytest.param(
+            "import game, importlib, pkgutil;"
+            "[importlib.import_module(f'game.{m.name}') for m in pkgutil.iter_modules(game.__path__)]",
+            id="import game",
+        ),
+    ],
+)
+def test_what_should_be_quick_imports_nothing_heavy(statement: str):
+    report = (
+        "import atexit, json, sys; atexit.register(lambda: print('\\n' + json.dumps(sorted(sys.modules))));"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", report + statement], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    loaded = set(json.loads(done.stdout.splitlines()[-1]))
+    assert loaded & HEAVY == set()
+
+
+@pytest.mark.parametrize("group", ["core", "cpu", "dev"])
+def test_the_lock_lies_within_every_declared_range(group: str):
+    project = PYPROJECT["project"]
+    declared = project["dependencies"] if group == "core" else project["optional-dependencies"][group]
+    locked = locked_versions()
+    outside = [
+        text
+        for requirement, text in ((Requirement(text), text) for text in declared)
+        if not requirement.specifier.contains(locked[canonicalize_name(requirement.name)], prereleases=True)
+    ]
+    assert outside == []
+
+
+def test_the_lock_never_brings_two_vllms_nor_the_builds_that_break_torch():
+    unwanted = {"vllm", "torchvision", "torchaudio", "torchcodec", "pynvml"}
+    assert unwanted & set(locked_versions()) == set()
+
+
+def test_the_wheel_holds_every_file_of_the_packages_and_nothing_else(tmp_path: Path):
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    about = {name for name in names if name.split("/")[0].endswith(".dist-info")}
+    assert names - about == package_files()
+    assert {"LICENSE", "NOTICE"} <= {name.rsplit("/", 1)[-1] for name in about}
+
+
+def run_setup(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a copy of the set-up script: if a check is broken, the environment in use must not be rebuilt."""
+    (folder / "scripts").mkdir()
+    (folder / "requirements").mkdir()
+    for name in ("scripts/setup-environment", "requirements/cpu.lock", "pyproject.toml"):
+        shutil.copy(ROOT / name, folder / name)
+    script = folder / "scripts" / "setup-environment"
+    return subprocess.run(
+        [script], env=os.environ | environment, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def stand_in(path: Path, answer: str) -> Path:
+    """An executable that prints one line, whatever it is asked."""
+    path.write_text(f"#!/bin/sh\necho '{answer}'\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize("version", ["3.10.14", "3.14.0", "2.7.18"])
+def test_set_up_refuses_another_python_in_a_sentence(tmp_path: Path, version: str):
+    done = run_setup(tmp_path, PYTHON=str(stand_in(tmp_path / "python", version)))
+    assert done.returncode == 2
+    assert version in done.stderr
+    assert "3.11, 3.12 or 3.13" in done.stderr
+    assert not (tmp_path / ".venv").exists()
+
+
+@pytest.mark.parametrize("platform", ["Darwin arm64", "Linux aarch64"])
+def test_set_up_tells_another_platform_what_to_do(tmp_path: Path, platform: str):
+    stand_in(tmp_path / "uname", platform)
+    done = run_setup(tmp_path, PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert done.returncode == 2
+    assert platform in done.stderr
+    assert "pip install -e" in done.stderr
+    assert not (tmp_path / ".venv").exists()
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def is_healthy(address: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{address}/health", timeout=5) as answer:
+            return answer.status == 200
+    except (urllib.error.URLError, TimeoutError, ConnectionError):
+        return False
+
+
+@pytest.mark.slow
+def test_a_prefect_server_boots_and_answers_with_the_locked_versions(tmp_path: Path):
+    # Resolving proves nothing here: Prefect accepts releases of fastapi on which its server cannot start.
+    port = free_port()
+    home = {
+        "PREFECT_HOME": str(tmp_path / "prefect"),
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "DO_NOT_TRACK": "1",
+    }
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")
+    } | home
+    command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
+    log = tmp_path / "server.log"
+    with log.open("w") as output:
+        server = subprocess.Popen(
+            command,
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=tmp_path,
+            start_new_session=True,
+        )
+    try:
+        deadline = time.monotonic() + 180
+        while not is_healthy(f"http://127.0.0.1:{port}/api"):
+            assert server.poll() is None, f"the server died at its start:\n{log.read_text()}"
+            assert time.monotonic() < deadline, f"no answer within three minutes:\n{log.read_text()}"
+            time.sleep(0.5)
+        server.terminate()
+        server.wait(timeout=60)
+        assert not is_healthy(f"http://127.0.0.1:{port}/api"), "the server answers after it was told to stop"
+    finally:
+        # Whatever went wrong, the server and what it started are gone afterwards.
+        if server.poll() is None:
+            os.killpg(server.pid, signal.SIGKILL)
+            server.wait(timeout=30)

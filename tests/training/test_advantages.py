@@ -1,0 +1,35 @@
+"""Leave-one-out advantages against a loop, and what they must never do."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from training.advantages import leave_one_out
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.floats(-20, 20)), min_size=1, max_size=40))
+def test_each_decision_is_compared_with_the_mean_of_the_others(rows):
+    rows = rows + [(group, 1.5) for group, _ in rows]  # every group has at least two members
+    groups, returns = np.array([group for group, _ in rows]), np.array([value for _, value in rows])
+    expected = []
+    for index, (group, value) in enumerate(rows):
+        others = [other for place, (g, other) in enumerate(rows) if g == group and place != index]
+        expected.append(value - sum(others) / len(others))
+    np.testing.assert_allclose(leave_one_out(returns, groups), expected, atol=1e-9)
+
+
+def test_they_sum_to_zero_in_each_group_and_ignore_a_shift_of_it():
+    groups, returns = np.array([7, 7, 7, 2, 2]), np.array([1.0, 4.0, 0.0, 3.0, 5.0])
+    advantages = leave_one_out(returns, groups)
+    assert advantages[:3].sum() == pytest.approx(0) and advantages[3:].sum() == pytest.approx(0)
+    np.testing.assert_allclose(leave_one_out(returns + 10 * (groups == 7), groups), advantages)
+
+
+def test_the_better_decision_has_the_positive_advantage():
+    assert leave_one_out(np.array([2.0, 0.0]), np.array([0, 0])).tolist() == [2.0, -2.0]
+
+
+def test_a_group_of_one_is_refused():
+    with pytest.raises(ValueError, match="at least 2"):
+        leave_one_out(np.array([1.0, 2.0, 3.0]), np.array([0, 0, 1]))

@@ -1,0 +1,71 @@
+"""The trainer's own process: it answers, it tells errors as sentences, and it never outlives its parent."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from storage.runs import RunPaths
+from storage.settings import StorageSettings
+from telemetry.errors import TrainingError
+from training.process import TrainerProcess
+from training.settings import TrainingSettings
+
+SETTINGS = TrainingSettings(learning_rate=1e-2, lora_rank=8, lora_alpha=16)
+
+
+def test_it_trains_and_publishes_and_its_errors_arrive_as_sentences(run_with_rows, exact_engine, model):
+    paths = run_with_rows(exact_engine(), groups=2, forks=3)
+    trainer = TrainerProcess(paths, model, SETTINGS, StorageSettings(), threads=1)
+    try:
+        assert trainer.ready() == 0
+        assert trainer.measure_mismatch()["mismatch/largest"] < 1e-4
+        answer = trainer.step(1, 2)
+        assert Path(answer["adapter"]) == paths.adapter(1) and answer["metrics"]["train/decisions"] > 0
+        with pytest.raises(TrainingError, match="step 5 was asked for, but the next one is 2"):
+            trainer.step(5, 2)
+    finally:
+        trainer.close()
+    assert not psutil.pid_exists(trainer.pid)
+
+
+def test_a_trainer_that_dies_is_reported_with_where_to_look(model, tmp_path):
+    trainer = TrainerProcess(RunPaths(tmp_path / "run").create(), model, SETTINGS, StorageSettings(), threads=1)
+    trainer.ready()
+    os.kill(trainer.pid, signal.SIGKILL)
+    with pytest.raises(TrainingError, match=r"exit code -9.*trainer\.log"):
+        trainer.step(1, 1)
+    trainer.close()
+
+
+def test_it_ends_when_its_parent_is_killed(model, tmp_path):
+    program = textwrap.dedent(
+        f"""
+        import sys, time
+        from pathlib import Path
+        from storage.runs import RunPaths
+        from storage.settings import StorageSettings
+        from training.process import TrainerProcess
+        from training.settings import TrainingSettings
+        trainer = TrainerProcess(RunPaths(Path({str(tmp_path)!r}) / "run").create(), Path({str(model)!r}), TrainingSettings(), StorageSettings(), 1)
+        trainer.ready()
+        print(trainer.pid, flush=True)
+        time.sleep(600)
+        """
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    deadline = time.monotonic() + 30
+    while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline, "the trainer outlives its parent"
+        time.sleep(0.1)

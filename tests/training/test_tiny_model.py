@@ -1,0 +1,64 @@
+"""The model made on the spot: its shared heads change nothing, its recipe is made once, and a cut attempt is made again."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from decoding.codec import Codec
+from training.settings import TinyModelSettings
+from training.tiny_model import SharedRow, completion_loss, make_tiny_model, recipe_hash
+
+
+def test_computing_a_head_once_gives_the_loss_and_gradient_of_separate_prompts(model: Path):
+    net = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    tails = [([7, 8, 9], [11, 12]), ([7, 3], [14, 15, 16]), ([4], [5])]
+    rows = [SharedRow(head=[20, 21, 22, 23], tails=tails), SharedRow(head=[30, 31], tails=tails[:1])]
+    net.zero_grad()
+    shared = completion_loss(net, rows)
+    shared.backward()
+    gradient = net.model.layers[0].self_attn.q_proj.weight.grad.clone()
+
+    net.zero_grad()
+    total, count = torch.zeros(()), 0
+    for row in rows:
+        for rest, completion in row.tails:
+            prompt = row.head + rest
+            logits = net(input_ids=torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
+            total = total + torch.nn.functional.cross_entropy(logits, torch.tensor(completion), reduction="sum")
+            count += len(completion)
+    (total / count).backward()
+    assert shared.item() == pytest.approx((total / count).item(), abs=1e-5)
+    assert torch.allclose(gradient, net.model.layers[0].self_attn.q_proj.weight.grad, atol=1e-6)
+
+
+def test_imitation_lowers_the_loss(model: Path):
+    losses = json.loads((model / "recipe.json").read_text())["loss"]
+    assert losses[-1] < losses[0] - 1
+
+
+def test_the_same_recipe_is_made_once_and_a_cut_attempt_again(tmp_path: Path):
+    recipe = TinyModelSettings(hidden=32, layers=1, source_games=1, imitation_steps=1, imitation_positions=1)
+    told: list[str] = []
+    folder = make_tiny_model(tmp_path, recipe, lambda stage, done, total: told.append(stage))
+    assert told and folder.name == f"tiny-{recipe_hash(recipe)}"
+    weights = (folder / "model.safetensors").read_bytes()
+    told.clear()
+    assert make_tiny_model(tmp_path, recipe, lambda stage, done, total: told.append(stage)) == folder and not told
+    (folder / "recipe.json").unlink()
+    make_tiny_model(tmp_path, recipe)
+    assert (folder / "model.safetensors").read_bytes() == weights, "the recipe does not repeat"
+    assert [path.name for path in tmp_path.iterdir()] == [folder.name]
+
+
+def test_any_setting_of_the_recipe_changes_its_hash():
+    base = TinyModelSettings()
+    for name, value in {"vocabulary": 700, "hidden": 64, "imitation_steps": 9, "seed": 5, "teacher": "random"}.items():
+        assert recipe_hash(base.model_copy(update={name: value})) != recipe_hash(base), name
+
+
+def test_its_tokenizer_spells_units_and_provinces_with_one_token_each(model: Path):
+    codec = Codec(model)
+    assert len(codec.encode_order("A PAR - BUR")) == 4

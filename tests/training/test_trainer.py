@@ -1,0 +1,229 @@
+"""The trainer learns what it should, refuses what it must, and repeats itself bitwise."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from storage.adapters import read_adapter
+from storage.index import Index
+from storage.ledger import read_ledger, recorded_steps
+from storage.runs import RunPaths
+from storage.settings import StorageSettings
+from telemetry.errors import DataError, TrainingError
+from training.advantages import leave_one_out
+from training.checkpoint import checkpoint_steps
+from training.padded_rows import branching_tokens, pad, padded_micro_batches
+from training.policy import Policy
+from training.settings import TrainingSettings
+from training.trainer import Trainer
+
+SETTINGS = TrainingSettings(learning_rate=1e-2, lora_rank=8, lora_alpha=16)
+
+
+@pytest.fixture(scope="module")
+def played(exact_engine, model, tokens, positions, tmp_path_factory) -> RunPaths:
+    """One run with rows, played once; tests copy it."""
+    import asyncio
+
+    from rollouts.roll_out import plan_start_groups, roll_out
+    from rollouts.settings import RolloutSettings
+    from storage.shards import publish_shard
+
+    paths = RunPaths(tmp_path_factory.mktemp("played") / "run").create()
+    settings = RolloutSettings(start_groups=4, forks_per_group=6, horizon_years=1)
+    plan = plan_start_groups([(positions[index], "FRANCE") for index in range(4)], 0, settings)
+    rolled = asyncio.run(roll_out(plan, exact_engine(), tokens, settings, producer="local", seed=5))
+    publish_shard(paths, "local", 0, rolled.decisions, rolled.plies, {}, next_start_group=4)
+    return paths
+
+
+@pytest.fixture
+def paths(played: RunPaths, tmp_path: Path) -> RunPaths:
+    shutil.copytree(played.root, tmp_path / "copy")
+    return RunPaths(tmp_path / "copy")
+
+
+def trainer_for(paths: RunPaths, model: Path, settings: TrainingSettings = SETTINGS) -> Trainer:
+    return Trainer(paths, Policy(model, settings), settings, StorageSettings())
+
+
+def whole_batch(paths: RunPaths):
+    index = Index(paths)
+    index.refresh()
+    return index.gather(index.fresh_rows(policy_version=0, limit=10_000))
+
+
+def chosen_logprobs(policy: Policy, batch) -> np.ndarray:
+    """Sum over branching tokens of each row's masked logprobs."""
+    sums = np.zeros(len(batch.prompt_lens))
+    with torch.no_grad():
+        for rows in padded_micro_batches(batch, 8):
+            np.add.at(sums, rows.batch_row, policy.masked_logprobs(rows).chosen.numpy())
+    return sums
+
+
+def test_at_lag_zero_trainer_and_sampler_agree(paths, model):
+    found = trainer_for(paths, model).measure_mismatch()
+    assert found.tokens > 100 and found.largest < 1e-4
+
+
+@pytest.mark.parametrize("lie", [{"temperature": 0.7}, {"forget_mask": True}], ids=["another temperature", "no mask"])
+def test_rows_drawn_under_another_mask_or_temperature_stop_the_run(run_with_rows, exact_engine, model, lie):
+    trainer = trainer_for(run_with_rows(exact_engine(**lie), groups=1, forks=2), model)
+    with pytest.raises(TrainingError, match="disagree on version 0.*does not start"):
+        trainer.measure_mismatch()
+
+
+def test_a_row_with_one_legal_id_too_few_stops_the_run(run_with_rows, exact_engine, model, monkeypatch):
+    """The trainer's legal sets come from the rows: an altered set is another distribution."""
+    from rollouts import fork
+
+    decide = fork._decide
+
+    async def narrowed(*arguments):
+        answers = await decide(*arguments)
+        for power, (seed, prompt, generation, texts, (ids, offsets)) in answers.items():
+            widest = int(np.argmax(np.diff(offsets)))
+            drawn = generation.token_ids[widest]
+            place = next(at for at in range(offsets[widest], offsets[widest + 1]) if ids[at] != drawn)
+            cut = offsets.copy()
+            cut[widest + 1 :] -= 1
+            answers[power] = (seed, prompt, generation, texts, (np.delete(ids, place), cut))
+        return answers
+
+    monkeypatch.setattr(fork, "_decide", narrowed)
+    with pytest.raises(TrainingError, match="disagree"):
+        trainer_for(run_with_rows(exact_engine(), groups=1, forks=2), model).measure_mismatch()
+
+
+def test_a_step_makes_better_decisions_likelier_and_worse_ones_rarer(paths, model):
+    batch = whole_batch(paths)
+    policy = Policy(model, SETTINGS)
+    before = chosen_logprobs(policy, batch)
+    Trainer(paths, policy, SETTINGS, StorageSettings()).step(1, 4)
+    moved = chosen_logprobs(policy, batch) - before
+    ledger = read_ledger(paths, "main", 1)
+    assert ledger is not None
+    used = dict(zip(ledger["decision_id"].to_pylist(), ledger["return"].to_pylist(), strict=True))
+    groups = dict(zip(ledger["decision_id"].to_pylist(), ledger["advantage_group"].to_pylist(), strict=True))
+    at = [index for index, decision in enumerate(batch.decision_ids.tolist()) if decision in used]
+    returns = np.array([used[batch.decision_ids[index]] for index in at])
+    advantages = leave_one_out(returns, np.array([groups[batch.decision_ids[index]] for index in at]))
+    assert np.corrcoef(advantages, moved[at])[0, 1] > 0.3
+
+
+def test_the_gradient_does_not_depend_on_the_micro_batches(paths, model):
+    gradients = []
+    for rows in (3, 64):
+        settings = SETTINGS.model_copy(update={"micro_batch_rows": rows, "max_gradient_norm": 1e9})
+        policy = Policy(model, settings)
+        with torch.no_grad():
+            for parameter in policy.parameters():  # away from B = 0, where half the gradient vanishes
+                parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+        trainer = Trainer(paths, policy, settings, StorageSettings())
+        trainer._index.refresh()
+        from storage.index import SelectionQuery
+
+        query = SelectionQuery(step=1, policy_version=0, max_policy_lag=2, start_groups=4, lineage="x", seed=0)
+        trainer._update(trainer._index.gather(trainer._index.select_batch(query).rows))
+        gradients.append(torch.cat([parameter.grad.flatten() for parameter in policy.parameters()]))
+    assert float((gradients[0] - gradients[1]).norm() / gradients[1].norm()) < 1e-5
+
+
+def test_the_ledger_is_written_before_the_forward(paths, model, monkeypatch):
+    trainer = trainer_for(paths, model)
+
+    def broken(self: Policy, rows: object) -> None:
+        raise RuntimeError("power cut")
+
+    monkeypatch.setattr(Policy, "masked_logprobs", broken)
+    with pytest.raises(RuntimeError, match="power cut"):
+        trainer.step(1, 4)
+    assert recorded_steps(paths, "main") == [1] and checkpoint_steps(paths) == []
+
+
+def test_a_second_trainer_on_the_run_is_fenced_by_the_ledger(paths, model):
+    first, second = trainer_for(paths, model), trainer_for(paths, model)
+    first.step(1, 4)
+    with pytest.raises(TrainingError, match="another trainer already holds step 1"):
+        second.step(1, 4)
+
+
+def test_no_decision_is_trained_twice_and_a_step_without_rows_publishes_unchanged_weights(paths, model):
+    trainer = trainer_for(paths, model)
+    first, second = trainer.step(1, 4), trainer.step(2, 4)
+    one, two = read_ledger(paths, "main", 1), read_ledger(paths, "main", 2)
+    assert one is not None and two is not None
+    assert one.num_rows > 10 and not set(one["decision_id"].to_pylist()) & set(two["decision_id"].to_pylist())
+    assert two.num_rows == 0 and second.metrics["train/skipped"] == 1.0
+    assert second.adapter.version == 2 and second.adapter.adapter_hash == first.adapter.adapter_hash
+    assert read_adapter(paths, 2).path.name == "v000002"
+
+
+def test_resume_is_bitwise(played, model, tmp_path):
+    """Two steps in one go, against one step, a fresh process' worth of state, and the second step."""
+    hashes = []
+    for resumed in (False, True):
+        shutil.copytree(played.root, tmp_path / str(resumed))
+        paths = RunPaths(tmp_path / str(resumed))
+        trainer = trainer_for(paths, model)
+        trainer.step(1, 2)
+        if resumed:
+            torch.manual_seed(999)
+            trainer = trainer_for(paths, model)
+            assert trainer.step_done == 1
+        hashes.append([trainer.step(2, 2).adapter.adapter_hash, read_adapter(paths, 1).adapter_hash])
+    assert hashes[0] == hashes[1] and len(set(hashes[0])) == 2
+
+
+def test_a_damaged_checkpoint_is_refused_by_file(paths, model):
+    trainer_for(paths, model).step(1, 4)
+    file = paths.checkpoint(1) / "trainer.pt"
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(DataError, match=r"trainer\.pt.*altered"):
+        trainer_for(paths, model)
+
+
+def test_values_that_are_not_finite_leave_the_weights_alone_and_three_in_a_row_stop(paths, model, monkeypatch):
+    trainer = trainer_for(paths, model)
+    before = [parameter.detach().clone() for parameter in trainer._policy.parameters()]
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *_: torch.tensor(float("nan")))
+    trainer._index.refresh()
+    batch = whole_batch(paths)
+    groups = np.repeat(np.arange(len(batch.returns) // 2 + 1), 2)[: len(batch.returns)].astype(np.int32)
+    groups[-1] = groups[-2]
+    batch = type(batch)(**{name: getattr(batch, name) for name in batch.__slots__} | {"advantage_groups": groups})
+    for _ in range(2):
+        assert trainer._update(batch)["train/skipped"] == 1.0
+    assert all(torch.equal(old, new) for old, new in zip(before, trainer._policy.parameters(), strict=True))
+    with pytest.raises(TrainingError, match="3 steps in a row"):
+        trainer._update(batch)
+
+
+def test_old_checkpoints_go_when_newer_ones_are_whole(paths, model):
+    trainer = trainer_for(paths, model, SETTINGS.model_copy(update={"keep_checkpoints": 2}))
+    for step in range(1, 5):
+        trainer.step(step, 1)
+    assert checkpoint_steps(paths) == [3, 4]
+
+
+def test_padding_lists_each_branching_token_with_its_own_legal_set(paths):
+    batch = whole_batch(paths)
+    rows = pad(batch, range(len(batch.prompt_lens)))
+    assert len(rows.token_row) == branching_tokens(batch) == int((np.diff(batch.legal_offsets) > 1).sum())
+    expected = []
+    for row in range(len(batch.prompt_lens)):
+        ids = batch.input_ids[batch.input_offsets[row] : batch.input_offsets[row + 1]]
+        for place, position in enumerate(range(batch.completion_offsets[row], batch.completion_offsets[row + 1])):
+            legal = batch.legal_ids[batch.legal_offsets[position] : batch.legal_offsets[position + 1]].tolist()
+            if len(legal) > 1:
+                expected.append((row, int(batch.prompt_lens[row]) + place - 1, legal, int(ids[batch.prompt_lens[row] + place])))
+    for index, (row, position, legal, drawn) in enumerate(expected):
+        assert (rows.token_row[index], rows.token_position[index]) == (row, position)
+        assert rows.legal_ids[index][rows.legal_mask[index]].tolist() == legal
+        assert rows.legal_ids[index][rows.chosen[index]] == drawn
