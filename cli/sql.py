@@ -28,7 +28,7 @@ def sql(
     """
     import duckdb
 
-    from storage.connect import connect
+    from storage.index import connect
     from telemetry.errors import InputError
 
     with connect(runs_root / run) as connection:

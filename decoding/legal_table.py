@@ -64,8 +64,11 @@ class LegalTable:
             raise DataError("legal table has an edge that leads backwards or outside")
         if (ids < 0).any() or (vocabulary_size is not None and (ids >= vocabulary_size).any()):
             raise DataError(f"legal table allows a token outside the vocabulary of {vocabulary_size}")
-        if not 1 <= longest <= nodes:
-            raise DataError(f"legal table claims a longest completion of {longest} tokens over {nodes} nodes")
+        if ((np.diff(ids) <= 0) & (source[1:] == source[:-1])).any():
+            raise DataError("legal table has a node whose allowed tokens do not rise")
+        deepest = _longest_path(offsets, nexts)
+        if longest != deepest:
+            raise DataError(f"legal table claims a longest completion of {longest} tokens, but has one of {deepest}")
         return cls(offsets=offsets, token_ids=ids, next_nodes=nexts, longest=longest)
 
     def allowed(self, node: int) -> np.ndarray:
@@ -210,7 +213,13 @@ def _assemble(roots: list[list[_Option]]) -> LegalTable:
             token_ids[at] = token
             next_nodes[at] = target if target >= END else starts[~target]
             at += 1
-    longest = [0] * (len(roots) + 1)
-    for number in range(len(roots) - 1, -1, -1):
-        longest[number] = max(len(ids) + (0 if following == END else longest[following]) for ids, following in roots[number])
-    return LegalTable(offsets=offsets, token_ids=token_ids, next_nodes=next_nodes, longest=longest[0])
+    return LegalTable(offsets=offsets, token_ids=token_ids, next_nodes=next_nodes, longest=_longest_path(offsets, next_nodes))
+
+
+def _longest_path(offsets: np.ndarray, next_nodes: np.ndarray) -> int:
+    """Tokens of the longest walk from node 0; every edge leads to a higher node, so one pass from the back is enough."""
+    starts, targets = offsets.tolist(), next_nodes.tolist()
+    depth = [0] * len(starts)  # its last place stands for END, which is index -1
+    for node in range(len(starts) - 2, -1, -1):
+        depth[node] = 1 + max(depth[target] for target in targets[starts[node] : starts[node + 1]])
+    return depth[0]

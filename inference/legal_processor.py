@@ -4,6 +4,7 @@ Refuses malformed tables when a request is admitted (`validate_params`), because
 leave its request unfinished for ever. Nothing below may therefore raise while the engine steps.
 """
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,6 +22,10 @@ TABLE_KEY = "legal_table"
 """Where a request's table travels, as bytes, in `SamplingParams.extra_args`."""
 
 
+_admitted = lru_cache(maxsize=4096)(LegalTable.from_bytes)
+"""Tables that passed admission: the forks of a position send the same bytes."""
+
+
 class LegalOrderProcessor(LogitsProcessor):
     """Leaves finite only the logits of tokens that continue a legal order set."""
 
@@ -33,7 +38,7 @@ class LegalOrderProcessor(LogitsProcessor):
         if not isinstance(data, bytes):
             raise ValueError(f"{TABLE_KEY} must be bytes, not {type(data).__name__}")
         try:
-            table = LegalTable.from_bytes(data)
+            table = _admitted(data)
         except DataError as error:
             raise ValueError(str(error)) from error
         if sampling_params.max_tokens is not None and sampling_params.max_tokens < table.longest:

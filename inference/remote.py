@@ -15,7 +15,7 @@ import aiohttp
 from inference.engine import EngineStats, Generation, GenerationRequest
 from inference.settings import InferenceSettings
 from inference.wire import pack_request, unpack_generation
-from telemetry.errors import EngineError
+from telemetry.errors import EngineError, InputError
 
 
 class RemoteEngine:
@@ -32,16 +32,19 @@ class RemoteEngine:
         """Check that every worker answers, accepts the key, and serves this run's model.
 
         Raises:
-            EngineError: one does not; the sentence names it.
+            InputError: one does not; the sentence names it.
         """
         headers = {"authorization": f"Bearer {self._key}"} if self._key else {}
         timeout = aiohttp.ClientTimeout(total=self._settings.request_timeout_s)
         connector = aiohttp.TCPConnector(limit_per_host=4 * self._settings.max_sequences)
         self._session = aiohttp.ClientSession(headers=headers, timeout=timeout, connector=connector)
         for url in self._settings.urls:
-            health = await self._json("GET", url, "/health")
+            try:
+                health = await self._json("GET", url, "/health")
+            except EngineError as error:
+                raise InputError(f"{error}; is `entente serve` running there, and is {self._settings.key_variable} set?") from error
             if health.get("model") != self._fingerprint:
-                raise EngineError(f"worker {url} serves another model than this run's: start it with the same --model")
+                raise InputError(f"worker {url} serves another model than this run's: start it with the same --model")
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """Draw one completion on the worker that keeps this position; see `Engine.generate`."""

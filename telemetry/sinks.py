@@ -64,7 +64,7 @@ class MetricLog:
         """Flush and close both."""
         self._file.close()
         if self._wandb is not None:
-            self._wandb.finish(quiet=True)
+            self._wandb.finish()
 
     def __enter__(self) -> Self:
         return self

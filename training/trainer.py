@@ -126,12 +126,13 @@ class Trainer:
                 seed=self._settings.seed,
             )
         )
+        # Gathered before the ledger: a damaged row must not take the step's name.
+        batch = self._index.gather(selection.rows)
         record = {"policy_version": str(self.step_done), "settings_hash": self._settings_hash}
         if not write_ledger(self._paths, self._lineage, step, selection.rows, record):
             raise TrainingError(
                 f"another trainer already holds step {step} of '{self._paths.root.name}': two trainers cannot share a run; stop one"
             )
-        batch = self._index.gather(selection.rows)
         selected = time.perf_counter()
         metrics = self._update(batch)
         updated = time.perf_counter()

@@ -1,0 +1,32 @@
+# Each target is enough on a fresh clone: it makes .venv first, and a current .venv costs a fraction of a second.
+# PYTHON=python3.12 make setup   chooses the interpreter;   ARGS="--steps 3" make demo   passes options on.
+
+BIN := .venv/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-all check clean
+
+help: ## Print this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## Make .venv, with the locked versions for a CPU (no GPU, no account)
+	@scripts/setup-environment
+
+demo: setup ## Train the tiny model of the laptop preset
+	$(BIN)/entente train --preset laptop $(ARGS)
+
+test: setup ## Run the tests, without the slow ones
+	$(BIN)/pytest -q -m "not slow" $(ARGS)
+
+test-all: setup ## Run every test
+	$(BIN)/pytest -q $(ARGS)
+
+check: setup ## Lint, format, types, and the floors that imports must keep
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports --no-cache
+
+clean: ## Remove builds and caches; .venv and runs/ stay
+	rm -rf build dist .hypothesis .import_linter_cache .pytest_cache .ruff_cache
+	find . -path ./.venv -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
