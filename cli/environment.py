@@ -3,7 +3,6 @@
 Quiet, offline, its database in the working folder; what the user has set stands.
 """
 
-import logging
 import os
 from pathlib import Path
 
@@ -21,8 +20,12 @@ _PREFECT = {
     "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_FLUSH_INTERVAL": "1",
     "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
-    "PREFECT_LOGGING_LEVEL": "ERROR",
+    "PREFECT_LOGGING_LEVEL": "WARNING",
     "PREFECT_SERVER_LOGGING_LEVEL": "ERROR",
+    # What a task raised reaches the terminal once, as its sentence; the Prefect UI has it whole.
+    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
+    "PREFECT_LOGGING_HANDLERS_CONSOLE_FLOW_RUNS_LEVEL": "CRITICAL",
+    "PREFECT_LOGGING_HANDLERS_CONSOLE_TASK_RUNS_LEVEL": "CRITICAL",
 }
 _QUIET = {
     "TOKENIZERS_PARALLELISM": "false",
@@ -37,10 +40,9 @@ def prepare_environment(*, debug: bool) -> None:
     """Set what is not set; with `debug` the libraries may speak."""
     os.environ.setdefault("PREFECT_HOME", str(Path.cwd() / ".prefect"))
     for name, value in (_PREFECT | ({} if debug else _QUIET)).items():
-        if not (debug and name.endswith("LOGGING_LEVEL")):
+        if not (debug and "LOGGING" in name):
             os.environ.setdefault(name, value)
     if not debug:
         import warnings
 
         warnings.simplefilter("ignore")
-        logging.getLogger("prefect").setLevel(logging.ERROR)

@@ -65,6 +65,7 @@ class EmbeddedEngine:
         os.environ.update(_ENVIRONMENT)
         os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(self._settings.kv_cache_gib)
         from vllm import EngineArgs
+        from vllm.platforms import current_platform
         from vllm.v1.engine.llm_engine import LLMEngine
 
         from inference.legal_processor import LegalOrderProcessor
@@ -81,6 +82,8 @@ class EmbeddedEngine:
             block_size=self._settings.block_size,
             gpu_memory_utilization=self._settings.gpu_memory_share,
             enable_prefix_caching=True,
+            # A prompt cut in two rewinds its seeded generator, which torch's CPU generators cannot.
+            enable_chunked_prefill=not current_platform.is_cpu(),
             logprobs_mode="processed_logprobs",
             logits_processors=[LegalOrderProcessor],
             generation_config="vllm",

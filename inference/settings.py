@@ -21,7 +21,8 @@ class InferenceSettings(BaseModel):
     max_sequences: Annotated[int, Field(ge=1, le=4096)] = 128
     """Requests decoded together, at most (vLLM's max_num_seqs)."""
     max_batched_tokens: Annotated[int, Field(ge=256)] = 4096
-    """Tokens of one forward pass, at most (vLLM's max_num_batched_tokens)."""
+    """Tokens of one forward pass, at most (vLLM's max_num_batched_tokens); on the CPU prompts are not cut, so at least
+    max_model_length."""
     max_model_length: Annotated[int, Field(ge=64)] = 1024
     """Longest prompt plus completion, tokens; a longer prompt is an error, never cut."""
     block_size: Literal[16, 32, 64, 128] = 32

@@ -101,6 +101,16 @@ def test_a_shared_prompt_is_found_in_the_prefix_cache(host, vllm_engine, positio
     assert draw(host, vllm_engine, [second])[0].cached_tokens >= 32 * (len(second.prompt_ids) // 32 - 1)
 
 
+def test_more_prompts_at_once_than_one_pass_takes_are_drawn_too(host, vllm_engine, positions, tokens):
+    """Seeded draws and prompts cut in two do not go together on a CPU: none may be cut."""
+    requests = [request for label in "wxyz" for request in requests_for(positions, tokens, label=label)]
+    fresh = [
+        GenerationRequest(request_id=r.request_id, prompt_ids=[n % 600, *r.prompt_ids], table=r.table, seed=r.seed) for n, r in enumerate(requests)
+    ]
+    assert sum(len(request.prompt_ids) for request in fresh) > 3 * 4096
+    assert len(draw(host, vllm_engine, fresh)) == len(fresh)
+
+
 def test_a_request_that_is_too_long_is_refused_with_both_numbers(host, vllm_engine, positions, tokens):
     request = requests_for(positions[:1], tokens, label="long")[0]
     long = GenerationRequest(request_id="long", prompt_ids=[5] * 600, table=request.table, seed=1)
