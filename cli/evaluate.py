@@ -14,7 +14,9 @@ def evaluate(
     version: Annotated[int, Parameter(help="Policy version; 0 is the base, -1 the newest.")] = -1,
     runs_root: Annotated[Path, Parameter(help="Folder of all runs.")] = Path("runs"),
     positions: Annotated[int | None, Parameter(help="Held-out positions; default: as the run was set.")] = None,
-    opponents: Annotated[list[str] | None, Parameter(help="Scripted opponents; default: as the run was set.", negative="")] = None,
+    opponents: Annotated[
+        list[str] | None, Parameter(help="Scripted opponents; default: as the run was set.", negative="")
+    ] = None,
     json: Annotated[bool, Parameter(help="Print the result as one JSON object, last line.", negative="")] = False,
 ) -> None:
     """Score a policy version on held-out positions against scripted opponents, with 95 % intervals.

@@ -33,7 +33,11 @@ class LiveReporter:
     def __init__(self, live: Live) -> None:
         self._live = live
         self._bars = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=live.console
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=live.console,
         )
         self._stages: dict[str, TaskID] = {}
         self._steps: list[Mapping[str, float]] = []

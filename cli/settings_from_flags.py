@@ -8,7 +8,10 @@ from cyclopts import Parameter
 from flows.run_settings import RunSettings, layered_settings
 
 Preset = Annotated[str, Parameter(help="Settings to begin with: laptop, single-gpu or cluster.")]
-ConfigFiles = Annotated[list[Path] | None, Parameter(name="--config", help="TOML files laid over the preset; later ones win.", negative="")]
+ConfigFiles = Annotated[
+    list[Path] | None,
+    Parameter(name="--config", help="TOML files laid over the preset; later ones win.", negative=""),
+]
 SettingsFlags = Annotated[RunSettings | None, Parameter(name="*", help="Any setting, by its dotted name.")]
 
 

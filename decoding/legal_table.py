@@ -40,7 +40,9 @@ class LegalTable:
     def to_bytes(self) -> bytes:
         """Little-endian int32: format, nodes, edges, longest, then the three arrays."""
         head = np.array([_FORMAT, len(self.offsets) - 1, len(self.token_ids), self.longest], "<i4")
-        return b"".join(part.astype("<i4", copy=False).tobytes() for part in (head, self.offsets, self.token_ids, self.next_nodes))
+        return b"".join(
+            part.astype("<i4", copy=False).tobytes() for part in (head, self.offsets, self.token_ids, self.next_nodes)
+        )
 
     @classmethod
     def from_bytes(cls, data: bytes, vocabulary_size: int | None = None) -> "LegalTable":
@@ -54,7 +56,9 @@ class LegalTable:
         values = np.frombuffer(data, "<i4")
         form, nodes, edges, longest = (int(v) for v in values[:4])
         if form != _FORMAT or nodes < 1 or edges < nodes or len(values) != 4 + nodes + 1 + 2 * edges:
-            raise DataError(f"legal table has format {form}, {nodes} nodes and {edges} edges in {len(values)} integers: not a table")
+            raise DataError(
+                f"legal table has format {form}, {nodes} nodes and {edges} edges in {len(values)} integers: not a table"
+            )
         offsets, ids, nexts = np.split(values[4:], [nodes + 1, nodes + 1 + edges])
         sizes = np.diff(offsets)
         if offsets[0] != 0 or offsets[-1] != edges or (sizes < 1).any():
@@ -153,7 +157,8 @@ class TableBuilder:
     def _one_order_per_site(self, legal: LegalOrders) -> list[list[_Option]]:
         last = len(legal.sites) - 1
         return [
-            [self._option(text, END if site == last else site + 1) for text in options] for site, options in enumerate(legal.options)
+            [self._option(text, END if site == last else site + 1) for text in options]
+            for site, options in enumerate(legal.options)
         ]
 
     def _choice_of_sites(self, legal: LegalOrders) -> list[list[_Option]]:
@@ -213,7 +218,12 @@ def _assemble(roots: list[list[_Option]]) -> LegalTable:
             token_ids[at] = token
             next_nodes[at] = target if target >= END else starts[~target]
             at += 1
-    return LegalTable(offsets=offsets, token_ids=token_ids, next_nodes=next_nodes, longest=_longest_path(offsets, next_nodes))
+    return LegalTable(
+        offsets=offsets,
+        token_ids=token_ids,
+        next_nodes=next_nodes,
+        longest=_longest_path(offsets, next_nodes),
+    )
 
 
 def _longest_path(offsets: np.ndarray, next_nodes: np.ndarray) -> int:

@@ -1,6 +1,7 @@
 """Mean centres gained on held-out positions, with an interval that respects how the positions came about.
 
-Every player compared meets the same positions, powers, opponents' dice and seeds. Positions of one source game resemble each other, so
+Every player compared meets the same positions, powers, opponents' dice and seeds. Positions of one source game
+resemble each other, so
 the interval resamples whole games (cluster bootstrap: Cameron, Gelbach & Miller 2008).
 """
 

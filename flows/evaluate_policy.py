@@ -69,7 +69,11 @@ async def evaluate_policy(
         "run": run,
         "policy_version": version,
         "against": {
-            name: {"score": round(score.mean, 4), "ci": [round(end, 4) for end in score.interval], "forks": score.forks}
+            name: {
+                "score": round(score.mean, 4),
+                "ci": [round(end, 4) for end in score.interval],
+                "forks": score.forks,
+            }
             for name, score in scores.items()
         },
         "orders_rejected": sum(score.orders_rejected for score in scores.values()),

@@ -65,7 +65,10 @@ class RolloutsAhead:
             await self.cancel()
             raise
         del self._in_flight[step]
-        seconds, groups = max(report.seconds for report in reports), sum(report.start_groups for report in reports)
+        seconds, groups = (
+            max(report.seconds for report in reports),
+            sum(report.start_groups for report in reports),
+        )
         self._group_s = seconds / groups
         return StepRollouts(reports=tuple(reports))
 

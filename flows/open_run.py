@@ -57,8 +57,8 @@ async def prepare_model(settings: RunSettings) -> Path:
         folder = await asyncio.to_thread(resolve_model, settings.inference.model)
     if settings.inference.max_model_length > max_position(folder):
         raise InputError(
-            f"inference.max_model_length {settings.inference.max_model_length} exceeds the {max_position(folder)} positions of model "
-            f"'{settings.inference.model}': lower it"
+            f"inference.max_model_length {settings.inference.max_model_length} exceeds the {max_position(folder)} positions "
+            f"of model '{settings.inference.model}': lower it"
         )
     return folder.resolve()
 

@@ -34,7 +34,9 @@ class PipelineSettings(BaseModel):
     buffer_depth: Annotated[int, Field(ge=0, le=64)] = 2
     """Steps of rollouts in flight while the trainer trains; 0 alternates the two: no policy lag, and repeatable."""
     deterministic: bool = False
-    """One rollout task a step and nothing decided by measured time, so that a seed repeats a whole CPU run; needs buffer_depth 0."""
+    """One rollout task a step and nothing decided by measured time, so that a seed repeats a whole CPU run; needs
+    buffer_depth 0.
+    """
     groups_per_task: Annotated[int, Field(ge=0)] = 0
     """Start groups per rollout task; 0: as many as keep Prefect's cost under 2 %, from measured times."""
     rollout_timeout_s: Annotated[float, Field(gt=0)] = 900.0
@@ -127,20 +129,26 @@ def check_settings(settings: RunSettings) -> None:
         check_name(settings.run, "run")
     if pipeline.buffer_depth > storage.max_policy_lag:
         raise InputError(
-            f"pipeline.buffer_depth {pipeline.buffer_depth} exceeds storage.max_policy_lag {storage.max_policy_lag}: rows would be rolled "
-            f"out to be thrown away; set buffer_depth to at most {storage.max_policy_lag}, or raise max_policy_lag"
+            f"pipeline.buffer_depth {pipeline.buffer_depth} exceeds storage.max_policy_lag {storage.max_policy_lag}: "
+            f"rows would be rolled out to be thrown away; set buffer_depth to at most {storage.max_policy_lag}, "
+            "or raise max_policy_lag"
         )
     if pipeline.deterministic and pipeline.buffer_depth:
         raise InputError(
-            f"pipeline.deterministic needs pipeline.buffer_depth 0, not {pipeline.buffer_depth}: overlapping steps end in any order; "
-            "set one of the two"
+            f"pipeline.deterministic needs pipeline.buffer_depth 0, not {pipeline.buffer_depth}: "
+            "overlapping steps end in any order; set one of the two"
         )
-    for name in {settings.rollouts.opponents, *settings.evaluation.opponents, settings.tiny_model.teacher, *settings.cache.players}:
+    for name in {
+        settings.rollouts.opponents,
+        *settings.evaluation.opponents,
+        settings.tiny_model.teacher,
+        *settings.cache.players,
+    }:
         player(name)
-    if settings.evaluation.positions > settings.cache.held_out_snapshots:
+    wanted, held_out = settings.evaluation.positions, settings.cache.held_out_snapshots
+    if wanted > held_out:
         raise InputError(
-            f"evaluation.positions {settings.evaluation.positions} exceeds cache.held_out_snapshots {settings.cache.held_out_snapshots}: "
-            "lower the one or raise the other"
+            f"evaluation.positions {wanted} exceeds cache.held_out_snapshots {held_out}: lower the one or raise the other"
         )
     _ = settings.threads
 

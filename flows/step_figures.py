@@ -40,7 +40,10 @@ class StepClock:
         began, now = self._step_began, time.monotonic()
         self._step_began = now
         figures = trained.metrics | self._times(began, now) | await self._rollout_figures(rolled, began, now)
-        figures |= {"memory/flow_mib": resident_mib(os.getpid()), "memory/trainer_mib": resident_mib(self._resources.trainer.pid)}
+        figures |= {
+            "memory/flow_mib": resident_mib(os.getpid()),
+            "memory/trainer_mib": resident_mib(self._resources.trainer.pid),
+        }
         figures |= self._gpu.sample()
         self.decisions += int(figures["rollout/decisions"])
         self.orders_rejected += int(figures["rollout/orders_rejected"])

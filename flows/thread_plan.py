@@ -1,6 +1,7 @@
 """CPU threads in one place, decided before torch is imported anywhere.
 
-Processes that compute at the same time must together have no more threads than there are cores: OpenMP threads spin while they wait,
+Processes that compute at the same time must together have no more threads than there are cores: OpenMP threads spin
+while they wait,
 and 2 + 2 threads on two cores cost three and a half times the time. Processes that alternate may each use every core.
 """
 
@@ -24,7 +25,9 @@ def plan_threads(*, cores: int, engine: int, trainer: int, overlap: bool) -> tup
     if not overlap:
         wanted = (engine or cores, trainer or cores)
         if max(wanted) > cores:
-            raise InputError(f"inference.threads {wanted[0]} and training.threads {wanted[1]} must each be at most the {cores} cores")
+            raise InputError(
+                f"inference.threads {wanted[0]} and training.threads {wanted[1]} must each be at most the {cores} cores"
+            )
         return wanted
     if not engine and not trainer:
         engine = max(1, cores // 2)

@@ -2,7 +2,8 @@
 
     open ─▶ score the base ─▶ [ roll out ─▶ train ─▶ publish ] per step ─▶ score what was learned
 
-Rollouts of `buffer_depth` steps are in flight while the trainer trains; everything that must survive lies in files, never in Prefect.
+Rollouts of `buffer_depth` steps are in flight while the trainer trains; everything that must survive lies in files,
+never in Prefect.
 """
 
 import json
@@ -48,7 +49,10 @@ async def train_policy(settings: RunSettings) -> dict[str, Any]:
                 reporter().step(step, settings.steps, figures)
             scores |= await _score(resources, settings, "trained")
             scores |= await _score_scripted(resources, settings)
-            log.log(settings.steps + 1, {f"score/{name}": scores[name].mean for name in ("base", "trained", "random", "teacher")})
+            log.log(
+                settings.steps + 1,
+                {f"score/{name}": scores[name].mean for name in ("base", "trained", "random", "teacher")},
+            )
         summary = _summary(settings, scores, clock, time.monotonic() - began)
         durable_write(resources.paths.root / "summary.json", json.dumps(summary, indent=1).encode())
     return summary

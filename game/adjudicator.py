@@ -70,11 +70,7 @@ class Adjudicator(Game):
                 if not power.is_eliminated() and not self.get_orderable_locations(power.name):
                     self.set_orders(power.name, [])
                     self.set_wait(power.name, False)
-        return {
-            unit: tuple(str(mark) for mark in marks if str(mark))
-            for unit, marks in results.items()
-            if unit != "WAIVE"
-        }
+        return {unit: tuple(str(mark) for mark in marks if str(mark)) for unit, marks in results.items() if unit != "WAIVE"}
 
     def fork(self) -> "Adjudicator":
         """An independent copy at the start of this phase; only what no phase changes is shared."""

@@ -132,10 +132,7 @@ class Board:
     def dislodged(self) -> dict[str, dict[str, tuple[str, ...]]]:
         """Per power, its dislodged units by location, each with the places open to it."""
         retreats = {power: self._game.powers[power].retreats for power in POWERS}
-        return {
-            power: {unit: tuple(sorted(own[unit])) for unit in sorted(own, key=_location)}
-            for power, own in retreats.items()
-        }
+        return {power: {unit: tuple(sorted(own[unit])) for unit in sorted(own, key=_location)} for power, own in retreats.items()}
 
     def centres(self) -> dict[str, tuple[str, ...]]:
         """Per power, the supply centres it owns, sorted."""
@@ -199,9 +196,7 @@ class Board:
 
     def _need_play(self, verb: str) -> None:
         if self.is_over:
-            raise InputError(
-                f"Cannot {verb} a game that is over (last year {self._year}). Check `is_over` first."
-            )
+            raise InputError(f"Cannot {verb} a game that is over (last year {self._year}). Check `is_over` first.")
 
     def _legal_of(self, name: str, possible: Mapping[str, Sequence[str]]) -> LegalOrders | None:
         # By locations that want an order, never by power.units: whoever stands where a unit was dislodged
@@ -234,9 +229,7 @@ def _check_texts(power: str, orders: Sequence[str]) -> None:
     if power not in POWERS:
         raise InputError(f"There is no power {power!r}. The powers are {', '.join(POWERS)}.")
     if isinstance(orders, str) or not all(isinstance(order, str) for order in orders):
-        raise InputError(
-            f"The orders of {power} must be a list of texts such as 'A PAR - BUR', not {orders!r}."
-        )
+        raise InputError(f"The orders of {power} must be a list of texts such as 'A PAR - BUR', not {orders!r}.")
 
 
 def _acceptable(orders: Sequence[str], legal: LegalOrders | None) -> tuple[str, ...]:

@@ -78,9 +78,7 @@ def canonical_options(orders: Iterable[str]) -> tuple[str, ...]:
     order.
     """
     listed = set(orders)
-    return tuple(
-        sorted(order for order in listed if order != WAIVE and not _is_longer_spelling(order, listed))
-    )
+    return tuple(sorted(order for order in listed if order != WAIVE and not _is_longer_spelling(order, listed)))
 
 
 def _is_longer_spelling(order: str, listed: set[str]) -> bool:

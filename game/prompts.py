@@ -16,8 +16,7 @@ if TYPE_CHECKING:  # Only for its type: prompts of stored games are read without
     from game.board import Board
 
 RULES = (
-    "Diplomacy without press. Each power: units | supply centres. "
-    "Answer one order per line, in the order of the units named.\n"
+    "Diplomacy without press. Each power: units | supply centres. Answer one order per line, in the order of the units named.\n"
 )
 
 

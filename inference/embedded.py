@@ -163,7 +163,9 @@ class EmbeddedEngine:
             )
         try:
             self._engine.add_request(
-                request.request_id, {"prompt_token_ids": list(request.prompt_ids)}, sampling_params(request, self._eos_id)
+                request.request_id,
+                {"prompt_token_ids": list(request.prompt_ids)},
+                sampling_params(request, self._eos_id),
             )
         except ValueError as error:
             raise EngineError(f"request '{request.request_id}' was refused: {error}") from error
@@ -198,7 +200,8 @@ class EmbeddedEngine:
         completion = output.outputs[0]
         token_ids = np.asarray(completion.token_ids, np.int32)
         logprobs = np.fromiter(
-            (position[token].logprob for position, token in zip(completion.logprobs, completion.token_ids, strict=True)), np.float32
+            (position[token].logprob for position, token in zip(completion.logprobs, completion.token_ids, strict=True)),
+            np.float32,
         )
         self._counts["completion_tokens"] += len(token_ids)
         self._counts["cached_tokens"] += output.num_cached_tokens or 0

@@ -42,7 +42,9 @@ class RemoteEngine:
             try:
                 health = await self._json("GET", url, "/health")
             except EngineError as error:
-                raise InputError(f"{error}; is `entente serve` running there, and is {self._settings.key_variable} set?") from error
+                raise InputError(
+                    f"{error}; is `entente serve` running there, and is {self._settings.key_variable} set?"
+                ) from error
             if health.get("model") != self._fingerprint:
                 raise InputError(f"worker {url} serves another model than this run's: start it with the same --model")
 
@@ -79,7 +81,9 @@ class RemoteEngine:
             async with self._session.request(method, url.rstrip("/") + path, **body) as answer:
                 content = await answer.read()
                 if answer.status != 200:
-                    raise EngineError(f"worker {url} refused {path} with {answer.status}: {content[:300].decode(errors='replace')}")
+                    raise EngineError(
+                        f"worker {url} refused {path} with {answer.status}: {content[:300].decode(errors='replace')}"
+                    )
                 return content
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise EngineError(f"worker {url} does not answer {path}: {error or type(error).__name__}") from error

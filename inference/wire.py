@@ -19,7 +19,7 @@ MAX_BODY = 8 << 20
 
 def pack_request(request: GenerationRequest) -> bytes:
     """One request as it travels."""
-    return msgpack.packb(
+    return _pack(
         {
             "request_id": request.request_id,
             "prompt_ids": np.asarray(request.prompt_ids, "<i4").tobytes(),
@@ -53,13 +53,15 @@ def unpack_request(body: bytes, vocabulary_size: int) -> GenerationRequest:
     if not len(prompt_ids) or prompt_ids.min() < 0 or prompt_ids.max() >= vocabulary_size:
         raise DataError(f"request '{request.request_id}' has an empty prompt or ids outside the vocabulary of {vocabulary_size}")
     if not 0 <= request.seed < 2**63 or not 0 < request.temperature <= 4:
-        raise DataError(f"request '{request.request_id}' has seed {request.seed} or temperature {request.temperature} out of range")
+        raise DataError(
+            f"request '{request.request_id}' has seed {request.seed} or temperature {request.temperature} out of range"
+        )
     return request
 
 
 def pack_generation(generation: Generation) -> bytes:
     """One answer as it travels."""
-    return msgpack.packb(
+    return _pack(
         {
             "token_ids": generation.token_ids.astype("<i4").tobytes(),
             "logprobs": generation.logprobs.astype("<f4").tobytes(),
@@ -81,12 +83,21 @@ def unpack_generation(body: bytes) -> Generation:
     """
     fields = _unpack(body)
     try:
-        token_ids, logprobs = np.frombuffer(fields.pop("token_ids"), "<i4"), np.frombuffer(fields.pop("logprobs"), "<f4")
+        token_ids, logprobs = (
+            np.frombuffer(fields.pop("token_ids"), "<i4"),
+            np.frombuffer(fields.pop("logprobs"), "<f4"),
+        )
         if len(token_ids) != len(logprobs):
             raise ValueError(f"{len(token_ids)} tokens but {len(logprobs)} logprobs")
         return Generation(token_ids=token_ids, logprobs=logprobs, **fields)
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"worker's answer lacks a usable field: {error}") from error
+
+
+def _pack(fields: dict[str, Any]) -> bytes:
+    packed = msgpack.packb(fields)
+    assert packed is not None, "msgpack packs into memory"
+    return packed
 
 
 def _unpack(body: bytes) -> dict[str, Any]:

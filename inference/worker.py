@@ -1,6 +1,7 @@
 """The inference worker: one engine behind a small authenticated HTTP app.
 
-Loopback unless a key is set; the key is compared in constant time; adapters load from under one folder only; bodies are bounded and
+Loopback unless a key is set; the key is compared in constant time; adapters load from under one folder only; bodies
+are bounded and
 checked before they reach the engine. vLLM's own server and its development routes are not part of it.
 """
 
@@ -53,7 +54,9 @@ def bind(host: str, port: int, key: str | None) -> socket.socket:
     return listener
 
 
-def worker_app(engine: Engine, host: EngineHost, model: Path, adapters_root: Path, key: str | None, vocabulary_size: int) -> FastAPI:
+def worker_app(
+    engine: Engine, host: EngineHost, model: Path, adapters_root: Path, key: str | None, vocabulary_size: int
+) -> FastAPI:
     """The app over a started `engine` that lives on `host`'s loop."""
     app = FastAPI(title="entente worker", docs_url=None, redoc_url=None, openapi_url=None)
     root = adapters_root.resolve()
@@ -96,7 +99,14 @@ def worker_app(engine: Engine, host: EngineHost, model: Path, adapters_root: Pat
     @app.get("/health")
     async def health() -> Response:
         counts = await host.run(engine.stats())
-        return JSONResponse({"ready": True, "model": fingerprint, "policy_version": counts.policy_version, "worker": engine.name})
+        return JSONResponse(
+            {
+                "ready": True,
+                "model": fingerprint,
+                "policy_version": counts.policy_version,
+                "worker": engine.name,
+            }
+        )
 
     @app.get("/metrics")
     async def metrics() -> Response:

@@ -95,7 +95,9 @@ class PlayedFork:
     reason: str = ""
 
 
-async def play_fork(plan: ForkPlan, board: Board, engine: Engine | None, tokens: Tokens | None, *, record_plies: bool = True) -> PlayedFork:
+async def play_fork(
+    plan: ForkPlan, board: Board, engine: Engine | None, tokens: Tokens | None, *, record_plies: bool = True
+) -> PlayedFork:
     """Play `board` (which is consumed) until `plan.horizon_years` have passed or the game is over.
 
     Args:
@@ -177,7 +179,13 @@ _Answer = tuple[int, list[int], Generation, list[str], tuple[np.ndarray, np.ndar
 
 
 async def _decide(
-    plan: ForkPlan, board: Board, legal: Mapping[str, LegalOrders], asked: list[str], ply: int, engine: Engine, tokens: Tokens
+    plan: ForkPlan,
+    board: Board,
+    legal: Mapping[str, LegalOrders],
+    asked: list[str],
+    ply: int,
+    engine: Engine,
+    tokens: Tokens,
 ) -> dict[str, _Answer]:
     """Draw the decisions of all `asked` powers of this ply at the same time."""
     rules, position = rules_text(), board_text(board)
@@ -198,7 +206,13 @@ async def _decide(
             )
         )
         completion = generation.token_ids.tolist()
-        return seed, prompt_ids, generation, tokens.tables.read(completion, choice), table.legal_sets(completion)
+        return (
+            seed,
+            prompt_ids,
+            generation,
+            tokens.tables.read(completion, choice),
+            table.legal_sets(completion),
+        )
 
     answers = await asyncio.gather(*(decide(power) for power in asked))
     return dict(zip(asked, answers, strict=True))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from game.board import POWERS, Board
-from game.scores import components
+from game.scores import Standing, components
 from game.snapshot import Snapshot
 from inference.engine import Engine
 from rollouts.fork import POLICY, Drawn, ForkPlan, PlayedFork, Tokens, play_fork
@@ -108,12 +108,12 @@ async def roll_out(
 def _rows(group: StartGroup, number: int, fork: PlayedFork, settings: RolloutSettings, producer: str) -> list[Decision]:
     """Rows of one fork, each with the components of the time until its power's next decision."""
     assert fork.end is not None
-    following: dict[str, object] = {}
+    following: dict[str, Standing] = {}
     rows = []
     for drawn in reversed(fork.drawn):
         after = following.get(drawn.power, fork.end)
         following[drawn.power] = drawn.before
-        rows.append(_row(group, number, fork, drawn, components(drawn.before, after, drawn.power), settings, producer))  # type: ignore[arg-type]
+        rows.append(_row(group, number, fork, drawn, components(drawn.before, after, drawn.power), settings, producer))
     return rows[::-1]
 
 
@@ -155,7 +155,9 @@ def _row(
         generate_ms=generation.generate_ms,
         engine_ms=drawn.engine_ms,
         cached_tokens=generation.cached_tokens,
-        **parts,
+        centres_gained=parts["centres_gained"],
+        sos_share=parts["sos_share"],
+        survival=parts["survival"],
     )
 
 
@@ -184,5 +186,3 @@ def plan_start_groups(
         StartGroup(number=first_number + index, snapshot=snapshot, power=power if alone else None)
         for index, (snapshot, power) in enumerate(positions)
     ]
-
-

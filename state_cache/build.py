@@ -34,15 +34,13 @@ def play_source_game(game_index: int, settings: CacheSettings) -> list[Snapshot]
 
     board, frozen = Board.start(), []
     while not board.is_over and board.year <= settings.last_year:
-        if board.year >= settings.first_year and board.phase_type in settings.phase_types:
+        if board.year >= settings.first_year and board.season + board.phase_type in settings.phases:
             frozen.append(board.snapshot(game_id=game_id, seed=seed, source=source))
         board.step({power: seats[power](legal, rng) for power, legal in board.legal_orders().items()})
     return _spread(frozen, rng)
 
 
-def build(
-    settings: CacheSettings, on_progress: Progress | None = None
-) -> tuple[list[Snapshot], list[Snapshot]]:
+def build(settings: CacheSettings, on_progress: Progress | None = None) -> tuple[list[Snapshot], list[Snapshot]]:
     """Positions to train from and held-out ones, as many as the settings ask for.
 
     Raises:
@@ -56,11 +54,7 @@ def build(
         held_out = _is_held_out(game_index, settings)
         room = wanted[held_out] - len(sides[held_out])
         if room > 0:
-            new = [
-                snapshot
-                for snapshot in play_source_game(game_index, settings)
-                if board_key(snapshot) not in known
-            ][:room]
+            new = [snapshot for snapshot in play_source_game(game_index, settings) if board_key(snapshot) not in known][:room]
             known.update(board_key(snapshot) for snapshot in new)
             sides[held_out].extend(new)
             barren = 0 if new else barren + 1
@@ -78,9 +72,7 @@ def build(
 
 def _game_seed(game_index: int, settings: CacheSettings) -> int:
     """A seed of 63 bits (it is stored as int64); neighbouring games and cache seeds share nothing."""
-    digest = blake2b(
-        f"source game {game_index} of cache seed {settings.seed}".encode(), digest_size=8
-    ).digest()
+    digest = blake2b(f"source game {game_index} of cache seed {settings.seed}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 

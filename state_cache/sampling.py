@@ -11,9 +11,7 @@ from game.snapshot import Snapshot, powers_with_units
 from telemetry.errors import InputError
 
 
-def sample_start_positions(
-    snapshots: Sequence[Snapshot], count: int, seed: int, step: int
-) -> list[tuple[Snapshot, str]]:
+def sample_start_positions(snapshots: Sequence[Snapshot], count: int, seed: int, step: int) -> list[tuple[Snapshot, str]]:
     """`count` positions, none twice before all were drawn, each with a power that still has units there.
 
     Raises:

@@ -25,8 +25,9 @@ class CacheSettings(BaseModel):
     """Scripted players, drawn anew for each power of each source game; a name given twice counts twice."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Seed of the source games."""
-    phase_types: Annotated[tuple[Literal["M", "R", "A"], ...], Field(min_length=1)] = ("M",)
-    """Phases to freeze: M movement, R retreats, A adjustments; only in movement does every power decide."""
+    phases: Annotated[tuple[Literal["SM", "SR", "FM", "FR", "WA"], ...], Field(min_length=1)] = ("SM", "FM")
+    """Phases to freeze, season and kind (M movement, R retreats, A adjustments); only in movement does every
+    power decide something."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

@@ -62,9 +62,7 @@ def find_cache(root: Path, settings: CacheSettings) -> Path | None:
     return path if (path / MANIFEST).is_file() else None
 
 
-def write_cache(
-    root: Path, settings: CacheSettings, train: Sequence[Snapshot], held_out: Sequence[Snapshot]
-) -> Path:
+def write_cache(root: Path, settings: CacheSettings, train: Sequence[Snapshot], held_out: Sequence[Snapshot]) -> Path:
     """Publish a version and return its folder; one that is already published stays as it is.
 
     Raises:
@@ -122,12 +120,8 @@ def open_cache(path: Path) -> StateCache:
     try:
         settings = CacheSettings.model_validate(manifest["settings"])
     except ValidationError as error:
-        raise DataError(
-            f"{path / MANIFEST} holds settings of another version ({error}). Build the state cache again."
-        ) from error
-    train, held_out = (
-        _read_part(path / f"{part}.arrow", manifest["files"][f"{part}.arrow"]) for part in PARTS
-    )
+        raise DataError(f"{path / MANIFEST} holds settings of another version ({error}). Build the state cache again.") from error
+    train, held_out = (_read_part(path / f"{part}.arrow", manifest["files"][f"{part}.arrow"]) for part in PARTS)
     return StateCache(path=path, settings=settings, train=train, held_out=held_out)
 
 
@@ -148,9 +142,7 @@ def _read_part(path: Path, entry: dict[str, Any]) -> tuple[Snapshot, ...]:
         )
     with pa.ipc.open_file(pa.BufferReader(content)) as reader:
         if not reader.schema.equals(SCHEMA, check_metadata=True):
-            raise DataError(
-                f"{path} has another schema than version {SCHEMA_VERSION}. Build the state cache again."
-            )
+            raise DataError(f"{path} has another schema than version {SCHEMA_VERSION}. Build the state cache again.")
         rows = reader.read_all().to_pylist()
     return tuple(Snapshot(**{**row, "centres": tuple(row["centres"])}) for row in rows)
 
@@ -161,18 +153,11 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         stated = body.pop("sha256")
         version = body["schema_version"]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(
-            f"{path} is no manifest of a state cache ({error!r}). Build the state cache again."
-        ) from error
+        raise DataError(f"{path} is no manifest of a state cache ({error!r}). Build the state cache again.") from error
     if stated != _body_hash(body):
-        raise DataError(
-            f"{path} was altered after it was written. Delete its folder and build the state cache again."
-        )
+        raise DataError(f"{path} was altered after it was written. Delete its folder and build the state cache again.")
     if version != SCHEMA_VERSION:
-        raise DataError(
-            f"{path} has schema version {version}, this program reads {SCHEMA_VERSION}. "
-            "Build the state cache again."
-        )
+        raise DataError(f"{path} has schema version {version}, this program reads {SCHEMA_VERSION}. Build the state cache again.")
     return dict(body)
 
 

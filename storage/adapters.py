@@ -43,9 +43,7 @@ def publish_adapter(paths: RunPaths, version: int, source_dir: Path) -> Adapter:
     if final.exists():
         standing, offered = read_adapter(paths, version), _combined(_measure(source_dir))
         if standing.adapter_hash != offered:
-            raise DataError(
-                f"{final} holds other weights than {source_dir}; a version never changes, use a new run."
-            )
+            raise DataError(f"{final} holds other weights than {source_dir}; a version never changes, use a new run.")
         return standing
     make_directory(final.parent)
     aside = name_aside(final)
@@ -53,9 +51,7 @@ def publish_adapter(paths: RunPaths, version: int, source_dir: Path) -> Adapter:
     try:
         for name in ADAPTER_FILES:
             if not (source_dir / name).is_file():
-                raise DataError(
-                    f"{source_dir} has no {name}, so it cannot be published as policy version {version}."
-                )
+                raise DataError(f"{source_dir} has no {name}, so it cannot be published as policy version {version}.")
             shutil.copyfile(source_dir / name, aside / name)
         files = _measure(aside)
         manifest = {"version": version, "step": version, "adapter_hash": _combined(files), "files": files}
@@ -74,23 +70,15 @@ def read_adapter(paths: RunPaths, version: int) -> Adapter:
         manifest = json.loads((folder / "manifest.json").read_bytes())
         recorded, adapter_hash = manifest["files"], manifest["adapter_hash"]
     except FileNotFoundError as error:
-        raise DataError(
-            f"Policy version {version} is not published: {folder / 'manifest.json'} is missing."
-        ) from error
+        raise DataError(f"Policy version {version} is not published: {folder / 'manifest.json'} is missing.") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(
-            f"{folder / 'manifest.json'} is damaged; remove {folder} and publish the version again."
-        ) from error
+        raise DataError(f"{folder / 'manifest.json'} is damaged; remove {folder} and publish the version again.") from error
     found = _measure(folder)
     for name in ADAPTER_FILES:
         if recorded.get(name) != found[name]:
-            raise DataError(
-                f"{folder / name} is not the file of its manifest; remove {folder} and publish again."
-            )
+            raise DataError(f"{folder / name} is not the file of its manifest; remove {folder} and publish again.")
     if manifest.get("version") != version or adapter_hash != _combined(found):
-        raise DataError(
-            f"{folder / 'manifest.json'} belongs to other weights; remove {folder} and publish again."
-        )
+        raise DataError(f"{folder / 'manifest.json'} belongs to other weights; remove {folder} and publish again.")
     return Adapter(version=version, path=folder, adapter_hash=adapter_hash)
 
 
@@ -98,9 +86,7 @@ def published_versions(paths: RunPaths) -> list[int]:
     """Policy versions that have an adapter, ascending."""
     if not paths.adapters.is_dir():
         return []
-    return sorted(
-        int(match[1]) for entry in paths.adapters.iterdir() if (match := _VERSION_NAME.fullmatch(entry.name))
-    )
+    return sorted(int(match[1]) for entry in paths.adapters.iterdir() if (match := _VERSION_NAME.fullmatch(entry.name)))
 
 
 def _measure(folder: Path) -> dict[str, dict[str, int | str]]:
@@ -110,14 +96,10 @@ def _measure(folder: Path) -> dict[str, dict[str, int | str]]:
             with open(folder / name, "rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
         except FileNotFoundError as error:
-            raise DataError(
-                f"{folder / name} is missing; an adapter is {' and '.join(ADAPTER_FILES)}."
-            ) from error
+            raise DataError(f"{folder / name} is missing; an adapter is {' and '.join(ADAPTER_FILES)}.") from error
         found[name] = {"bytes": (folder / name).stat().st_size, "sha256": digest}
     return found
 
 
 def _combined(files: dict[str, dict[str, int | str]]) -> str:
-    return hashlib.sha256("".join(str(files[name]["sha256"]) for name in ADAPTER_FILES).encode()).hexdigest()[
-        :32
-    ]
+    return hashlib.sha256("".join(str(files[name]["sha256"]) for name in ADAPTER_FILES).encode()).hexdigest()[:32]

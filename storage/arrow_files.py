@@ -52,14 +52,11 @@ def read_arrow(path: Path, schema: pa.Schema | None = None) -> pa.Table:
         table = _read_whole(source)
         found = metadata_of(table)
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
-        raise DataError(
-            f"{path} is not a whole Arrow file ({' '.join(str(error).split())}); {_CURE}"
-        ) from error
+        raise DataError(f"{path} is not a whole Arrow file ({' '.join(str(error).split())}); {_CURE}") from error
     version = found.get("schema_version", "none")
     if version != str(SCHEMA_VERSION):
         raise DataError(
-            f"{path} has schema version {version}, this program reads {SCHEMA_VERSION}; "
-            "use the release that wrote the run."
+            f"{path} has schema version {version}, this program reads {SCHEMA_VERSION}; use the release that wrote the run."
         )
     if found.get("metadata_crc32") != str(_metadata_crc(found)):
         raise DataError(f"{path} has damaged metadata; {_CURE}")

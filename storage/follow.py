@@ -39,9 +39,7 @@ class NumberedFiles:
         for number in sorted(self._gaps):
             if self._exists(number):
                 yield self._say(number)
-        while (
-            ahead := next(filter(self._exists, range(self._next, self._next + LOOKAHEAD)), None)
-        ) is not None:
+        while (ahead := next(filter(self._exists, range(self._next, self._next + LOOKAHEAD)), None)) is not None:
             yield self._say(ahead)
 
     def covers(self, first: int, after: int) -> None:
@@ -76,9 +74,7 @@ class NumberedFiles:
         return sorted(number for number in numbers if number not in self._seen)
 
 
-def follow_folders(
-    parent: Path, followed: dict[str, NumberedFiles], pattern: re.Pattern[str], layout: str
-) -> None:
+def follow_folders(parent: Path, followed: dict[str, NumberedFiles], pattern: re.Pattern[str], layout: str) -> None:
     """Begin to follow the folders of ``parent`` that are new; there are a few, each with very many files."""
     if not parent.is_dir():
         return

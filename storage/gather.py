@@ -84,10 +84,7 @@ def gather(rows: pa.Table, open_shard: Callable[[str], pa.Table]) -> Batch:
     numbers = rows["row"].to_pylist()
     sources = {name: _source(name, rows, open_shard(name)) for name in dict.fromkeys(shards)}
     places = list(zip((sources[name] for name in shards), numbers, strict=True))
-    flat = {
-        name: np.array([source.flat[name][row] for source, row in places], dtype)
-        for name, dtype in _FLAT_TYPES.items()
-    }
+    flat = {name: np.array([source.flat[name][row] for source, row in places], dtype) for name, dtype in _FLAT_TYPES.items()}
     input_ids, input_offsets = _join(places, "input_ids", np.int32)
     logprobs, completion_offsets = _join(places, "behaviour_logprobs", np.float32)
     legal_ids, legal_starts = _join(places, "legal_ids", np.int32)
@@ -113,15 +110,11 @@ def _source(name: str, rows: pa.Table, table: pa.Table) -> _Source:
     numbers = as_array(rows["row"]).to_numpy()[mine]
     beyond = numbers[(numbers < 0) | (numbers >= table.num_rows)]
     if len(beyond):
-        raise ShardDamaged(
-            f"Shard {name} has no row {beyond[0]}; the shard is not the one that was chosen from.", name
-        )
+        raise ShardDamaged(f"Shard {name} has no row {beyond[0]}; the shard is not the one that was chosen from.", name)
     computed = row_checksums(table, numbers.tolist())
     damaged = numbers[computed != as_array(table["checksum"]).to_numpy()[numbers]]
     if len(damaged):
-        raise ShardDamaged(
-            f"Shard {name}, row {damaged[0]}: the checksum is wrong; remove the shard or restore it.", name
-        )
+        raise ShardDamaged(f"Shard {name}, row {damaged[0]}: the checksum is wrong; remove the shard or restore it.", name)
     foreign = numbers[computed != as_array(rows["checksum"]).to_numpy()[mine]]
     if len(foreign):
         raise ShardDamaged(
@@ -131,16 +124,11 @@ def _source(name: str, rows: pa.Table, table: pa.Table) -> _Source:
     lists = {column: as_array(table[column]) for column in _LISTS}
     return _Source(
         flat={column: as_array(table[column]).to_numpy() for column in _FLAT_TYPES},
-        lists={
-            column: (array.offsets.to_numpy().tolist(), array.values.to_numpy())
-            for column, array in lists.items()
-        },
+        lists={column: (array.offsets.to_numpy().tolist(), array.values.to_numpy()) for column, array in lists.items()},
     )
 
 
-def _join(
-    places: list[tuple[_Source, int]], column: str, dtype: type
-) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+def _join(places: list[tuple[_Source, int]], column: str, dtype: type) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
     """The lists of all places one after another, and where each begins."""
     slices = []
     for source, row in places:

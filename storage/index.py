@@ -77,18 +77,12 @@ class _Facts:
 class Index:
     """One process's view of a run; ``refresh`` takes in what was published since."""
 
-    def __init__(
-        self, paths: RunPaths, *, blend: Mapping[str, float] | None = None, discount: float = 1.0
-    ) -> None:
+    def __init__(self, paths: RunPaths, *, blend: Mapping[str, float] | None = None, discount: float = 1.0) -> None:
         weights = {"centres_gained": 1.0} if blend is None else dict(blend)
         if unknown := sorted(set(weights) - set(COMPONENTS)):
-            raise InputError(
-                f"The blend weighs {', '.join(unknown)}; known components are {', '.join(COMPONENTS)}."
-            )
+            raise InputError(f"The blend weighs {', '.join(unknown)}; known components are {', '.join(COMPONENTS)}.")
         self._paths = paths
-        self._return_rule = {name: float(weights.get(name, 0.0)) for name in COMPONENTS} | {
-            "discount": float(discount)
-        }
+        self._return_rule = {name: float(weights.get(name, 0.0)) for name in COMPONENTS} | {"discount": float(discount)}
         self._producers: dict[str, NumberedFiles] = {}
         self._lineages: dict[str, NumberedFiles] = {}
         self._known_groups: dict[str, set[int]] = {}
@@ -199,9 +193,7 @@ class Index:
         shard = describe_shard(path, decisions, already=True)
         known = self._known_groups.setdefault(producer, set())
         if twice := known.intersection(shard.start_groups):
-            raise DataError(
-                f"{path} repeats start group {min(twice)} of another shard; remove one of the two."
-            )
+            raise DataError(f"{path} repeats start group {min(twice)} of another shard; remove one of the two.")
         plies = open_plies(path, decisions)
         known.update(shard.start_groups)
         name = f"{producer}/{path.name}"
@@ -224,9 +216,7 @@ class Index:
         """Returns never change once a start group is whole, so they are computed as its shard comes in."""
         incoming = pa.concat_tables([shard.decisions for shard in shards])
         self.connection.register("incoming", incoming)
-        self.connection.execute(
-            f"CREATE OR REPLACE TEMP TABLE valued AS {_SQL['returns']}", self._return_rule
-        )
+        self.connection.execute(f"CREATE OR REPLACE TEMP TABLE valued AS {_SQL['returns']}", self._return_rule)
         self.connection.unregister("incoming")
 
     def _refuse(self, shard: str, sentence: str) -> None:
@@ -257,18 +247,14 @@ class Index:
         return table
 
 
-def connect(
-    run_dir: Path, *, blend: Mapping[str, float] | None = None, discount: float = 1.0
-) -> duckdb.DuckDBPyConnection:
+def connect(run_dir: Path, *, blend: Mapping[str, float] | None = None, discount: float = 1.0) -> duckdb.DuckDBPyConnection:
     """For ad-hoc SQL: ``decisions``, ``groups``, ``batches``, ``plies`` and ``refused`` of a run as it is.
 
     All in memory: it takes no lock, may be opened while the run writes, and reaches no file or network.
     """
     paths = RunPaths(Path(run_dir))
     if not paths.shards.is_dir():
-        raise InputError(
-            f"{run_dir} is not a run: it has no folder 'shards'; give a folder such as runs/<name>."
-        )
+        raise InputError(f"{run_dir} is not a run: it has no folder 'shards'; give a folder such as runs/<name>.")
     index = Index(paths, blend=blend, discount=discount)
     index.refresh()
     index.connection.execute("SET enable_external_access = false")

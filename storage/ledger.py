@@ -41,9 +41,7 @@ def ledger_path(paths: RunPaths, lineage: str, step: int) -> Path:
     return paths.ledger / check_name(lineage, "The lineage") / f"step-{step:06d}.arrow"
 
 
-def write_ledger(
-    paths: RunPaths, lineage: str, step: int, rows_table: pa.Table, metadata: Mapping[str, str]
-) -> bool:
+def write_ledger(paths: RunPaths, lineage: str, step: int, rows_table: pa.Table, metadata: Mapping[str, str]) -> bool:
     """Record the rows of ``step`` in their order; False if another trainer holds it, whose record stands.
 
     Raises:
@@ -51,9 +49,7 @@ def write_ledger(
     """
     path = ledger_path(paths, lineage, step)
     if missing := [name for name in ROWS_SCHEMA.names if name not in rows_table.column_names]:
-        raise DataError(
-            f"{path} cannot be written without {', '.join(missing)}; give the rows of a selection."
-        )
+        raise DataError(f"{path} cannot be written without {', '.join(missing)}; give the rows of a selection.")
     rows = rows_table.select(ROWS_SCHEMA.names).cast(ROWS_SCHEMA).combine_chunks()
     return write_arrow(rows, path, {**metadata, "lineage": lineage, "step": str(step)})
 

@@ -72,8 +72,7 @@ def check_name(name: str, what: str) -> str:
     """Return ``name`` if it may become a folder's name: no producer or lineage steps out of the run."""
     if not _NAME.fullmatch(name):
         raise InputError(
-            f"{what} {name!r} cannot name a folder; "
-            "use letters, digits, '_', '-' and '.', and begin with a letter or digit."
+            f"{what} {name!r} cannot name a folder; use letters, digits, '_', '-' and '.', and begin with a letter or digit."
         )
     return name
 
@@ -133,9 +132,7 @@ def publish_directory(temp_dir: Path, final_dir: Path) -> None:
     except OSError as error:
         if not final_dir.exists():
             raise
-        raise DataError(
-            f"{final_dir} was published by another process meanwhile; only one of the two may go on."
-        ) from error
+        raise DataError(f"{final_dir} was published by another process meanwhile; only one of the two may go on.") from error
     sync_directory(final_dir.parent)
 
 

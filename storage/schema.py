@@ -128,9 +128,7 @@ class Ply:
 
 def _schema_of(row_type: type) -> pa.Schema:
     hints = get_type_hints(row_type, include_extras=True)
-    return pa.schema(
-        [pa.field(f.name, hints[f.name].__metadata__[0], nullable=False) for f in fields(row_type)]
-    )
+    return pa.schema([pa.field(f.name, hints[f.name].__metadata__[0], nullable=False) for f in fields(row_type)])
 
 
 DECISION_SCHEMA = _schema_of(Decision)
@@ -151,9 +149,7 @@ def to_table(
 ) -> pa.Table:
     """Rows as one Arrow table in one chunk; metadata carries the schema version and ``provenance``."""
     schema = _SCHEMAS[row_type]
-    columns = {
-        field.name: pa.array([getattr(row, field.name) for row in rows], field.type) for field in schema
-    }
+    columns = {field.name: pa.array([getattr(row, field.name) for row in rows], field.type) for field in schema}
     table = pa.table(columns, schema=schema)
     if "checksum" in columns:
         place = schema.get_field_index("checksum")
@@ -170,23 +166,16 @@ def check_tokens(table: pa.Table) -> None:
     n_bounds = np.diff(starts)
     rules = {
         "prompt_len lies between 0 and the number of input_ids": (prompt >= 0) & (n_completion >= 0),
-        "there is one behaviour_logprob per completion token": _lengths(table["behaviour_logprobs"])
-        == n_completion,
+        "there is one behaviour_logprob per completion token": _lengths(table["behaviour_logprobs"]) == n_completion,
         "legal_offsets holds n_completion + 1 numbers": n_bounds == n_completion + 1,
     }
     if all(fits.all() for fits in rules.values()):  # the last rule may only look where the others hold
         inside = np.ones(len(values), bool)
         inside[starts[:-1]] = False
         steps = np.diff(values, prepend=0)
-        grows = (
-            np.logical_and.reduceat(~inside | (steps > 0), starts[:-1])
-            if len(starts) > 1
-            else np.ones(0, bool)
-        )
+        grows = np.logical_and.reduceat(~inside | (steps > 0), starts[:-1]) if len(starts) > 1 else np.ones(0, bool)
         whole = (values[starts[:-1]] == 0) & (values[starts[1:] - 1] == _lengths(table["legal_ids"]))
-        rules["every completion position allows at least one legal id, and all legal ids belong to one"] = (
-            grows & whole
-        )
+        rules["every completion position allows at least one legal id, and all legal ids belong to one"] = grows & whole
     for rule, fits in rules.items():
         if not fits.all():
             row = int(np.argmin(fits))
@@ -225,9 +214,7 @@ def row_checksums(table: pa.Table, rows: Iterable[int] | None = None) -> npt.NDA
     return np.array(sums, np.uint32)
 
 
-_Part = tuple[
-    npt.NDArray[np.int32] | None, int, memoryview
-]  # offsets per row (None: fixed width), bytes per value, bytes
+_Part = tuple[npt.NDArray[np.int32] | None, int, memoryview]  # offsets per row (None: fixed width), bytes per value, bytes
 
 
 def _parts(array: pa.Array) -> list[_Part]:

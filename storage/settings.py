@@ -24,9 +24,7 @@ class StorageSettings(BaseModel):
     def _known_components(cls, blend: dict[str, float]) -> dict[str, float]:
         unknown = sorted(set(blend) - set(COMPONENTS))
         if unknown:
-            raise ValueError(
-                f"{', '.join(unknown)} is no reward component; known are {', '.join(COMPONENTS)}"
-            )
+            raise ValueError(f"{', '.join(unknown)} is no reward component; known are {', '.join(COMPONENTS)}")
         if not any(blend.values()):
             raise ValueError("every component weighs 0, so all returns are 0; give at least one a weight")
         return blend

@@ -101,9 +101,7 @@ def open_shard(path: Path) -> pa.Table:
     table = read_arrow(path, DECISION_SCHEMA)
     wrong = np.flatnonzero(row_checksums(table) != table["checksum"].to_numpy())
     if len(wrong):
-        raise DataError(
-            f"{path} is damaged: row {wrong[0]} does not have its checksum; remove the file or restore it."
-        )
+        raise DataError(f"{path} is damaged: row {wrong[0]} does not have its checksum; remove the file or restore it.")
     return table
 
 

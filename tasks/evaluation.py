@@ -14,7 +14,13 @@ from rollouts.fork import Tokens
 from telemetry.progress import reporter
 
 
-@task(name="evaluate", task_run_name="evaluate-{label}-vs-{opponents}", cache_policy=NO_CACHE, persist_result=False, tags=["evaluate"])
+@task(
+    name="evaluate",
+    task_run_name="evaluate-{label}-vs-{opponents}",
+    cache_policy=NO_CACHE,
+    persist_result=False,
+    tags=["evaluate"],
+)
 async def evaluate_player(
     label: str,
     player: str,

@@ -28,5 +28,8 @@ async def make_model(root: Path, settings: TinyModelSettings) -> Path:
     from training.tiny_model import make_tiny_model
 
     return await asyncio.to_thread(
-        make_tiny_model, root, settings, lambda stage, done, total: reporter().stage(f"tiny model: {stage}", done, total)
+        make_tiny_model,
+        root,
+        settings,
+        lambda stage, done, total: reporter().stage(f"tiny model: {stage}", done, total),
     )

@@ -1,6 +1,7 @@
 """The live handles that a run's tasks share: engine, trainer process, tokens, positions, clocks.
 
-Held by the flow, handed to tasks as one object that Prefect neither copies nor stores. Owns nothing: whoever opened them closes them.
+Held by the flow, handed to tasks as one object that Prefect neither copies nor stores. Owns nothing: whoever opened
+them closes them.
 """
 
 from dataclasses import dataclass, field

@@ -34,7 +34,13 @@ class RolloutReport:
     """Median over decisions: the game engine at their ply."""
 
 
-@task(name="rollout", task_run_name="rollout-s{step}-g{first_group}", cache_policy=NO_CACHE, persist_result=False, tags=["rollout"])
+@task(
+    name="rollout",
+    task_run_name="rollout-s{step}-g{first_group}",
+    cache_policy=NO_CACHE,
+    persist_result=False,
+    tags=["rollout"],
+)
 async def roll_out_groups(resources: Resources, step: int, first_group: int, count: int) -> RolloutReport:
     """Play start groups `first_group` .. `first_group + count - 1` of `step` and publish their shard.
 
@@ -66,7 +72,13 @@ async def roll_out_groups(resources: Resources, step: int, first_group: int, cou
         )
         publish = partial(publish_shard, next_start_group=first_group + count)
         await asyncio.to_thread(
-            publish, resources.paths, PRODUCER, first_group, played.decisions, played.plies, resources.provenance
+            publish,
+            resources.paths,
+            PRODUCER,
+            first_group,
+            played.decisions,
+            played.plies,
+            resources.provenance,
         )
     return _report(played, count, time.monotonic() - began)
 
@@ -74,7 +86,8 @@ async def roll_out_groups(resources: Resources, step: int, first_group: int, cou
 def _report(played: RolledOut | None, count: int, seconds: float) -> RolloutReport:
     rows = played.decisions if played else []
     medians = [
-        float(np.median([getattr(row, name) for row in rows])) if rows else 0.0 for name in ("queue_ms", "generate_ms", "engine_ms")
+        float(np.median([getattr(row, name) for row in rows])) if rows else 0.0
+        for name in ("queue_ms", "generate_ms", "engine_ms")
     ]
     return RolloutReport(
         start_groups=count,

@@ -26,12 +26,21 @@ async def check_mismatch(resources: Resources) -> dict[str, float]:
     return await asyncio.to_thread(resources.trainer.measure_mismatch)
 
 
-@task(name="train-step", task_run_name="train-step-{step}", cache_policy=NO_CACHE, persist_result=False, tags=["train"])
+@task(
+    name="train-step",
+    task_run_name="train-step-{step}",
+    cache_policy=NO_CACHE,
+    persist_result=False,
+    tags=["train"],
+)
 async def train_step(resources: Resources, step: int) -> TrainedStep:
     """Train `step` in the trainer's process, which publishes policy version `step`."""
     with resources.spans.span("train"):
         # In a thread: a blocked event loop would stop the rollouts that run meanwhile.
         answer = await asyncio.to_thread(resources.trainer.step, step, resources.rollouts.start_groups)
     return TrainedStep(
-        version=step, adapter=Path(answer["adapter"]), adapter_hash=answer["adapter_hash"], metrics=answer["metrics"]
+        version=step,
+        adapter=Path(answer["adapter"]),
+        adapter_hash=answer["adapter_hash"],
+        metrics=answer["metrics"],
     )

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 import psutil
 
@@ -22,7 +23,7 @@ class GpuSampler:
     def __init__(self) -> None:
         import pynvml
 
-        self._nvml = pynvml
+        self._nvml: Any = pynvml
         self._devices: Sequence[object] = ()
         try:
             pynvml.nvmlInit()

@@ -1,6 +1,7 @@
 """Where metrics go: one JSON line per step in the run's folder, and W&B, offline unless asked otherwise.
 
-One `log` per step with an explicit step, so that no axis is ever doubled. A sink that cannot open is an error at the start, never later.
+One `log` per step with an explicit step, so that no axis is ever doubled. A sink that cannot open is an error at the
+start, never later.
 """
 
 import json

@@ -1,4 +1,6 @@
-"""What tests of several rooms share: a small real model, positions to play, an engine whose odds are known, a real vLLM, a Prefect server."""
+"""What tests of several rooms share: a small real model, positions to play, an engine whose odds are known, a real
+vLLM, a Prefect server.
+"""
 
 import asyncio
 import math
@@ -42,7 +44,7 @@ def _positions(games: int, phases: int) -> list[Snapshot]:
     found = []
     for game in range(games):
         dice, board = random.Random(game), Board.start()
-        while board.phase_type != "M" or len(found) == game and board.year < 1901 + phases:
+        while board.phase_type != "M" or (len(found) == game and board.year < 1901 + phases):
             board.step({power: player("mover")(legal, dice) for power, legal in board.legal_orders().items()})
         found.append(board.snapshot(game_id=f"game-{game}", seed=game, source="test"))
     return found
@@ -94,7 +96,12 @@ class UniformEngine:
 
     async def stats(self) -> EngineStats:
         return EngineStats(
-            requests=len(self.requests), prompt_tokens=0, cached_tokens=0, completion_tokens=0, engine_steps=0, policy_version=self.version
+            requests=len(self.requests),
+            prompt_tokens=0,
+            cached_tokens=0,
+            completion_tokens=0,
+            engine_steps=0,
+            policy_version=self.version,
         )
 
     async def close(self) -> None:
@@ -116,7 +123,7 @@ def host() -> Iterator[EngineHost]:
 
 
 @pytest.fixture(scope="session")
-def vllm_engine(model: Path, host: EngineHost):  # noqa: ANN201 - its class must not be imported before it is asked for
+def vllm_engine(model: Path, host: EngineHost):
     """One real vLLM in this process, on the small model, for the whole session."""
     from inference.embedded import EmbeddedEngine
     from inference.settings import InferenceSettings

@@ -68,11 +68,7 @@ def locked_versions() -> dict[str, str]:
 
 
 def test_the_packages_declared_are_the_packages_on_disk():
-    on_disk = {
-        path.name
-        for path in ROOT.iterdir()
-        if path.is_dir() and not path.name.startswith(".") and any(path.glob("*.py"))
-    }
+    on_disk = {path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith(".") and any(path.glob("*.py"))}
     assert on_disk - NOT_ROOMS == set(PACKAGES)
     assert [package for package in PACKAGES if not (ROOT / package / "__init__.py").exists()] == []
 
@@ -115,9 +111,7 @@ def test_no_flow_file_shadows_a_package_a_dependency_or_the_standard_library():
 @pytest.mark.parametrize(
     "statement",
     [
-        pytest.param(
-            "sys.argv = ['entente', '--help']; from cli.main import main; main()", id="entente --help"
-        ),
+        pytest.param("sys.argv = ['entente', '--help']; from cli.main import main; main()", id="entente --help"),
         pytest.param(
             "import game, importlib, pkgutil;"
             "[importlib.import_module(f'game.{m.name}') for m in pkgutil.iter_modules(game.__path__)]",
@@ -126,12 +120,8 @@ def test_no_flow_file_shadows_a_package_a_dependency_or_the_standard_library():
     ],
 )
 def test_what_should_be_quick_imports_nothing_heavy(statement: str):
-    report = (
-        "import atexit, json, sys; atexit.register(lambda: print('\\n' + json.dumps(sorted(sys.modules))));"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", report + statement], cwd=ROOT, capture_output=True, text=True
-    )
+    report = "import atexit, json, sys; atexit.register(lambda: print('\\n' + json.dumps(sorted(sys.modules))));"
+    done = subprocess.run([sys.executable, "-c", report + statement], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     loaded = set(json.loads(done.stdout.splitlines()[-1]))
     assert loaded & HEAVY == set()
@@ -172,9 +162,7 @@ def run_setup(folder: Path, **environment: str) -> subprocess.CompletedProcess[s
     for name in ("scripts/setup-environment", "requirements/cpu.lock", "pyproject.toml"):
         shutil.copy(ROOT / name, folder / name)
     script = folder / "scripts" / "setup-environment"
-    return subprocess.run(
-        [script], env=os.environ | environment, capture_output=True, text=True, timeout=60, check=False
-    )
+    return subprocess.run([script], env=os.environ | environment, capture_output=True, text=True, timeout=60, check=False)
 
 
 def stand_in(path: Path, answer: str) -> Path:
@@ -226,9 +214,7 @@ def test_a_prefect_server_boots_and_answers_with_the_locked_versions(tmp_path: P
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "DO_NOT_TRACK": "1",
     }
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")
-    } | home
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")} | home
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
     log = tmp_path / "server.log"
     with log.open("w") as output:

@@ -1,7 +1,8 @@
 """Checkpoints: the trainer's whole state after a step, whole or absent.
 
 `checkpoints/step_000123/` holds the adapter in peft's layout, the optimiser and every random generator, and a manifest, written
-last, with the size and SHA-256 of each file; a folder without a manifest that fits is not a checkpoint. Folders are written aside,
+last, with the size and SHA-256 of each file; a folder without a manifest that fits is not a checkpoint. Folders are
+written aside,
 fsynced and renamed, so a kill at any moment leaves the former state.
 """
 
@@ -49,7 +50,11 @@ def save_checkpoint(paths: RunPaths, state: TrainerState, policy: Policy, optimi
     aside.mkdir(parents=True)
     policy.save_adapter(aside)
     (aside / "README.md").unlink(missing_ok=True)
-    random_state = {"torch": torch.get_rng_state(), "numpy": np.random.get_state(), "python": random.getstate()}
+    random_state = {
+        "torch": torch.get_rng_state(),
+        "numpy": np.random.get_state(),
+        "python": random.getstate(),
+    }
     if policy.device.type == "cuda":
         random_state["cuda"] = torch.cuda.get_rng_state_all()
     torch.save({"optimiser": optimiser.state_dict(), "random": random_state}, aside / "trainer.pt")

@@ -13,7 +13,9 @@ from storage.gather import Batch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaddedRows:
-    """Some decisions of a batch, padded, with their branching tokens flattened. R rows, L longest row, B branching tokens, K largest legal set."""
+    """Some decisions of a batch, padded, with their branching tokens flattened. R rows, L longest row, B branching
+    tokens, K largest legal set.
+    """
 
     input_ids: np.ndarray
     """int64 [R, L]; padding is 0 and masked."""
@@ -63,9 +65,9 @@ def pad(batch: Batch, rows: range) -> PaddedRows:
         for index in range(batch.completion_offsets[row], batch.completion_offsets[row + 1]):
             if sizes[index] > 1:
                 places.append((here, batch.prompt_lens[row] + index - batch.completion_offsets[row], index, row))
-    token_row, position, index, batch_row = (np.array(column, np.int64) for column in zip(*places, strict=True)) if places else [
-        np.empty(0, np.int64)
-    ] * 4
+    token_row, position, index, batch_row = (
+        (np.array(column, np.int64) for column in zip(*places, strict=True)) if places else [np.empty(0, np.int64)] * 4
+    )
     widest = int(sizes[index].max()) if len(index) else 1
     column = np.arange(widest)
     legal_mask = column[None, :] < sizes[index][:, None]

@@ -1,6 +1,6 @@
 """The policy under training: a frozen base with a LoRA adapter, and its probabilities over legal sets.
 
-    log pi(a) = z_a / T - log sum_{b legal} exp(z_b / T)        (the masked policy; z: logits, T: temperature of the row)
+log pi(a) = z_a / T - log sum_{b legal} exp(z_b / T)        (the masked policy; z: logits, T: temperature of the row)
 """
 
 from dataclasses import dataclass
@@ -75,7 +75,10 @@ class Policy:
             attention_mask=torch.from_numpy(rows.attention_mask).to(self.device),
             use_cache=False,
         ).last_hidden_state
-        at = hidden[torch.from_numpy(rows.token_row).to(self.device), torch.from_numpy(rows.token_position).to(self.device)]
+        at = hidden[
+            torch.from_numpy(rows.token_row).to(self.device),
+            torch.from_numpy(rows.token_position).to(self.device),
+        ]
         logits = causal.lm_head(at).float() / torch.from_numpy(rows.temperature).to(self.device)[:, None]
         legal = torch.gather(logits, 1, torch.from_numpy(rows.legal_ids).to(self.device))
         legal = legal.masked_fill(~torch.from_numpy(rows.legal_mask).to(self.device), float("-inf"))

@@ -1,6 +1,7 @@
 """The trainer's own process, seen from the flow: start it, ask it, end it.
 
-The trainer computes in a child, on CPU as on CUDA, so that a device fault ends as a failed task and the trainer's Python never competes with
+The trainer computes in a child, on CPU as on CUDA, so that a device fault ends as a failed task and the trainer's
+Python never competes with
 the games'. It is started before vLLM is imported, which would leave its own variables in the environment. Parent and child
 speak JSON lines over a socket pair; the child ends by itself when the parent's end closes, however the parent died.
 """
@@ -28,7 +29,11 @@ class TrainerProcess:
         self._log = paths.trainer_log
         parent, child = socket.socketpair()
         environment = {key: value for key, value in os.environ.items() if key not in ("LD_PRELOAD",)}
-        environment |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
+        environment |= {
+            "OMP_NUM_THREADS": str(threads),
+            "MKL_NUM_THREADS": str(threads),
+            "TOKENIZERS_PARALLELISM": "false",
+        }
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "training.serve_steps", str(child.fileno())],

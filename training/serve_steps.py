@@ -1,6 +1,6 @@
 """Main of the trainer process: answers JSON lines on an inherited socket until the other end closes.
 
-    python -m training.serve_steps FD
+python -m training.serve_steps FD
 """
 
 import json
@@ -21,7 +21,9 @@ from training.trainer import Trainer, describe
 
 
 def main(descriptor: int) -> None:
-    """Serve one parent. An expected failure is answered as its sentence; anything else is logged, answered, and ends the process."""
+    """Serve one parent. An expected failure is answered as its sentence; anything else is logged, answered, and ends
+    the process.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.getLogger("transformers").setLevel(logging.ERROR)
     stream = socket.socket(fileno=descriptor).makefile("rw", encoding="utf-8")
@@ -41,7 +43,10 @@ def main(descriptor: int) -> None:
         except Exception as error:
             traceback.print_exc()
             unexpected = True
-            answer = {"error": "TrainingError", "sentence": f"the trainer failed unexpectedly: {type(error).__name__}: {error}"}
+            answer = {
+                "error": "TrainingError",
+                "sentence": f"the trainer failed unexpectedly: {type(error).__name__}: {error}",
+            }
         try:
             stream.write(json.dumps(answer) + "\n")
             stream.flush()
@@ -62,7 +67,11 @@ def _answer(trainer: Trainer, message: dict[str, Any]) -> dict[str, Any]:
     if message["op"] == "mismatch":
         return {"metrics": describe(trainer.measure_mismatch())}
     report = trainer.step(message["step"], message["start_groups"])
-    return {"adapter": str(report.adapter.path), "adapter_hash": report.adapter.adapter_hash, "metrics": report.metrics}
+    return {
+        "adapter": str(report.adapter.path),
+        "adapter_hash": report.adapter.adapter_hash,
+        "metrics": report.metrics,
+    }
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The model made on the spot: no hub, no account, a minute or so of CPU.
 
-A byte-level BPE tokenizer trained on prompts and orders, a Qwen3 of about a million parameters, and a warm-up in which it imitates a
+A byte-level BPE tokenizer trained on prompts and orders, a Qwen3 of about a million parameters, and a warm-up in
+which it imitates a
 scripted player, so that LoRA has something to adapt (on a random base it stalls at half the gain). The result is an ordinary
 `save_pretrained` folder, cached by the hash of its recipe; any hub id or local folder serves in its place.
 """
@@ -84,7 +85,11 @@ def make_tiny_model(root: Path, settings: TinyModelSettings, on_progress: OnProg
 
 def _teacher_game(settings: TinyModelSettings, number: int) -> Iterator[_Position]:
     """Positions of one game in which the teacher plays every power; forced order sets teach nothing and are left out."""
-    teacher, dice, board = player(settings.teacher), random.Random(f"imitation-{settings.seed}-{number}"), Board.start()
+    teacher, dice, board = (
+        player(settings.teacher),
+        random.Random(f"imitation-{settings.seed}-{number}"),
+        Board.start(),
+    )
     while not board.is_over and board.year <= _LAST_YEAR:
         legal = board.legal_orders()
         orders = {power: teacher(choice, dice) for power, choice in legal.items()}
@@ -111,7 +116,8 @@ def _save_tokenizer(positions: list[_Position], settings: TinyModelSettings, fol
         show_progress=False,
     )
     texts = (
-        "".join(position.shared) + "".join(rest + "\n".join(orders) for rest, orders in position.decisions) for position in positions
+        "".join(position.shared) + "".join(rest + "\n".join(orders) for rest, orders in position.decisions)
+        for position in positions
     )
     tokenizer.train_from_iterator(texts, trainer)
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=_EOS, pad_token=_EOS).save_pretrained(str(folder))
@@ -148,9 +154,15 @@ class SharedRow:
 
 
 def _imitate(
-    model: Qwen3ForCausalLM, positions: list[_Position], settings: TinyModelSettings, codec: Codec, report: OnProgress
+    model: Qwen3ForCausalLM,
+    positions: list[_Position],
+    settings: TinyModelSettings,
+    codec: Codec,
+    report: OnProgress,
 ) -> list[float]:
-    """Cross-entropy on the completions, over the whole vocabulary, so that legal tokens gain their mass too; losses every 20 steps."""
+    """Cross-entropy on the completions, over the whole vocabulary, so that legal tokens gain their mass too; losses
+    every 20 steps.
+    """
     spell = TableBuilder(codec).spell
     rows = [
         SharedRow(
@@ -182,16 +194,23 @@ def _imitate(
 def completion_loss(model: Qwen3ForCausalLM, rows: list[SharedRow]) -> torch.Tensor:
     """Mean cross-entropy, nats, of all completion tokens, with each head computed once.
 
-    A tail sees its head and itself, never another tail, and its positions go on from the head's end: exactly what it would see as a
-    prompt of its own (tested against that).
+    A tail sees its head and itself, never another tail, and its positions go on from the head's end: exactly what it
+    would see as a prompt of its own (tested against that).
     """
     longest = max(len(row.head) + sum(len(rest) + len(completion) for rest, completion in row.tails) for row in rows)
-    ids, places = torch.zeros(len(rows), longest, dtype=torch.long), torch.zeros(len(rows), longest, dtype=torch.long)
+    ids, places = (
+        torch.zeros(len(rows), longest, dtype=torch.long),
+        torch.zeros(len(rows), longest, dtype=torch.long),
+    )
     segments = torch.full((len(rows), longest), -1)  # padding sees padding alone, so that no softmax is empty
     row_index, at, target = [], [], []
     for index, row in enumerate(rows):
         end = len(row.head)
-        ids[index, :end], places[index, :end], segments[index, :end] = torch.tensor(row.head), torch.arange(end), 0
+        ids[index, :end], places[index, :end], segments[index, :end] = (
+            torch.tensor(row.head),
+            torch.arange(end),
+            0,
+        )
         for number, (rest, completion) in enumerate(row.tails, start=1):
             start, end = end, end + len(rest) + len(completion)
             ids[index, start:end], segments[index, start:end] = torch.tensor(rest + completion), number

@@ -1,6 +1,8 @@
-"""One GRPO step: rows chosen by query, a ledger, a forward and backward over branching tokens, an update, a checkpoint, an adapter.
+"""One GRPO step: rows chosen by query, a ledger, a forward and backward over branching tokens, an update, a
+checkpoint, an adapter.
 
-The order is the contract: the ledger is written before the forward, the checkpoint before publishing, and the adapter is published
+The order is the contract: the ledger is written before the forward, the checkpoint before publishing, and the
+adapter is published
 from the checkpoint. Nothing here decides *when* to train; and nothing here ever draws a token.
 """
 
@@ -52,7 +54,14 @@ class StepReport:
 class Trainer:
     """Owns the policy and its optimiser for one run."""
 
-    def __init__(self, paths: RunPaths, policy: Policy, training: TrainingSettings, storage: StorageSettings, lineage: str = "main") -> None:
+    def __init__(
+        self,
+        paths: RunPaths,
+        policy: Policy,
+        training: TrainingSettings,
+        storage: StorageSettings,
+        lineage: str = "main",
+    ) -> None:
         self._paths = paths
         self._policy = policy
         self._settings = training
@@ -72,7 +81,8 @@ class Trainer:
         """Compare stored behaviour logprobs with this policy's on the freshest rows, drawn by the version it holds.
 
         Raises:
-            TrainingError: there are none, or the two sides differ by more than the settings allow: mask, temperature, ids or weights
+            TrainingError: there are none, or the two sides differ by more than the settings allow: mask,
+            temperature, ids or weights
                 are then not the sampler's, and the run must not start.
         """
         self._index.refresh()
@@ -86,7 +96,10 @@ class Trainer:
                 gaps.append(np.abs(self._policy.masked_logprobs(micro).chosen.cpu().numpy() - micro.behaviour))
         gap = np.concatenate(gaps)
         found = Mismatch(
-            tokens=len(gap), mean=float(gap.mean()), p99=float(np.quantile(gap, 0.99)), largest=float(gap.max())
+            tokens=len(gap),
+            mean=float(gap.mean()),
+            p99=float(np.quantile(gap, 0.99)),
+            largest=float(gap.max()),
         )
         self._refuse(found)
         return found
@@ -98,7 +111,8 @@ class Trainer:
             rule = f"largest difference {found.largest:.2g} nats, {limits.mismatch_max:.2g} allowed"
         else:
             bad = not (found.mean <= limits.mismatch_mean_bf16 and found.p99 <= limits.mismatch_p99_bf16)
-            rule = f"mean {found.mean:.2g} and p99 {found.p99:.2g} nats, {limits.mismatch_mean_bf16} and {limits.mismatch_p99_bf16} allowed"
+            allowed = f"{limits.mismatch_mean_bf16} and {limits.mismatch_p99_bf16} allowed"
+            rule = f"mean {found.mean:.2g} and p99 {found.p99:.2g} nats, {allowed}"
         if bad:
             raise TrainingError(
                 f"trainer and engine disagree on version {self.step_done} over {found.tokens} tokens ({rule}): "
@@ -131,14 +145,18 @@ class Trainer:
         record = {"policy_version": str(self.step_done), "settings_hash": self._settings_hash}
         if not write_ledger(self._paths, self._lineage, step, selection.rows, record):
             raise TrainingError(
-                f"another trainer already holds step {step} of '{self._paths.root.name}': two trainers cannot share a run; stop one"
+                f"another trainer already holds step {step} of '{self._paths.root.name}': "
+                "two trainers cannot share a run; stop one"
             )
         selected = time.perf_counter()
         metrics = self._update(batch)
         updated = time.perf_counter()
         self.step_done = step
         state = TrainerState(
-            step=step, lineage=self._lineage, settings_hash=self._settings_hash, skipped_in_a_row=self._skipped_in_a_row
+            step=step,
+            lineage=self._lineage,
+            settings_hash=self._settings_hash,
+            skipped_in_a_row=self._skipped_in_a_row,
         )
         checkpoint = save_checkpoint(self._paths, state, self._policy, self._optimiser, self._settings.keep_checkpoints)
         adapter = publish_adapter(self._paths, step, checkpoint)
@@ -188,7 +206,9 @@ class Trainer:
         else:
             self._skipped_in_a_row += 1
             if self._skipped_in_a_row >= _SKIPS_ALLOWED:
-                raise TrainingError(f"loss or gradient was not finite in {_SKIPS_ALLOWED} steps in a row: lower training.learning_rate")
+                raise TrainingError(
+                    f"loss or gradient was not finite in {_SKIPS_ALLOWED} steps in a row: lower training.learning_rate"
+                )
         return _update_metrics(torch.cat(gauges, dim=1).numpy(), loss_sum, norm, skipped=not finite)
 
 

@@ -16,7 +16,9 @@ from telemetry.errors import InputError
 def test_a_prompt_is_its_segments_so_powers_of_one_board_share_their_leading_ids(model: Path):
     codec, board = Codec(model), Board.start()
     legal = board.legal_orders()
-    prompts = [codec.encode_prompt((rules_text(), board_text(board), power_text(legal[power], board))) for power in ("FRANCE", "TURKEY")]
+    prompts = [
+        codec.encode_prompt((rules_text(), board_text(board), power_text(legal[power], board))) for power in ("FRANCE", "TURKEY")
+    ]
     shared = codec.encode_prompt((rules_text(), board_text(board)))
     assert prompts[0][: len(shared)] == shared == prompts[1][: len(shared)]
     assert prompts[0] != prompts[1]
@@ -61,7 +63,9 @@ def test_a_config_without_an_end_token_is_refused(model: Path, tmp_path: Path):
     for name in ("config.json", "generation_config.json"):
         file = tmp_path / "model" / name
         if file.exists():
-            file.write_text(json.dumps({key: value for key, value in json.loads(file.read_text()).items() if key != "eos_token_id"}))
+            file.write_text(
+                json.dumps({key: value for key, value in json.loads(file.read_text()).items() if key != "eos_token_id"})
+            )
     with pytest.raises(InputError, match="eos_token_id"):
         eos_token_id(tmp_path / "model")
 

@@ -18,10 +18,19 @@ MOVEMENT = LegalOrders(
     power="FRANCE",
     kind=OrderKind.MOVEMENT,
     sites=("F BRE", "A PAR"),
-    options=(("F BRE - ENG", "F BRE - MAO", "F BRE H"), ("A PAR - BUR", "A PAR - GAS", "A PAR H", "A PAR S F BRE")),
+    options=(
+        ("F BRE - ENG", "F BRE - MAO", "F BRE H"),
+        ("A PAR - BUR", "A PAR - GAS", "A PAR H", "A PAR S F BRE"),
+    ),
     picks=2,
 )
-RETREAT = LegalOrders(power="ITALY", kind=OrderKind.RETREAT, sites=("A VEN",), options=(("A VEN D", "A VEN R ROM", "A VEN R TUS"),), picks=1)
+RETREAT = LegalOrders(
+    power="ITALY",
+    kind=OrderKind.RETREAT,
+    sites=("A VEN",),
+    options=(("A VEN D", "A VEN R ROM", "A VEN R TUS"),),
+    picks=1,
+)
 BUILD = LegalOrders(
     power="RUSSIA",
     kind=OrderKind.BUILD,

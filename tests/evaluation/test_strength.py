@@ -23,9 +23,14 @@ def test_the_score_of_a_scripted_player_is_what_playing_it_out_gains(positions):
     """Against a loop over boards that knows nothing of forks and plans."""
     gains = []
     for snapshot in positions:
-        able = sorted(dice("evaluation-powers", SETTINGS.seed, snapshot.snapshot_id).sample(list(Board.restore(snapshot).legal_orders()), 2))
+        able = sorted(
+            dice("evaluation-powers", SETTINGS.seed, snapshot.snapshot_id).sample(list(Board.restore(snapshot).legal_orders()), 2)
+        )
         for power in able:
-            board, name = Board.restore(snapshot), f"evaluation/{SETTINGS.seed}/{snapshot.snapshot_id}/{power}"
+            board, name = (
+                Board.restore(snapshot),
+                f"evaluation/{SETTINGS.seed}/{snapshot.snapshot_id}/{power}",
+            )
             year, start = board.year, len(board.centres()[power])
             while board.phase < f"S{year + 1}M" if board.phase[0] == "S" else board.year == year:
                 orders = {
@@ -44,7 +49,11 @@ def test_the_score_of_a_scripted_player_is_what_playing_it_out_gains(positions):
 def test_every_player_meets_the_same_opponents_dice(uniform_engine, tokens, positions):
     """The policy that draws what 'random' would is scored on the same plan: forks, positions and games are equal."""
     policy, random = score(POLICY, positions, uniform_engine(), tokens), score("random", positions)
-    assert (policy.forks, policy.positions, policy.source_games) == (random.forks, random.positions, random.source_games) == (16, 8, 8)
+    assert (
+        (policy.forks, policy.positions, policy.source_games)
+        == (random.forks, random.positions, random.source_games)
+        == (16, 8, 8)
+    )
     assert policy.orders_rejected == 0
 
 

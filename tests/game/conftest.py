@@ -21,9 +21,7 @@ def _fierce(legal: LegalOrders, rng: random.Random) -> list[str]:
     site_of = {option: site for site, options in enumerate(legal.options) for option in options}
     settled: set[int] = set()
     for site in rng.sample(range(len(legal.sites)), len(legal.sites)):
-        helped = [
-            option for option in legal.options[site] if " S " in option and option.split(" S ")[1] in site_of
-        ]
+        helped = [option for option in legal.options[site] if " S " in option and option.split(" S ")[1] in site_of]
         if site not in settled and helped:
             order = rng.choice(helped)
             move = order.split(" S ")[1]

@@ -28,18 +28,12 @@ def state_of(game: diplomacy.Game) -> dict[str, Any]:
 
 def engine_results(game: diplomacy.Game) -> dict[str, tuple[str, ...]]:
     marks = game.process().results
-    return {
-        unit: tuple(str(mark) for mark in own if str(mark)) for unit, own in marks.items() if unit != "WAIVE"
-    }
+    return {unit: tuple(str(mark) for mark in own if str(mark)) for unit, own in marks.items() if unit != "WAIVE"}
 
 
 def engine_legal(game: diplomacy.Game) -> dict[str, set[str]]:
     possible = game.get_all_possible_orders()
-    return {
-        location: set(possible[location]) - {"WAIVE"}
-        for own in game.get_orderable_locations().values()
-        for location in own
-    }
+    return {location: set(possible[location]) - {"WAIVE"} for own in game.get_orderable_locations().values() for location in own}
 
 
 def freeze_board(board: Board) -> Snapshot:
@@ -55,20 +49,12 @@ def test_games_run_exactly_as_in_the_untouched_engine(self_play, dropped: float)
         for board, legal, orders in self_play(seed, phases=24, dropped=dropped):
             phase_types.add(board.phase_type)
             assert state_of(board._game) == state_of(engine)
-            offered = {
-                site.split()[-1][:3]: set(own.options[at])
-                for own in legal.values()
-                for at, site in enumerate(own.sites)
-            }
+            offered = {site.split()[-1][:3]: set(own.options[at]) for own in legal.values() for at, site in enumerate(own.sites)}
             possible = engine_legal(engine)
             assert offered.keys() == possible.keys()
             for location, texts in possible.items():
-                longer = {
-                    text for text in texts if " S " in text and " - " in text and "/" in text.split(" - ")[1]
-                }
-                assert offered[location] == texts - {
-                    text for text in longer if text.rsplit("/", 1)[0] in texts
-                }
+                longer = {text for text in texts if " S " in text and " - " in text and "/" in text.split(" - ")[1]}
+                assert offered[location] == texts - {text for text in longer if text.rsplit("/", 1)[0] in texts}
             for power, own in orders.items():
                 engine.set_orders(power, own)
             twin = board.fork()
@@ -142,12 +128,7 @@ def test_a_fork_shares_nothing_that_a_phase_changes(trieste_falls: Board) -> Non
 def test_a_game_keeps_no_history(self_play) -> None:
     for board, _, _ in self_play(1, phases=40):
         game = board._game
-        assert (
-            not game.state_history
-            and not game.order_history
-            and not game.result_history
-            and not game.message_history
-        )
+        assert not game.state_history and not game.order_history and not game.result_history and not game.message_history
         assert not game.error and not game.messages
 
 

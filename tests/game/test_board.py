@@ -110,9 +110,7 @@ def test_legal_orders_are_computed_once_per_phase_and_shared_with_forks(
 ) -> None:
     calls = []
     compute = Adjudicator.get_all_possible_orders
-    monkeypatch.setattr(
-        Adjudicator, "get_all_possible_orders", lambda game: calls.append(game.phase) or compute(game)
-    )
+    monkeypatch.setattr(Adjudicator, "get_all_possible_orders", lambda game: calls.append(game.phase) or compute(game))
     board = Board.start()
     legal = board.legal_orders()
     forks = [board.fork() for _ in range(8)]
@@ -136,9 +134,7 @@ def test_a_game_ends_with_eighteen_centres() -> None:
     powers = json.loads(snapshot.position)["powers"]
     centres = [centre for power in powers for centre in power["centers"]]
     for power in powers:
-        power["centers"] = (
-            centres[:17] if power["name"] == "FRANCE" else centres[17:] if power["name"] == "ITALY" else []
-        )
+        power["centers"] = centres[:17] if power["name"] == "FRANCE" else centres[17:] if power["name"] == "ITALY" else []
         power["units"] = [f"A {centres[17]}"] if power["name"] == "FRANCE" else []
     board = Board.restore(altered(snapshot, powers=powers))
     board.step({})
@@ -163,9 +159,7 @@ def test_a_snapshot_tells_what_it_holds(trieste_falls: Board) -> None:
 def test_the_board_key_forgets_the_order_of_arrival_and_nothing_else() -> None:
     """Two ways round to one board: ids differ, keys agree; a unit elsewhere gives another key."""
     boards = [Board.start() for _ in range(3)]
-    for board, orders in zip(
-        boards, (["A PAR - PIC"], ["A PAR - PIC", "A MAR - GAS"], ["A MAR - SPA"]), strict=True
-    ):
+    for board, orders in zip(boards, (["A PAR - PIC"], ["A PAR - PIC", "A MAR - GAS"], ["A MAR - SPA"]), strict=True):
         board.step({"FRANCE": orders})
     for board, orders in zip(boards, (["A PIC - BRE", "A MAR - GAS", "F BRE - MAO"],) * 3, strict=True):
         board.step({"FRANCE": orders})
@@ -212,15 +206,8 @@ def test_a_picture_is_drawn_on_demand_and_changes_nothing() -> None:
     assert freeze(board) == before and board._game.renderer is None
 
 
-@pytest.mark.parametrize(
-    "module", ["game", "game.legal", "game.players", "game.prompts", "game.scores", "game.snapshot"]
-)
+@pytest.mark.parametrize("module", ["game", "game.legal", "game.players", "game.prompts", "game.scores", "game.snapshot"])
 def test_only_the_board_loads_the_engine(module: str) -> None:
     code = f"import sys, {module}; sys.exit('diplomacy' in sys.modules)"
     path = ":".join(path for path in sys.path if path)
-    assert (
-        subprocess.run(
-            [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, check=False
-        ).returncode
-        == 0
-    )
+    assert subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, check=False).returncode == 0

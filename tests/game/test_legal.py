@@ -12,9 +12,7 @@ from game.legal import WAIVE, LegalOrders, OrderKind, canonical_options
 
 
 def legal(kind: OrderKind, picks: int, *sizes: int) -> LegalOrders:
-    options = tuple(
-        tuple(f"site {site} order {number}" for number in range(size)) for site, size in enumerate(sizes)
-    )
+    options = tuple(tuple(f"site {site} order {number}" for number in range(size)) for site, size in enumerate(sizes))
     return LegalOrders(
         power="FRANCE",
         kind=kind,
@@ -150,16 +148,12 @@ def test_adjustments_keep_to_the_budget(self_play) -> None:
                     continue
                 kinds.add(own.kind)
                 if surplus > 0:
-                    assert own.kind is OrderKind.BUILD and own.picks == min(
-                        surplus, len(free_homes(board, power))
-                    )
+                    assert own.kind is OrderKind.BUILD and own.picks == min(surplus, len(free_homes(board, power)))
                     built = [order for order in orders[power] if order != WAIVE]
                     assert len(after.units()[power]) == len(units[power]) + len(built)
                 else:
                     assert own.kind is OrderKind.DISBAND and own.picks == -surplus == len(set(orders[power]))
-                    assert set(units[power]) - set(after.units()[power]) == {
-                        order[:-2] for order in orders[power]
-                    }
+                    assert set(units[power]) - set(after.units()[power]) == {order[:-2] for order in orders[power]}
     assert kinds == {OrderKind.BUILD, OrderKind.DISBAND}
 
 

@@ -38,9 +38,7 @@ def test_the_same_random_source_gives_the_same_orders(name: str) -> None:
 
 def test_the_uniform_player_draws_every_legal_subset_alike() -> None:
     """Two builds on three sites: 1 way with none, 3 with one, 3 with both; three disbands of four: 4 ways."""
-    build = LegalOrders(
-        power="FRANCE", kind=OrderKind.BUILD, sites=("B", "M", "P"), options=(("b",), ("m",), ("p",)), picks=2
-    )
+    build = LegalOrders(power="FRANCE", kind=OrderKind.BUILD, sites=("B", "M", "P"), options=(("b",), ("m",), ("p",)), picks=2)
     disband = LegalOrders(
         power="FRANCE",
         kind=OrderKind.DISBAND,
@@ -57,9 +55,7 @@ def test_the_uniform_player_draws_every_legal_subset_alike() -> None:
 
 
 def test_the_uniform_player_draws_every_order_of_a_site_alike() -> None:
-    own = LegalOrders(
-        power="ITALY", kind=OrderKind.MOVEMENT, sites=("A ROM",), options=(("a", "b", "c", "d"),), picks=1
-    )
+    own = LegalOrders(power="ITALY", kind=OrderKind.MOVEMENT, sites=("A ROM",), options=(("a", "b", "c", "d"),), picks=1)
     rng = random.Random(0)
     drawn = Counter(player("random")(own, rng)[0] for _ in range(4000))
     assert all(900 < drawn[order] < 1100 for order in "abcd")

@@ -39,10 +39,7 @@ def test_an_owed_disband_names_its_number(self_play) -> None:
         for own in legal.values():
             if own.kind == "disband":
                 seen += 1
-                assert (
-                    power_text(own, board)
-                    == f"{own.power} DISBAND {own.picks} {' '.join(own.sites)}\nORDERS:\n"
-                )
+                assert power_text(own, board) == f"{own.power} DISBAND {own.picks} {' '.join(own.sites)}\nORDERS:\n"
     assert seen
 
 
@@ -67,9 +64,7 @@ def test_the_board_text_holds_the_whole_position_and_nothing_of_how_it_came_abou
             owned = {centre for own in centres.values() for centre in own}
             (free,) = [line.split()[1:] for line in text.splitlines() if line.startswith("FREE ")] or [[]]
             assert len(owned) + len(free) == 34 and not owned & set(free)
-            dislodged = [
-                line.split(" ", 2)[1:] for line in text.splitlines() if line.startswith("DISLODGED ")
-            ]
+            dislodged = [line.split(" ", 2)[1:] for line in text.splitlines() if line.startswith("DISLODGED ")]
             assert dislodged == [[power, " ".join(own)] for power, own in board.dislodged().items() if own]
 
 

@@ -33,9 +33,7 @@ def test_what_changed_by_hand() -> None:
     assert components(before, after, "AUSTRIA") == pytest.approx(
         {"centres_gained": 2.0, "sos_share": 25 / 77 - 9 / 70, "survival": 0.0}
     )
-    assert components(before, after, "ENGLAND") == pytest.approx(
-        {"centres_gained": -3.0, "sos_share": -9 / 70, "survival": -1.0}
-    )
+    assert components(before, after, "ENGLAND") == pytest.approx({"centres_gained": -3.0, "sos_share": -9 / 70, "survival": -1.0})
     assert tuple(components(before, after, "ITALY")) == COMPONENTS
 
 
@@ -79,9 +77,7 @@ def test_a_standing_is_what_the_board_says(self_play) -> None:
         ("S1903M", "S1903M", 0, True),
     ],
 )
-def test_the_horizon_counts_game_years_from_the_forks_phase(
-    start: str, phase: str, years: int, reached: bool
-) -> None:
+def test_the_horizon_counts_game_years_from_the_forks_phase(start: str, phase: str, years: int, reached: bool) -> None:
     assert horizon_reached(start, phase, years) is reached
 
 

@@ -22,12 +22,14 @@ from telemetry.errors import EngineError
 pytestmark = pytest.mark.vllm
 
 
-def requests_for(positions: Sequence[Snapshot], tokens: Tokens, *, label: str = "r", temperature: float = 1.0) -> list[GenerationRequest]:
+def requests_for(
+    positions: Sequence[Snapshot], tokens: Tokens, *, label: str = "r", temperature: float = 1.0
+) -> list[GenerationRequest]:
     """One request for every power of every position."""
     found = []
     for snapshot in positions:
         board = Board.restore(snapshot)
-        for power, legal in board.legal_orders().items():
+        for legal in board.legal_orders().values():
             prompt = tokens.codec.encode_prompt((rules_text(), board_text(board), power_text(legal, board)))
             found.append(
                 GenerationRequest(
@@ -96,7 +98,10 @@ def test_a_completion_depends_on_its_seed_and_on_nothing_else_in_the_batch(host,
 
 
 def test_a_shared_prompt_is_found_in_the_prefix_cache(host, vllm_engine, positions, tokens):
-    first, second = requests_for(positions[:1], tokens, label="warm")[0], requests_for(positions[:1], tokens, label="again")[0]
+    first, second = (
+        requests_for(positions[:1], tokens, label="warm")[0],
+        requests_for(positions[:1], tokens, label="again")[0],
+    )
     draw(host, vllm_engine, [first])
     assert draw(host, vllm_engine, [second])[0].cached_tokens >= 32 * (len(second.prompt_ids) // 32 - 1)
 
@@ -105,7 +110,8 @@ def test_more_prompts_at_once_than_one_pass_takes_are_drawn_too(host, vllm_engin
     """Seeded draws and prompts cut in two do not go together on a CPU: none may be cut."""
     requests = [request for label in "wxyz" for request in requests_for(positions, tokens, label=label)]
     fresh = [
-        GenerationRequest(request_id=r.request_id, prompt_ids=[n % 600, *r.prompt_ids], table=r.table, seed=r.seed) for n, r in enumerate(requests)
+        GenerationRequest(request_id=r.request_id, prompt_ids=[n % 600, *r.prompt_ids], table=r.table, seed=r.seed)
+        for n, r in enumerate(requests)
     ]
     assert sum(len(request.prompt_ids) for request in fresh) > 3 * 4096
     assert len(draw(host, vllm_engine, fresh)) == len(fresh)
@@ -171,7 +177,9 @@ def test_a_version_published_while_requests_are_in_flight_waits_for_them(host, v
         await asyncio.sleep(0)
         publishing = asyncio.ensure_future(vllm_engine.publish(1, untrained, "hash-1"))
         await asyncio.sleep(0)
-        late = [asyncio.ensure_future(vllm_engine.generate(request)) for request in requests_for(positions[:1], tokens, label="late")]
+        late = [
+            asyncio.ensure_future(vllm_engine.generate(request)) for request in requests_for(positions[:1], tokens, label="late")
+        ]
         answers = await asyncio.gather(*early), await asyncio.gather(*late)
         await publishing
         return answers

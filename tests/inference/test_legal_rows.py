@@ -26,7 +26,11 @@ def test_rows_follow_their_requests_through_adds_moves_swaps_and_removals():
         free = [index for index in range(8) if index not in at]
         if free and dice.random() < 0.6:
             index = dice.choice(free)
-            at[index], outputs[name], tables[name] = name, [], small_table(10 * dice.randrange(5)) if dice.random() < 0.8 else None
+            at[index], outputs[name], tables[name] = (
+                name,
+                [],
+                small_table(10 * dice.randrange(5)) if dice.random() < 0.8 else None,
+            )
             rows.add(index, tables[name], outputs[name])
         if at and dice.random() < 0.3:
             index = dice.choice(list(at))

@@ -17,7 +17,9 @@ def test_merged_weights_equal_those_that_peft_merges(model: Path, make_adapter, 
     adapter = make_adapter(seed=3, scale=0.2)
     merge_adapter(load_base(model), adapter, tmp_path / "merged")
     ours = load_file(tmp_path / "merged" / "model.safetensors")
-    oracle = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32), str(adapter)).merge_and_unload()
+    oracle = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32), str(adapter)
+    ).merge_and_unload()
     changed = 0
     base = load_base(model)
     for name, weight in oracle.state_dict().items():
@@ -30,7 +32,7 @@ def test_merged_weights_equal_those_that_peft_merges(model: Path, make_adapter, 
 def test_an_adapter_of_another_base_is_refused_by_name(model: Path, make_adapter, tmp_path: Path):
     adapter = make_adapter(seed=4, scale=0.2)
     base = {name: weight[:-1] if name.endswith("0.mlp.up_proj.weight") else weight for name, weight in load_base(model).items()}
-    with pytest.raises(DataError, match="does not fit this base model at model.layers.0.mlp.up_proj"):
+    with pytest.raises(DataError, match=r"does not fit this base model at model.layers.0.mlp.up_proj"):
         merge_adapter(base, adapter, tmp_path / "merged")
 
 

@@ -15,7 +15,12 @@ from telemetry.errors import DataError
 def request_sent(tokens: Tokens) -> GenerationRequest:
     legal = Board.start().legal_orders()["FRANCE"]
     return GenerationRequest(
-        request_id="r/1", prompt_ids=[1, 2, 3], table=tokens.tables.table(legal), seed=2**62, temperature=0.5, snapshot_id="abc"
+        request_id="r/1",
+        prompt_ids=[1, 2, 3],
+        table=tokens.tables.table(legal),
+        seed=2**62,
+        temperature=0.5,
+        snapshot_id="abc",
     )
 
 

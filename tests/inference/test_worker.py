@@ -27,7 +27,18 @@ KEY = "a key for the tests"
 def worker(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
     """`entente serve` on a port of its own choosing; its address and the folder its adapters may come from."""
     root = tmp_path_factory.mktemp("worker")
-    command = [sys.executable, "-m", "cli.main", "serve", "--model", str(model), "--port", "0", "--adapters-root", str(root)]
+    command = [
+        sys.executable,
+        "-m",
+        "cli.main",
+        "serve",
+        "--model",
+        str(model),
+        "--port",
+        "0",
+        "--adapters-root",
+        str(root),
+    ]
     command += ["--max-model-length", "512", "--max-sequences", "32", "--name", "embedded"]
     log = (root / "worker.log").open("w")
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=os.environ | {"ENTENTE_KEY": KEY})
@@ -110,7 +121,10 @@ def test_development_and_documentation_routes_do_not_exist(worker):
 
 def test_a_client_without_the_key_or_with_another_model_says_so(worker, host: EngineHost, model: Path):
     settings = InferenceSettings(urls=(worker[0],))
-    for key, fingerprint, sentence in ((None, model_fingerprint(model), "401"), (KEY, "another", "serves another model")):
+    for key, fingerprint, sentence in (
+        (None, model_fingerprint(model), "401"),
+        (KEY, "another", "serves another model"),
+    ):
         engine = RemoteEngine(settings, key, fingerprint)
         with pytest.raises(InputError, match=sentence):
             host.submit(engine.start()).result(timeout=30)
@@ -119,7 +133,7 @@ def test_a_client_without_the_key_or_with_another_model_says_so(worker, host: En
 
 def test_a_worker_that_is_not_there_is_named(host: EngineHost):
     engine = RemoteEngine(InferenceSettings(urls=("http://127.0.0.1:9",)), None, "x")
-    with pytest.raises((InputError, EngineError), match="http://127.0.0.1:9 does not answer"):
+    with pytest.raises((InputError, EngineError), match=r"http://127.0.0.1:9 does not answer"):
         host.submit(engine.start()).result(timeout=30)
     host.submit(engine.close()).result(timeout=10)
 
@@ -127,5 +141,8 @@ def test_a_worker_that_is_not_there_is_named(host: EngineHost):
 async def _status(url: str, body: bytes, key: str | None, headers: dict[str, str] | None = None) -> int:
     sent = (headers or {}) | ({"authorization": f"Bearer {key}"} if key else {})
     method = "POST" if url.endswith(("/generate", "/publish")) else "GET"
-    async with aiohttp.ClientSession() as session, session.request(method, url, data=body or None, headers=sent) as answer:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.request(method, url, data=body or None, headers=sent) as answer,
+    ):
         return answer.status

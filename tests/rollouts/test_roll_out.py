@@ -18,7 +18,11 @@ from telemetry.errors import EngineError
 
 
 def play(engine, tokens, positions, *, seed: int = 0, powers: str = "one", **given) -> RolledOut:
-    settings = RolloutSettings(start_groups=len(positions), policy_powers=powers, **({"forks_per_group": 4, "horizon_years": 1} | given))
+    settings = RolloutSettings(
+        start_groups=len(positions),
+        policy_powers=powers,
+        **({"forks_per_group": 4, "horizon_years": 1} | given),
+    )
     pairs = [(snapshot, POWERS[index % 7]) for index, snapshot in enumerate(positions)]
     groups = plan_start_groups(pairs, 10, settings)
     return asyncio.run(roll_out(groups, engine, tokens, settings, producer="local", seed=seed))
@@ -59,7 +63,9 @@ def test_a_replay_of_the_stored_orders_meets_every_stored_position(uniform_engin
         if (ply.start_group, ply.fork) != fork:
             fork, board = (ply.start_group, ply.fork), Board.restore(positions[ply.start_group - 10])
         assert board is not None and board.snapshot(game_id="", seed=0, source="").snapshot_id == ply.snapshot_id
-        assert json.loads(ply.results) == {unit: list(found) for unit, found in board.step(json.loads(ply.orders)).results.items()}
+        assert json.loads(ply.results) == {
+            unit: list(found) for unit, found in board.step(json.loads(ply.orders)).results.items()
+        }
 
 
 def test_rows_are_complete_and_nothing_is_rejected(uniform_engine, tokens, positions):
@@ -97,8 +103,12 @@ def test_the_same_seed_repeats_everything_but_the_clock(uniform_engine, tokens, 
         table = to_table(played.decisions)
         return table.drop_columns(sorted(clocks | {"checksum"})).to_pylist()
 
-    assert told(play(uniform_engine(), tokens, positions[:3], seed=4)) == told(play(uniform_engine(), tokens, positions[:3], seed=4))
-    assert told(play(uniform_engine(), tokens, positions[:3], seed=4)) != told(play(uniform_engine(), tokens, positions[:3], seed=5))
+    assert told(play(uniform_engine(), tokens, positions[:3], seed=4)) == told(
+        play(uniform_engine(), tokens, positions[:3], seed=4)
+    )
+    assert told(play(uniform_engine(), tokens, positions[:3], seed=4)) != told(
+        play(uniform_engine(), tokens, positions[:3], seed=5)
+    )
 
 
 def test_a_failed_fork_is_data_with_a_reason_and_its_neighbours_go_on(uniform_engine, tokens, positions):
@@ -113,7 +123,7 @@ def test_a_failed_fork_is_data_with_a_reason_and_its_neighbours_go_on(uniform_en
 
 
 def test_too_many_failed_forks_fail_the_task(uniform_engine, tokens, positions):
-    with pytest.raises(EngineError, match="8 of 8 forks failed; the first: request .* was made to fail"):
+    with pytest.raises(EngineError, match=r"8 of 8 forks failed; the first: request .* was made to fail"):
         play(uniform_engine(fails=lambda request: True), tokens, positions[:2])
 
 

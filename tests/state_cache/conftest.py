@@ -11,7 +11,5 @@ Built = tuple[CacheSettings, list[Snapshot], list[Snapshot]]
 
 @pytest.fixture(scope="session")
 def small() -> Built:
-    settings = CacheSettings(
-        train_snapshots=30, held_out_snapshots=14, last_year=1904, phase_types=("M", "R", "A")
-    )
+    settings = CacheSettings(train_snapshots=30, held_out_snapshots=14, last_year=1904, phases=("SM", "SR", "FM", "FR", "WA"))
     return settings, *build(settings)

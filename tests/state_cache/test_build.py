@@ -28,8 +28,7 @@ def test_training_and_held_out_share_no_game_and_no_board(small) -> None:
     def boards(side: list) -> set[str]:
         positions = [json.loads(snapshot.position) for snapshot in side]
         return {
-            json.dumps([p["phase"], [(sorted(own["units"]), sorted(own["centers"])) for own in p["powers"]]])
-            for p in positions
+            json.dumps([p["phase"], [(sorted(own["units"]), sorted(own["centers"])) for own in p["powers"]]]) for p in positions
         }
 
     _, train, held_out = small
@@ -39,9 +38,7 @@ def test_training_and_held_out_share_no_game_and_no_board(small) -> None:
 
 def test_a_board_that_two_games_reach_is_kept_once() -> None:
     """Players that only hold play one and the same game: a spring and an autumn board, and no third."""
-    settings = CacheSettings(
-        train_snapshots=2, held_out_snapshots=1, players=("hold",), first_year=1901, last_year=1901
-    )
+    settings = CacheSettings(train_snapshots=2, held_out_snapshots=1, players=("hold",), first_year=1901, last_year=1901)
     with pytest.raises(InputError, match="games in a row reached no new position") as refused:
         build(settings)
     to_train, held_out = re.findall(r"(\d) of \d", str(refused.value))
@@ -49,9 +46,7 @@ def test_a_board_that_two_games_reach_is_kept_once() -> None:
 
 
 def test_positions_keep_to_the_years_and_phases() -> None:
-    settings = CacheSettings(
-        train_snapshots=12, held_out_snapshots=4, first_year=1902, last_year=1903, phase_types=("A",)
-    )
+    settings = CacheSettings(train_snapshots=12, held_out_snapshots=4, first_year=1902, last_year=1903, phases=("WA",))
     for side in build(settings):
         assert {snapshot.phase_type for snapshot in side} == {"A"}
         assert {snapshot.year for snapshot in side} <= {1902, 1903}
@@ -74,9 +69,7 @@ def test_a_frozen_position_is_one_of_its_game_and_names_it() -> None:
         seats = {power: PLAYERS[rng.choice(settings.players)] for power in board.units()}
         while board.phase != snapshot.phase:
             board.step({power: seats[power](own, rng) for power, own in board.legal_orders().items()})
-        assert snapshot == board.snapshot(
-            game_id="scripted-4-000017", seed=snapshot.seed, source="scripted:mover+random+hold"
-        )
+        assert snapshot == board.snapshot(game_id="scripted-4-000017", seed=snapshot.seed, source="scripted:mover+random+hold")
         assert 0 <= snapshot.seed < 2**63
 
 

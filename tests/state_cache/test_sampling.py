@@ -23,9 +23,7 @@ def test_no_position_comes_twice_before_all_were_drawn(small, rounds: int) -> No
     _, train, _ = small
     drawn = sample_start_positions(train, rounds * len(train), seed=0, step=0)
     assert set(Counter(snapshot.snapshot_id for snapshot, _ in drawn).values()) == {rounds}
-    assert (
-        len({snapshot.snapshot_id for snapshot, _ in sample_start_positions(train, 20, seed=0, step=0)}) == 20
-    )
+    assert len({snapshot.snapshot_id for snapshot, _ in sample_start_positions(train, 20, seed=0, step=0)}) == 20
 
 
 def test_every_power_with_units_is_drawn_alike_and_no_other(small) -> None:

@@ -12,7 +12,7 @@ from state_cache.settings import CacheSettings
         ({"first_year": 1905, "last_year": 1903}, "first_year 1905 lies after last_year 1903"),
         ({"players": ("random", "dumbbot")}, "no scripted player 'dumbbot'"),
         ({"players": ()}, "at least 1 item"),
-        ({"phase_types": ("X",)}, "'M', 'R' or 'A'"),
+        ({"phases": ("XM",)}, "'SM', 'SR'"),
         ({"train_snapshots": 0}, "greater than or equal to 1"),
         ({"years": 3}, "Extra inputs are not permitted"),
     ],

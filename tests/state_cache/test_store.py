@@ -112,9 +112,7 @@ def test_another_schema_is_refused(small, tmp_path: Path, monkeypatch: pytest.Mo
         open_cache(published)
 
 
-def test_a_writer_that_dies_leaves_nothing_behind(
-    small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_writer_that_dies_leaves_nothing_behind(small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def die(source: Path, target: Path) -> None:
         raise OSError("disk gone")
 

@@ -25,9 +25,7 @@ def make_decision(rng: random.Random, producer: str = "p0", **given: Any) -> Dec
         legal_offsets.append(len(legal_ids))
     place = {"start_group": 0, "fork": 0, "ply": 0, "power": "FRANCE"} | given
     fields: dict[str, Any] = {
-        "decision_id": decision_id(
-            producer, place["start_group"], place["fork"], place["ply"], place["power"]
-        ),
+        "decision_id": decision_id(producer, place["start_group"], place["fork"], place["ply"], place["power"]),
         "snapshot_id": f"{place['start_group']:016x}",
         "phase": "S1901M",
         "game_id": "game-7",
@@ -82,10 +80,7 @@ def make_shard_rows(
             for ply, phase in enumerate(("S1901M", "F1901M")):
                 place = {"start_group": start_group, "fork": fork, "ply": ply, "phase": phase}
                 plies.append(make_ply(**place))
-                decisions += [
-                    make_decision(rng, producer, power=power, **place, **given)
-                    for power in ("FRANCE", "TURKEY")
-                ]
+                decisions += [make_decision(rng, producer, power=power, **place, **given) for power in ("FRANCE", "TURKEY")]
     return decisions, plies
 
 

@@ -36,9 +36,7 @@ def test_a_published_adapter_reads_back_verified(paths: RunPaths, tmp_path: Path
     assert len(adapter.adapter_hash) == 32
 
 
-def test_publishing_again_is_quiet_for_the_same_weights_and_refused_for_others(
-    paths: RunPaths, tmp_path: Path
-) -> None:
+def test_publishing_again_is_quiet_for_the_same_weights_and_refused_for_others(paths: RunPaths, tmp_path: Path) -> None:
     first = publish_adapter(paths, 1, weights(tmp_path / "w", b"weights"))
     assert publish_adapter(paths, 1, tmp_path / "w") == first
     with pytest.raises(DataError, match="holds other weights"):
@@ -49,10 +47,7 @@ def test_publishing_again_is_quiet_for_the_same_weights_and_refused_for_others(
 def test_unchanged_weights_keep_their_hash_under_a_new_version(paths: RunPaths, tmp_path: Path) -> None:
     source = weights(tmp_path / "w", b"weights")
     assert publish_adapter(paths, 1, source).adapter_hash == publish_adapter(paths, 2, source).adapter_hash
-    assert (
-        publish_adapter(paths, 3, weights(tmp_path / "w", b"moved")).adapter_hash
-        != read_adapter(paths, 2).adapter_hash
-    )
+    assert publish_adapter(paths, 3, weights(tmp_path / "w", b"moved")).adapter_hash != read_adapter(paths, 2).adapter_hash
     assert published_versions(paths) == [1, 2, 3]
 
 

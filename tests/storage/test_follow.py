@@ -41,9 +41,7 @@ def test_files_that_arrive_out_of_order_are_each_said_once(tmp_path: Path) -> No
         assert len(said) == 40
 
 
-def test_a_folder_is_listed_once_then_followed_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_is_listed_once_then_followed_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tmp_path, 0, 4)
     files = follow_folder(tmp_path)
     assert new(files) == [0, 4]
@@ -62,9 +60,7 @@ def test_covered_numbers_are_not_looked_for(tmp_path: Path) -> None:
     assert new(files) == [1000]
 
 
-def test_a_file_beyond_every_guess_is_found_by_the_next_listing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_beyond_every_guess_is_found_by_the_next_listing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = follow_folder(tmp_path)
     assert new(files) == []
     put(tmp_path, LOOKAHEAD)

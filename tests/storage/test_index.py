@@ -20,9 +20,7 @@ from telemetry.errors import DataError, InputError
 QUERY = SelectionQuery(step=1, policy_version=0, max_policy_lag=0, start_groups=99, lineage="main", seed=0)
 
 
-def test_a_batch_holds_the_published_tokens_in_the_order_of_the_selection(
-    paths: RunPaths, publish: Any
-) -> None:
+def test_a_batch_holds_the_published_tokens_in_the_order_of_the_selection(paths: RunPaths, publish: Any) -> None:
     published = {}
     for first, producer in ((0, "p0"), (0, "p1"), (2, "p0")):
         published |= {row.decision_id: row for row in publish(range(first, first + 2), producer, forks=6)[1]}
@@ -35,19 +33,11 @@ def test_a_batch_holds_the_published_tokens_in_the_order_of_the_selection(
     assert len(batch.decision_ids) > 60
     for row, number in enumerate(batch.decision_ids.tolist()):
         source = published[number]
-        assert (
-            batch.input_ids[batch.input_offsets[row] : batch.input_offsets[row + 1]].tolist()
-            == source.input_ids
-        )
+        assert batch.input_ids[batch.input_offsets[row] : batch.input_offsets[row + 1]].tolist() == source.input_ids
         assert batch.prompt_lens[row] == source.prompt_len
         positions = range(batch.completion_offsets[row], batch.completion_offsets[row + 1])
-        assert (
-            batch.behaviour_logprobs[positions.start : positions.stop].tolist() == source.behaviour_logprobs
-        )
-        legal = [
-            batch.legal_ids[batch.legal_offsets[at] : batch.legal_offsets[at + 1]].tolist()
-            for at in positions
-        ]
+        assert batch.behaviour_logprobs[positions.start : positions.stop].tolist() == source.behaviour_logprobs
+        legal = [batch.legal_ids[batch.legal_offsets[at] : batch.legal_offsets[at + 1]].tolist() for at in positions]
         bounds = source.legal_offsets
         assert legal == [list(source.legal_ids[low:high]) for low, high in pairwise(bounds)]
     assert batch.returns.tolist() == shuffled["return"].to_pylist()
@@ -95,13 +85,12 @@ def test_token_counts_are_those_of_the_rows(paths: RunPaths, publish: Any) -> No
         "SELECT decision_id, n_prompt, n_completion, n_branching FROM decisions WHERE start_group < 2"
     ).fetchall()
     expected = [
-        (row.decision_id, row.prompt_len, len(row.behaviour_logprobs), sum(np.diff(row.legal_offsets) > 1))
-        for row in decisions
+        (row.decision_id, row.prompt_len, len(row.behaviour_logprobs), sum(np.diff(row.legal_offsets) > 1)) for row in decisions
     ]
     assert sorted(found) == sorted(expected)
-    assert index.connection.sql(
-        "SELECT DISTINCT n_completion, n_branching FROM decisions WHERE start_group = 2"
-    ).fetchall() == [(0, 0)]
+    assert index.connection.sql("SELECT DISTINCT n_completion, n_branching FROM decisions WHERE start_group = 2").fetchall() == [
+        (0, 0)
+    ]
 
 
 def test_fresh_rows_are_complete_rows_of_exactly_that_version(paths: RunPaths, publish: Any) -> None:
@@ -180,9 +169,7 @@ def test_a_row_damaged_after_it_was_indexed_is_named_and_its_shard_set_aside(
     patched = tokens.to_numpy().copy()
     patched[place] ^= 4
     lists = type(table["input_ids"].chunk(0)).from_arrays(table["input_ids"].chunk(0).offsets, patched)
-    index._mapped["p0/000000.arrow"] = table.set_column(
-        table.column_names.index("input_ids"), "input_ids", lists
-    )
+    index._mapped["p0/000000.arrow"] = table.set_column(table.column_names.index("input_ids"), "input_ids", lists)
     with pytest.raises(DataError, match=rf"p0/000000.arrow, row {damaged_row}: the checksum is wrong"):
         index.gather(before)
     after = index.select_batch(QUERY).rows
@@ -192,9 +179,7 @@ def test_a_row_damaged_after_it_was_indexed_is_named_and_its_shard_set_aside(
 
 
 @pytest.mark.parametrize("change", ["damaged", "replaced", "shorter", "gone"])
-def test_a_recorded_step_is_never_repeated_with_other_rows(
-    paths: RunPaths, publish: Any, change: str
-) -> None:
+def test_a_recorded_step_is_never_repeated_with_other_rows(paths: RunPaths, publish: Any, change: str) -> None:
     shard, _ = publish(range(3), forks=6)
     index = Index(paths)
     index.refresh()
@@ -238,18 +223,14 @@ for first in range(10000):
 
 def test_connect_works_while_another_process_publishes(paths: RunPaths) -> None:
     command = [sys.executable, "-c", WRITER, str(paths.root), str(Path(__file__).with_name("conftest.py"))]
-    with subprocess.Popen(
-        command, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, env={"PYTHONPATH": "."}
-    ) as writer:
+    with subprocess.Popen(command, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, env={"PYTHONPATH": "."}) as writer:
         assert writer.stdout is not None
         try:
             seen = []
             for _ in range(4):
                 published = int(writer.stdout.readline()) + 1
                 connection = connect(paths.root)
-                seen.append(
-                    connection.sql("SELECT count(*), count(DISTINCT shard) FROM decisions").fetchall()[0]
-                )
+                seen.append(connection.sql("SELECT count(*), count(DISTINCT shard) FROM decisions").fetchall()[0])
                 assert seen[-1][0] == 8 * seen[-1][1] >= 8 * published
                 assert connection.sql("SELECT count(*) FROM plies").fetchall() == [(seen[-1][0] // 2,)]
                 assert connection.sql("SELECT count(*) FROM refused").fetchall() == [(0,)]
@@ -267,9 +248,9 @@ def test_views_answer_ordinary_questions(paths: RunPaths, publish: Any) -> None:
     rows = index.select_batch(QUERY).rows
     write_ledger(paths, "main", 1, rows, {})
     connection = connect(paths.root)
-    assert connection.sql(
-        "SELECT shard, row FROM batches WHERE lineage = 'main' AND step = 1 ORDER BY place"
-    ).fetchall() == list(zip(rows["shard"].to_pylist(), rows["row"].to_pylist(), strict=True))
+    assert connection.sql("SELECT shard, row FROM batches WHERE lineage = 'main' AND step = 1 ORDER BY place").fetchall() == list(
+        zip(rows["shard"].to_pylist(), rows["row"].to_pylist(), strict=True)
+    )
     used = connection.sql('SELECT sum(n) FROM "groups" WHERE used = 1').fetchall()
     assert used == [(rows.num_rows,)]
     assert connection.sql('SELECT count(*), sum(n) FROM "groups"').fetchall() == [(8, 48)]
@@ -294,9 +275,7 @@ def test_views_answer_ordinary_questions(paths: RunPaths, publish: Any) -> None:
         "SELECT * FROM python_table",
     ],
 )
-def test_a_connection_reaches_nothing_outside_itself(
-    paths: RunPaths, publish: Any, tmp_path: Path, statement: str
-) -> None:
+def test_a_connection_reaches_nothing_outside_itself(paths: RunPaths, publish: Any, tmp_path: Path, statement: str) -> None:
     publish(range(1))
     secret, outside = tmp_path / "secret.csv", tmp_path / "outside"
     secret.write_text("a,b\n1,2\n")

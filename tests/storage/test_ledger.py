@@ -22,9 +22,7 @@ def chosen(paths: RunPaths, publish: Any) -> pa.Table:
     return rows
 
 
-def test_the_second_trainer_loses_the_step_and_leaves_the_first_s_bytes(
-    paths: RunPaths, chosen: pa.Table
-) -> None:
+def test_the_second_trainer_loses_the_step_and_leaves_the_first_s_bytes(paths: RunPaths, chosen: pa.Table) -> None:
     assert write_ledger(paths, "main", 137, chosen, {"policy_version": "136"}) is True
     path = ledger_path(paths, "main", 137)
     before = path.read_bytes()
@@ -58,9 +56,7 @@ def test_an_empty_batch_can_be_recorded(paths: RunPaths) -> None:
     assert read is not None and read.num_rows == 0
 
 
-def test_rows_from_which_the_step_could_not_be_repeated_are_refused(
-    paths: RunPaths, chosen: pa.Table
-) -> None:
+def test_rows_from_which_the_step_could_not_be_repeated_are_refused(paths: RunPaths, chosen: pa.Table) -> None:
     with pytest.raises(DataError, match="without checksum"):
         write_ledger(paths, "main", 1, chosen.drop_columns(["checksum"]), {})
 

@@ -37,9 +37,7 @@ def test_the_second_to_publish_a_name_loses_and_leaves_the_first_s_bytes(tmp_pat
     assert final.read_bytes() == b"first"
 
 
-def test_a_file_is_synced_before_it_is_named_and_its_folder_after(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_synced_before_it_is_named_and_its_folder_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
     sync, link = os.fsync, os.link
 

@@ -125,9 +125,7 @@ def test_a_boundary_moved_between_rows_changes_both_checksums() -> None:
 
 
 def test_checksums_depend_on_the_row_alone_not_on_its_neighbours_or_its_chunk(rows: Any, rng: Any) -> None:
-    decisions = [
-        rows.make_decision(rng, fork=fork, power=power) for fork in range(4) for power in ("ITALY", "FRANCE")
-    ]
+    decisions = [rows.make_decision(rng, fork=fork, power=power) for fork in range(4) for power in ("ITALY", "FRANCE")]
     table = to_table(decisions)
     alone = [int(row_checksums(to_table([decision]))[0]) for decision in decisions]
     assert row_checksums(table).tolist() == alone
@@ -161,9 +159,7 @@ def test_token_columns_that_do_not_fit_one_another_are_refused(broken: dict[str,
     }
     check_tokens(to_table([_decision(**good), _decision(**good)]))
     with pytest.raises(DataError, match=r"Decision 8 \(row 1\) breaks the rule"):
-        check_tokens(
-            to_table([_decision(**good), _decision(**(good | broken), decision_id=8), _decision(**good)])
-        )
+        check_tokens(to_table([_decision(**good), _decision(**(good | broken), decision_id=8), _decision(**good)]))
 
 
 def test_an_empty_completion_fits() -> None:
@@ -174,11 +170,7 @@ def test_an_empty_completion_fits() -> None:
 def test_decision_ids_are_stable_positive_and_distinct() -> None:
     assert decision_id("p0", 12, 3, 1, "ITALY") == 5865979312059305787
     places = [
-        (producer, group, fork, ply)
-        for producer in ("p", "p1")
-        for group in (1, 11)
-        for fork in (1, 11)
-        for ply in (1, 11)
+        (producer, group, fork, ply) for producer in ("p", "p1") for group in (1, 11) for fork in (1, 11) for ply in (1, 11)
     ]
     found = {decision_id(*place, power) for place in places for power in ("ITALY", "FRANCE")}
     assert len(found) == 2 * len(places)

@@ -36,9 +36,7 @@ def random_run(paths: RunPaths, rows: Any, seed: int) -> list[Row]:
             for start_group in range(first, first + count):
                 version = max(0, (start_group + rng.randint(-2, 1)))
                 for fork in range(rng.randint(1, 4)):
-                    played = [
-                        phase for phase in PHASES if rng.random() < 0.8
-                    ]  # so a ply is another phase elsewhere
+                    played = [phase for phase in PHASES if rng.random() < 0.8]  # so a ply is another phase elsewhere
                     for power in rng.sample(POWERS, rng.randint(1, 3)):
                         for ply, phase in enumerate(played):
                             if rng.random() < 0.5:
@@ -89,9 +87,7 @@ def naive_selection(
     """Chosen advantage groups, and the standing of all; of two producers that tie, p0 comes first here."""
     groups: dict[tuple[str, int, str, str], list[Decision]] = defaultdict(list)
     for row in run:
-        groups[row.producer, row.decision.start_group, row.decision.power, row.decision.phase].append(
-            row.decision
-        )
+        groups[row.producer, row.decision.start_group, row.decision.power, row.decision.phase].append(row.decision)
     counts: dict[str, int] = defaultdict(int)
     eligible: dict[tuple[str, int], list[tuple[str, str]]] = defaultdict(list)
     for (producer, start_group, power, phase), members in groups.items():
@@ -99,9 +95,7 @@ def naive_selection(
         values = [returns[member.decision_id] for member in members]
         if any(member.decision_id in used for member in members):
             counts["used"] += 1
-        elif len(members) < 2 or any(
-            member.status != "complete" or member.orders_rejected for member in members
-        ):
+        elif len(members) < 2 or any(member.status != "complete" or member.orders_rejected for member in members):
             counts["unusable"] += 1
         elif max(versions) > query.policy_version:
             counts["ahead"] += 1
@@ -132,9 +126,7 @@ def test_returns_equal_a_plain_loop(paths: RunPaths, rows: Any, seed: int, disco
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_steps_choose_what_a_plain_loop_chooses_and_use_no_row_twice(
-    paths: RunPaths, rows: Any, seed: int
-) -> None:
+def test_steps_choose_what_a_plain_loop_chooses_and_use_no_row_twice(paths: RunPaths, rows: Any, seed: int) -> None:
     run = random_run(paths, rows, seed)
     returns = naive_returns(run, {"centres_gained": 1.0}, 1.0)
     index = Index(paths)
@@ -153,11 +145,7 @@ def test_steps_choose_what_a_plain_loop_chooses_and_use_no_row_twice(
             found[row["advantage_group"]].add(row["decision_id"])
             assert row["return"] == pytest.approx(returns[row["decision_id"]])
             assert row["policy_lag"] == step - 1 - row["policy_version"] <= asked.max_policy_lag
-        assert {
-            name: count
-            for name, count in selection.counts.items()
-            if count and name not in ("chosen", "waiting")
-        } == counts
+        assert {name: count for name, count in selection.counts.items() if count and name not in ("chosen", "waiting")} == counts
         assert sorted(found) == list(range(len(found))), "advantage groups are numbered from 0 without gaps"
         assert selection.counts["chosen"] == len(found) == counts["eligible"] - selection.counts["waiting"]
         if not _tie_at_the_edge(run, returns, used, asked):
@@ -168,9 +156,7 @@ def test_steps_choose_what_a_plain_loop_chooses_and_use_no_row_twice(
     assert len(trained) == len(set(trained))
 
 
-def _tie_at_the_edge(
-    run: list[Row], returns: dict[int, float], used: set[int], asked: SelectionQuery
-) -> bool:
+def _tie_at_the_edge(run: list[Row], returns: dict[int, float], used: set[int], asked: SelectionQuery) -> bool:
     """True where the seeded order of two producers decides who is in."""
     turned = [Row({"p0": "p1", "p1": "p0"}[row.producer], row.decision) for row in run]
     one, other = (naive_selection(rows, returns, used, asked)[0] for rows in (run, turned))
@@ -217,9 +203,7 @@ def test_only_ties_depend_on_the_seed(paths: RunPaths, rows: Any) -> None:
         publish_shard(paths, producer, 0, decisions, plies, {})
     index = Index(paths)
     index.refresh()
-    firsts = {
-        index.select_batch(query(1, start_groups=1, seed=seed)).rows["shard"][0].as_py() for seed in range(20)
-    }
+    firsts = {index.select_batch(query(1, start_groups=1, seed=seed)).rows["shard"][0].as_py() for seed in range(20)}
     assert firsts == {"p0/000000.arrow", "p1/000000.arrow"}
     for seed in range(5):
         groups = index.select_batch(query(1, start_groups=2, seed=seed)).rows["start_group"].to_pylist()

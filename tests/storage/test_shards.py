@@ -33,12 +33,8 @@ def test_rows_and_provenance_come_back_from_the_mapped_file(paths: RunPaths, row
     table = open_shard(shard.path)
     assert pa.total_allocated_bytes() == before
     fields = [name for name in table.column_names if name != "checksum"]
-    assert table.select(fields).to_pylist() == [
-        {name: getattr(row, name) for name in fields} for row in decisions
-    ]
-    assert open_plies(shard.path).to_pylist() == [
-        {name: getattr(ply, name) for name in Ply.__slots__} for ply in plies
-    ]
+    assert table.select(fields).to_pylist() == [{name: getattr(row, name) for name in fields} for row in decisions]
+    assert open_plies(shard.path).to_pylist() == [{name: getattr(ply, name) for name in Ply.__slots__} for ply in plies]
     assert table.schema.metadata[b"code"] == b"1f3c"
 
 
@@ -49,11 +45,7 @@ def test_a_repeated_publication_loses_quietly(paths: RunPaths, publish: Callable
     assert again.already and not first.already
     assert (again.path, again.plies_path, again.start_groups) == (first.path, first.plies_path, (3, 4))
     assert {path: path.read_bytes() for path in first.path.parent.iterdir()} == folder
-    assert (
-        open_shard(first.path)["seed"].to_pylist()
-        == [row.seed for row in decisions]
-        != [row.seed for row in others]
-    )
+    assert open_shard(first.path)["seed"].to_pylist() == [row.seed for row in decisions] != [row.seed for row in others]
 
 
 def test_of_two_attempts_at_once_one_wins_with_its_own_plies(
@@ -178,11 +170,7 @@ def _data_bytes(path: Path) -> list[int]:
         if pa.types.is_dictionary(kind):
             pending += [array.indices, array.dictionary]
             continue
-        sizes = (
-            {1: len(array) * kind.bit_width // 8}
-            if pa.types.is_primitive(kind)
-            else {1: 4 * (len(array) + 1)}
-        )
+        sizes = {1: len(array) * kind.bit_width // 8} if pa.types.is_primitive(kind) else {1: 4 * (len(array) + 1)}
         if pa.types.is_list(kind):
             pending.append(array.values)
         if pa.types.is_string(kind):
@@ -210,9 +198,7 @@ def test_a_file_with_nulls_is_refused(tmp_path: Path) -> None:
         arrow_files.read_arrow(tmp_path / "a.arrow")
 
 
-def test_another_schema_version_is_refused_by_its_number(
-    publish: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_schema_version_is_refused_by_its_number(publish: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrow_files, "SCHEMA_VERSION", 99)
     shard, _ = publish(range(1), producer="future")
     monkeypatch.undo()

@@ -35,12 +35,21 @@ tokens = st.tuples(st.floats(-12, -0.01), st.floats(-12, -0.01), st.floats(-5, 5
 @settings(deadline=None)
 @given(st.lists(tokens, min_size=1, max_size=20))
 def test_loss_and_gradient_equal_the_formula(cases):
-    near_an_edge = {SETTINGS.outlier_low, SETTINGS.outlier_high, 1 + SETTINGS.clip_high, 1 - SETTINGS.clip_low, SETTINGS.dual_clip}
+    near_an_edge = {
+        SETTINGS.outlier_low,
+        SETTINGS.outlier_high,
+        1 + SETTINGS.clip_high,
+        1 - SETTINGS.clip_low,
+        SETTINGS.dual_clip,
+    }
     cases = [c for c in cases if all(abs(math.exp(c[0] - c[1]) / edge - 1) > 1e-3 for edge in near_an_edge) and abs(c[2]) > 1e-3]
     if not cases:
         return
     logprobs = torch.tensor([case[0] for case in cases], requires_grad=True)
-    behaviour, advantages = torch.tensor([case[1] for case in cases]), torch.tensor([case[2] for case in cases])
+    behaviour, advantages = (
+        torch.tensor([case[1] for case in cases]),
+        torch.tensor([case[2] for case in cases]),
+    )
     found = clipped_token_loss(logprobs, behaviour, advantages, SETTINGS)
     found.loss.sum().backward()
     for index, case in enumerate(cases):

@@ -53,7 +53,8 @@ def test_it_ends_when_its_parent_is_killed(model, tmp_path):
         from storage.settings import StorageSettings
         from training.process import TrainerProcess
         from training.settings import TrainingSettings
-        trainer = TrainerProcess(RunPaths(Path({str(tmp_path)!r}) / "run").create(), Path({str(model)!r}), TrainingSettings(), StorageSettings(), 1)
+        paths, model = RunPaths(Path({str(tmp_path)!r}) / "run").create(), Path({str(model)!r})
+        trainer = TrainerProcess(paths, model, TrainingSettings(), StorageSettings(), 1)
         trainer.ready()
         print(trainer.pid, flush=True)
         time.sleep(600)

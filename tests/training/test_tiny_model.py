@@ -55,7 +55,13 @@ def test_the_same_recipe_is_made_once_and_a_cut_attempt_again(tmp_path: Path):
 
 def test_any_setting_of_the_recipe_changes_its_hash():
     base = TinyModelSettings()
-    for name, value in {"vocabulary": 700, "hidden": 64, "imitation_steps": 9, "seed": 5, "teacher": "random"}.items():
+    for name, value in {
+        "vocabulary": 700,
+        "hidden": 64,
+        "imitation_steps": 9,
+        "seed": 5,
+        "teacher": "random",
+    }.items():
         assert recipe_hash(base.model_copy(update={name: value})) != recipe_hash(base), name
 
 

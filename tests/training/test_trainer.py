@@ -73,7 +73,7 @@ def test_at_lag_zero_trainer_and_sampler_agree(paths, model):
 @pytest.mark.parametrize("lie", [{"temperature": 0.7}, {"forget_mask": True}], ids=["another temperature", "no mask"])
 def test_rows_drawn_under_another_mask_or_temperature_stop_the_run(run_with_rows, exact_engine, model, lie):
     trainer = trainer_for(run_with_rows(exact_engine(**lie), groups=1, forks=2), model)
-    with pytest.raises(TrainingError, match="disagree on version 0.*does not start"):
+    with pytest.raises(TrainingError, match=r"disagree on version 0.*does not start"):
         trainer.measure_mismatch()
 
 
@@ -222,7 +222,14 @@ def test_padding_lists_each_branching_token_with_its_own_legal_set(paths):
         for place, position in enumerate(range(batch.completion_offsets[row], batch.completion_offsets[row + 1])):
             legal = batch.legal_ids[batch.legal_offsets[position] : batch.legal_offsets[position + 1]].tolist()
             if len(legal) > 1:
-                expected.append((row, int(batch.prompt_lens[row]) + place - 1, legal, int(ids[batch.prompt_lens[row] + place])))
+                expected.append(
+                    (
+                        row,
+                        int(batch.prompt_lens[row]) + place - 1,
+                        legal,
+                        int(ids[batch.prompt_lens[row] + place]),
+                    )
+                )
     for index, (row, position, legal, drawn) in enumerate(expected):
         assert (rows.token_row[index], rows.token_position[index]) == (row, position)
         assert rows.legal_ids[index][rows.legal_mask[index]].tolist() == legal
