@@ -32,6 +32,7 @@ _QUIET = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "TRANSFORMERS_VERBOSITY": "error",
     "WANDB_SILENT": "true",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
     "PYTHONWARNINGS": "ignore",
 }
 

@@ -27,7 +27,10 @@ def make(
     """
     from cli.screen import progress_shown
     from flows.open_run import MODEL_FOLDER
+    from flows.thread_plan import apply_threads, usable_cores
     from telemetry.progress import reporter
+
+    apply_threads(usable_cores())
     from training.tiny_model import make_tiny_model
 
     with progress_shown():

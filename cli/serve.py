@@ -36,14 +36,14 @@ def serve(
     listener = bind(host, port, key)
     from decoding.codec import Codec
     from decoding.model_files import resolve_model
-    from flows.thread_plan import apply_threads, plan_threads
+    from flows.thread_plan import apply_threads, plan_threads, usable_cores
     from inference.embedded import EmbeddedEngine
     from inference.host import EngineHost
     from inference.worker import serve as serve_app
     from inference.worker import worker_app
 
     folder = resolve_model(model)
-    engine_threads, _ = plan_threads(cores=os.cpu_count() or 1, engine=chosen.threads, trainer=0, overlap=False)
+    engine_threads, _ = plan_threads(cores=usable_cores(), engine=chosen.threads, trainer=0, overlap=False)
     apply_threads(engine_threads)
     engine_host = EngineHost()
     engine = EmbeddedEngine(folder, chosen, name=name or f"{host}:{port}")

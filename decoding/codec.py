@@ -34,7 +34,7 @@ class Codec:
         self.separator_id = int(separator[0])
         self.vocabulary_size = self._tokenizer.get_vocab_size()
         # Bounded: segments change with every position, orders come from a closed vocabulary of about 13,000 strings.
-        self._encode_segment = lru_cache(maxsize=4096)(self._encode)
+        self._encode_segment = lru_cache(maxsize=1024)(self._encode)
         self.encode_order = lru_cache(maxsize=32768)(self._encode_order)
 
     def encode_prompt(self, segments: Iterable[str]) -> list[int]:

@@ -113,7 +113,7 @@ class LegalTable:
 class TableBuilder:
     """Makes the tables of one codec, each distinct set of legal orders once (a bounded memo)."""
 
-    def __init__(self, codec: Codec, memo: int = 8192) -> None:
+    def __init__(self, codec: Codec, memo: int = 1024) -> None:
         self._codec = codec
         self.table = lru_cache(maxsize=memo)(self._build)
 

@@ -3,7 +3,6 @@
 Layers, later ones win: a preset, then TOML files, then command-line flags. The resolved tree is written beside the run.
 """
 
-import os
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from evaluation.settings import EvaluationSettings
-from flows.thread_plan import plan_threads
+from flows.thread_plan import plan_threads, usable_cores
 from game.players import player
 from inference.settings import InferenceSettings
 from rollouts.settings import RolloutSettings
@@ -86,7 +85,7 @@ class RunSettings(BaseModel):
     def threads(self) -> tuple[int, int]:
         """CPU threads of engine and trainer."""
         return plan_threads(
-            cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+            cores=usable_cores(),
             engine=self.inference.threads,
             trainer=self.training.threads,
             overlap=self.pipeline.buffer_depth > 0 and not self.inference.urls,

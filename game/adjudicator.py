@@ -22,7 +22,7 @@ MAPS = ("standard", "standard_fleet_rome", "standard_age_of_empires", "standard_
 For any other map the package would compute them for minutes and write them to the user's home.
 """
 
-CONVOY_MEMO = 1024
+CONVOY_MEMO = 256
 """Convoy tables kept per process: one per set of fleets at sea, a few tens of KB each at most."""
 
 _convoy_tables: dict[tuple[str, frozenset[str]], tuple[Any, Any]] = {}

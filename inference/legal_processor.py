@@ -22,7 +22,7 @@ TABLE_KEY = "legal_table"
 """Where a request's table travels, as bytes, in `SamplingParams.extra_args`."""
 
 
-_admitted = lru_cache(maxsize=4096)(LegalTable.from_bytes)
+_admitted = lru_cache(maxsize=1024)(LegalTable.from_bytes)
 """Tables that passed admission: the forks of a position send the same bytes."""
 
 

@@ -17,7 +17,7 @@ from telemetry.errors import DataError
 class TableMemo:
     """Decodes tables from the bytes that came with a request; forks share bytes, so each is parsed once. Bounded."""
 
-    def __init__(self, vocabulary_size: int, size: int = 4096) -> None:
+    def __init__(self, vocabulary_size: int, size: int = 1024) -> None:
         self._vocabulary_size = vocabulary_size
         self._size = size
         self._tables: OrderedDict[bytes, LegalTable] = OrderedDict()

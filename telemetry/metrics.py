@@ -39,8 +39,8 @@ METRICS: dict[str, Metric] = (
     | _group(
         "train",
         loss=("nats", "clipped token loss over branching tokens"),
-        gradient_norm=("", "before clipping"),
-        skipped=("bool", "1 if the update was skipped"),
+        gradient_norm=("", "largest of the step's updates, before clipping"),
+        skipped=("share", "updates of the step that were skipped; 1 also where there was nothing to train on"),
         decisions=("decisions", "rows trained"),
         tokens=("tokens", "prompt and completion tokens of those rows"),
         branching_tokens=("tokens", "tokens that had more than one legal id"),

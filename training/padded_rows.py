@@ -3,7 +3,7 @@
 Rows are padded on the right. Only branching positions (more than one legal token) are listed: forced tokens carry no loss.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,21 +39,22 @@ class PaddedRows:
     """int64 [B]: row within the whole batch, for advantages."""
 
 
-def branching_tokens(batch: Batch) -> int:
-    """Branching tokens of the whole batch: the step's constant denominator."""
-    return int(np.count_nonzero(np.diff(batch.legal_offsets) > 1))
+def branching_tokens(batch: Batch, rows: Sequence[int]) -> int:
+    """Branching tokens of some rows: the constant denominator of an update on them."""
+    branching = np.diff(batch.legal_offsets) > 1
+    return sum(int(branching[batch.completion_offsets[row] : batch.completion_offsets[row + 1]].sum()) for row in rows)
 
 
-def padded_micro_batches(batch: Batch, rows_each: int) -> Iterator[PaddedRows]:
-    """Cut `batch` into micro-batches of at most `rows_each` decisions, in the batch's order."""
-    for first in range(0, len(batch.prompt_lens), rows_each):
-        yield pad(batch, range(first, min(first + rows_each, len(batch.prompt_lens))))
+def padded_micro_batches(batch: Batch, rows: Sequence[int], rows_each: int) -> Iterator[PaddedRows]:
+    """Cut some rows of `batch` into micro-batches of at most `rows_each` decisions, in their order."""
+    for first in range(0, len(rows), rows_each):
+        yield pad(batch, rows[first : first + rows_each])
 
 
-def pad(batch: Batch, rows: range) -> PaddedRows:
+def pad(batch: Batch, rows: Sequence[int]) -> PaddedRows:
     """Pad the decisions `rows` of `batch`."""
     lengths = np.diff(batch.input_offsets)
-    longest = int(lengths[rows.start : rows.stop].max())
+    longest = int(lengths[list(rows)].max())
     input_ids = np.zeros((len(rows), longest), np.int64)
     mask = np.zeros((len(rows), longest), np.int64)
     places: list[tuple[int, int, int, int]] = []  # row here, position, completion index in the batch, row in the batch

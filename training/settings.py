@@ -41,6 +41,9 @@ class TrainingSettings(BaseModel):
     """Scale numerator: an update counts alpha / rank."""
     learning_rate: Annotated[float, Field(gt=0)] = 5e-6
     """AdamW rate, constant; 5e-6 for 7B-class models, about 3e-3 for the tiny one."""
+    updates_per_step: Annotated[int, Field(ge=1, le=64)] = 1
+    """Optimiser updates of a step, each on its own share of the step's advantage groups; every decision is used once. More
+    learn faster from the same rollouts; the ratio's clip bounds how far the later ones stray from the sampler."""
     max_gradient_norm: Annotated[float, Field(gt=0)] = 1.0
     """Gradients longer than this are scaled down to it."""
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2

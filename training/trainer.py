@@ -92,7 +92,7 @@ class Trainer:
         batch = self._index.gather(rows)
         gaps = []
         with torch.no_grad():
-            for micro in padded_micro_batches(batch, self._settings.micro_batch_rows):
+            for micro in padded_micro_batches(batch, range(len(batch.prompt_lens)), self._settings.micro_batch_rows):
                 gaps.append(np.abs(self._policy.masked_logprobs(micro).chosen.cpu().numpy() - micro.behaviour))
         gap = np.concatenate(gaps)
         found = Mismatch(
@@ -169,14 +169,21 @@ class Trainer:
         return StepReport(step=step, adapter=adapter, metrics=metrics)
 
     def _update(self, batch: Batch) -> dict[str, float]:
-        """Forward, backward and one optimiser step; weights stay as they are if anything is not finite."""
-        denominator = branching_tokens(batch)
-        if denominator == 0:
-            return {"train/skipped": 1.0, "train/branching_tokens": 0.0}
+        """The step's updates, each on its own share of the advantage groups; the figures of all of them together."""
         advantages = leave_one_out(batch.returns, batch.advantage_groups).astype(np.float32)
+        updates = self._settings.updates_per_step
+        shares = [np.flatnonzero(batch.advantage_groups % updates == share).tolist() for share in range(updates)]
+        done = [self._update_once(batch, share, advantages) for share in shares if branching_tokens(batch, share)]
+        if not done:
+            return {"train/skipped": 1.0, "train/branching_tokens": 0.0}
+        return _update_metrics(np.concatenate([update.gauges for update in done], axis=1), done)
+
+    def _update_once(self, batch: Batch, share: list[int], advantages: np.ndarray) -> "_Update":
+        """Forward, backward and one optimiser step on the rows `share`; weights stay as they are if anything is not finite."""
+        denominator = branching_tokens(batch, share)
         self._optimiser.zero_grad(set_to_none=True)
         loss_sum, gauges = 0.0, []
-        for rows in padded_micro_batches(batch, self._settings.micro_batch_rows):
+        for rows in padded_micro_batches(batch, share, self._settings.micro_batch_rows):
             if len(rows.token_row) == 0:
                 continue
             probabilities = self._policy.masked_logprobs(rows)
@@ -186,18 +193,9 @@ class Trainer:
             loss = tokens.loss.sum() / denominator
             loss.backward()
             loss_sum += float(loss.detach())
-            gauges.append(
-                torch.stack(
-                    [
-                        tokens.ratio,
-                        tokens.clipped_low.float(),
-                        tokens.clipped_high.float(),
-                        tokens.left_out.float(),
-                        probabilities.entropy,
-                        probabilities.legal_mass,
-                    ]
-                ).cpu()
-            )
+            measured = [tokens.ratio, tokens.clipped_low, tokens.clipped_high, tokens.left_out]
+            measured += [probabilities.entropy, probabilities.legal_mass]
+            gauges.append(torch.stack([gauge.float() for gauge in measured]).cpu().numpy())
         norm = float(torch.nn.utils.clip_grad_norm_(self._policy.parameters(), self._settings.max_gradient_norm))
         finite = bool(np.isfinite(loss_sum) and np.isfinite(norm))
         if finite:
@@ -207,19 +205,30 @@ class Trainer:
             self._skipped_in_a_row += 1
             if self._skipped_in_a_row >= _SKIPS_ALLOWED:
                 raise TrainingError(
-                    f"loss or gradient was not finite in {_SKIPS_ALLOWED} steps in a row: lower training.learning_rate"
+                    f"loss or gradient was not finite in {_SKIPS_ALLOWED} updates in a row: lower training.learning_rate"
                 )
-        return _update_metrics(torch.cat(gauges, dim=1).numpy(), loss_sum, norm, skipped=not finite)
+        return _Update(loss=loss_sum, gradient_norm=norm, skipped=not finite, gauges=np.concatenate(gauges, axis=1))
 
 
-def _update_metrics(gauges: np.ndarray, loss: float, norm: float, *, skipped: bool) -> dict[str, float]:
-    """Quantiles and shares over branching tokens; `gauges` is [6, tokens] in the order they were stacked."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Update:
+    """One optimiser update."""
+
+    loss: float
+    gradient_norm: float
+    skipped: bool
+    gauges: np.ndarray
+    """float32 [6, branching tokens]: ratio, clipped low, clipped high, left out, entropy, legal mass."""
+
+
+def _update_metrics(gauges: np.ndarray, updates: list[_Update]) -> dict[str, float]:
+    """Quantiles and shares over the branching tokens of all updates, [6, tokens]."""
     ratio, low, high, left_out, entropy, mass = gauges.astype(np.float64)
     off = np.abs(ratio - 1)
     return {
-        "train/loss": loss,
-        "train/gradient_norm": norm,
-        "train/skipped": float(skipped),
+        "train/loss": float(np.mean([update.loss for update in updates])),
+        "train/gradient_norm": float(np.max([update.gradient_norm for update in updates])),
+        "train/skipped": float(np.mean([update.skipped for update in updates])),
         "train/branching_tokens": float(ratio.size),
         "train/ratio_off_p50": float(np.quantile(off, 0.5)),
         "train/ratio_off_p99": float(np.quantile(off, 0.99)),

@@ -60,7 +60,7 @@ def chosen_logprobs(policy: Policy, batch) -> np.ndarray:
     """Sum over branching tokens of each row's masked logprobs."""
     sums = np.zeros(len(batch.prompt_lens))
     with torch.no_grad():
-        for rows in padded_micro_batches(batch, 8):
+        for rows in padded_micro_batches(batch, range(len(batch.prompt_lens)), 8):
             np.add.at(sums, rows.batch_row, policy.masked_logprobs(rows).chosen.numpy())
     return sums
 
@@ -201,7 +201,7 @@ def test_values_that_are_not_finite_leave_the_weights_alone_and_three_in_a_row_s
     for _ in range(2):
         assert trainer._update(batch)["train/skipped"] == 1.0
     assert all(torch.equal(old, new) for old, new in zip(before, trainer._policy.parameters(), strict=True))
-    with pytest.raises(TrainingError, match="3 steps in a row"):
+    with pytest.raises(TrainingError, match="3 updates in a row"):
         trainer._update(batch)
 
 
@@ -215,7 +215,11 @@ def test_old_checkpoints_go_when_newer_ones_are_whole(paths, model):
 def test_padding_lists_each_branching_token_with_its_own_legal_set(paths):
     batch = whole_batch(paths)
     rows = pad(batch, range(len(batch.prompt_lens)))
-    assert len(rows.token_row) == branching_tokens(batch) == int((np.diff(batch.legal_offsets) > 1).sum())
+    assert (
+        len(rows.token_row)
+        == branching_tokens(batch, range(len(batch.prompt_lens)))
+        == int((np.diff(batch.legal_offsets) > 1).sum())
+    )
     expected = []
     for row in range(len(batch.prompt_lens)):
         ids = batch.input_ids[batch.input_offsets[row] : batch.input_offsets[row + 1]]
@@ -234,3 +238,20 @@ def test_padding_lists_each_branching_token_with_its_own_legal_set(paths):
         assert (rows.token_row[index], rows.token_position[index]) == (row, position)
         assert rows.legal_ids[index][rows.legal_mask[index]].tolist() == legal
         assert rows.legal_ids[index][rows.chosen[index]] == drawn
+
+
+def test_a_step_of_several_updates_uses_every_decision_once_and_leaves_the_sampler_behind(paths, model, monkeypatch):
+    """Each update takes its own advantage groups; from the second on, the ratio is no longer 1."""
+    seen: list[list[int]] = []
+    update_once = Trainer._update_once
+    monkeypatch.setattr(
+        Trainer, "_update_once", lambda self, batch, share, a: seen.append(share) or update_once(self, batch, share, a)
+    )
+    several = trainer_for(paths, model, SETTINGS.model_copy(update={"updates_per_step": 3})).step(1, 4)
+    ledger = read_ledger(paths, "main", 1)
+    assert ledger is not None and sorted(row for share in seen for row in share) == list(range(ledger.num_rows))
+    groups = ledger["advantage_group"].to_pylist()
+    assert len(seen) == 3 and not any(
+        {groups[r] for r in one} & {groups[r] for r in other} for one in seen for other in seen if one is not other
+    )
+    assert several.metrics["train/ratio_off_max"] > 1e-3
