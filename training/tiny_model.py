@@ -28,7 +28,7 @@ from game.prompts import board_text, power_text, rules_text
 from training.settings import TinyModelSettings
 
 _EOS = "<|end|>"
-_RECIPE_VERSION = 1
+_RECIPE_VERSION = 2
 _LAST_YEAR = 1907
 
 OnProgress = Callable[[str, int, int], None]
@@ -160,8 +160,10 @@ def _imitate(
     codec: Codec,
     report: OnProgress,
 ) -> list[float]:
-    """Cross-entropy on the completions, over the whole vocabulary, so that legal tokens gain their mass too; losses
-    every 20 steps.
+    """Learn the language of prompts and orders, whole; losses, nats a token, every 20 steps.
+
+    Orders are predicted over the whole vocabulary, so that legal tokens gain their mass; boards too, and a power's own units,
+    which repeat what the board says: so the model learns to read the board, which imitation alone never asks of it.
     """
     spell = TableBuilder(codec).spell
     rows = [
@@ -179,7 +181,7 @@ def _imitate(
     )
     losses = []
     for step in range(total):
-        loss = completion_loss(model, [rows[index] for index in order.integers(0, len(rows), settings.imitation_positions)])
+        loss = language_loss(model, [rows[index] for index in order.integers(0, len(rows), settings.imitation_positions)])
         optimiser.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -191,35 +193,31 @@ def _imitate(
     return losses
 
 
-def completion_loss(model: Qwen3ForCausalLM, rows: list[SharedRow]) -> torch.Tensor:
-    """Mean cross-entropy, nats, of all completion tokens, with each head computed once.
+def language_loss(model: Qwen3ForCausalLM, rows: list[SharedRow]) -> torch.Tensor:
+    """Mean cross-entropy, nats, of every token of heads and tails, with each head computed once.
 
     A tail sees its head and itself, never another tail, and its positions go on from the head's end: exactly what it
     would see as a prompt of its own (tested against that).
     """
-    longest = max(len(row.head) + sum(len(rest) + len(completion) for rest, completion in row.tails) for row in rows)
-    ids, places = (
-        torch.zeros(len(rows), longest, dtype=torch.long),
-        torch.zeros(len(rows), longest, dtype=torch.long),
-    )
-    segments = torch.full((len(rows), longest), -1)  # padding sees padding alone, so that no softmax is empty
+    shape = len(rows), max(len(row.head) + sum(len(rest) + len(completion) for rest, completion in row.tails) for row in rows)
+    ids, places = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long)
+    segments = torch.full(shape, -1)  # padding sees padding alone, so that no softmax is empty
     row_index, at, target = [], [], []
     for index, row in enumerate(rows):
-        end = len(row.head)
-        ids[index, :end], places[index, :end], segments[index, :end] = (
-            torch.tensor(row.head),
-            torch.arange(end),
-            0,
-        )
+        head = end = len(row.head)
+        ids[index, :head], places[index, :head], segments[index, :head] = torch.tensor(row.head), torch.arange(head), 0
+        at.extend(range(head - 1))
+        target.extend(row.head[1:])
         for number, (rest, completion) in enumerate(row.tails, start=1):
-            start, end = end, end + len(rest) + len(completion)
-            ids[index, start:end], segments[index, start:end] = torch.tensor(rest + completion), number
-            places[index, start:end] = torch.arange(len(row.head), len(row.head) + end - start)
-            row_index.extend([index] * len(completion))
-            at.extend(range(start + len(rest) - 1, end - 1))
-            target.extend(completion)
+            tail = rest + completion
+            start, end = end, end + len(tail)
+            ids[index, start:end], segments[index, start:end] = torch.tensor(tail), number
+            places[index, start:end] = torch.arange(head, head + len(tail))
+            at.extend([head - 1, *range(start, end - 1)])
+            target.extend(tail)
+        row_index.extend([index] * (len(at) - len(row_index)))
     sees = (segments[:, None, :] == segments[:, :, None]) | (segments[:, None, :] == 0)
-    sees &= torch.ones(longest, longest, dtype=torch.bool).tril()
+    sees &= torch.ones(shape[1], shape[1], dtype=torch.bool).tril()
     hidden = model.model(input_ids=ids, attention_mask=sees[:, None], position_ids=places, use_cache=False).last_hidden_state
     logits = model.lm_head(hidden[torch.tensor(row_index), torch.tensor(at)])
     return torch.nn.functional.cross_entropy(logits, torch.tensor(target))

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from decoding.codec import Codec
 from training.settings import TinyModelSettings
-from training.tiny_model import SharedRow, completion_loss, make_tiny_model, recipe_hash
+from training.tiny_model import SharedRow, language_loss, make_tiny_model, recipe_hash
 
 
 def test_computing_a_head_once_gives_the_loss_and_gradient_of_separate_prompts(model: Path):
@@ -17,18 +17,21 @@ def test_computing_a_head_once_gives_the_loss_and_gradient_of_separate_prompts(m
     tails = [([7, 8, 9], [11, 12]), ([7, 3], [14, 15, 16]), ([4], [5])]
     rows = [SharedRow(head=[20, 21, 22, 23], tails=tails), SharedRow(head=[30, 31], tails=tails[:1])]
     net.zero_grad()
-    shared = completion_loss(net, rows)
+    shared = language_loss(net, rows)
     shared.backward()
     gradient = net.model.layers[0].self_attn.q_proj.weight.grad.clone()
 
     net.zero_grad()
     total, count = torch.zeros(()), 0
     for row in rows:
+        heads = net(input_ids=torch.tensor([row.head])).logits[0, :-1]
+        total = total + torch.nn.functional.cross_entropy(heads, torch.tensor(row.head[1:]), reduction="sum")
+        count += len(row.head) - 1
         for rest, completion in row.tails:
-            prompt = row.head + rest
-            logits = net(input_ids=torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
-            total = total + torch.nn.functional.cross_entropy(logits, torch.tensor(completion), reduction="sum")
-            count += len(completion)
+            tail = rest + completion
+            logits = net(input_ids=torch.tensor([row.head + tail])).logits[0, len(row.head) - 1 : -1]
+            total = total + torch.nn.functional.cross_entropy(logits, torch.tensor(tail), reduction="sum")
+            count += len(tail)
     (total / count).backward()
     assert shared.item() == pytest.approx((total / count).item(), abs=1e-5)
     assert torch.allclose(gradient, net.model.layers[0].self_attn.q_proj.weight.grad, atol=1e-6)
