@@ -21,7 +21,7 @@ CacheFlags = Annotated[CacheSettings | None, Parameter(name="*", help="Any setti
 def build(*, runs_root: RunsRoot = Path("runs"), settings: CacheFlags = None) -> None:
     """Play scripted games and freeze positions; the same settings are built once.
 
-    Examples:
+    Examples
 
         entente cache build
 
@@ -39,7 +39,7 @@ def build(*, runs_root: RunsRoot = Path("runs"), settings: CacheFlags = None) ->
 def show(*, runs_root: RunsRoot = Path("runs")) -> None:
     """List the caches, their positions and source games, and the years they come from.
 
-    Example:
+    Example
 
         entente cache show
     """

@@ -21,7 +21,7 @@ def evaluate(
 ) -> None:
     """Score a policy version on held-out positions against scripted opponents, with 95 % intervals.
 
-    Examples:
+    Examples
 
         entente evaluate --run mine
 

@@ -13,17 +13,30 @@ from rich.console import Console
 
 from telemetry.errors import EntenteError
 
-app = App(
-    name="entente",
-    help="Train a language model to play Diplomacy, as a data pipeline that you can watch, query and repeat.",
-    version_flags=["--version"],
-)
-app.command("cli.train:train", name="train")
-app.command("cli.cache:app", name="cache")
-app.command("cli.serve:serve", name="serve")
-app.command("cli.evaluate:evaluate", name="evaluate")
-app.command("cli.sql:sql", name="sql")
-app.command("cli.model:app", name="model")
+_COMMANDS = {
+    "train": ("cli.train:train", "Train a policy: roll out, train, publish, repeat."),
+    "cache": ("cli.cache:app", "Build and show the frozen positions that rollouts start from."),
+    "serve": ("cli.serve:serve", "Serve an inference worker over HTTP."),
+    "evaluate": ("cli.evaluate:evaluate", "Measure the strength of a policy version."),
+    "sql": ("cli.sql:sql", "Ask a run's rows with SQL, also while it trains."),
+    "model": ("cli.model:app", "Make and look at the tiny model."),
+}
+"""Name -> where the command lies, which is imported only when it runs, and its line in the list of commands."""
+
+
+def command_line(*, listing: bool = False) -> App:
+    """The commands; `listing` gives each its line for `entente --help`, which would hide its own longer help."""
+    app = App(
+        name="entente",
+        help="Train a language model to play Diplomacy, as a data pipeline that you can watch, query and repeat.",
+        version_flags=["--version"],
+    )
+    for name, (place, line) in _COMMANDS.items():
+        if listing:
+            app.command(place, name=name, help=line)
+        else:
+            app.command(place, name=name)
+    return app
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -39,6 +52,7 @@ def run(words: list[str], *, debug: bool = False) -> int:
 
     prepare_environment(debug=debug)
     try:
+        app = command_line(listing=not any(word in _COMMANDS for word in words))
         app(words, exit_on_error=False, print_error=False)
     except (CycloptsError, ValidationError, EntenteError) as error:
         return _fail(_sentence(error), error.exit_code if isinstance(error, EntenteError) else 2, debug)

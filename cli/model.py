@@ -19,7 +19,7 @@ def make(
 ) -> None:
     """Train a tokenizer and a tiny model that imitates a scripted player; the same recipe is made once.
 
-    Examples:
+    Examples
 
         entente model make
 
@@ -46,7 +46,7 @@ def make(
 def show(model: Annotated[str, Parameter(help="A folder or a hub id.")]) -> None:
     """What a model is: size, vocabulary, longest sequence, and how it was made if it was made here.
 
-    Example:
+    Example
 
         entente model show runs/_models/tiny-0123456789ab
     """

@@ -23,7 +23,7 @@ def serve(
 
     The key, if any, is read from the environment variable that `--key-variable` names (ENTENTE_KEY).
 
-    Examples:
+    Examples
 
         entente serve --model runs/_models/tiny-0123456789ab
 

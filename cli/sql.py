@@ -18,20 +18,24 @@ def sql(
 
     Views: decisions (a row each), groups (advantage groups), batches (what each step trained on), plies, refused.
 
-    Examples:
+    Examples
 
         entente sql --run mine "select policy_version, count(*), avg(centres_gained) from decisions group by all order by all"
 
-        entente sql --run mine "select power, phase, orders from decisions order by \\"return\\" desc limit 5"
+        entente sql --run mine "select power, phase, \\"return\\" from decisions order by \\"return\\" desc limit 5"
 
         entente sql --run mine "select step, count(*), avg(policy_lag) from batches group by all order by all"
     """
     import duckdb
 
+    from flows.evaluate_policy import settings_of
     from storage.index import connect
+    from storage.runs import RunPaths
     from telemetry.errors import InputError
 
-    with connect(runs_root / run) as connection:
+    # The run's own blend, so that "return" is what the trainer saw.
+    storage = settings_of(RunPaths(runs_root / run)).storage
+    with connect(runs_root / run, blend=storage.blend, discount=storage.discount) as connection:
         try:
             result = connection.sql(query)
             if result is None:

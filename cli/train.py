@@ -21,7 +21,7 @@ def train(
 
     Works without a GPU, a hub or an account: the `laptop` preset makes its own tiny model.
 
-    Examples:
+    Examples
 
         entente train                                    the laptop preset, a few minutes
 
@@ -34,10 +34,13 @@ def train(
         entente train --config mine.toml                 a file of settings over the preset
     """
     chosen = settings_from(preset, config, settings)
+    from flows.open_run import check_inputs, named
+
+    check_inputs(chosen)
     from flows.train_policy import train_policy
 
     with progress_shown():
-        summary = asyncio.run(train_policy(chosen))
+        summary = asyncio.run(train_policy(named(chosen)))
     for line in _lines(summary):
         print(line)
     if json:

@@ -6,6 +6,7 @@ A pure rule says how many start groups a task takes; everything else is bookkeep
 import asyncio
 import math
 from dataclasses import dataclass
+from typing import Self
 
 from flows.run_settings import PipelineSettings
 from tasks.resources import Resources
@@ -59,11 +60,7 @@ class RolloutsAhead:
 
     async def take(self, step: int) -> StepRollouts:
         """Wait for the rollouts of `step`; a task that failed for good fails here."""
-        try:
-            reports = await asyncio.gather(*self._in_flight[step])
-        except BaseException:
-            await self.cancel()
-            raise
+        reports = await asyncio.gather(*self._in_flight[step])
         del self._in_flight[step]
         seconds, groups = (
             max(report.seconds for report in reports),
@@ -72,8 +69,11 @@ class RolloutsAhead:
         self._group_s = seconds / groups
         return StepRollouts(reports=tuple(reports))
 
-    async def cancel(self) -> None:
-        """End whatever is in flight."""
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """End whatever is still in flight, whatever happened."""
         tasks = [task for tasks in self._in_flight.values() for task in tasks]
         for task in tasks:
             task.cancel()

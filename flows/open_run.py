@@ -45,6 +45,19 @@ def named(settings: RunSettings) -> RunSettings:
     return settings.model_copy(update={"run": f"{model}-seed{settings.seed}-{stamp}"})
 
 
+def check_inputs(settings: RunSettings) -> None:
+    """Refuse what can be refused at once, before a server starts or a game is played.
+
+    Raises:
+        InputError: settings contradict each other, the run's name is taken, or there is no such model.
+    """
+    check_settings(settings)
+    if settings.run and settings.paths.root.exists():
+        raise InputError(f"run '{settings.run}' exists already in {settings.runs_root}: choose another name with --run")
+    if settings.inference.model != "tiny":
+        resolve_model(settings.inference.model)
+
+
 async def prepare_model(settings: RunSettings) -> Path:
     """Folder of the model that plays: made on the spot, or resolved and checked.
 
@@ -84,9 +97,7 @@ async def open_run(settings: RunSettings) -> AsyncIterator[Resources]:
     Raises:
         InputError: the settings contradict each other, or the run's name is taken.
     """
-    check_settings(settings)
-    if settings.paths.root.exists():
-        raise InputError(f"run '{settings.run}' exists already in {settings.runs_root}: choose another name with --run")
+    check_inputs(settings)
     engine_threads, trainer_threads = settings.threads
     apply_threads(engine_threads)
     cache = await prepare_cache(settings)

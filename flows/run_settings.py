@@ -50,7 +50,7 @@ class RunSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", title="Training run")
 
     run: str = ""
-    """Name of the run, its folder under `runs_root`; empty: preset, seed and time."""
+    """Name of the run, its folder under `runs_root`; empty: model, seed and time."""
     runs_root: Path = Path("runs")
     """Folder of all runs, of the state caches and of made models."""
     seed: int = 0

@@ -34,19 +34,19 @@ async def train_policy(settings: RunSettings) -> dict[str, Any]:
         with MetricLog(resources.paths.metrics, settings.run, settings.telemetry, configuration) as log:
             scores = await _score(resources, settings, "base")
             clock = StepClock(resources, await resources.host.run(resources.engine.stats()))
-            ahead = RolloutsAhead(resources, settings.pipeline, settings.steps)
-            for step in range(1, settings.steps + 1):
-                ahead.top_up(step)
-                reporter().waiting("rollouts")
-                rolled = await ahead.take(step)
-                if step == 1:
-                    log.log(0, await check_mismatch(resources))
-                reporter().waiting("")
-                trained = await train_step(resources, step)
-                await resources.serve(trained.version, trained.adapter, trained.adapter_hash)
-                figures = await clock.end_step(rolled, trained)
-                log.log(step, figures)
-                reporter().step(step, settings.steps, figures)
+            async with RolloutsAhead(resources, settings.pipeline, settings.steps) as ahead:
+                for step in range(1, settings.steps + 1):
+                    ahead.top_up(step)
+                    reporter().waiting("rollouts")
+                    rolled = await ahead.take(step)
+                    if step == 1:
+                        log.log(0, await check_mismatch(resources))
+                    reporter().waiting("")
+                    trained = await train_step(resources, step)
+                    await resources.serve(trained.version, trained.adapter, trained.adapter_hash)
+                    figures = await clock.end_step(rolled, trained)
+                    log.log(step, figures)
+                    reporter().step(step, settings.steps, figures)
             scores |= await _score(resources, settings, "trained")
             scores |= await _score_scripted(resources, settings)
             log.log(

@@ -56,7 +56,7 @@ class RemoteEngine:
 
     async def publish(self, version: int, adapter: Path, adapter_hash: str) -> None:
         """Publish on all workers; they must see `adapter` under their own adapters' root."""
-        body = {"version": version, "adapter": str(adapter), "adapter_hash": adapter_hash}
+        body = {"version": version, "adapter": str(adapter.resolve()), "adapter_hash": adapter_hash}
         await asyncio.gather(*(self._json("POST", url, "/publish", json=body) for url in self._settings.urls))
 
     async def stats(self) -> EngineStats:

@@ -1,6 +1,7 @@
 """Roll out start groups: every fork of every group at once, and the rows and plies that come of them.
 
-Promises whole groups: each fork of a group ends up in its rows, complete or failed with a reason. Reward components are cut here:
+Promises whole groups: every decision that any fork of a group drew becomes a row; those of a fork that failed say so, with
+the reason. Reward components are cut here:
 each covers the time from a decision to the same power's next decision in that fork, or to the fork's end.
 """
 

@@ -14,7 +14,7 @@ class CacheSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     train_snapshots: Annotated[int, Field(ge=1)] = 256
-    """Positions to train from; at 8 start groups a step, 256 come round again after 32 steps."""
+    """Positions to train from; each step draws its own, so one is met about once in 32 steps of 8 groups."""
     held_out_snapshots: Annotated[int, Field(ge=1)] = 112
     """Positions kept for evaluation, from other games; 16 for each of the seven powers."""
     first_year: Annotated[int, Field(ge=1901, le=1999)] = 1901

@@ -37,7 +37,7 @@ TextList = Annotated[Sequence[str], pa.list_(pa.string())]
 class Decision:
     """One power's whole order set at one ply of one fork: one prompt, one completion, one row.
 
-    A failed decision has an empty completion: no logprobs, no legal ids, and ``legal_offsets`` is ``[0]``.
+    The decisions of a fork that failed later are whole, but their status says so and they are not trained on.
     """
 
     decision_id: Int64
@@ -57,9 +57,9 @@ class Decision:
     game_id: Text
     """Source game of the snapshot."""
     seed: Int64
-    """Seed of this fork's random numbers."""
+    """Seed of this decision's draws."""
     opponents: Text
-    """Who plays the other powers, e.g. scripted:mover or policy."""
+    """Who plays the other powers, e.g. random, mover or policy."""
     policy_version: Int32
     """Trainer steps in the adapter that drew every token of the completion; 0 is the base model."""
     worker: Text
@@ -89,7 +89,7 @@ class Decision:
     orders_rejected: Int16
     """Orders that the engine did not accept; must be 0 to be trained on."""
     status: Text
-    """Complete | failed."""
+    """complete | failed."""
     reason: Text
     """Why it failed, empty when complete."""
     queue_ms: Float32

@@ -1,7 +1,7 @@
 """What a run says while it runs: one reporter, which whoever looks on installs.
 
-Flows and tasks report to `reporter()` and never print. Without an onlooker the words go to the log, a line each, so that a run
-started from the Prefect UI shows them there.
+Flows and tasks report to `reporter()` and never print. Without an onlooker the words go to the `entente` log, a line each;
+prefect.yaml has Prefect keep that log, so that a run started from its UI shows them there.
 """
 
 import logging

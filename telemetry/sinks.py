@@ -14,6 +14,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict
 
+from telemetry.errors import InputError
 from telemetry.metrics import check
 
 WandbMode = Literal["offline", "online", "disabled"]
@@ -34,20 +35,29 @@ class MetricLog:
     """Appends each step's figures to `metrics.jsonl` and to W&B."""
 
     def __init__(self, file: Path, name: str, settings: TelemetrySettings, configuration: Mapping[str, Any]) -> None:
+        """Open both.
+
+        Raises:
+            InputError: W&B is asked for and refuses, such as for want of a login.
+        """
         self._file = file.open("a", encoding="utf-8")
         self._wandb: Any = None
         if settings.wandb != "disabled":
             import wandb
 
             logging.getLogger("wandb").setLevel(logging.ERROR)
-            self._wandb = wandb.init(
-                project=settings.wandb_project,
-                name=name,
-                dir=str(file.parent),
-                mode=settings.wandb,
-                config=dict(configuration),
-                settings=wandb.Settings(silent=True, console="off", x_disable_stats=True),
-            )
+            try:
+                self._wandb = wandb.init(
+                    project=settings.wandb_project,
+                    name=name,
+                    dir=str(file.parent),
+                    mode=settings.wandb,
+                    config=dict(configuration),
+                    settings=wandb.Settings(silent=True, console="off", x_disable_stats=True),
+                )
+            except wandb.Error as error:
+                self._file.close()
+                raise InputError(f"W&B cannot be opened ({error}): mend that, or set telemetry.wandb to 'offline'") from error
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Record the figures of `step` under registered names.

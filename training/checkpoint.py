@@ -35,7 +35,7 @@ class TrainerState:
     settings_hash: str
     """Hash of the training settings that made it."""
     skipped_in_a_row: int = 0
-    """Steps skipped for non-finite values, just before."""
+    """Updates skipped for non-finite values, just before."""
 
 
 def save_checkpoint(paths: RunPaths, state: TrainerState, policy: Policy, optimiser: torch.optim.Optimizer, keep: int) -> Path:

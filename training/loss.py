@@ -7,8 +7,7 @@ For a branching token with ratio r = pi / b (current over behaviour probability,
     for A < 0:  L = min(L, dual_clip * |A|)                        dual clip: Ye et al. 2020, arXiv 1912.09729
 
 Tokens whose ratio left [outlier_low, outlier_high] are left out. The sum over tokens is divided by one constant for
-the whole step
-(its branching tokens), so that cutting the step into micro-batches never changes it.
+the whole update (its branching tokens), so that cutting it into micro-batches never changes it.
 """
 
 from dataclasses import dataclass

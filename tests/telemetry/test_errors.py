@@ -1,0 +1,21 @@
+"""One tree of errors; the process ends with 2 where the user's input cannot be used, with 1 for every other failure."""
+
+import inspect
+
+import pytest
+
+from telemetry import errors
+from telemetry.errors import EntenteError
+
+KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass)]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_every_error_belongs_to_the_tree_and_only_bad_input_exits_with_two(kind: type[EntenteError]):
+    assert issubclass(kind, EntenteError)
+    assert kind("a sentence").exit_code == {"InputError": 2}.get(kind.__name__, 1)
+
+
+def test_the_tree_that_the_module_draws_is_the_tree_that_it_defines():
+    drawn = [line.split()[1] for line in (errors.__doc__ or "").splitlines() if line.startswith(("├──", "└──"))]
+    assert sorted([*drawn, "EntenteError"]) == sorted(kind.__name__ for kind in KINDS)

@@ -1,0 +1,28 @@
+"""Only what is registered may be logged, and what is registered says its unit and meaning."""
+
+import re
+
+import pytest
+
+from telemetry.metrics import METRICS, check
+
+
+def test_a_metric_that_is_not_registered_is_refused_by_name():
+    with pytest.raises(KeyError, match="'train/lost' is not in telemetry.metrics.METRICS"):
+        check({"train/loss": 1.0, "train/lost": 2.0})
+
+
+def test_everything_registered_may_be_logged():
+    check(dict.fromkeys(METRICS, 0.0))
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_a_metric_has_a_room_a_plain_name_and_a_meaning(name: str):
+    assert re.fullmatch(r"[a-z]+/[a-z0-9_]+", name)
+    assert METRICS[name].meaning
+
+
+@pytest.mark.parametrize(("ending", "unit"), [("_s", "s"), ("_mib", "MiB"), ("_share", "share"), ("_w", "W")])
+def test_a_name_that_ends_in_a_unit_is_measured_in_it(ending: str, unit: str):
+    measured = {name: metric.unit for name, metric in METRICS.items() if name.endswith(ending) and "_per_" not in name}
+    assert measured and set(measured.values()) == {unit}

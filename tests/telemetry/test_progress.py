@@ -1,0 +1,76 @@
+"""What a run says: one line a step, stages at their end, and only to whoever looks on."""
+
+import logging
+
+import pytest
+
+from telemetry import progress
+from telemetry.progress import LogReporter, install, reporter, step_line
+
+FIGURES = {
+    "train/return_mean": -0.345,
+    "train/decisions": 16.0,
+    "train/policy_lag_max": 1.0,
+    "rollout/tokens_per_s": 263.7,
+    "time/rollout_s": 0.52,
+    "time/train_s": 12.0,
+}
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """The log, every line of it."""
+    caplog.set_level(logging.INFO, logger="entente")
+    return caplog
+
+
+def test_a_step_is_one_line_with_its_figures_and_their_units(said: pytest.LogCaptureFixture):
+    line = "step 3/20  return -0.34  decisions 16  lag 1  264 tokens/s  rollout 0.5 s  train 12.0 s"
+    assert step_line(3, 20, FIGURES) == line
+    LogReporter().step(3, 20, FIGURES)
+    assert said.messages == [line]
+
+
+def test_a_figure_that_a_step_lacks_is_shown_as_nothing_done():
+    assert step_line(1, 2, {}) == "step 1/2  return +0.00  decisions 0  lag 0  0 tokens/s  rollout 0.0 s  train 0.0 s"
+
+
+def test_a_quick_stage_is_said_once_at_its_end(said: pytest.LogCaptureFixture):
+    onlooker = LogReporter()
+    for done in range(1, 6):
+        onlooker.stage("freezing positions", done, 5)
+    assert said.messages == ["freezing positions: 5 of 5"]
+
+
+def test_a_long_stage_is_said_every_ten_seconds_and_stages_do_not_hush_each_other(
+    said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    now = 0.0
+
+    class Clock:
+        @staticmethod
+        def monotonic() -> float:
+            return now
+
+    monkeypatch.setattr(progress, "time", Clock)
+    onlooker = LogReporter()
+    for done in range(25):
+        now = float(done)
+        onlooker.stage("imitation", done, 100)
+        if done == 20:
+            onlooker.stage("games", 1, 2)
+    assert said.messages == ["imitation: 11 of 100", "imitation: 22 of 100"]
+
+
+def test_sentences_are_said_and_waiting_is_not(said: pytest.LogCaptureFixture):
+    LogReporter().say("starting the engine")
+    LogReporter().waiting("rollouts")
+    assert said.messages == ["starting the engine"]
+
+
+def test_the_installed_onlooker_hears_everything_from_then_on(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(progress, "_reporter", LogReporter())
+    onlooker = LogReporter()
+    assert reporter() is not onlooker
+    install(onlooker)
+    assert reporter() is onlooker

@@ -1,0 +1,108 @@
+"""A second counts once, however many spans cover it."""
+
+import threading
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from telemetry import timing
+from telemetry.timing import Spans
+
+END = 60
+"""Grid points at the far end of a drawn span; a point is a second."""
+
+
+class Clock:
+    """A clock that stands where it is set."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of `telemetry.timing`, set by hand."""
+    clock = Clock()
+    monkeypatch.setattr(timing, "time", clock)
+    return clock
+
+
+def record(clock: Clock, drawn: list[tuple[str, int, int]]) -> Spans:
+    """Spans as blocks would have left them: each opened at its start and closed at its end, in any order of closing."""
+    spans = Spans()
+    for name, start, end in drawn:
+        clock.now = float(start)
+        with spans.span(name):
+            clock.now = float(end)
+    return spans
+
+
+def sampled(drawn: list[tuple[str, int, int]], since: int, until: int, name: str | None = None) -> int:
+    """Whole seconds of [since, until) whose midpoint lies in a span (of `name`), each looked at one by one."""
+    return sum(any(a < x + 0.5 < b for known, a, b in drawn if name in (None, known)) for x in range(since, until))
+
+
+some_spans = st.lists(
+    st.tuples(st.sampled_from(["rollout", "train"]), st.integers(0, END), st.integers(0, END)).map(
+        lambda drawn: (drawn[0], *sorted(drawn[1:]))
+    ),
+    max_size=12,
+)
+window = st.tuples(st.integers(0, END), st.integers(0, END)).map(sorted)
+
+
+@given(drawn=some_spans, window=window)
+def test_seconds_and_uncovered_agree_with_looking_at_every_second(drawn: list[tuple[str, int, int]], window: list[int]):
+    since, until = window
+    with pytest.MonkeyPatch.context() as patch:
+        clock = Clock()
+        patch.setattr(timing, "time", clock)
+        spans = record(clock, drawn)
+    for name in ("rollout", "train", "never"):
+        assert spans.seconds(name, since, until) == sampled(drawn, since, until, name)
+    assert spans.uncovered(since, until) == (until - since) - sampled(drawn, since, until)
+
+
+def test_overlapping_spans_count_once(clock: Clock):
+    spans = record(clock, [("rollout", 0, 6), ("rollout", 4, 10), ("train", 5, 8)])
+    assert spans.seconds("rollout", 0, 20) == 10, "the union; the sum would be 12"
+    assert spans.uncovered(0, 20) == 10, "all spans together cover 0 to 10"
+
+
+def test_a_block_that_raises_is_recorded_and_the_error_goes_on(clock: Clock):
+    spans = Spans()
+    with pytest.raises(ZeroDivisionError), spans.span("train"):
+        clock.now = 3.0
+        raise ZeroDivisionError
+    assert spans.seconds("train", 0, 10) == 3
+
+
+def test_forgetting_leaves_every_span_that_reaches_past_the_mark(clock: Clock):
+    spans = record(clock, [("train", 0, 4), ("train", 3, 6), ("train", 8, 9)])
+    spans.forget(before=5)
+    assert spans.seconds("train", 5, 20) == 2
+    assert spans.seconds("train", 0, 3) == 0, "what ended before the mark is gone"
+
+
+def test_spans_of_several_threads_meet_in_one_union():
+    spans, began = Spans(), time.monotonic()
+    together = threading.Barrier(2)
+
+    def work() -> None:
+        with spans.span("rollout"):
+            together.wait()
+            time.sleep(0.05)
+            together.wait()
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    wall = time.monotonic() - began
+    assert 0.05 <= spans.seconds("rollout", began, began + wall) <= wall, "the sum would be twice the time slept"

@@ -1,0 +1,256 @@
+"""Claims about what is written for people: it names what exists, and what it tells to type works.
+
+README.md, docs/, the help of the commands and prefect.yaml are read as data and held against the code: a file, a
+setting, a command or a flow that is renamed leaves none of them behind.
+"""
+
+import ast
+import importlib
+import re
+import shlex
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import BaseModel
+
+from cli.main import command_line
+from flows.run_settings import RunSettings, layered_settings
+from storage.index import connect
+from storage.runs import RunPaths
+from storage.schema import DECISION_SCHEMA
+from telemetry.metrics import METRICS
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text()
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
+PAGES = {"README.md": README, "docs/architecture.md": ARCHITECTURE}
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PACKAGES = PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+DEPLOYMENTS = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
+
+# Top-level names that a newcomer need not be told of.
+UNTOLD = {".gitignore"}
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """Fenced blocks of one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+
+
+def between(page: str, mark: str) -> str:
+    """What stands between `<!-- mark -->` and `<!-- /mark -->`, without its fence."""
+    (inner,) = re.findall(rf"<!-- {mark} -->\n(.*?)<!-- /{mark} -->", page, re.DOTALL)
+    return re.sub(r"^```\n|^```$", "", inner, flags=re.MULTILINE)
+
+
+def spans(page: str) -> list[str]:
+    """Inline code outside of fenced blocks."""
+    return re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```$", "", page, flags=re.DOTALL | re.MULTILINE))
+
+
+def help_lines() -> Iterator[tuple[str, str]]:
+    """Every line of every docstring of the commands, with the file it stands in."""
+    for file in sorted((ROOT / "cli").glob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                for line in (ast.get_docstring(node) or "").splitlines():
+                    yield f"cli/{file.name}", line
+
+
+def entente_commands() -> list[Any]:
+    """All `entente ...` lines that someone may type, as words: of the pages' shell blocks, and of the help."""
+    shown = [(name, line) for name, page in PAGES.items() for block in blocks(page, "sh") for line in block.splitlines()]
+    found = []
+    for where, line in [*shown, *help_lines()]:
+        nested = re.findall(r"\$\((entente [^)]*)\)", line)
+        # In the help, what follows a wide gap is a remark.
+        for command in [re.split(r"\s{3,}", line.strip())[0], *nested]:
+            words = shlex.split(re.sub(r"^([A-Z_]+=\S+ )+", "", command)) if "entente " in command else []
+            if words[:1] == ["entente"]:
+                found.append(pytest.param(words[1:], id=f"{where}: {' '.join(words)}"[:90]))
+    return found
+
+
+COMMANDS = entente_commands()
+QUERIES = [pytest.param(case.values[0][-1], id=case.id) for case in COMMANDS if case.values[0][0] == "sql"]
+
+
+def project_files() -> list[str]:
+    """What git keeps, or would keep, relative to the root."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip("this copy of the project is no git checkout")
+    return [name for name in listed.stdout.splitlines() if (ROOT / name).is_file()]
+
+
+def test_the_tree_of_the_readme_is_the_tree_on_disk():
+    told = [line.split()[0] for line in between(README, "tree").splitlines() if line.strip()]
+    on_disk = {path.parts[0] + "/" * (len(path.parts) > 1) for path in map(Path, project_files())} - UNTOLD
+    assert sorted(told) == sorted(on_disk)
+
+
+def test_the_tree_of_the_readme_tells_what_each_name_is_for_from_the_top_floor_to_the_ground():
+    lines = [line for line in between(README, "tree").splitlines() if line.strip()]
+    assert [line for line in lines if len(line.split()) < 2] == []
+    assert [line.split("/")[0] for line in lines][: len(PACKAGES)] == PACKAGES
+
+
+def test_the_floors_of_the_architecture_page_are_those_that_the_tool_holds():
+    (layers,) = [contract["layers"] for contract in PYPROJECT["tool"]["importlinter"]["contracts"] if contract["id"] == "floors"]
+    held = [{room.strip() for room in layer.split("|") if "(" not in room} for layer in layers]
+    shown = [set(re.split(r"\s{2,}", line)[0].split(" | ")) for line in blocks(ARCHITECTURE, "")[0].splitlines()]
+    assert shown == held
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_a_command_that_is_shown_can_be_typed(words: list[str]):
+    command, _, _ = command_line().parse_args(words, exit_on_error=False, print_error=False)
+    assert command.__module__.startswith("cli.")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_command_that_is_named_exists(page: str):
+    named = [span.split()[1:] for span in spans(PAGES[page]) if re.match(r"entente \w", span)]
+    for words in named:
+        chain, _, rest = command_line().parse_commands(words)
+        assert chain and not [word for word in rest[:1] if not word.startswith("-")], f"entente {' '.join(words)}"
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_sql_that_is_shown_fits_the_views(query: str, tmp_path: Path):
+    RunPaths(tmp_path).create()
+    with connect(tmp_path) as connection:
+        assert connection.sql(query).fetchall() == []
+
+
+@pytest.mark.parametrize("block", [block for page in PAGES.values() for block in blocks(page, "toml")])
+def test_settings_that_are_shown_are_accepted(block: str, tmp_path: Path):
+    file = tmp_path / "mine.toml"
+    file.write_text(block)
+    assert layered_settings("laptop", [file]) != layered_settings("laptop")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_settings_that_are_named_exist(page: str):
+    rooms = {name: field.annotation for name, field in RunSettings.model_fields.items()}
+    for span in spans(PAGES[page]):
+        match = re.fullmatch(r"(\w+)\.(\w+)", span)
+        room = rooms.get(match[1]) if match else None
+        if match and match[2] != "py" and isinstance(room, type) and issubclass(room, BaseModel):
+            assert match[2] in room.model_fields, span
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_make_targets_that_are_named_exist(page: str):
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = set(re.findall(r"`(?:[A-Z]+=\S+ )?make ([\w-]+)", PAGES[page]))
+    assert named <= targets
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_files_and_metrics_that_are_named_exist(page: str):
+    files = [span for span in spans(PAGES[page]) if re.fullmatch(r"[\w.*-]+/[\w./*-]+\.(py|sql|md|toml|yaml|lock)", span)]
+    links = [link for link in re.findall(r"\]\(([^)#]+)", PAGES[page]) if "://" not in link]
+    assert [file for file in files if not list(ROOT.glob(file))] == []
+    assert [link for link in links if not ((ROOT / page).parent / link).exists()] == []
+    rooms = {name.split("/")[0] for name in METRICS}
+    named = {span for span in spans(PAGES[page]) if re.fullmatch(rf"({'|'.join(rooms)})/\w+", span)}
+    assert named <= set(METRICS)
+
+
+def test_the_prompt_that_is_shown_is_the_one_that_the_code_writes():
+    from game.board import Board
+    from game.prompts import board_text, power_text, rules_text
+
+    board = Board.start()
+    france = board.legal_orders()["FRANCE"]
+    assert between(ARCHITECTURE, "prompt") == rules_text() + board_text(board) + power_text(france, board)
+    assert f"({france.count()} sets above)" in ARCHITECTURE
+
+
+def test_every_column_of_a_decision_row_is_told():
+    assert [name for name in DECISION_SCHEMA.names if f"`{name}`" not in ARCHITECTURE] == []
+
+
+def test_every_folder_and_file_of_a_run_is_told():
+    names = [name for name, value in vars(RunPaths).items() if isinstance(value, property)]
+    paths = [getattr(RunPaths(Path("runs/mine")), name).name for name in names]
+    assert [path for path in paths if not re.search(rf"`{re.escape(path)}[`/]", ARCHITECTURE)] == []
+
+
+def test_the_readme_has_one_place_for_the_words_of_a_demo():
+    assert between(README, "demo").strip()
+
+
+@pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda deployment: deployment["entrypoint"])
+def test_a_deployment_starts_a_flow_of_that_name_with_parameters_it_takes(deployment: dict[str, Any]):
+    from prefect import Flow
+    from prefect.cli.deploy._models import DeploymentConfig
+
+    file, function = deployment["entrypoint"].split(":")
+    flow = getattr(importlib.import_module(file.removesuffix(".py").replace("/", ".")), function)
+    assert isinstance(flow, Flow)
+    assert flow.name == Path(file).stem.replace("_", "-")
+    assert set(deployment) <= set(DeploymentConfig.model_fields), "Prefect drops what it does not know without a word"
+    whoever_starts_it_gives = {"run": "mine"} if "run" in flow.parameters.required else {}
+    assert flow.validate_parameters(deployment["parameters"] | whoever_starts_it_gives)
+    assert deployment["work_pool"]["name"] == "local"
+    assert deployment["description"] and deployment["tags"]
+
+
+def test_each_flow_is_deployed_once_under_the_name_that_prefect_yaml_tells():
+    flows = {file.stem for file in (ROOT / "flows").glob("*.py") if "@flow(" in file.read_text()}
+    assert sorted(Path(deployment["entrypoint"].split(":")[0]).stem for deployment in DEPLOYMENTS) == sorted(flows)
+    names = {f"{Path(d['entrypoint'].split(':')[0]).stem.replace('_', '-')}/{d['name']}" for d in DEPLOYMENTS}
+    told = set(re.findall(r"[a-z-]+/local", (ROOT / "prefect.yaml").read_text()))
+    assert told <= names
+
+
+def test_what_is_deployed_is_the_laptop_preset():
+    given = {d["entrypoint"].split(":")[1]: d["parameters"].get("settings") for d in DEPLOYMENTS}
+    laptop = layered_settings("laptop")
+    assert differing(RunSettings.model_validate(given["train_policy"]), laptop) == {}
+    assert differing(type(laptop.cache).model_validate(given["build_state_cache"]), laptop.cache) == {}
+
+
+def differing(one: BaseModel, other: BaseModel, prefix: str = "") -> dict[str, tuple[object, object]]:
+    """Settings, by their dotted names, in which the two trees differ, with both values."""
+    found: dict[str, tuple[object, object]] = {}
+    for name in type(one).model_fields:
+        left, right = getattr(one, name), getattr(other, name)
+        if isinstance(left, BaseModel) and isinstance(right, BaseModel):
+            found |= differing(left, right, f"{prefix}{name}.")
+        elif left != right:
+            found[prefix + name] = left, right
+    return found
+
+
+def test_no_file_names_a_folder_of_somebody_s_machine():
+    homes = re.compile(r"(?<![\w.])/(work|root|home|Users|mnt)/")
+    found = []
+    for name in project_files():
+        try:
+            lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
+        except UnicodeDecodeError:
+            continue
+        found += [f"{name}:{number}: {line.strip()[:80]}" for number, line in enumerate(lines, start=1) if homes.search(line)]
+    assert found == []
+
+
+def test_every_metric_that_the_code_names_is_registered():
+    groups = "|".join(sorted({name.split("/")[0] for name in METRICS}))
+    named = {
+        node.value: f"{file.relative_to(ROOT)}:{node.lineno}"
+        for package in PACKAGES
+        for file in (ROOT / package).rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(rf"({groups})/\w*[a-z0-9]", node.value)
+    }
+    assert named, "the metrics are no longer written as literals, so this test sees nothing"
+    assert {name: where for name, where in named.items() if name not in METRICS} == {}
