@@ -96,7 +96,7 @@ class Adjudicator(Game):
         if tables is None:
             super()._build_list_possible_convoys()
             if len(_convoy_tables) >= CONVOY_MEMO:
-                _convoy_tables.clear()
+                del _convoy_tables[next(iter(_convoy_tables))]  # the oldest: positions of one step come together
             _convoy_tables[key] = self.convoy_paths_possible, self.convoy_paths_dest
         else:
             self.convoy_paths_possible, self.convoy_paths_dest = tables

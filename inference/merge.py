@@ -9,6 +9,7 @@ import math
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from telemetry.errors import DataError
@@ -35,7 +36,7 @@ def merge_adapter(base: dict[str, torch.Tensor], adapter: Path, target: Path) ->
     try:
         config = json.loads((adapter / "adapter_config.json").read_text())
         deltas = load_file(adapter / "adapter_model.safetensors")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise DataError(f"adapter '{adapter}' cannot be read: {error}") from error
     rank, alpha = config["r"], config["lora_alpha"]
     scale = alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank

@@ -1,12 +1,17 @@
 """What tests of several rooms share: a small real model, positions to play, an engine whose odds are known, a real
-vLLM, a Prefect server.
+vLLM, a Prefect server, the `entente` command, and one whole run that it made.
 """
 
 import asyncio
+import json
 import math
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,10 +24,34 @@ from game.snapshot import Snapshot
 from inference.engine import BASE_HASH, EngineStats, Generation, GenerationRequest
 from inference.host import EngineHost
 from rollouts.fork import Tokens
+from storage.runs import RunPaths
 from telemetry.errors import EngineError
 
+ROOT = Path(__file__).resolve().parent.parent
 SMALL_MODEL = {"hidden": 64, "layers": 2, "source_games": 6, "imitation_steps": 12, "imitation_positions": 2}
 """Recipe of the model of the tests: real in every part, made in a few seconds, and no good at the game."""
+_RECIPE = "\n".join(f"{name} = {value}" for name, value in SMALL_MODEL.items())
+SMALL_RUN = f"""
+steps = 2
+[tiny_model]
+{_RECIPE}
+[inference]
+max_sequences = 32
+[cache]
+train_snapshots = 8
+held_out_snapshots = 6
+last_year = 1902
+[rollouts]
+start_groups = 2
+forks_per_group = 4
+[evaluation]
+positions = 4
+powers_per_position = 1
+bootstrap = 100
+[telemetry]
+wandb = "disabled"
+"""
+"""Settings, over the laptop preset, of a whole training run that takes seconds where nothing has to be imported."""
 
 
 @pytest.fixture(scope="session")
@@ -141,3 +170,57 @@ def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
     with prefect_test_harness(server_startup_timeout=120):
         yield
+
+
+class Entente:
+    """The `entente` command as a user has it: a process of its own in a folder, with none of this process's settings."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def start(
+        self, *words: str, program: str = "from cli.main import main; main()", environment: dict[str, str] | None = None
+    ) -> subprocess.Popen[str]:
+        """Begin `entente WORDS`; `program` may do something before it."""
+        ours = ("PREFECT_", "ENTENTE_", "WANDB_", "PYTHONWARNINGS")
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+        return subprocess.Popen(
+            [sys.executable, "-c", program, *words],
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=kept | {"PYTHONPATH": str(ROOT)} | (environment or {}),
+        )
+
+    def __call__(self, *words: str, timeout: float = 300, **how: Any) -> subprocess.CompletedProcess[str]:
+        """Run `entente WORDS` to its end."""
+        with self.start(*words, **how) as process:
+            try:
+                out, err = process.communicate(timeout=timeout)
+            except BaseException:
+                process.kill()
+                raise
+        return subprocess.CompletedProcess(words, process.returncode, out, err)
+
+
+@pytest.fixture
+def entente(tmp_path: Path) -> Entente:
+    """The command in an empty folder."""
+    return Entente(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Entente:
+    """The command in a folder with `small.toml`; runs made there share their model, cache and Prefect database."""
+    folder = tmp_path_factory.mktemp("workplace")
+    (folder / "small.toml").write_text(SMALL_RUN)
+    return Entente(folder)
+
+
+@pytest.fixture(scope="session")
+def trained(workplace: Entente) -> tuple[dict[str, Any], RunPaths, subprocess.CompletedProcess[str]]:
+    """One whole run of two steps, real in every part: its summary, its folder, and what was said."""
+    done = workplace("train", "--config", "small.toml", "--run", "first", "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1]), RunPaths(workplace.folder / "runs" / "first"), done

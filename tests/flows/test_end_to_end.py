@@ -1,46 +1,21 @@
 """The main job, run as a user runs it: `entente train` in a process of its own, real vLLM, real Prefect, real trainer."""
 
 import json
-import os
-import subprocess
-import sys
-import textwrap
+import time
+from collections import Counter
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
+import pyarrow.ipc
 import pytest
 
-from storage.adapters import read_adapter
 from storage.index import connect
-from storage.ledger import read_ledger, recorded_steps
+from storage.ledger import ledger_path, read_ledger, recorded_steps
 from storage.runs import RunPaths
 
 pytestmark = pytest.mark.vllm
 
-SMALL = """
-steps = 2
-[inference]
-max_model_length = 512
-max_sequences = 32
-[tiny_model]
-hidden = 64
-layers = 2
-source_games = 6
-imitation_steps = 12
-imitation_positions = 2
-[cache]
-train_snapshots = 8
-held_out_snapshots = 6
-last_year = 1902
-[rollouts]
-start_groups = 2
-forks_per_group = 4
-[evaluation]
-positions = 4
-powers_per_position = 1
-bootstrap = 100
-[telemetry]
-wandb = "disabled"
-"""
 PROMISED = {
     "base_score",
     "base_ci",
@@ -57,37 +32,31 @@ PROMISED = {
 }
 
 
-@pytest.fixture(scope="module")
-def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder to run in; runs of this module share its model, cache and Prefect home."""
-    folder = tmp_path_factory.mktemp("workplace")
-    (folder / "small.toml").write_text(SMALL)
-    return folder
+def rows(paths: RunPaths) -> list[dict[str, Any]]:
+    """Every decision of every shard, read without any of the project's code, in the order of the files."""
+    shards = [file for file in sorted(paths.shards.rglob("*.arrow")) if not file.name.endswith(".plies.arrow")]
+    return [row for file in shards for row in pyarrow.ipc.open_file(file).read_all().to_pylist()]
 
 
-def train(workplace: Path, *flags: str, program: str = "from cli.main import main; main()") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", program, "train", "--config", "small.toml", *flags]
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
-    return subprocess.run(command, cwd=workplace, capture_output=True, text=True, env=environment, timeout=500)
+def manifest(paths: RunPaths, version: int) -> dict[str, Any]:
+    return json.loads((paths.adapter(version) / "manifest.json").read_text())
 
 
-@pytest.fixture(scope="module")
-def trained(workplace: Path) -> tuple[dict, RunPaths, str]:
-    """One run of two steps: its summary, its folder, what was said on standard error."""
-    done = train(workplace, "--run", "first", "--json")
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1]), RunPaths(workplace / "runs" / "first"), done.stderr
+def used_rows(paths: RunPaths) -> dict[int, list[dict[str, Any]]]:
+    """What each step trained on, by its ledger."""
+    ledgers = {step: read_ledger(paths, "main", step) for step in recorded_steps(paths, "main")}
+    return {step: ledger.to_pylist() for step, ledger in ledgers.items() if ledger is not None}
 
 
 def test_the_last_line_is_the_promised_summary(trained):
-    summary, paths, said = trained
+    summary, paths, done = trained
     assert set(summary) >= PROMISED
     assert summary["steps"] == 2 and summary["orders_rejected"] == 0 and summary["max_policy_lag_seen"] == 0
     for name in ("base", "trained"):
         low, high = summary[f"{name}_ci"]
         assert low <= summary[f"{name}_score"] <= high
     assert Path(summary["run"]).name == "first" and json.loads((paths.root / "summary.json").read_text()) == summary
-    assert "step 2/2" in said and "Traceback" not in said
+    assert "step 2/2" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_the_run_folder_holds_everything_that_the_design_names(trained):
@@ -102,96 +71,119 @@ def test_the_run_folder_holds_everything_that_the_design_names(trained):
     assert json.loads(paths.metrics.read_text().splitlines()[0])["mismatch/largest"] < 1e-4
 
 
+def test_what_was_played_can_be_asked_for_by_version(trained):
+    summary, paths, _ = trained
+    played = rows(paths)
+    assert summary["decisions"] == len(played) and sum(row["orders_rejected"] for row in played) == 0
+    gained: dict[int, list[float]] = {}
+    for row in played:
+        gained.setdefault(row["policy_version"], []).append(row["centres_gained"])
+    with connect(paths.root) as run:
+        answer = run.sql("select policy_version, count(*), avg(centres_gained) from decisions group by all").fetchall()
+    assert sorted(answer) == [(version, len(each), pytest.approx(fmean(each))) for version, each in sorted(gained.items())]
+
+
 def test_each_version_that_was_published_drew_the_next_step_s_rows(trained):
     _, paths, _ = trained
-    with connect(paths.root) as connection:
-        rows = connection.sql(
-            "select policy_version, adapter_hash, min(start_group), max(start_group) from decisions group by all order by 1"
-        )
-        assert rows.fetchall() == [(0, "base", 0, 1), (1, read_adapter(paths, 1).adapter_hash, 2, 3)]
+    drew = {(row["start_group"] // 2, row["policy_version"], row["adapter_hash"]) for row in rows(paths)}
+    assert drew == {(0, 0, "base"), (1, 1, manifest(paths, 1)["adapter_hash"])}
 
 
-def test_every_trained_row_stands_in_one_step_at_lag_zero(trained):
+def test_every_trained_row_was_played_and_stands_in_one_step_at_lag_zero(trained):
     _, paths, _ = trained
-    ledgers = [read_ledger(paths, "main", step) for step in (1, 2)]
-    used = [row for ledger in ledgers if ledger is not None for row in ledger["decision_id"].to_pylist()]
-    lags = [lag for ledger in ledgers if ledger is not None for lag in ledger["policy_lag"].to_pylist()]
-    assert len(used) == len(set(used)) > 0 and set(lags) == {0}
+    used = used_rows(paths)
+    assert max(Counter(row["decision_id"] for step in used.values() for row in step).values()) == 1
+    drawn_by = {row["decision_id"]: row["policy_version"] for row in rows(paths)}
+    assert [{drawn_by[row["decision_id"]] for row in used[step]} for step in (1, 2)] == [{0}, {1}]
 
 
-def test_overlapped_steps_stay_within_the_staleness_budget(workplace):
-    done = train(
-        workplace, "--run", "ahead", "--json", "--steps", "3", "--pipeline.buffer-depth", "1", "--pipeline.no-deterministic",
-        "--storage.max-policy-lag", "1",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1])["max_policy_lag_seen"] == 1
+@pytest.fixture(scope="module")
+def ahead(workplace, trained) -> tuple[dict[str, Any], RunPaths, list[str]]:
+    """A run whose rollouts are one step ahead; its summary, its folder, and what `entente sql` answered meanwhile."""
+    flags = ["--pipeline.buffer-depth", "1", "--pipeline.no-deterministic", "--steps", "6"]
+    paths, answers = RunPaths(workplace.folder / "runs" / "ahead"), []
+    with workplace.start("train", "--config", "small.toml", "--run", "ahead", "--json", *flags) as process:
+        try:
+            while process.poll() is None and not list(paths.shards.rglob("*.arrow")):
+                time.sleep(0.1)
+            asked = workplace("sql", "--run", "ahead", "select count(*) as played from decisions")
+            if process.poll() is None:
+                answers = [asked.stdout + asked.stderr]
+            out, err = process.communicate(timeout=300)
+        except BaseException:
+            process.kill()
+            raise
+    assert process.returncode == 0, err
+    return json.loads(out.splitlines()[-1]), paths, answers
 
 
-@pytest.mark.parametrize(
-    "lie",
-    [
-        "lambda request, eos: honest(__import__('dataclasses').replace(request, temperature=0.6), eos)",
-        "lambda request, eos: unmasked(honest(request, eos))",
-    ],
-    ids=["another temperature", "no mask for one token"],
-)
-def test_a_run_whose_sampler_lies_refuses_to_start_and_trains_nothing(workplace, lie, request):
-    """The engine draws under another temperature, or with a wider legal set, than its rows say."""
-    name = "liar-" + str(abs(hash(lie)) % 1000)
-    program = textwrap.dedent(
-        f"""
-        import numpy as np
-        from cli.main import main
-        import cli.environment
-        import inference.embedded
-        from decoding.legal_table import LegalTable
+def test_overlapped_steps_stay_within_the_staleness_budget(ahead):
+    summary, paths, _ = ahead
+    drawn_by = {row["decision_id"]: row["policy_version"] for row in rows(paths)}
+    lags = {step - 1 - drawn_by[row["decision_id"]] for step, used in used_rows(paths).items() for row in used}
+    assert max(lags) == summary["max_policy_lag_seen"] == 1
+    assert max(lags) <= json.loads(paths.settings.read_text())["storage"]["max_policy_lag"]
 
-        def unmasked(params):
-            # Every node that offers a choice also offers the first token of the vocabulary that it should not.
-            table = LegalTable.from_bytes(params.extra_args["legal_table"])
-            wide = int(np.argmax(np.diff(table.offsets)))
-            low, high = table.offsets[wide], table.offsets[wide + 1]
-            keep = np.r_[0:high - 1, high:len(table.token_ids)]
-            offsets = table.offsets.copy()
-            offsets[wide + 1:] -= 1
-            narrowed = LegalTable(offsets=offsets, token_ids=table.token_ids[keep], next_nodes=table.next_nodes[keep],
-                                  longest=table.longest)
-            try:
-                LegalTable.from_bytes(narrowed.to_bytes())
-                params.extra_args["legal_table"] = narrowed.to_bytes()
-            except Exception:
-                pass  # its longest path was cut: leave this one honest
-            return params
 
-        def install():
-            import inference.sampling
-            honest = inference.sampling.sampling_params
-            inference.sampling.sampling_params = {lie}
+def test_a_run_answers_while_it_trains(ahead):
+    _, _, answers = ahead
+    (answer,) = answers
+    head, count = [[cell.strip() for cell in line.strip("┃│").split()] for line in answer.splitlines() if line[0] in "┃│"]
+    assert head == ["played"] and int(count[0]) > 0, answer
 
-        start = inference.embedded.EmbeddedEngine.start
-        async def lying_start(self):
-            await start(self)
-            install()
-        inference.embedded.EmbeddedEngine.start = lying_start
-        main()
-        """
-    )
-    done = train(workplace, "--run", name, program=program)
+
+def test_a_run_whose_sampler_lies_refuses_to_start_and_trains_nothing(workplace, trained):
+    """The engine draws at temperature 0.7 what its rows say was drawn at 1."""
+    program = """
+import inference.embedded
+
+honest_start = inference.embedded.EmbeddedEngine.start
+
+async def start(engine):
+    await honest_start(engine)
+    import inference.sampling
+    honest = inference.sampling.sampling_params
+
+    def colder(request, eos_id):
+        parameters = honest(request, eos_id)
+        parameters.temperature = 0.7
+        return parameters
+
+    inference.sampling.sampling_params = colder
+
+inference.embedded.EmbeddedEngine.start = start
+from cli.main import main
+main()
+"""
+    done = workplace("train", "--config", "small.toml", "--run", "liar", "--evaluation.positions", "1", program=program)
     assert done.returncode == 1
-    assert "trainer and engine disagree on version 0" in done.stderr and "Traceback" not in done.stderr
-    paths = RunPaths(workplace / "runs" / name)
-    assert recorded_steps(paths, "main") == [] and not list(paths.adapters.iterdir())
+    (sentence,) = [line for line in done.stderr.splitlines() if line.startswith("entente: ")]
+    assert "trainer and engine disagree on version 0" in sentence and "Traceback" not in done.stderr
+    paths = RunPaths(workplace.folder / "runs" / "liar")
+    assert {row["temperature"] for row in rows(paths)} == {1.0}
+    assert not ledger_path(paths, "main", 1).exists() and not list(paths.adapters.iterdir())
+
+
+@pytest.fixture(scope="module")
+def again(workplace, trained) -> RunPaths:
+    """The same run a second time."""
+    done = workplace("train", "--config", "small.toml", "--run", "again")
+    assert done.returncode == 0, done.stderr
+    return RunPaths(workplace.folder / "runs" / "again")
 
 
 @pytest.mark.slow
-def test_a_seed_repeats_a_whole_run(workplace, trained):
+def test_a_seed_repeats_every_decision_and_every_weight(trained, again):
     _, first, _ = trained
-    done = train(workplace, "--run", "again", "--json")
-    assert done.returncode == 0, done.stderr
-    again = RunPaths(workplace / "runs" / "again")
+    told = ("decision_id", "policy_version", "input_ids", "behaviour_logprobs", "legal_ids", "seed", "orders", "centres_gained")
+    assert [[row[name] for name in told] for row in rows(again)] == [[row[name] for name in told] for row in rows(first)]
     for version in (1, 2):
-        assert read_adapter(again, version).adapter_hash == read_adapter(first, version).adapter_hash
-    facts = "select decision_id, policy_version, orders_rejected, centres_gained from decisions order by 1"
-    with connect(first.root) as one, connect(again.root) as other:
-        assert one.sql(facts).fetchall() == other.sql(facts).fetchall()
+        weights = [(paths.adapter(version) / "adapter_model.safetensors").read_bytes() for paths in (first, again)]
+        assert weights[0] == weights[1]
+
+
+@pytest.mark.slow
+def test_a_seed_repeats_the_adapters_hashes(trained, again):
+    _, first, _ = trained
+    hashes = [[manifest(paths, version)["adapter_hash"] for version in (1, 2)] for paths in (first, again)]
+    assert hashes[0] == hashes[1]

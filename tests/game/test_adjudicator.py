@@ -150,7 +150,7 @@ def test_a_support_without_coast_counts_for_either_coast(coast: str, order: str)
 
 def test_convoy_tables_are_shared_and_stay_right(self_play) -> None:
     for board, _, _ in self_play(2, phases=20):
-        game, same = board._game, Board.restore(freeze_board(board))._game
+        game, same = (Board.restore(freeze_board(board))._game for _ in range(2))
         assert same.convoy_paths_dest is game.convoy_paths_dest, "equal fleets at sea should share one table"
         fresh = diplomacy.Game()
         fresh.clear_units()

@@ -1,6 +1,7 @@
 """The worker gives the same answers as the engine in this process, and lets nobody do what they should not."""
 
 import asyncio
+import io
 import os
 import re
 import signal
@@ -143,6 +144,6 @@ async def _status(url: str, body: bytes, key: str | None, headers: dict[str, str
     method = "POST" if url.endswith(("/generate", "/publish")) else "GET"
     async with (
         aiohttp.ClientSession() as session,
-        session.request(method, url, data=body or None, headers=sent) as answer,
+        session.request(method, url, data=io.BytesIO(body) if body else None, headers=sent) as answer,
     ):
         return answer.status
