@@ -23,7 +23,8 @@ class TrainedStep:
 @task(name="check-mismatch", cache_policy=NO_CACHE, persist_result=False, tags=["train"])
 async def check_mismatch(resources: Resources) -> dict[str, float]:
     """Refuse to go on unless trainer and engine give the same probabilities to fresh rows; the gap as metrics."""
-    return await asyncio.to_thread(resources.trainer.measure_mismatch)
+    with resources.spans.span("train"):
+        return await asyncio.to_thread(resources.trainer.measure_mismatch)
 
 
 @task(
