@@ -164,23 +164,26 @@ def vllm_engine(model: Path, host: EngineHost):
 
 
 @pytest.fixture(scope="session")
-def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A temporary Prefect server and database for flows run in this process."""
-    from prefect.testing.utilities import prefect_test_harness
+def prefect_server() -> Iterator[str]:
+    """A Prefect server with a database of its own, so that not every command has to start one; its address."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
+        patch.setenv("DO_NOT_TRACK", "1")
+        from prefect.settings import PREFECT_API_URL
+        from prefect.testing.utilities import prefect_test_harness
 
-    with prefect_test_harness(server_startup_timeout=120):
-        yield
+        with prefect_test_harness(server_startup_timeout=120):
+            yield str(PREFECT_API_URL.value())
 
 
 class Entente:
     """The `entente` command as a user has it: a process of its own in a folder, with none of this process's settings."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **environment: str) -> None:
         self.folder = folder
+        self._environment = environment
 
-    def start(
-        self, *words: str, program: str = "from cli.main import main; main()", environment: dict[str, str] | None = None
-    ) -> subprocess.Popen[str]:
+    def start(self, *words: str, program: str = "from cli.main import main; main()", **environment: str) -> subprocess.Popen[str]:
         """Begin `entente WORDS`; `program` may do something before it."""
         ours = ("PREFECT_", "ENTENTE_", "WANDB_", "PYTHONWARNINGS")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
@@ -190,10 +193,10 @@ class Entente:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=kept | {"PYTHONPATH": str(ROOT)} | (environment or {}),
+            env=kept | {"PYTHONPATH": str(ROOT)} | self._environment | environment,
         )
 
-    def __call__(self, *words: str, timeout: float = 300, **how: Any) -> subprocess.CompletedProcess[str]:
+    def __call__(self, *words: str, timeout: float = 300, **how: str) -> subprocess.CompletedProcess[str]:
         """Run `entente WORDS` to its end."""
         with self.start(*words, **how) as process:
             try:
@@ -211,11 +214,11 @@ def entente(tmp_path: Path) -> Entente:
 
 
 @pytest.fixture(scope="session")
-def workplace(tmp_path_factory: pytest.TempPathFactory) -> Entente:
-    """The command in a folder with `small.toml`; runs made there share their model, cache and Prefect database."""
+def workplace(tmp_path_factory: pytest.TempPathFactory, prefect_server: str) -> Entente:
+    """The command in a folder with `small.toml`; runs made there share their model, state cache and Prefect server."""
     folder = tmp_path_factory.mktemp("workplace")
     (folder / "small.toml").write_text(SMALL_RUN)
-    return Entente(folder)
+    return Entente(folder, PREFECT_API_URL=prefect_server)
 
 
 @pytest.fixture(scope="session")
