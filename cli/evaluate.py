@@ -27,8 +27,7 @@ def evaluate(
 
         entente evaluate --run mine --version 0 --opponents random --json
     """
-    from flows.evaluate_policy import evaluate_policy, settings_of
-    from flows.run_settings import check_settings
+    from flows.run_settings import check_settings, settings_of
     from storage.runs import RunPaths
 
     settings = settings_of(RunPaths(runs_root / run))
@@ -40,6 +39,7 @@ def evaluate(
     evaluation = type(settings.evaluation).model_validate(settings.evaluation.model_dump() | wished)
     check_settings(settings.model_copy(update={"evaluation": evaluation}))
     from cli.screen import progress_shown
+    from flows.evaluate_policy import evaluate_policy
 
     with progress_shown():
         result = asyncio.run(evaluate_policy(run, version, runs_root, evaluation))

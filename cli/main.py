@@ -30,6 +30,7 @@ def command_line(*, listing: bool = False) -> App:
         name="entente",
         help="Train a language model to play Diplomacy, as a data pipeline that you can watch, query and repeat.",
         version_flags=["--version"],
+        suppress_keyboard_interrupt=False,
     )
     for name, (place, line) in _COMMANDS.items():
         if listing:
@@ -63,19 +64,23 @@ def run(words: list[str], *, debug: bool = False) -> int:
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 1
     except Exception as error:
-        return _fail(f"unexpected {type(error).__name__}: {error}; see it whole with --debug", 1, debug)
+        return _fail(f"unexpected {type(error).__name__}: {_one_line(error)}; see it whole with --debug", 1, debug)
     return 0
 
 
 def _sentence(error: Exception) -> str:
-    """One line that says what is wrong."""
-    cause: BaseException | None = error
+    """One line that says what is wrong: our own words where we raised it, else the first complaint about the settings."""
+    cause: BaseException | None = None if isinstance(error, EntenteError) else error
     while cause is not None:
         if isinstance(cause, ValidationError):
             from flows.run_settings import one_sentence
 
             return one_sentence(cause)
         cause = cause.__cause__ or (cause.__context__ if isinstance(cause, CycloptsError) else None)
+    return _one_line(error)
+
+
+def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 

@@ -28,15 +28,18 @@ def make(
     from cli.screen import progress_shown
     from flows.open_run import MODEL_FOLDER
     from flows.thread_plan import apply_threads, usable_cores
+    from game.players import player
     from telemetry.progress import reporter
 
+    recipe = recipe or TinyModelSettings()
+    player(recipe.teacher)  # refused now rather than when everything before imitation is done
     apply_threads(usable_cores())
     from training.tiny_model import make_tiny_model
 
     with progress_shown():
         path = make_tiny_model(
             runs_root / MODEL_FOLDER,
-            recipe or TinyModelSettings(),
+            recipe,
             lambda stage, done, total: reporter().stage(f"tiny model: {stage}", done, total),
         )
     print(path)

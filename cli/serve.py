@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
+from cyclopts import Parameter, validators
 
 from inference.settings import InferenceSettings
 
@@ -14,7 +14,9 @@ def serve(
     *,
     model: Annotated[str, Parameter(help="Folder or hub id of the base model.")],
     host: Annotated[str, Parameter(help="Address to listen on; anything but loopback needs a key.")] = "127.0.0.1",
-    port: Annotated[int, Parameter(help="Port to listen on.")] = 8100,
+    port: Annotated[
+        int, Parameter(help="Port to listen on; 0: any free one.", validator=validators.Number(gte=0, lte=65535))
+    ] = 8100,
     adapters_root: Annotated[Path, Parameter(help="Adapters load from under this folder only.")] = Path("runs"),
     name: Annotated[str, Parameter(help="Name in rows and metrics; default: host and port.")] = "",
     settings: Annotated[InferenceSettings | None, Parameter(name="*", help="Any setting of inference.")] = None,

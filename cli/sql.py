@@ -28,7 +28,7 @@ def sql(
     """
     import duckdb
 
-    from flows.evaluate_policy import settings_of
+    from flows.run_settings import settings_of
     from storage.index import connect
     from storage.runs import RunPaths
     from telemetry.errors import InputError

@@ -23,15 +23,15 @@ def train(
 
     Examples
 
-        entente train                                    the laptop preset, a few minutes
+        entente train                               the laptop preset, a few minutes
 
-        entente train --seed 1 --steps 60 --json         another seed, longer, summary as JSON
+        entente train --seed 1 --steps 60 --json    another seed, longer, with JSON
 
         entente train --run mine --rollouts.policy-powers all --training.learning-rate 1e-3
 
         entente train --preset single-gpu --inference.model Qwen/Qwen2.5-1.5B-Instruct
 
-        entente train --config mine.toml                 a file of settings over the preset
+        entente train --config mine.toml            a file over the preset
     """
     chosen = settings_from(preset, config, settings)
     from flows.open_run import check_inputs, named

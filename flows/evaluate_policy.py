@@ -10,7 +10,7 @@ from decoding.codec import Codec
 from evaluation.settings import EvaluationSettings
 from evaluation.strength import POLICY
 from flows.open_run import make_engine, prepare_cache, prepare_model
-from flows.run_settings import RunSettings
+from flows.run_settings import settings_of
 from flows.thread_plan import apply_threads
 from inference.host import EngineHost
 from rollouts.fork import Tokens
@@ -19,17 +19,6 @@ from storage.runs import RunPaths
 from tasks.evaluation import evaluate_player
 from telemetry.errors import InputError
 from telemetry.progress import reporter
-
-
-def settings_of(paths: RunPaths) -> RunSettings:
-    """The resolved settings of a run that exists.
-
-    Raises:
-        InputError: there is no such run.
-    """
-    if not paths.settings.is_file():
-        raise InputError(f"there is no run in '{paths.root}': it has no settings.json")
-    return RunSettings.model_validate_json(paths.settings.read_text())
 
 
 @flow(name="evaluate-policy", flow_run_name="evaluate-{run}-v{version}")

@@ -117,6 +117,17 @@ def layered_settings(preset: str, files: Iterable[Path] = (), overrides: Mapping
     return settings
 
 
+def settings_of(paths: RunPaths) -> RunSettings:
+    """The resolved settings of a run that exists.
+
+    Raises:
+        InputError: there is no such run.
+    """
+    if not paths.settings.is_file():
+        raise InputError(f"there is no run in '{paths.root}': it has no settings.json")
+    return RunSettings.model_validate_json(paths.settings.read_text())
+
+
 def check_settings(settings: RunSettings) -> None:
     """Refuse settings that contradict one another, naming both values and the cure.
 
@@ -158,6 +169,9 @@ def one_sentence(error: ValidationError) -> str:
     name = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
         text = f"there is no setting '{name}'"
+    elif first["type"] == "value_error":
+        # A settings class's own rule says it all; the whole table that it looked at would only drown it.
+        text = f"{name}: {first['ctx']['error']}".removeprefix(": ")
     else:
         text = f"{name}: {first['msg'][0].lower()}{first['msg'][1:]}, got {first.get('input')!r}"
     return text + (f" (and {len(others)} more)" if others else "")

@@ -1,104 +1,155 @@
-"""Bad input is one sentence on standard error and exit code 2, and nothing is written."""
+"""Bad input is one sentence on standard error and exit code 2, said before anything is written."""
 
-import os
+import json
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-COMMANDS = [
-    ["train"],
-    ["cache", "build"],
-    ["cache", "show"],
-    ["model", "make"],
-    ["model", "show"],
-    ["serve"],
-    ["evaluate"],
-    ["sql"],
-]
+from flows.run_settings import layered_settings
+from storage.runs import RunPaths
+
+COMMANDS = {
+    "train": ["train"],
+    "cache": ["cache", "build"],
+    "cache show": ["cache", "show"],
+    "model": ["model", "make"],
+    "model show": ["model", "show"],
+    "serve": ["serve"],
+    "evaluate": ["evaluate"],
+    "sql": ["sql"],
+}
+HEAVY = ("torch", "vllm", "prefect", "wandb")
 
 
-def entente(folder: Path, *words: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "cli.main", *words]
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("PREFECT_", "ENTENTE_"))}
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, env=kept | (environment or {}))
+@pytest.fixture
+def folder(entente) -> Path:
+    """Where the command runs: a run called `taken`, a model called `bare` without a tokenizer, and someone's file."""
+    taken = RunPaths(entente.folder / "runs" / "taken").create()
+    taken.settings.write_text(layered_settings("laptop").model_dump_json())
+    (entente.folder / "bare").mkdir()
+    (entente.folder / "bare" / "config.json").write_text("{}")
+    (entente.folder / "secret.csv").write_text("a\n1\n")
+    (entente.folder / "steps.toml").write_text("steps = 3\n[rollouts]\nforks = 2\n")
+    (entente.folder / "torn.toml").write_text("steps = \n")
+    return entente.folder
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """Every file and folder, byte for byte."""
+    return {str(path): path.read_bytes() if path.is_file() else b"" for path in folder.rglob("*")}
+
+
+def refused(done: subprocess.CompletedProcess[str], sentence: str) -> None:
+    """One line, the sentence, on standard error; exit code 2."""
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("entente: ") and sentence in line
+    assert done.stdout == ""
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["train", "--preset", "desktop"], "there is no preset 'desktop'"),
-        (["train", "--stepz", "3"], "--stepz"),
-        (["train", "--steps", "0"], "steps: input should be greater than or equal to 1"),
-        (["train", "--steps", "many"], "many"),
-        (["train", "--rollouts.opponents", "nobody"], "nobody"),
-        (["train", "--rollouts.policy-powers", "SPAIN"], "SPAIN"),
-        (["train", "--inference.model", "./nowhere"], "model './nowhere' is neither a folder"),
-        (["train", "--inference.model", "bare"], "model 'bare' has no config.json"),
-        (["train", "--inference.urls", "http://127.0.0.1:9"], "http://127.0.0.1:9 does not answer"),
-        (["train", "--pipeline.buffer-depth", "3", "--pipeline.no-deterministic"], "exceeds storage.max_policy_lag 2"),
-        (["train", "--run", "taken"], "run 'taken' exists already"),
-        (["train", "--config", "missing.toml"], "missing.toml"),
-        (["serve", "--model", "bare", "--host", "0.0.0.0"], "needs a key"),
-        (["serve", "--model", "bare", "--port", "{busy}"], "choose another --port"),
-        (["serve", "--model", "bare", "--port", "0"], "has no config.json"),
-        (["evaluate", "--run", "nothing"], "there is no run in"),
-        (["sql", "--run", "nothing", "select 1"], "nothing"),
-        (["sql", "--run", "taken", "selec 1"], "SQL failed"),
-        (["sql", "--run", "taken", "copy decisions to 'stolen.csv'"], "SQL failed"),
-        (["sql", "--run", "taken", "select * from read_csv('secret.csv')"], "SQL failed"),
-        (["cache", "show"], "there is no state cache"),
-        (["model", "show", "bare"], "has no config.json"),
-        (["dance"], "dance"),
+        (["train", "--preset", "desktop"], "there is no preset 'desktop'; known: cluster, laptop, single-gpu"),
+        (["train", "--stepz", "3"], "--stepz. Did you mean --steps?"),
+        (["train", "--steps", "0"], "steps: input should be greater than or equal to 1, got '0'"),
+        (["train", "--steps", "many"], "steps: input should be a valid integer"),
+        (["train", "--telemetry.wandb", "sometimes"], "telemetry.wandb: input should be 'offline', 'online' or 'disabled'"),
+        (["train", "--rollouts.opponents", "nobody"], "no scripted player 'nobody'. Known players: hold, random, mover"),
+        (["train", "--evaluation.opponents", "nobody"], "no scripted player 'nobody'"),
+        (["train", "--cache.players", "nobody"], "cache: There is no scripted player 'nobody'"),
+        (["train", "--rollouts.policy-powers", "SPAIN"], "rollouts.policy_powers: input should be 'one' or 'all', got 'SPAIN'"),
+        (["train", "--inference.model", "./nowhere"], "model './nowhere' is neither a folder that exists nor a hub id"),
+        (["train", "--inference.model", "bare"], "model 'bare' has no tokenizer.json"),
+        (
+            ["train", "--pipeline.buffer-depth", "3", "--pipeline.no-deterministic"],
+            "pipeline.buffer_depth 3 exceeds storage.max_policy_lag 2",
+        ),
+        (["train", "--pipeline.buffer-depth", "1"], "pipeline.deterministic needs pipeline.buffer_depth 0, not 1"),
+        (["train", "--run", "taken"], "run 'taken' exists already in runs: choose another name with --run"),
+        (["train", "--run", "../taken"], "run '../taken' cannot name a folder"),
+        (["train", "--config", "missing.toml"], "settings file 'missing.toml' cannot be read"),
+        (["train", "--config", "torn.toml"], "settings file 'torn.toml' cannot be read"),
+        (["train", "--config", "steps.toml"], "there is no setting 'rollouts.forks'"),
+        (["cache", "build", "--first-year", "1903", "--last-year", "1902"], "first_year 1903 lies after last_year 1902"),
+        (["cache", "show", "--runs-root", "elsewhere"], "there is no state cache in 'elsewhere/_state_cache'"),
+        (["model", "make", "--hidden", "33"], "hidden: input should be a multiple of 32, got '33'"),
+        (["model", "make", "--teacher", "nobody"], "no scripted player 'nobody'"),
+        (["model", "show", "bare"], "model 'bare' has no tokenizer.json"),
+        (["serve", "--model", "bare", "--host", "0.0.0.0"], "a worker on 0.0.0.0 needs a key"),
+        (["serve", "--model", "bare", "--port", "{busy}"], "cannot listen on 127.0.0.1:{busy}"),
+        (["serve", "--model", "bare", "--port", "99999"], "--port. Must be <= 65535"),
+        (["serve", "--model", "bare", "--port", "0"], "model 'bare' has no tokenizer.json"),
+        (["serve"], "--model requires an argument"),
+        (["evaluate", "--run", "nothing"], "there is no run in 'runs/nothing'"),
+        (["evaluate", "--run", "taken", "--opponents", "nobody"], "no scripted player 'nobody'"),
+        (["evaluate", "--run", "taken", "--positions", "9999"], "evaluation.positions 9999 exceeds cache.held_out_snapshots"),
+        (["sql", "--run", "nothing", "select 1"], "there is no run in 'runs/nothing'"),
+        (["sql", "--run", "taken", "selec 1"], "SQL failed: Parser Error"),
+        (["sql", "--run", "taken", "select * from moves"], "SQL failed: Catalog Error"),
+        (["sql", "--run", "taken", ""], "the statement gives no rows"),
+        (["sql", "--run", "taken", "copy decisions to 'stolen.csv'"], 'Cannot access file "stolen.csv"'),
+        (["sql", "--run", "taken", "attach 'stolen.db'"], 'Cannot access file "stolen.db"'),
+        (["sql", "--run", "taken", "select * from read_csv('secret.csv')"], 'Cannot access file "secret.csv"'),
+        (["sql", "--run", "taken", "select * from 'secret.csv'"], "secret.csv"),
+        (["sql", "--run", "taken", "set enable_external_access = true"], "SQL failed"),
+        (["dance"], 'Unknown command "dance"'),
+        (["train", "sideways"], "sideways"),
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",
 )
-def test_one_sentence_exit_code_two_and_nothing_written(tmp_path: Path, model: Path, words: list[str], sentence: str):
-    (tmp_path / "bare").mkdir()
-    (tmp_path / "secret.csv").write_text("a\n1\n")
-    if "taken" in words:
-        from flows.run_settings import layered_settings
-        from storage.runs import RunPaths
-
-        taken = RunPaths(tmp_path / "runs" / "taken").create()
-        taken.settings.write_text(layered_settings("laptop").model_dump_json())
-    if "--inference.urls" in words:
-        words = [*words, "--inference.model", str(model), "--cache.train-snapshots", "4", "--cache.held-out-snapshots", "4"]
-        words += ["--evaluation.positions", "2"]
+def test_bad_input_is_one_sentence_and_nothing_is_written(entente, folder: Path, words: list[str], sentence: str):
     with socket.socket() as busy:
         busy.bind(("127.0.0.1", 0))
         busy.listen()
-        before = sorted(tmp_path.rglob("*"))
-        done = entente(tmp_path, *(word.replace("{busy}", str(busy.getsockname()[1])) for word in words))
-    assert done.returncode == 2, done.stderr
-    lines = [line for line in done.stderr.splitlines() if line.startswith("entente: ")]
-    assert len(lines) == 1 and sentence in lines[0] and "Traceback" not in done.stderr
-    shared = ("runs/_state_cache", ".prefect")
-    written = [path for path in sorted(tmp_path.rglob("*")) if path not in before]
-    assert not [path for path in written if not str(path.relative_to(tmp_path)).startswith(shared) and path != tmp_path / "runs"]
+        port = str(busy.getsockname()[1])
+        before = content(folder)
+        done = entente(*(word.replace("{busy}", port) for word in words))
+    refused(done, sentence.replace("{busy}", port))
+    assert content(folder) == before
 
 
-def test_debug_shows_the_traceback(tmp_path: Path):
-    done = entente(tmp_path, "train", "--preset", "desktop", "--debug")
-    assert done.returncode == 2 and "Traceback" in done.stderr and "InputError" in done.stderr
+def test_debug_shows_the_traceback_above_the_sentence(entente, folder: Path):
+    done = entente("train", "--preset", "desktop", "--debug")
+    assert done.returncode == 2
+    assert done.stderr.startswith("Traceback") and "InputError" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("entente: there is no preset 'desktop'")
 
 
-@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_help_has_examples_and_loads_nothing_heavy(tmp_path: Path, words: list[str]):
-    program = (
-        "import sys\nfrom cli.main import run\ncode = run(sys.argv[1:])\n"
-        "print([name for name in ('torch', 'vllm', 'prefect', 'wandb') if name in sys.modules], file=sys.stderr)\nsys.exit(code)"
-    )
-    done = subprocess.run([sys.executable, "-c", program, *words, "--help"], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0 and "Example" in done.stdout and "entente " + words[0] in done.stdout
-    assert done.stderr.splitlines()[-1] == "[]"
-    assert list(tmp_path.iterdir()) == []
+@pytest.mark.parametrize("words", COMMANDS.values(), ids=" ".join)
+def test_help_has_examples_and_loads_nothing_heavy(entente, words: list[str]):
+    program = f"""
+import atexit, json, sys
+atexit.register(lambda: print(json.dumps([name for name in {HEAVY} if name in sys.modules]), file=sys.stderr))
+from cli.main import main
+main()
+"""
+    done = entente(*words, "--help", program=program)
+    assert done.returncode == 0
+    _, _, examples = done.stdout.partition("Example")
+    assert f"entente {' '.join(words)}" in examples
+    assert json.loads(done.stderr) == []
+    assert list(entente.folder.iterdir()) == []
 
 
-def test_the_command_list_says_what_each_command_does(tmp_path: Path):
-    done = entente(tmp_path, "--help")
-    for name in ("train", "cache", "serve", "evaluate", "sql", "model"):
-        (line,) = [line for line in done.stdout.splitlines() if line.strip("│ ").startswith(name)]
-        assert len(line.strip("│ ").split()) > 3, line
+@pytest.mark.parametrize("words", [["--help"], ["-h"], []], ids=["--help", "-h", "nothing"])
+def test_the_list_of_commands_says_what_each_does(entente, words: list[str]):
+    done = entente(*words)
+    assert done.returncode == 0
+    cells = [line.strip("│ ").split(maxsplit=1) for line in done.stdout.splitlines() if line.startswith("│")]
+    told = {cell[0]: cell[1] for cell in cells if len(cell) == 2}
+    for name in {words[0] for words in COMMANDS.values()}:
+        assert len(told[name].split()) >= 4, f"{name} is not explained"
+
+
+def test_asking_a_run_loads_nothing_heavy(entente, folder: Path):
+    program = f"""
+import sys
+from cli.main import run
+code = run(sys.argv[1:])
+sys.exit(code or ",".join(name for name in {HEAVY} if name in sys.modules) or 0)
+"""
+    done = entente("sql", "--run", "taken", "select 1 as one", program=program)
+    assert done.returncode == 0 and "one" in done.stdout, done.stderr
