@@ -43,7 +43,7 @@ def show(*, runs_root: RunsRoot = Path("runs")) -> None:
 
         entente cache show
     """
-    from flows.build_state_cache import CACHE_FOLDER
+    from flows.run_settings import CACHE_FOLDER
     from state_cache.store import open_cache
     from telemetry.errors import InputError
 

@@ -26,7 +26,7 @@ def make(
         entente model make --hidden 192 --layers 4 --imitation-steps 400
     """
     from cli.screen import progress_shown
-    from flows.open_run import MODEL_FOLDER
+    from flows.run_settings import MODEL_FOLDER
     from flows.thread_plan import apply_threads, usable_cores
     from game.players import player
     from telemetry.progress import reporter

@@ -7,11 +7,10 @@ from pathlib import Path
 
 from prefect import flow
 
+from flows.run_settings import CACHE_FOLDER
 from state_cache.settings import CacheSettings
 from state_cache.store import find_cache
 from tasks.preparation import freeze_positions
-
-CACHE_FOLDER = "_state_cache"
 
 
 @flow(name="build-state-cache", flow_run_name="cache-seed-{settings.seed}")

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from decoding.codec import Codec
 from decoding.model_files import max_position, model_fingerprint, resolve_model
-from flows.build_state_cache import CACHE_FOLDER, build_state_cache
-from flows.run_settings import RunSettings, check_settings
+from flows.build_state_cache import build_state_cache
+from flows.run_settings import CACHE_FOLDER, MODEL_FOLDER, RunSettings, check_settings
 from flows.thread_plan import apply_threads
 from inference.embedded import EmbeddedEngine
 from inference.engine import Engine
@@ -32,8 +32,6 @@ from tasks.resources import Resources
 from telemetry.errors import InputError
 from telemetry.progress import reporter
 from training.process import TrainerProcess
-
-MODEL_FOLDER = "_models"
 
 
 def named(settings: RunSettings) -> RunSettings:

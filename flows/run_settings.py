@@ -22,6 +22,8 @@ from telemetry.errors import InputError
 from telemetry.sinks import TelemetrySettings
 from training.settings import TinyModelSettings, TrainingSettings
 
+CACHE_FOLDER, MODEL_FOLDER = "_state_cache", "_models"
+"""Beside the runs, under `runs_root`: state caches, and models made on the spot."""
 _PRESETS = Path(__file__).with_name("presets")
 
 
@@ -171,7 +173,7 @@ def one_sentence(error: ValidationError) -> str:
         text = f"there is no setting '{name}'"
     elif first["type"] == "value_error":
         # A settings class's own rule says it all; the whole table that it looked at would only drown it.
-        text = f"{name}: {first['ctx']['error']}".removeprefix(": ")
+        text = f"{name}: {first.get('ctx', {}).get('error', first['msg'])}".removeprefix(": ")
     else:
         text = f"{name}: {first['msg'][0].lower()}{first['msg'][1:]}, got {first.get('input')!r}"
     return text + (f" (and {len(others)} more)" if others else "")

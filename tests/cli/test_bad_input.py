@@ -37,8 +37,9 @@ def folder(entente) -> Path:
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    """Every file and folder, byte for byte."""
-    return {str(path): path.read_bytes() if path.is_file() else b"" for path in folder.rglob("*")}
+    """Every file and folder, byte for byte; Prefect makes a home for itself as it is imported."""
+    ours = (path for path in folder.rglob("*") if ".prefect" not in path.parts)
+    return {str(path): path.read_bytes() if path.is_file() else b"" for path in ours}
 
 
 def refused(done: subprocess.CompletedProcess[str], sentence: str) -> None:
@@ -91,7 +92,7 @@ def refused(done: subprocess.CompletedProcess[str], sentence: str) -> None:
         (["sql", "--run", "taken", "select * from moves"], "SQL failed: Catalog Error"),
         (["sql", "--run", "taken", ""], "the statement gives no rows"),
         (["sql", "--run", "taken", "copy decisions to 'stolen.csv'"], 'Cannot access file "stolen.csv"'),
-        (["sql", "--run", "taken", "attach 'stolen.db'"], 'Cannot access file "stolen.db"'),
+        (["sql", "--run", "taken", "attach 'stolen.db'"], "file system operations are disabled"),
         (["sql", "--run", "taken", "select * from read_csv('secret.csv')"], 'Cannot access file "secret.csv"'),
         (["sql", "--run", "taken", "select * from 'secret.csv'"], "secret.csv"),
         (["sql", "--run", "taken", "set enable_external_access = true"], "SQL failed"),
