@@ -1,16 +1,22 @@
 """Settings come in layers, contradict nothing, and complain in one sentence; threads never exceed the cores."""
 
 import os
+import re
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
 from flows.keep_ahead import TASK_COST_S, TASK_COST_SHARE, groups_per_task
-from flows.run_settings import PipelineSettings, RunSettings, layered_settings, one_sentence, preset_names
-from flows.thread_plan import plan_threads
+from flows.open_run import named
+from flows.run_settings import PipelineSettings, RunSettings, layered_settings, one_sentence, preset_names, settings_of
+from flows.thread_plan import apply_threads, plan_threads
+from inference.settings import InferenceSettings
+from state_cache.settings import CacheSettings
+from storage.runs import RunPaths, check_name
 from telemetry.errors import InputError
 
 
@@ -36,6 +42,8 @@ def test_every_preset_is_sound(name: str):
         ({"rollouts": {"opponents": "nobody"}}, "nobody"),
         ({"evaluation": {"opponents": ("random", "nobody")}}, "nobody"),
         ({"tiny_model": {"teacher": "nobody"}}, "nobody"),
+        ({"cache": {"players": ("random", "nobody")}}, "cache: There is no scripted player 'nobody'"),
+        ({"storage": {"blend": {"luck": 1.0}}}, "storage.blend: luck is no reward component"),
         ({"evaluation": {"positions": 9999}}, "evaluation.positions 9999 exceeds cache.held_out_snapshots"),
         ({"run": "../elsewhere"}, "cannot name a folder"),
         ({"stepz": 1}, "there is no setting 'stepz'"),
@@ -70,17 +78,78 @@ def test_several_complaints_are_counted():
     assert one_sentence(caught.value).endswith("(and 1 more)")
 
 
+def test_a_rule_of_a_settings_class_is_told_in_its_own_words():
+    with pytest.raises(ValidationError) as caught:
+        CacheSettings.model_validate({"first_year": 1905, "last_year": 1904})
+    assert one_sentence(caught.value) == "first_year 1905 lies after last_year 1904: swap them"
+
+
+def test_the_settings_that_a_run_left_are_read_back_and_a_run_that_is_not_there_is_named(tmp_path: Path):
+    settings = layered_settings("laptop", (), {"steps": 7, "storage": {"blend": {"survival": 2.0}}})
+    (tmp_path / "settings.json").write_text(settings.model_dump_json())
+    assert settings_of(RunPaths(tmp_path)) == settings
+    with pytest.raises(InputError, match=r"there is no run in '.*nothing': it has no settings.json"):
+        settings_of(RunPaths(tmp_path / "nothing"))
+
+
+@pytest.mark.parametrize("cores", [1, 2, 3, 4, 16])
+@pytest.mark.parametrize("overlap", [True, False], ids=["at once", "in turn"])
+def test_threads_fit_the_cores_or_are_refused_with_both_values(cores: int, overlap: bool):
+    for engine, trainer in product(range(cores + 2), repeat=2):
+        try:
+            planned = plan_threads(cores=cores, engine=engine, trainer=trainer, overlap=overlap)
+        except InputError as refused:
+            told = re.search(r"inference.threads (\d+) and training.threads (\d+) .* the (\d+) cores", str(refused))
+            assert told and int(told[3]) == cores
+            assert (engine or int(told[1]), trainer or int(told[2])) == (int(told[1]), int(told[2])), "the values that were given"
+            assert engine or trainer, "what nobody asked for is not refused"
+            assert engine + trainer > max(cores - 1, 1) if overlap else max(engine, trainer) > cores
+        else:
+            assert min(planned) >= 1 and (engine or planned[0], trainer or planned[1]) == planned, "a wish that fits is kept"
+            # On one core each still gets a thread.
+            assert sum(planned) <= max(cores, 2) if overlap else max(planned) <= cores
+
+
 @pytest.mark.parametrize("cores", [1, 2, 4, 16])
-def test_processes_that_compute_at_once_never_have_more_threads_than_cores(cores: int):
-    engine, trainer = plan_threads(cores=cores, engine=0, trainer=0, overlap=True)
-    assert engine >= 1 and trainer >= 1 and engine + trainer <= max(2, cores)
+def test_what_nobody_asks_for_uses_every_core(cores: int):
     assert plan_threads(cores=cores, engine=0, trainer=0, overlap=False) == (cores, cores)
+    assert sum(plan_threads(cores=cores, engine=0, trainer=0, overlap=True)) == max(cores, 2)
 
 
-def test_a_wish_that_does_not_fit_names_both_values():
-    with pytest.raises(InputError, match=r"inference.threads 2 and training.threads 2 exceed the 2 cores"):
-        plan_threads(cores=2, engine=2, trainer=2, overlap=True)
-    assert plan_threads(cores=8, engine=6, trainer=0, overlap=True) == (6, 2)
+@pytest.mark.parametrize(
+    ("pipeline", "urls", "threads"),
+    [
+        pytest.param({"buffer_depth": 0}, (), (4, 4), id="in turn"),
+        pytest.param({"buffer_depth": 1}, (), (2, 2), id="at once"),
+        pytest.param({"buffer_depth": 1}, ("http://127.0.0.1:1",), (4, 4), id="engine elsewhere"),
+    ],
+)
+def test_a_run_shares_the_cores_only_where_both_compute_here_at_once(
+    monkeypatch: pytest.MonkeyPatch, pipeline: dict, urls: tuple[str, ...], threads: tuple[int, int]
+):
+    monkeypatch.setattr("flows.run_settings.usable_cores", lambda: 4)
+    assert RunSettings(pipeline=PipelineSettings(**pipeline), inference=InferenceSettings(urls=urls)).threads == threads
+
+
+def test_threads_are_set_before_torch_is_there_and_never_against_the_user(monkeypatch: pytest.MonkeyPatch):
+    environment: dict[str, str] = {}
+    monkeypatch.setattr(os, "environ", environment)
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "torch", object())
+        apply_threads(3)
+    assert environment == {}, "torch has read its own already"
+    with monkeypatch.context() as patch:
+        patch.delitem(sys.modules, "torch", raising=False)
+        apply_threads(3)
+        apply_threads(1)
+    assert environment["OMP_NUM_THREADS"] == "3"
+
+
+def test_a_run_without_a_name_gets_model_seed_and_time_and_a_name_that_is_given_stays():
+    settings = RunSettings(inference=InferenceSettings(model="Qwen/Qwen2.5-1.5B-Instruct"), seed=3)
+    name = named(settings).run
+    assert re.fullmatch(r"qwen2.5-1.5b-instruct-seed3-\d{8}-\d{6}", name) and check_name(name, "run")
+    assert named(settings.model_copy(update={"run": "mine"})).run == "mine"
 
 
 def test_a_rollout_task_takes_as_many_groups_as_keep_prefect_cheap():

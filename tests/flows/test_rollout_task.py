@@ -1,0 +1,77 @@
+"""However a step is cut into tasks, and however often one is tried, its start groups are played once and are the same."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollouts.settings import RolloutSettings
+from state_cache.settings import CacheSettings
+from state_cache.store import StateCache
+from storage.index import connect
+from storage.runs import RunPaths
+from tasks.resources import Resources
+from tasks.rollouts import roll_out_groups
+
+STEP, START_GROUPS = 3, 4
+FIRST = (STEP - 1) * START_GROUPS
+
+
+@pytest.fixture
+def resources(tmp_path: Path, host, uniform_engine, tokens, positions) -> Callable[[str], Resources]:
+    """What tasks of a run of this name work with: `resources("run")`."""
+
+    def make(name: str) -> Resources:
+        trainer: Any = None
+        return Resources(
+            paths=RunPaths(tmp_path / name).create(),
+            model=tmp_path,
+            seed=5,
+            rollouts=RolloutSettings(start_groups=START_GROUPS, forks_per_group=2, horizon_years=1),
+            cache=StateCache(path=tmp_path, settings=CacheSettings(), train=tuple(positions), held_out=()),
+            host=host,
+            engine=uniform_engine(),
+            tokens=tokens,
+            trainer=trainer,
+            provenance={"run": name},
+        )
+
+    return make
+
+
+def play(resources: Resources, *tasks: tuple[int, int]) -> list[Any]:
+    """Roll out tasks of (first start group, count), one after the other, without Prefect; their reports."""
+    return [asyncio.run(roll_out_groups.fn(resources, STEP, first, count)) for first, count in tasks]
+
+
+def rows(resources: Resources) -> list[tuple[Any, ...]]:
+    told = "decision_id, snapshot_id, start_group, fork, ply, power, seed, n_completion, centres_gained"
+    with connect(resources.paths.root) as run:
+        return run.sql(f"select {told} from decisions order by decision_id").fetchall()
+
+
+def test_a_step_plays_the_same_however_it_is_cut_into_tasks(resources: Callable[[str], Resources]):
+    whole, cut = resources("whole"), resources("cut")
+    (report,) = play(whole, (FIRST, START_GROUPS))
+    reports = play(cut, (FIRST + 2, 2), (FIRST, 1), (FIRST + 1, 1))
+    assert rows(cut) == rows(whole)
+    assert {row[2] for row in rows(whole)} == set(range(FIRST, FIRST + START_GROUPS))
+    assert report.decisions == sum(each.decisions for each in reports) == len(rows(whole))
+    assert report.start_groups == sum(each.start_groups for each in reports) == START_GROUPS
+
+
+def test_a_task_tried_again_after_its_shard_was_published_plays_nothing(resources: Callable[[str], Resources]):
+    run = resources("run")
+    first, second = play(run, (FIRST, 2), (FIRST, 2))
+    played = len(run.engine.requests)  # type: ignore[attr-defined]
+    assert played == first.decisions == len(rows(run)) > 0
+    assert (second.start_groups, second.decisions) == (2, 0)
+
+
+def test_the_time_of_a_task_is_told_as_rollout(resources: Callable[[str], Resources]):
+    run = resources("run")
+    (report,) = play(run, (FIRST, 1))
+    spent = run.spans.seconds("rollout", 0, float("inf"))
+    assert 0 < spent <= report.seconds
