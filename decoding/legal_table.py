@@ -145,6 +145,19 @@ class TableBuilder:
                 line.append(int(token))
         return orders
 
+    def order_logprobs(self, completion: Sequence[int], logprobs: Sequence[float]) -> list[float]:
+        """Log-probability of each order that a whole completion spells, given the orders before it; nats.
+
+        They add up to the completion's own: an order's tokens and its end mark are one factor of it.
+        """
+        sums, begun = [], 0.0
+        for token, logprob in zip(completion, logprobs, strict=True):
+            begun += float(logprob)
+            if token in (self._codec.separator_id, self._codec.eos_id):
+                sums.append(begun)
+                begun = 0.0
+        return sums
+
     def _build(self, legal: LegalOrders) -> LegalTable:
         if legal.kind in (OrderKind.MOVEMENT, OrderKind.RETREAT):
             return _assemble(self._one_order_per_site(legal))

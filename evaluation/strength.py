@@ -6,6 +6,7 @@ the interval resamples whole games (cluster bootstrap: Cameron, Gelbach & Miller
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -15,12 +16,27 @@ from evaluation.settings import EvaluationSettings
 from game.board import POWERS, Board
 from game.snapshot import Snapshot
 from inference.engine import Engine
-from rollouts.fork import POLICY, ForkPlan, Tokens, play_fork
+from rollouts.fork import POLICY, Drawn, ForkPlan, Tokens, play_fork
 from rollouts.seeds import dice
 from telemetry.errors import EngineError, InputError
 
 OnFork = Callable[[int, int], None]
 """Told forks done and forks in all."""
+_OPENINGS_KEPT = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """The first decision of the policy from a held-out position: what it ordered there, and how sure it was."""
+
+    snapshot: Snapshot
+    """The position."""
+    power: str
+    """Who decided."""
+    orders: tuple[str, ...]
+    """As drawn, at temperature 1; the same draw for every version that is scored."""
+    probabilities: tuple[float, ...]
+    """Of each order, given the orders before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +54,8 @@ class Score:
     source_games: int
     orders_rejected: int
     """Orders the game engine refused; 0 unless something is wrong."""
+    openings: tuple[Opening, ...] = ()
+    """The policy's first decisions from the first few positions; none for a scripted player."""
 
     @property
     def interval(self) -> list[float]:
@@ -69,7 +87,7 @@ async def measure_strength(
     pairs = [(snapshot, power) for snapshot in chosen for power in _powers(snapshot, settings)]
     done = 0
 
-    async def gain(snapshot: Snapshot, power: str) -> tuple[float, int]:
+    async def gain(snapshot: Snapshot, power: str) -> tuple[float, int, Opening | None]:
         nonlocal done
         name = f"evaluation/{settings.seed}/{snapshot.snapshot_id}/{power}"
         plan = ForkPlan(
@@ -87,7 +105,9 @@ async def measure_strength(
         if on_fork is not None:
             on_fork(done, len(pairs))
         seat = POWERS.index(power)
-        return fork.end.centres[seat] - fork.start.centres[seat], sum(drawn.rejected for drawn in fork.drawn)
+        gained, rejected = fork.end.centres[seat] - fork.start.centres[seat], sum(drawn.rejected for drawn in fork.drawn)
+        decided_here = tokens is not None and bool(fork.drawn) and fork.drawn[0].ply == 0
+        return gained, rejected, _opening(snapshot, fork.drawn[0], tokens) if decided_here else None
 
     results = await asyncio.gather(*(gain(snapshot, power) for snapshot, power in pairs))
     gains = np.array([result[0] for result in results], float)
@@ -101,6 +121,19 @@ async def measure_strength(
         positions=len(chosen),
         source_games=len(set(games)),
         orders_rejected=sum(result[1] for result in results),
+        openings=tuple(opening for _, _, opening in results if opening is not None)[:_OPENINGS_KEPT],
+    )
+
+
+def _opening(snapshot: Snapshot, first: Drawn, tokens: Tokens | None) -> Opening:
+    assert tokens is not None, "a decision was drawn with them"
+    generation = first.generation
+    logprobs = tokens.tables.order_logprobs(generation.token_ids.tolist(), generation.logprobs.tolist())
+    return Opening(
+        snapshot=snapshot,
+        power=first.power,
+        orders=first.orders,
+        probabilities=tuple(round(math.exp(logprob), 6) for logprob in logprobs),
     )
 
 
@@ -121,4 +154,4 @@ def _powers(snapshot: Snapshot, settings: EvaluationSettings) -> list[str]:
     return sorted(generator.sample(able, min(settings.powers_per_position, len(able))))
 
 
-__all__ = ["POLICY", "Score", "cluster_bootstrap", "measure_strength"]
+__all__ = ["POLICY", "Opening", "Score", "cluster_bootstrap", "measure_strength"]

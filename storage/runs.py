@@ -50,6 +50,14 @@ class RunPaths:
         return self.root / "metrics.jsonl"
 
     @property
+    def scores(self) -> Path:
+        return self.root / "scores"
+
+    @property
+    def summary(self) -> Path:
+        return self.root / "summary.json"
+
+    @property
     def trainer_log(self) -> Path:
         return self.root / "trainer.log"
 
@@ -63,7 +71,7 @@ class RunPaths:
 
     def create(self) -> "RunPaths":
         """Make the folders that do not exist yet, and return these paths."""
-        for folder in (self.shards, self.ledger, self.adapters, self.checkpoints):
+        for folder in (self.shards, self.ledger, self.adapters, self.checkpoints, self.scores):
             make_directory(folder)
         return self
 

@@ -1,16 +1,19 @@
 """Strength is measured alike for all, and its interval knows that positions of one game are not independent."""
 
 import asyncio
+import math
 
 import numpy as np
 import pytest
 
+from evaluation.score_files import ScoreRecord, read_score, read_scores, write_score
 from evaluation.settings import EvaluationSettings
 from evaluation.strength import POLICY, cluster_bootstrap, measure_strength
 from game.board import POWERS, Board
 from game.players import player
 from rollouts.seeds import dice
-from telemetry.errors import EngineError, InputError
+from storage.runs import RunPaths
+from telemetry.errors import DataError, EngineError, InputError
 
 SETTINGS = EvaluationSettings(positions=8, powers_per_position=2, bootstrap=400)
 
@@ -87,3 +90,34 @@ def test_seats_are_all_seven(uniform_engine, tokens, positions):
     engine = uniform_engine()
     score(POLICY, positions, engine, tokens)
     assert {request.request_id.split("/")[3] for request in engine.requests} <= set(POWERS)
+
+
+def test_an_opening_says_how_sure_the_policy_was_of_each_order(uniform_engine, tokens, positions):
+    """The engine draws every legal token alike, so the whole order set has a probability that is known."""
+    openings = score(POLICY, positions, uniform_engine(), tokens).openings
+    assert len(openings) == 8
+    for opening in openings:
+        legal = Board.restore(opening.snapshot).legal_orders()[opening.power]
+        table = tokens.tables.table(legal)
+        sets = table.legal_sets(tokens.tables.spell(opening.orders))[1]
+        assert math.prod(opening.probabilities) == pytest.approx(math.prod(1 / np.diff(sets)), rel=1e-2)
+        assert len(opening.probabilities) == len(opening.orders) == legal.picks
+    assert score("random", positions).openings == ()
+
+
+def test_a_score_is_read_back_as_it_was_kept(uniform_engine, tokens, positions, tmp_path):
+    paths = RunPaths(tmp_path)
+    kept = ScoreRecord(
+        label="base",
+        player=POLICY,
+        opponents="random",
+        policy_version=0,
+        settings=SETTINGS,
+        score=score(POLICY, positions, uniform_engine(), tokens),
+    )
+    write_score(paths, kept)
+    assert read_score(paths, "base") == kept and read_scores(paths) == {"base": kept}
+    assert read_score(paths, "trained") is None
+    (paths.scores / "base.json").write_text("{")
+    with pytest.raises(DataError, match=r"base.json is no score"):
+        read_score(paths, "base")
