@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 class EvaluationSettings(BaseModel):
     """How strength is measured."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     positions: Annotated[int, Field(ge=1)] = 112
     """Held-out positions, from games that training never starts from."""

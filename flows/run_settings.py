@@ -30,7 +30,7 @@ _PRESETS = Path(__file__).with_name("presets")
 class PipelineSettings(BaseModel):
     """How rollouts and training are interleaved, and what Prefect is told."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     buffer_depth: Annotated[int, Field(ge=0, le=64)] = 2
     """Steps of rollouts in flight while the trainer trains; 0 alternates the two: no policy lag, and repeatable."""
@@ -49,7 +49,7 @@ class PipelineSettings(BaseModel):
 class RunSettings(BaseModel):
     """Everything that shapes a training run."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", title="Training run")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, title="Training run")
 
     run: str = ""
     """Name of the run, its folder under `runs_root`; empty: model, seed and time."""

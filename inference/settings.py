@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 class InferenceSettings(BaseModel):
     """The model that plays and the engine, or workers, that draw its decisions."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     model: str = "tiny"
     """'tiny' (made on the spot), a local folder, or a hub id such as 'Qwen/Qwen2.5-7B-Instruct'."""

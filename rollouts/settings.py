@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 class RolloutSettings(BaseModel):
     """What one training step plays."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     start_groups: Annotated[int, Field(ge=1, le=4096)] = 16
     """Start groups rolled out for each training step."""

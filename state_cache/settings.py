@@ -11,7 +11,7 @@ from telemetry.errors import InputError
 class CacheSettings(BaseModel):
     """What the state cache is built from; equal settings give the same cache, byte for byte."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     train_snapshots: Annotated[int, Field(ge=1)] = 256
     """Positions to train from; each step draws its own, so one is met about once in 32 steps of 8 groups."""

@@ -10,7 +10,7 @@ from storage.schema import COMPONENTS
 class StorageSettings(BaseModel):
     """How stored outcomes become returns, and which rows are still fresh."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     blend: dict[str, float] = Field(default_factory=lambda: {"centres_gained": 1.0})
     """Weight of each component (centres_gained, sos_share, survival) in a return; those not named weigh 0."""

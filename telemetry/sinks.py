@@ -23,7 +23,7 @@ WandbMode = Literal["offline", "online", "disabled"]
 class TelemetrySettings(BaseModel):
     """Where figures go beside the run's own files."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     wandb: WandbMode = "offline"
     """W&B: offline writes under the run's folder and needs no account; online needs a login."""

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 class TinyModelSettings(BaseModel):
     """Recipe of the model made on the spot; its hash names the folder that caches it."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     vocabulary: Annotated[int, Field(ge=300, le=8192)] = 640
     """Tokens of the byte-level BPE; 640 gives most provinces and units a token of their own."""
@@ -33,7 +33,7 @@ class TinyModelSettings(BaseModel):
 class TrainingSettings(BaseModel):
     """The GRPO step: LoRA, loss, optimiser, and what makes a run refuse to start."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     lora_rank: Annotated[int, Field(ge=1, le=512)] = 16
     """Rank of the adapter on all seven linear modules of a block."""
