@@ -9,6 +9,7 @@ from cyclopts import App, Parameter
 from rich.console import Console
 from rich.table import Table
 
+from cli.dry_run import DryRun, PlanAsJson, show_plan
 from state_cache.settings import CacheSettings
 
 app = App(name="cache", help="Frozen mid-game positions that rollouts start from.")
@@ -18,7 +19,13 @@ CacheFlags = Annotated[CacheSettings | None, Parameter(name="*", help="Any setti
 
 
 @app.command
-def build(*, runs_root: RunsRoot = Path("runs"), settings: CacheFlags = None) -> None:
+def build(
+    *,
+    runs_root: RunsRoot = Path("runs"),
+    dry_run: DryRun = False,
+    json: PlanAsJson = False,
+    settings: CacheFlags = None,
+) -> None:
     """Play scripted games and freeze positions; the same settings are built once.
 
     Examples
@@ -27,6 +34,10 @@ def build(*, runs_root: RunsRoot = Path("runs"), settings: CacheFlags = None) ->
 
         entente cache build --train-snapshots 1000 --last-year 1907 --seed 3
     """
+    if dry_run:
+        from flows.plan_run import plan_cache
+
+        return show_plan(plan_cache(settings or CacheSettings(), runs_root), json=json)
     from cli.screen import progress_shown
     from flows.build_state_cache import build_state_cache
 

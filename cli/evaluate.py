@@ -7,6 +7,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from cli.dry_run import DryRun, show_plan
+
 
 def evaluate(
     *,
@@ -18,6 +20,7 @@ def evaluate(
         list[str] | None, Parameter(help="Scripted opponents; default: as the run was set.", negative="")
     ] = None,
     json: Annotated[bool, Parameter(help="Print the result as one JSON object, last line.", negative="")] = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Score a policy version on held-out positions against scripted opponents, with 95 % intervals.
 
@@ -37,7 +40,13 @@ def evaluate(
     if opponents is not None:
         wished["opponents"] = tuple(opponents)
     evaluation = type(settings.evaluation).model_validate(settings.evaluation.model_dump() | wished)
-    check_settings(settings.model_copy(update={"evaluation": evaluation}))
+    settings = settings.model_copy(update={"evaluation": evaluation})
+    check_settings(settings)
+    from flows.plan_run import check_room, plan_evaluate
+
+    if dry_run:
+        return show_plan(plan_evaluate(run, version, runs_root, settings), json=json)
+    check_room(settings, trains=False)
     from cli.screen import progress_shown
     from flows.evaluate_policy import evaluate_policy
 

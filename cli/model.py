@@ -1,11 +1,12 @@
 """`entente model`: make and look at the tiny model."""
 
-import json
+import json as jsonlib
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import App, Parameter
 
+from cli.dry_run import DryRun, PlanAsJson, show_plan
 from training.settings import TinyModelSettings
 
 app = App(name="model", help="The tiny model that is made on the spot.")
@@ -15,6 +16,8 @@ app = App(name="model", help="The tiny model that is made on the spot.")
 def make(
     *,
     runs_root: Annotated[Path, Parameter(help="Folder of runs and models.")] = Path("runs"),
+    dry_run: DryRun = False,
+    json: PlanAsJson = False,
     recipe: Annotated[TinyModelSettings | None, Parameter(name="*", help="Any setting of the recipe.")] = None,
 ) -> None:
     """Train a tokenizer and a tiny model that imitates a scripted player; the same recipe is made once.
@@ -25,6 +28,10 @@ def make(
 
         entente model make --hidden 192 --layers 4 --imitation-steps 400
     """
+    if dry_run:
+        from flows.plan_run import plan_model
+
+        return show_plan(plan_model(recipe or TinyModelSettings(), runs_root), json=json)
     from cli.screen import progress_shown
     from flows.run_settings import MODEL_FOLDER
     from flows.thread_plan import apply_threads, usable_cores
@@ -62,4 +69,4 @@ def show(model: Annotated[str, Parameter(help="A folder or a hub id.")]) -> None
     print(f"{folder}\nfingerprint {model_fingerprint(folder)}, weights {size / 1e6:.1f} MB")
     print(f"vocabulary {codec.vocabulary_size}, longest sequence {max_position(folder)} tokens")
     if (folder / "recipe.json").is_file():
-        print(f"recipe {json.dumps(json.loads((folder / 'recipe.json').read_text()))}")
+        print(f"recipe {jsonlib.dumps(jsonlib.loads((folder / 'recipe.json').read_text()))}")

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter, validators
 
+from cli.dry_run import DryRun, PlanAsJson, show_plan
 from inference.settings import InferenceSettings
 
 
@@ -19,6 +20,8 @@ def serve(
     ] = 8100,
     adapters_root: Annotated[Path, Parameter(help="Adapters load from under this folder only.")] = Path("runs"),
     name: Annotated[str, Parameter(help="Name in rows and metrics; default: host and port.")] = "",
+    dry_run: DryRun = False,
+    json: PlanAsJson = False,
     settings: Annotated[InferenceSettings | None, Parameter(name="*", help="Any setting of inference.")] = None,
 ) -> None:
     """Serve one engine to training runs over HTTP, until SIGTERM or Ctrl-C.
@@ -36,15 +39,22 @@ def serve(
     chosen = (settings or InferenceSettings()).model_copy(update={"model": model})
     key = os.environ.get(chosen.key_variable)
     listener = bind(host, port, key)
+    if dry_run:
+        from flows.plan_run import plan_serve
+
+        listener.close()
+        return show_plan(plan_serve(model, chosen, f"{host}:{port}", adapters_root, bool(key)), json=json)
     from decoding.codec import Codec
     from decoding.model_files import resolve_model
     from flows.thread_plan import apply_threads, plan_threads, usable_cores
     from inference.embedded import EmbeddedEngine
     from inference.host import EngineHost
+    from inference.memory_plan import check_memory, read_shape
     from inference.worker import serve as serve_app
     from inference.worker import worker_app
 
     folder = resolve_model(model)
+    check_memory(read_shape(folder), chosen)
     engine_threads, _ = plan_threads(cores=usable_cores(), engine=chosen.threads, trainer=0, overlap=False)
     apply_threads(engine_threads)
     engine_host = EngineHost()

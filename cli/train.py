@@ -6,6 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from cli.dry_run import DryRun, show_plan
 from cli.screen import progress_shown
 from cli.settings_from_flags import ConfigFiles, Preset, SettingsFlags, settings_from
 
@@ -15,6 +16,7 @@ def train(
     preset: Preset = "laptop",
     config: ConfigFiles = None,
     json: Annotated[bool, Parameter(help="Print the summary as one JSON object, last line.", negative="")] = False,
+    dry_run: DryRun = False,
     settings: SettingsFlags = None,
 ) -> None:
     """Train a policy: roll out, train, publish, repeat; then say how much better it plays.
@@ -32,8 +34,14 @@ def train(
         entente train --preset single-gpu --inference.model Qwen/Qwen2.5-1.5B-Instruct
 
         entente train --config mine.toml            a file over the preset
+
+        entente train --steps 500 --dry-run         what that would take, without starting it
     """
     chosen = settings_from(preset, config, settings)
+    if dry_run:
+        from flows.plan_run import plan_train
+
+        return show_plan(plan_train(chosen), json=json)
     from flows.open_run import check_inputs, named
 
     check_inputs(chosen)

@@ -1,0 +1,48 @@
+"""What `--dry-run` shows: the plan as a table for people, or as one JSON object."""
+
+import json as jsonlib
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+from rich.console import Console
+from rich.table import Table
+
+from inference.memory_plan import size_text
+
+DryRun = Annotated[
+    bool, Parameter(name="--dry-run", help="Check everything, show what would be done, start and write nothing.", negative="")
+]
+PlanAsJson = Annotated[bool, Parameter(help="With --dry-run: print the plan as one JSON object.", negative="")]
+_NARROWEST = 100
+
+
+def show_plan(plan: dict[str, Any], *, json: bool) -> None:
+    """Print `plan`."""
+    if json:
+        print(jsonlib.dumps(plan))
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(f"entente {plan['command']}", no_wrap=True)
+    table.add_column(overflow="fold")
+    for section, rows in plan.items():
+        if section != "command":
+            for number, (name, value) in enumerate(_lines(rows)):
+                table.add_row(section.replace("_", " ") if number == 0 else "", name, value, style=_style(name))
+    console = Console()
+    Console(width=None if console.is_terminal else _NARROWEST).print(table)
+    print("nothing was started, nothing was written")
+
+
+def _lines(rows: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, value in rows.items():
+        words = name.replace("_", " ")
+        if isinstance(value, int) and "bytes" in name:
+            yield words.replace(" bytes", "").replace("bytes ", ""), size_text(value)
+        else:
+            yield words, f"{value:,}" if isinstance(value, int) and name != "seed" else str(value)
+
+
+def _style(name: str) -> str | None:
+    return "yellow" if name == "warning" else None

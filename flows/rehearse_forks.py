@@ -1,0 +1,150 @@
+"""A few forks played without any model, to learn what a run's forks will hold: decisions, plies, tokens, bytes.
+
+Every legal token is drawn with the same chance, from real positions, through the same code that plays a run; nothing is
+written. Where no tokenizer is there yet, each byte counts as a token: no byte-level tokenizer makes more, so the figures
+are then bounds.
+"""
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from decoding.codec import Codec
+from decoding.legal_table import END
+from game.board import Board
+from game.snapshot import Snapshot
+from inference.engine import BASE_HASH, BASE_VERSION, EngineStats, Generation, GenerationRequest
+from rollouts.fork import Tokens
+from rollouts.roll_out import plan_start_groups, roll_out
+from rollouts.settings import RolloutSettings
+from state_cache.build import play_source_game
+from state_cache.sampling import sample_start_positions
+from state_cache.settings import CacheSettings
+from storage.schema import Decision, Ply, to_table
+
+PLIES_A_YEAR = 5
+"""Phases of a game year: two of movement, each with its retreats, and adjustments."""
+_GROUPS, _FORKS, _YEARS, _LAST_YEAR = {"one": 12, "all": 2}, 2, 2, 1906
+_SOURCE_GAMES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsal:
+    """Means over the forks played, per fork and per row."""
+
+    decisions_per_fork: float
+    plies_per_fork: float
+    prompt_tokens: float
+    """Mean of a decision."""
+    completion_tokens: float
+    longest_request: int
+    """Tokens of the longest prompt with the longest completion that its legal orders allow."""
+    decision_bytes: float
+    """Of one row of a shard."""
+    ply_bytes: float
+    file_bytes: int
+    """Of a shard and its plies file without any row."""
+
+
+def rehearse(positions: Sequence[Snapshot], codec: Codec, settings: RolloutSettings, longest: int, seed: int) -> Rehearsal:
+    """Play a few forks as `settings` say, each of two years at most, and scale to the horizon.
+
+    Args:
+        longest: tokens of a row, at most; where a byte counts as a token, longer rows are cut to it.
+    """
+    years = min(_YEARS, settings.horizon_years)
+    shorter = settings.model_copy(update={"horizon_years": years, "forks_per_group": _FORKS, "max_failed_share": 1.0})
+    starts = sample_start_positions(positions, _GROUPS[settings.policy_powers], seed, 1)
+    engine = _DrawsByLot()
+    groups = plan_start_groups(starts, 0, shorter)
+    played = asyncio.run(roll_out(groups, engine, Tokens(codec), shorter, producer="rehearsal", seed=seed))
+    rows = [replace(row, input_ids=row.input_ids[:longest]) for row in played.decisions]
+    scale = settings.horizon_years / years / played.forks
+    prompts = [min(longest, row.prompt_len) for row in played.decisions]
+    return Rehearsal(
+        decisions_per_fork=len(rows) * scale,
+        plies_per_fork=len(played.plies) * scale,
+        prompt_tokens=float(np.mean(prompts)) if prompts else 0.0,
+        completion_tokens=float(np.mean([len(row.behaviour_logprobs) for row in rows])) if rows else 0.0,
+        longest_request=engine.longest,
+        decision_bytes=to_table(rows).nbytes / max(1, len(rows)),
+        ply_bytes=to_table(played.plies, Ply).nbytes / max(1, len(played.plies)),
+        file_bytes=_empty_file(Decision) + _empty_file(Ply),
+    )
+
+
+def some_positions(settings: CacheSettings) -> list[Snapshot]:
+    """A few positions like those that a cache with these settings will hold, from its first source games."""
+    years = {"first_year": min(settings.first_year, _LAST_YEAR), "last_year": min(settings.last_year, _LAST_YEAR)}
+    nearer = settings.model_copy(update=years)
+    found = [snapshot for game in range(_SOURCE_GAMES) for snapshot in play_source_game(game, nearer)]
+    return found or [Board.start().snapshot(game_id="start", seed=0, source="start")]
+
+
+class BytesAsTokens(Codec):
+    """Stands in for a tokenizer that is not there yet: one token per byte."""
+
+    def __init__(self) -> None:
+        self.eos_id, self.separator_id, self.vocabulary_size = 256, ord("\n"), 257
+        self._encode_segment, self.encode_order = self._encode, self._encode_order
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        return tuple(text.encode())
+
+
+def codec_of(model: Path | None) -> Codec:
+    """The model's own codec, or the stand-in."""
+    return BytesAsTokens() if model is None else Codec(model)
+
+
+class _DrawsByLot:
+    """An engine without a model: any legal token with the same chance."""
+
+    name = "rehearsal"
+
+    def __init__(self) -> None:
+        self.longest = 0
+
+    async def start(self) -> None:
+        return
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        self.longest = max(self.longest, len(request.prompt_ids) + request.table.longest)
+        dice, node, ids = random.Random(request.seed), 0, []
+        while node != END:
+            ids.append(dice.choice(request.table.allowed(node).tolist()))
+            node = request.table.advance(node, ids[-1])
+        return Generation(
+            token_ids=np.array(ids, np.int32),
+            logprobs=np.zeros(len(ids), np.float32),
+            policy_version=BASE_VERSION,
+            adapter_hash=BASE_HASH,
+            worker=self.name,
+            cached_tokens=0,
+            queue_ms=0.0,
+            generate_ms=0.0,
+        )
+
+    async def publish(self, version: int, adapter: Path, adapter_hash: str) -> None:
+        return
+
+    async def stats(self) -> EngineStats:
+        return EngineStats(
+            requests=0, prompt_tokens=0, cached_tokens=0, completion_tokens=0, engine_steps=0, policy_version=BASE_VERSION
+        )
+
+    async def close(self) -> None:
+        return
+
+
+def _empty_file(row_type: type) -> int:
+    table = to_table([], row_type)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue().size
