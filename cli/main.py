@@ -18,6 +18,7 @@ _COMMANDS = {
     "cache": ("cli.cache:app", "Build and show the frozen positions that rollouts start from."),
     "serve": ("cli.serve:serve", "Serve an inference worker over HTTP."),
     "evaluate": ("cli.evaluate:evaluate", "Measure the strength of a policy version."),
+    "report": ("cli.report:report", "Write what a run came to as one page."),
     "sql": ("cli.sql:sql", "Ask a run's rows with SQL, also while it trains."),
     "model": ("cli.model:app", "Make and look at the tiny model."),
 }

@@ -1,0 +1,85 @@
+"""First decisions of two policies from the same positions, side by side.
+
+The positions are the first ones that both scores hold, in the order in which they were tried: nobody chose them. Base and trained
+version draw with the same seed, so what differs comes from the weights alone.
+"""
+
+import base64
+import math
+from dataclasses import dataclass
+
+from evaluation.score_files import ScoreRecord
+from evaluation.strength import Opening
+from game.board import Board
+
+SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoardView:
+    """What one policy ordered in one position."""
+
+    who: str
+    """As "base" or "version 20"."""
+    picture: str
+    """The board with the orders' arrows, SVG."""
+    alt: str
+    """The same in words."""
+    orders: list[tuple[str, float]]
+    """Each order with its probability, given the orders before it."""
+
+    @property
+    def joint(self) -> float:
+        """Probability of the whole set."""
+        return math.prod(probability for _, probability in self.orders)
+
+    @property
+    def uri(self) -> str:
+        """The picture as an address that holds it: its ids and styles cannot meet those of the page."""
+        return "data:image/svg+xml;base64," + base64.b64encode(self.picture.encode()).decode()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """One position and what was ordered there."""
+
+    phase: str
+    """As "SPRING 1902 MOVEMENT"."""
+    power: str
+    """Who decides."""
+    centres: int
+    """Supply centres it holds."""
+    views: list[BoardView]
+    """The policies, base first."""
+
+
+def shown_positions(records: dict[str, ScoreRecord], shown: int = SHOWN) -> list[Position]:
+    """The first positions of "base" and "trained"; of one alone where the other is not there."""
+    players = [records[label] for label in ("base", "trained") if label in records]
+    if not players:
+        return []
+    openings = [{(o.snapshot.snapshot_id, o.power): o for o in record.score.openings} for record in players]
+    common = [key for key in openings[0] if all(key in held for held in openings)][:shown]
+    return [_position([(_name(record), held[key]) for record, held in zip(players, openings, strict=True)]) for key in common]
+
+
+def _name(record: ScoreRecord) -> str:
+    return f"version {record.policy_version}" if record.policy_version else "base"
+
+
+def _position(decided: list[tuple[str, Opening]]) -> Position:
+    _, first = decided[0]
+    board = Board.restore(first.snapshot)
+    views = [_view(board, who, opening) for who, opening in decided]
+    return Position(phase=board.long_phase, power=first.power, centres=len(board.centres()[first.power]), views=views)
+
+
+def _view(board: Board, who: str, opening: Opening) -> BoardView:
+    orders = list(zip(opening.orders, opening.probabilities, strict=True))
+    told = ", ".join(f"{order} with probability {probability:.0%}" for order, probability in orders)
+    return BoardView(
+        who=who,
+        picture=board.svg({opening.power: opening.orders}),
+        alt=f"Board of {board.long_phase.lower()} with the orders of {opening.power.title()} by the {who} policy: {told}",
+        orders=orders,
+    )

@@ -1,0 +1,148 @@
+"""The page of a run, put together: one HTML file that needs no network, no script and no other file."""
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from evaluation.score_files import ScoreRecord
+from reports import plots, sentences
+from reports.drawing import stand_alone
+from reports.openings import shown_positions
+from reports.read_run import RunFacts
+from reports.settings_tree import compare, flat
+from storage.runs import durable_write
+from telemetry.errors import InputError
+from telemetry.machine import environment
+
+_ROW_COUNTS = (
+    ("rollout/decisions", "decisions rolled out"),
+    ("train/decisions", "decisions trained on"),
+    ("rollout/failed", "forks that failed"),
+    ("rollout/orders_rejected", "orders the game engine refused"),
+)
+
+
+def write_report(facts: RunFacts, file: Path, presets: Mapping[str, Mapping[str, Any]], runs_root: Path) -> None:
+    """Write the page to `file`; `presets` are the settings trees that the run's are compared with."""
+    if not file.parent.is_dir():
+        raise InputError(f"there is no folder '{file.parent}' to write the report to: make it, or name another with --output")
+    durable_write(file, html_of(facts, presets, runs_root).encode())
+
+
+def html_of(facts: RunFacts, presets: Mapping[str, Mapping[str, Any]], runs_root: Path) -> str:
+    """The page as text."""
+    template = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    ).get_template("page.html.jinja")
+    word, state = sentences.state(facts)
+    return template.render(
+        name=facts.name,
+        model=facts.settings.get("inference", {}).get("model", "unknown"),
+        seed=facts.settings.get("seed", "unknown"),
+        state_word=word,
+        state=state,
+        verdict=sentences.verdict(facts.scores),
+        steps=facts.done,
+        plots={
+            "returns": plots.returns(facts),
+            "scores": plots.scores(named_scores(facts.scores)),
+            "lags": plots.lags(facts),
+            "times": plots.times(facts),
+            "tokens": plots.tokens(facts),
+        },
+        score_rows=named_scores(facts.scores),
+        lags=facts.rows.lags,
+        times_note=sentences.hidden_rollouts(facts),
+        health=plots.health(facts),
+        mismatch=sentences.mismatch(facts),
+        counts=[(what, f"{facts.total(metric):,.0f}") for metric, what in _ROW_COUNTS],
+        failures=facts.rows.failures,
+        refused=facts.rows.refused,
+        troubles=facts.troubles,
+        positions=shown_positions(facts.scores),
+        comparison=compare(facts.settings, presets),
+        settings=flat(facts.settings),
+        environment=facts.environment or environment(),
+        environment_stored=facts.environment is not None,
+        commands=commands(facts, runs_root),
+        value=_value,
+        per_cent=_per_cent,
+    )
+
+
+def named_scores(records: Mapping[str, ScoreRecord]) -> list[tuple[str, ScoreRecord]]:
+    """Scores in the order of the plot, each with a name that says who played whom."""
+    kinds = list(dict.fromkeys(record.opponents for record in records.values()))
+    places = {"random": 0, "teacher": 1, "base": 2, "trained": 3}
+
+    def name(label: str, record: ScoreRecord) -> str:
+        who = label.split("_vs_")[0]
+        if record.player == "policy":
+            who = f"trained, version {record.policy_version}" if record.policy_version else "base"
+        elif who == "teacher":
+            who = f"teacher ({record.player})"
+        return f"{who} vs {record.opponents}" if len(kinds) > 1 else who
+
+    ordered = sorted(records.items(), key=lambda item: (kinds.index(item[1].opponents), places.get(item[0].split("_vs_")[0], 9)))
+    return [(name(label, record), record) for label, record in ordered]
+
+
+def write_pictures(facts: RunFacts, folder: Path) -> list[Path]:
+    """The learning curve and the first board as pictures of their own; what there is of the two.
+
+    Raises:
+        InputError: there is no such folder.
+    """
+    if not folder.is_dir():
+        raise InputError(f"there is no folder '{folder}' to write pictures to: make it first")
+    curve, positions = plots.returns(facts), shown_positions(facts.scores, 1)
+    pictures = {"curve.svg": stand_alone(curve)} if curve else {}
+    if positions:
+        pictures["board.svg"] = positions[0].views[-1].picture
+    for name, text in pictures.items():
+        durable_write(folder / name, text.encode())
+    return [folder / name for name in pictures]
+
+
+def commands(facts: RunFacts, runs_root: Path) -> list[tuple[str, str]]:
+    """What to ask next of this very run: a reason and the line to type."""
+    run = f"--run {shlex.quote(facts.name)}"
+    if runs_root != Path("runs"):
+        run += f" --runs-root {shlex.quote(str(runs_root))}"
+    by_power = "select policy_version, power, count(*), avg(centres_gained) from decisions group by all order by all"
+    best = 'select power, phase, policy_version, "return" from decisions order by "return" desc limit 10'
+    by_step = "select step, count(*), avg(policy_lag) from batches group by all order by all"
+    failed = "select status, reason, count(*) from decisions group by all order by all"
+    found = [
+        ("Gain by version and power", f"entente sql {run} {shlex.quote(by_power)}"),
+        ("Decisions that paid most", f"entente sql {run} {shlex.quote(best)}"),
+        ("What each step trained on", f"entente sql {run} {shlex.quote(by_step)}"),
+        ("Decisions of forks that failed, and why", f"entente sql {run} {shlex.quote(failed)}"),
+        ("Score the base again", f"entente evaluate {run} --version 0"),
+    ]
+    if facts.done:
+        found.append(("Score the newest version", f"entente evaluate {run}"))
+    return found
+
+
+def _value(value: object) -> str:
+    if value is None:
+        return "not set"
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return "(empty)" if value == "" else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _per_cent(share: float) -> str:
+    """A probability that one reads at a glance."""
+    if share < 1e-4:
+        return "< 0.01 %"
+    digits = 0 if share >= 0.1 else 1 if share >= 0.01 else 2
+    return f"{100 * share:.{digits}f} %"

@@ -1,0 +1,211 @@
+"""What the files of a run say, gathered once for its report.
+
+Promise: reads a run in any state (running, cut in the middle of a step, damaged in part, not begun); whatever cannot be read is
+left out and named in `troubles`. Of a step that was logged twice, the last record counts.
+Never: writes into the run, or works out again what a file already says. Intervals of the return per step are new: they resample
+whole start groups, as those of the scores resample whole games.
+"""
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+
+from evaluation.score_files import ScoreRecord, read_scores
+from evaluation.strength import cluster_bootstrap
+from storage.index import connect
+from storage.runs import RunPaths
+from telemetry.errors import DataError, InputError
+
+LINEAGE = "main"
+"""The ledger that a run's trainer writes."""
+_RESAMPLES = 2000
+_QUIET_S = 120.0  # the longest silence of a run that goes on, unless its steps are longer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowFacts:
+    """What the stored rows add to the metrics; empty where there are none."""
+
+    return_intervals: dict[int, tuple[float, float]]
+    """Per step, the 95 % interval of the mean return of the rows it trained on."""
+    return_of_all: dict[int, float]
+    """Per policy version, the mean return of every complete decision it drew, trained on or not."""
+    lags: dict[int, int]
+    """Policy lag -> rows trained with it."""
+    failures: list[tuple[str, int]]
+    """Why forks ended early, and how many forks of each reason left rows, most first."""
+    refused: list[tuple[str, str]]
+    """Shards set aside, each with the sentence that says why."""
+    decisions: int
+    """Rows stored, those of refused shards not among them."""
+
+
+NO_ROWS = RowFacts(return_intervals={}, return_of_all={}, lags={}, failures=[], refused=[], decisions=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    """Everything that the page of a run is made from."""
+
+    name: str
+    """The run's name, its folder's."""
+    settings: Mapping[str, Any]
+    """The resolved tree, as stored."""
+    steps: dict[int, dict[str, float]]
+    """Per finished step, its registered figures."""
+    mismatch: dict[str, float]
+    """Figures of the probe before the first step; empty if there was none."""
+    scores: dict[str, ScoreRecord]
+    """By label."""
+    summary: Mapping[str, Any] | None
+    """What the run wrote at its end; None until then."""
+    begun_step: int
+    """Newest step whose batch is in the ledger; 0 if none."""
+    quiet_s: float
+    """Seconds since the run last wrote a figure, a row or a score."""
+    environment: Mapping[str, str] | None
+    """What the run said of its machine; None where it kept no record."""
+    rows: RowFacts
+    """What the stored rows say."""
+    troubles: list[str]
+    """Sentences about what could not be read."""
+
+    @property
+    def planned(self) -> int:
+        """Steps that the settings ask for."""
+        return int(self.settings["steps"])
+
+    @property
+    def done(self) -> int:
+        """Newest finished step; 0 if none."""
+        return max(self.steps, default=0)
+
+    @property
+    def seems_alive(self) -> bool:
+        """Whether an unfinished run has written lately enough to be still at work."""
+        longest = max((figures["time/step_s"] for figures in self.steps.values()), default=0.0)
+        return self.quiet_s < max(_QUIET_S, 3 * longest)
+
+    def series(self, name: str) -> list[float]:
+        """One figure for steps 1 to `done`; not a number where a step lacks it."""
+        return [self.steps.get(step, {}).get(name, float("nan")) for step in range(1, self.done + 1)]
+
+    def total(self, name: str) -> float:
+        """Sum of one figure over the steps that have it."""
+        return sum(figures.get(name, 0.0) for figures in self.steps.values())
+
+
+def read_run(paths: RunPaths) -> RunFacts:
+    """Gather what is there.
+
+    Raises:
+        InputError: there is no run in that folder.
+    """
+    if not paths.settings.is_file():
+        raise InputError(f"there is no run in '{paths.root}': it has no settings.json")
+    troubles: list[str] = []
+    settings = json.loads(paths.settings.read_text())
+    records = _metrics(paths.metrics, troubles)
+    return RunFacts(
+        name=paths.root.name,
+        settings=settings,
+        steps={step: figures for step, figures in records.items() if "time/step_s" in figures},
+        mismatch={name: value for name, value in records.get(0, {}).items() if name.startswith("mismatch/")},
+        scores=_scores(paths, troubles),
+        summary=_json(paths.summary, troubles),
+        begun_step=_newest_ledger_step(paths),
+        quiet_s=time.time() - _last_written(paths),
+        environment=_json(paths.root / "environment.json", troubles),
+        rows=_rows(paths, settings.get("storage", {}), troubles),
+        troubles=troubles,
+    )
+
+
+def _metrics(file: Path, troubles: list[str]) -> dict[int, dict[str, float]]:
+    """Figures by step; later lines win. A line that is no record is counted and left out."""
+    records: dict[int, dict[str, float]] = {}
+    cut: list[int] = []
+    lines = file.read_bytes().splitlines() if file.is_file() else []
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line)
+            records[int(record["step"])] = {name: value for name, value in record.items() if "/" in name}
+        except (ValueError, KeyError, TypeError):
+            cut.append(number)
+    if cut:
+        which = "its last line is" if cut == [len(lines)] else f"line {', '.join(map(str, cut))} of {len(lines)} is"
+        troubles.append(f"{file.name}: {which} no whole record and was left out.")
+    return records
+
+
+def _scores(paths: RunPaths, troubles: list[str]) -> dict[str, ScoreRecord]:
+    try:
+        return read_scores(paths)
+    except DataError as error:
+        troubles.append(f"Scores are left out: {error}.")
+        return {}
+
+
+def _json(file: Path, troubles: list[str]) -> dict[str, Any] | None:
+    if not file.is_file():
+        return None
+    try:
+        return json.loads(file.read_bytes())
+    except ValueError:
+        troubles.append(f"{file.name} is no whole JSON document and was left out.")
+        return None
+
+
+def _newest_ledger_step(paths: RunPaths) -> int:
+    names = [file.stem.removeprefix("step-") for file in (paths.ledger / LINEAGE).glob("step-*.arrow")]
+    return max((int(name) for name in names if name.isdigit()), default=0)
+
+
+def _last_written(paths: RunPaths) -> float:
+    """When the run last wrote something, in seconds since the epoch."""
+    folders = (paths.ledger, paths.shards, paths.scores)
+    files = [paths.settings, paths.metrics, *(file for folder in folders for file in folder.rglob("*"))]
+    return max(file.stat().st_mtime for file in files if file.is_file())
+
+
+def _rows(paths: RunPaths, storage: Mapping[str, Any], troubles: list[str]) -> RowFacts:
+    if not paths.shards.is_dir():
+        return NO_ROWS
+    try:
+        with connect(paths.root, blend=storage.get("blend"), discount=storage.get("discount", 1.0)) as connection:
+            return _ask(connection)
+    except DataError as error:
+        troubles.append(f"Rows are left out: {error}")
+        return NO_ROWS
+
+
+def _ask(connection: duckdb.DuckDBPyConnection) -> RowFacts:
+    trained = connection.execute(
+        'SELECT step, shard, start_group, "return" FROM batches WHERE lineage = ? ORDER BY step, place', [LINEAGE]
+    ).fetchnumpy()
+    groups = np.array([f"{shard}:{group}" for shard, group in zip(trained["shard"], trained["start_group"], strict=True)])
+    intervals = {}
+    for step in np.unique(trained["step"]).tolist():
+        rows = trained["step"] == step
+        intervals[step] = cluster_bootstrap(np.asarray(trained["return"][rows], float), groups[rows], _RESAMPLES, step)
+    lags = "SELECT policy_lag, count(*) FROM batches WHERE lineage = ? GROUP BY ALL ORDER BY ALL"
+    drawn = """SELECT policy_version, avg("return") FROM decisions WHERE status = 'complete' GROUP BY ALL ORDER BY ALL"""
+    failed = """
+        SELECT reason, count(DISTINCT (shard, start_group, fork)) AS forks FROM decisions WHERE status <> 'complete'
+        GROUP BY reason ORDER BY forks DESC, reason
+    """
+    (decisions,) = connection.sql("SELECT count(*) FROM decisions").fetchall()[0]
+    return RowFacts(
+        return_intervals=intervals,
+        return_of_all=dict(connection.sql(drawn).fetchall()),
+        lags=dict(connection.execute(lags, [LINEAGE]).fetchall()),
+        failures=connection.sql(failed).fetchall(),
+        refused=connection.sql("SELECT shard, sentence FROM refused ORDER BY shard").fetchall(),
+        decisions=decisions,
+    )

@@ -1,0 +1,110 @@
+"""What a run came to, in words. Pure: facts in, sentences out; no figure is rounded before it is compared."""
+
+from evaluation.score_files import ScoreRecord
+from reports.read_run import RunFacts
+
+
+def state(facts: RunFacts) -> tuple[str, str]:
+    """One word for the run's state (complete, running, cut, empty) and the sentence that says so."""
+    done, planned = facts.done, facts.planned
+    if facts.summary is not None and done >= planned:
+        wall = f" in {duration(facts.summary['wall_s'])}" if "wall_s" in facts.summary else ""
+        return "complete", f"Complete: {_steps(planned)}{wall}."
+    if facts.seems_alive:
+        where = f"{done} of {_steps(planned)} done" if done else f"no step of {planned} done yet"
+        return "running", f"Running, or cut a moment ago: {where}; the last file was written {duration(facts.quiet_s)} ago."
+    if not done and not facts.begun_step:
+        return "empty", f"Stopped before the first of {_steps(planned)}; last file written {duration(facts.quiet_s)} ago."
+    if done >= planned:
+        return "cut", f"All {_steps(planned)} are done, but the run stopped before its last scores."
+    if facts.begun_step > done:
+        return "cut", f"Cut at step {facts.begun_step} of {planned}: {done} done, and the next had chosen its batch."
+    return "cut", f"Cut after step {done} of {planned}."
+
+
+def verdict(scores: dict[str, ScoreRecord]) -> str:
+    """Base and trained score with intervals, beside the scripted players."""
+    base, trained = scores.get("base"), scores.get("trained")
+    beside = " and ".join(
+        f"{what} {_gain(scores[label])}"
+        for label, what in (("random", "a random player gains"), ("teacher", "the imitated teacher"))
+        if label in scores
+    )
+    if base is None and trained is None:
+        return "Nothing has been scored yet."
+    known = trained or base
+    assert known is not None
+    years = known.settings.horizon_years
+    unit = f"supply centres in {'a game year' if years == 1 else f'{years} game years'}"
+    where = f"from {known.score.positions} held-out positions against {known.opponents} opponents"
+    if base is None or trained is None:
+        who = "The trained policy" if base is None else "The base"
+        rest = "the base was not scored" if base is None else "the trained policy has not been scored"
+        return f"{who} gains {_with_interval(known)} {unit} {where}; {rest}." + (f" Beside it, {beside}." if beside else "")
+    return (
+        f"The trained policy gains {_with_interval(trained)} {unit} {where}; the base gained {_with_interval(base)}."
+        + (f" Beside them, {beside}." if beside else "")
+        + f" {_difference(base, trained)}"
+    )
+
+
+def _difference(base: ScoreRecord, trained: ScoreRecord) -> str:
+    if trained.score.low > base.score.high:
+        return "The intervals do not overlap: training helped."
+    if trained.score.high < base.score.low:
+        return "The intervals do not overlap: training did harm."
+    return "The intervals overlap: these positions alone do not tell the two apart."
+
+
+def mismatch(facts: RunFacts) -> str:
+    """How well trainer and engine agreed before the first step, and what the limit was."""
+    found, training = facts.mismatch, facts.settings.get("training", {})
+    if not found:
+        return "Trainer and engine have not been compared yet."
+    over = f"over {found['mismatch/tokens']:.0f} tokens"
+    half = "bfloat16" in (training.get("dtype"), facts.settings.get("inference", {}).get("dtype"))
+    if half:
+        return (
+            f"At the start trainer and engine differed by {found['mismatch/mean']:.2g} nats in the mean (limit "
+            f"{training['mismatch_mean_bf16']:g}) and {found['mismatch/p99']:.2g} at the 99th percentile (limit "
+            f"{training['mismatch_p99_bf16']:g}), {over}."
+        )
+    limit = f"the limit is {training['mismatch_max']:g}" if "mismatch_max" in training else "without a limit"
+    return f"At the start trainer and engine differed by at most {found['mismatch/largest']:.2g} nats {over}; {limit}."
+
+
+def hidden_rollouts(facts: RunFacts) -> str:
+    """How much of the rollouts ran while the trainer trained; '' where none did."""
+    waited = sum(
+        max(
+            0.0,
+            figures["time/step_s"] - sum(figures.get(f"time/{part}_s", 0.0) for part in ("train", "publish", "orchestration")),
+        )
+        for figures in facts.steps.values()
+    )
+    hidden = facts.total("time/rollout_s") - waited
+    if hidden < 0.01 * facts.total("time/step_s"):
+        return ""
+    return f" Another {duration(hidden)} of rollouts ran behind training and are not drawn."
+
+
+def duration(seconds: float) -> str:
+    """As a person would say it."""
+    for size, one, many in ((86400, "day", "days"), (3600, "hour", "hours"), (60, "minute", "minutes")):
+        if seconds >= 1.5 * size:
+            count = round(seconds / size)
+            return f"{count} {one if count == 1 else many}"
+    return f"{seconds:.0f} s"
+
+
+def _steps(count: int) -> str:
+    return "1 step" if count == 1 else f"{count} steps"
+
+
+def _gain(record: ScoreRecord) -> str:
+    return f"{record.score.mean:+.2f}"
+
+
+def _with_interval(record: ScoreRecord) -> str:
+    score = record.score
+    return f"{score.mean:+.2f} [{score.low:+.2f}, {score.high:+.2f}]"

