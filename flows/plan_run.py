@@ -46,14 +46,15 @@ _ADAPTER_FILES_BYTES = 12_000
 """Config, manifest and the head of the weight file."""
 
 
-def plan_train(settings: RunSettings) -> Plan:
-    """The plan of a training run.
+def plan_train(settings: RunSettings, *, resume: bool = False) -> Plan:
+    """The plan of a training run; with `resume`, of the steps that are left of one that exists.
 
     Raises:
         InputError: what the run itself would refuse: settings, a name that is taken, no such model, too little memory.
     """
     check_settings(settings)
-    if settings.run and settings.paths.root.exists():
+    done = max(published_versions(settings.paths), default=0) if resume else 0
+    if not resume and settings.run and settings.paths.root.exists():
         raise InputError(f"run '{settings.run}' exists already in {settings.runs_root}: choose another name with --run")
     model, shape = _model(settings)
     machine = this_machine()
@@ -61,12 +62,13 @@ def plan_train(settings: RunSettings) -> Plan:
     check_memory(shape, settings.inference, trainer=trainer, machine=machine)
     cache, positions = _positions(settings)
     rehearsal = rehearse(positions, codec_of(model), settings.rollouts, settings.inference.max_model_length, settings.seed)
+    settings = settings.model_copy(update={"steps": max(0, settings.steps - done)})
     name = settings.run or f"{Path(settings.inference.model).name.lower()}-seed{settings.seed}-<time>"
     folder = settings.runs_root / name
     work = _work(settings, rehearsal)
     return {
         "command": "train",
-        "run": {"name": name, "folder": str(folder), "seed": settings.seed},
+        "run": {"name": name, "folder": str(folder), "seed": settings.seed} | ({"steps_done": done} if resume else {}),
         "work": work,
         "tokens": _tokens(settings, rehearsal, work["decisions_about"], exact=model is not None),
         "evaluation": _evaluation(settings.evaluation, times=2, scripted=2),

@@ -20,6 +20,8 @@ from telemetry.errors import InputError
 GIB = 2**30
 ENGINE_PROCESS_BYTES, TRAINER_PROCESS_BYTES = GIB, 600 * 2**20
 """What Python, torch and vLLM take before any model: measured by `memory/flow_mib` and `memory/trainer_mib` of a tiny run."""
+CPU_BLOCK = 32
+"""Tokens that a block must be a multiple of, where vLLM computes on the CPU."""
 _WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2}
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -149,6 +151,11 @@ def check_memory(
     if settings.urls:
         _refuse_more_than(machine, trainer, "the trainer", "choose a smaller model or training.lora_rank")
         return
+    if not machine.gpu_total and settings.block_size % CPU_BLOCK:
+        raise InputError(
+            f"inference.block_size {settings.block_size} must be a multiple of {CPU_BLOCK}, because vLLM's attention on the "
+            f"CPU takes no other: set it to {CPU_BLOCK}"
+        )
     plan = plan_memory(shape, settings, machine, trainer=trainer)
     if machine.gpu_total:
         _check_gpu(plan, settings, machine)

@@ -25,7 +25,7 @@ class InferenceSettings(BaseModel):
     max_model_length."""
     max_model_length: Annotated[int, Field(ge=64)] = 1024
     """Longest prompt plus completion, tokens; a longer prompt is an error, never cut."""
-    block_size: Literal[16, 32, 64, 128] = 32
+    block_size: Annotated[int, Field(ge=16, le=128, multiple_of=16)] = 32
     """Tokens of one prefix-cache block; only whole blocks are shared, and vLLM on the CPU needs a multiple of 32."""
     kv_cache_gib: Annotated[int, Field(ge=1)] = 1
     """Memory of the key-value cache on the CPU, GiB."""

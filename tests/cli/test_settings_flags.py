@@ -12,9 +12,6 @@ from cli.settings_from_flags import settings_from
 from flows.run_settings import RunSettings, layered_settings
 from telemetry.errors import InputError
 
-# pydantic reads text as a number, but not as one of several numbers to choose from.
-UNREADABLE = {"inference.block_size"}
-
 
 def leaves(settings: BaseModel, name: str = "") -> Iterator[tuple[str, Any]]:
     """Every setting of the tree by its dotted name, with its value."""
@@ -53,10 +50,7 @@ def parsed(*words: str) -> RunSettings:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [
-        pytest.param(name, value, id=name, marks=[pytest.mark.xfail(strict=True)] if name in UNREADABLE else [])
-        for name, value in leaves(layered_settings("laptop"))
-    ],
+    [pytest.param(name, value, id=name) for name, value in leaves(layered_settings("laptop"))],
 )
 def test_every_setting_can_be_given_as_a_flag(name: str, value: Any):
     only: Any = value
