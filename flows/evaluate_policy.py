@@ -10,22 +10,30 @@ from decoding.codec import Codec
 from evaluation.settings import EvaluationSettings
 from evaluation.strength import POLICY
 from flows.open_run import make_engine, prepare_cache, prepare_model
+from flows.run_names import evaluation_name
 from flows.run_settings import settings_of
 from flows.thread_plan import apply_threads
 from inference.host import EngineHost
 from rollouts.fork import Tokens
 from storage.adapters import published_versions, read_adapter
 from storage.runs import RunPaths
+from tasks.artifacts import show_scores
 from tasks.evaluation import evaluate_player
 from telemetry.errors import InputError
 from telemetry.progress import reporter
 
 
-@flow(name="evaluate-policy", flow_run_name="evaluate-{run}-v{version}")
+@flow(name="evaluate-policy", flow_run_name=evaluation_name)
 async def evaluate_policy(
     run: str, version: int = -1, runs_root: Path = Path("runs"), evaluation: EvaluationSettings | None = None
 ) -> dict[str, Any]:
-    """Score `version` of `run` (0: the base, -1: the newest) against each kind of opponents.
+    """Score `version` of `run` against each kind of opponents.
+
+    Args:
+        run: Name of the run, its folder under `runs_root`.
+        version: Policy version; 0 is the base model, -1 the newest.
+        runs_root: Folder of all runs.
+        evaluation: How to measure; left out, as the run itself does.
 
     Raises:
         InputError: no such run or version.
@@ -54,6 +62,7 @@ async def evaluate_policy(
     finally:
         await host.run(engine.close())
         host.close()
+    await show_scores(run, version, scores)
     return {
         "run": run,
         "policy_version": version,

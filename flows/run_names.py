@@ -1,0 +1,37 @@
+"""How flow runs are called in Prefect's pages, read from their parameters as whoever started them gave them."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from prefect.runtime import flow_run
+
+
+def training_name() -> str:
+    """`train-mine`; for a run without a name, its model and seed: the run's own name, once it has one, replaces it."""
+    settings = _given("settings", {})
+    model, seed = _of(_of(settings, "inference", {}), "model", "tiny"), _of(settings, "seed", 0)
+    return f"train-{_of(settings, 'run', '') or f'{Path(model).name.lower()}-seed{seed}'}"
+
+
+def cache_name() -> str:
+    """`cache-seed0`, with the numbers of positions."""
+    settings = _given("settings", {})
+    return f"cache-seed{_of(settings, 'seed', 0)}-{_of(settings, 'train_snapshots', 'default')}"
+
+
+def evaluation_name() -> str:
+    """`evaluate-mine-v20`, or `evaluate-mine-newest`."""
+    version = int(_given("version", -1))
+    return f"evaluate-{_given('run', '')}-{'newest' if version == -1 else f'v{version}'}"
+
+
+def _given(name: str, otherwise: Any) -> Any:
+    value = flow_run.parameters.get(name)
+    return otherwise if value is None else value
+
+
+def _of(settings: Any, name: str, otherwise: Any) -> Any:
+    """A setting of a checked model, or of the plain mapping that a page or a schedule gave."""
+    value = settings.get(name) if isinstance(settings, Mapping) else getattr(settings, name, None)
+    return otherwise if value is None else value

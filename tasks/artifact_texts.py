@@ -1,0 +1,127 @@
+"""The words, tables and boards that Prefect's pages show: from results to rows and markdown, and nothing else.
+
+Never: send anything, or read more of a run than it is given.
+"""
+
+import base64
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+from typing import Any
+
+from evaluation.strength import Opening, Score
+from game.board import Board
+from state_cache.store import StateCache
+from storage.runs import RunPaths
+
+_STEP_COLUMNS = (
+    ("return", "{0:+.2f}", "train/return_mean"),
+    ("decisions", "{0:.0f}", "train/decisions"),
+    ("lag", "{0:.0f}", "train/policy_lag_max"),
+    ("tokens/s", "{0:.0f}", "rollout/tokens_per_s"),
+    ("prefix hits", "{0:.0%}", "rollout/prefix_hit_share"),
+    ("entropy", "{0:.2f}", "train/entropy"),
+    ("step s", "{0:.2f}", "time/step_s"),
+    ("rollout s", "{0:.2f}", "time/rollout_s"),
+    ("train s", "{0:.2f}", "time/train_s"),
+    ("publish s", "{0:.2f}", "time/publish_s"),
+    ("Prefect", "{0:.1%}", "time/orchestration_share"),
+)
+_LEADS = ((4, "up to 4"), (5, "5"), (6, "6"), (8, "7 or 8"), (34, "9 and more"))
+"""Most centres of the strongest power, and the words for it; all powers begin with 3 or 4."""
+
+
+def step_row(step: int, figures: Mapping[str, float]) -> dict[str, str]:
+    """A step's row of the table; a figure that the step lacks is left empty."""
+    row = {"step": str(step)}
+    return row | {title: form.format(figures[name]) if name in figures else "" for title, form, name in _STEP_COLUMNS}
+
+
+def cache_rows(cache: StateCache) -> list[dict[str, str | int]]:
+    """Positions of both parts, counted by game year and by the centres of the strongest power."""
+    counts = {
+        part: Counter((snapshot.year, _lead(max(snapshot.centres))) for snapshot in snapshots)
+        for part, snapshots in (("to train from", cache.train), ("held out", cache.held_out))
+    }
+    met = sorted({key for counted in counts.values() for key in counted})
+    return [
+        {"year": year, "strongest power's centres": _LEADS[lead][1]}
+        | {part: counted[year, lead] for part, counted in counts.items()}
+        for year, lead in met
+    ]
+
+
+def result_page(paths: RunPaths, summary: Mapping[str, Any], scores: Mapping[str, Score]) -> str:
+    """A finished run in markdown."""
+    base, trained = scores["base"], scores["trained"]
+    report = paths.root / "report.html"
+    parts = [
+        f"# {paths.root.name}: {base.mean:+.2f} → {trained.mean:+.2f} centres",
+        f"{_verdict(base, trained)} It took {summary['steps']} steps, {summary.get('decisions', 0)} decisions "
+        f"and {summary.get('wall_s', 0):.0f} s; orders rejected: {summary.get('orders_rejected', 0)}; "
+        f"policy lag at most {summary.get('max_policy_lag_seen', 0)}; "
+        f"Prefect's share of the steps' time: {summary.get('orchestration_share', 0):.1%}.",
+        _score_table({_in_words(label): score for label, score in scores.items()}),
+        f"The report is `{report.resolve()}`." if report.exists() else f"The run lies in `{paths.root.resolve()}`.",
+        _opening_part({"base": base.openings[:1], "trained": trained.openings[:1]}),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def score_page(run: str, version: int, scores: Mapping[str, Score]) -> str:
+    """Scores of one policy version, by opponents, in markdown."""
+    who = "the base" if version == 0 else f"version {version}"
+    first = next(iter(scores.values()))
+    parts = [
+        f"# {run}, {who}: {first.mean:+.2f} centres",
+        f"Mean supply centres gained by one power, on {first.positions} positions of {first.source_games} held-out games.",
+        _score_table({f"against {opponents}": score for opponents, score in scores.items()}),
+        _opening_part({who: first.openings[:1]}),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _verdict(base: Score, trained: Score) -> str:
+    if trained.low > base.high:
+        return "**It plays better than its base**: the two 95 % intervals do not meet."
+    if trained.high < base.low:
+        return "**It plays worse than its base**: the two 95 % intervals do not meet."
+    return "**No difference from its base is shown**: the two 95 % intervals meet."
+
+
+def _in_words(label: str) -> str:
+    """`trained_vs_mover` -> `trained, against mover`."""
+    who, _, opponents = label.partition("_vs_")
+    return f"{who}, against {opponents}" if opponents else who
+
+
+def _score_table(scores: Mapping[str, Score]) -> str:
+    rows = [
+        f"| {who} | {score.mean:+.2f} | {score.low:+.2f} to {score.high:+.2f} | {score.forks} |" for who, score in scores.items()
+    ]
+    return "\n".join(["| player | centres gained | 95 % interval | forks |", "|---|---:|---:|---:|", *rows])
+
+
+def _opening_part(openings: Mapping[str, Sequence[Opening]]) -> str:
+    """The first decision of each player side by side, and the board with the last one's orders."""
+    found = {who: opening for who, some in openings.items() for opening in some}
+    if not found:
+        return ""
+    last = list(found.values())[-1]
+    # Players are compared on one position only.
+    found = {who: opening for who, opening in found.items() if (opening.snapshot, opening.power) == (last.snapshot, last.power)}
+    columns = [
+        [f"{order} | {chance:.1%}" for order, chance in zip(o.orders, o.probabilities, strict=True)] for o in found.values()
+    ]
+    rows = [f"| {' | '.join(cells)} |" for cells in zip_longest(*columns, fillvalue=" | ")]
+    head = [f"| {' | '.join(f'{who} | how sure' for who in found)} |", "|" + "---|---:|" * len(found)]
+    drawn = Board.restore(last.snapshot).svg({last.power: last.orders})
+    picture = base64.b64encode(drawn.encode()).decode()
+    title = f"## First held-out position: {last.power} in {last.snapshot.phase}"
+    how_sure = "How sure: the probability of an order, given the orders above it. The board shows the last column's orders."
+    board = f"![Board of {last.snapshot.phase} with the orders of {last.power}](data:image/svg+xml;base64,{picture})"
+    return "\n\n".join([title, "\n".join([*head, *rows]), how_sure, board])
+
+
+def _lead(centres: int) -> int:
+    return next(place for place, (most, _) in enumerate(_LEADS) if centres <= most)

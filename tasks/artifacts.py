@@ -1,0 +1,178 @@
+"""What Prefect's pages show of a flow run beside its states: how far it is, its steps as a table, its result with a board.
+
+Promises: a training run never waits for its page while it trains. News is merged and sent from the background, seconds
+apart, under one key per run; and a server that refuses, hangs or is gone costs a run nothing but a sentence and a count.
+Never: show what does not lie in the run's folder as well, or do anything outside of a flow run.
+"""
+
+import asyncio
+import json
+import re
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Self
+from uuid import UUID
+
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
+from prefect.context import FlowRunContext
+
+from evaluation.strength import Score
+from state_cache.store import StateCache
+from storage.runs import RunPaths
+from tasks.artifact_texts import cache_rows, result_page, score_page, step_row
+from telemetry.progress import reporter
+
+PAUSE_S = 5.0
+"""Seconds between two updates of a run's page."""
+LAST_WORD_S = 15.0
+"""Seconds that a flow waits, at its end, for a page to be sent."""
+ROWS_SHOWN = 100
+"""Steps in the table: Prefect's page draws every row that it is given; metrics.jsonl has all of them."""
+
+
+class RunPage:
+    """Progress and steps of a training run on the page of its flow run; `step` only takes note."""
+
+    def __init__(self, run: str, steps: int) -> None:
+        """`run`: its name, which the flow run takes over; `steps`: of the whole run."""
+        self._run, self._steps, self._step = run, steps, 0
+        self._flow_run = _flow_run_id()
+        self._bar = _Artifact("progress", f"progress-{_slug(run)}")
+        self._table = _Artifact("table", f"steps-{_slug(run)}")
+        self._rows: deque[dict[str, str]] = deque(maxlen=ROWS_SHOWN)
+        self._news, self._closing = asyncio.Event(), asyncio.Event()
+        self.failures = 0
+        """Updates that did not reach the server."""
+
+    def step(self, step: int, figures: Mapping[str, float]) -> None:
+        """Take note of a step that is done, with its metrics."""
+        self._step = step
+        self._rows.appendleft(step_row(step, figures))
+        self._news.set()
+
+    async def __aenter__(self) -> Self:
+        self._sender = asyncio.create_task(self._send())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Send what is left, but do not wait long for it."""
+        self._closing.set()
+        self._news.set()
+        await asyncio.wait([self._sender], timeout=LAST_WORD_S)
+        if not self._sender.done():
+            self.failures += 1
+            self._sender.cancel()
+            await asyncio.wait([self._sender])
+        if self.failures:
+            reporter().say(f"{self.failures} updates of the run's Prefect page were lost; the run's own files have everything")
+
+    async def _send(self) -> None:
+        if self._flow_run is None:
+            return
+        await self._try(self._take_name)
+        shown, last_time = 0, False
+        while not last_time:
+            await self._news.wait()
+            self._news.clear()
+            last_time = self._closing.is_set()
+            if self._step != shown:
+                shown = self._step
+                await self._try(self._show_progress)
+                await self._try(self._show_steps)
+            await _wait(self._closing, PAUSE_S)
+
+    async def _take_name(self) -> None:
+        async with get_client() as client:
+            await client.set_flow_run_name(_known(self._flow_run), f"train-{self._run}")
+
+    async def _show_progress(self) -> None:
+        words = f"{self._run}: {self._step} of {self._steps} steps"
+        await self._bar.show(_known(self._flow_run), words, 100 * self._step / self._steps)
+
+    async def _show_steps(self) -> None:
+        shown = f"the last {ROWS_SHOWN} steps" if self._step > ROWS_SHOWN else "its steps"
+        words = f"{self._run}: {shown}, newest first. The run's metrics.jsonl has all steps and more figures."
+        await self._table.show(_known(self._flow_run), words, json.dumps(list(self._rows)))
+
+    async def _try(self, send: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await send()
+        except Exception as error:  # whatever it is, a page is no reason to end a run
+            self.failures += 1
+            if self.failures == 1:
+                reporter().say(f"the run's Prefect page was not updated ({_one_line(error)}); the run goes on")
+
+
+async def show_result(paths: RunPaths, summary: Mapping[str, Any], scores: Mapping[str, Score]) -> None:
+    """The run's result in words, its scores by label, and what it orders on the first held-out position, with the board."""
+    words = f"{paths.root.name}: what {summary['steps']} steps were worth"
+    await _show_once("markdown", f"result-{_slug(paths.root.name)}", words, lambda: result_page(paths, summary, scores))
+
+
+async def show_scores(run: str, version: int, scores: Mapping[str, Score]) -> None:
+    """A policy version's scores by opponents, and what it orders on the first held-out position, with the board."""
+    words = f"{run}: strength of policy version {version}"
+    await _show_once("markdown", f"score-{_slug(run)}-v{version}", words, lambda: score_page(run, version, scores))
+
+
+async def show_cache(cache: StateCache) -> None:
+    """The cache's positions by year and by how far the leading power is ahead."""
+    words = (
+        f"Positions of state cache {cache.path.name}, by game year and by the centres of the strongest power: "
+        f"{len(cache.train)} to train from, {len(cache.held_out)} held out"
+    )
+    await _show_once("table", f"cache-{_slug(cache.path.name)}", words, lambda: json.dumps(cache_rows(cache)))
+
+
+class _Artifact:
+    """One artifact of a flow run: made at the first call, updated in place by the next ones."""
+
+    def __init__(self, kind: str, key: str) -> None:
+        self._kind, self._key = kind, key
+        self._id: UUID | None = None
+
+    async def show(self, flow_run: UUID, description: str, data: str | float) -> None:
+        async with get_client() as client:
+            if self._id is None:
+                new = ArtifactCreate(type=self._kind, key=self._key, description=description, data=data, flow_run_id=flow_run)
+                self._id = (await client.create_artifact(new)).id
+            else:
+                await client.update_artifact(self._id, ArtifactUpdate(description=description, data=data))
+
+
+async def _show_once(kind: str, key: str, description: str, make: Callable[[], str]) -> None:
+    flow_run = _flow_run_id()
+    if flow_run is None:
+        return
+    try:
+        data = await asyncio.to_thread(make)  # drawing a board takes a tenth of a second
+        await asyncio.wait_for(_Artifact(kind, key).show(flow_run, description, data), LAST_WORD_S)
+    except Exception as error:  # what is shown lies in files already
+        reporter().say(f"Prefect's page does not show '{key}' ({_one_line(error)}); nothing else is missing")
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    """Until `event`, or for `seconds`."""
+    waiting = asyncio.create_task(event.wait())
+    await asyncio.wait([waiting], timeout=seconds)
+    waiting.cancel()
+
+
+def _flow_run_id() -> UUID | None:
+    context = FlowRunContext.get()
+    return context.flow_run.id if context is not None and context.flow_run is not None else None
+
+
+def _known(flow_run: UUID | None) -> UUID:
+    assert flow_run is not None, "nothing is sent outside of a flow run"
+    return flow_run
+
+
+def _slug(name: str) -> str:
+    """`name` as part of an artifact's key: small letters, digits and dashes."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
