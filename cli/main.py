@@ -4,6 +4,7 @@ An expected failure is one sentence on standard error: exit code 2 where the use
 traceback appears with `--debug` only. `entente --help` loads no torch, vllm, prefect or wandb.
 """
 
+import errno
 import sys
 import traceback
 
@@ -30,6 +31,9 @@ _COMMANDS = {
     "doctor": ("cli.doctor:doctor", "Say what is installed, what does not fit, and the cure."),
 }
 """Name -> where the command lies, which is imported only when it runs, and its line in the list of commands."""
+
+_PATHS_THAT_CANNOT_BE_USED = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EROFS)
+"""What the system says of a path that is the user's mistake; a full disk, for one, is not."""
 
 
 def command_line(*, listing: bool = False) -> App:
@@ -71,9 +75,18 @@ def run(words: list[str], *, debug: bool = False) -> int:
         return 0
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 1
+    except OSError as error:
+        if error.filename is None:
+            return _unexpected(error, debug)
+        given = error.errno in _PATHS_THAT_CANNOT_BE_USED
+        return _fail(f"cannot use '{error.filename}': {error.strerror}", 2 if given else 1, debug)
     except Exception as error:
-        return _fail(f"unexpected {type(error).__name__}: {_one_line(error)}; see it whole with --debug", 1, debug)
+        return _unexpected(error, debug)
     return 0
+
+
+def _unexpected(error: Exception, debug: bool) -> int:
+    return _fail(f"unexpected {type(error).__name__}: {_one_line(error)}; see it whole with --debug", 1, debug)
 
 
 def _sentence(error: Exception) -> str:

@@ -182,7 +182,7 @@ def one_sentence(error: ValidationError) -> str:
 def _read_toml(file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # not text, not TOML, a number of thousands of digits, too deep
         raise InputError(f"settings file '{file}' cannot be read: {error}") from error
 
 

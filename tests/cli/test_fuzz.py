@@ -1,0 +1,251 @@
+"""Whatever is given, the command ends with a code and at most one sentence: never a traceback, never a file.
+
+Hypothesis makes settings files from the schema of the settings (wrong types, odd numbers, unknown names, nesting, odd text) and
+command lines from every command's own flags. All commands that do long work run dry; where one would begin to work all the
+same, the test fails.
+"""
+
+import contextlib
+import io
+import json
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cyclopts import App
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from cli.main import command_line, run
+from flows.run_settings import RunSettings, layered_settings
+from storage.runs import RunPaths
+
+READS = {("cache", "show"), ("model", "show"), ("sql",), ("doctor",)}
+"""Commands that only look, and so have no dry run."""
+NEVER = {"--dry-run", "--deep"}
+"""Flags that are not played with: one is what keeps work from beginning, the other starts a server."""
+MANY = settings(
+    max_examples=int(os.environ.get("ENTENTE_FUZZ_EXAMPLES", "30")),
+    deadline=None,
+    derandomize="ENTENTE_FUZZ_EXAMPLES" not in os.environ,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+
+
+def begins(*_: object, **__: object) -> None:
+    """What stands where work would begin."""
+    raise AssertionError("work has begun")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_work() -> Iterator[None]:
+    """Nothing starts, and this process keeps its environment."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cli.environment.prepare_environment", lambda **how: None)
+        patch.setattr("cli.train.progress_shown", begins)
+        patch.setattr("cli.screen.progress_shown", begins)
+        patch.setattr("inference.embedded.EmbeddedEngine", begins)
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        yield
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder: a run called `taken`, and a model folder called `bare` without a tokenizer."""
+    taken = RunPaths(tmp_path / "runs" / "taken").create()
+    taken.settings.write_text(layered_settings("laptop").model_dump_json())
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """Every file and folder below."""
+    return {str(path): path.read_bytes() if path.is_file() else b"" for path in folder.rglob("*")}
+
+
+def ends_well(folder: Path, words: list[str]) -> int:
+    """Run the words; every promise about how a command ends is checked here."""
+    before = content(folder)
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), warnings.catch_warnings():
+        code = run(words)
+    said = err.getvalue()
+    assert code in (0, 1, 2), (code, words)
+    lines = said.splitlines()
+    assert len(lines) <= 1, said
+    if words[:1] != ["doctor"]:  # its findings are its answer, and its code their verdict
+        assert (code == 0) == (said == ""), (code, said)
+    assert not said or said.startswith("entente: "), said
+    assert "entente: unexpected" not in said and "Traceback" not in said + out.getvalue(), said
+    assert content(folder) == before, "something was written"
+    return code
+
+
+# -- settings -------------------------------------------------------------------------------------------------
+
+
+def leaf_names(schema: dict[str, Any], node: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Path of every setting in the schema."""
+    for name, inner in node["properties"].items():
+        target = inner.get("$ref") or next((part["$ref"] for part in inner.get("allOf", ()) if "$ref" in part), None)
+        if target:
+            yield from leaf_names(schema, schema["$defs"][target.rsplit("/", 1)[1]], (*path, name))
+        else:
+            yield (*path, name)
+
+
+SCHEMA = RunSettings.model_json_schema()
+SETTINGS = sorted(leaf_names(SCHEMA, SCHEMA))
+ODD = [
+    "", "tiny", "random", "..", "/", "a/b", "bare", "taken", "x" * 300, "\x00", "[red]", "ＡＢＣ", "🂡", "mover", "float32", "all",
+]  # fmt: skip
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\r"), max_size=20) | st.sampled_from(ODD)
+NUMBERS = (
+    st.integers(-3, 70)
+    | st.sampled_from([10**9, 10**18, 2**63, 10**30, -(10**30), 10**400])
+    | st.floats()
+    | st.sampled_from([1e308, 5e-324, 0.5])
+)
+SCALARS = TEXT | NUMBERS | st.booleans()
+VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3), max_leaves=5)
+
+
+def toml(value: Any) -> str:
+    """A value as TOML writes it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{toml(str(key))} = {toml(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(toml(inner) for inner in value) + "]"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return repr(value)
+
+
+def value_at(name: tuple[str, ...]) -> Any:
+    """The laptop preset's value of a setting."""
+    value: Any = layered_settings("laptop").model_dump(mode="json")
+    for part in name:
+        value = value[part]
+    return value
+
+
+@st.composite
+def plausible_trees(draw: st.DrawFn) -> str:
+    """TOML of settings that are near the laptop's: most of these end in a plan."""
+    chosen = draw(st.lists(st.sampled_from(SETTINGS), max_size=6, unique=True))
+    lines = []
+    for name in chosen:
+        value = value_at(name)
+        if isinstance(value, int) and not isinstance(value, bool):
+            value = draw(st.sampled_from([1, 2, 3, value // 2, value * 2, value * 100]))
+        elif isinstance(value, float):
+            value *= draw(st.sampled_from([0.5, 1.0, 2.0]))
+        elif isinstance(value, bool):
+            value = draw(st.booleans())
+        lines.append(f"{'.'.join(toml(part) for part in name)} = {toml(value)}\n")
+    return "".join(lines)
+
+
+@st.composite
+def settings_trees(draw: st.DrawFn) -> str:
+    """TOML with a few settings, known or not, each with some value; one line each, by its dotted name."""
+    known = st.sampled_from(SETTINGS)
+    rooms = st.sampled_from(sorted({name[:1] for name in SETTINGS}))
+    unknown = st.tuples(st.sampled_from(["rollouts", "inference", "new"]), TEXT)
+    chosen = draw(st.dictionaries(known | known | known | rooms | unknown, VALUES, max_size=4))
+    return "".join(f"{'.'.join(toml(part) for part in name)} = {toml(value)}\n" for name, value in chosen.items())
+
+
+@pytest.mark.slow
+@MANY
+@given(tree=settings_trees() | plausible_trees())
+@example(tree="steps = " + "9" * 5000)
+@example(tree="steps = " + "[" * 5000)
+@example(tree="inference.max_model_length = 10000000000000000000000000000000")
+@example(tree='run = "x/../../y"')
+@example(tree="seed = 123456789012345678901234567890")
+@example(tree="[rollouts]\nstart_groups = 4096\nforks_per_group = 256\nhorizon_years = 20\npolicy_powers = 'all'")
+@example(tree="steps = 99999999999999999999999999999999999999999999999999")
+@example(tree="[inference]\nkv_cache_gib = 1" + "0" * 400)
+@example(tree="[tiny_model]\nhidden = 32000000000000000000000000000000\nlayers = 1000000000")
+def test_any_settings_end_in_a_plan_or_a_sentence(folder: Path, tree: str):
+    (folder / "given.toml").write_text(tree, encoding="utf-8", errors="surrogatepass")
+    ends_well(folder, ["train", "--dry-run", "--config", "given.toml"])
+
+
+@MANY
+@given(junk=st.binary(max_size=200))
+def test_any_file_given_as_settings_ends_in_a_plan_or_a_sentence(folder: Path, junk: bytes):
+    (folder / "given.toml").write_bytes(junk)
+    ends_well(folder, ["train", "--dry-run", "--config", "given.toml"])
+
+
+# -- words ----------------------------------------------------------------------------------------------------
+
+
+def commands(app: App, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], list[str]]]:
+    """Every command that only looks or can run dry, with the words that are safe to run and its flags."""
+    for name in app:
+        if name.startswith("-"):
+            continue
+        here, whole = app[name], (*path, name)
+        if here.default_command is None:
+            yield from commands(here, whole)
+            continue
+        flags = sorted({flag for argument in here.assemble_argument_collection() for flag in argument.names} - {"*"})
+        if whole in READS or "--dry-run" in flags:
+            yield whole, [flag for flag in flags if flag not in NEVER]
+
+
+FLAGS = dict(commands(command_line()))
+NEEDED: dict[tuple[str, ...], list[str]] = {
+    ("serve",): ["--model", "bare"],
+    ("evaluate",): ["--run", "taken"],
+    ("sql",): ["select 1", "--run", "taken"],
+}
+WORDS = (
+    TEXT
+    | NUMBERS.map(str)
+    | st.sampled_from(["-", "--", "--help", "-1", "=", "taken", "bare", "select 1", "--nothing", "{}", "[]", "laptop"])
+)
+
+
+@st.composite
+def command_lines(draw: st.DrawFn) -> list[str]:
+    """A command, and after it known flags with some value or none, and loose words."""
+    name = draw(st.sampled_from(sorted(FLAGS)))
+    flag = st.sampled_from([*FLAGS[name], "--unknown"])
+    pair = st.tuples(flag, WORDS).map(list) | st.tuples(flag, WORDS).map(lambda both: ["=".join(both)])
+    pieces = draw(st.lists(pair | pair | pair | flag.map(lambda word: [word]) | WORDS.map(lambda word: [word]), max_size=5))
+    first = NEEDED.get(name, []) if draw(st.booleans()) else []
+    dry = [] if name in READS else ["--dry-run"]
+    return [*name, *dry, *first, *(word for piece in pieces for word in piece)]
+
+
+@MANY
+@given(words=command_lines())
+@example(words=["train", "--dry-run", "--run"])
+@example(words=["train", "--dry-run", "--run", "a", "--run", "b"])
+@example(words=["train", "--dry-run", "--run", "\ud800"])
+@example(words=["train", "--dry-run", "--run", "x" * 10_000])
+@example(words=["cache", "build", "--dry-run", "--runs-root", "x" * 10_000])
+@example(words=["cache", "build", "--dry-run", "--runs-root", "a\0b"])
+@example(words=["model", "show", "a\0b"])
+@example(words=["evaluate", "--dry-run", "--run", "../.."])
+@example(words=["evaluate", "--dry-run", "--run", "taken", "--version", "9" * 5000])
+@example(words=["serve", "--dry-run", "--model", "bare", "--host", "256.256.256.256"])
+@example(words=["sql", "select 1", "--run", "taken", "--runs-root", "bare/config.json"])
+@example(words=["train", "--dry-run", "--config", "runs"])
+@example(words=["model", "make", "--dry-run", "--hidden", "3200000000000000000000000"])
+@example(words=["cache"])
+@example(words=["\n"])
+@example(words=[""])
+def test_any_words_end_in_an_answer_or_a_sentence(folder: Path, words: list[str]):
+    ends_well(folder, words)
