@@ -138,6 +138,10 @@ class Board:
         """Per power, the supply centres it owns, sorted."""
         return {power: tuple(sorted(self._game.powers[power].centers)) for power in POWERS}
 
+    def influence(self) -> dict[str, tuple[str, ...]]:
+        """Per power, the provinces that it entered last, sorted: what is drawn as its own."""
+        return {power: tuple(sorted(self._game.powers[power].influence)) for power in POWERS}
+
     def free_centres(self) -> tuple[str, ...]:
         """Supply centres that no power owns, sorted."""
         owned = {centre for power in POWERS for centre in self._game.powers[power].centers}

@@ -7,6 +7,7 @@ Never: pyplot, whose figures outlive their makers.
 
 import io
 import re
+from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -21,7 +22,7 @@ MANY_STEPS = 60
 """From here on a line has no marker at each step."""
 
 _WIDE, _HIGH = 5.6, 2.9  # inches; at 72 units an inch the words come out near the size of the page's
-_STYLE = {
+_STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "entente",
     "font.size": 9.5,
@@ -33,8 +34,6 @@ _STYLE = {
     "axes.linewidth": 0.7,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "legend.frameon": False,
-    "legend.fontsize": 9,
 }
 
 
@@ -63,7 +62,16 @@ def marker(steps: int) -> str | None:
 
 def legend_above(axes: Axes) -> None:
     """Names of the series in one row above the plot, where they hide nothing."""
-    axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=4, columnspacing=1.2, handlelength=1.3, borderaxespad=0.2)
+    axes.legend(
+        loc="lower left",
+        bbox_to_anchor=(-0.02, 1.0),
+        ncols=4,
+        columnspacing=1.2,
+        handlelength=1.3,
+        borderaxespad=0.2,
+        frameon=False,
+        labelcolor=INK,
+    )
 
 
 def to_svg(figure: Figure, name: str, alt: str) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from evaluation.score_files import ScoreRecord
 from evaluation.strength import Opening
 from game.board import Board
+from game.render import Frame, frame_around, locations_of, picture
 
 SHOWN = 3
 
@@ -22,7 +23,7 @@ class BoardView:
     who: str
     """As "base" or "version 20"."""
     picture: str
-    """The board with the orders' arrows, SVG."""
+    """The part of the board that the decision is about, with the orders' arrows, SVG; the same part for every policy."""
     alt: str
     """The same in words."""
     orders: list[tuple[str, float]]
@@ -70,16 +71,17 @@ def _name(record: ScoreRecord) -> str:
 def _position(decided: list[tuple[str, Opening]]) -> Position:
     _, first = decided[0]
     board = Board.restore(first.snapshot)
-    views = [_view(board, who, opening) for who, opening in decided]
+    frame = frame_around(location for _, opening in decided for location in locations_of(board, first.power, opening.orders))
+    views = [_view(board, who, opening, frame) for who, opening in decided]
     return Position(phase=board.long_phase, power=first.power, centres=len(board.centres()[first.power]), views=views)
 
 
-def _view(board: Board, who: str, opening: Opening) -> BoardView:
+def _view(board: Board, who: str, opening: Opening, frame: Frame) -> BoardView:
     orders = list(zip(opening.orders, opening.probabilities, strict=True))
     told = ", ".join(f"{order} with probability {probability:.0%}" for order, probability in orders)
     return BoardView(
         who=who,
-        picture=board.svg({opening.power: opening.orders}),
+        picture=picture(board, {opening.power: opening.orders}, certainty=dict(orders), frame=frame),
         alt=f"Board of {board.long_phase.lower()} with the orders of {opening.power.title()} by the {who} policy: {told}",
         orders=orders,
     )

@@ -22,6 +22,7 @@ _ROW_COUNTS = (
     ("train/decisions", "decisions trained on"),
     ("rollout/failed", "forks that failed"),
     ("rollout/orders_rejected", "orders the game engine refused"),
+    ("rollout/set_aside", "damaged shards found and played again"),
 )
 
 

@@ -6,6 +6,7 @@ Never: writes into the run, or works out again what a file already says. Interva
 whole start groups, as those of the scores resample whole games.
 """
 
+import fcntl
 import json
 import time
 from collections.abc import Mapping
@@ -25,7 +26,6 @@ from telemetry.errors import DataError, InputError
 LINEAGE = "main"
 """The ledger that a run's trainer writes."""
 _RESAMPLES = 2000
-_QUIET_S = 120.0  # the longest silence of a run that goes on, unless its steps are longer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +69,8 @@ class RunFacts:
     """Newest step whose batch is in the ledger; 0 if none."""
     quiet_s: float
     """Seconds since the run last wrote a figure, a row or a score."""
+    at_work: bool
+    """Whether a process of this machine holds the run's lock."""
     environment: Mapping[str, str] | None
     """What the run said of its machine; None where it kept no record."""
     rows: RowFacts
@@ -85,12 +87,6 @@ class RunFacts:
     def done(self) -> int:
         """Newest finished step; 0 if none."""
         return max(self.steps, default=0)
-
-    @property
-    def seems_alive(self) -> bool:
-        """Whether an unfinished run has written lately enough to be still at work."""
-        longest = max((figures["time/step_s"] for figures in self.steps.values()), default=0.0)
-        return self.quiet_s < max(_QUIET_S, 3 * longest)
 
     def series(self, name: str) -> list[float]:
         """One figure for steps 1 to `done`; not a number where a step lacks it."""
@@ -111,6 +107,8 @@ def read_run(paths: RunPaths) -> RunFacts:
         raise InputError(f"there is no run in '{paths.root}': it has no settings.json")
     troubles: list[str] = []
     settings = json.loads(paths.settings.read_text())
+    if damaged := sorted(file.name for file in paths.root.rglob(".*.damaged-*")):
+        troubles.append(f"The run itself set aside what it found damaged, and did it again: {', '.join(damaged)}.")
     records = _metrics(paths.metrics, troubles)
     return RunFacts(
         name=paths.root.name,
@@ -121,7 +119,8 @@ def read_run(paths: RunPaths) -> RunFacts:
         summary=_json(paths.summary, troubles),
         begun_step=_newest_ledger_step(paths),
         quiet_s=time.time() - _last_written(paths),
-        environment=_json(paths.root / "environment.json", troubles),
+        at_work=_is_held(paths.lock),
+        environment=_json(paths.environment, troubles),
         rows=_rows(paths, settings.get("storage", {}), troubles),
         troubles=troubles,
     )
@@ -165,6 +164,18 @@ def _json(file: Path, troubles: list[str]) -> dict[str, Any] | None:
 def _newest_ledger_step(paths: RunPaths) -> int:
     names = [file.stem.removeprefix("step-") for file in (paths.ledger / LINEAGE).glob("step-*.arrow")]
     return max((int(name) for name in names if name.isdigit()), default=0)
+
+
+def _is_held(lock: Path) -> bool:
+    """Whether a process holds the lock; asked with a shared one, which is given back at once."""
+    if not lock.is_file():
+        return False
+    with lock.open() as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def _last_written(paths: RunPaths) -> float:

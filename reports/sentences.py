@@ -10,16 +10,17 @@ def state(facts: RunFacts) -> tuple[str, str]:
     if facts.summary is not None and done >= planned:
         wall = f" in {duration(facts.summary['wall_s'])}" if "wall_s" in facts.summary else ""
         return "complete", f"Complete: {_steps(planned)}{wall}."
-    if facts.seems_alive:
+    last = f"the last file was written {duration(facts.quiet_s)} ago"
+    if facts.at_work:
         where = f"{done} of {_steps(planned)} done" if done else f"no step of {planned} done yet"
-        return "running", f"Running, or cut a moment ago: {where}; the last file was written {duration(facts.quiet_s)} ago."
+        return "running", f"Running: {where}; {last}."
     if not done and not facts.begun_step:
-        return "empty", f"Stopped before the first of {_steps(planned)}; last file written {duration(facts.quiet_s)} ago."
+        return "empty", f"Stopped before the first of {_steps(planned)}; {last}."
     if done >= planned:
-        return "cut", f"All {_steps(planned)} are done, but the run stopped before its last scores."
+        return "cut", f"All {_steps(planned)} are done, but the run stopped before its last scores; {last}."
     if facts.begun_step > done:
-        return "cut", f"Cut at step {facts.begun_step} of {planned}: {done} done, and the next had chosen its batch."
-    return "cut", f"Cut after step {done} of {planned}."
+        return "cut", f"Cut at step {facts.begun_step} of {planned}: {done} done, and the next had chosen its batch; {last}."
+    return "cut", f"Cut after step {done} of {planned}; {last}."
 
 
 def verdict(scores: dict[str, ScoreRecord]) -> str:

@@ -1,0 +1,235 @@
+"""Pictures of boards: a sketch map of our own with owners, units and the arrows of orders.
+
+Promise: sharp at any size, a few tens of KB, without ids, style sheets or scripts, so that many may stand in one page. A thicker
+arrow is a surer order, where the caller says how sure.
+Never: the game engine's map artwork, whose licence is not this project's.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from game.board import Board
+from game.sketch_map import CLOSED, HEIGHT, LAND, SEA, WIDTH, Cell, Point, cells, place
+from game.snapshot import POWERS
+
+Frame = tuple[float, float, float, float]
+"""Left, top, width and height of the part that is shown."""
+
+COLOURS: dict[str, str] = dict(
+    zip(POWERS, ("#c8443a", "#7c4fb0", "#3778c2", "#4d545c", "#2f9457", "#7d8ea3", "#cf9a12"), strict=True)
+)
+"""Of each power's units; its ground is a tint of it."""
+_FREE, _SEA, _CLOSED = "#efeadd", "#d7e6ee", "#c9c4b8"
+_INK, _SHAPE = "#20262d", 4 / 3  # width to height of a picture
+_MARGIN = 75.0
+
+
+def frame_around(locations: Iterable[str], *, shape: float = _SHAPE) -> Frame:
+    """The part of the sketch that shows these locations with room around them."""
+    places = [place(location) for location in locations]
+    left, right = min(x for x, _ in places) - _MARGIN, max(x for x, _ in places) + _MARGIN
+    top, bottom = min(y for _, y in places) - _MARGIN, max(y for _, y in places) + _MARGIN
+    width = min(max(right - left, (bottom - top) * shape, 300.0), WIDTH, HEIGHT * shape)
+    height = width / shape
+    x = min(max((left + right - width) / 2, 0.0), WIDTH - width)
+    y = min(max((top + bottom - height) / 2, 0.0), HEIGHT - height)
+    return x, y, width, height
+
+
+def locations_of(board: Board, power: str, orders: Sequence[str]) -> set[str]:
+    """Where `power` stands, and every place that its orders name."""
+    named = {word for order in orders for word in order.split() if word.split("/")[0] in _NAMES}
+    return named | {unit[2:] for unit in board.units()[power]}
+
+
+def picture(
+    board: Board,
+    orders: Mapping[str, Sequence[str]] | None = None,
+    *,
+    certainty: Mapping[str, float] | None = None,
+    frame: Frame = (0.0, 0.0, WIDTH, HEIGHT),
+) -> str:
+    """The board as SVG, with the `orders` of each power; `certainty` holds a probability per order, 1 where it does not."""
+    x, y, width, height = frame
+    size = width / 44  # half a unit's width; words and lines follow it, so that a part is drawn as clearly as the whole
+    shown = [cell for cell in cells() if _meets(cell, frame)]
+    drawn = [*_ground(board, shown, size), *_units(board, size)]
+    for power, given in (orders or {}).items():
+        for order in given:
+            drawn += _order(order, COLOURS[power], (certainty or {}).get(order, 1.0), size)
+    drawn += _names(board, shown, size, frame)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{x:.1f} {y:.1f} {width:.1f} {height:.1f}" '
+        f'width="{600}" height="{600 * height / width:.0f}" font-family="sans-serif" text-anchor="middle">'
+        + "".join(drawn)
+        + "</svg>\n"
+    )
+
+
+_NAMES = frozenset(LAND | SEA)
+
+
+def _meets(cell: Cell, frame: Frame) -> bool:
+    x, y, width, height = frame
+    across, down = [corner[0] for corner in cell.corners], [corner[1] for corner in cell.corners]
+    return max(across) >= x and min(across) <= x + width and max(down) >= y and min(down) <= y + height
+
+
+def _ground(board: Board, shown: list[Cell], size: float) -> list[str]:
+    """Provinces in their owners' tints, thin lines between them, a firm line along every coast."""
+    owners = {place: power for power, places in board.influence().items() for place in places}
+    grounds: dict[str, list[str]] = {}
+    lines: dict[str, list[str]] = {"sea": [], "land": [], "coast": []}
+    for cell in shown:
+        grounds.setdefault(_fill(cell, owners), []).append(_outline(cell.corners))
+        for start, end, beyond in zip(cell.corners, (*cell.corners[1:], cell.corners[0]), cell.beyond, strict=True):
+            if cell.name < beyond:  # each line once
+                kind = ("land", "coast", "sea")[cell.is_sea + (beyond in _SEAS)]
+                lines[kind].append(f"M{_at(start)}L{_at(end)}")
+    drawn = [
+        f'<path d="{"".join(outlines)}" fill="{fill}" stroke="{fill}" stroke-width="{size * 0.05:.2f}"/>'
+        for fill, outlines in grounds.items()
+    ]
+    for kind, (colour, width) in {"sea": ("#b9d0dd", 0.09), "land": ("#ffffff", 0.13), "coast": ("#6f93a8", 0.13)}.items():
+        path = f'<path d="{"".join(lines[kind])}" stroke="{colour}" stroke-width="{size * width:.2f}" stroke-linecap="round"/>'
+        drawn += [path] if lines[kind] else []
+    return drawn
+
+
+def _fill(cell: Cell, owners: Mapping[str, str]) -> str:
+    if cell.name in CLOSED:
+        return _CLOSED
+    if cell.is_sea:
+        return _SEA
+    return _tint(COLOURS[owners[cell.name]]) if cell.name in owners else _FREE
+
+
+_SEAS = frozenset(SEA)
+
+
+def _names(board: Board, shown: list[Cell], size: float, frame: Frame) -> list[str]:
+    """Abbreviations, below where a unit would stand, and the supply centres as rings in their owners' colours."""
+    owners = {centre: power for power, centres in board.centres().items() for centre in centres}
+    centres = {*owners, *board.free_centres()}
+    left, top, width, height = frame
+    drawn = []
+    for name in dict.fromkeys(cell.name for cell in shown if cell.name not in CLOSED):
+        x, y = place(name)
+        if not (left < x < left + width and top < y < top + height):
+            continue
+        if name in centres:
+            fill = COLOURS[owners[name]] if name in owners else "#ffffff"
+            drawn.append(
+                f'<circle cx="{x - size * 1.05:.1f}" cy="{y + size * 1.25:.1f}" r="{size * 0.27:.2f}" fill="{fill}" '
+                f'stroke="{_INK}" stroke-width="{size * 0.1:.2f}"/>'
+            )
+        drawn.append(
+            f'<text x="{x + size * 0.1:.1f}" y="{y + size * 1.55:.1f}" font-size="{size * 0.82:.2f}" fill="{_INK}" '
+            f'paint-order="stroke" stroke="#ffffff" stroke-opacity="0.75" stroke-width="{size * 0.22:.2f}">{name}</text>'
+        )
+    return drawn
+
+
+def _units(board: Board, size: float) -> list[str]:
+    """Armies as discs and fleets as wide lozenges with their letter; dislodged ones beside whoever drove them out."""
+    drawn = []
+    for power in POWERS:
+        for unit in board.units()[power]:
+            drawn += _unit(unit, place(unit[2:]), COLOURS[power], size)
+        for unit in board.dislodged()[power]:
+            x, y = place(unit[2:])
+            drawn += _unit(unit, (x + size, y - size), COLOURS[power], size * 0.8)
+    return drawn
+
+
+def _unit(unit: str, at: Point, colour: str, size: float) -> list[str]:
+    x, y = at
+    look = f'fill="{colour}" stroke="#ffffff" stroke-width="{size * 0.14:.2f}"'
+    if unit[0] == "A":
+        shape = f'<circle cx="{x}" cy="{y}" r="{size * 0.72:.2f}" {look}/>'
+    else:
+        wide, high = size * 1.02, size * 0.66
+        hull = [(x - wide, y - high), (x + wide, y - high), (x + wide * 0.6, y + high), (x - wide * 0.6, y + high)]
+        shape = f'<path d="{_outline(hull)}" {look} stroke-linejoin="round"/>'
+    return [
+        shape,
+        f'<text x="{x}" y="{y + size * 0.32:.1f}" font-size="{size * 0.9:.2f}" font-weight="700" fill="#ffffff">{unit[0]}</text>',
+    ]
+
+
+def _order(order: str, colour: str, certainty: float, size: float) -> list[str]:
+    """The mark of one order: arrow, dashed line, ring, plus or cross."""
+    words = order.split()
+    if len(words) < 3:
+        return []  # a build that is waived
+    here, thick = place(words[1]), size * (0.14 + 0.36 * certainty)
+    if words[2] in ("-", "R"):
+        return _arrow(here, place(words[3]), colour, thick, size)
+    if words[2] in ("S", "C"):
+        start = place(words[4])
+        end = place(words[6]) if "-" in words else start
+        return _line(here, ((start[0] + end[0]) / 2, (start[1] + end[1]) / 2) if "-" in words else start, colour, thick, size)
+    ring = (
+        f'<circle cx="{here[0]}" cy="{here[1]}" r="{size * 1.15:.2f}" fill="none" stroke="{colour}" stroke-width="{thick:.2f}"/>'
+    )
+    if words[2] == "B":
+        return [*_unit(order, here, colour, size), f'{ring[:-2]} stroke-dasharray="{size * 0.35:.1f}"/>']
+    if words[2] == "D":
+        reach = size * 0.95
+        ends = [(here[0] + a * reach, here[1] + b * reach) for a, b in ((-1, -1), (1, 1), (-1, 1), (1, -1))]
+        return [
+            f'<path d="M{_at(ends[0])}L{_at(ends[1])}M{_at(ends[2])}L{_at(ends[3])}" stroke="#b3261e" '
+            f'stroke-width="{max(thick, size * 0.25):.2f}" stroke-linecap="round"/>'
+        ]
+    return [ring]
+
+
+def _arrow(start: Point, end: Point, colour: str, thick: float, size: float) -> list[str]:
+    """From the rim of the unit to just before the place, with a white edge that lifts it off the ground."""
+    dx, dy, length = _direction(start, end)
+    head = size * 0.55 + thick * 1.2
+    tail = (start[0] + dx * size * 0.8, start[1] + dy * size * 0.8)
+    tip = (end[0] - dx * min(size * 0.35, length * 0.1), end[1] - dy * min(size * 0.35, length * 0.1))
+    neck = (tip[0] - dx * head, tip[1] - dy * head)
+    wing = head * 0.62
+    point = [tip, (neck[0] - dy * wing, neck[1] + dx * wing), (neck[0] + dy * wing, neck[1] - dx * wing)]
+    shaft = f"M{_at(tail)}L{_at(neck)}"
+    edge = size * 0.22
+    return [
+        f'<path d="{shaft}" stroke="#ffffff" stroke-width="{thick + edge:.2f}"/>',
+        f'<path d="{_outline(point)}" fill="#ffffff" stroke="#ffffff" stroke-width="{edge:.2f}" stroke-linejoin="round"/>',
+        f'<path d="{shaft}" stroke="{colour}" stroke-width="{thick:.2f}"/>',
+        f'<path d="{_outline(point)}" fill="{colour}"/>',
+    ]
+
+
+def _line(start: Point, end: Point, colour: str, thick: float, size: float) -> list[str]:
+    """A dashed line to what is supported or convoyed, ended by a dot."""
+    dx, dy, _ = _direction(start, end)
+    tail = (start[0] + dx * size * 0.8, start[1] + dy * size * 0.8)
+    path = f"M{_at(tail)}L{_at(end)}"
+    return [
+        f'<path d="{path}" stroke="#ffffff" stroke-width="{thick + size * 0.2:.2f}"/>',
+        f'<path d="{path}" stroke="{colour}" stroke-width="{thick:.2f}" stroke-dasharray="{size * 0.45:.1f} {size * 0.3:.1f}"/>',
+        f'<circle cx="{end[0]:.1f}" cy="{end[1]:.1f}" r="{size * 0.25 + thick * 0.6:.2f}" fill="{colour}" stroke="#ffffff" '
+        f'stroke-width="{size * 0.1:.2f}"/>',
+    ]
+
+
+def _direction(start: Point, end: Point) -> tuple[float, float, float]:
+    length = math.dist(start, end) or 1.0
+    return (end[0] - start[0]) / length, (end[1] - start[1]) / length, length
+
+
+def _outline(corners: Sequence[Point]) -> str:
+    return "M" + "L".join(_at(corner) for corner in corners) + "Z"
+
+
+def _at(point: Point) -> str:
+    return f"{point[0]:.1f} {point[1]:.1f}"
+
+
+def _tint(colour: str) -> str:
+    """The colour, two thirds of the way to white."""
+    parts = [int(colour[index : index + 2], 16) for index in (1, 3, 5)]
+    return "#" + "".join(f"{round(255 - (255 - part) * 0.36):02x}" for part in parts)
