@@ -1,0 +1,195 @@
+"""A run's page in Prefect: complete where the server takes it, and never a reason for a run to fail or to wait."""
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+from uuid import UUID
+
+import pytest
+from prefect import flow
+from prefect.client.orchestration import PrefectClient, get_client
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
+
+import tasks.artifacts
+from evaluation.strength import Opening, Score
+from game.board import Board
+from storage.runs import RunPaths
+from tasks.artifacts import RunPage, show_result
+from telemetry.progress import LogReporter, install
+
+FIGURES = {"train/return_mean": 0.25, "train/decisions": 16.0, "rollout/tokens_per_s": 248.4, "time/orchestration_share": 0.05}
+
+
+class Listener(LogReporter):
+    """Keeps what is said."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[str] = []
+
+    def say(self, sentence: str) -> None:
+        self.said.append(sentence)
+
+
+@pytest.fixture
+def said() -> Iterator[list[str]]:
+    listener = Listener()
+    install(listener)
+    yield listener.said
+    install(LogReporter())
+
+
+@flow(name="looked-at")
+def nothing() -> None:
+    """Gives its name to flow runs; it is never run here: Prefect leaves sockets open where it runs a flow."""
+
+
+@pytest.fixture
+def in_flow_run(prefect_server: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[UUID], Awaitable[Any]]], Any]:
+    """`in_flow_run(work)`: what `work(flow run's id)` returns, where the code under test takes itself for that flow run."""
+
+    async def begin(work: Callable[[UUID], Awaitable[Any]]) -> Any:
+        async with get_client() as client:
+            run = await client.create_flow_run(nothing)
+        monkeypatch.setattr(tasks.artifacts, "_flow_run_id", lambda: run.id)
+        return await work(run.id)
+
+    return lambda work: asyncio.run(begin(work))
+
+
+async def artifacts_of(flow_run: UUID) -> dict[str, Any]:
+    """The artifacts of a flow run by type."""
+    async with get_client() as client:
+        found = await client.read_artifacts(artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[flow_run])))
+    assert len({artifact.type for artifact in found}) == len(found), "one of each, however many updates"
+    return {str(artifact.type): artifact for artifact in found}
+
+
+def test_the_page_of_a_run_ends_with_all_its_steps_under_two_keys_and_its_name(in_flow_run):
+    async def run(flow_run: UUID) -> tuple[dict[str, Any], str]:
+        async with RunPage("My_run.1", 3) as page:
+            for step in (1, 2, 3):
+                page.step(step, FIGURES)
+                await asyncio.sleep(0.3)
+        assert page.failures == 0
+        async with get_client() as client:
+            return await artifacts_of(flow_run), (await client.read_flow_run(flow_run)).name
+
+    shown, name = in_flow_run(run)
+    assert name == "train-My_run.1"
+    keys = {kind: artifact.key for kind, artifact in shown.items()}
+    assert keys == {"progress": "progress-my-run-1", "table": "steps-my-run-1"}
+    assert shown["progress"].data == 100 and shown["progress"].description == "My_run.1: 3 of 3 steps"
+    rows = json.loads(shown["table"].data)
+    assert [row["step"] for row in rows] == ["3", "2", "1"]
+    assert rows[0] | {"return": "+0.25", "decisions": "16", "tokens/s": "248", "Prefect": "5.0%", "lag": ""} == rows[0]
+
+
+def test_an_update_that_the_server_refuses_is_said_once_counted_and_survived(
+    in_flow_run, said: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(tasks.artifacts, "PAUSE_S", 0.05)
+
+    async def run(flow_run: UUID) -> int:
+        async with RunPage("lost", 4) as page:
+            page.step(1, FIGURES)
+            while len(shown := await artifacts_of(flow_run)) < 2:
+                await asyncio.sleep(0.05)
+            async with get_client() as client:
+                for artifact in shown.values():
+                    await client.delete_artifact(artifact.id)
+            for step in (2, 3, 4):
+                page.step(step, FIGURES)
+                await asyncio.sleep(0.5)
+        return page.failures
+
+    failures = in_flow_run(run)
+    assert failures >= 4, "each update of both artifacts"
+    assert len([sentence for sentence in said if "was not updated" in sentence]) == 1
+    assert said[-1].startswith(f"{failures} updates of the run's Prefect page were lost")
+
+
+def test_a_server_that_never_answers_delays_a_run_s_end_only_and_only_for_a_while(
+    in_flow_run, said: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(tasks.artifacts, "LAST_WORD_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+
+        async def run(flow_run: UUID) -> tuple[float, float, int]:
+            monkeypatch.setattr(tasks.artifacts, "get_client", lambda: PrefectClient(f"http://127.0.0.1:{port}/api"))
+            async with RunPage("silent", 2) as page:
+                await asyncio.sleep(0.2)  # it is at work on a first request now, which will not be answered
+                began = time.monotonic()
+                page.step(1, FIGURES)
+                page.step(2, FIGURES)
+                await asyncio.sleep(0)
+                told = time.monotonic()
+            return told - began, time.monotonic() - told, page.failures
+
+        telling, closing, failures = in_flow_run(run)
+    assert telling < 0.2 and closing < 5 and failures >= 1
+    assert "lost" in said[-1]
+
+
+def test_outside_of_a_flow_run_nothing_is_sent_and_nothing_fails(said: list[str], monkeypatch: pytest.MonkeyPatch):
+    def must_not() -> None:
+        raise AssertionError("a client was asked for")
+
+    monkeypatch.setattr(tasks.artifacts, "get_client", must_not)
+
+    async def run() -> int:
+        async with RunPage("bare", 1) as page:
+            page.step(1, FIGURES)
+        return page.failures
+
+    assert asyncio.run(run()) == 0 and said == []
+
+
+def score(mean: float, *, half: float = 0.1, openings: tuple[Opening, ...] = ()) -> Score:
+    return Score(
+        mean=mean,
+        low=mean - half,
+        high=mean + half,
+        forks=4,
+        positions=4,
+        source_games=2,
+        orders_rejected=0,
+        openings=openings,
+    )
+
+
+@pytest.mark.parametrize(
+    ("trained", "verdict"),
+    [(0.5, "plays better than its base"), (0.15, "No difference from its base is shown"), (-0.5, "plays worse than its base")],
+)
+def test_a_result_says_in_words_whether_the_intervals_meet(tmp_path, trained: float, verdict: str):
+    from tasks.artifact_texts import result_page
+
+    page = result_page(RunPaths(tmp_path / "mine"), {"steps": 2}, {"base": score(0.0), "trained": score(trained)})
+    assert verdict in page and f"+0.00 → {trained:+.2f}" in page
+    assert "| trained | " in page and str(tmp_path / "mine") in page
+
+
+def test_a_result_shows_the_first_opening_of_base_and_trained_and_the_board(tmp_path, positions):
+    from tasks.artifact_texts import result_page
+
+    power, legal = next(iter(Board.restore(positions[0]).legal_orders().items()))
+    orders = tuple(options[0] for options in legal.options)
+    both = [
+        Opening(snapshot=positions[0], power=power, orders=orders, probabilities=tuple([chance] * len(orders)))
+        for chance in (0.125, 0.875)
+    ]
+    scores = {"base": score(0.0, openings=(both[0],)), "trained": score(0.1, openings=(both[1],))}
+    page = result_page(RunPaths(tmp_path), {"steps": 2}, scores)
+    assert f"{power} in {positions[0].phase}" in page
+    assert all(f"| {order} | 12.5% | {order} | 87.5% |" in page for order in orders)
+    assert "](data:image/svg+xml;base64," in page
+
+
+def test_a_result_that_cannot_be_shown_is_said_and_survived(in_flow_run, said: list[str], tmp_path):
+    in_flow_run(lambda flow_run: show_result(RunPaths(tmp_path / "mine"), {"steps": 2}, {}))
+    assert said and "does not show 'result-mine'" in said[0]
