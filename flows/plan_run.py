@@ -54,8 +54,11 @@ def plan_train(settings: RunSettings, *, resume: bool = False) -> Plan:
     """
     check_settings(settings)
     done = max(published_versions(settings.paths), default=0) if resume else 0
-    if not resume and settings.run and settings.paths.root.exists():
-        raise InputError(f"run '{settings.run}' exists already in {settings.runs_root}: choose another name with --run")
+    if not resume and settings.run and settings.paths.settings.exists():
+        raise InputError(
+            f"run '{settings.run}' exists already in {settings.runs_root}: go on with it by --resume, "
+            "or choose another name with --run"
+        )
     model, shape = _model(settings)
     machine = this_machine()
     trainer = _trainer_bytes(settings, shape)

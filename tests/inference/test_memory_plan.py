@@ -1,0 +1,151 @@
+"""What a model needs is reckoned as vLLM and the weight files have it, and what cannot fit is refused with the figures."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from inference.memory_plan import (
+    ENGINE_PROCESS_BYTES,
+    GIB,
+    Machine,
+    ModelShape,
+    available_memory,
+    check_memory,
+    plan_memory,
+    read_shape,
+    size_text,
+    trainer_memory,
+)
+from inference.settings import InferenceSettings
+from telemetry.errors import InputError
+
+SEVEN_B = ModelShape(
+    layers=28,
+    hidden=3584,
+    inner=18944,
+    heads=28,
+    key_value_heads=4,
+    head_width=128,
+    parameters=7_615_616_512,
+    width=2,
+    positions=32768,
+)
+"""Qwen2.5-7B, by its published config."""
+
+
+def test_the_shape_of_a_model_is_read_from_its_files(model: Path):
+    shape = read_shape(model)
+    assert shape is not None
+    assert shape.parameters == json.loads((model / "recipe.json").read_text())["parameters"]
+    assert (shape.layers, shape.hidden, shape.heads, shape.key_value_heads, shape.positions) == (2, 64, 2, 1, 1024)
+
+
+@pytest.mark.parametrize(
+    "config", ["{}", "[]", "no json", '{"num_attention_heads": 0, "hidden_size": 8}', '{"num_attention_heads": "x"}']
+)
+def test_a_config_in_other_words_is_no_shape_and_nothing_is_refused(tmp_path: Path, config: str):
+    (tmp_path / "config.json").write_text(config)
+    assert read_shape(tmp_path) is None
+    check_memory(None, InferenceSettings(), machine=Machine(memory=0))
+
+
+@pytest.mark.vllm
+def test_the_cache_holds_as_many_blocks_as_vllm_makes(model: Path, vllm_engine):
+    shape = read_shape(model)
+    assert shape is not None
+    settings = InferenceSettings(max_model_length=512, max_sequences=32)
+    plan = plan_memory(shape, settings, Machine(memory=0))
+    assert plan.tokens == vllm_engine._engine.vllm_config.cache_config.num_gpu_blocks * settings.block_size
+
+
+def test_the_adapter_has_the_weights_that_peft_gives_it():
+    # 161,480,704 parameters at rank 64, as peft prints for this model and all seven modules; linear in the rank.
+    assert SEVEN_B.lora_parameters(64) == 161_480_704
+    assert SEVEN_B.lora_parameters(16) * 4 == SEVEN_B.lora_parameters(64)
+
+
+def refusal(shape: ModelShape, machine: Machine, trainer: int = 0, **settings: object) -> str:
+    with pytest.raises(InputError) as caught:
+        check_memory(shape, InferenceSettings.model_validate(settings), machine=machine, trainer=trainer)
+    return str(caught.value)
+
+
+def test_a_cache_too_large_for_the_machine_is_refused_with_one_that_fits():
+    machine = Machine(memory=50 * GIB)
+    said = refusal(SEVEN_B, machine, dtype="bfloat16", kv_cache_gib=40)
+    assert "key-value cache 40.0 GiB" in said and "50.0 GiB are available" in said
+    assert "lower inference.kv_cache_gib from 40 to 20" in said
+    check_memory(SEVEN_B, InferenceSettings(dtype="bfloat16", kv_cache_gib=20), machine=machine)
+    assert "lower inference.kv_cache_gib" in refusal(SEVEN_B, machine, dtype="bfloat16", kv_cache_gib=21)
+
+
+def test_the_trainer_counts_beside_the_engine():
+    trainer = trainer_memory(SEVEN_B, rank=16, dtype="bfloat16")
+    assert trainer > 2 * SEVEN_B.parameters + 16 * SEVEN_B.lora_parameters(16)
+    needed = ENGINE_PROCESS_BYTES + 4 * SEVEN_B.parameters + GIB
+    alone = Machine(memory=needed)
+    check_memory(SEVEN_B, InferenceSettings(dtype="bfloat16"), machine=alone)
+    assert "choose a smaller model" in refusal(SEVEN_B, alone, trainer=trainer, dtype="bfloat16")
+
+
+def test_a_cache_too_small_for_one_sequence_is_refused_with_one_that_fits():
+    # 28 layers x 2 x 4 heads x 128 x 2 bytes = 57,344 bytes a token: 18,724 tokens a GiB.
+    machine = Machine(memory=100 * GIB)
+    said = refusal(SEVEN_B, machine, dtype="bfloat16", max_model_length=30_000)
+    assert "holds 18,720 tokens, but one sequence may have 30,000" in said and "inference.kv_cache_gib to 2" in said
+    check_memory(SEVEN_B, InferenceSettings(dtype="bfloat16", max_model_length=30_000, kv_cache_gib=2), machine=machine)
+
+
+def test_a_block_that_the_cpu_cannot_attend_over_is_refused():
+    said = refusal(SEVEN_B, Machine(memory=100 * GIB), dtype="bfloat16", block_size=16)
+    assert said.startswith("inference.block_size 16 must be a multiple of 32")
+
+
+def test_a_gpu_is_refused_for_what_is_free_and_for_what_the_weights_take():
+    card = {"memory": 100 * GIB, "gpu_total": 80 * GIB}
+    said = refusal(SEVEN_B, Machine(**card, gpu_free=40 * GIB), dtype="bfloat16", gpu_memory_share=0.85)
+    assert "asks for 68.0 GiB of the GPU, but 40.0 GiB are free" in said
+    said = refusal(SEVEN_B, Machine(**card, gpu_free=80 * GIB), dtype="bfloat16", gpu_memory_share=0.1)
+    assert "weights take 14.2 GiB" in said and "gives the engine 8.0 GiB" in said
+    check_memory(SEVEN_B, InferenceSettings(dtype="bfloat16", block_size=16), machine=Machine(**card, gpu_free=80 * GIB))
+
+
+def test_workers_elsewhere_leave_only_the_trainer_here():
+    settings = InferenceSettings(urls=("http://127.0.0.1:8100",), kv_cache_gib=1000)
+    check_memory(SEVEN_B, settings, machine=Machine(memory=20 * GIB), trainer=16 * GIB)
+    with pytest.raises(InputError, match=r"the trainer needs at least 16.0 GiB of memory, but 10.0 GiB are available"):
+        check_memory(SEVEN_B, settings, machine=Machine(memory=10 * GIB), trainer=16 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        pytest.param({}, 1000, id="none"),
+        pytest.param({"memory.max": "max", "memory.current": "5", "memory.stat": "inactive_file 1"}, 1000, id="no limit"),
+        pytest.param({"memory.max": "500", "memory.current": "300", "memory.stat": "inactive_file 100"}, 300, id="version 2"),
+        pytest.param({"memory.max": "5000", "memory.current": "300", "memory.stat": "anon 1"}, 1000, id="more than there is"),
+        pytest.param({"memory.max": "200", "memory.current": "300", "memory.stat": "anon 1"}, 0, id="used up"),
+        pytest.param(
+            {
+                "memory/memory.limit_in_bytes": "500",
+                "memory/memory.usage_in_bytes": "400",
+                "memory/memory.stat": "total_inactive_file 50\ninactive_file 9",
+            },
+            150,
+            id="version 1",
+        ),
+    ],
+)
+def test_a_container_s_limit_counts(tmp_path: Path, files: dict[str, str], expected: int):
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    assert available_memory(1000, tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 bytes"), (1536, "1.5 KiB"), (GIB, "1.0 GiB"), (150 * 2**20, "150 MiB"), (10**400 * GIB, "TiB")]
+)
+def test_sizes_read_well_however_large(count: int, text: str):
+    assert text in size_text(count)
