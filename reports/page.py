@@ -72,7 +72,7 @@ def html_of(facts: RunFacts, presets: Mapping[str, Mapping[str, Any]], runs_root
         settings=flat(facts.settings),
         environment=facts.environment or environment(),
         environment_stored=facts.environment is not None,
-        commands=commands(facts, runs_root),
+        commands=commands(facts, runs_root, word),
         value=_value,
         per_cent=_per_cent,
     )
@@ -112,7 +112,7 @@ def write_pictures(facts: RunFacts, folder: Path) -> list[Path]:
     return [folder / name for name in pictures]
 
 
-def commands(facts: RunFacts, runs_root: Path) -> list[tuple[str, str]]:
+def commands(facts: RunFacts, runs_root: Path, state: str) -> list[tuple[str, str]]:
     """What to ask next of this very run: a reason and the line to type."""
     run = f"--run {shlex.quote(facts.name)}"
     if runs_root != Path("runs"):
@@ -130,6 +130,8 @@ def commands(facts: RunFacts, runs_root: Path) -> list[tuple[str, str]]:
     ]
     if facts.done:
         found.append(("Score the newest version", f"entente evaluate {run}"))
+    if state in ("cut", "empty"):
+        found.insert(0, ("Go on where it stopped", f"entente train {run} --resume"))
     return found
 
 

@@ -3,6 +3,8 @@
 from evaluation.score_files import ScoreRecord
 from reports.read_run import RunFacts
 
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
 
 def state(facts: RunFacts) -> tuple[str, str]:
     """One word for the run's state (complete, running, cut, empty) and the sentence that says so."""
@@ -66,12 +68,12 @@ def mismatch(facts: RunFacts) -> str:
     half = "bfloat16" in (training.get("dtype"), facts.settings.get("inference", {}).get("dtype"))
     if half:
         return (
-            f"At the start trainer and engine differed by {found['mismatch/mean']:.2g} nats in the mean (limit "
-            f"{training['mismatch_mean_bf16']:g}) and {found['mismatch/p99']:.2g} at the 99th percentile (limit "
+            f"At the start trainer and engine differed by {_small(found['mismatch/mean'])} nats in the mean (limit "
+            f"{training['mismatch_mean_bf16']:g}) and {_small(found['mismatch/p99'])} at the 99th percentile (limit "
             f"{training['mismatch_p99_bf16']:g}), {over}."
         )
-    limit = f"the limit is {training['mismatch_max']:g}" if "mismatch_max" in training else "without a limit"
-    return f"At the start trainer and engine differed by at most {found['mismatch/largest']:.2g} nats {over}; {limit}."
+    limit = f"the limit is {_small(training['mismatch_max'])}" if "mismatch_max" in training else "without a limit"
+    return f"At the start trainer and engine differed by at most {_small(found['mismatch/largest'])} nats {over}; {limit}."
 
 
 def hidden_rollouts(facts: RunFacts) -> str:
@@ -87,6 +89,14 @@ def hidden_rollouts(facts: RunFacts) -> str:
     if hidden < 0.01 * facts.total("time/step_s"):
         return ""
     return f" Another {duration(hidden)} of rollouts ran behind training and are not drawn."
+
+
+def _small(value: float) -> str:
+    """Two digits, with a power of ten where there would be many zeros."""
+    if value == 0 or value >= 0.001:
+        return f"{value:.2g}"
+    digits, exponent = f"{value:.1e}".split("e")
+    return f"{digits.removesuffix('.0')} × 10{str(int(exponent)).translate(_RAISED)}"
 
 
 def duration(seconds: float) -> str:

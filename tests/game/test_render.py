@@ -1,0 +1,139 @@
+"""Claims about pictures of boards: the sketch is true to the game's map, and an order's mark is where the order is."""
+
+import math
+import random
+import re
+from xml.etree import ElementTree
+
+import pytest
+from diplomacy import Map
+
+from game.adjudicator import MAPS
+from game.board import Board
+from game.players import player
+from game.render import COLOURS, frame_around, locations_of, picture
+from game.sketch_map import CLOSED, HEIGHT, LAND, SEA, WIDTH, cells, place
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def shapes(svg: str) -> list[ElementTree.Element]:
+    """The marks of a picture; reading fails where it is no XML."""
+    return list(ElementTree.fromstring(svg))
+
+
+def added(orders: dict[str, list[str]], board: Board, **how: dict[str, float]) -> list[ElementTree.Element]:
+    """What a picture with orders has beyond the one without."""
+    plain = {ElementTree.tostring(shape) for shape in shapes(picture(board))}
+    return [shape for shape in shapes(picture(board, orders, **how)) if ElementTree.tostring(shape) not in plain]
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_two_provinces_touch_on_the_sketch_exactly_where_they_are_neighbours_in_the_game(name: str):
+    theirs = Map(name)
+    neighbours = {frozenset((one.upper()[:3], other.upper()[:3])) for one, others in theirs.loc_abut.items() for other in others}
+    touching = {frozenset((cell.name, beyond)) for cell in cells() for beyond in cell.beyond if beyond}
+    closed = set(CLOSED)
+    assert {pair for pair in touching if len(pair) == 2 and not pair & closed} == {
+        pair for pair in neighbours if len(pair) == 2 and not pair & closed
+    }
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_every_place_of_the_game_lies_on_the_sketch_and_on_its_own_province(name: str):
+    grounds = {cell.corners: cell.name for cell in cells()}
+    for location in Map(name).locs:
+        location = location.upper()
+        if location[:3] in CLOSED:
+            continue
+        here = place(location)
+        assert 0 < here[0] < WIDTH and 0 < here[1] < HEIGHT
+        (ground,) = [owner for corners, owner in grounds.items() if contains(corners, here)]
+        assert ground == location[:3], location
+    assert not set(LAND) & set(SEA)
+
+
+def contains(corners: tuple[tuple[float, float], ...], point: tuple[float, float]) -> bool:
+    """Whether a convex polygon holds the point: it lies on the same side of every side."""
+    turns = [
+        (b[0] - a[0]) * (point[1] - a[1]) - (b[1] - a[1]) * (point[0] - a[0])
+        for a, b in zip(corners, (*corners[1:], corners[0]), strict=True)
+    ]
+    return all(turn >= -1e-6 for turn in turns) or all(turn <= 1e-6 for turn in turns)
+
+
+def test_provinces_fill_the_whole_sketch_without_overlap():
+    def area(corners: tuple[tuple[float, float], ...]) -> float:
+        return abs(sum(a[0] * b[1] - b[0] * a[1] for a, b in zip(corners, (*corners[1:], corners[0]), strict=True))) / 2
+
+    assert sum(area(cell.corners) for cell in cells()) == pytest.approx(WIDTH * HEIGHT, rel=1e-6)
+
+
+def test_a_picture_holds_nothing_that_another_on_the_same_page_could_meet():
+    board = Board.start()
+    svg = picture(board, {"FRANCE": ["A PAR - BUR"]})
+    names = {name for shape in ElementTree.fromstring(svg).iter() for name in shape.attrib}
+    tags = {shape.tag.removeprefix(SVG) for shape in ElementTree.fromstring(svg).iter()}
+    assert not names & {"id", "class", "style", "href"} and tags == {"svg", "path", "circle", "text"}
+    assert "url(" not in svg and len(svg) < 100_000
+
+
+def test_every_unit_stands_once_in_its_power_s_colour():
+    board = Board.start()
+    letters = [shape for shape in shapes(picture(board)) if shape.tag == f"{SVG}text" and shape.text in ("A", "F")]
+    at = {(float(shape.attrib["x"]), shape.text) for shape in letters}
+    assert at == {(place(unit[2:])[0], unit[0]) for units in board.units().values() for unit in units}
+    assert len(letters) == 22
+
+
+@pytest.mark.parametrize(
+    ("order", "ends"),
+    [
+        pytest.param("A PAR - BUR", ["PAR", "BUR"], id="move"),
+        pytest.param("A MAR S A PAR", ["MAR", "PAR"], id="support to hold"),
+        pytest.param("A MAR H", ["MAR"], id="hold"),
+        pytest.param("A BRE R PIC", ["BRE", "PIC"], id="retreat"),
+        pytest.param("A MAR D", ["MAR"], id="disband"),
+        pytest.param("F BRE B", ["BRE"], id="build"),
+        pytest.param("F STP/SC - BOT", ["STP/SC", "BOT"], id="move from a coast"),
+    ],
+)
+def test_the_mark_of_an_order_begins_and_ends_where_the_order_does(order: str, ends: list[str]):
+    marks = added({"FRANCE": [order]}, Board.start())
+    assert marks
+    numbers = re.findall(r"-?\d+\.?\d*", " ".join(m.get("d", "") for m in marks))
+    points = list(zip(map(float, numbers[::2]), map(float, numbers[1::2]), strict=True))
+    points += [(float(mark.attrib["cx"]), float(mark.attrib["cy"])) for mark in marks if "cx" in mark.attrib]
+    for end in ends:
+        assert min(math.dist(point, place(end)) for point in points) < 40
+    assert all(
+        min(math.dist(point, place(end)) for end in ends) < math.dist(place(ends[0]), place(ends[-1])) + 40 for point in points
+    )
+
+
+def test_a_support_of_a_move_points_between_its_ends_and_a_waived_build_leaves_no_mark():
+    marks = added({"FRANCE": ["A MAR S A PAR - BUR"]}, Board.start())
+    (dot,) = [mark for mark in marks if mark.tag == f"{SVG}circle"]
+    halfway = [(a + b) / 2 for a, b in zip(place("PAR"), place("BUR"), strict=True)]
+    assert [float(dot.attrib["cx"]), float(dot.attrib["cy"])] == pytest.approx(halfway, abs=0.1)
+    assert added({"FRANCE": ["WAIVE"]}, Board.start()) == []
+
+
+def test_a_surer_order_is_a_thicker_arrow():
+    def thickness(certainty: float) -> float:
+        marks = added({"FRANCE": ["A PAR - BUR"]}, Board.start(), certainty={"A PAR - BUR": certainty})
+        return max(float(mark.attrib["stroke-width"]) for mark in marks if mark.get("stroke") == COLOURS["FRANCE"])
+
+    assert thickness(0.05) < thickness(0.5) < thickness(1.0)
+
+
+def test_a_frame_shows_every_place_that_the_orders_name_and_stays_on_the_sketch(positions):
+    boards, dice = [Board.restore(snapshot) for snapshot in positions], random.Random(0)
+    for board, power, legal in [(b, *each) for b in boards for each in b.legal_orders().items()]:
+        places = locations_of(board, power, player("random")(legal, dice))
+        x, y, width, height = frame_around(places)
+        assert x >= 0 and y >= 0 and x + width <= WIDTH + 1e-6 and y + height <= HEIGHT + 1e-6
+        for location in places:
+            across, down = place(location)
+            assert x < across < x + width and y < down < y + height
+        assert width / height == pytest.approx(4 / 3)

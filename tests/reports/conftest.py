@@ -1,0 +1,86 @@
+"""A copy of the run that the tests share, to be cut and damaged; and the page as a reader's program sees it."""
+
+import json
+import shutil
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.run_settings import layered_settings, preset_names
+from reports.page import html_of
+from reports.read_run import read_run
+from storage.runs import RunPaths
+
+VOID = {"meta", "img", "br", "hr", "link", "input"}
+
+
+class Page(HTMLParser):
+    """The page read by something that is no browser: its tags must nest, or reading fails."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str]]] = []
+        self.words: list[str] = []
+        self.rows: list[list[str]] = []
+        self.feed(html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, {name: value or "" for name, value in attrs}))
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, {name: value or "" for name, value in attrs}))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" in self.open:
+            return
+        self.words.append(data)
+        if {"td", "th"} & set(self.open):
+            self.rows[-1][-1] += data.strip()
+
+    @property
+    def text(self) -> str:
+        """All words, single-spaced."""
+        return " ".join(" ".join(self.words).split())
+
+    def count(self, what: str) -> int:
+        """The number beside `what` in a table."""
+        (value,) = [row[1] for row in self.rows if row[:1] == [what]]
+        return int(value.replace(",", ""))
+
+
+@pytest.fixture
+def run_folder(trained: tuple[dict[str, Any], RunPaths, object], tmp_path: Path) -> RunPaths:
+    """A copy of the whole run, its own to change."""
+    return RunPaths(shutil.copytree(trained[1].root, tmp_path / "runs" / "first", ignore=shutil.ignore_patterns("wandb")))
+
+
+@pytest.fixture(scope="session")
+def presets() -> dict[str, Any]:
+    """Every preset's tree."""
+    return {name: layered_settings(name).model_dump(mode="json") for name in preset_names()}
+
+
+@pytest.fixture
+def page_of(presets: dict[str, Any]) -> Callable[[RunPaths], Page]:
+    """Makes the page of a run's folder and reads it."""
+    return lambda paths: Page(html_of(read_run(paths), presets, paths.root.parent))
+
+
+def metric_lines(paths: RunPaths) -> list[dict[str, float]]:
+    """The run's records, read on our own."""
+    return [json.loads(line) for line in paths.metrics.read_text().splitlines()]

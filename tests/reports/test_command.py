@@ -1,0 +1,91 @@
+"""Claims about `entente report`: where the page goes, what it says of what cannot be, and that a browser shows it all."""
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage.runs import RunPaths
+from tests.conftest import Entente
+
+
+def test_the_page_lies_in_the_run_s_folder_and_pictures_where_they_are_wanted(
+    workplace: Entente, trained: tuple[dict[str, Any], RunPaths, object], tmp_path: Path
+):
+    done = workplace("report", "--run", "first", "--pictures", str(tmp_path))
+    page = trained[1].root / "report.html"
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["runs/first/report.html", str(tmp_path / "curve.svg"), str(tmp_path / "board.svg")]
+    assert page.stat().st_size < 3e6
+    assert all((tmp_path / name).stat().st_size < 150e3 for name in ("curve.svg", "board.svg"))
+    elsewhere = workplace("report", "--run", "first", "--output", str(tmp_path / "mine.html"))
+    assert elsewhere.returncode == 0 and (tmp_path / "mine.html").read_text() == page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        pytest.param(["--run", "never"], "there is no run in 'runs/never'", id="no such run"),
+        pytest.param(["--run", "first", "--output", "no/such/page.html"], "there is no folder 'no/such'", id="nowhere to write"),
+        pytest.param(["--run", "first", "--pictures", "nowhere"], "there is no folder 'nowhere'", id="nowhere for pictures"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence_and_exit_code_2(workplace: Entente, trained: object, words: list[str], said: str):
+    done = workplace("report", *words)
+    assert done.returncode == 2
+    assert said in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """A headless Chromium that the system brings."""
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if program is None:
+        pytest.skip("this system has no Chromium to open the page with")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+_CONTRAST = """() => {
+    const parts = colour => colour.match(/[\\d.]+/g).slice(0, 3).map(Number);
+    const light = colour => parts(colour).map(v => v / 255).map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+        .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+    const style = getComputedStyle(document.body);
+    const [a, b] = [light(style.color), light(style.backgroundColor)].sort((x, y) => y - x);
+    return (a + 0.05) / (b + 0.05);
+}"""
+_SIZES = """() => [...document.querySelectorAll('img, figure svg')].map(e => {
+    const box = e.getBoundingClientRect();
+    return [box.width, box.height, e.tagName === 'IMG' ? e.naturalWidth : box.width];
+})"""
+
+
+@pytest.mark.parametrize("width", [1200, 390])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_browser_shows_every_picture_without_network_or_complaint(
+    browser: Any, workplace: Entente, trained: tuple[dict[str, Any], RunPaths, object], scheme: str, width: int
+):
+    file = trained[1].root / "report.html"
+    if not file.exists():
+        assert workplace("report", "--run", "first").returncode == 0
+    requests: list[str] = []
+    complaints: list[str] = []
+    page = browser.new_page(color_scheme=scheme, viewport={"width": width, "height": 900})
+    page.on("request", lambda request: requests.append(request.url))
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto(file.resolve().as_uri(), wait_until="load")
+    sizes, contrast = page.evaluate(_SIZES), page.evaluate(_CONTRAST)
+    overflow = page.evaluate("document.scrollingElement.scrollWidth")
+    page.close()
+    assert [url for url in requests if not re.match(r"data:image/svg\+xml;base64,", url)] == [file.resolve().as_uri()]
+    assert complaints == []
+    assert len(sizes) == 15 and all(min(size) > 100 for size in sizes)
+    assert contrast > 7
+    assert overflow <= width

@@ -1,0 +1,239 @@
+"""Claims about the page of a run: its figures are the run's own, it stands alone, and it says what is missing."""
+
+import json
+import re
+import shlex
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from cli.main import command_line
+from reports.drawing import new_plot, to_svg
+from reports.read_run import read_run
+from reports.settings_tree import compare
+from storage.index import connect
+from storage.runs import RunPaths, held
+from tests.reports.conftest import Page, metric_lines
+
+MakePage = Callable[[RunPaths], Page]
+
+
+def arrow_rows(folder: Path, pattern: str) -> list[dict[str, Any]]:
+    """Rows of all Arrow files of a folder, read without any of the code under test."""
+    found = []
+    for file in sorted(folder.rglob(pattern)):
+        with pa.memory_map(str(file)) as source:
+            found += [row | {"file": file.stem} for row in pa.ipc.open_file(source).read_all().to_pylist()]
+    return found
+
+
+def shards(paths: RunPaths) -> list[Path]:
+    return [file for file in sorted(paths.shards.rglob("*.arrow")) if re.fullmatch(r"\d+", file.stem)]
+
+
+def per_cent(share: float) -> str:
+    return "< 0.01 %" if share < 1e-4 else f"{100 * share:.{0 if share >= 0.1 else 1 if share >= 0.01 else 2}f} %"
+
+
+def test_scores_and_counts_are_those_of_the_run_s_own_files(run_folder: RunPaths, page_of: MakePage):
+    page, summary = page_of(run_folder), json.loads(run_folder.summary.read_text())
+    for who in ("base", "trained"):
+        low, high = summary[f"{who}_ci"]
+        assert f"{summary[f'{who}_score']:+.2f} [{low:+.2f}, {high:+.2f}]" in page.text
+    assert f"a random player gains {summary['random_score']:+.2f}" in page.text
+    assert f"the imitated teacher {summary['teacher_score']:+.2f}" in page.text
+    assert page.count("decisions rolled out") == sum(len(arrow_rows(file.parent, file.name)) for file in shards(run_folder))
+    assert page.count("decisions trained on") == len(arrow_rows(run_folder.ledger, "step-*.arrow"))
+    assert "Complete: 2 steps" in page.text
+
+
+def test_the_interval_of_a_step_resamples_whole_start_groups(run_folder: RunPaths):
+    # With two start groups a resample holds one of them twice in half of all cases: the ends are the two groups' own means.
+    facts, rows = read_run(run_folder), arrow_rows(run_folder.ledger, "step-*.arrow")
+    for step, figures in facts.steps.items():
+        ours = [row for row in rows if int(row["file"].removeprefix("step-")) == step]
+        groups: dict[int, list[float]] = {}
+        for row in ours:
+            groups.setdefault(row["start_group"], []).append(row["return"])
+        means = [sum(group) / len(group) for group in groups.values()]
+        assert len(means) <= 2
+        assert facts.rows.return_intervals[step] == pytest.approx((min(means), max(means)))
+        assert figures["train/return_mean"] == pytest.approx(sum(row["return"] for row in ours) / len(ours), abs=1e-5)
+
+
+def test_boards_are_of_the_first_positions_and_show_each_order_with_its_stored_probability(
+    run_folder: RunPaths, page_of: MakePage
+):
+    page = page_of(run_folder)
+    stored = {
+        who: json.loads((run_folder.scores / f"{who}.json").read_text())["score"]["openings"] for who in ("base", "trained")
+    }
+    shown = [row for row in page.rows if len(row) == 2 and row[1].endswith("%")]
+    expected = []
+    for openings in zip(stored["base"][:3], stored["trained"][:3], strict=True):
+        assert len({(opening["snapshot"]["snapshot_id"], opening["power"]) for opening in openings}) == 1
+        for opening in openings:
+            joint = 1.0
+            for order, probability in zip(opening["orders"], opening["probabilities"], strict=True):
+                expected.append([order, per_cent(probability)])
+                joint *= probability
+            expected.append(["all of them together", per_cent(joint)])
+    assert shown == expected
+    pictures = [attributes for tag, attributes in page.elements if tag == "img"]
+    assert len(pictures) == 2 * len(stored["base"][:3])
+    first = stored["base"][0]
+    assert all(order in pictures[0]["alt"] for order in first["orders"]) and first["power"].title() in pictures[0]["alt"]
+
+
+def test_the_page_stands_alone(run_folder: RunPaths, page_of: MakePage):
+    page = page_of(run_folder)
+    for tag, attributes in page.elements:
+        assert tag not in ("script", "link", "iframe", "object", "base", "form")
+        for name, value in attributes.items():
+            assert not name.startswith("on")
+            if name in ("src", "href", "xlink:href", "action", "srcset", "poster"):
+                assert value.startswith(("#", "data:")), value
+            if not name.startswith("xmlns"):
+                assert "://" not in value, f"{name}={value}"
+            assert all(target.startswith("#") for target in re.findall(r"url\(([^)]*)\)", value))
+
+
+def test_ids_are_unique_and_every_reference_finds_its_own(run_folder: RunPaths, page_of: MakePage):
+    elements = page_of(run_folder).elements
+    ids = [attributes["id"] for _, attributes in elements if "id" in attributes]
+    named = {
+        target for _, attributes in elements for value in attributes.values() for target in re.findall(r"url\(#([^)]*)\)", value)
+    }
+    named |= {a["xlink:href"][1:] for _, a in elements if a.get("xlink:href", "").startswith("#")}
+    assert ids and len(ids) == len(set(ids))
+    assert named and named <= set(ids)
+
+
+def test_every_picture_says_in_words_what_it_shows(run_folder: RunPaths, page_of: MakePage):
+    elements = page_of(run_folder).elements
+    assert [tag for tag, a in elements if tag == "img" and not a.get("alt", "").strip()] == []
+    plots = [a for tag, a in elements if tag == "svg"]
+    assert len(plots) == 9 and all(a["role"] == "img" and a["aria-label"].strip() for a in plots)
+
+
+def test_plots_follow_the_page_s_colours_and_bring_no_style_sheet(run_folder: RunPaths, page_of: MakePage):
+    figure, (axes,) = new_plot()
+    axes.plot([1, 2], [1, 2])
+    svg = to_svg(figure, "some", 'a "quoted" <plot>')
+    assert "currentColor" in svg and "<style" not in svg and "#000000" not in svg
+    (opening, *_) = Page(svg).elements
+    assert opening[1]["aria-label"] == 'a "quoted" <plot>'
+    assert [tag for tag, _ in page_of(run_folder).elements].count("style") == 1
+
+
+def test_a_run_cut_in_the_middle_of_a_step_says_so_and_shows_what_there_is(run_folder: RunPaths, page_of: MakePage):
+    run_folder.summary.unlink()
+    for file in run_folder.scores.glob("*.json"):
+        if file.stem != "base":
+            file.unlink()
+    lines = run_folder.metrics.read_text().splitlines(keepends=True)
+    run_folder.metrics.write_text(lines[0] + lines[1] + lines[2][:200])
+    page = page_of(run_folder)
+    assert "Cut at step 2 of 2: 1 done, and the next had chosen its batch" in page.text
+    assert "its last line is no whole record" in page.text
+    assert "the trained policy has not been scored" in page.text
+    assert "entente train --run first" in page.text and "--resume" in page.text
+    assert [a["alt"] for tag, a in page.elements if tag == "img"], "the base's boards are there"
+    assert len([tag for tag, _ in page.elements if tag == "svg"]) == 9
+
+
+def test_a_run_without_any_step_has_sentences_in_place_of_empty_plots(run_folder: RunPaths, page_of: MakePage):
+    for path in (run_folder.summary, run_folder.metrics):
+        path.unlink()
+    for folder in (run_folder.scores, run_folder.ledger, run_folder.shards):
+        shutil.rmtree(folder)
+    page = page_of(run_folder)
+    assert "Stopped before the first of 2 steps" in page.text and "Nothing has been scored yet" in page.text
+    assert "No step is done yet, so there is no learning curve" in page.text
+    assert [tag for tag, _ in page.elements if tag in ("svg", "img")] == []
+
+
+def test_a_run_of_one_step_is_drawn(run_folder: RunPaths, page_of: MakePage):
+    settings = json.loads(run_folder.settings.read_text()) | {"steps": 1}
+    run_folder.settings.write_text(json.dumps(settings))
+    lines = run_folder.metrics.read_text().splitlines(keepends=True)
+    run_folder.metrics.write_text("".join(lines[:2]))
+    page = page_of(run_folder)
+    assert "Complete: 1 step in" in page.text
+    assert "nan" not in page.text.lower().split()
+    assert len([tag for tag, _ in page.elements if tag == "svg"]) == 9
+
+
+def test_a_run_whose_process_lives_is_running_and_one_whose_process_died_is_not(run_folder: RunPaths, page_of: MakePage):
+    run_folder.summary.unlink()
+    with held(run_folder.lock) as free:
+        assert free
+        assert "Running: 2 of 2 steps done" in page_of(run_folder).text
+    assert "the run stopped before its last scores" in page_of(run_folder).text
+    with held(run_folder.lock) as free:
+        assert free, "a report keeps no lock"
+
+
+def test_a_damaged_shard_is_counted_and_named_with_its_reason(run_folder: RunPaths, page_of: MakePage):
+    shard = shards(run_folder)[0]
+    lost, rows = (sum(len(arrow_rows(file.parent, file.name)) for file in files) for files in ([shard], shards(run_folder)))
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    shard.write_bytes(content)
+    page = page_of(run_folder)
+    assert page.count("shards set aside") == 1
+    assert "1 shard was set aside as damaged" in page.text
+    assert f"{shard.parent.name}/{shard.name}" in page.text
+    assert read_run(run_folder).rows.decisions == rows - lost
+
+
+def test_what_the_run_itself_set_aside_and_a_damaged_score_are_named(run_folder: RunPaths, page_of: MakePage):
+    (run_folder.shards / ".000000.arrow.damaged-0123abcd").write_bytes(b"")
+    (run_folder.scores / "base.json").write_text("{")
+    page = page_of(run_folder)
+    assert ".000000.arrow.damaged-0123abcd" in page.text
+    assert "Scores are left out" in page.text and "base.json" in page.text
+
+
+def test_of_a_step_that_was_logged_twice_the_last_record_counts(run_folder: RunPaths):
+    lines = metric_lines(run_folder)
+    again = next(line for line in lines if line["step"] == 1) | {"train/entropy": 0.125}
+    run_folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in [*lines, again]))
+    facts = read_run(run_folder)
+    assert facts.steps[1]["train/entropy"] == 0.125 and sorted(facts.steps) == [1, 2]
+
+
+def test_settings_are_told_against_the_closest_preset(run_folder: RunPaths, presets: dict[str, Any], page_of: MakePage):
+    comparison = compare(json.loads(run_folder.settings.read_text()), presets)
+    differences = {name: (ours, theirs) for name, ours, theirs in comparison.differences}
+    assert comparison.preset == "laptop"
+    assert differences["rollouts.forks_per_group"] == (4, 8)
+    assert differences["cache.train_snapshots"] == (8, 240)
+    assert not {"run", "runs_root", "rollouts.horizon_years", "inference.model"} & set(differences)
+    assert ["rollouts.forks_per_group", "4", "8"] in page_of(run_folder).rows
+
+
+def test_the_environment_shown_is_the_stored_one_or_said_to_be_another(run_folder: RunPaths, page_of: MakePage):
+    run_folder.environment.write_text(json.dumps({"torch": "9.8.7", "gpus": "NVIDIA H200"}))
+    page = page_of(run_folder)
+    assert ["torch", "9.8.7"] in page.rows and ["gpus", "NVIDIA H200"] in page.rows
+    assert "kept no record" not in page.text
+    run_folder.environment.unlink()
+    assert "The run kept no record of its environment" in page_of(run_folder).text
+
+
+def test_every_line_under_ask_further_can_be_typed_and_its_sql_answers(run_folder: RunPaths, page_of: MakePage):
+    lines = re.findall(r"entente .*?(?= [A-Z][a-z]+ |$)", page_of(run_folder).text.split("Ask further")[1])
+    queries = 0
+    for words in map(shlex.split, lines):
+        command, bound, _ = command_line().parse_args(words[1:], exit_on_error=False, print_error=False)
+        assert command.__module__.startswith("cli.") and bound.arguments["run"] == "first"
+        if words[1] == "sql":
+            queries += 1
+            with connect(run_folder.root) as connection:
+                assert connection.sql(words[-1]).fetchall()
+    assert queries == 4 and len(lines) == 6

@@ -1,0 +1,85 @@
+"""Claims about what the report says in words."""
+
+import pytest
+
+from evaluation.score_files import ScoreRecord
+from evaluation.settings import EvaluationSettings
+from evaluation.strength import Score
+from reports import plots
+from reports.read_run import NO_ROWS, RunFacts
+from reports.sentences import duration, hidden_rollouts, mismatch, verdict
+
+SETTINGS = {
+    "steps": 4,
+    "training": {"dtype": "float32", "mismatch_max": 1e-4, "mismatch_mean_bf16": 0.03, "mismatch_p99_bf16": 0.15},
+    "inference": {"dtype": "float32"},
+}
+
+
+def facts(**changes) -> RunFacts:
+    given = {
+        "name": "mine",
+        "settings": SETTINGS,
+        "steps": {},
+        "mismatch": {},
+        "scores": {},
+        "summary": None,
+        "begun_step": 0,
+        "quiet_s": 1.0,
+        "at_work": False,
+        "environment": None,
+        "rows": NO_ROWS,
+        "troubles": [],
+    }
+    return RunFacts(**given | changes)
+
+
+def record(mean: float, low: float, high: float, version: int = 0, player: str = "policy") -> ScoreRecord:
+    score = Score(mean=mean, low=low, high=high, forks=8, positions=4, source_games=2, orders_rejected=0)
+    settings = EvaluationSettings(positions=4, horizon_years=2)
+    return ScoreRecord(label="", player=player, opponents="mover", policy_version=version, settings=settings, score=score)
+
+
+@pytest.mark.parametrize(
+    ("trained", "said"),
+    [
+        pytest.param((1.0, 0.81, 1.2), "do not overlap: training helped", id="above"),
+        pytest.param((1.0, 0.79, 1.2), "overlap: these positions alone do not tell", id="overlapping"),
+        pytest.param((0.1, 0.0, 0.2), "do not overlap: training did harm", id="below"),
+    ],
+)
+def test_the_verdict_claims_no_more_than_the_intervals_bear(trained: tuple[float, float, float], said: str):
+    words = verdict({"base": record(0.6, 0.4, 0.8), "trained": record(*trained, version=4)})
+    assert said in words and "+0.60 [+0.40, +0.80]" in words and "in 2 game years" in words and "4 held-out positions" in words
+
+
+def test_a_verdict_names_what_was_not_scored():
+    assert verdict({}) == "Nothing has been scored yet."
+    assert "the trained policy has not been scored" in verdict({"base": record(0.6, 0.4, 0.8)})
+
+
+def test_the_agreement_of_trainer_and_engine_is_told_with_the_limit_that_was_in_force():
+    found = {"mismatch/tokens": 479.0, "mismatch/mean": 0.01, "mismatch/p99": 0.1, "mismatch/largest": 3.34e-6}
+    assert "at most 3.3 × 10⁻⁶ nats over 479 tokens; the limit is 1 × 10⁻⁴" in mismatch(facts(mismatch=found))
+    half = SETTINGS | {"inference": {"dtype": "bfloat16"}}
+    assert "0.01 nats in the mean (limit 0.03) and 0.1 at the 99th percentile (limit 0.15)" in mismatch(
+        facts(mismatch=found, settings=half)
+    )
+    assert "have not been compared" in mismatch(facts())
+
+
+def test_parts_of_a_step_add_up_to_its_wall_time_and_rollouts_behind_training_are_told_apart():
+    # 10 s: 6 of training, behind which 5 of rollouts ran; 3 more of rollouts that the trainer waited for; 1 of the flow.
+    step = {"time/step_s": 10.0, "time/train_s": 6.0, "time/publish_s": 0.0, "time/orchestration_s": 1.0, "time/rollout_s": 8.0}
+    overlapped = facts(steps={1: step})
+    assert hidden_rollouts(overlapped) == " Another 5 s of rollouts ran behind training and are not drawn."
+    assert "rollout 30%, train 60%, publish 0%, orchestration 10%" in (plots.times(overlapped) or "")
+    assert hidden_rollouts(facts(steps={1: step | {"time/rollout_s": 3.0}})) == ""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(0.4, "0 s"), (89, "89 s"), (91, "2 minutes"), (3600, "60 minutes"), (7200, "2 hours"), (86400 * 3, "3 days")],
+)
+def test_a_duration_is_said_as_a_person_would(seconds: float, said: str):
+    assert duration(seconds) == said

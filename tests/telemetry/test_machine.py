@@ -1,0 +1,33 @@
+"""Claims about the record of where something ran."""
+
+import importlib.metadata
+import json
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+from telemetry import machine
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def test_versions_are_those_installed_and_every_value_is_a_text_for_json():
+    found = machine.environment()
+    assert found["duckdb"] == importlib.metadata.version("duckdb")
+    assert found["python"] == platform.python_version()
+    assert int(found["cpu_cores"]) >= 1 and found["gpus"]
+    assert json.loads(json.dumps(found)) == found and all(isinstance(value, str) for value in found.values())
+
+
+def test_a_package_that_is_not_installed_is_absent_and_a_stand_in_is_named(monkeypatch):
+    monkeypatch.setattr(machine, "DISTRIBUTIONS", {"one": ("no-such-thing",), "two": ("no-such-thing", "duckdb")})
+    found = machine.environment()
+    assert found["one"] == "absent"
+    assert found["two"] == f"{importlib.metadata.version('duckdb')} (duckdb)"
+
+
+def test_nothing_that_is_named_is_imported():
+    program = "import sys; from telemetry.machine import environment; environment(); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert not set(machine.DISTRIBUTIONS) & set(done.stdout.split())
