@@ -38,10 +38,11 @@ def build(
         from flows.plan_run import plan_cache
 
         return show_plan(plan_cache(settings or CacheSettings(), runs_root), json=json)
+    from cli.prefect_server import prefect_server
     from cli.screen import progress_shown
     from flows.build_state_cache import build_state_cache
 
-    with progress_shown():
+    with prefect_server(), progress_shown():
         path = asyncio.run(build_state_cache(settings or CacheSettings(), runs_root))
     print(path)
 

@@ -47,10 +47,11 @@ def evaluate(
     if dry_run:
         return show_plan(plan_evaluate(run, version, runs_root, settings), json=json)
     check_room(settings, trains=False)
+    from cli.prefect_server import prefect_server
     from cli.screen import progress_shown
     from flows.evaluate_policy import evaluate_policy
 
-    with progress_shown():
+    with prefect_server(), progress_shown():
         result = asyncio.run(evaluate_policy(run, version, runs_root, evaluation))
     for name, score in result["against"].items():
         low, high = score["ci"]

@@ -5,9 +5,11 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from flows.run_settings import RunSettings, layered_settings
+from flows.run_settings import RunSettings, layered_settings, resumed_settings
 
-Preset = Annotated[str, Parameter(help="Settings to begin with: laptop, single-gpu or cluster.")]
+Preset = Annotated[
+    str, Parameter(help="Settings to begin with: laptop, single-gpu or cluster; a run that is resumed has its own.")
+]
 ConfigFiles = Annotated[
     list[Path] | None,
     Parameter(name="--config", help="TOML files laid over the preset; later ones win.", negative=""),
@@ -15,11 +17,15 @@ ConfigFiles = Annotated[
 SettingsFlags = Annotated[RunSettings | None, Parameter(name="*", help="Any setting, by its dotted name.")]
 
 
-def settings_from(preset: str, config: list[Path] | None, flags: RunSettings | None) -> RunSettings:
-    """The checked settings tree; only flags that were given override.
+def settings_from(
+    preset: str, config: list[Path] | None, flags: RunSettings | None, *, resume: bool = False
+) -> RunSettings:
+    """The checked settings tree; only flags that were given override. A run that is resumed brings its own tree.
 
     Raises:
-        InputError: see `layered_settings`.
+        InputError: see `layered_settings` and `resumed_settings`.
     """
     overrides = {} if flags is None else flags.model_dump(exclude_unset=True)
+    if resume:
+        return resumed_settings(config or (), overrides)
     return layered_settings(preset, config or (), overrides)

@@ -2,11 +2,14 @@
 
 import asyncio
 import json as jsonlib
+import sys
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from cli.dry_run import DryRun, show_plan
+from cli.prefect_server import prefect_server
 from cli.screen import progress_shown
 from cli.settings_from_flags import ConfigFiles, Preset, SettingsFlags, settings_from
 
@@ -15,6 +18,7 @@ def train(
     *,
     preset: Preset = "laptop",
     config: ConfigFiles = None,
+    resume: Annotated[bool, Parameter(help="Go on with the run that --run names, where its files stand.", negative="")] = False,
     json: Annotated[bool, Parameter(help="Print the summary as one JSON object, last line.", negative="")] = False,
     dry_run: DryRun = False,
     settings: SettingsFlags = None,
@@ -35,20 +39,31 @@ def train(
 
         entente train --config mine.toml            a file over the preset
 
+        entente train --run mine --resume           after Ctrl-C, a crash, or a full disk
+
+        entente train --run mine --resume --steps 80   more steps for a run that is done
+
         entente train --steps 500 --dry-run         what that would take, without starting it
     """
-    chosen = settings_from(preset, config, settings)
+    chosen = settings_from(preset, config, settings, resume=resume)
     if dry_run:
         from flows.plan_run import plan_train
 
         return show_plan(plan_train(chosen), json=json)
     from flows.open_run import check_inputs, named
 
-    check_inputs(chosen)
+    check_inputs(chosen, resume=resume)
     from flows.train_policy import train_policy
 
-    with progress_shown():
-        summary = asyncio.run(train_policy(named(chosen)))
+    chosen = named(chosen)
+    try:
+        with prefect_server(), progress_shown():
+            summary = asyncio.run(train_policy(chosen, resume=resume))
+    except BaseException:
+        if chosen.paths.settings.is_file():
+            root = "" if chosen.runs_root == Path("runs") else f" --runs-root {chosen.runs_root}"
+            sys.stderr.write(f"what is done is kept; go on with: entente train --run {chosen.run}{root} --resume\n")
+        raise
     for line in _lines(summary):
         print(line)
     if json:

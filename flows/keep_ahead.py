@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from typing import Self
 
 from flows.run_settings import PipelineSettings
-from tasks.resources import Resources
-from tasks.rollouts import RolloutReport, roll_out_groups
+from storage.shards import Coverage, coverage
+from tasks.resources import PRODUCER, Resources
+from tasks.rollouts import RolloutReport, report_of, roll_out_groups
+from telemetry.progress import reporter
 
 TASK_COST_S = 0.026
 """What Prefect adds to a task, seconds: measured with the ephemeral server; see docs/architecture.md."""
@@ -50,6 +52,7 @@ class RolloutsAhead:
         self._pipeline = pipeline
         self._last_step = last_step
         self._in_flight: dict[int, list[asyncio.Task[RolloutReport]]] = {}
+        self._found: dict[int, RolloutReport] = {}
         self._group_s: float | None = None
 
     def top_up(self, step: int) -> None:
@@ -60,14 +63,16 @@ class RolloutsAhead:
 
     async def take(self, step: int) -> StepRollouts:
         """Wait for the rollouts of `step`; a task that failed for good fails here."""
-        reports = await asyncio.gather(*self._in_flight[step])
+        played = await asyncio.gather(*self._in_flight[step])
         del self._in_flight[step]
-        seconds, groups = (
-            max(report.seconds for report in reports),
-            sum(report.start_groups for report in reports),
-        )
-        self._group_s = seconds / groups
-        return StepRollouts(reports=tuple(reports))
+        if played:
+            self._group_s = max(report.seconds for report in played) / sum(report.start_groups for report in played)
+        found = self._found.pop(step, None)
+        return StepRollouts(reports=(*played, found) if found else tuple(played))
+
+    async def all_played(self) -> None:
+        """Wait for everything in flight, without taking it."""
+        await asyncio.gather(*(task for tasks in self._in_flight.values() for task in tasks))
 
     async def __aenter__(self) -> Self:
         return self
@@ -81,9 +86,11 @@ class RolloutsAhead:
         self._in_flight.clear()
 
     def _submit(self, step: int) -> list[asyncio.Task[RolloutReport]]:
+        """Tasks for the start groups of `step` that no shard holds: all of them, but for a run that is resumed."""
         start_groups = self._resources.rollouts.start_groups
+        published = coverage(self._resources.paths, PRODUCER, (step - 1) * start_groups, start_groups)
+        self._note_what_stands(step, published)
         each = groups_per_task(start_groups, self._pipeline, self._group_s)
-        first = (step - 1) * start_groups
         work = roll_out_groups.with_options(
             timeout_seconds=self._pipeline.rollout_timeout_s,
             retries=self._pipeline.rollout_retries,
@@ -91,6 +98,14 @@ class RolloutsAhead:
             retry_jitter_factor=1,
         )
         return [
-            asyncio.create_task(work(self._resources, step, first + offset, min(each, start_groups - offset)))
-            for offset in range(0, start_groups, each)
+            asyncio.create_task(work(self._resources, step, first + offset, min(each, count - offset)))
+            for first, count in published.missing
+            for offset in range(0, count, each)
         ]
+
+    def _note_what_stands(self, step: int, published: Coverage) -> None:
+        for sentence in published.set_aside:
+            reporter().say(f"set aside, to be played again: {sentence}")
+        if published.published or published.set_aside:
+            missing = sum(count for _, count in published.missing)
+            self._found[step] = report_of(published, self._resources.rollouts.start_groups - missing)

@@ -1,7 +1,7 @@
 """Open everything a run works with, in the order that matters, and close it whatever happens.
 
 The trainer's process starts before vLLM is imported, and loads its model while the engine starts. Nothing of the run's folder is
-written before the settings are known to be usable.
+written before the settings are known to be usable; a run that goes on does so from what its files say, and nothing else.
 """
 
 import asyncio
@@ -11,13 +11,16 @@ import os
 import shutil
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
+from types import TracebackType
+from typing import Any
 
 from decoding.codec import Codec
 from decoding.model_files import max_position, model_fingerprint, resolve_model
 from flows.build_state_cache import build_state_cache
-from flows.run_settings import CACHE_FOLDER, MODEL_FOLDER, RunSettings, check_settings
+from flows.run_settings import CACHE_FOLDER, MODEL_FOLDER, RunSettings, check_resumed, check_settings, settings_of
 from flows.thread_plan import apply_threads
 from inference.embedded import EmbeddedEngine
 from inference.engine import Engine
@@ -26,12 +29,12 @@ from inference.remote import RemoteEngine
 from inference.settings import InferenceSettings
 from rollouts.fork import Tokens
 from state_cache.store import StateCache, find_cache, open_cache
-from storage.runs import durable_write
+from storage.runs import RunPaths, durable_write, held, set_aside
 from tasks.preparation import make_model
 from tasks.resources import Resources
-from telemetry.errors import InputError
+from telemetry.errors import DataError, InputError
 from telemetry.progress import reporter
-from training.process import TrainerProcess
+from training.process import Standing, TrainerProcess
 
 
 def named(settings: RunSettings) -> RunSettings:
@@ -43,17 +46,35 @@ def named(settings: RunSettings) -> RunSettings:
     return settings.model_copy(update={"run": f"{model}-seed{settings.seed}-{stamp}"})
 
 
-def check_inputs(settings: RunSettings) -> None:
+def check_inputs(settings: RunSettings, *, resume: bool = False) -> None:
     """Refuse what can be refused at once, before a server starts or a game is played.
 
     Raises:
-        InputError: settings contradict each other, the run's name is taken, or there is no such model.
+        InputError: settings contradict each other or those of the run that is to go on, the run's name is taken, there is no
+            run to resume, or there is no such model.
     """
     check_settings(settings)
-    if settings.run and settings.paths.root.exists():
-        raise InputError(f"run '{settings.run}' exists already in {settings.runs_root}: choose another name with --run")
+    if resume:
+        check_resumed(settings_of(settings.paths), settings)
+    elif settings.run and settings.paths.settings.exists():
+        raise InputError(
+            f"run '{settings.run}' exists already in {settings.runs_root}: go on with it by --resume, "
+            "or choose another name with --run"
+        )
     if settings.inference.model != "tiny":
         resolve_model(settings.inference.model)
+
+
+def finished_summary(settings: RunSettings) -> dict[str, Any] | None:
+    """The summary of a run that has all these steps behind it and was scored as these settings say; None if work is left."""
+    paths = settings.paths
+    if not paths.summary.is_file():
+        return None
+    summary = json.loads(paths.summary.read_bytes())
+    same = summary["steps"] == settings.steps and settings_of(paths).evaluation == settings.evaluation
+    if same:
+        reporter().say(f"run '{settings.run}' has done its {settings.steps} steps: give --steps more to go on")
+    return summary if same else None
 
 
 async def prepare_model(settings: RunSettings) -> Path:
@@ -75,10 +96,16 @@ async def prepare_model(settings: RunSettings) -> Path:
 
 
 async def prepare_cache(settings: RunSettings) -> StateCache:
-    """The state cache of these settings, built by its own flow if it is not there yet."""
+    """The state cache of these settings, built by its own flow if it is not there yet, or again if it is damaged."""
     root = settings.runs_root / CACHE_FOLDER
-    path = find_cache(root, settings.cache) or await build_state_cache(settings.cache, settings.runs_root)
-    return await asyncio.to_thread(open_cache, path)
+    found = find_cache(root, settings.cache)
+    if found is not None:
+        try:
+            return await asyncio.to_thread(open_cache, found)
+        except DataError as error:
+            reporter().say(f"set aside, to be built again: {error}")
+            set_aside(found)
+    return await asyncio.to_thread(open_cache, await build_state_cache(settings.cache, settings.runs_root))
 
 
 def make_engine(settings: InferenceSettings, model: Path) -> Engine:
@@ -89,36 +116,38 @@ def make_engine(settings: InferenceSettings, model: Path) -> Engine:
 
 
 @asynccontextmanager
-async def open_run(settings: RunSettings) -> AsyncIterator[Resources]:
-    """A fresh run's resources, ready to play and train.
+async def open_run(settings: RunSettings, *, resume: bool = False) -> AsyncIterator[Resources]:
+    """A run's resources, ready to play and train: a fresh one's, or with `resume` those of one that goes on where it stands.
 
     Raises:
-        InputError: the settings contradict each other, or the run's name is taken.
+        InputError: the settings contradict each other or the run's own, its name is taken or missing, it is being trained, or
+            it has more steps behind it than are asked for.
     """
-    check_inputs(settings)
+    check_inputs(settings, resume=resume)
     engine_threads, trainer_threads = settings.threads
     apply_threads(engine_threads)
     cache = await prepare_cache(settings)
     model = await prepare_model(settings)
-    paths = settings.paths.create()
-    durable_write(paths.settings, settings.model_dump_json(indent=1).encode())
-    training = settings.training.model_copy(update={"seed": settings.seed})
-    trainer = TrainerProcess(paths, model, training, settings.storage, trainer_threads)
-    host = EngineHost()
-    engine = make_engine(settings.inference, model)
-    try:
+    paths = settings.paths
+    async with AsyncExitStack() as stack:
+        if not stack.enter_context(held(paths.lock)):
+            raise InputError(f"run '{settings.run}' is being trained by another process: wait for it, or stop it")
+        paths.create()
+        if not resume:
+            stack.push(partial(_free_the_name, paths))  # registered first, so it comes last
+            durable_write(paths.settings, settings.model_dump_json(indent=1).encode())
+        training = settings.training.model_copy(update={"seed": settings.seed})
+        trainer = TrainerProcess(paths, model, training, settings.storage, trainer_threads)
+        stack.push_async_callback(asyncio.to_thread, trainer.close)
+        host = EngineHost()
+        stack.callback(host.close)
+        engine = make_engine(settings.inference, model)
+        stack.push_async_callback(_close_engine, host, engine)
         reporter().say("starting the engine and the trainer")
         await asyncio.wait_for(host.run(engine.start()), settings.inference.start_timeout_s)
-        await asyncio.to_thread(trainer.ready)
-    except InputError:
-        # Nothing was played: the name stays free for the next try.
-        await _close(engine, host, trainer)
-        shutil.rmtree(paths.root)
-        raise
-    except BaseException:
-        await _close(engine, host, trainer)
-        raise
-    try:
+        standing = await asyncio.to_thread(trainer.ready)
+        _check_standing(settings, standing)
+        durable_write(paths.settings, settings.model_dump_json(indent=1).encode())
         yield Resources(
             paths=paths,
             model=model,
@@ -129,16 +158,34 @@ async def open_run(settings: RunSettings) -> AsyncIterator[Resources]:
             engine=engine,
             tokens=Tokens(Codec(model)),
             trainer=trainer,
+            standing=standing,
             provenance=_provenance(settings, model),
         )
-    finally:
-        await _close(engine, host, trainer)
 
 
-async def _close(engine: Engine, host: EngineHost, trainer: TrainerProcess) -> None:
+async def _close_engine(host: EngineHost, engine: Engine) -> None:
     await host.run(engine.close())
-    host.close()
-    await asyncio.to_thread(trainer.close)
+
+
+def _free_the_name(
+    paths: RunPaths, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+) -> bool:
+    """Where the user's input was refused before anything was played, leave nothing that the next try would stumble over."""
+    if isinstance(error, InputError) and not any(paths.shards.iterdir()):
+        shutil.rmtree(paths.root)
+    return False
+
+
+def _check_standing(settings: RunSettings, standing: Standing) -> None:
+    for sentence in standing.set_aside:
+        reporter().say(f"set aside: {sentence}")
+    if standing.step_done > settings.steps:
+        raise InputError(
+            f"run '{settings.run}' has {standing.step_done} steps behind it, more than steps {settings.steps}: "
+            f"give --steps {standing.step_done} or more"
+        )
+    if standing.step_done:
+        reporter().say(f"going on after step {standing.step_done}")
 
 
 def _provenance(settings: RunSettings, model: Path) -> dict[str, str]:

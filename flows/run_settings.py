@@ -119,6 +119,63 @@ def layered_settings(preset: str, files: Iterable[Path] = (), overrides: Mapping
     return settings
 
 
+def resumed_settings(files: Iterable[Path] = (), overrides: Mapping[str, Any] | None = None) -> RunSettings:
+    """Settings of a run that is to go on: its own, with files and overrides laid over them.
+
+    Raises:
+        InputError: no run is named, it is not there, or something that its rows and weights rest on would change.
+    """
+    wished: dict[str, Any] = {}
+    for layer in [*(_read_toml(file) for file in files), overrides or {}]:
+        wished = _merged(wished, layer)
+    if not wished.get("run"):
+        raise InputError("--resume goes on with a run that exists: name it with --run")
+    root = Path(wished.get("runs_root", "runs"))
+    stored = settings_of(RunPaths(root / wished["run"]))
+    try:
+        settings = RunSettings.model_validate(_merged(stored.model_dump(), {**wished, "runs_root": root}))
+    except ValidationError as error:
+        raise InputError(one_sentence(error)) from error
+    check_resumed(stored, settings)
+    check_settings(settings)
+    return settings
+
+
+MAY_CHANGE = (
+    "run", "runs_root", "steps", "evaluation", "pipeline", "telemetry",
+    "inference.urls", "inference.key_variable", "inference.max_sequences", "inference.max_batched_tokens",
+    "inference.block_size", "inference.kv_cache_gib", "inference.gpu_memory_share", "inference.threads",
+    "inference.start_timeout_s", "inference.request_timeout_s",
+    "training.threads", "training.keep_checkpoints", "training.mismatch_rows", "training.mismatch_max",
+    "training.mismatch_mean_bf16", "training.mismatch_p99_bf16",
+)  # fmt: skip
+"""Settings that a resumed run may change: neither its rows nor its weights would be others."""
+
+
+def check_resumed(stored: RunSettings, wanted: RunSettings) -> None:
+    """Refuse to go on with a run under settings that would make it another run.
+
+    Raises:
+        InputError: names the first such setting, both values, and the cure.
+    """
+    before, after = _leaves(stored.model_dump(mode="json")), _leaves(wanted.model_dump(mode="json"))
+    for name in before | after:
+        lasting = not any(name == free or name.startswith(f"{free}.") for free in MAY_CHANGE)
+        if lasting and before.get(name) != after.get(name):
+            raise InputError(
+                f"run '{stored.run}' was begun with {name} {before.get(name)!r} and cannot go on with {after.get(name)!r}: "
+                "leave it out, or begin another run"
+            )
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The tree's values by their dotted names."""
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        found |= _leaves(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return found
+
+
 def settings_of(paths: RunPaths) -> RunSettings:
     """The resolved settings of a run that exists.
 
@@ -126,8 +183,13 @@ def settings_of(paths: RunPaths) -> RunSettings:
         InputError: there is no such run.
     """
     if not paths.settings.is_file():
-        raise InputError(f"there is no run in '{paths.root}': it has no settings.json")
-    return RunSettings.model_validate_json(paths.settings.read_text())
+        others = sorted(path.parent.name for path in paths.root.parent.glob("*/settings.json"))
+        there = f"; runs there: {', '.join(others[-5:])}" if others else ""
+        raise InputError(f"there is no run in '{paths.root}': it has no settings.json{there}")
+    try:
+        return RunSettings.model_validate_json(paths.settings.read_bytes())
+    except ValidationError as error:
+        raise InputError(f"'{paths.settings}' is not of this version or was altered: {one_sentence(error)}") from error
 
 
 def check_settings(settings: RunSettings) -> None:

@@ -26,13 +26,10 @@ class StepClock:
         self._stats = stats
         self._gpu = GpuSampler()
         self._orchestration_s = self._steps_s = 0.0
-        self.decisions = 0
-        self.orders_rejected = 0
-        self.max_policy_lag = 0
 
     @property
     def orchestration_share(self) -> float:
-        """Share of all steps' wall time spent in neither rollouts, trainer nor publishing: Prefect and the flow."""
+        """Share of all these steps' wall time that was neither rollouts, trainer nor publishing: Prefect and the flow."""
         return self._orchestration_s / self._steps_s if self._steps_s else 0.0
 
     async def end_step(self, rolled: StepRollouts, trained: TrainedStep) -> dict[str, float]:
@@ -45,9 +42,6 @@ class StepClock:
             "memory/trainer_mib": resident_mib(self._resources.trainer.pid),
         }
         figures |= self._gpu.sample()
-        self.decisions += int(figures["rollout/decisions"])
-        self.orders_rejected += int(figures["rollout/orders_rejected"])
-        self.max_policy_lag = max(self.max_policy_lag, int(figures.get("train/policy_lag_max", 0)))
         return figures
 
     def _times(self, began: float, now: float) -> dict[str, float]:
@@ -77,6 +71,7 @@ class StepClock:
             "rollout/start_groups": float(sum(report.start_groups for report in reports)),
             "rollout/decisions": float(sum(report.decisions for report in reports)),
             "rollout/failed": float(sum(report.failed_forks for report in reports)),
+            "rollout/set_aside": float(sum(report.set_aside for report in reports)),
             "rollout/orders_rejected": float(sum(report.orders_rejected for report in reports)),
             "rollout/prompt_tokens": float(gained["prompt_tokens"]),
             "rollout/cached_tokens": float(gained["cached_tokens"]),

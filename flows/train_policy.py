@@ -2,92 +2,97 @@
 
     open ─▶ score the base ─▶ [ roll out ─▶ train ─▶ publish ] per step ─▶ score what was learned
 
-Rollouts of `buffer_depth` steps are in flight while the trainer trains; everything that must survive lies in files,
-never in Prefect.
+Rollouts of `buffer_depth` steps are in flight while the trainer trains; everything that must survive lies in files, never in
+Prefect: with `resume` the same flow goes on where those files stand, whatever ended it.
 """
 
+import asyncio
 import json
 import time
 from typing import Any
 
 from prefect import flow
 
-from evaluation.strength import POLICY, Score
+from evaluation.strength import Score
 from flows.keep_ahead import RolloutsAhead
-from flows.open_run import named, open_run
+from flows.open_run import finished_summary, named, open_run
 from flows.run_settings import RunSettings
+from flows.score_policy import score_policy, score_scripted
 from flows.step_figures import StepClock
 from storage.runs import durable_write
-from tasks.evaluation import evaluate_player
+from storage.totals import Totals
 from tasks.resources import Resources
-from tasks.training import check_mismatch, train_step
+from tasks.rollouts import roll_out_probe
+from tasks.training import check_mismatch, has_fresh_rows, train_step
 from telemetry.progress import reporter
 from telemetry.sinks import MetricLog
 
 
 @flow(name="train-policy", flow_run_name="train-{settings.run}")
-async def train_policy(settings: RunSettings) -> dict[str, Any]:
-    """Train `settings.steps` steps and return the summary that is also written to the run's `summary.json`."""
+async def train_policy(settings: RunSettings, resume: bool = False) -> dict[str, Any]:
+    """Train `settings.steps` steps and return the summary that is also written to the run's `summary.json`.
+
+    With `resume`, go on with the run `settings.run` after its newest step.
+    """
     began, settings = time.monotonic(), named(settings)
-    async with open_run(settings) as resources:
-        configuration = settings.model_dump(mode="json")
-        with MetricLog(resources.paths.metrics, settings.run, settings.telemetry, configuration) as log:
-            scores = await _score(resources, settings, "base")
+    if resume and (summary := finished_summary(settings)) is not None:
+        return summary
+    async with open_run(settings, resume=resume) as resources:
+        standing = resources.standing
+        scores = await score_policy(resources, settings, "base")
+        if standing.adapter is not None:
+            await resources.serve(standing.step_done, standing.adapter, standing.adapter_hash)
+        with _open_log(resources, settings) as log:
             clock = StepClock(resources, await resources.host.run(resources.engine.stats()))
             async with RolloutsAhead(resources, settings.pipeline, settings.steps) as ahead:
-                for step in range(1, settings.steps + 1):
+                for step in range(standing.step_done + 1, settings.steps + 1):
                     ahead.top_up(step)
                     reporter().waiting("rollouts")
                     rolled = await ahead.take(step)
+                    agreement = await _agreement(resources, ahead) if step == standing.step_done + 1 else {}
                     if step == 1:
-                        log.log(0, await check_mismatch(resources))
+                        log.log(0, agreement)
                     reporter().waiting("")
                     trained = await train_step(resources, step)
                     await resources.serve(trained.version, trained.adapter, trained.adapter_hash)
-                    figures = await clock.end_step(rolled, trained)
+                    figures = agreement | await clock.end_step(rolled, trained)
                     log.log(step, figures)
                     reporter().step(step, settings.steps, figures)
-            scores |= await _score(resources, settings, "trained")
-            scores |= await _score_scripted(resources, settings)
+            scores |= await score_policy(resources, settings, "trained")
+            scores |= await score_scripted(resources, settings)
             log.log(
                 settings.steps + 1,
                 {f"score/{name}": scores[name].mean for name in ("base", "trained", "random", "teacher")},
             )
-        summary = _summary(settings, scores, clock, time.monotonic() - began)
-        durable_write(resources.paths.root / "summary.json", json.dumps(summary, indent=1).encode())
+        totals = await asyncio.to_thread(resources.trainer.totals)
+        summary = _summary(settings, totals, scores, clock, time.monotonic() - began)
+        durable_write(resources.paths.summary, json.dumps(summary, indent=1).encode())
     return summary
 
 
-async def _score(resources: Resources, settings: RunSettings, label: str) -> dict[str, Score]:
-    """The served version against each kind of opponents; the first bears the bare label."""
-    scores = {}
-    for place, opponents in enumerate(settings.evaluation.opponents):
-        score = await evaluate_player(
-            label,
-            POLICY,
-            opponents,
-            resources.cache.held_out,
-            settings.evaluation,
-            resources.host,
-            resources.engine,
-            resources.tokens,
-        )
-        scores[label if place == 0 else f"{label}_vs_{opponents}"] = score
-    return scores
+def _open_log(resources: Resources, settings: RunSettings) -> MetricLog:
+    """The run's figures, cut back to its newest step; that step's own are written if a kill came before they could be."""
+    standing, configuration = resources.standing, settings.model_dump(mode="json")
+    log = MetricLog(resources.paths.metrics, settings.run, settings.telemetry, configuration, keep_to=standing.step_done or -1)
+    if standing.metrics and log.last_step < standing.step_done:
+        log.log(standing.step_done, standing.metrics)
+    return log
 
 
-async def _score_scripted(resources: Resources, settings: RunSettings) -> dict[str, Score]:
-    """Random play and the imitated teacher, scored in the same way."""
-    opponents, held_out = settings.evaluation.opponents[0], resources.cache.held_out
-    players = {"random": "random", "teacher": settings.tiny_model.teacher}
-    return {
-        label: await evaluate_player(label, player, opponents, held_out, settings.evaluation, resources.host, None, None)
-        for label, player in players.items()
-    }
+async def _agreement(resources: Resources, ahead: RolloutsAhead) -> dict[str, float]:
+    """Refuse to train unless trainer and engine agree on rows of the version that both hold now; how closely they do."""
+    if not await has_fresh_rows(resources):
+        # Rollouts ran ahead of a run that is resumed: none of what is published was drawn by its trainer's version.
+        await ahead.all_played()
+    if not await has_fresh_rows(resources):
+        await roll_out_probe(resources, resources.standing.step_done)
+    return await check_mismatch(resources)
 
 
-def _summary(settings: RunSettings, scores: dict[str, Score], clock: StepClock, wall_s: float) -> dict[str, Any]:
-    rejected = clock.orders_rejected + sum(score.orders_rejected for score in scores.values())
+def _summary(
+    settings: RunSettings, totals: Totals, scores: dict[str, Score], clock: StepClock, wall_s: float
+) -> dict[str, Any]:
+    """The run in figures; what was played and trained is counted from its files, whichever process made them."""
     summary: dict[str, Any] = {}
     for label, score in scores.items():
         name = label.replace("_vs_", "_score_vs_") if "_vs_" in label else f"{label}_score"
@@ -97,9 +102,9 @@ def _summary(settings: RunSettings, scores: dict[str, Score], clock: StepClock, 
     return summary | {
         "steps": settings.steps,
         "wall_s": round(wall_s, 1),
-        "decisions": clock.decisions,
-        "max_policy_lag_seen": clock.max_policy_lag,
-        "orders_rejected": rejected,
+        "decisions": totals.decisions,
+        "max_policy_lag_seen": totals.max_policy_lag,
+        "orders_rejected": totals.orders_rejected + sum(score.orders_rejected for score in scores.values()),
         "orchestration_share": round(clock.orchestration_share, 4),
         "run": str(settings.paths.root),
     }

@@ -14,7 +14,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from storage.runs import RunPaths, make_directory, name_aside, publish_directory
+from storage.runs import RunPaths, make_directory, name_aside, publish_directory, set_aside
 from telemetry.errors import DataError
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
@@ -36,15 +36,21 @@ class Adapter:
 def publish_adapter(paths: RunPaths, version: int, source_dir: Path) -> Adapter:
     """Copy the adapter files of ``source_dir`` and publish them as ``version``, the trainer step.
 
+    A damaged one that bears the number is set aside first.
+
     Raises:
         DataError: a file is missing, or the version exists with other weights.
     """
     final = paths.adapter(version)
     if final.exists():
-        standing, offered = read_adapter(paths, version), _combined(_measure(source_dir))
-        if standing.adapter_hash != offered:
-            raise DataError(f"{final} holds other weights than {source_dir}; a version never changes, use a new run.")
-        return standing
+        try:
+            standing = read_adapter(paths, version)
+        except DataError:
+            set_aside(final)
+        else:
+            if standing.adapter_hash != _combined(_measure(source_dir)):
+                raise DataError(f"{final} holds other weights than {source_dir}; a version never changes, use a new run.")
+            return standing
     make_directory(final.parent)
     aside = name_aside(final)
     aside.mkdir()

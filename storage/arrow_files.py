@@ -31,8 +31,12 @@ def write_arrow(table: pa.Table, final: Path, metadata: dict[str, str]) -> bool:
     batch = pa.RecordBatch.from_arrays([as_array(column) for column in table.columns], schema=schema)
     make_directory(final.parent)
     temp = name_aside(final)
-    with pa.OSFile(str(temp), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
-        writer.write_batch(batch)
+    try:
+        with pa.OSFile(str(temp), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+            writer.write_batch(batch)
+    except BaseException:
+        temp.unlink(missing_ok=True)
+        raise
     return publish_file(temp, final)
 
 

@@ -24,6 +24,7 @@ from storage.ledger import ROWS_SCHEMA, STEP_NAME
 from storage.runs import RunPaths
 from storage.schema import COMPONENTS, Ply, to_table
 from storage.shards import SHARD_NAME, describe_shard, open_plies, open_shard
+from storage.totals import Totals
 from telemetry.errors import DataError, InputError
 
 _SQL = {path.stem: path.read_text() for path in sorted(Path(__file__).parent.glob("*.sql"))}
@@ -142,6 +143,12 @@ class Index:
             """,
             {"policy_version": policy_version, "limit": limit},
         )
+
+    def totals(self) -> Totals:
+        """Count over everything that was taken in."""
+        (played,) = self.connection.sql("SELECT count(*), coalesce(sum(orders_rejected), 0) FROM decisions").fetchall()
+        (trained,) = self.connection.sql("SELECT coalesce(max(policy_lag), 0) FROM batches").fetchall()
+        return Totals(decisions=int(played[0]), orders_rejected=int(played[1]), max_policy_lag=int(trained[0]))
 
     def gather(self, selection_rows: pa.Table) -> Batch:
         """Verified arrays of a selection's, or a recorded step's, rows.

@@ -7,9 +7,13 @@ Never: change a published file in place. A reader may hold it memory-mapped, and
 reader.
 """
 
+import fcntl
 import os
 import re
 import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,6 +62,18 @@ class RunPaths:
         return self.root / "summary.json"
 
     @property
+    def lock(self) -> Path:
+        return self.root / ".lock"
+
+    @property
+    def trainer_lock(self) -> Path:
+        return self.root / ".trainer.lock"
+
+    @property
+    def environment(self) -> Path:
+        return self.root / "environment.json"
+
+    @property
     def trainer_log(self) -> Path:
         return self.root / "trainer.log"
 
@@ -85,6 +101,40 @@ def check_name(name: str, what: str) -> str:
     return name
 
 
+@contextmanager
+def held(lock: Path, *, wait_s: float = 0.0) -> Iterator[bool]:
+    """Hold an exclusive lock on the file ``lock`` for the length of the block; False if another process has it.
+
+    It is the kernel's (flock), so it ends with the process that holds it, however that ends. It binds processes of one
+    machine; what binds those of several is the ledger.
+    """
+    make_directory(lock.parent)
+    handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        yield _try_lock(handle, time.monotonic() + wait_s)
+    finally:
+        os.close(handle)
+
+
+def _try_lock(handle: int, until: float) -> bool:
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                return False
+            time.sleep(0.05)
+
+
+def set_aside(path: Path) -> Path:
+    """Rename what is damaged to a name that no reader considers, and return that; nothing of it is lost."""
+    aside = path.with_name(f".{path.name}.damaged-{secrets.token_hex(4)}")
+    os.rename(path, aside)
+    sync_directory(path.parent)
+    return aside
+
+
 def make_directory(path: Path) -> None:
     """Make ``path`` and its missing parents; each is synced, else a crash could lose the files in it."""
     if path.is_dir():
@@ -102,9 +152,12 @@ def name_aside(final: Path) -> Path:
 def durable_write(path: Path, content: bytes) -> None:
     """Replace the content of ``path``; after a crash it holds the old or the new, never a mixture."""
     temp = name_aside(path)
-    temp.write_bytes(content)
-    sync_file(temp)
-    os.replace(temp, path)
+    try:
+        temp.write_bytes(content)
+        sync_file(temp)
+        os.replace(temp, path)
+    finally:
+        temp.unlink(missing_ok=True)  # a full disk must not be filled further by what could not be finished
     sync_directory(path.parent)
 
 
@@ -113,8 +166,8 @@ def publish_file(temp: Path, final: Path) -> bool:
 
     A hard link and not a rename, because a rename would silently replace what readers have already mapped.
     """
-    sync_file(temp)
     try:
+        sync_file(temp)
         os.link(temp, final)
     except FileExistsError:
         published = False

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from storage.arrow_files import content_crc, metadata_of, read_arrow, write_arrow
-from storage.runs import RunPaths, check_name
+from storage.runs import RunPaths, check_name, set_aside
 from storage.schema import DECISION_SCHEMA, PLY_SCHEMA, Decision, Ply, check_tokens, row_checksums, to_table
 from telemetry.errors import DataError, InputError
 
@@ -94,6 +94,43 @@ def publish_shard(
     if winner.plies_path != plies_path:
         plies_path.unlink()  # named by no shard, as its own decisions lost
     return winner
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coverage:
+    """Which of some start groups are published already."""
+
+    published: tuple[Shard, ...]
+    """Shards that begin among them."""
+    missing: tuple[tuple[int, int], ...]
+    """(first start group, how many) of each stretch that no shard holds."""
+    set_aside: tuple[str, ...]
+    """Sentences about damaged shards that were found, and set aside so that their groups can be played again."""
+
+
+def coverage(paths: RunPaths, producer: str, first: int, count: int) -> Coverage:
+    """Look for the start groups ``first .. first + count - 1`` of a producer, by the names that their shards would have."""
+    published, missing, damaged = [], [], []
+    at, gap, end = first, first, first + count
+    while at < end:
+        path = shard_path(paths, producer, at)
+        shard = None
+        if path.exists():
+            try:
+                shard = describe_shard(path, open_shard(path), already=True)
+            except DataError as error:
+                set_aside(path)
+                damaged.append(str(error))
+        if shard is None:
+            at += 1
+            continue
+        if gap < at:
+            missing.append((gap, at - gap))
+        published.append(shard)
+        at = gap = max(shard.next_start_group, at + 1)
+    if gap < end:
+        missing.append((gap, end - gap))
+    return Coverage(published=tuple(published), missing=tuple(missing), set_aside=tuple(damaged))
 
 
 def open_shard(path: Path) -> pa.Table:

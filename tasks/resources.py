@@ -14,10 +14,12 @@ from rollouts.settings import RolloutSettings
 from state_cache.store import StateCache
 from storage.runs import RunPaths
 from telemetry.timing import Spans
-from training.process import TrainerProcess
+from training.process import Standing, TrainerProcess
 
 PRODUCER = "local"
 """Producer name of the rollouts that the training flow itself makes."""
+PROBE = "probe"
+"""Producer name of the rollouts that compare engine and trainer when a run is resumed."""
 
 
 @dataclass(kw_only=True)
@@ -34,6 +36,8 @@ class Resources:
     engine: Engine
     tokens: Tokens
     trainer: TrainerProcess
+    standing: Standing
+    """Where the run stood when it was opened."""
     provenance: dict[str, str]
     """What every shard says of its origin."""
     spans: Spans = field(default_factory=Spans)

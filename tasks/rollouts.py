@@ -1,18 +1,24 @@
-"""The rollout task: some start groups of a step, played and published as one shard."""
+"""The rollout task: some start groups of a step, played and published as one shard; and what is published already.
+
+Promise: start groups that have a shard are never played again, whoever published it and whenever; a damaged shard is set aside,
+and its groups are.
+"""
 
 import asyncio
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
+import pyarrow as pa
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from rollouts.roll_out import RolledOut, plan_start_groups, roll_out
+from game.snapshot import Snapshot
+from rollouts.roll_out import plan_start_groups, roll_out
 from state_cache.sampling import sample_start_positions
-from storage.shards import publish_shard, shard_path
-from tasks.resources import PRODUCER, Resources
+from storage.shards import Coverage, coverage, open_shard, publish_shard
+from tasks.resources import PROBE, PRODUCER, Resources
 from telemetry.progress import reporter
 
 
@@ -24,8 +30,10 @@ class RolloutReport:
     decisions: int
     failed_forks: int
     orders_rejected: int
+    set_aside: int
+    """Damaged shards that were found in their place."""
     seconds: float
-    """Wall time of playing, publishing included."""
+    """Wall time of playing, publishing included; 0 where nothing had to be played."""
     queue_ms: float
     """Median over decisions."""
     generate_ms: float
@@ -46,56 +54,73 @@ async def roll_out_groups(resources: Resources, step: int, first_group: int, cou
 
     A retry after the shard was published finds it and plays nothing.
     """
-    if shard_path(resources.paths, PRODUCER, first_group).exists():
-        return _report(None, count, 0.0)
     began = time.monotonic()
     with resources.spans.span("rollout"):
-        settings, first_of_step = resources.rollouts, (step - 1) * resources.rollouts.start_groups
-        positions = sample_start_positions(resources.cache.train, settings.start_groups, resources.seed, step)
-        mine = positions[first_group - first_of_step : first_group - first_of_step + count]
-        done: list[int] = []
+        found = await asyncio.to_thread(coverage, resources.paths, PRODUCER, first_group, count)
+        first_of_step = (step - 1) * resources.rollouts.start_groups
+        positions = sample_start_positions(resources.cache.train, resources.rollouts.start_groups, resources.seed, step)
+        for first, stretch in found.missing:
+            mine = positions[first - first_of_step : first - first_of_step + stretch]
+            await _play(resources, f"rollout {step}", PRODUCER, mine, first)
+        whole = found if not found.missing else await asyncio.to_thread(coverage, resources.paths, PRODUCER, first_group, count)
+        report = await asyncio.to_thread(report_of, whole, count)
+    return replace(report, set_aside=len(found.set_aside), seconds=time.monotonic() - began)
 
-        def on_group(number: int) -> None:
-            done.append(number)
-            reporter().stage(f"rollout {step}", len(done), count)
 
-        played = await resources.host.run(
-            roll_out(
-                plan_start_groups(mine, first_group, settings),
-                resources.engine,
-                resources.tokens,
-                settings,
-                producer=PRODUCER,
-                seed=resources.seed,
-                on_group=on_group,
-            )
+@task(
+    name="rollout-probe",
+    task_run_name="rollout-probe-v{version}",
+    cache_policy=NO_CACHE,
+    persist_result=False,
+    tags=["rollout"],
+)
+async def roll_out_probe(resources: Resources, version: int) -> None:
+    """Play one start group under the version that engine and trainer hold, to compare them on.
+
+    A resumed run whose rollouts ran ahead has no row of its trainer's version. What is played here may be trained on like any.
+    """
+    with resources.spans.span("rollout"):
+        found = await asyncio.to_thread(coverage, resources.paths, PROBE, version, 1)
+        if found.missing:
+            positions = sample_start_positions(resources.cache.train, 1, resources.seed, version)
+            await _play(resources, "probe", PROBE, positions, version)
+
+
+async def _play(resources: Resources, stage: str, producer: str, positions: list[tuple[Snapshot, str]], first_group: int) -> None:
+    done: list[int] = []
+
+    def on_group(number: int) -> None:
+        done.append(number)
+        reporter().stage(stage, len(done), len(positions))
+
+    played = await resources.host.run(
+        roll_out(
+            plan_start_groups(positions, first_group, resources.rollouts),
+            resources.engine,
+            resources.tokens,
+            resources.rollouts,
+            producer=producer,
+            seed=resources.seed,
+            on_group=on_group,
         )
-        publish = partial(publish_shard, next_start_group=first_group + count)
-        await asyncio.to_thread(
-            publish,
-            resources.paths,
-            PRODUCER,
-            first_group,
-            played.decisions,
-            played.plies,
-            resources.provenance,
-        )
-    return _report(played, count, time.monotonic() - began)
+    )
+    publish = partial(publish_shard, next_start_group=first_group + len(positions))
+    await asyncio.to_thread(publish, resources.paths, producer, first_group, played.decisions, played.plies, resources.provenance)
 
 
-def _report(played: RolledOut | None, count: int, seconds: float) -> RolloutReport:
-    rows = played.decisions if played else []
-    medians = [
-        float(np.median([getattr(row, name) for row in rows])) if rows else 0.0
-        for name in ("queue_ms", "generate_ms", "engine_ms")
-    ]
+def report_of(found: Coverage, count: int) -> RolloutReport:
+    """What the published shards say of the rollouts of `count` start groups."""
+    columns = ["start_group", "fork", "status", "orders_rejected", "queue_ms", "generate_ms", "engine_ms"]
+    tables = [open_shard(shard.path).select(columns) for shard in found.published]
+    rows = pa.concat_tables([table.replace_schema_metadata(None) for table in tables]).to_pydict() if tables else None
+    median = {name: float(np.median(rows[name])) if rows and rows[name] else 0.0 for name in columns[4:]}
+    forks = zip(rows["start_group"], rows["fork"], rows["status"], strict=True) if rows else ()
     return RolloutReport(
         start_groups=count,
-        decisions=len(rows),
-        failed_forks=played.failed_forks if played else 0,
-        orders_rejected=sum(row.orders_rejected for row in rows),
-        seconds=seconds,
-        queue_ms=medians[0],
-        generate_ms=medians[1],
-        engine_ms=medians[2],
+        decisions=len(rows["fork"]) if rows else 0,
+        failed_forks=len({(group, fork) for group, fork, status in forks if status != "complete"}),
+        orders_rejected=sum(rows["orders_rejected"]) if rows else 0,
+        set_aside=len(found.set_aside),
+        seconds=0.0,
+        **median,
     )

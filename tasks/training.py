@@ -20,6 +20,11 @@ class TrainedStep:
     metrics: dict[str, float]
 
 
+async def has_fresh_rows(resources: Resources) -> bool:
+    """Whether there is any row of the version that the trainer holds."""
+    return await asyncio.to_thread(resources.trainer.fresh_rows) > 0
+
+
 @task(name="check-mismatch", cache_policy=NO_CACHE, persist_result=False, tags=["train"])
 async def check_mismatch(resources: Resources) -> dict[str, float]:
     """Refuse to go on unless trainer and engine give the same probabilities to fresh rows; the gap as metrics."""

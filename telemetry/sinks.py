@@ -6,6 +6,7 @@ start, never later.
 
 import json
 import logging
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,12 +35,19 @@ class TelemetrySettings(BaseModel):
 class MetricLog:
     """Appends each step's figures to `metrics.jsonl` and to W&B."""
 
-    def __init__(self, file: Path, name: str, settings: TelemetrySettings, configuration: Mapping[str, Any]) -> None:
+    def __init__(
+        self, file: Path, name: str, settings: TelemetrySettings, configuration: Mapping[str, Any], *, keep_to: int = -1
+    ) -> None:
         """Open both.
+
+        Args:
+            keep_to: the newest step whose checkpoint stands, of a run that is resumed: lines of later steps go, which will be
+                trained again, and so does a last line that a kill cut in two.
 
         Raises:
             InputError: W&B is asked for and refuses, such as for want of a login.
         """
+        self.last_step = _keep_lines(file, keep_to)
         self._file = file.open("a", encoding="utf-8")
         self._wandb: Any = None
         if settings.wandb != "disabled":
@@ -52,6 +60,8 @@ class MetricLog:
                     name=name,
                     dir=str(file.parent),
                     mode=settings.wandb,
+                    # What a resumed run adds stands beside what it was; offline, W&B keeps each part in a folder of its own.
+                    group=name,
                     config=dict(configuration),
                     settings=wandb.Settings(silent=True, console="off", x_disable_stats=True),
                 )
@@ -66,6 +76,7 @@ class MetricLog:
             KeyError: a name is not registered.
         """
         check(values)
+        self.last_step = step
         self._file.write(json.dumps({"step": step, "time": round(time.time(), 3), **values}) + "\n")
         self._file.flush()
         if self._wandb is not None:
@@ -82,3 +93,26 @@ class MetricLog:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def _keep_lines(file: Path, keep_to: int) -> int:
+    """Rewrite `file` with the whole lines of steps up to `keep_to`; the last step among them, -1 if there is none."""
+    if not file.exists():
+        return -1
+    kept: list[str] = []
+    last = -1
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            step = int(json.loads(line)["step"])
+        except (ValueError, KeyError, TypeError):
+            continue
+        if last < step <= keep_to:
+            kept.append(line + "\n")
+            last = step
+    aside = file.with_name(f".{file.name}.tmp")
+    with aside.open("w", encoding="utf-8") as out:
+        out.writelines(kept)
+        out.flush()
+        os.fsync(out.fileno())
+    os.replace(aside, file)
+    return last

@@ -10,7 +10,7 @@ import hashlib
 import json
 import random
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from storage.runs import RunPaths, publish_directory
 from telemetry.errors import DataError
 from training.policy import Policy
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +36,8 @@ class TrainerState:
     """Hash of the training settings that made it."""
     skipped_in_a_row: int = 0
     """Updates skipped for non-finite values, just before."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """What the step reported: a run killed before it could log them logs them when it is resumed."""
 
 
 def save_checkpoint(paths: RunPaths, state: TrainerState, policy: Policy, optimiser: torch.optim.Optimizer, keep: int) -> Path:
@@ -65,11 +67,14 @@ def save_checkpoint(paths: RunPaths, state: TrainerState, policy: Policy, optimi
         "lineage": state.lineage,
         "settings_hash": state.settings_hash,
         "skipped_in_a_row": state.skipped_in_a_row,
+        "metrics": state.metrics,
         "files": files,
     }
     (aside / "manifest.json").write_text(json.dumps(record, indent=1))
     publish_directory(aside, final)
     for old in checkpoint_steps(paths)[:-keep]:
+        # Its manifest first: what a kill leaves behind is then no checkpoint, rather than a damaged one.
+        (paths.checkpoint(old) / "manifest.json").unlink()
         shutil.rmtree(paths.checkpoint(old))
     return final
 
@@ -101,6 +106,7 @@ def load_checkpoint(paths: RunPaths, step: int, policy: Policy, optimiser: torch
         lineage=record["lineage"],
         settings_hash=record["settings_hash"],
         skipped_in_a_row=record["skipped_in_a_row"],
+        metrics=record["metrics"],
     )
 
 

@@ -11,14 +11,31 @@ import os
 import socket
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
+from storage.totals import Totals
 from telemetry import errors
 from telemetry.errors import EntenteError, TrainingError
 from training.settings import TrainingSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """Where a run's trainer stands when it is opened."""
+
+    step_done: int
+    """Steps whose checkpoint stands; 0 for a fresh run."""
+    adapter: Path | None
+    """Folder of that policy version; None for a fresh run."""
+    adapter_hash: str
+    metrics: dict[str, float]
+    """What that step reported."""
+    set_aside: tuple[str, ...]
+    """Sentences about damaged checkpoints that were passed over."""
 
 
 class TrainerProcess:
@@ -57,19 +74,33 @@ class TrainerProcess:
                 "storage": storage.model_dump(mode="json"),
             }
         )
-        self._opened = False
+        self._standing: Standing | None = None
 
     @property
     def pid(self) -> int:
         """Process id of the child."""
         return self._process.pid
 
-    def ready(self) -> int:
-        """Wait until the child has loaded its model; the step it resumes from (0: a fresh run)."""
-        if not self._opened:
-            self._step_done = int(self._receive()["step_done"])
-            self._opened = True
-        return self._step_done
+    def ready(self) -> Standing:
+        """Wait until the child has loaded its model and the run's newest checkpoint; where the run stands."""
+        if self._standing is None:
+            answer = self._receive()
+            self._standing = Standing(
+                step_done=int(answer["step_done"]),
+                adapter=Path(answer["adapter"]) if "adapter" in answer else None,
+                adapter_hash=answer.get("adapter_hash", ""),
+                metrics=answer["metrics"],
+                set_aside=tuple(answer["set_aside"]),
+            )
+        return self._standing
+
+    def fresh_rows(self) -> int:
+        """See `Trainer.fresh_rows`."""
+        return int(self._ask({"op": "fresh_rows"})["rows"])
+
+    def totals(self) -> Totals:
+        """See `Trainer.totals`."""
+        return Totals(**self._ask({"op": "totals"}))
 
     def measure_mismatch(self) -> dict[str, float]:
         """See `Trainer.measure_mismatch`; as metrics."""

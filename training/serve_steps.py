@@ -9,15 +9,22 @@ import signal
 import socket
 import sys
 import traceback
+from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from storage.runs import RunPaths
+from storage.adapters import Adapter
+from storage.runs import RunPaths, held
 from storage.settings import StorageSettings
-from telemetry.errors import EntenteError
+from telemetry.errors import EntenteError, InputError
+from telemetry.parent import end_with_parent
 from training.policy import Policy
 from training.settings import TrainingSettings
 from training.trainer import Trainer, describe
+
+_FORMER_TRAINER_S = 20.0
+"""A trainer whose parent was killed ends within a second; this is for a machine that is very busy."""
 
 
 def main(descriptor: int) -> None:
@@ -25,16 +32,24 @@ def main(descriptor: int) -> None:
     the process.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Every file of a run is safe against a kill, so there is nothing to finish for a parent that is gone.
+    end_with_parent()
     logging.getLogger("transformers").setLevel(logging.ERROR)
     stream = socket.socket(fileno=descriptor).makefile("rw", encoding="utf-8")
     trainer: Trainer | None = None
+    lock = ExitStack()
     for line in stream:
         message = json.loads(line)
         unexpected = False
         try:
             if message["op"] == "open":
-                trainer = _open(message)
-                answer: dict[str, Any] = {"step_done": trainer.step_done}
+                trainer = _open(message, lock)
+                answer: dict[str, Any] = {
+                    "step_done": trainer.step_done,
+                    "metrics": trainer.metrics_done,
+                    "set_aside": trainer.set_aside,
+                    **_published(trainer.adapter),
+                }
             else:
                 assert trainer is not None, "the first message must be 'open'"
                 answer = _answer(trainer, message)
@@ -56,22 +71,30 @@ def main(descriptor: int) -> None:
             sys.exit(1)
 
 
-def _open(message: dict[str, Any]) -> Trainer:
+def _open(message: dict[str, Any], lock: ExitStack) -> Trainer:
+    paths = RunPaths(Path(message["run"]))
+    # The trainer of a run that was killed may need a moment to notice.
+    if not lock.enter_context(held(paths.trainer_lock, wait_s=_FORMER_TRAINER_S)):
+        raise InputError(f"another trainer works on run '{paths.root.name}': wait for it, or stop it")
     training = TrainingSettings.model_validate(message["training"])
     storage = StorageSettings.model_validate(message["storage"])
     policy = Policy(Path(message["model"]), training)
-    return Trainer(RunPaths(Path(message["run"])), policy, training, storage)
+    return Trainer(paths, policy, training, storage)
 
 
 def _answer(trainer: Trainer, message: dict[str, Any]) -> dict[str, Any]:
     if message["op"] == "mismatch":
         return {"metrics": describe(trainer.measure_mismatch())}
+    if message["op"] == "totals":
+        return asdict(trainer.totals())
+    if message["op"] == "fresh_rows":
+        return {"rows": trainer.fresh_rows()}
     report = trainer.step(message["step"], message["start_groups"])
-    return {
-        "adapter": str(report.adapter.path),
-        "adapter_hash": report.adapter.adapter_hash,
-        "metrics": report.metrics,
-    }
+    return {"metrics": report.metrics, **_published(report.adapter)}
+
+
+def _published(adapter: Adapter | None) -> dict[str, Any]:
+    return {} if adapter is None else {"adapter": str(adapter.path), "adapter_hash": adapter.adapter_hash}
 
 
 if __name__ == "__main__":

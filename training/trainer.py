@@ -1,9 +1,10 @@
 """One GRPO step: rows chosen by query, a ledger, a forward and backward over branching tokens, an update, a
 checkpoint, an adapter.
 
-The order is the contract: the ledger is written before the forward, the checkpoint before publishing, and the
-adapter is published
-from the checkpoint. Nothing here decides *when* to train; and nothing here ever draws a token.
+The order is the contract: the ledger is written before the forward, the checkpoint before publishing, and the adapter is
+published from the checkpoint. So a trainer killed anywhere goes on from the newest whole checkpoint: a step whose ledger
+stands is repeated on the very rows that it recorded, and a version that was not published yet is published.
+Nothing here decides *when* to train; and nothing here ever draws a token.
 """
 
 import hashlib
@@ -11,15 +12,17 @@ import time
 from dataclasses import asdict, dataclass
 
 import numpy as np
+import pyarrow as pa
 import torch
 
 from storage.adapters import Adapter, publish_adapter
 from storage.gather import Batch
 from storage.index import Index, Selection, SelectionQuery
-from storage.ledger import write_ledger
-from storage.runs import RunPaths
+from storage.ledger import read_ledger, recorded_steps, write_ledger
+from storage.runs import RunPaths, set_aside
 from storage.settings import StorageSettings
-from telemetry.errors import TrainingError
+from storage.totals import Totals
+from telemetry.errors import DataError, InputError, TrainingError
 from training.advantages import leave_one_out
 from training.checkpoint import TrainerState, checkpoint_steps, load_checkpoint, save_checkpoint
 from training.loss import clipped_token_loss
@@ -28,6 +31,8 @@ from training.policy import Policy
 from training.settings import TrainingSettings
 
 _SKIPS_ALLOWED = 3
+_MAY_CHANGE = {"keep_checkpoints", "threads", "mismatch_rows", "mismatch_max", "mismatch_mean_bf16", "mismatch_p99_bf16"}
+"""Training settings that a resumed run may change: they do not enter the weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +57,14 @@ class StepReport:
 
 
 class Trainer:
-    """Owns the policy and its optimiser for one run."""
+    """Owns the policy and its optimiser for one run; goes on where the run's files stand.
+
+    Attributes:
+        step_done: the newest step whose checkpoint stands; the policy version it holds.
+        metrics_done: what that step reported.
+        adapter: that version as published; None before the first step.
+        set_aside: sentences about damaged checkpoints that were passed over.
+    """
 
     def __init__(
         self,
@@ -69,21 +81,50 @@ class Trainer:
         self._lineage = lineage
         self._index = Index(paths, blend=storage.blend, discount=storage.discount)
         self._optimiser = torch.optim.AdamW(policy.parameters(), lr=training.learning_rate, betas=(0.9, 0.999), weight_decay=0.0)
-        self._settings_hash = hashlib.sha256(training.model_dump_json().encode()).hexdigest()[:16]
+        lasting = training.model_dump_json(exclude=_MAY_CHANGE)
+        self._settings_hash = hashlib.sha256(lasting.encode()).hexdigest()[:16]
         self._skipped_in_a_row = 0
         self.step_done = 0
-        steps = checkpoint_steps(paths)
-        if steps:
-            state = load_checkpoint(paths, steps[-1], policy, self._optimiser)
-            self.step_done, self._skipped_in_a_row = state.step, state.skipped_in_a_row
+        self.metrics_done: dict[str, float] = {}
+        self.adapter: Adapter | None = None
+        self.set_aside: list[str] = []
+        self._restore()
+        self._to_repeat = [step for step in recorded_steps(paths, lineage) if step > self.step_done]
+
+    def _restore(self) -> None:
+        """Go on from the newest whole checkpoint, if there is one, and make sure that its version is published."""
+        for step in reversed(checkpoint_steps(self._paths)):
+            try:
+                state = load_checkpoint(self._paths, step, self._policy, self._optimiser)
+            except DataError as error:
+                set_aside(self._paths.checkpoint(step))
+                self.set_aside.append(str(error))
+                continue
+            if state.settings_hash != self._settings_hash:
+                raise InputError(
+                    f"checkpoint '{self._paths.checkpoint(step)}' was made under other training settings than are given now: "
+                    "resume with the run's own, or begin another run"
+                )
+            self.step_done, self._skipped_in_a_row, self.metrics_done = state.step, state.skipped_in_a_row, state.metrics
+            self.adapter = publish_adapter(self._paths, step, self._paths.checkpoint(step))
+            return
+
+    def fresh_rows(self) -> int:
+        """Rows to compare trainer and engine on: those of the version that the trainer holds, up to the settings' number."""
+        self._index.refresh()
+        return self._index.fresh_rows(policy_version=self.step_done, limit=self._settings.mismatch_rows).num_rows
+
+    def totals(self) -> Totals:
+        """What the run has done so far, whichever processes did it."""
+        self._index.refresh()
+        return self._index.totals()
 
     def measure_mismatch(self) -> Mismatch:
         """Compare stored behaviour logprobs with this policy's on the freshest rows, drawn by the version it holds.
 
         Raises:
             TrainingError: there are none, or the two sides differ by more than the settings allow: mask,
-            temperature, ids or weights
-                are then not the sampler's, and the run must not start.
+                temperature, ids or weights are then not the sampler's, and the run must not start.
         """
         self._index.refresh()
         rows = self._index.fresh_rows(policy_version=self.step_done, limit=self._settings.mismatch_rows)
@@ -130,7 +171,27 @@ class Trainer:
             raise TrainingError(f"step {step} was asked for, but the next one is {self.step_done + 1}")
         began = time.perf_counter()
         self._index.refresh()
-        selection = self._index.select_batch(
+        if step in self._to_repeat:
+            rows, counts = self._recorded(step), {}
+            batch = self._index.gather(rows)
+        else:
+            selection = self._select(step, start_groups)
+            rows, counts = selection.rows, selection.counts
+            # Gathered before the ledger: a damaged row must not take the step's name.
+            batch = self._index.gather(rows)
+            self._record(step, rows)
+        selected = time.perf_counter()
+        metrics = self._update(batch)
+        updated = time.perf_counter()
+        metrics |= _selection_metrics(rows, counts, batch) | {"train/refused_shards": float(len(self._index.refused))}
+        metrics |= {"train/select_s": selected - began, "train/update_s": updated - selected}
+        self.adapter = self._save(step, metrics)
+        self.step_done = step
+        metrics["train/save_s"] = time.perf_counter() - updated
+        return StepReport(step=step, adapter=self.adapter, metrics=metrics)
+
+    def _select(self, step: int, start_groups: int) -> Selection:
+        return self._index.select_batch(
             SelectionQuery(
                 step=step,
                 policy_version=self.step_done,
@@ -140,33 +201,34 @@ class Trainer:
                 seed=self._settings.seed,
             )
         )
-        # Gathered before the ledger: a damaged row must not take the step's name.
-        batch = self._index.gather(selection.rows)
-        record = {"policy_version": str(self.step_done), "settings_hash": self._settings_hash}
-        if not write_ledger(self._paths, self._lineage, step, selection.rows, record):
+
+    def _record(self, step: int, rows: pa.Table) -> None:
+        """Write the step's ledger, the fence: whoever finds it taken is not alone on the run."""
+        about = {"policy_version": str(self.step_done), "settings_hash": self._settings_hash}
+        if not write_ledger(self._paths, self._lineage, step, rows, about):
             raise TrainingError(
                 f"another trainer already holds step {step} of '{self._paths.root.name}': "
                 "two trainers cannot share a run; stop one"
             )
-        selected = time.perf_counter()
-        metrics = self._update(batch)
-        updated = time.perf_counter()
-        self.step_done = step
+
+    def _recorded(self, step: int) -> pa.Table:
+        """The rows that the step's ledger names: they are used again as recorded, never chosen again."""
+        rows = read_ledger(self._paths, self._lineage, step)
+        if rows is None:
+            raise DataError(f"the ledger of step {step} is gone from '{self._paths.ledger}': restore it from a copy")
+        return rows
+
+    def _save(self, step: int, metrics: dict[str, float]) -> Adapter:
+        """Make the step last, and publish its version from what lasts."""
         state = TrainerState(
             step=step,
             lineage=self._lineage,
             settings_hash=self._settings_hash,
             skipped_in_a_row=self._skipped_in_a_row,
+            metrics=metrics,
         )
         checkpoint = save_checkpoint(self._paths, state, self._policy, self._optimiser, self._settings.keep_checkpoints)
-        adapter = publish_adapter(self._paths, step, checkpoint)
-        metrics |= _selection_metrics(selection, batch)
-        metrics |= {
-            "train/select_s": selected - began,
-            "train/update_s": updated - selected,
-            "train/save_s": time.perf_counter() - updated,
-        }
-        return StepReport(step=step, adapter=adapter, metrics=metrics)
+        return publish_adapter(self._paths, step, checkpoint)
 
     def _update(self, batch: Batch) -> dict[str, float]:
         """The step's updates, each on its own share of the advantage groups; the figures of all of them together."""
@@ -242,15 +304,15 @@ def _update_metrics(gauges: np.ndarray, updates: list[_Update]) -> dict[str, flo
     }
 
 
-def _selection_metrics(selection: Selection, batch: Batch) -> dict[str, float]:
-    lag = np.asarray(selection.rows.column("policy_lag"))
+def _selection_metrics(rows: pa.Table, counts: dict[str, int], batch: Batch) -> dict[str, float]:
+    lag = np.asarray(rows.column("policy_lag"))
     return {
-        "train/decisions": float(selection.rows.num_rows),
+        "train/decisions": float(rows.num_rows),
         "train/tokens": float(len(batch.input_ids)),
         "train/return_mean": float(batch.returns.mean()) if len(batch.returns) else 0.0,
         "train/policy_lag_p50": float(np.quantile(lag, 0.5)) if len(lag) else 0.0,
         "train/policy_lag_max": float(lag.max()) if len(lag) else 0.0,
-    } | {f"train/groups_{name}": float(count) for name, count in selection.counts.items()}
+    } | {f"train/groups_{name}": float(count) for name, count in counts.items()}
 
 
 def describe(mismatch: Mismatch) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from flows import keep_ahead
 from flows.keep_ahead import RolloutsAhead
 from flows.run_settings import PipelineSettings
+from storage.runs import RunPaths
 from tasks.rollouts import RolloutReport
 
 START_GROUPS = 6
@@ -48,6 +50,7 @@ class Field:
             decisions=first_group,
             failed_forks=0,
             orders_rejected=0,
+            set_aside=0,
             seconds=self.seconds,
             queue_ms=0.0,
             generate_ms=0.0,
@@ -75,7 +78,8 @@ def field(monkeypatch: pytest.MonkeyPatch) -> Field:
 
 
 def ahead(**pipeline: Any) -> RolloutsAhead:
-    resources: Any = SimpleNamespace(rollouts=SimpleNamespace(start_groups=START_GROUPS))
+    nothing_yet = RunPaths(Path("/nonexistent"))
+    resources: Any = SimpleNamespace(rollouts=SimpleNamespace(start_groups=START_GROUPS), paths=nothing_yet)
     return RolloutsAhead(resources, PipelineSettings(**pipeline), LAST_STEP)
 
 

@@ -15,6 +15,7 @@ def test_paths_of_a_run(tmp_path: Path) -> None:
         "adapters",
         "checkpoints",
         "ledger",
+        "scores",
         "shards",
     ]
     assert paths.adapter(123) == paths.root / "adapters" / "v000123"

@@ -2,6 +2,7 @@
 
 import json
 import struct
+import time
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,8 @@ def test_a_metric_that_is_not_registered_is_refused_and_nothing_of_its_step_is_w
 def test_a_log_that_is_opened_again_goes_on_where_it_was(tmp_path: Path):
     file = tmp_path / "metrics.jsonl"
     for step in (1, 2):
-        with MetricLog(file, "a run", NO_WANDB, {}) as log:
+        with MetricLog(file, "a run", NO_WANDB, {}, keep_to=step - 1) as log:
+            assert log.last_step == (step - 1 or -1)
             log.log(step, {"train/loss": 0.0})
     assert [line["step"] for line in lines(file)] == [1, 2]
 
@@ -47,6 +49,19 @@ def test_a_log_that_is_opened_again_goes_on_where_it_was(tmp_path: Path):
 def test_disabled_wandb_leaves_no_trace(tmp_path: Path):
     with MetricLog(tmp_path / "metrics.jsonl", "a run", NO_WANDB, {}) as log:
         log.log(1, {"train/loss": 0.0})
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_a_log_that_is_opened_again_forgets_steps_that_come_again_and_a_line_that_was_cut(tmp_path: Path):
+    file = tmp_path / "metrics.jsonl"
+    with MetricLog(file, "a run", NO_WANDB, {}) as log:
+        for step in range(5):
+            log.log(step, {"train/loss": float(step)})
+    file.write_text(file.read_text() + '{"step": 5, "train/lo')
+    with MetricLog(file, "a run", NO_WANDB, {}, keep_to=3) as log:
+        assert log.last_step == 3
+        log.log(4, {"train/loss": 40.0})
+    assert [(line["step"], line["train/loss"]) for line in lines(file)] == [(0, 0.0), (1, 1.0), (2, 2.0), (3, 3.0), (4, 40.0)]
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
@@ -60,6 +75,9 @@ def test_offline_wandb_writes_a_run_folder_with_one_entry_per_step(tmp_path: Pat
             log.log(step, values)
     (folder,) = (tmp_path / "wandb").glob("offline-run-*")
     (file,) = folder.glob("*.wandb")
+    until = time.monotonic() + 20
+    while wandb_history(file) != logged and time.monotonic() < until:
+        time.sleep(0.1)  # W&B's own process may write its last records a moment after it says that it has
     assert wandb_history(file) == logged
 
 

@@ -6,14 +6,16 @@ import subprocess
 import sys
 import textwrap
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
 import pytest
 
-from storage.runs import RunPaths
+from storage.runs import RunPaths, held
 from storage.settings import StorageSettings
-from telemetry.errors import TrainingError
+from telemetry.errors import InputError, TrainingError
+from training import serve_steps
 from training.process import TrainerProcess
 from training.settings import TrainingSettings
 
@@ -24,7 +26,7 @@ def test_it_trains_and_publishes_and_its_errors_arrive_as_sentences(run_with_row
     paths = run_with_rows(exact_engine(), groups=2, forks=3)
     trainer = TrainerProcess(paths, model, SETTINGS, StorageSettings(), threads=1)
     try:
-        assert trainer.ready() == 0
+        assert trainer.ready().step_done == 0
         assert trainer.measure_mismatch()["mismatch/largest"] < 1e-4
         answer = trainer.step(1, 2)
         assert Path(answer["adapter"]) == paths.adapter(1) and answer["metrics"]["train/decisions"] > 0
@@ -33,6 +35,22 @@ def test_it_trains_and_publishes_and_its_errors_arrive_as_sentences(run_with_row
     finally:
         trainer.close()
     assert not psutil.pid_exists(trainer.pid)
+
+
+def test_two_trainers_of_one_run_exclude_each_other_and_the_second_says_so(model, tmp_path, monkeypatch):
+    paths = RunPaths(tmp_path / "run").create()
+    first = TrainerProcess(paths, model, SETTINGS, StorageSettings(), threads=1)
+    try:
+        first.ready()
+        with held(paths.trainer_lock) as free:
+            assert not free, "the kernel holds it for the first"
+        monkeypatch.setattr(serve_steps, "_FORMER_TRAINER_S", 0.2)
+        with ExitStack() as stack, pytest.raises(InputError, match="another trainer works on run 'run'"):
+            serve_steps._open({"run": str(paths.root)}, stack)
+    finally:
+        first.close()
+    with held(paths.trainer_lock) as free:
+        assert free, "it ends with its process"
 
 
 def test_a_trainer_that_dies_is_reported_with_where_to_look(model, tmp_path):
@@ -49,7 +67,7 @@ def test_it_ends_when_its_parent_is_killed(model, tmp_path):
         f"""
         import sys, time
         from pathlib import Path
-        from storage.runs import RunPaths
+        from storage.runs import RunPaths, held
         from storage.settings import StorageSettings
         from training.process import TrainerProcess
         from training.settings import TrainingSettings

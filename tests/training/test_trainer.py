@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 import torch
 
+import training.trainer
 from storage.adapters import read_adapter
 from storage.index import Index
 from storage.ledger import read_ledger, recorded_steps
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
-from telemetry.errors import DataError, TrainingError
+from telemetry.errors import InputError, TrainingError
 from training.advantages import leave_one_out
 from training.checkpoint import checkpoint_steps
 from training.padded_rows import branching_tokens, pad, padded_micro_batches
@@ -179,14 +180,99 @@ def test_resume_is_bitwise(played, model, tmp_path):
     assert hashes[0] == hashes[1] and len(set(hashes[0])) == 2
 
 
-def test_a_damaged_checkpoint_is_refused_by_file(paths, model):
-    trainer_for(paths, model).step(1, 4)
-    file = paths.checkpoint(1) / "trainer.pt"
+def flip(file: Path) -> None:
+    """Damage a file by one bit, in its middle."""
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
-    with pytest.raises(DataError, match=r"trainer\.pt.*altered"):
-        trainer_for(paths, model)
+
+
+def run_files(paths: RunPaths) -> dict[str, bytes]:
+    """What a run's steps left that must last: ledgers and published weights, byte by byte."""
+    files = [*paths.ledger.rglob("step-*"), *paths.adapters.rglob("v*/adapter_model.safetensors")]
+    return {str(file.relative_to(paths.root)): file.read_bytes() for file in files}
+
+
+class Killed(BaseException):
+    """Stands for the moment of a kill: nothing catches it."""
+
+
+@pytest.mark.parametrize("moment", ["write_ledger", "save_checkpoint", "publish_adapter"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_step_that_a_kill_cut_anywhere_is_done_once_and_ends_as_if_nothing_had_happened(
+    played, model, tmp_path, monkeypatch, moment: str, when: str
+):
+    ends = []
+    for killed in (False, True):
+        shutil.copytree(played.root, tmp_path / str(killed))
+        paths = RunPaths(tmp_path / str(killed))
+        trainer = trainer_for(paths, model)
+        trainer.step(1, 2)
+        if killed:
+            honest = getattr(training.trainer, moment)
+
+            def cut(*arguments, honest=honest):
+                if when == "after":
+                    honest(*arguments)
+                raise Killed
+
+            with monkeypatch.context() as patch, pytest.raises(Killed):
+                patch.setattr(training.trainer, moment, cut)
+                trainer.step(2, 1)
+            trainer = trainer_for(paths, model)
+        if trainer.step_done == 1:
+            trainer.step(2, 1)
+        assert trainer.step_done == 2 and trainer.adapter == read_adapter(paths, 2)
+        trainer.step(3, 1)
+        used = [
+            row for step in recorded_steps(paths, "main") for row in read_ledger(paths, "main", step)["decision_id"].to_pylist()
+        ]
+        assert len(used) == len(set(used)) and recorded_steps(paths, "main") == [1, 2, 3]
+        ends.append(run_files(paths))
+    assert ends[0] == ends[1]
+
+
+def test_a_recorded_step_uses_its_recorded_rows_even_where_a_choice_would_now_be_another(played, model, tmp_path, monkeypatch):
+    """Rows that come in after the ledger was written are fresher, and must not enter the repeated step."""
+    shutil.copytree(played.root, tmp_path / "run")
+    paths = RunPaths(tmp_path / "run")
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(training.trainer, "save_checkpoint", lambda *_: (_ for _ in ()).throw(Killed))
+        trainer_for(paths, model).step(1, 1)
+    recorded = read_ledger(paths, "main", 1)
+    assert recorded is not None
+    trainer = trainer_for(paths, model)
+    report = trainer.step(1, 4)
+    assert report.metrics["train/decisions"] == recorded.num_rows < whole_batch(paths).returns.size
+    assert read_ledger(paths, "main", 1).equals(recorded)
+
+
+def test_a_damaged_checkpoint_is_set_aside_and_its_step_repeated_from_its_ledger(paths, model):
+    trainer = trainer_for(paths, model)
+    trainer.step(1, 2)
+    trainer.step(2, 1)
+    before = run_files(paths)
+    flip(paths.checkpoint(2) / "trainer.pt")
+    again = trainer_for(paths, model)
+    assert again.step_done == 1 and "trainer.pt' is missing, cut or altered" in again.set_aside[0]
+    again.step(2, 1)
+    assert run_files(paths) == before
+    assert [path.name.split("-")[0] for path in paths.checkpoints.glob(".step*")] == [".step_000002.damaged"]
+
+
+def test_an_adapter_that_is_damaged_or_gone_is_published_again_from_the_checkpoint(paths, model):
+    before = trainer_for(paths, model).step(1, 4).adapter
+    flip(before.path / "adapter_model.safetensors")
+    assert trainer_for(paths, model).adapter == before == read_adapter(paths, 1)
+    shutil.rmtree(before.path)
+    assert trainer_for(paths, model).adapter == before == read_adapter(paths, 1)
+
+
+def test_a_run_does_not_go_on_under_other_training_settings_but_may_keep_more_checkpoints(paths, model):
+    trainer_for(paths, model).step(1, 4)
+    with pytest.raises(InputError, match="made under other training settings"):
+        trainer_for(paths, model, SETTINGS.model_copy(update={"learning_rate": 2e-2}))
+    assert trainer_for(paths, model, SETTINGS.model_copy(update={"keep_checkpoints": 9})).step_done == 1
 
 
 def test_values_that_are_not_finite_leave_the_weights_alone_and_three_in_a_row_stop(paths, model, monkeypatch):

@@ -1,0 +1,118 @@
+"""The Prefect server that a command's flows report to: the user's, or one of our own for as long as the command runs.
+
+Prefect would start a temporary server by itself, but a killed command would leave that running for ever. Ours ends with the
+command, however the command ends; its database is that of Prefect's home, so `prefect server start` shows the runs later.
+"""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from telemetry.errors import InputError
+
+_ANSWERS_WITHIN_S = 10.0
+_STARTS_WITHIN_S = "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"
+
+
+@contextmanager
+def prefect_server() -> Iterator[None]:
+    """For the length of the block there is a Prefect server that answers, and Prefect knows its address.
+
+    Raises:
+        InputError: the server that PREFECT_API_URL or the Prefect profile names does not answer, or ours does not come up.
+    """
+    from prefect.settings import get_current_settings
+
+    given = get_current_settings().api.url
+    if given:
+        _check(given)
+        yield
+        return
+    listener = socket.create_server(("127.0.0.1", 0))
+    log = Path(os.environ["PREFECT_HOME"]) / "server.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "cli.serve_prefect", str(listener.fileno())],
+            pass_fds=[listener.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            # Ctrl-C reaches the command alone, which must still be able to tell the server how its run ended.
+            start_new_session=True,
+        )
+    address = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
+    listener.close()
+    try:
+        _wait_until_up(process, address, log)
+        _tell_prefect(address)
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _check(address: str) -> None:
+    try:
+        _ask(address, _ANSWERS_WITHIN_S)
+    except OSError as error:
+        raise InputError(
+            f"no Prefect server answers at {address} ({_reason(error)}): start it with `prefect server start`, "
+            "or unset PREFECT_API_URL to have one for the length of the command"
+        ) from error
+
+
+def _wait_until_up(process: subprocess.Popen[bytes], address: str, log: Path) -> None:
+    limit = float(os.environ.get(_STARTS_WITHIN_S, "120"))
+    until = time.monotonic() + limit
+    while True:
+        if process.poll() is not None:
+            said = log.read_text(errors="replace").strip().splitlines()
+            raise InputError(
+                f"the Prefect server did not come up (exit code {process.returncode}): "
+                f"{said[-1] if said else 'it said nothing'}; `entente doctor` looks for what does not fit, {log} has all"
+            )
+        try:
+            return _ask(address, 1.0)
+        except OSError as error:
+            if time.monotonic() > until:
+                raise InputError(
+                    f"the Prefect server did not answer within {limit:g} s ({_reason(error)}): give it more with {_STARTS_WITHIN_S}"
+                ) from error
+            time.sleep(0.1)
+
+
+def _ask(address: str, timeout_s: float) -> None:
+    """Return if anything answers there at all; a server that wants a login is one that is up.
+
+    Raises:
+        OSError: nothing does.
+    """
+    try:
+        urllib.request.urlopen(f"{address}/health", timeout=timeout_s).close()
+    except urllib.error.HTTPError as answer:
+        answer.close()
+        if answer.code >= 500:
+            raise OSError(f"it answers with {answer.code}") from answer
+
+
+def _reason(error: OSError) -> str:
+    return str(getattr(error, "reason", error))
+
+
+def _tell_prefect(address: str) -> None:
+    from prefect.context import refresh_global_settings_context
+
+    os.environ["PREFECT_API_URL"] = address
+    refresh_global_settings_context()

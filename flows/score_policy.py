@@ -1,0 +1,58 @@
+"""Scores of a run: of its base, of what was trained, and of the scripted players beside them.
+
+Each is a file of the run, written as it is measured; what a file answers already is read, not measured again.
+"""
+
+from evaluation.score_files import ScoreRecord, read_score, write_score
+from evaluation.strength import POLICY, Score
+from flows.run_settings import RunSettings
+from storage.runs import set_aside
+from tasks.evaluation import evaluate_player
+from tasks.resources import Resources
+from telemetry.errors import DataError
+from telemetry.progress import reporter
+
+
+async def score_policy(resources: Resources, settings: RunSettings, label: str) -> dict[str, Score]:
+    """The version that the engine serves, against each kind of opponents; the first bears the bare label."""
+    version = 0 if label == "base" else settings.steps
+    labels = {label if place == 0 else f"{label}_vs_{name}": name for place, name in enumerate(settings.evaluation.opponents)}
+    return {each: await _score(resources, settings, each, POLICY, opponents, version) for each, opponents in labels.items()}
+
+
+async def score_scripted(resources: Resources, settings: RunSettings) -> dict[str, Score]:
+    """Random play and the imitated teacher, scored in the same way."""
+    opponents, players = settings.evaluation.opponents[0], {"random": "random", "teacher": settings.tiny_model.teacher}
+    return {label: await _score(resources, settings, label, player, opponents, 0) for label, player in players.items()}
+
+
+async def _score(resources: Resources, settings: RunSettings, label: str, player: str, opponents: str, version: int) -> Score:
+    known = _known(resources, label)
+    asked = (player, opponents, version, settings.evaluation)
+    if known is not None and (known.player, known.opponents, known.policy_version, known.settings) == asked:
+        return known.score
+    policy = player == POLICY
+    score = await evaluate_player(
+        label,
+        player,
+        opponents,
+        resources.cache.held_out,
+        settings.evaluation,
+        resources.host,
+        resources.engine if policy else None,
+        resources.tokens if policy else None,
+    )
+    record = ScoreRecord(
+        label=label, player=player, opponents=opponents, policy_version=version, settings=settings.evaluation, score=score
+    )
+    write_score(resources.paths, record)
+    return score
+
+
+def _known(resources: Resources, label: str) -> ScoreRecord | None:
+    try:
+        return read_score(resources.paths, label)
+    except DataError as error:
+        reporter().say(f"set aside, to be measured again: {error}")
+        set_aside(resources.paths.scores / f"{label}.json")
+        return None

@@ -1,0 +1,302 @@
+"""prefect.yaml, tried as its first lines say: a server, a work pool, a worker, a run, and what the pages then show.
+
+One real server of its own, one worker and one small training run for the whole file; the pages are drawn by Chromium.
+"""
+
+import io
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from cli import environment
+from flows.run_settings import RunSettings, layered_settings
+from training.settings import TrainingSettings
+
+ROOT = Path(__file__).resolve().parents[2]
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+FINISHED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+
+browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: Prefect's pages cannot be looked at")
+
+
+class Prefect:
+    """A server and a worker in processes of their own, started in the project's folder as prefect.yaml says."""
+
+    def __init__(self, folder: Path) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.address = f"http://127.0.0.1:{free.getsockname()[1]}"
+        self.home = folder / "prefect-home"
+        self._folder = folder
+        self._started: list[tuple[str, subprocess.Popen[bytes]]] = []
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "PYTHONWARNINGS"))}
+        self._environment = kept | {
+            "PREFECT_HOME": str(self.home),
+            "PREFECT_API_URL": f"{self.address}/api",
+            "PREFECT_WORKER_QUERY_SECONDS": "2",
+            "DO_NOT_TRACK": "1",
+            "PYTHONPATH": str(ROOT),
+        }
+
+    def command(self, *words: str) -> None:
+        """`prefect WORDS`, to its end."""
+        line = [sys.executable, "-m", "prefect", *words]
+        done = subprocess.run(line, cwd=ROOT, env=self._environment, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, f"prefect {' '.join(words)}: {done.stdout}{done.stderr}"
+
+    def begin(self, *words: str) -> None:
+        """`prefect WORDS`, which goes on until `end`."""
+        line = [sys.executable, "-m", "prefect", *words]
+        with open(self._folder / f"{words[0]}.log", "wb") as log:
+            self._started.append((words[0], subprocess.Popen(line, cwd=ROOT, env=self._environment, stdout=log, stderr=log)))
+
+    def log(self, name: str) -> str:
+        return (self._folder / f"{name}.log").read_text(errors="replace")
+
+    def ask(self, path: str, body: Any = None) -> Any:
+        """What the API answers: to a POST where there is a body."""
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"{self.address}/api/{path}", data, {"content-type": "application/json"})
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return json.load(answer)
+
+    def wait(self, seconds: float, what: str, done: Callable[[], Any]) -> Any:
+        """The first true answer of `done`; fails when a process of ours died or the time is over."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            for name, process in self._started:
+                assert process.poll() is None, f"prefect {name} ended:\n{self.log(name)[-3000:]}"
+            if answer := done():
+                return answer
+            time.sleep(0.3)
+        raise AssertionError(
+            f"{what} took more than {seconds} s:\n{''.join(self.log(name)[-3000:] for name, _ in self._started)}"
+        )
+
+    def healthy(self) -> bool:
+        try:
+            return bool(self.ask("health"))
+        except OSError:
+            return False
+
+    def end(self) -> list[str]:
+        """End what was begun, the last first; what nevertheless remains of it, by its command line."""
+        for _, process in reversed(self._started):
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        deadline = time.monotonic() + 10
+        while (left := self._processes()) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+        return list(left.values())
+
+    def _processes(self) -> dict[int, str]:
+        """Processes that were started under our PREFECT_HOME and still live."""
+        mark, found = f"PREFECT_HOME={self.home}\0".encode(), {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                if mark in (folder / "environ").read_bytes():
+                    found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:
+                continue
+        return found
+
+
+def small_parameters(workplace: Any) -> dict[str, Any]:
+    """Parameters of a run of two steps beside the runs of other tests, whose model and positions it shares."""
+    settings = layered_settings("laptop", [workplace.folder / "small.toml"], {"runs_root": workplace.folder / "runs"})
+    return {"settings": settings.model_dump(mode="json")}
+
+
+@pytest.fixture(scope="module")
+def deployed(workplace: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Prefect, dict[str, Any]]]:
+    """A server with the three deployments and one run of train-policy/local, which is done; the run as the API tells it."""
+    prefect = Prefect(tmp_path_factory.mktemp("prefect"))
+    try:
+        prefect.begin("server", "start", "--host", "127.0.0.1", "--port", prefect.address.rsplit(":", 1)[1])
+        prefect.wait(120, "the server's start", prefect.healthy)
+        prefect.command("work-pool", "create", "local", "--type", "process")
+        prefect.command("--no-prompt", "deploy", "--all")
+        prefect.begin("worker", "start", "--pool", "local")
+        prefect.command("deployment", "run", "train-policy/local", "--params", json.dumps(small_parameters(workplace)))
+
+        def finished() -> dict[str, Any] | None:
+            (run,) = prefect.ask("flow_runs/filter", {"flow_runs": {"tags": {"all_": ["train"]}}})
+            return run if run["state_type"] in FINISHED else None
+
+        run = prefect.wait(240, "the run", finished)
+        assert run["state_type"] == "COMPLETED", f"{run['state']['message']}\n{prefect.log('worker')[-3000:]}"
+        yield prefect, run
+    finally:
+        left = prefect.end()
+    assert left == [], "processes that outlived the server and the worker"
+
+
+@pytest.fixture(scope="module")
+def page(deployed: Any) -> Iterator[Any]:
+    """A page of headless Chromium."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = chromium.new_page(viewport={"width": 1500, "height": 1000})
+        page.set_default_timeout(30_000)
+        yield page
+        chromium.close()
+
+
+def seen(page: Any, text: str) -> None:
+    """`text` is on the page, or comes up within half a minute."""
+    page.get_by_text(text, exact=False).first.wait_for(state="visible")
+
+
+def colours(picture: bytes) -> int:
+    """Different colours in a screenshot."""
+    from PIL import Image
+
+    with Image.open(io.BytesIO(picture)) as image:
+        return len(image.convert("RGB").getcolors(maxcolors=1 << 24) or [])
+
+
+@browser
+@pytest.mark.browser
+@pytest.mark.vllm
+def test_a_run_without_a_name_is_found_by_the_name_that_it_takes_and_its_tasks_are_drawn(
+    deployed: Any, page: Any, workplace: Any
+):
+    prefect, run = deployed
+    folder = run["name"].removeprefix("train-")
+    assert (workplace.folder / "runs" / folder / "summary.json").is_file(), "the page's name leads to the run's folder"
+    page.goto(f"{prefect.address}/runs")
+    seen(page, run["name"])
+    with page.expect_response(lambda answer: "/graph-v2" in answer.url) as graph:
+        page.goto(f"{prefect.address}/runs/flow-run/{run['id']}")
+    drawn = {node["label"] for _, node in graph.value.json()["nodes"]}
+    assert {"rollout-s1-g0", "train-step-1", "rollout-s2-g2", "train-step-2", "evaluate-base-vs-random"} <= drawn
+    canvas = page.locator("canvas").first
+    canvas.wait_for(state="visible")
+    page.wait_for_timeout(2000)  # it is drawn by an animation
+    assert colours(canvas.screenshot()) > 20, "a blank picture"
+    page.get_by_role("tab", name="Task Runs").click()
+    seen(page, "train-step-2")
+
+
+def artifact(prefect: Prefect, run: dict[str, Any], kind: str) -> dict[str, Any]:
+    body = {"artifacts": {"flow_run_id": {"any_": [run["id"]]}, "type": {"any_": [kind]}}}
+    (found,) = prefect.ask("artifacts/filter", body)
+    assert found["description"]
+    return found
+
+
+@browser
+@pytest.mark.browser
+@pytest.mark.vllm
+def test_the_run_s_page_leads_to_its_progress_its_steps_and_its_result_with_a_board(deployed: Any, page: Any):
+    prefect, run = deployed
+    name = run["name"].removeprefix("train-")
+    assert artifact(prefect, run, "progress")["data"] == 100
+    page.goto(f"{prefect.address}/runs/flow-run/{run['id']}")
+    page.get_by_role("tab", name="Artifacts").click()
+    for kind in ("progress", "table", "markdown"):
+        seen(page, artifact(prefect, run, kind)["key"])
+
+    page.goto(f"{prefect.address}/artifacts/artifact/{artifact(prefect, run, 'table')['id']}")
+    seen(page, "tokens/s")
+    seen(page, f"{name}: its steps, newest first")
+    assert page.get_by_text("2 items", exact=False).count() == 1
+
+    page.goto(f"{prefect.address}/artifacts/artifact/{artifact(prefect, run, 'markdown')['id']}")
+    seen(page, "95 % interval")
+    seen(page, "teacher")
+    seen(page, "First held-out position")
+    board = page.locator("img[src^='data:image/svg+xml']")
+    board.wait_for(state="visible")
+    assert board.evaluate("image => image.naturalWidth") > 300, "the picture is broken"
+
+
+@browser
+@pytest.mark.browser
+@pytest.mark.vllm
+def test_a_run_can_be_set_in_a_form_that_tells_every_setting(deployed: Any, page: Any):
+    prefect, _ = deployed
+    deployments = {each["entrypoint"].split(":")[1]: each["id"] for each in prefect.ask("deployments/filter", {})}
+    assert set(deployments) == {"train_policy", "build_state_cache", "evaluate_policy"}
+    page.goto(f"{prefect.address}/deployments/deployment/{deployments['train_policy']}/run")
+    seen(page, "Learning Rate")
+    seen(page, str(TrainingSettings.model_fields["learning_rate"].description))
+    seen(page, "Forks Per Group")
+    assert page.get_by_text("Folder of all runs", exact=False).count() == 1
+    page.goto(f"{prefect.address}/deployments/deployment/{deployments['evaluate_policy']}/run")
+    seen(page, "0 is the base model, -1 the newest")
+
+
+def every_setting(settings: type[BaseModel], name: str = "") -> Iterator[tuple[str, str | None]]:
+    """Every setting of the tree by its dotted name, with its description."""
+    for field, about in settings.model_fields.items():
+        yield f"{name}{field}", about.description
+        if isinstance(about.annotation, type) and issubclass(about.annotation, BaseModel):
+            yield from every_setting(about.annotation, f"{name}{field}.")
+
+
+def test_every_setting_says_in_the_schema_what_it_is():
+    settings = dict(every_setting(RunSettings))
+    assert len(settings) > 60
+    assert [name for name, description in settings.items() if not (description or "").strip()] == []
+
+
+def test_every_parameter_of_a_deployed_flow_says_what_it_is():
+    from prefect.utilities.callables import parameter_schema
+
+    from flows.build_state_cache import build_state_cache
+    from flows.evaluate_policy import evaluate_policy
+
+    for flow in (build_state_cache, evaluate_policy):
+        properties = parameter_schema(flow.fn).properties
+        assert [name for name, about in properties.items() if not about.get("description")] == []
+
+
+def as_variables(table: dict[str, Any], prefix: str = "PREFECT") -> dict[str, str]:
+    """A table of prefect.toml as the environment variables that mean the same."""
+    found: dict[str, str] = {}
+    for name, value in table.items():
+        variable = f"{prefix}_{name.upper()}"
+        found |= as_variables(value, variable) if isinstance(value, dict) else {variable: str(value).lower()}
+    return found
+
+
+def test_a_server_started_by_hand_behaves_as_the_one_that_a_command_brings_along(monkeypatch: pytest.MonkeyPatch):
+    from prefect.settings import Settings
+
+    by_hand = as_variables(tomllib.loads((ROOT / "prefect.toml").read_text()))
+    by_command = {name: value for name, value in environment._PREFECT.items() if name.startswith("PREFECT_SERVER_")}
+    only_there = {name for name in by_command if "EPHEMERAL" in name or "LOGGING" in name}
+    assert set(by_hand) == set(by_command) - only_there
+    told = []
+    for variables in (by_hand, by_command):
+        with monkeypatch.context() as bare:
+            for name in (name for name in os.environ if name.startswith("PREFECT_")):
+                bare.delenv(name)
+            for name in by_hand:
+                bare.setenv(name, variables[name].upper() if name.endswith("PERIOD") else variables[name])
+            bare.chdir("/")
+            told.append(Settings().server)
+    assert told[0] == told[1]
+    assert told[0].services.task_run_recorder.batch_size == 200 and not told[0].ui.v2_enabled
