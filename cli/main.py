@@ -41,6 +41,7 @@ def command_line(*, listing: bool = False) -> App:
     app = App(
         name="entente",
         help="Train a language model to play Diplomacy, as a data pipeline that you can watch, query and repeat.",
+        version=_version,
         version_flags=["--version"],
         suppress_keyboard_interrupt=False,
     )
@@ -50,6 +51,16 @@ def command_line(*, listing: bool = False) -> App:
         else:
             app.command(place, name=name)
     return app
+
+
+def _version() -> str:
+    """The installed version, as its metadata has it."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("entente")
+    except PackageNotFoundError:
+        return "unknown: this runs from a folder that was never installed"
 
 
 def main(arguments: list[str] | None = None) -> None:
