@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from rich.console import Console
 
 try:
-    from telemetry.errors import EntenteError
+    from telemetry.errors import EntenteError, disk_full
 except ImportError as error:  # found before any command could say it
     sys.exit(
         f"entente: the package `telemetry` that Python finds first is not this application's ({error}): "
@@ -29,6 +29,7 @@ _COMMANDS = {
     "sql": ("cli.sql:sql", "Ask a run's rows with SQL, also while it trains."),
     "model": ("cli.model:app", "Make and look at the tiny model."),
     "doctor": ("cli.doctor:doctor", "Say what is installed, what does not fit, and the cure."),
+    "clean": ("cli.clean:clean", "Remove what has grown old: adapters, checkpoints, asides, Prefect's old runs."),
 }
 """Name -> where the command lies, which is imported only when it runs, and its line in the list of commands."""
 
@@ -87,7 +88,7 @@ def run(words: list[str], *, debug: bool = False) -> int:
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 1
     except OSError as error:
-        if error.filename is None:
+        if error.filename is None or disk_full(error):
             return _unexpected(error, debug)
         given = error.errno in _PATHS_THAT_CANNOT_BE_USED
         return _fail(f"cannot use '{error.filename}': {error.strerror}", 2 if given else 1, debug)
@@ -97,6 +98,8 @@ def run(words: list[str], *, debug: bool = False) -> int:
 
 
 def _unexpected(error: Exception, debug: bool) -> int:
+    if (full := disk_full(error)) is not None:
+        return _fail(str(full), full.exit_code, debug)
     return _fail(f"unexpected {type(error).__name__}: {_one_line(error)}; see it whole with --debug", 1, debug)
 
 

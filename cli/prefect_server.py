@@ -88,7 +88,8 @@ def _wait_until_up(process: subprocess.Popen[bytes], address: str, log: Path) ->
         except OSError as error:
             if time.monotonic() > until:
                 raise InputError(
-                    f"the Prefect server did not answer within {limit:g} s ({_reason(error)}): give it more with {_STARTS_WITHIN_S}"
+                    f"the Prefect server did not answer within {limit:g} s ({_reason(error)}): "
+                    f"give it more with {_STARTS_WITHIN_S}"
                 ) from error
             time.sleep(0.1)
 

@@ -17,9 +17,7 @@ ConfigFiles = Annotated[
 SettingsFlags = Annotated[RunSettings | None, Parameter(name="*", help="Any setting, by its dotted name.")]
 
 
-def settings_from(
-    preset: str, config: list[Path] | None, flags: RunSettings | None, *, resume: bool = False
-) -> RunSettings:
+def settings_from(preset: str, config: list[Path] | None, flags: RunSettings | None, *, resume: bool = False) -> RunSettings:
     """The checked settings tree; only flags that were given override. A run that is resumed brings its own tree.
 
     Raises:

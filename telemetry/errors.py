@@ -3,11 +3,14 @@
 EntenteError             exit code 1
 ├── InputError           exit code 2: what the user gave cannot be used
 ├── DataError            a file is corrupt, foreign, or of another schema
+├── DiskFullError        a file could not be written for want of room
 ├── EngineError          an inference engine or worker refused or failed
 └── TrainingError        the trainer refused a batch, or failed
 
 The command line prints the sentence alone; a traceback only with ``--debug``.
 """
+
+import errno
 
 
 class EntenteError(Exception):
@@ -26,9 +29,25 @@ class DataError(EntenteError):
     """A stored file is corrupt, foreign, or written under another schema."""
 
 
+class DiskFullError(EntenteError):
+    """A file could not be written for want of room; what was whole before still is."""
+
+
 class EngineError(EntenteError):
     """An inference engine or worker refused a request, or failed."""
 
 
 class TrainingError(EntenteError):
     """The trainer refused a batch, or failed."""
+
+
+def disk_full(error: BaseException | None) -> DiskFullError | None:
+    """`error` as a full disk, if that is what it comes from, however deep."""
+    while error is not None:
+        if isinstance(error, DiskFullError):
+            return error
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            where = f" for '{error.filename}'" if error.filename else ""
+            return DiskFullError(f"no space is left on the disk{where}: make room; what was whole before still is")
+        error = error.__cause__ or error.__context__
+    return None

@@ -11,6 +11,7 @@ import json
 import random
 import shutil
 from dataclasses import dataclass, field
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,19 @@ def save_checkpoint(paths: RunPaths, state: TrainerState, policy: Policy, optimi
     aside = final.with_name(f".{final.name}.writing")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
+    try:
+        _write(aside, state, policy, optimiser)
+        publish_directory(aside, final)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)  # there only if something failed: a full disk must not stay full of it
+    for old in checkpoint_steps(paths)[:-keep]:
+        # Its manifest first: what a kill leaves behind is then no checkpoint, rather than a damaged one.
+        (paths.checkpoint(old) / "manifest.json").unlink()
+        shutil.rmtree(paths.checkpoint(old))
+    return final
+
+
+def _write(aside: Path, state: TrainerState, policy: Policy, optimiser: torch.optim.Optimizer) -> None:
     policy.save_adapter(aside)
     (aside / "README.md").unlink(missing_ok=True)
     random_state = {
@@ -59,7 +73,9 @@ def save_checkpoint(paths: RunPaths, state: TrainerState, policy: Policy, optimi
     }
     if policy.device.type == "cuda":
         random_state["cuda"] = torch.cuda.get_rng_state_all()
-    torch.save({"optimiser": optimiser.state_dict(), "random": random_state}, aside / "trainer.pt")
+    packed = BytesIO()  # torch's own writer reports a full disk as an error without a name
+    torch.save({"optimiser": optimiser.state_dict(), "random": random_state}, packed)
+    (aside / "trainer.pt").write_bytes(packed.getbuffer())
     files = {file.name: {"bytes": file.stat().st_size, "sha256": _sha256(file)} for file in sorted(aside.iterdir())}
     record = {
         "format": _FORMAT,
@@ -71,12 +87,6 @@ def save_checkpoint(paths: RunPaths, state: TrainerState, policy: Policy, optimi
         "files": files,
     }
     (aside / "manifest.json").write_text(json.dumps(record, indent=1))
-    publish_directory(aside, final)
-    for old in checkpoint_steps(paths)[:-keep]:
-        # Its manifest first: what a kill leaves behind is then no checkpoint, rather than a damaged one.
-        (paths.checkpoint(old) / "manifest.json").unlink()
-        shutil.rmtree(paths.checkpoint(old))
-    return final
 
 
 def checkpoint_steps(paths: RunPaths) -> list[int]:

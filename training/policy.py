@@ -3,12 +3,14 @@
 log pi(a) = z_a / T - log sum_{b legal} exp(z_b / T)        (the masked policy; z: logits, T: temperature of the row)
 """
 
+import errno
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -91,8 +93,16 @@ class Policy:
         return MaskedLogprobs(chosen=chosen, entropy=entropy, legal_mass=mass)
 
     def save_adapter(self, folder: Path) -> None:
-        """Write the adapter in peft's layout."""
-        self.model.save_pretrained(str(folder), save_embedding_layers=False)
+        """Write the adapter in peft's layout.
+
+        Raises:
+            OSError: it cannot be written, such as to a full disk.
+        """
+        try:
+            self.model.save_pretrained(str(folder), save_embedding_layers=False)
+        except SafetensorError as error:
+            full = "os error 28" in str(error)
+            raise OSError(errno.ENOSPC if full else errno.EIO, str(error), str(folder)) from error
 
     def load_adapter(self, folder: Path) -> None:
         """Take the adapter's weights from `folder`, as `save_adapter` wrote them."""

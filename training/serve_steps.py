@@ -17,7 +17,7 @@ from typing import Any
 from storage.adapters import Adapter
 from storage.runs import RunPaths, held
 from storage.settings import StorageSettings
-from telemetry.errors import EntenteError, InputError
+from telemetry.errors import EntenteError, InputError, TrainingError, disk_full
 from telemetry.parent import end_with_parent
 from training.policy import Policy
 from training.settings import TrainingSettings
@@ -58,10 +58,8 @@ def main(descriptor: int) -> None:
         except Exception as error:
             traceback.print_exc()
             unexpected = True
-            answer = {
-                "error": "TrainingError",
-                "sentence": f"the trainer failed unexpectedly: {type(error).__name__}: {error}",
-            }
+            known = disk_full(error) or TrainingError(f"the trainer failed unexpectedly: {type(error).__name__}: {error}")
+            answer = {"error": type(known).__name__, "sentence": str(known)}
         try:
             stream.write(json.dumps(answer) + "\n")
             stream.flush()

@@ -1,0 +1,247 @@
+"""A run that is killed, however often and whenever, goes on with --resume and ends as if nothing had happened.
+
+The audit reads the files with DuckDB and Arrow alone, without any of the project's code.
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import psutil
+import pyarrow as pa
+import pyarrow.ipc
+import pytest
+
+from storage.runs import RunPaths
+
+pytestmark = pytest.mark.vllm
+
+
+def ledgers(paths: RunPaths) -> pa.Table:
+    """All ledgers, with the step as a column."""
+    files = sorted((paths.ledger / "main").glob("step-*.arrow"))
+    tables = [pyarrow.ipc.open_file(file).read_all().replace_schema_metadata(None) for file in files]
+    steps = [
+        pa.array([int(file.stem.removeprefix("step-"))] * table.num_rows, pa.int64())
+        for file, table in zip(files, tables, strict=True)
+    ]
+    return pa.concat_tables([table.append_column("step", step) for table, step in zip(tables, steps, strict=True)])
+
+
+def decisions(paths: RunPaths) -> pa.Table:
+    """All rows of all shards, with what the audit asks for."""
+    told = [
+        "decision_id",
+        "start_group",
+        "fork",
+        "ply",
+        "power",
+        "phase",
+        "policy_version",
+        "status",
+        "checksum",
+        "centres_gained",
+    ]
+    tables = []
+    for file in sorted(paths.shards.rglob("*.arrow")):
+        if not file.name.startswith(".") and not file.name.endswith(".plies.arrow"):
+            table = pyarrow.ipc.open_file(file).read_all().select(told).replace_schema_metadata(None)
+            table = table.set_column(told.index("power"), "power", table["power"].cast(pa.string()))
+            tables.append(table.append_column("shard", pa.array([f"{file.parent.name}/{file.name}"] * table.num_rows)))
+    return pa.concat_tables(tables)
+
+
+def audit(paths: RunPaths, steps: int, max_lag: int = 0) -> None:
+    """Nothing was trained twice or lost: the invariants of a run, over its files."""
+    recorded = sorted(int(file.stem.removeprefix("step-")) for file in (paths.ledger / "main").glob("step-*.arrow"))
+    assert recorded == list(range(1, steps + 1)), "step numbers run on without a gap"
+    assert sorted(int(path.name[1:]) for path in paths.adapters.glob("v*")) == recorded
+    lines = [json.loads(line)["step"] for line in paths.metrics.read_text().splitlines()]
+    assert lines == list(range(steps + 2)), "the probe, each step once, the scores"
+    with duckdb.connect() as sql:
+        used, played = ledgers(paths), decisions(paths)
+        sql.register("used", used)
+        sql.register("played", played)
+        assert sql.sql("select decision_id from used group by all having count(*) > 1").fetchall() == []
+        assert sql.sql("select decision_id from played group by all having count(*) > 1").fetchall() == []
+        (unfounded,) = sql.execute("""
+            select count(*) from used left join played
+            using (decision_id, shard, policy_version, checksum) where played.decision_id is null
+        """).fetchone()
+        assert unfounded == 0, "what a ledger names lies in its shard, unchanged"
+        (too_old,) = sql.execute(
+            f"select count(*) from used where step - 1 - policy_version not between 0 and {max_lag}"
+        ).fetchone()
+        assert too_old == 0
+        # Each published row is used, or its whole group is not, for a reason that the row's facts give.
+        sql.execute(f"""
+            create temp table standing as
+            with valued as (
+                select *, sum(centres_gained) over (
+                    partition by shard, start_group, fork, power order by ply rows between current row and unbounded following
+                ) as outcome
+                from played
+            )
+            select v.shard, v.start_group, v.power, v.phase, count(*) as n, count(used.decision_id) as n_used,
+                case when count(*) < 2 then 'alone' when not bool_and(v.status = 'complete') then 'failed'
+                     when max(v.outcome) - min(v.outcome) <= 1e-6 then 'no spread'
+                     when {steps} - min(v.policy_version) > {max_lag} then 'expired' else 'eligible' end as reason
+            from valued as v left join used using (decision_id) group by v.shard, v.start_group, v.power, v.phase
+        """)
+        assert sql.sql("select * from standing where n_used not in (0, n)").fetchall() == [], "groups are used whole"
+        assert sql.sql("select * from standing where n_used > 0 and reason in ('alone', 'failed', 'no spread')").fetchall() == []
+        if max_lag == 0:
+            left = sql.sql("select * from standing where n_used = 0 and reason in ('expired', 'eligible')").fetchall()
+            assert left == [], "in a run without lag, what could be trained on was"
+
+
+class Killer:
+    """Starts `entente train` again and again on one run, and kills it."""
+
+    def __init__(self, workplace: Any, run: str, steps: int) -> None:
+        self._workplace, self._steps = workplace, steps
+        self.paths = RunPaths(workplace.folder / "runs" / run)
+        self._log = workplace.folder / f"{run}.log"
+
+    def words(self) -> list[str]:
+        begun = self.paths.settings.is_file()
+        own = ["--resume"] if begun else ["--config", "small.toml", "--steps", str(self._steps)]
+        return ["train", "--run", self.paths.root.name, *own]
+
+    def recorded(self) -> int:
+        """Steps whose ledger stands."""
+        return len(list(self.paths.ledger.rglob("step-*.arrow")))
+
+    def kill_when(self, *, step: int | None = None, then_s: float) -> None:
+        """Kill -9 the command `then_s` seconds after it has recorded `step` (None: after its start); see that all ends."""
+        process = self._workplace.start(*self.words())
+        family: list[psutil.Process] = []
+        try:
+            while process.poll() is None and step is not None and self.recorded() < step:
+                time.sleep(0.02)
+            time.sleep(then_s)
+            if process.poll() is None:
+                family = psutil.Process(process.pid).children(recursive=True)
+        finally:
+            process.kill()
+            _, said = process.communicate()
+        assert process.returncode in (0, -signal.SIGKILL), said
+        _, alive = psutil.wait_procs(family, timeout=30)
+        assert alive == [], "no process outlives the command"
+
+    def finish(self) -> dict[str, Any]:
+        """Let the run come to its end; its summary."""
+        done = self._workplace(*self.words(), "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.splitlines()[-1])
+
+
+def weights(paths: RunPaths, version: int) -> bytes:
+    return (paths.adapter(version) / "adapter_model.safetensors").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def killed(workplace: Any, trained: Any) -> Iterator[tuple[RunPaths, dict[str, Any]]]:
+    """A run of six steps that was killed three times: in two of its steps, and while it was starting."""
+    dice = random.Random()
+    killer = Killer(workplace, "killed", steps=6)
+    killer.kill_when(step=2, then_s=dice.uniform(0, 0.6))
+    killer.kill_when(then_s=dice.uniform(1, 8))
+    killer.kill_when(step=min(5, killer.recorded() + 2), then_s=dice.uniform(0, 0.6))
+    yield killer.paths, killer.finish()
+
+
+def test_a_run_that_was_killed_three_times_ends_complete_and_nothing_was_trained_twice_or_lost(killed):
+    paths, summary = killed
+    audit(paths, steps=6)
+    assert summary["steps"] == 6 and summary["decisions"] == decisions(paths).num_rows
+
+
+def test_it_learned_what_a_run_that_nobody_killed_learns(killed, trained):
+    paths, _ = killed
+    assert [weights(paths, version) == weights(trained[1], version) for version in (1, 2)] == [True, True]
+
+
+def test_a_finished_run_is_not_run_again_and_goes_on_when_more_steps_are_asked_for(killed, workplace):
+    paths, summary = killed
+    before = paths.metrics.read_bytes()
+    again = workplace("train", "--run", "killed", "--resume", "--json")
+    assert again.returncode == 0 and json.loads(again.stdout.splitlines()[-1]) == summary
+    assert "has done its 6 steps" in again.stderr and paths.metrics.read_bytes() == before
+    fewer = workplace("train", "--run", "killed", "--resume", "--steps", "3")
+    assert fewer.returncode == 2 and "has 6 steps behind it, more than steps 3" in fewer.stderr
+    assert json.loads(paths.settings.read_text())["steps"] == 6, "a refusal changes nothing"
+
+
+def test_what_would_make_it_another_run_is_refused_with_both_values(killed, workplace):
+    done = workplace("train", "--run", "killed", "--resume", "--seed", "7")
+    assert done.returncode == 2
+    assert "run 'killed' was begun with seed 0 and cannot go on with 7" in done.stderr
+
+
+def test_ctrl_c_ends_everything_and_says_how_to_go_on(workplace, trained):
+    process = workplace.start("train", "--config", "small.toml", "--run", "stopped", "--steps", "40")
+    paths = RunPaths(workplace.folder / "runs" / "stopped")
+    try:
+        while process.poll() is None and not list(paths.ledger.rglob("step-*.arrow")):
+            time.sleep(0.05)
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert len(family) >= 1, "the trainer at least"
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130 and out == ""
+    assert err.splitlines()[-2:] == [
+        "what is done is kept; go on with: entente train --run stopped --resume",
+        "entente: interrupted",
+    ], err
+    assert "Traceback" not in err
+    _, alive = psutil.wait_procs(family, timeout=15)
+    assert alive == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a small disk of its own can be mounted by root only")
+def test_a_full_disk_is_said_in_a_sentence_and_the_run_goes_on_when_there_is_room(workplace, trained, tmp_path: Path):
+    """A real disk of a few megabytes, which a run fills."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=5m", "entente-test", str(disk)], capture_output=True).returncode:
+        pytest.skip("mounting is not allowed here")
+    try:
+        for shared in ("_models", "_state_cache"):
+            (disk / shared).symlink_to(workplace.folder / "runs" / shared)
+        words = ["train", "--runs-root", str(disk), "--run", "full"]
+        done = workplace(*words, "--config", "small.toml", "--steps", "30", "--training.keep-checkpoints", "30")
+        assert done.returncode == 1
+        *_, hint, sentence = done.stderr.splitlines()
+        assert "--resume" in hint and str(disk) in hint
+        assert "no space is left on the disk" in sentence and "Traceback" not in done.stderr
+        steps = len(list((disk / "full" / "ledger" / "main").glob("step-*.arrow")))
+        assert 1 <= steps < 30
+        subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
+        done = workplace(*words, "--resume", "--steps", str(steps + 1))
+        assert done.returncode == 0, done.stderr
+        audit(RunPaths(disk / "full"), steps + 1)
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+@pytest.mark.slow
+def test_thirty_kills_at_random_moments_end_in_a_complete_run(workplace, trained):
+    dice, killer = random.Random(), Killer(workplace, "thirty", steps=60)
+    for number in range(30):
+        if number % 5 == 0:
+            killer.kill_when(then_s=dice.uniform(0.2, 12))
+        else:
+            killer.kill_when(step=min(58, killer.recorded() + dice.choice([1, 2, 3])), then_s=dice.uniform(0, 1.0))
+    killer.finish()
+    audit(killer.paths, steps=60)
+    assert weights(killer.paths, 2) == weights(trained[1], 2)
