@@ -6,6 +6,8 @@ Quiet, offline, its database in the working folder; what the user has set stands
 import os
 from pathlib import Path
 
+PREFECT_DAYS = 30
+"""Days for which Prefect keeps flow runs that ended."""
 _PREFECT = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "DO_NOT_TRACK": "1",
@@ -22,7 +24,7 @@ _PREFECT = {
     # removes both by itself; the one that comes and goes with a command removes events, and `entente clean` the runs.
     "PREFECT_SERVER_EVENTS_RETENTION_PERIOD": "P3D",
     "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",
-    "PREFECT_SERVER_SERVICES_DB_VACUUM_RETENTION_PERIOD": "2592000",
+    "PREFECT_SERVER_SERVICES_DB_VACUUM_RETENTION_PERIOD": str(PREFECT_DAYS * 86_400),
     "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
     "PREFECT_LOGGING_LEVEL": "WARNING",

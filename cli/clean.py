@@ -1,0 +1,158 @@
+"""`entente clean`: take away what has grown old, after saying what."""
+
+import asyncio
+from collections.abc import Iterable
+from contextlib import ExitStack
+from itertools import groupby
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter, validators
+from pydantic import SecretStr
+from rich.console import Console
+from rich.table import Table
+
+from cli.environment import PREFECT_DAYS
+from inference.memory_plan import size_text
+from storage.retention import Removable, RetentionSettings, is_folder, removable_asides, removable_in_run, remove, size_of
+from storage.runs import RunPaths, check_name, held
+from telemetry.errors import DataError, InputError
+
+_Names = Annotated[list[str] | None, Parameter(help="Only these runs, and neither caches nor Prefect.", negative="")]
+_Whole = Annotated[
+    list[str] | None, Parameter(help="Runs to remove as a whole, finished ones only, with all they hold.", negative="")
+]
+_Days = Annotated[float, Parameter(help="Days for which Prefect keeps flow runs that ended.", validator=validators.Number(gte=0))]
+
+
+def clean(
+    *,
+    run: _Names = None,
+    whole_run: _Whole = None,
+    runs_root: Annotated[Path, Parameter(help="Folder of all runs.")] = Path("runs"),
+    dry_run: Annotated[bool, Parameter(help="Say what would go, and remove nothing.", negative="")] = False,
+    prefect: Annotated[bool, Parameter(help="Also remove old flow runs from Prefect's database.")] = True,
+    prefect_days: _Days = PREFECT_DAYS,
+    settings: Annotated[RetentionSettings | None, Parameter(name="*", help="How long what is kept.")] = None,
+) -> None:
+    """Remove old adapters and checkpoints, W&B's local folders, what killed processes left, and Prefect's old flow runs.
+
+    Shards, ledgers, scores and figures always stay, and so does every adapter that a resumed run or a score refers to. A run that
+    a process is at work on is left alone.
+
+    Examples
+
+        entente clean --dry-run                     what would go
+
+        entente clean --run mine --keep-adapters 5
+
+        entente clean --whole-run mine --no-prefect
+    """
+    chosen = settings or RetentionSettings()
+    whole = [_finished_run(runs_root, name) for name in whole_run or ()]
+    runs = [_known_run(runs_root, name) for name in run or ()] if run or whole_run else _all_runs(runs_root)
+    everywhere = not run and not whole_run
+    found: list[Removable] = []
+    with ExitStack() as stack:
+        for paths in whole:
+            if _at_rest(stack, paths, dry_run):
+                found.append(Removable(path=paths.root, why="whole run", size=size_of(paths.root)))
+        for paths in runs:
+            if _at_rest(stack, paths, dry_run):
+                found += _removable(paths, chosen)
+        if everywhere:
+            found += [each for folder in _shared_folders(runs_root) for each in removable_asides(folder, chosen)]
+        _show(found)
+        if not dry_run:
+            for each in found:
+                remove(each)
+    total = sum(each.size for each in found)
+    print(f"{size_text(total)} {'would be' if dry_run else 'were'} freed" if found else "nothing is old enough to go")
+    if prefect and everywhere:
+        _clean_prefect(prefect_days, dry_run=dry_run)
+    if dry_run:
+        print("nothing was removed")
+
+
+def _removable(paths: RunPaths, settings: RetentionSettings) -> list[Removable]:
+    try:
+        return removable_in_run(paths, settings)
+    except DataError as error:
+        print(f"{paths.root}: left alone, for {error}")
+        return []
+
+
+def _at_rest(stack: ExitStack, paths: RunPaths, dry_run: bool) -> bool:
+    """No process is at work on the run, and unless nothing is to be done anyway, none can begin before `stack` is closed."""
+    for lock in (paths.lock, paths.trainer_lock):
+        if (lock.exists() or not dry_run) and not stack.enter_context(held(lock)):
+            print(f"{paths.root}: left alone, a process is at work on it")
+            return False
+    return True
+
+
+def _all_runs(runs_root: Path) -> list[RunPaths]:
+    if not runs_root.is_dir():
+        raise InputError(f"there is no folder '{runs_root}': name the folder of your runs with --runs-root")
+    entries = (entry for entry in sorted(runs_root.iterdir()) if not entry.name.startswith(("_", ".")))
+    return [paths for paths in map(RunPaths, entries) if is_folder(paths.root) and paths.settings.is_file()]
+
+
+def _known_run(runs_root: Path, name: str) -> RunPaths:
+    paths = RunPaths(runs_root / check_name(name, "run"))
+    if not is_folder(paths.root) or not paths.settings.is_file():
+        raise InputError(f"there is no run '{name}' in '{runs_root}'")
+    return paths
+
+
+def _finished_run(runs_root: Path, name: str) -> RunPaths:
+    paths = _known_run(runs_root, name)
+    if not paths.summary.is_file():
+        raise InputError(f"run '{name}' is not finished: end it with `entente train --resume`, or remove {paths.root} by hand")
+    return paths
+
+
+def _shared_folders(runs_root: Path) -> list[Path]:
+    from flows.run_settings import CACHE_FOLDER, MODEL_FOLDER
+
+    return [runs_root, runs_root / CACHE_FOLDER, runs_root / MODEL_FOLDER]
+
+
+def _show(found: Iterable[Removable]) -> None:
+    table = Table("where", "what", "how many", "names", "size", box=None, padding=(0, 2, 0, 0))
+    for (folder, why), group in groupby(found, key=lambda each: (each.path.parent, each.why)):
+        some = list(group)
+        names = some[0].path.name + (f" … {some[-1].path.name}" if len(some) > 1 else "")
+        table.add_row(str(folder), why, str(len(some)), names, size_text(sum(each.size for each in some)))
+    if table.row_count:
+        console = Console()
+        Console(width=None if console.is_terminal else 160).print(table)
+
+
+def _clean_prefect(days: float, *, dry_run: bool) -> None:
+    from prefect.settings import get_current_settings
+
+    from cli.prefect_server import prefect_server
+    from flows.forget_runs import compact, forget, old_runs
+
+    settings = get_current_settings()
+    database = None if settings.api.url else _local_database(settings.server.database.connection_url)
+    if not settings.api.url and database is not None and not database.is_file():
+        return print("Prefect has no database here yet")
+    with prefect_server():
+        found = asyncio.run(old_runs(days))
+        oldest = f", the oldest of them {found[0].name}" if found else ""
+        print(f"Prefect: {len(found)} flow runs ended more than {days:g} days ago{oldest}")
+        if not dry_run:
+            asyncio.run(forget(found))
+    if database is not None and not dry_run:
+        gained = compact(database)
+        told = "as large as it was, since a server has it open" if gained is None else f"{size_text(max(gained, 0))} smaller"
+        print(f"Prefect: {database} is {told}")
+    return None
+
+
+def _local_database(url: SecretStr | None) -> Path | None:
+    """The file of an SQLite database; None for any other."""
+    kind, _, path = (url.get_secret_value() if url is not None else "").partition(":///")
+    return Path(path.partition("?")[0]) if kind.startswith("sqlite") and path and ":memory:" not in path else None

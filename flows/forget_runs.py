@@ -1,0 +1,104 @@
+"""Old flow runs leave Prefect's database: what it keeps is a view of runs, never the only copy.
+
+Through Prefect's own API, so it works with any server. A flow run takes its task runs and states with it; its artifacts are
+removed one by one, since Prefect would leave them behind, and its logs go a moment later. Events end by themselves
+(PREFECT_SERVER_EVENTS_RETENTION_PERIOD). No flow of its own: it would add what it removes.
+"""
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from uuid import UUID
+
+from prefect.client.orchestration import PrefectClient, get_client
+from prefect.client.schemas.filters import (
+    ArtifactFilter,
+    ArtifactFilterFlowRunId,
+    FlowRunFilter,
+    FlowRunFilterEndTime,
+    LogFilter,
+    LogFilterFlowRunId,
+)
+from prefect.client.schemas.sorting import FlowRunSort
+from prefect.exceptions import ObjectNotFound
+
+_PAGE = 100
+_LOGS_WITHIN_S = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OldRun:
+    """A flow run that ended long ago."""
+
+    id: UUID
+    name: str
+    ended: datetime
+
+
+async def old_runs(days: float) -> list[OldRun]:
+    """Flow runs that ended more than `days` ago, the oldest first. One that never ended stays: it may still be at work."""
+    before = datetime.now(UTC) - timedelta(days=days)
+    ended_before = FlowRunFilter(end_time=FlowRunFilterEndTime.model_validate({"before_": before, "is_null_": False}))
+    found: list[OldRun] = []
+    async with get_client() as client:
+        while page := await client.read_flow_runs(
+            flow_run_filter=ended_before, sort=FlowRunSort.END_TIME_DESC, limit=_PAGE, offset=len(found)
+        ):
+            found += [OldRun(id=run.id, name=run.name, ended=run.end_time) for run in page if run.end_time is not None]
+    return found[::-1]
+
+
+async def forget(runs: Sequence[OldRun]) -> int:
+    """Remove them with all that belongs to them; how many there were to remove."""
+    removed = 0
+    async with get_client() as client:
+        for run in runs:
+            await _remove_artifacts(client, run.id)
+            try:
+                await client.delete_flow_run(run.id)
+                removed += 1
+            except ObjectNotFound:  # it went with the run that it was part of
+                continue
+        await _wait_for_logs(client, [run.id for run in runs])
+    return removed
+
+
+def compact(database: Path) -> int | None:
+    """Give the room of what was removed back to the disk; bytes gained, or None while a server has the database open."""
+    before = _size(database)
+    address = f"{database.absolute().as_uri()}?mode=rw"
+    with closing(sqlite3.connect(address, uri=True, timeout=0, isolation_level=None)) as connection:
+        try:
+            # Leaving the write-ahead log needs the file alone, which no process that has it open would grant.
+            connection.execute("PRAGMA journal_mode = DELETE")
+            connection.execute("VACUUM")
+            connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError:
+            return None
+    return before - _size(database)
+
+
+async def _remove_artifacts(client: PrefectClient, run: UUID) -> None:
+    mine = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run]))
+    while found := await client.read_artifacts(artifact_filter=mine, limit=_PAGE):
+        for artifact in found:
+            await client.delete_artifact(artifact.id)
+
+
+async def _wait_for_logs(client: PrefectClient, runs: list[UUID]) -> None:
+    """The server removes a run's logs after it has answered; one that is ended at once would leave them for ever."""
+    until = time.monotonic() + _LOGS_WITHIN_S
+    for some in (runs[start : start + _PAGE] for start in range(0, len(runs), _PAGE)):
+        theirs = LogFilter(flow_run_id=LogFilterFlowRunId(any_=some))
+        while await client.read_logs(theirs, limit=1) and time.monotonic() < until:
+            await asyncio.sleep(0.2)
+
+
+def _size(database: Path) -> int:
+    """Bytes of the database with its write-ahead log."""
+    return sum(file.stat().st_size for file in database.parent.glob(f"{database.name}*") if file.is_file())
