@@ -145,10 +145,12 @@ def _found(name: str, path: Sequence[str]) -> str:
 
 def _refusal(runs_root: Path, preset: str, config: Sequence[Path]) -> tuple[tuple[str, ...], str]:
     """Workers that the settings name, and why a run with these settings would be refused."""
-    from flows.plan_run import check_room
-    from flows.run_settings import layered_settings
-    from telemetry.errors import InputError
-
+    try:
+        from flows.plan_run import check_room
+        from flows.run_settings import layered_settings
+        from telemetry.errors import InputError
+    except ImportError as error:
+        return (), f"settings and models cannot be read here: {error}"
     settings = layered_settings(preset, config, {"runs_root": runs_root})
     try:
         check_room(settings, trains=True)

@@ -1,6 +1,7 @@
 """A dry run tells beforehand what a run then takes, starts nothing and writes nothing, and refuses what the run would."""
 
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -129,9 +130,17 @@ def test_what_cannot_run_is_refused_before_anything_begins(entente, taken: Path,
     assert {name: held for name, held in content(entente.folder).items() if "/.prefect" not in name} == before
 
 
-def test_a_hub_model_that_is_not_here_is_not_fetched(entente):
-    done = entente("train", "--dry-run", "--json", "--preset", "single-gpu", HF_HUB_CACHE=str(entente.folder / "hub"))
-    assert done.returncode == 0, done.stderr
+def test_a_hub_model_that_is_not_here_is_not_asked_for(entente):
+    with socket.create_server(("127.0.0.1", 0)) as hub:
+        hub.settimeout(0)
+        address = f"http://127.0.0.1:{hub.getsockname()[1]}"
+        cache = str(entente.folder / "hub")
+        done = entente(
+            "train", "--dry-run", "--json", "--preset", "single-gpu", HF_HUB_CACHE=cache, HF_ENDPOINT=address, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
+        with pytest.raises(BlockingIOError):  # nobody has called
+            hub.accept()
     plan = json.loads(done.stdout)
     assert plan["reused_or_made"]["model"] == "to be downloaded from the hub"
     assert "unknown" in plan["memory"]["needed"]
