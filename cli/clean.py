@@ -1,6 +1,7 @@
 """`entente clean`: take away what has grown old, after saying what."""
 
 import asyncio
+import os
 from collections.abc import Iterable
 from contextlib import ExitStack
 from itertools import groupby
@@ -130,6 +131,8 @@ def _show(found: Iterable[Removable]) -> None:
 
 
 def _clean_prefect(days: float, *, dry_run: bool) -> None:
+    if not os.environ.get("PREFECT_API_URL") and not Path(os.environ["PREFECT_HOME"]).is_dir():
+        return print("Prefect has no database here yet")  # asking Prefect itself would make the folder
     from prefect.settings import get_current_settings
 
     from cli.prefect_server import prefect_server

@@ -199,6 +199,7 @@ def test_only_w_and_b_s_own_run_folders_go_and_only_when_they_are_old(run: RunPa
     assert all(each.exists() for each in kept)
 
 
+@pytest.mark.parametrize("make", [make_file, make_folder], ids=["file", "folder"])
 @pytest.mark.parametrize(
     "name",
     [
@@ -214,8 +215,8 @@ def test_only_w_and_b_s_own_run_folders_go_and_only_when_they_are_old(run: RunPa
         "wandb/run-notes",
     ],
 )
-def test_nothing_that_someone_else_named_ever_goes(run: RunPaths, name: str):
-    make_file(run.root / name)
+def test_nothing_that_someone_else_named_ever_goes(run: RunPaths, name: str, make: Callable[[Path], Path]):
+    make(run.root / name)
     assert name not in gone(run, TIGHT, time.time() + 1000 * 24 * HOUR)
 
 

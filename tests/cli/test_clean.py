@@ -1,0 +1,200 @@
+"""`entente clean` says what goes and removes exactly that: nothing at work, nothing it was not asked for, nothing on a dry run."""
+
+import asyncio
+import re
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.forget_runs import compact, forget, old_runs
+from storage.runs import RunPaths, held
+
+
+@pytest.fixture
+def runs(entente) -> Any:
+    """Two runs at rest, `done` and `going`, of 30 versions and 4 checkpoints each; the first has its summary."""
+    made = {}
+    for name in ("done", "going"):
+        paths = made[name] = RunPaths(entente.folder / "runs" / name).create()
+        paths.settings.write_text("{}")
+        for folder in [paths.adapter(version) for version in range(1, 31)] + [paths.checkpoint(step) for step in range(27, 31)]:
+            folder.mkdir()
+            (folder / "manifest.json").write_text("{}")
+            (folder / "weights").write_bytes(b"\0" * (1 << 20))
+    made["done"].summary.write_text("{}")
+    return made
+
+
+def content(folder: Path) -> dict[str, int]:
+    """Every file and folder below, with its size."""
+    return {str(path.relative_to(folder)): path.stat().st_size if path.is_file() else -1 for path in sorted(folder.rglob("*"))}
+
+
+def test_a_dry_run_names_what_goes_with_its_size_and_touches_nothing(entente, runs):
+    before = content(entente.folder)
+    done = entente("clean", "--dry-run")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert content(entente.folder) == before
+    told = [re.split(r"\s{2,}", line.strip()) for line in done.stdout.splitlines()]
+    for name in ("done", "going"):
+        # Versions 1 to 10 are not among the newest 20; 25 is a milestone and among them anyway.
+        assert [f"runs/{name}/adapters", "adapter of an old version", "10", "v000001 … v000010", "10.0 MiB"] in told
+        assert [f"runs/{name}/checkpoints", "old checkpoint", "2", "step_000027 … step_000028", "2.0 MiB"] in told
+    assert "24.0 MiB would be freed" in done.stdout and done.stdout.endswith("nothing was removed\n")
+
+
+def test_what_a_dry_run_names_is_what_goes(entente, runs):
+    before = set(content(entente.folder))
+    done = entente("clean", "--no-prefect")
+    assert (done.returncode, done.stderr) == (0, "") and "24.0 MiB were freed" in done.stdout
+    gone = {"/".join(name.split("/")[1:4]) for name in before - set(content(entente.folder))}
+    adapters = {f"adapters/v{version:06d}" for version in range(1, 11)}
+    assert gone == {f"{run}/{path}" for run in runs for path in (*adapters, "checkpoints/step_000027", "checkpoints/step_000028")}
+    again = entente("clean", "--no-prefect")
+    assert again.stdout == "nothing is old enough to go\n"
+
+
+@pytest.mark.parametrize("lock", ["lock", "trainer_lock"])
+@pytest.mark.parametrize("words", [["--no-prefect"], ["--run", "going"], ["--whole-run", "done"]], ids=" ".join)
+def test_a_run_at_work_is_left_alone_and_that_is_said(entente, runs, lock: str, words: list[str]):
+    name = "done" if "--whole-run" in words else "going"
+    (runs[name].checkpoints / ".step_000031.writing").mkdir()
+    with held(getattr(runs[name], lock)) as mine:
+        assert mine
+        before = content(runs[name].root)
+        done = entente("clean", *words, "--aside-hours", "0.1", "--keep-adapters", "1")
+        assert done.returncode == 0, done.stderr
+        assert f"runs/{name}: left alone, a process is at work on it" in done.stdout
+        assert {path: size for path, size in content(runs[name].root).items() if "lock" not in path} == {
+            path: size for path, size in before.items() if "lock" not in path
+        }
+
+
+def test_a_run_that_is_named_is_cleaned_alone(entente, runs):
+    before = content(runs["done"].root)
+    done = entente("clean", "--run", "going", "--keep-adapters", "5", "--keep-adapter-every", "10")
+    assert done.returncode == 0, done.stderr
+    assert content(runs["done"].root) == before and "Prefect" not in done.stdout
+    left = sorted(int(path.name[1:]) for path in runs["going"].adapters.iterdir())
+    assert left == [10, 20, 26, 27, 28, 29, 30]
+
+
+def test_a_finished_run_goes_as_a_whole_when_it_is_named(entente, runs):
+    done = entente("clean", "--whole-run", "done")
+    assert done.returncode == 0, done.stderr
+    assert not runs["done"].root.exists() and "whole run" in done.stdout
+    assert sorted(path.name for path in (entente.folder / "runs").iterdir()) == ["going"]
+    assert len(list(runs["going"].adapters.iterdir())) == 30
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--whole-run", "going"], "is not finished"),
+        (["--run", "nobody"], "there is no run 'nobody'"),
+        (["--whole-run", "../elsewhere"], "cannot name a folder"),
+        (["--whole-run", "link"], "there is no run 'link'"),
+        (["--runs-root", "nowhere"], "there is no folder 'nowhere'"),
+        (["--keep-adapters", "0"], "keep_adapters"),
+    ],
+)
+def test_what_cannot_be_cleaned_is_refused_in_a_sentence_and_nothing_goes(entente, runs, words: list[str], sentence: str):
+    (entente.folder / "runs" / "link").symlink_to(runs["done"].root, target_is_directory=True)
+    before = content(entente.folder)
+    done = entente("clean", *words)
+    assert done.returncode == 2 and sentence in done.stderr, done.stdout + done.stderr
+    assert len(done.stderr.splitlines()) == 1 and content(entente.folder) == before
+
+
+def test_a_run_whose_ledger_cannot_be_read_keeps_everything(entente, runs):
+    ledger = runs["going"].ledger / "main" / "step-000031.arrow"
+    ledger.parent.mkdir()
+    ledger.write_bytes(b"torn")
+    done = entente("clean", "--no-prefect")
+    assert done.returncode == 0, done.stderr
+    assert "runs/going: left alone, for" in done.stdout and "step-000031.arrow" in done.stdout
+    assert len(list(runs["going"].adapters.iterdir())) == 30 and len(list(runs["done"].adapters.iterdir())) == 20
+
+
+def test_a_forgotten_flow_run_takes_its_tasks_logs_and_artifacts_with_it_and_no_others(prefect_server: str):
+    from prefect import flow, task
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.actions import ArtifactCreate, LogCreate
+    from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, LogFilter, LogFilterFlowRunId
+    from prefect.states import Completed
+    from prefect.types import DateTime
+
+    @flow(name="to-be-forgotten")
+    def nothing() -> None:
+        """Gives its name."""
+
+    @task
+    def piece() -> None:
+        """Gives its name."""
+
+    async def left(client: Any, run: Any) -> tuple[int, int, int]:
+        logs = await client.read_logs(LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run])))
+        artifacts = await client.read_artifacts(artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run])))
+        tasks = (await client._client.post("/task_runs/filter", json={"flow_runs": {"id": {"any_": [str(run)]}}})).json()
+        return len(logs), len(artifacts), len(tasks)
+
+    async def check() -> None:
+        async with get_client() as client:
+            ids = []
+            for name in ("old", "young", "unended"):
+                run = await client.create_flow_run(nothing, name=name, state=None if name == "unended" else Completed())
+                ids.append(run.id)
+                await client.create_task_run(piece, run.id, dynamic_key="0")
+                await client.create_artifact(ArtifactCreate(type="markdown", key="shared", data=name, flow_run_id=run.id))
+                said = LogCreate(name="n", level=20, message=name, timestamp=DateTime.now("UTC"), flow_run_id=run.id)
+                await client.create_logs([said])
+            ended = {run.id: run for run in await old_runs(days=0)}
+            assert set(ids) & set(ended) == set(ids[:2]), "one that never ended may still be at work"
+            assert not set(ids) & {run.id for run in await old_runs(days=1)}
+            assert await forget([ended[ids[0]]]) == 1
+            assert await left(client, ids[0]) == (0, 0, 0)
+            assert await left(client, ids[1]) == await left(client, ids[2]) == (1, 1, 1)
+            assert await forget([ended[ids[0]]]) == 0, "and a second time there is nothing to remove"
+
+    asyncio.run(check())
+
+
+def test_a_database_gives_its_room_back_only_while_nobody_has_it_open(tmp_path: Path):
+    database = tmp_path / "prefect.db"
+    with closing(sqlite3.connect(database)) as server:
+        server.execute("PRAGMA journal_mode = WAL")
+        server.execute("CREATE TABLE events (payload BLOB)")
+        server.executemany("INSERT INTO events VALUES (?)", [(b"x" * 4000,)] * 500)
+        server.commit()
+        server.execute("DELETE FROM events")
+        server.commit()
+        assert compact(database) is None
+        assert server.execute("SELECT count(*) FROM events").fetchone() == (0,)
+    gained = compact(database)
+    assert gained is not None and gained > 1_900_000 and database.stat().st_size < 50_000
+    with closing(sqlite3.connect(database)) as server:
+        assert server.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+@pytest.mark.slow
+def test_old_flow_runs_leave_the_database_that_commands_share(entente):
+    words = ["--train-snapshots", "4", "--held-out-snapshots", "2", "--last-year", "1902"]
+    assert entente("cache", "build", *words).returncode == 0
+    database = entente.folder / ".prefect" / "prefect.db"
+
+    def counts() -> list[int]:
+        with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
+            tables = ("flow_run", "task_run", "log", "artifact", "artifact_collection")
+            return [connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in tables]
+
+    before = counts()
+    assert before[0] == 1 and before[1] == 1 and before[3:] == [1, 1]
+    young = entente("clean")
+    assert young.returncode == 0 and "Prefect: 0 flow runs ended more than 30 days ago" in young.stdout, young.stderr
+    assert counts() == before
+    done = entente("clean", "--prefect-days", "0")
+    assert done.returncode == 0 and "Prefect: 1 flow runs ended more than 0 days ago" in done.stdout, done.stderr
+    assert "smaller" in done.stdout and counts() == [0, 0, 0, 0, 0]
