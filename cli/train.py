@@ -49,7 +49,7 @@ def train(
     if dry_run:
         from flows.plan_run import plan_train
 
-        return show_plan(plan_train(chosen), json=json)
+        return show_plan(plan_train(chosen, resume=resume), json=json)
     from flows.open_run import check_inputs, named
 
     check_inputs(chosen, resume=resume)

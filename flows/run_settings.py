@@ -128,10 +128,13 @@ def resumed_settings(files: Iterable[Path] = (), overrides: Mapping[str, Any] | 
     wished: dict[str, Any] = {}
     for layer in [*(_read_toml(file) for file in files), overrides or {}]:
         wished = _merged(wished, layer)
-    if not wished.get("run"):
+    run, root = wished.get("run"), wished.get("runs_root", "runs")
+    if not run or not isinstance(run, str):
         raise InputError("--resume goes on with a run that exists: name it with --run")
-    root = Path(wished.get("runs_root", "runs"))
-    stored = settings_of(RunPaths(root / wished["run"]))
+    if not isinstance(root, str | Path):
+        raise InputError(f"runs_root: input is not a path, got {root!r}")
+    root = Path(root)
+    stored = settings_of(RunPaths(root / check_name(run, "run")))
     try:
         settings = RunSettings.model_validate(_merged(stored.model_dump(), {**wished, "runs_root": root}))
     except ValidationError as error:
@@ -201,6 +204,8 @@ def check_settings(settings: RunSettings) -> None:
     pipeline, storage = settings.pipeline, settings.storage
     if settings.run:
         check_name(settings.run, "run")
+    if "\0" in str(settings.runs_root):
+        raise InputError(f"runs_root {str(settings.runs_root)!r} cannot name a folder: no name holds a zero byte")
     if pipeline.buffer_depth > storage.max_policy_lag:
         raise InputError(
             f"pipeline.buffer_depth {pipeline.buffer_depth} exceeds storage.max_policy_lag {storage.max_policy_lag}: "

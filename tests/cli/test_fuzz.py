@@ -165,19 +165,25 @@ def settings_trees(draw: st.DrawFn) -> str:
 
 @pytest.mark.slow
 @MANY
-@given(tree=settings_trees() | plausible_trees())
-@example(tree="steps = " + "9" * 5000)
-@example(tree="steps = " + "[" * 5000)
-@example(tree="inference.max_model_length = 10000000000000000000000000000000")
-@example(tree='run = "x/../../y"')
-@example(tree="seed = 123456789012345678901234567890")
-@example(tree="[rollouts]\nstart_groups = 4096\nforks_per_group = 256\nhorizon_years = 20\npolicy_powers = 'all'")
-@example(tree="steps = 99999999999999999999999999999999999999999999999999")
-@example(tree="[inference]\nkv_cache_gib = 1" + "0" * 400)
-@example(tree="[tiny_model]\nhidden = 32000000000000000000000000000000\nlayers = 1000000000")
-def test_any_settings_end_in_a_plan_or_a_sentence(folder: Path, tree: str):
+@given(tree=settings_trees() | plausible_trees(), resume=st.just([]) | st.just(["--resume"]))
+@example(tree="steps = " + "9" * 5000, resume=[])
+@example(tree="steps = " + "[" * 5000, resume=[])
+@example(tree="inference.max_model_length = 10000000000000000000000000000000", resume=[])
+@example(tree='run = "x/../../y"', resume=[])
+@example(tree="seed = 123456789012345678901234567890", resume=[])
+@example(tree="[rollouts]\nstart_groups = 4096\nforks_per_group = 256\nhorizon_years = 20\npolicy_powers = 'all'", resume=[])
+@example(tree="steps = 99999999999999999999999999999999999999999999999999", resume=[])
+@example(tree="[inference]\nkv_cache_gib = 1" + "0" * 400, resume=[])
+@example(tree="[tiny_model]\nhidden = 32000000000000000000000000000000\nlayers = 1000000000", resume=[])
+@example(tree="runs_root = 3\nrun = 'taken'", resume=["--resume"])
+@example(tree="run = ['taken']", resume=["--resume"])
+@example(tree="run = 'taken'\nsteps = 50", resume=["--resume"])
+@example(tree="run = 'taken'\nseed = 50", resume=["--resume"])
+@example(tree="run = 'taken'\nrollouts = 3", resume=["--resume"])
+@example(tree='runs_root = "a\\u0000b"', resume=[])
+def test_any_settings_end_in_a_plan_or_a_sentence(folder: Path, tree: str, resume: list[str]):
     (folder / "given.toml").write_text(tree, encoding="utf-8", errors="surrogatepass")
-    ends_well(folder, ["train", "--dry-run", "--config", "given.toml"])
+    ends_well(folder, ["train", "--dry-run", "--config", "given.toml", *resume])
 
 
 @MANY
