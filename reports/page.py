@@ -80,7 +80,7 @@ def html_of(facts: RunFacts, presets: Mapping[str, Mapping[str, Any]], runs_root
 
 def named_scores(records: Mapping[str, ScoreRecord]) -> list[tuple[str, ScoreRecord]]:
     """Scores in the order of the plot, each with a name that says who played whom."""
-    kinds = list(dict.fromkeys(record.opponents for record in records.values()))
+    kinds = {record.opponents for record in records.values()}
     places = {"random": 0, "teacher": 1, "base": 2, "trained": 3}
 
     def name(label: str, record: ScoreRecord) -> str:
@@ -91,7 +91,7 @@ def named_scores(records: Mapping[str, ScoreRecord]) -> list[tuple[str, ScoreRec
             who = f"teacher ({record.player})"
         return f"{who} vs {record.opponents}" if len(kinds) > 1 else who
 
-    ordered = sorted(records.items(), key=lambda item: (kinds.index(item[1].opponents), places.get(item[0].split("_vs_")[0], 9)))
+    ordered = sorted(records.items(), key=lambda item: ("_vs_" in item[0], item[1].opponents, places[item[0].split("_vs_")[0]]))
     return [(name(label, record), record) for label, record in ordered]
 
 

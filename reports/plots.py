@@ -54,6 +54,8 @@ def scores(records: Sequence[tuple[str, ScoreRecord]]) -> str | None:
     axes.set_yticks(range(len(records)), [name for name, _ in records])
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(len(records) - 0.5, -0.8)
+    axes.margins(x=0.09)
+    axes.spines["left"].set_visible(False)
     axes.set_xlabel("centres gained, with 95 % interval")
     told = "; ".join(f"{name} {record.score.mean:+.2f}" for name, record in records)
     return to_svg(figure, "scores", f"Scores on held-out positions: {told}.")

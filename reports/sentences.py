@@ -21,7 +21,7 @@ def state(facts: RunFacts) -> tuple[str, str]:
     if done >= planned:
         return "cut", f"All {_steps(planned)} are done, but the run stopped before its last scores; {last}."
     if facts.begun_step > done:
-        return "cut", f"Cut at step {facts.begun_step} of {planned}: {done} done, and the next had chosen its batch; {last}."
+        return "cut", f"Cut at step {facts.begun_step} of {planned}: its batch was chosen, {_steps(done)} done; {last}."
     return "cut", f"Cut after step {done} of {planned}; {last}."
 
 

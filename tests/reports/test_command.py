@@ -83,9 +83,12 @@ def test_a_browser_shows_every_picture_without_network_or_complaint(
     page.goto(file.resolve().as_uri(), wait_until="load")
     sizes, contrast = page.evaluate(_SIZES), page.evaluate(_CONTRAST)
     overflow = page.evaluate("document.scrollingElement.scrollWidth")
+    page.emulate_media(media="print")
+    printed = page.evaluate("getComputedStyle(document.body).backgroundColor"), page.evaluate(_CONTRAST)
     page.close()
     assert [url for url in requests if not re.match(r"data:image/svg\+xml;base64,", url)] == [file.resolve().as_uri()]
     assert complaints == []
     assert len(sizes) == 15 and all(min(size) > 100 for size in sizes)
     assert contrast > 7
     assert overflow <= width
+    assert printed[0] == "rgb(255, 255, 255)" and printed[1] > 7
