@@ -131,7 +131,7 @@ def _show(found: Iterable[Removable]) -> None:
 
 
 def _clean_prefect(days: float, *, dry_run: bool) -> None:
-    if not os.environ.get("PREFECT_API_URL") and not Path(os.environ["PREFECT_HOME"]).is_dir():
+    if not os.environ.get("PREFECT_API_URL") and not Path(os.environ.get("PREFECT_HOME", ".prefect")).is_dir():
         return print("Prefect has no database here yet")  # asking Prefect itself would make the folder
     from prefect.settings import get_current_settings
 

@@ -1,4 +1,4 @@
-"""`entente clean` says what goes and removes exactly that: nothing at work, nothing it was not asked for, nothing on a dry run."""
+"""`entente clean` says what goes and removes just that: nothing at work, nothing not asked for, and on a dry run nothing at all."""
 
 import asyncio
 import re
