@@ -1,4 +1,4 @@
-"""`entente clean` says what goes and removes just that: nothing at work, nothing not asked for, and on a dry run nothing at all."""
+"""`entente clean` says what goes and removes just that; on a dry run, and of a run at work, it removes nothing."""
 
 import asyncio
 import re
