@@ -86,6 +86,17 @@ def test_what_was_planned_is_what_a_run_takes(workplace, trained):
     assert all("found: " in line for line in plan["reused_or_made"].values())
 
 
+@pytest.mark.vllm
+def test_the_plan_of_a_resumed_run_counts_the_steps_that_are_left(workplace, trained):
+    before = content(trained[1].root)
+    done = workplace("train", "--run", "first", "--resume", "--steps", "5", "--dry-run", "--json")
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    assert (plan["run"]["steps_done"], plan["work"]["steps"]) == (2, 3)
+    assert plan["work"]["decisions_at_most"] == 3 * 2 * 4 * 1 * 5
+    assert content(trained[1].root) == before
+
+
 def test_without_a_tokenizer_the_figures_are_bounds(entente):
     plan = json.loads(entente("train", "--dry-run", "--json", "--steps", "1").stdout)
     assert "bounds" in plan["tokens"]["basis"]
