@@ -11,6 +11,7 @@ from typing import Any
 
 from evaluation.strength import Opening, Score
 from game.board import Board
+from game.render import Frame, frame_around, locations_of, picture
 from state_cache.store import StateCache
 from storage.runs import RunPaths
 
@@ -29,6 +30,10 @@ _STEP_COLUMNS = (
 )
 _LEADS = ((4, "up to 4"), (5, "5"), (6, "6"), (8, "7 or 8"), (34, "9 and more"))
 """Most centres of the strongest power, and the words for it; all powers begin with 3 or 4."""
+
+
+_BOARD_WIDTH = 450
+"""Pixels; Prefect's page is about 940 wide in a window of 1500."""
 
 
 def step_row(step: int, figures: Mapping[str, float]) -> dict[str, str]:
@@ -103,24 +108,34 @@ def _score_table(scores: Mapping[str, Score]) -> str:
 
 
 def _opening_part(openings: Mapping[str, Sequence[Opening]]) -> str:
-    """The first decision of each player side by side, and the board with the last one's orders."""
+    """The first decision of each player, side by side: its orders, how sure it was of them, and the board."""
     found = {who: opening for who, some in openings.items() for opening in some}
     if not found:
         return ""
     last = list(found.values())[-1]
     # Players are compared on one position only.
-    found = {who: opening for who, opening in found.items() if (opening.snapshot, opening.power) == (last.snapshot, last.power)}
-    columns = [
-        [f"{order} | {chance:.1%}" for order, chance in zip(o.orders, o.probabilities, strict=True)] for o in found.values()
-    ]
-    rows = [f"| {' | '.join(cells)} |" for cells in zip_longest(*columns, fillvalue=" | ")]
+    found = {who: each for who, each in found.items() if (each.snapshot, each.power) == (last.snapshot, last.power)}
+    board = Board.restore(last.snapshot)
+    frame = frame_around(place for each in found.values() for place in locations_of(board, each.power, each.orders))
+    cells = [[f"{order} | {chance:.1%}" for order, chance in _sure(each)] for each in found.values()]
+    rows = [f"| {' | '.join(row)} |" for row in zip_longest(*cells, fillvalue=" | ")]
     head = [f"| {' | '.join(f'{who} | how sure' for who in found)} |", "|" + "---|---:|" * len(found)]
-    drawn = Board.restore(last.snapshot).svg({last.power: last.orders})
-    picture = base64.b64encode(drawn.encode()).decode()
-    title = f"## First held-out position: {last.power} in {last.snapshot.phase}"
-    how_sure = "How sure: the probability of an order, given the orders above it. The board shows the last column's orders."
-    board = f"![Board of {last.snapshot.phase} with the orders of {last.power}](data:image/svg+xml;base64,{picture})"
-    return "\n\n".join([title, "\n".join([*head, *rows]), how_sure, board])
+    boards = " ".join(_board(board, who, each, frame) for who, each in found.items())
+    how_sure = "How sure: the probability of an order, given the orders above it; an arrow is as thick as sure."
+    which = f"The boards: {', then '.join(found)}." if len(found) > 1 else ""
+    title = f"## First held-out position: {last.power}, {board.long_phase.lower()}"
+    return "\n\n".join([title, "\n".join([*head, *rows]), f"{how_sure} {which}", boards])
+
+
+def _board(board: Board, who: str, opening: Opening, frame: Frame) -> str:
+    drawn = picture(board, {opening.power: opening.orders}, certainty=dict(_sure(opening)), frame=frame)
+    address = "data:image/svg+xml;base64," + base64.b64encode(drawn.encode()).decode()
+    # Markdown's own pictures are as wide as the page; these two fit beside each other.
+    return f'<img alt="Board with the orders of {opening.power} by {who}" width="{_BOARD_WIDTH}" src="{address}">'
+
+
+def _sure(opening: Opening) -> list[tuple[str, float]]:
+    return list(zip(opening.orders, opening.probabilities, strict=True))
 
 
 def _lead(centres: int) -> int:

@@ -185,9 +185,9 @@ def test_a_result_shows_the_first_opening_of_base_and_trained_and_the_board(tmp_
     ]
     scores = {"base": score(0.0, openings=(both[0],)), "trained": score(0.1, openings=(both[1],))}
     page = result_page(RunPaths(tmp_path), {"steps": 2}, scores)
-    assert f"{power} in {positions[0].phase}" in page
+    assert f"{power}, {Board.restore(positions[0]).long_phase.lower()}" in page
     assert all(f"| {order} | 12.5% | {order} | 87.5% |" in page for order in orders)
-    assert "](data:image/svg+xml;base64," in page
+    assert page.count('src="data:image/svg+xml;base64,') == 2
 
 
 def test_a_result_that_cannot_be_shown_is_said_and_survived(in_flow_run, said: list[str], tmp_path):
