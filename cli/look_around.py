@@ -146,7 +146,7 @@ def _found(name: str, path: Sequence[str]) -> str:
 def _refusal(runs_root: Path, preset: str, config: Sequence[Path]) -> tuple[tuple[str, ...], str]:
     """Workers that the settings name, and why a run with these settings would be refused."""
     try:
-        from flows.plan_run import check_room
+        from flows.find_model import check_room
         from flows.run_settings import layered_settings
         from telemetry.errors import InputError
     except ImportError as error:

@@ -5,15 +5,14 @@ asks no hub, writes nothing. A plan is a tree of sections; `bytes` in a name mea
 estimate.
 """
 
-import json
 import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from decoding.model_files import resolve_model
 from evaluation.settings import EvaluationSettings
+from flows.find_model import TINY, check_length, find_tiny, model_here, model_shape, tiny_shape, trainer_bytes
 from flows.rehearse_forks import PLIES_A_YEAR, Rehearsal, codec_of, rehearse, some_positions
 from flows.run_settings import CACHE_FOLDER, MODEL_FOLDER, RunSettings, check_settings
 from flows.thread_plan import plan_threads, usable_cores
@@ -26,7 +25,6 @@ from inference.memory_plan import (
     plan_memory,
     read_shape,
     this_machine,
-    trainer_memory,
     vllm_build,
 )
 from inference.settings import InferenceSettings
@@ -38,8 +36,6 @@ from telemetry.errors import InputError
 from training.settings import TinyModelSettings
 
 Plan = dict[str, Any]
-TINY = "tiny"
-_TINY_POSITIONS = 1024
 _GENERATORS_BYTES = 10_000
 """Random generators in a checkpoint: about what torch and numpy keep."""
 _ADAPTER_FILES_BYTES = 12_000
@@ -61,7 +57,7 @@ def plan_train(settings: RunSettings, *, resume: bool = False) -> Plan:
         )
     model, shape = _model(settings)
     machine = this_machine()
-    trainer = _trainer_bytes(settings, shape)
+    trainer = trainer_bytes(settings, shape)
     check_memory(shape, settings.inference, trainer=trainer, machine=machine)
     cache, positions = _positions(settings)
     rehearsal = rehearse(positions, codec_of(model), settings.rollouts, settings.inference.max_model_length, settings.seed)
@@ -121,7 +117,7 @@ def plan_serve(model: str, settings: InferenceSettings, address: str, adapters_r
     folder = model_here(model)
     shape = None if folder is None else read_shape(folder)
     machine = this_machine()
-    _check_length(settings, shape, model)
+    check_length(settings, shape, model)
     check_memory(shape, settings, machine=machine)
     threads, _ = plan_threads(cores=usable_cores(), engine=settings.threads, trainer=0, overlap=False)
     return {
@@ -193,96 +189,13 @@ def plan_model(recipe: TinyModelSettings, runs_root: Path) -> Plan:
     }
 
 
-def check_room(settings: RunSettings, *, trains: bool) -> None:
-    """Refuse a model and a cache that cannot fit this machine; a model that must be fetched first is not known yet.
-
-    Raises:
-        InputError: with what is needed and what to lower.
-    """
-    shape = _shape(settings.inference.model, settings.tiny_model)
-    _check_length(settings.inference, shape, settings.inference.model)
-    check_memory(shape, settings.inference, trainer=_trainer_bytes(settings, shape) if trains else 0)
-
-
-def model_here(name: str) -> Path | None:
-    """Folder of a model that lies on this machine, the hub's copies among them; None for a hub id not fetched yet.
-
-    Raises:
-        InputError: neither a folder nor a hub id, or a folder without config or tokenizer.
-    """
-    if Path(name).is_dir() or name.startswith((".", "/", "~")) or name.count("/") != 1:
-        return resolve_model(name)
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        return resolve_model(snapshot_download(name, local_files_only=True))
-    except HFValidationError as error:
-        raise InputError(
-            f"model '{name}' is neither a folder that exists nor a hub id such as 'Qwen/Qwen2.5-7B-Instruct'"
-        ) from error
-    except (OSError, InputError):  # nothing of it here, or only in part
-        return None
-
-
-def find_tiny(root: Path, recipe: TinyModelSettings) -> Path | None:
-    """The model of `recipe`, if it was made under `root` by this version."""
-    wanted = recipe.model_dump()
-    for file in root.glob("tiny-*/recipe.json"):
-        if json.loads(file.read_text()).get("settings") == wanted:
-            # torch is loaded only where a model is likely to be found.
-            from training.tiny_model import recipe_hash
-
-            return file.parent if file.parent.name == f"tiny-{recipe_hash(recipe)}" else None
-    return None
-
-
-def tiny_shape(recipe: TinyModelSettings) -> ModelShape:
-    """The shape that `recipe` gives; checked against a model that was made."""
-    heads, keys = recipe.hidden // 32, max(1, recipe.hidden // 64)
-    inner, width = 3 * recipe.hidden, 32
-    block = 2 * recipe.hidden * heads * width + 2 * recipe.hidden * keys * width + 3 * recipe.hidden * inner
-    norms = 2 * recipe.hidden + 2 * width
-    parameters = recipe.vocabulary * recipe.hidden + recipe.layers * (block + norms) + recipe.hidden
-    return ModelShape(
-        layers=recipe.layers,
-        hidden=recipe.hidden,
-        inner=inner,
-        heads=heads,
-        key_value_heads=keys,
-        head_width=width,
-        parameters=parameters,
-        width=4,
-        positions=_TINY_POSITIONS,
-    )
-
-
 def _model(settings: RunSettings) -> tuple[Path | None, ModelShape | None]:
     """Where the model lies, if it does, and its shape, if that can be known."""
     name = settings.inference.model
     found = find_tiny(settings.runs_root / MODEL_FOLDER, settings.tiny_model) if name == TINY else model_here(name)
-    shape = _shape(name, settings.tiny_model)
-    _check_length(settings.inference, shape, settings.inference.model)
+    shape = model_shape(name, settings.tiny_model)
+    check_length(settings.inference, shape, settings.inference.model)
     return found, shape
-
-
-def _shape(name: str, recipe: TinyModelSettings) -> ModelShape | None:
-    if name == TINY:
-        return tiny_shape(recipe)
-    folder = model_here(name)
-    return None if folder is None else read_shape(folder)
-
-
-def _check_length(settings: InferenceSettings, shape: ModelShape | None, name: str) -> None:
-    if shape is not None and settings.max_model_length > shape.positions:
-        raise InputError(
-            f"inference.max_model_length {settings.max_model_length} exceeds the {shape.positions} positions "
-            f"of model '{name}': lower it"
-        )
-
-
-def _trainer_bytes(settings: RunSettings, shape: ModelShape | None) -> int:
-    return 0 if shape is None else trainer_memory(shape, rank=settings.training.lora_rank, dtype=settings.training.dtype)
 
 
 def _positions(settings: RunSettings) -> tuple[Path | None, Sequence[Snapshot]]:

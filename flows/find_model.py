@@ -1,0 +1,109 @@
+"""Where a run's model lies and how large it is, told without loading, making or fetching it.
+
+Promise: loads neither torch (unless a tiny model of these very settings seems to be there) nor Prefect, and asks no hub: of a
+hub id it finds only what was fetched before.
+"""
+
+import json
+from pathlib import Path
+
+from decoding.model_files import resolve_model
+from flows.run_settings import RunSettings
+from inference.memory_plan import ModelShape, check_memory, read_shape, trainer_memory
+from inference.settings import InferenceSettings
+from telemetry.errors import InputError
+from training.settings import TinyModelSettings
+
+TINY = "tiny"
+"""The model that is made on the spot."""
+_TINY_POSITIONS = 1024
+
+
+def check_room(settings: RunSettings, *, trains: bool) -> None:
+    """Refuse a model and a cache that cannot fit this machine; a model that must be fetched first is not known yet.
+
+    Raises:
+        InputError: with what is needed and what to lower.
+    """
+    shape = model_shape(settings.inference.model, settings.tiny_model)
+    check_length(settings.inference, shape, settings.inference.model)
+    check_memory(shape, settings.inference, trainer=trainer_bytes(settings, shape) if trains else 0)
+
+
+def model_here(name: str) -> Path | None:
+    """Folder of a model that lies on this machine, the hub's copies among them; None for a hub id not fetched yet.
+
+    Raises:
+        InputError: neither a folder nor a hub id, or a folder without config or tokenizer.
+    """
+    if Path(name).is_dir() or name.startswith((".", "/", "~")) or name.count("/") != 1:
+        return resolve_model(name)
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return resolve_model(snapshot_download(name, local_files_only=True))
+    except HFValidationError as error:
+        raise InputError(
+            f"model '{name}' is neither a folder that exists nor a hub id such as 'Qwen/Qwen2.5-7B-Instruct'"
+        ) from error
+    except (OSError, InputError):  # nothing of it here, or only in part
+        return None
+
+
+def find_tiny(root: Path, recipe: TinyModelSettings) -> Path | None:
+    """The model of `recipe`, if it was made under `root` by this version."""
+    wanted = recipe.model_dump()
+    for file in root.glob("tiny-*/recipe.json"):
+        if json.loads(file.read_text()).get("settings") == wanted:
+            # torch is loaded only where a model is likely to be found.
+            from training.tiny_model import recipe_hash
+
+            return file.parent if file.parent.name == f"tiny-{recipe_hash(recipe)}" else None
+    return None
+
+
+def tiny_shape(recipe: TinyModelSettings) -> ModelShape:
+    """The shape that `recipe` gives; checked against a model that was made."""
+    heads, keys = recipe.hidden // 32, max(1, recipe.hidden // 64)
+    inner, width = 3 * recipe.hidden, 32
+    block = 2 * recipe.hidden * heads * width + 2 * recipe.hidden * keys * width + 3 * recipe.hidden * inner
+    norms = 2 * recipe.hidden + 2 * width
+    parameters = recipe.vocabulary * recipe.hidden + recipe.layers * (block + norms) + recipe.hidden
+    return ModelShape(
+        layers=recipe.layers,
+        hidden=recipe.hidden,
+        inner=inner,
+        heads=heads,
+        key_value_heads=keys,
+        head_width=width,
+        parameters=parameters,
+        width=4,
+        positions=_TINY_POSITIONS,
+    )
+
+
+def model_shape(name: str, recipe: TinyModelSettings) -> ModelShape | None:
+    """The shape of the model `name`; None where it must be fetched first, or does not tell."""
+    if name == TINY:
+        return tiny_shape(recipe)
+    folder = model_here(name)
+    return None if folder is None else read_shape(folder)
+
+
+def check_length(settings: InferenceSettings, shape: ModelShape | None, name: str) -> None:
+    """Refuse sequences longer than the model's.
+
+    Raises:
+        InputError: they are.
+    """
+    if shape is not None and settings.max_model_length > shape.positions:
+        raise InputError(
+            f"inference.max_model_length {settings.max_model_length} exceeds the {shape.positions} positions "
+            f"of model '{name}': lower it"
+        )
+
+
+def trainer_bytes(settings: RunSettings, shape: ModelShape | None) -> int:
+    """Main memory that the trainer's process takes at least; 0 where the shape is not known."""
+    return 0 if shape is None else trainer_memory(shape, rank=settings.training.lora_rank, dtype=settings.training.dtype)
