@@ -30,7 +30,6 @@ _COMMANDS = {
     "model": ("cli.model:app", "Make and look at the tiny model."),
     "doctor": ("cli.doctor:doctor", "Say what is installed, what does not fit, and the cure."),
     "clean": ("cli.clean:clean", "Remove what has grown old: adapters, checkpoints, asides, Prefect's old runs."),
-    "clean": ("cli.clean:clean", "Remove what has grown old: adapters, checkpoints, asides, Prefect's old runs."),
 }
 """Name -> where the command lies, which is imported only when it runs, and its line in the list of commands."""
 
