@@ -1,0 +1,35 @@
+"""A flow run's name says what it works on, whether its parameters come as settings or as a page's plain mappings."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import flows.run_names
+from flows.run_names import cache_name, evaluation_name, training_name
+from flows.run_settings import RunSettings
+from state_cache.settings import CacheSettings
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "told"),
+    [
+        pytest.param(training_name, {"settings": RunSettings(run="mine")}, "train-mine", id="named"),
+        pytest.param(training_name, {"settings": {"run": "mine"}}, "train-mine", id="named, as a mapping"),
+        pytest.param(training_name, {"settings": RunSettings(seed=3)}, "train-tiny-seed3", id="unnamed"),
+        pytest.param(
+            training_name, {"settings": {"inference": {"model": "Some/Model-7B"}}}, "train-model-7b-seed0", id="unnamed, of a hub"
+        ),
+        pytest.param(training_name, {}, "train-tiny-seed0", id="nothing given"),
+        pytest.param(cache_name, {"settings": CacheSettings(seed=2, train_snapshots=8)}, "cache-seed2-8", id="cache"),
+        pytest.param(cache_name, {"settings": None}, "cache-seed0-default", id="cache of the defaults"),
+        pytest.param(evaluation_name, {"run": "mine", "version": 0}, "evaluate-mine-v0", id="base"),
+        pytest.param(evaluation_name, {"run": "mine", "version": -1}, "evaluate-mine-newest", id="newest"),
+    ],
+)
+def test_a_name_says_what_the_flow_run_works_on(
+    monkeypatch: pytest.MonkeyPatch, name: Callable[[], str], parameters: dict[str, Any], told: str
+):
+    monkeypatch.setattr(flows.run_names, "flow_run", SimpleNamespace(parameters=parameters))
+    assert name() == told
