@@ -5,6 +5,7 @@ command, however the command ends; its database is that of Prefect's home, so `p
 """
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -38,15 +39,17 @@ def prefect_server() -> Iterator[None]:
     listener = socket.create_server(("127.0.0.1", 0))
     log = Path(os.environ["PREFECT_HOME"]) / "server.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as out:
+    with log.open("wb") as out:
         process = subprocess.Popen(
-            [sys.executable, "-m", "cli.serve_prefect", str(listener.fileno())],
+            [sys.executable, "-P", "-m", "cli.serve_prefect", str(listener.fileno())],
             pass_fds=[listener.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,
             # Ctrl-C reaches the command alone, which must still be able to tell the server how its run ended.
             start_new_session=True,
+            # What the terminal is spared belongs into the log.
+            env={name: value for name, value in os.environ.items() if not name.startswith("PREFECT_LOGGING_")},
         )
     address = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
     listener.close()
@@ -78,10 +81,9 @@ def _wait_until_up(process: subprocess.Popen[bytes], address: str, log: Path) ->
     until = time.monotonic() + limit
     while True:
         if process.poll() is not None:
-            said = log.read_text(errors="replace").strip().splitlines()
             raise InputError(
-                f"the Prefect server did not come up (exit code {process.returncode}): "
-                f"{said[-1] if said else 'it said nothing'}; `entente doctor` looks for what does not fit, {log} has all"
+                f"the Prefect server did not come up (exit code {process.returncode}): {_last_words(log)}; "
+                f"`entente doctor` looks for what does not fit, {log} has all"
             )
         try:
             return _ask(address, 1.0)
@@ -92,6 +94,13 @@ def _wait_until_up(process: subprocess.Popen[bytes], address: str, log: Path) ->
                     f"give it more with {_STARTS_WITHIN_S}"
                 ) from error
             time.sleep(0.1)
+
+
+def _last_words(log: Path) -> str:
+    """The last error that the server wrote, or its last line."""
+    lines = log.read_text(errors="replace").strip().splitlines()
+    errors = [line for line in lines if re.match(r"[A-Za-z_][\w.]*(Error|Exception): ", line)]
+    return (errors or lines or ["it said nothing"])[-1].strip()
 
 
 def _ask(address: str, timeout_s: float) -> None:

@@ -70,6 +70,11 @@ def train(
         print(jsonlib.dumps(summary))
 
 
+def _root(summary: dict) -> str:
+    root = Path(summary["run"]).parent
+    return "" if root == Path("runs") else f" --runs-root {root}"
+
+
 def _lines(summary: dict) -> list[str]:
     """The result in words."""
 
@@ -83,5 +88,5 @@ def _lines(summary: dict) -> list[str]:
         f"random player {summary['random_score']:+.2f}, imitated teacher {summary['teacher_score']:+.2f}",
         f"base score     {score('base')}",
         f"trained score  {score('trained')}",
-        f"the run lies in {summary['run']}",
+        f"the run lies in {summary['run']}; see it on one page: entente report --run {Path(summary['run']).name}{_root(summary)}",
     ]

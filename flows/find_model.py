@@ -57,7 +57,7 @@ def find_tiny(root: Path, recipe: TinyModelSettings) -> Path | None:
     for file in root.glob("tiny-*/recipe.json"):
         if json.loads(file.read_text()).get("settings") == wanted:
             # torch is loaded only where a model is likely to be found.
-            from training.tiny_model import recipe_hash
+            from training.recipe import recipe_hash
 
             return file.parent if file.parent.name == f"tiny-{recipe_hash(recipe)}" else None
     return None

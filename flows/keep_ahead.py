@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from flows.run_settings import PipelineSettings
+from storage.ledger import MAIN, ledger_path
 from storage.shards import Coverage, coverage
 from tasks.resources import PRODUCER, Resources
 from tasks.rollouts import RolloutReport, report_of, roll_out_groups
@@ -42,6 +43,7 @@ class StepRollouts:
     """The rollouts of one step."""
 
     reports: tuple[RolloutReport, ...]
+    """None where the step is repeated from its ledger."""
 
 
 class RolloutsAhead:
@@ -87,6 +89,8 @@ class RolloutsAhead:
 
     def _submit(self, step: int) -> list[asyncio.Task[RolloutReport]]:
         """Tasks for the start groups of `step` that no shard holds: all of them, but for a run that is resumed."""
+        if ledger_path(self._resources.paths, MAIN, step).exists():
+            return []  # its rows were chosen already, and the trainer will ask for these very ones
         start_groups = self._resources.rollouts.start_groups
         published = coverage(self._resources.paths, PRODUCER, (step - 1) * start_groups, start_groups)
         self._note_what_stands(step, published)

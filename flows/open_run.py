@@ -20,6 +20,7 @@ from typing import Any
 from decoding.codec import Codec
 from decoding.model_files import max_position, model_fingerprint, resolve_model
 from flows.build_state_cache import build_state_cache
+from flows.find_model import check_room
 from flows.run_settings import CACHE_FOLDER, MODEL_FOLDER, RunSettings, check_resumed, check_settings, settings_of
 from flows.thread_plan import apply_threads
 from inference.embedded import EmbeddedEngine
@@ -33,6 +34,7 @@ from storage.runs import RunPaths, durable_write, held, set_aside
 from tasks.preparation import make_model
 from tasks.resources import Resources
 from telemetry.errors import DataError, InputError
+from telemetry.machine import environment
 from telemetry.progress import reporter
 from training.process import Standing, TrainerProcess
 
@@ -63,6 +65,7 @@ def check_inputs(settings: RunSettings, *, resume: bool = False) -> None:
         )
     if settings.inference.model != "tiny":
         resolve_model(settings.inference.model)
+    check_room(settings, trains=True)
 
 
 def finished_summary(settings: RunSettings) -> dict[str, Any] | None:
@@ -130,7 +133,8 @@ async def open_run(settings: RunSettings, *, resume: bool = False) -> AsyncItera
     model = await prepare_model(settings)
     paths = settings.paths
     async with AsyncExitStack() as stack:
-        if not stack.enter_context(held(paths.lock)):
+        # A second is for a report, which asks for an instant whether anyone works here.
+        if not stack.enter_context(held(paths.lock, wait_s=1.0)):
             raise InputError(f"run '{settings.run}' is being trained by another process: wait for it, or stop it")
         paths.create()
         if not resume:
@@ -148,6 +152,7 @@ async def open_run(settings: RunSettings, *, resume: bool = False) -> AsyncItera
         standing = await asyncio.to_thread(trainer.ready)
         _check_standing(settings, standing)
         durable_write(paths.settings, settings.model_dump_json(indent=1).encode())
+        durable_write(paths.environment, json.dumps(environment(), indent=1).encode())
         yield Resources(
             paths=paths,
             model=model,

@@ -67,18 +67,22 @@ class StepClock:
         after = await self._resources.host.run(self._resources.engine.stats())
         before, self._stats = self._stats, after
         gained = {name: getattr(after, name) - getattr(before, name) for name in asdict(after)}
-        return {
-            "rollout/start_groups": float(sum(report.start_groups for report in reports)),
-            "rollout/decisions": float(sum(report.decisions for report in reports)),
-            "rollout/failed": float(sum(report.failed_forks for report in reports)),
-            "rollout/set_aside": float(sum(report.set_aside for report in reports)),
-            "rollout/orders_rejected": float(sum(report.orders_rejected for report in reports)),
+        gained_now = {
             "rollout/prompt_tokens": float(gained["prompt_tokens"]),
             "rollout/cached_tokens": float(gained["cached_tokens"]),
             "rollout/prefix_hit_share": gained["cached_tokens"] / max(1, gained["prompt_tokens"]),
             "rollout/completion_tokens": float(gained["completion_tokens"]),
             "rollout/tokens_per_s": gained["completion_tokens"] / (now - began),
             "rollout/occupancy": gained["completion_tokens"] / max(1, gained["engine_steps"]),
+        }
+        if not reports:
+            return gained_now
+        return gained_now | {
+            "rollout/start_groups": float(sum(report.start_groups for report in reports)),
+            "rollout/decisions": float(sum(report.decisions for report in reports)),
+            "rollout/failed": float(sum(report.failed_forks for report in reports)),
+            "rollout/set_aside": float(sum(report.set_aside for report in reports)),
+            "rollout/orders_rejected": float(sum(report.orders_rejected for report in reports)),
             "rollout/queue_ms_p50": float(np.median([report.queue_ms for report in reports])),
             "rollout/generate_ms_p50": float(np.median([report.generate_ms for report in reports])),
             "rollout/engine_ms_p50": float(np.median([report.engine_ms for report in reports])),

@@ -16,11 +16,14 @@ from prefect import flow
 from evaluation.strength import Score
 from flows.keep_ahead import RolloutsAhead
 from flows.open_run import finished_summary, named, open_run
+from flows.run_names import training_name
 from flows.run_settings import RunSettings
 from flows.score_policy import score_policy, score_scripted
 from flows.step_figures import StepClock
 from storage.runs import durable_write
 from storage.totals import Totals
+from tasks.artifacts import RunPage, show_result
+from tasks.report import write_report_page
 from tasks.resources import Resources
 from tasks.rollouts import roll_out_probe
 from tasks.training import check_mismatch, has_fresh_rows, train_step
@@ -28,7 +31,7 @@ from telemetry.progress import reporter
 from telemetry.sinks import MetricLog
 
 
-@flow(name="train-policy", flow_run_name="train-{settings.run}")
+@flow(name="train-policy", flow_run_name=training_name)
 async def train_policy(settings: RunSettings, resume: bool = False) -> dict[str, Any]:
     """Train `settings.steps` steps and return the summary that is also written to the run's `summary.json`.
 
@@ -44,7 +47,8 @@ async def train_policy(settings: RunSettings, resume: bool = False) -> dict[str,
             await resources.serve(standing.step_done, standing.adapter, standing.adapter_hash)
         with _open_log(resources, settings) as log:
             clock = StepClock(resources, await resources.host.run(resources.engine.stats()))
-            async with RolloutsAhead(resources, settings.pipeline, settings.steps) as ahead:
+            page = RunPage(settings.run, settings.steps)
+            async with page, RolloutsAhead(resources, settings.pipeline, settings.steps) as ahead:
                 for step in range(standing.step_done + 1, settings.steps + 1):
                     ahead.top_up(step)
                     reporter().waiting("rollouts")
@@ -58,6 +62,7 @@ async def train_policy(settings: RunSettings, resume: bool = False) -> dict[str,
                     figures = agreement | await clock.end_step(rolled, trained)
                     log.log(step, figures)
                     reporter().step(step, settings.steps, figures)
+                    page.step(step, figures)
             scores |= await score_policy(resources, settings, "trained")
             scores |= await score_scripted(resources, settings)
             log.log(
@@ -67,6 +72,9 @@ async def train_policy(settings: RunSettings, resume: bool = False) -> dict[str,
         totals = await asyncio.to_thread(resources.trainer.totals)
         summary = _summary(settings, totals, scores, clock, time.monotonic() - began)
         durable_write(resources.paths.summary, json.dumps(summary, indent=1).encode())
+    await show_result(settings.paths, summary, scores)
+    if settings.telemetry.report:
+        await write_report_page(settings.paths)
     return summary
 
 
@@ -89,9 +97,7 @@ async def _agreement(resources: Resources, ahead: RolloutsAhead) -> dict[str, fl
     return await check_mismatch(resources)
 
 
-def _summary(
-    settings: RunSettings, totals: Totals, scores: dict[str, Score], clock: StepClock, wall_s: float
-) -> dict[str, Any]:
+def _summary(settings: RunSettings, totals: Totals, scores: dict[str, Score], clock: StepClock, wall_s: float) -> dict[str, Any]:
     """The run in figures; what was played and trained is counted from its files, whichever process made them."""
     summary: dict[str, Any] = {}
     for label, score in scores.items():

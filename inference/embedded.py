@@ -96,7 +96,12 @@ class EmbeddedEngine:
             raise EngineError(f"vLLM could not load '{self._model}': {str(error).splitlines()[0]}") from error
         self._idle.set()
         self._open.set()
-        self._warm_up()
+        try:
+            self._warm_up()
+        except Exception as error:
+            if "C++ compiler" not in str(error) and type(error).__name__ != "InvalidCxxCompiler":
+                raise
+            raise EngineError("vLLM could not compile its kernel: install g++; `entente doctor` shows what is there") from error
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """Draw one completion under the newest version; see `Engine.generate`."""

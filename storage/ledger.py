@@ -16,6 +16,7 @@ from storage.arrow_files import read_arrow, write_arrow
 from storage.runs import RunPaths, check_name
 from telemetry.errors import DataError
 
+MAIN = "main"  # the lineage of a run that was never branched
 STEP_NAME = re.compile(r"step-(\d{6,})\.arrow")
 ROWS_SCHEMA = pa.schema(  # a chosen row: where it lies, what it is, and what the choice made of it
     {

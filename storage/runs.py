@@ -19,6 +19,7 @@ from pathlib import Path
 
 from telemetry.errors import DataError, InputError
 
+_LONGEST_NAME = 100  # files that carry it in their own names stay within the 255 bytes of common file systems
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
@@ -94,9 +95,10 @@ class RunPaths:
 
 def check_name(name: str, what: str) -> str:
     """Return ``name`` if it may become a folder's name: no producer or lineage steps out of the run."""
-    if not _NAME.fullmatch(name):
+    if not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
         raise InputError(
-            f"{what} {name!r} cannot name a folder; use letters, digits, '_', '-' and '.', and begin with a letter or digit."
+            f"{what} {name[:_LONGEST_NAME]!r} cannot name a folder; use letters, digits, '_', '-' and '.', "
+            f"at most {_LONGEST_NAME} of them, and begin with a letter or digit."
         )
     return name
 

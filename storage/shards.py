@@ -109,7 +109,11 @@ class Coverage:
 
 
 def coverage(paths: RunPaths, producer: str, first: int, count: int) -> Coverage:
-    """Look for the start groups ``first .. first + count - 1`` of a producer, by the names that their shards would have."""
+    """Look for the start groups ``first .. first + count - 1`` of a producer, by the names that their shards would have.
+
+    A damaged shard among them is set aside. Not to be asked of groups that a ledger names: rows that are played again are the
+    same decisions, but not the same bytes.
+    """
     published, missing, damaged = [], [], []
     at, gap, end = first, first, first + count
     while at < end:

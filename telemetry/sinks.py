@@ -30,6 +30,8 @@ class TelemetrySettings(BaseModel):
     """W&B: offline writes under the run's folder and needs no account; online needs a login."""
     wandb_project: str = "entente"
     """W&B project that runs belong to."""
+    report: bool = True
+    """Write the run's report.html when it is done; `entente report` writes it at any time."""
 
 
 class MetricLog:

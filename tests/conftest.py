@@ -50,6 +50,7 @@ powers_per_position = 1
 bootstrap = 100
 [telemetry]
 wandb = "disabled"
+report = false
 """
 """Settings, over the laptop preset, of a whole training run that takes seconds where nothing has to be imported."""
 

@@ -4,6 +4,7 @@ log pi(a) = z_a / T - log sum_{b legal} exp(z_b / T)        (the masked policy; 
 """
 
 import errno
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,11 @@ class Policy:
         except SafetensorError as error:
             full = "os error 28" in str(error)
             raise OSError(errno.ENOSPC if full else errno.EIO, str(error), str(folder)) from error
+        # peft writes a set in the order that this process gives it; the same adapter must have the same bytes.
+        file = folder / "adapter_config.json"
+        config = json.loads(file.read_bytes())
+        config["target_modules"] = sorted(config["target_modules"])
+        file.write_text(json.dumps(config, indent=2, sort_keys=True))
 
     def load_adapter(self, folder: Path) -> None:
         """Take the adapter's weights from `folder`, as `save_adapter` wrote them."""

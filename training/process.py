@@ -53,7 +53,7 @@ class TrainerProcess:
         }
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "training.serve_steps", str(child.fileno())],
+                [sys.executable, "-P", "-m", "training.serve_steps", str(child.fileno())],
                 pass_fds=[child.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=log,

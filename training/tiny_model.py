@@ -6,7 +6,6 @@ scripted player, so that LoRA has something to adapt (on a random base it stalls
 `save_pretrained` folder, cached by the hash of its recipe; any hub id or local folder serves in its place.
 """
 
-import hashlib
 import json
 import os
 import random
@@ -25,10 +24,10 @@ from decoding.legal_table import TableBuilder
 from game.board import Board
 from game.players import player
 from game.prompts import board_text, power_text, rules_text
+from training.recipe import recipe_hash
 from training.settings import TinyModelSettings
 
 _EOS = "<|end|>"
-_RECIPE_VERSION = 2
 _LAST_YEAR = 1907
 
 OnProgress = Callable[[str, int, int], None]
@@ -43,14 +42,6 @@ class _Position:
     """Rules and board: the part of the prompt that is the same for all powers."""
     decisions: tuple[tuple[str, tuple[str, ...]], ...]
     """Per power: the rest of its prompt, and the teacher's orders."""
-
-
-def recipe_hash(settings: TinyModelSettings) -> str:
-    """Hash of everything that shapes the model: settings, and how a prompt is written."""
-    board = Board.start()
-    legal = board.legal_orders()["FRANCE"]
-    sample = rules_text() + board_text(board) + power_text(legal, board)
-    return hashlib.sha256(f"{_RECIPE_VERSION}|{settings.model_dump_json()}|{sample}".encode()).hexdigest()[:12]
 
 
 def make_tiny_model(root: Path, settings: TinyModelSettings, on_progress: OnProgress | None = None) -> Path:

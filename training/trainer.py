@@ -18,7 +18,7 @@ import torch
 from storage.adapters import Adapter, publish_adapter
 from storage.gather import Batch
 from storage.index import Index, Selection, SelectionQuery
-from storage.ledger import read_ledger, recorded_steps, write_ledger
+from storage.ledger import MAIN, read_ledger, recorded_steps, write_ledger
 from storage.runs import RunPaths, set_aside
 from storage.settings import StorageSettings
 from storage.totals import Totals
@@ -72,7 +72,7 @@ class Trainer:
         policy: Policy,
         training: TrainingSettings,
         storage: StorageSettings,
-        lineage: str = "main",
+        lineage: str = MAIN,
     ) -> None:
         self._paths = paths
         self._policy = policy
@@ -173,7 +173,7 @@ class Trainer:
         self._index.refresh()
         if step in self._to_repeat:
             rows, counts = self._recorded(step), {}
-            batch = self._index.gather(rows)
+            batch = self._gather_recorded(step, rows)
         else:
             selection = self._select(step, start_groups)
             rows, counts = selection.rows, selection.counts
@@ -217,6 +217,12 @@ class Trainer:
         if rows is None:
             raise DataError(f"the ledger of step {step} is gone from '{self._paths.ledger}': restore it from a copy")
         return rows
+
+    def _gather_recorded(self, step: int, rows: pa.Table) -> Batch:
+        try:
+            return self._index.gather(rows)
+        except DataError as error:
+            raise DataError(f"step {step} has to be repeated on the rows of its ledger, and cannot be: {error}") from error
 
     def _save(self, step: int, metrics: dict[str, float]) -> Adapter:
         """Make the step last, and publish its version from what lasts."""

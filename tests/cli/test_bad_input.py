@@ -19,6 +19,9 @@ COMMANDS = {
     "serve": ["serve"],
     "evaluate": ["evaluate"],
     "sql": ["sql"],
+    "report": ["report"],
+    "doctor": ["doctor"],
+    "clean": ["clean"],
 }
 HEAVY = ("torch", "vllm", "prefect", "wandb")
 
@@ -66,7 +69,14 @@ def refused(done: subprocess.CompletedProcess[str], sentence: str) -> None:
             "pipeline.buffer_depth 3 exceeds storage.max_policy_lag 2",
         ),
         (["train", "--pipeline.buffer-depth", "1"], "pipeline.deterministic needs pipeline.buffer_depth 0, not 1"),
-        (["train", "--run", "taken"], "run 'taken' exists already in runs: choose another name with --run"),
+        (["train", "--run", "taken"], "run 'taken' exists already in runs: go on with it by --resume, or choose"),
+        (["train", "--resume"], "--resume goes on with a run that exists: name it with --run"),
+        (
+            ["train", "--resume", "--run", "nothing"],
+            "there is no run in 'runs/nothing': it has no settings.json; runs there: taken",
+        ),
+        (["train", "--resume", "--run", "taken", "--seed", "9"], "seed"),
+        (["report", "--run", "nothing"], "there is no run"),
         (["train", "--run", "../taken"], "run '../taken' cannot name a folder"),
         (["train", "--config", "missing.toml"], "settings file 'missing.toml' cannot be read"),
         (["train", "--config", "torn.toml"], "settings file 'torn.toml' cannot be read"),

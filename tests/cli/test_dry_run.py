@@ -124,7 +124,6 @@ def test_the_shape_of_the_tiny_model_is_known_before_it_is_made(model: Path):
         pytest.param(
             ["train", "--inference.kv-cache-gib", "9999"],
             "lower inference.kv_cache_gib from 9999 to",
-            marks=pytest.mark.xfail(run=False, reason="check_inputs does not ask for the memory yet"),
         ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -8,8 +8,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from decoding.codec import Codec
+from training.recipe import recipe_hash
 from training.settings import TinyModelSettings
-from training.tiny_model import SharedRow, language_loss, make_tiny_model, recipe_hash
+from training.tiny_model import SharedRow, language_loss, make_tiny_model
 
 
 def test_computing_a_head_once_gives_the_loss_and_gradient_of_separate_prompts(model: Path):

@@ -1,0 +1,31 @@
+"""The report task: a run's page, written by the `entente report` command in a process of its own.
+
+A process of its own, because DuckDB and the plots have no place in one that holds an engine. A page that cannot be written is no
+reason to fail a run that is done.
+"""
+
+import asyncio
+import sys
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from storage.runs import RunPaths
+from telemetry.progress import reporter
+
+
+@task(name="report", cache_policy=NO_CACHE, persist_result=False, tags=["report"])
+async def write_report_page(paths: RunPaths) -> None:
+    """Write the run's `report.html`."""
+    words = ["-P", "-m", "cli.main", "report", "--run", paths.root.name, "--runs-root", str(paths.root.parent)]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        _, said = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+    if process.returncode:
+        last = said.decode(errors="replace").strip().splitlines()[-1:]
+        reporter().say(f"the report was not written ({' '.join(last) or process.returncode}); try `entente report`")

@@ -1,0 +1,69 @@
+"""A command has a Prefect server that answers, or says in a sentence why not; its own ends with it."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+CACHE = ["cache", "build", "--train-snapshots", "2", "--held-out-snapshots", "2", "--last-year", "1901"]
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("words", [CACHE, ["train", "--run", "mine"]], ids=["cache build", "train"])
+def test_a_server_that_does_not_answer_is_named_before_anything_is_written(entente, words: list[str]):
+    done = entente(*words, PREFECT_API_URL="http://127.0.0.1:9/api")
+    assert done.returncode == 2 and done.stdout == ""
+    (sentence,) = done.stderr.splitlines()
+    assert sentence.startswith("entente: no Prefect server answers at http://127.0.0.1:9/api")
+    assert "prefect server start" in sentence and names(entente.folder) in ([], [".prefect"])
+
+
+def test_a_server_that_does_not_come_up_is_said_in_its_own_last_words(entente):
+    done = entente(*CACHE, PREFECT_API_DATABASE_CONNECTION_URL="sqlite+aiosqlite:////nonexistent/prefect.db")
+    assert done.returncode == 2 and done.stdout == ""
+    (sentence,) = done.stderr.splitlines()
+    assert "the Prefect server did not come up (exit code 3): " in sentence and "unable to open database file" in sentence
+    assert names(entente.folder) == [".prefect"]
+
+
+def test_a_command_that_is_killed_takes_its_server_along(entente):
+    process = entente.start("cache", "build", "--train-snapshots", "4000")
+    try:
+        until = time.monotonic() + 120
+        family: list[psutil.Process] = []
+        while time.monotonic() < until and process.poll() is None:
+            family = psutil.Process(process.pid).children(recursive=True)
+            if family and [each for each in family if each.net_connections("tcp")]:
+                break
+            time.sleep(0.1)
+        assert family, "the command has a server of its own"
+    finally:
+        process.kill()
+        process.communicate()
+    _, alive = psutil.wait_procs(family, timeout=30)
+    assert alive == []
+
+
+def test_a_child_that_watches_its_parent_ends_with_it():
+    """Without a line between them that could close."""
+    child = "from telemetry.parent import end_with_parent; end_with_parent(); import time; time.sleep(600)"
+    parent = f"""
+import subprocess, sys, time
+print(subprocess.Popen([sys.executable, "-c", {child!r}]).pid, flush=True)
+time.sleep(600)
+"""
+    root = Path(__file__).resolve().parents[2]
+    with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True, cwd=root) as process:
+        assert process.stdout is not None
+        watcher = psutil.Process(int(process.stdout.readline()))
+        time.sleep(1.5)
+        assert watcher.is_running()
+        process.kill()
+    _, alive = psutil.wait_procs([watcher], timeout=15)
+    assert alive == []

@@ -1,0 +1,96 @@
+"""What is damaged is named, set aside and counted, and the run goes on where it can."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from storage.runs import RunPaths
+
+pytestmark = pytest.mark.vllm
+
+
+def flip(file: Path) -> Path:
+    """Damage a file by one bit, in its middle."""
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    return file
+
+
+@pytest.fixture
+def copy(workplace, trained, tmp_path: Path) -> RunPaths:
+    """The trained run and its state cache, to be damaged."""
+    shutil.copytree(workplace.folder / "runs" / "_state_cache", tmp_path / "_state_cache")
+    (tmp_path / "_models").symlink_to(workplace.folder / "runs" / "_models")
+    shutil.copytree(trained[1].root, tmp_path / "first")
+    return RunPaths(tmp_path / "first")
+
+
+def test_a_run_mends_a_damaged_cache_checkpoint_adapter_and_score_and_learns_the_same(workplace, trained, copy: RunPaths):
+    """The newest checkpoint is gone, so its step is repeated from its ledger, to the last bit."""
+    (cache,) = copy.root.parent.glob("_state_cache/v-*")
+    damaged = [
+        flip(cache / "train.arrow"),
+        flip(copy.checkpoint(2) / "trainer.pt"),
+        flip(copy.adapter(1) / "adapter_model.safetensors"),
+        flip(copy.scores / "base.json"),
+    ]
+    (copy.scores / "base.json").write_text("no score")
+    done = workplace("train", "--runs-root", str(copy.root.parent), "--run", "first", "--resume", "--steps", "3")
+    assert done.returncode == 0, done.stderr
+    for file in (damaged[0], damaged[1], damaged[3]):
+        assert any("set aside" in line and str(file) in line for line in done.stderr.splitlines()), file
+    kept = [path for path in copy.root.parent.rglob(".*.damaged-*") if path.parent.parent != path]
+    assert len(kept) == len(damaged), "each damaged thing was kept under another name"
+    weights = [
+        [(paths.adapter(version) / "adapter_model.safetensors").read_bytes() for version in (1, 2)]
+        for paths in (copy, trained[1])
+    ]
+    assert weights[0] == weights[1] and copy.adapter(3).is_dir()
+    lines = [json.loads(line) for line in copy.metrics.read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 1, 2, 3, 4]
+
+
+def test_a_damaged_shard_of_an_old_step_is_set_aside_counted_and_the_run_goes_on(workplace, trained, copy: RunPaths):
+    shard = flip(copy.shards / "local" / "000000.arrow")
+    words = ["--runs-root", str(copy.root.parent), "--run", "first"]
+    done = workplace("train", *words, "--resume", "--steps", "3")
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in copy.metrics.read_text().splitlines()]
+    assert lines[3]["step"] == 3 and lines[3]["train/refused_shards"] == 1 and lines[3]["train/decisions"] > 0
+    asked = workplace("sql", *words, "select sentence from refused")
+    assert asked.returncode == 0 and shard.name in asked.stdout.replace("\n", "")
+
+
+def test_rows_that_a_step_has_to_repeat_are_not_replaced_by_others(workplace, trained, copy: RunPaths):
+    """Two faults at once: the newest checkpoint, and a shard that its step was trained on."""
+    shard = flip(copy.shards / "local" / "000002.arrow")
+    flip(copy.checkpoint(2) / "trainer.pt")
+    words = ["--runs-root", str(copy.root.parent), "--run", "first"]
+    done = workplace("train", *words, "--resume", "--steps", "3")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "step 2" in done.stderr.splitlines()[-1] and "local/000002.arrow" in done.stderr.splitlines()[-1]
+    assert shard.is_file(), "it stays, to be replaced from a copy"
+    shutil.copyfile(trained[1].shards / "local" / "000002.arrow", shard)
+    done = workplace("train", *words, "--resume", "--steps", "3")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_foreign_file_among_the_shards_is_named_and_does_no_harm(workplace, trained, copy: RunPaths):
+    foreign = copy.shards / "local" / "000900.arrow"
+    foreign.write_bytes(b"ARROW1 and nothing else")
+    asked = workplace("sql", "--runs-root", str(copy.root.parent), "--run", "first", "select shard from refused")
+    assert asked.returncode == 0 and "local/000900.arrow" in asked.stdout
+
+
+@pytest.mark.parametrize("what", ["settings.json", "ledger"])
+def test_what_nothing_can_replace_is_said_with_the_file_s_name(workplace, trained, copy: RunPaths, what: str):
+    file = flip(copy.ledger / "main" / "step-000002.arrow") if what == "ledger" else copy.settings
+    if what == "settings.json":
+        file.write_text(file.read_text().replace('"steps"', '"stepz"'))
+    done = workplace("train", "--runs-root", str(copy.root.parent), "--run", "first", "--resume", "--steps", "3")
+    assert done.returncode == (1 if what == "ledger" else 2)
+    sentence = done.stderr.splitlines()[-1]
+    assert sentence.startswith("entente: ") and file.name in sentence and "Traceback" not in done.stderr
