@@ -57,7 +57,7 @@ def in_flow_run(prefect_server: str, monkeypatch: pytest.MonkeyPatch) -> Callabl
         monkeypatch.setattr(tasks.artifacts, "_flow_run_id", lambda: run.id)
         return await work(run.id)
 
-    return lambda work: asyncio.run(begin(work))
+    return lambda work: asyncio.run(asyncio.wait_for(begin(work), 30))
 
 
 async def artifacts_of(flow_run: UUID) -> dict[str, Any]:
