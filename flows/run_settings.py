@@ -16,6 +16,7 @@ from game.players import player
 from inference.settings import InferenceSettings
 from rollouts.settings import RolloutSettings
 from state_cache.settings import CacheSettings
+from storage.retention import RetentionSettings
 from storage.runs import RunPaths, check_name
 from storage.settings import StorageSettings
 from telemetry.errors import InputError
@@ -77,6 +78,8 @@ class RunSettings(BaseModel):
     """How it is interleaved."""
     telemetry: TelemetrySettings = TelemetrySettings()
     """Where figures go."""
+    retention: RetentionSettings = RetentionSettings()
+    """How long what grows is kept; a run at work lets old adapters go, `entente clean` all the rest."""
 
     @property
     def paths(self) -> RunPaths:
@@ -145,7 +148,7 @@ def resumed_settings(files: Iterable[Path] = (), overrides: Mapping[str, Any] | 
 
 
 MAY_CHANGE = (
-    "run", "runs_root", "steps", "evaluation", "pipeline", "telemetry",
+    "run", "runs_root", "steps", "evaluation", "pipeline", "telemetry", "retention",
     "inference.urls", "inference.key_variable", "inference.max_sequences", "inference.max_batched_tokens",
     "inference.block_size", "inference.kv_cache_gib", "inference.gpu_memory_share", "inference.threads",
     "inference.start_timeout_s", "inference.request_timeout_s",

@@ -20,6 +20,7 @@ from flows.run_names import training_name
 from flows.run_settings import RunSettings
 from flows.score_policy import score_policy, score_scripted
 from flows.step_figures import StepClock
+from storage.retention import drop_old_adapters
 from storage.runs import durable_write
 from storage.totals import Totals
 from tasks.artifacts import RunPage, show_result
@@ -30,12 +31,17 @@ from tasks.training import check_mismatch, has_fresh_rows, train_step
 from telemetry.progress import reporter
 from telemetry.sinks import MetricLog
 
+_CLEAR_EVERY = 20
+"""Steps between two looks at which old adapters may go."""
+
 
 @flow(name="train-policy", flow_run_name=training_name)
 async def train_policy(settings: RunSettings, resume: bool = False) -> dict[str, Any]:
     """Train `settings.steps` steps and return the summary that is also written to the run's `summary.json`.
 
-    With `resume`, go on with the run `settings.run` after its newest step.
+    Args:
+        settings: Everything that shapes the run.
+        resume: Go on with the run that `settings.run` names, after its newest step.
     """
     began, settings = time.monotonic(), named(settings)
     if resume and (summary := finished_summary(settings)) is not None:
@@ -63,6 +69,8 @@ async def train_policy(settings: RunSettings, resume: bool = False) -> dict[str,
                     log.log(step, figures)
                     reporter().step(step, settings.steps, figures)
                     page.step(step, figures)
+                    if step % _CLEAR_EVERY == 0:
+                        await asyncio.to_thread(drop_old_adapters, resources.paths, settings.retention)
             scores |= await score_policy(resources, settings, "trained")
             scores |= await score_scripted(resources, settings)
             log.log(

@@ -266,8 +266,9 @@ def test_every_parameter_of_a_deployed_flow_says_what_it_is():
 
     from flows.build_state_cache import build_state_cache
     from flows.evaluate_policy import evaluate_policy
+    from flows.train_policy import train_policy
 
-    for flow in (build_state_cache, evaluate_policy):
+    for flow in (build_state_cache, evaluate_policy, train_policy):
         properties = parameter_schema(flow.fn).properties
         assert [name for name, about in properties.items() if not about.get("description")] == []
 
