@@ -4,6 +4,7 @@ An expected failure is one sentence on standard error: exit code 2 where the use
 traceback appears with `--debug` only. `entente --help` loads no torch, vllm, prefect or wandb.
 """
 
+import asyncio
 import errno
 import sys
 import traceback
@@ -83,6 +84,8 @@ def run(words: list[str], *, debug: bool = False) -> int:
         return _fail(_sentence(error), error.exit_code if isinstance(error, EntenteError) else 2, debug)
     except KeyboardInterrupt:
         return _fail("interrupted", 130, debug)
+    except asyncio.CancelledError:
+        return _fail("told to end (SIGTERM)", 143, debug)
     except BrokenPipeError:
         return 0
     except SystemExit as stop:

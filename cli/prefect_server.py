@@ -19,6 +19,7 @@ from pathlib import Path
 from telemetry.errors import InputError
 
 _ANSWERS_WITHIN_S = 10.0
+_HANDS_OVER_WITHIN_S = 10.0
 _STARTS_WITHIN_S = "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"
 
 
@@ -58,6 +59,7 @@ def prefect_server() -> Iterator[None]:
         _tell_prefect(address)
         yield
     finally:
+        _send_what_is_left()
         process.terminate()
         try:
             process.wait(timeout=10)
@@ -94,6 +96,15 @@ def _wait_until_up(process: subprocess.Popen[bytes], address: str, log: Path) ->
                     f"give it more with {_STARTS_WITHIN_S}"
                 ) from error
             time.sleep(0.1)
+
+
+def _send_what_is_left() -> None:
+    """Let Prefect's own threads hand over the last states and log lines; without a server they would try for a minute."""
+    from prefect.events.worker import EventsWorker
+    from prefect.logging.handlers import APILogWorker
+
+    for service in (APILogWorker, EventsWorker):
+        service.drain_all(timeout=_HANDS_OVER_WITHIN_S)
 
 
 def _last_words(log: Path) -> str:

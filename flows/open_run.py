@@ -20,6 +20,7 @@ from typing import Any
 from decoding.codec import Codec
 from decoding.model_files import max_position, model_fingerprint, resolve_model
 from flows.build_state_cache import build_state_cache
+from flows.cancel_on_sigterm import cancelled_by_sigterm
 from flows.find_model import check_room
 from flows.run_settings import CACHE_FOLDER, MODEL_FOLDER, RunSettings, check_resumed, check_settings, settings_of
 from flows.thread_plan import apply_threads
@@ -129,10 +130,11 @@ async def open_run(settings: RunSettings, *, resume: bool = False) -> AsyncItera
     check_inputs(settings, resume=resume)
     engine_threads, trainer_threads = settings.threads
     apply_threads(engine_threads)
-    cache = await prepare_cache(settings)
-    model = await prepare_model(settings)
     paths = settings.paths
     async with AsyncExitStack() as stack:
+        stack.enter_context(cancelled_by_sigterm())
+        cache = await prepare_cache(settings)
+        model = await prepare_model(settings)
         # A second is for a report, which asks for an instant whether anyone works here.
         if not stack.enter_context(held(paths.lock, wait_s=1.0)):
             raise InputError(f"run '{settings.run}' is being trained by another process: wait for it, or stop it")

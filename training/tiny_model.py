@@ -57,21 +57,28 @@ def make_tiny_model(root: Path, settings: TinyModelSettings, on_progress: OnProg
     aside = root / f".{final.name}.{os.getpid()}"
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
+    try:
+        _make(aside, settings, report)
+        if final.exists():
+            shutil.rmtree(final)  # a folder without recipe.json: cut by an earlier kill
+        os.rename(aside, final)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return final
+
+
+def _make(folder: Path, settings: TinyModelSettings, report: OnProgress) -> None:
     positions = []
     for number in range(settings.source_games):
         positions.extend(_teacher_game(settings, number))
         report("scripted games", number + 1, settings.source_games)
-    _save_tokenizer(positions, settings, aside)
-    model = _new_model(settings, aside)
-    model.config.save_pretrained(aside)
-    losses = _imitate(model, positions, settings, Codec(aside), report)
-    model.save_pretrained(aside)
+    _save_tokenizer(positions, settings, folder)
+    model = _new_model(settings, folder)
+    model.config.save_pretrained(folder)
+    losses = _imitate(model, positions, settings, Codec(folder), report)
+    model.save_pretrained(folder)
     recipe = {"settings": settings.model_dump(), "parameters": model.num_parameters(), "loss": losses}
-    (aside / "recipe.json").write_text(json.dumps(recipe, indent=1))
-    if final.exists():
-        shutil.rmtree(final)  # a folder without recipe.json: cut by an earlier kill
-    os.rename(aside, final)
-    return final
+    (folder / "recipe.json").write_text(json.dumps(recipe, indent=1))
 
 
 def _teacher_game(settings: TinyModelSettings, number: int) -> Iterator[_Position]:

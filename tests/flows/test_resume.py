@@ -187,26 +187,49 @@ def test_what_would_make_it_another_run_is_refused_with_both_values(killed, work
     assert "run 'killed' was begun with seed 0 and cannot go on with 7" in done.stderr
 
 
-def test_ctrl_c_ends_everything_and_says_how_to_go_on(workplace, trained):
-    process = workplace.start("train", "--config", "small.toml", "--run", "stopped", "--steps", "40")
-    paths = RunPaths(workplace.folder / "runs" / "stopped")
+@pytest.mark.parametrize(
+    ("sent", "code", "sentence"),
+    [(signal.SIGINT, 130, "entente: interrupted"), (signal.SIGTERM, 143, "entente: told to end (SIGTERM)")],
+    ids=["Ctrl-C", "SIGTERM"],
+)
+def test_a_run_that_is_told_to_end_leaves_nothing_behind_and_says_how_to_go_on(
+    workplace, trained, sent: signal.Signals, code: int, sentence: str
+):
+    """With a Prefect server of its own, as a user has it."""
+    run = f"stopped-by-{sent.name.lower()}"
+    process = workplace.start("train", "--config", "small.toml", "--run", run, "--steps", "40", PREFECT_API_URL="")
+    paths = RunPaths(workplace.folder / "runs" / run)
     try:
         while process.poll() is None and not list(paths.ledger.rglob("step-*.arrow")):
             time.sleep(0.05)
         family = psutil.Process(process.pid).children(recursive=True)
-        assert len(family) >= 1, "the trainer at least"
-        process.send_signal(signal.SIGINT)
+        assert len(family) >= 2, "the trainer and the server"
+        process.send_signal(sent)
         out, err = process.communicate(timeout=60)
     finally:
         process.kill()
-    assert process.returncode == 130 and out == ""
-    assert err.splitlines()[-2:] == [
-        "what is done is kept; go on with: entente train --run stopped --resume",
-        "entente: interrupted",
-    ], err
+    assert process.returncode == code and out == ""
+    hint = f"what is done is kept; go on with: entente train --run {run} --resume"
+    assert err.splitlines()[-2:] == [hint, sentence], err
     assert "Traceback" not in err
     _, alive = psutil.wait_procs(family, timeout=15)
     assert alive == []
+
+
+def test_ctrl_c_while_the_tiny_model_is_made_does_not_wait_for_it(workplace, trained):
+    words = ["--tiny-model.seed", "99", "--tiny-model.imitation-steps", "5000"]
+    process = workplace.start("train", "--config", "small.toml", "--run", "early", *words)
+    assert process.stderr is not None
+    try:
+        while "scripted games" not in process.stderr.readline():
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130 and err.splitlines()[-1] == "entente: interrupted"
+    assert not (workplace.folder / "runs" / "early").exists()
+    assert not list((workplace.folder / "runs" / "_models").glob(".*")), "nothing half made stays"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a small disk of its own can be mounted by root only")
