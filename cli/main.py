@@ -29,6 +29,7 @@ _COMMANDS = {
     "report": ("cli.report:report", "Write what a run came to as one page."),
     "sql": ("cli.sql:sql", "Ask a run's rows with SQL, also while it trains."),
     "model": ("cli.model:app", "Make and look at the tiny model."),
+    "bench": ("cli.bench:app", "Measure this machine against the targets."),
     "doctor": ("cli.doctor:doctor", "Say what is installed, what does not fit, and the cure."),
     "clean": ("cli.clean:clean", "Remove what has grown old: adapters, checkpoints, asides, Prefect's old runs."),
 }

@@ -1,0 +1,1 @@
+"""Plain measuring programs, with the old way kept beside the new one as baseline."""

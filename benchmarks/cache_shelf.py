@@ -1,0 +1,56 @@
+"""`cache`: what it costs to make a state cache and to read it."""
+
+import tempfile
+from pathlib import Path
+from statistics import mean
+
+from benchmarks.outcome import Outcome, Target, cpu_seconds, median_ms
+from state_cache.build import build
+from state_cache.settings import CacheSettings
+from state_cache.store import open_cache, write_cache
+from telemetry.errors import InputError
+
+HELD_OUT_SHARE = 0.1
+"""Part of the positions that is held out."""
+MEASURED = 1000
+"""Positions that the targets are stated for."""
+TARGETS = {
+    "build_cpu_s": Target(at_most=60.0),
+    "load_ms": Target(at_most=50.0),
+    "bytes_per_snapshot": Target(at_most=2500.0),
+}
+
+
+def bench_cache(*, positions: int = MEASURED, rounds: int = 5, seed: int = 0) -> Outcome:
+    """Make, publish and read `positions` positions of random and move-preferring players; times are per 1,000.
+
+    Raises:
+        InputError: too few positions for two parts.
+    """
+    held_out = round(positions * HELD_OUT_SHARE)
+    if held_out < 1 or rounds < 1:
+        raise InputError(f"There is nothing to measure in {positions} positions and {rounds} rounds: at least 10 and 1.")
+    settings = CacheSettings(
+        train_snapshots=positions - held_out,
+        held_out_snapshots=held_out,
+        first_year=1902,
+        last_year=1907,
+        players=("random", "mover"),
+        seed=seed,
+    )
+    sides = []
+    build_s = cpu_seconds(lambda: sides.extend(build(settings)))
+    train, kept = sides
+    with tempfile.TemporaryDirectory() as folder:
+        path = write_cache(Path(folder), settings, train, kept)
+        on_disk = sum(file.stat().st_size for file in path.iterdir())
+        load_ms = median_ms(lambda: open_cache(path), rounds=rounds, calls=1)
+    scale = MEASURED / positions
+    metrics = {
+        "positions": float(positions),
+        "build_cpu_s": build_s * scale,
+        "load_ms": load_ms * scale,
+        "bytes_per_snapshot": mean(len(snapshot.position.encode()) for snapshot in (*train, *kept)),
+        "disk_bytes_per_snapshot": on_disk / positions,
+    }
+    return Outcome(benchmark="cache", metrics=metrics, targets=TARGETS)

@@ -1,0 +1,71 @@
+"""`entente bench`: measure this machine against the targets; whatever comes of it, the exit code is 0."""
+
+import json as jsonlib
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, Parameter
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from benchmarks.outcome import Outcome
+
+app = App(name="bench", help="Benchmarks: figures of this machine beside the targets they are held against.")
+
+AsJson = Annotated[bool, Parameter(help="Print one JSON object as the last line.", negative="")]
+Rounds = Annotated[int, Parameter(help="Times that each thing is measured; the median counts.")]
+Seed = Annotated[int, Parameter(help="Seed of the games that are played.")]
+
+
+@app.command
+def game(
+    *,
+    phases: Annotated[int, Parameter(help="Phases to play, at least.")] = 600,
+    rounds: Rounds = 5,
+    seed: Seed = 0,
+    json: AsJson = False,
+) -> None:
+    """The board: phases a second, and what a fork and a restored position cost.
+
+    Example
+
+        entente bench game --json
+    """
+    from benchmarks.game_ground import bench_game
+
+    _show(bench_game(phases=phases, rounds=rounds, seed=seed), json=json)
+
+
+@app.command
+def cache(
+    *,
+    positions: Annotated[int, Parameter(help="Positions to freeze; times are given per 1,000.")] = 1000,
+    rounds: Rounds = 5,
+    seed: Seed = 0,
+    json: AsJson = False,
+) -> None:
+    """The state cache: what it costs to build 1,000 positions and to read them, and their size.
+
+    Example
+
+        entente bench cache --json
+    """
+    from benchmarks.cache_shelf import bench_cache
+
+    _show(bench_cache(positions=positions, rounds=rounds, seed=seed), json=json)
+
+
+def _show(outcome: "Outcome", *, json: bool) -> None:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column(f"bench {outcome.benchmark}", no_wrap=True)
+    table.add_column("figure", justify="right", no_wrap=True)
+    table.add_column("target", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for name, value in outcome.metrics.items():
+        target = outcome.targets.get(name)
+        bounds = ", ".join(f"{word.replace('_', ' ')} {bound:,g}" for word, bound in target.as_object().items()) if target else ""
+        verdict = "" if target is None else "[green]holds[/]" if target.holds(value) else "[yellow]missed[/]"
+        table.add_row(name, f"{value:,.4g}" if value < 1000 else f"{value:,.0f}", bounds, verdict)
+    Console().print(table)
+    if json:
+        print(jsonlib.dumps(outcome.as_object()))
