@@ -13,7 +13,7 @@ from flows.keep_ahead import StepRollouts
 from inference.engine import EngineStats
 from tasks.resources import Resources
 from tasks.training import TrainedStep
-from telemetry.devices import GpuSampler, resident_mib
+from telemetry.devices import GpuSampler, give_back_memory, resident_mib
 
 
 class StepClock:
@@ -37,6 +37,7 @@ class StepClock:
         began, now = self._step_began, time.monotonic()
         self._step_began = now
         figures = trained.metrics | self._times(began, now) | await self._rollout_figures(rolled, began, now)
+        give_back_memory()
         figures |= {
             "memory/flow_mib": resident_mib(os.getpid()),
             "memory/trainer_mib": resident_mib(self._resources.trainer.pid),

@@ -1,5 +1,6 @@
 """Memory of processes and figures of GPUs; an absent GPU is said once and costs nothing afterwards."""
 
+import ctypes
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -7,6 +8,15 @@ from typing import Any
 import psutil
 
 logger = logging.getLogger("entente.devices")
+
+
+def give_back_memory() -> None:
+    """Return freed memory to the system: about a millisecond. Without it, a process that allocates and frees from several threads
+    keeps ever more half-empty pages. Only glibc needs asking; elsewhere this does nothing.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def resident_mib(pid: int) -> float:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from telemetry.devices import GpuSampler, resident_mib
+from telemetry.devices import GpuSampler, give_back_memory, resident_mib
 from telemetry.metrics import check
 
 
@@ -60,3 +60,14 @@ def test_a_real_gpu_gives_figures_that_can_be():
     figures = GpuSampler().sample()
     check(figures)
     assert 0 <= figures["gpu/utilisation"] <= 1 and 0 < figures["gpu/memory_share"] <= 1 and figures["gpu/power_w"] > 0
+
+
+def test_freed_memory_goes_back_to_the_system():
+    """Many small pieces with a survivor among every thousand: free pages lie between them, and only asking returns them."""
+    before = resident_mib(os.getpid())
+    pieces = [bytearray(3000) for _ in range(60_000)]
+    full = resident_mib(os.getpid())
+    kept = pieces[::1000]
+    del pieces
+    give_back_memory()
+    assert full - before > 100 and resident_mib(os.getpid()) - before < 0.5 * (full - before), len(kept)
