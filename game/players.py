@@ -1,24 +1,34 @@
 """Scripted players: from the legal orders of one power and a random source to one legal set of orders.
 
 Owns the table of players by name. Every set that a player returns is legal and canonical
-(`LegalOrders.admits`), and depends on nothing but its two arguments: the same legal orders and the same state
-of the random source give the same orders anywhere.
+(`LegalOrders.admits`), and depends on nothing but its arguments: the same legal orders, the same state of the
+random source and the same board give the same orders anywhere.
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import comb
+from typing import TYPE_CHECKING, Protocol
 
+from game.geography import geography, province
 from game.legal import WAIVE, LegalOrders, OrderKind
 from telemetry.errors import InputError
 
-Player = Callable[[LegalOrders, random.Random], list[str]]
+if TYPE_CHECKING:  # Only for its type: naming a player loads no engine.
+    from game.board import Board
+
+
+class Player(Protocol):
+    """Anything that orders for one power; `board` is the position the legal orders are of, and only looked at."""
+
+    def __call__(self, legal: LegalOrders, rng: random.Random, board: "Board | None" = None) -> list[str]: ...
+
 
 MOVE_SHARE = 0.7
 """Chance that the mover moves a unit that can: enough to take centres, and some supports are left."""
 
 
-def hold(legal: LegalOrders, rng: random.Random) -> list[str]:
+def hold(legal: LegalOrders, rng: random.Random, board: "Board | None" = None) -> list[str]:
     """Holds everywhere, disbands what is dislodged, builds nothing, disbands the first units owed."""
     if legal.kind is OrderKind.BUILD:
         return [WAIVE] * legal.picks
@@ -27,7 +37,7 @@ def hold(legal: LegalOrders, rng: random.Random) -> list[str]:
     return [f"{unit} D" for unit in legal.sites[: legal.picks]]
 
 
-def uniform(legal: LegalOrders, rng: random.Random) -> list[str]:
+def uniform(legal: LegalOrders, rng: random.Random, board: "Board | None" = None) -> list[str]:
     """Any of a site's orders, and any allowed subset of sites to build on or disband, with equal chance."""
     smallest = 0 if legal.kind is OrderKind.BUILD else legal.picks
     sizes = range(smallest, legal.picks + 1)
@@ -35,7 +45,7 @@ def uniform(legal: LegalOrders, rng: random.Random) -> list[str]:
     return _order_some(legal, size, rng)
 
 
-def mover(legal: LegalOrders, rng: random.Random) -> list[str]:
+def mover(legal: LegalOrders, rng: random.Random, board: "Board | None" = None) -> list[str]:
     """Mostly moves, retreats where it can, builds all it may."""
     if legal.kind is OrderKind.MOVEMENT:
         return [_move_or_any(options, rng) for options in legal.options]
@@ -44,7 +54,38 @@ def mover(legal: LegalOrders, rng: random.Random) -> list[str]:
     return _order_some(legal, legal.picks, rng)
 
 
-PLAYERS: dict[str, Player] = {"hold": hold, "random": uniform, "mover": mover}
+def territorial(legal: LegalOrders, rng: random.Random, board: "Board | None" = None) -> list[str]:
+    """Goes for centres that its power does not own now, one unit each, and stays on them; moves anywhere otherwise."""
+    owned = set(_need(board, "territorial").centres()[legal.power])
+    wanted = geography().centres - owned
+    if legal.kind is OrderKind.MOVEMENT:
+        return _territorial_moves(legal, rng, wanted)
+    if legal.kind is OrderKind.RETREAT:
+        retreats = [_with_third_word(options, "R") for options in legal.options]
+        gains = [[order for order in orders if province(order.split()[3]) in wanted] for orders in retreats]
+        return [rng.choice(best or some or options) for best, some, options in zip(gains, retreats, legal.options, strict=True)]
+    if legal.kind is OrderKind.BUILD:
+        return _order_some(legal, legal.picks, rng)
+    idle = [site for site, unit in enumerate(legal.sites) if province(unit[2:]) not in wanted]
+    busy = [site for site in range(len(legal.sites)) if site not in idle]
+    chosen = (rng.sample(idle, len(idle)) + rng.sample(busy, len(busy)))[: legal.picks]
+    return [rng.choice(legal.options[site]) for site in sorted(chosen)]
+
+
+def dumbbot(legal: LegalOrders, rng: random.Random, board: "Board | None" = None) -> list[str]:
+    """Values every place on the board and sends each unit to the best in its reach; see `game.dumbbot`."""
+    from game.dumbbot import dumbbot as weigh_and_order  # brings numpy: whoever only names a player need not load it
+
+    return weigh_and_order(legal, rng, _need(board, "dumbbot"))
+
+
+PLAYERS: dict[str, Player] = {
+    "hold": hold,
+    "random": uniform,
+    "mover": mover,
+    "territorial": territorial,
+    "dumbbot": dumbbot,
+}
 
 
 def player(name: str) -> Player:
@@ -56,6 +97,32 @@ def player(name: str) -> Player:
     if name not in PLAYERS:
         raise InputError(f"There is no scripted player {name!r}. Known players: {', '.join(PLAYERS)}.")
     return PLAYERS[name]
+
+
+def _need(board: "Board | None", name: str) -> "Board":
+    if board is None:
+        raise InputError(f"Player {name!r} looks at the board and was given none: choose 'random' or 'mover' here.")
+    return board
+
+
+def _territorial_moves(legal: LegalOrders, rng: random.Random, wanted: frozenset[str]) -> list[str]:
+    orders: dict[int, str] = {}
+    left = set(wanted)
+    for site, unit in enumerate(legal.sites):
+        if (here := province(unit[2:])) in left:
+            orders[site] = f"{unit} H"
+            left.discard(here)
+    for site in rng.sample(range(len(legal.sites)), len(legal.sites)):
+        if site in orders:
+            continue
+        aims = {order: province(order.split()[3]) for order in _with_third_word(legal.options[site], "-")}
+        gains = [order for order, aim in aims.items() if aim in left]
+        # Who comes too late keeps out of the way: a second move to the same centre would bounce with the first.
+        others = [order for order in legal.options[site] if aims.get(order) not in wanted]
+        orders[site] = rng.choice(gains) if gains else _move_or_any(others, rng)
+        if gains:
+            left.discard(province(orders[site].split()[3]))
+    return [orders[site] for site in range(len(legal.sites))]
 
 
 def _order_some(legal: LegalOrders, size: int, rng: random.Random) -> list[str]:

@@ -116,7 +116,7 @@ async def play_fork(
         legal_s = time.perf_counter() - began
         phase, before = board.phase, standing(board)
         asked = [power for power in legal if plan.seats[power] == POLICY and not legal[power].is_forced]
-        orders = _scripted_orders(plan, legal, phase, skip=asked)
+        orders = _scripted_orders(plan, legal, board, skip=asked)
         if asked:
             assert engine is not None and tokens is not None, "a policy seat needs an engine"
             try:
@@ -164,13 +164,14 @@ async def play_fork(
     return course
 
 
-def _scripted_orders(plan: ForkPlan, legal: Mapping[str, LegalOrders], phase: str, skip: list[str]) -> dict[str, list[str]]:
+def _scripted_orders(plan: ForkPlan, legal: Mapping[str, LegalOrders], board: Board, skip: list[str]) -> dict[str, list[str]]:
     """Orders of scripted seats, and of policy seats whose order set is forced; dice by group, phase and power."""
     orders: dict[str, list[str]] = {}
     for power, choice in legal.items():
         if power not in skip:
             seat = plan.seats[power]
-            orders[power] = player("random" if seat == POLICY else seat)(choice, dice(plan.shared_name, phase, power))
+            rng = dice(plan.shared_name, board.phase, power)
+            orders[power] = player("random" if seat == POLICY else seat)(choice, rng, board)
     return orders
 
 

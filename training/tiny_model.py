@@ -90,7 +90,7 @@ def _teacher_game(settings: TinyModelSettings, number: int) -> Iterator[_Positio
     )
     while not board.is_over and board.year <= _LAST_YEAR:
         legal = board.legal_orders()
-        orders = {power: teacher(choice, dice) for power, choice in legal.items()}
+        orders = {power: teacher(choice, dice, board) for power, choice in legal.items()}
         open_choices = [power for power, choice in legal.items() if not choice.is_forced]
         if open_choices:
             yield _Position(
