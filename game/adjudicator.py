@@ -1,20 +1,27 @@
 """The one place that knows the inside of `diplomacy`: a light game that copies itself, freezes and thaws.
 
-Promises: the same adjudication as the untouched engine (compared with it in tests over random games), a fork
-or a thaw in about a tenth of a millisecond, and a game that does not grow with its history. The package is
-pinned, because private names are used. Never `copy.deepcopy` or `pickle` of a Game: a deep copy loses the
-first phase's orders, and a pickle of another map corrupts the process.
+Promises: the same legal orders and adjudication as the untouched engine (compared with it in tests over random
+games), a fork or a thaw in about a tenth of a millisecond, and a game that does not grow with its history. The
+package is pinned, because private names are used: another release is refused. Never `copy.deepcopy` or `pickle`
+of a Game: a deep copy loses the first phase's orders, and a pickle of another map corrupts the process.
 """
 
 import json
+from collections.abc import Mapping
 from functools import lru_cache
+from importlib.metadata import version
 from typing import Any
 
 from diplomacy import Game, Message
 from diplomacy.engine.power import Power
+from diplomacy.utils.constants import OrderSettings
 from diplomacy.utils.sorted_dict import SortedDict
 
-from telemetry.errors import InputError
+from game.movement_orders import Convoys, MapTables, convoys_by_army, movement_orders
+from telemetry.errors import EngineError, InputError
+
+ENGINE_VERSION = "1.1.2"
+"""The release of `diplomacy` whose inside this module knows."""
 
 MAPS = ("standard", "standard_fleet_rome", "standard_age_of_empires", "standard_age_of_empires_2")
 """Maps of the seven powers and 34 centres whose convoy tables come with the package.
@@ -25,7 +32,8 @@ For any other map the package would compute them for minutes and write them to t
 CONVOY_MEMO = 256
 """Convoy tables kept per process: one per set of fleets at sea, a few tens of KB each at most."""
 
-_convoy_tables: dict[tuple[str, frozenset[str]], tuple[Any, Any]] = {}
+_convoy_tables: dict[tuple[str, frozenset[str]], tuple[Any, Any, Convoys]] = {}
+_map_tables: dict[str, MapTables] = {}
 
 # What a phase leaves behind and the next one does not read: a copy starts without it.
 _PER_PHASE = ("orders", "ordered_units", "combat", "command", "result", "supports", "lost", "convoy_paths")
@@ -48,9 +56,37 @@ _FRESH = {
 
 
 class Adjudicator(Game):
-    """A Game that keeps no history, and shares the convoy tables of equal sets of fleets."""
+    """A Game that keeps no history, lists orders from tables, and shares the convoy tables of equal sets of fleets."""
 
     __slots__ = ()
+
+    def get_all_possible_orders(self) -> dict[str, list[str]]:
+        """Legal orders per province that wants some; the engine's own list costs four times as much in a movement."""
+        if self.phase_type != "M" or self.is_game_done:
+            return super().get_all_possible_orders()
+        units = [unit for power in self.powers.values() for unit in power.units]
+        tables = _map_tables.get(self.map.name)
+        if tables is None:
+            tables = _map_tables[self.map.name] = MapTables(self.map)
+        return movement_orders(tables, units, self._convoys()[2])
+
+    def take_orders(self, power: str, orders: list[str]) -> int:
+        """Order the units of `power`, one legal text each; returns how many the engine refused.
+
+        A legal movement order is taken as it stands: checking it again would cost more than listing it did.
+        """
+        if self.phase_type != "M":
+            refused = len(self.error)
+            self.set_orders(power, orders, expand=False)
+            return len(self.error) - refused
+        owner = self.powers[power]
+        for order in orders:
+            kind, place, what = order.split(" ", 2)
+            owner.orders[f"{kind} {place}"] = what
+        if orders:
+            owner.civil_disorder = 0
+        owner.order_is_set = OrderSettings.ORDER_SET if owner.orders else OrderSettings.ORDER_SET_EMPTY
+        return 0
 
     def adjudicate(self) -> dict[str, tuple[str, ...]]:
         """Play the phase with the orders set so far; results per unit, empty where it simply did as told.
@@ -70,7 +106,7 @@ class Adjudicator(Game):
                 if not power.is_eliminated() and not self.get_orderable_locations(power.name):
                     self.set_orders(power.name, [])
                     self.set_wait(power.name, False)
-        return {unit: tuple(str(mark) for mark in marks if str(mark)) for unit, marks in results.items() if unit != "WAIVE"}
+        return marks_by_unit(results)
 
     def fork(self) -> "Adjudicator":
         """An independent copy at the start of this phase; only what no phase changes is shared."""
@@ -90,16 +126,21 @@ class Adjudicator(Game):
     def _build_list_possible_convoys(self) -> None:
         if self.convoy_paths_possible is not None:
             return
+        self.convoy_paths_possible, self.convoy_paths_dest, _ = self._convoys()
+
+    def _convoys(self) -> tuple[Any, Any, Convoys]:
+        """The engine's two convoy tables for the fleets at sea, and ours made of them."""
         fleets = [unit[2:] for power in self.powers.values() for unit in power.units if unit[0] == "F"]
         key = self.map.name, frozenset(loc for loc in fleets if self.map.area_type(loc) in ("WATER", "PORT"))
         tables = _convoy_tables.get(key)
         if tables is None:
+            self.convoy_paths_possible = None
             super()._build_list_possible_convoys()
             if len(_convoy_tables) >= CONVOY_MEMO:
                 del _convoy_tables[next(iter(_convoy_tables))]  # the oldest: positions of one step come together
-            _convoy_tables[key] = self.convoy_paths_possible, self.convoy_paths_dest
-        else:
-            self.convoy_paths_possible, self.convoy_paths_dest = tables
+            paths = self.convoy_paths_dest
+            tables = _convoy_tables[key] = self.convoy_paths_possible, paths, convoys_by_army(paths)
+        return tables
 
 
 _GAME_SLOTS = tuple(name for name in Game.__slots__ if name not in _FRESH)
@@ -123,7 +164,12 @@ def _copy_power(power: Power, game: Adjudicator) -> Power:
     return twin
 
 
-def freeze(game: Adjudicator) -> str:
+def marks_by_unit(results: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """What came of each unit's order, in plain words; empty where it simply did as told."""
+    return {unit: tuple(str(mark) for mark in marks if str(mark)) for unit, marks in results.items() if unit != "WAIVE"}
+
+
+def freeze(game: Game) -> str:
     """Canonical text of the position at the start of a phase.
 
     Lists keep the order of arrival that the engine gave them: one board reached by other moves may differ.
@@ -182,12 +228,23 @@ def new_game(map_name: str, rules: tuple[str, ...] | None = None) -> Adjudicator
 
     Raises:
         InputError: the map is not one of MAPS.
+        EngineError: another release of the engine is installed than the one whose inside is known here.
     """
+    check_map(map_name)
+    return _template(map_name, rules).fork()
+
+
+def check_map(map_name: str) -> None:
+    """Refuse a map that is not of the seven powers."""
     if map_name not in MAPS:
         raise InputError(f"There is no map {map_name!r} for seven powers. Choose one of {', '.join(MAPS)}.")
-    return _template(map_name, rules).fork()
 
 
 @lru_cache(maxsize=8)
 def _template(map_name: str, rules: tuple[str, ...] | None) -> Adjudicator:
+    if (installed := version("diplomacy")) != ENGINE_VERSION:
+        raise EngineError(
+            f"The fast board needs diplomacy {ENGINE_VERSION}, and {installed} is installed. "
+            f"Install that release, or set rollouts.board_path to plain."
+        )
     return Adjudicator(map_name=map_name, **({} if rules is None else {"rules": list(rules)}))

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from game.adjudicator import Adjudicator, freeze, new_game, thaw
 from game.legal import WAIVE, LegalOrders, OrderKind, canonical_options
+from game.plain import PlainGame, new_plain_game, thaw_plain
+from game.settings import BoardPath
 from game.snapshot import POWERS, Snapshot, position_id, read_position
 from telemetry.errors import DataError, InputError
 
@@ -39,29 +41,30 @@ class Board:
 
     __slots__ = ("_game", "_legal", "_phase", "_year")
 
-    def __init__(self, game: Adjudicator) -> None:
+    def __init__(self, game: Adjudicator | PlainGame) -> None:
         self._game = game
         self._year = 0
         self._enter_phase()
 
     @classmethod
-    def start(cls, map_name: str = "standard") -> "Board":
+    def start(cls, map_name: str = "standard", path: BoardPath = BoardPath.FAST) -> "Board":
         """A new game at its first phase.
 
         Raises:
             InputError: there is no such map for the seven powers.
         """
-        return cls(new_game(map_name))
+        return cls(new_game(map_name) if path is BoardPath.FAST else new_plain_game(map_name))
 
     @classmethod
-    def restore(cls, snapshot: Snapshot) -> "Board":
+    def restore(cls, snapshot: Snapshot, path: BoardPath = BoardPath.FAST) -> "Board":
         """The game that `snapshot` was taken from, ready to play on.
 
         Raises:
             DataError: the snapshot is damaged.
         """
         try:
-            return cls(thaw(read_position(snapshot)))
+            position = read_position(snapshot)
+            return cls(thaw(position) if path is BoardPath.FAST else thaw_plain(position))
         except (AttributeError, InputError, KeyError, TypeError, ValueError) as error:
             raise DataError(
                 f"Snapshot {snapshot.snapshot_id} ({snapshot.phase}) holds no position of this version: "
@@ -175,10 +178,7 @@ class Board:
             taken[power] = _acceptable(given, legal.get(power))
             rejected[power] = len(given) - len(taken[power])
         for power, accepted in taken.items():
-            refused = len(self._game.error)
-            # The texts come from the engine's own lists, so its parsing of loose spellings can be left out.
-            self._game.set_orders(power, list(accepted), expand=False)
-            rejected[power] += len(self._game.error) - refused
+            rejected[power] += self._game.take_orders(power, list(accepted))
         played = self._phase
         results = self._game.adjudicate()
         self._enter_phase()

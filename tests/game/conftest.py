@@ -7,7 +7,7 @@ import pytest
 
 from game.board import Board
 from game.legal import LegalOrders, OrderKind
-from game.players import PLAYERS, mover
+from game.players import PLAYERS, Player, mover
 
 Turn = tuple[Board, dict[str, LegalOrders], dict[str, list[str]]]
 SelfPlay = Callable[..., Iterator[Turn]]
@@ -66,3 +66,9 @@ def trieste_falls() -> Board:
     board.step({"ITALY": ["A VEN - TYR", "A ROM - VEN", "F NAP H"]})
     board.step({"ITALY": ["A VEN - TRI", "A TYR S A VEN - TRI", "F NAP H"]})
     return board
+
+
+@pytest.fixture
+def blind_players() -> dict[str, Player]:
+    """Players that look at legal orders alone, and the fierce one of these tests."""
+    return {name: _TABLE[name] for name in ("hold", "random", "mover", "fierce")}

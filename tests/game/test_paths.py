@@ -1,0 +1,107 @@
+"""The fast path and the plain one are the same game: positions, results and legal orders, phase after phase."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+import game.adjudicator
+from game.adjudicator import freeze
+from game.board import POWERS, Board
+from game.movement_orders import convoys_by_army
+from game.plain import PlainGame
+from game.settings import BoardPath
+from game.snapshot import Snapshot, position_id
+from telemetry.errors import EngineError
+
+
+def convoy_heavy(rng: random.Random) -> Snapshot:
+    """A movement phase with many fleets at sea and armies on the coasts."""
+    game = PlainGame()
+    places = sorted({place.upper()[:3] for place in game.map.locs})
+    seas = [place for place in places if game.map.area_type(place) == "WATER"]
+    coasts = [place for place in places if game.map.area_type(place) in ("COAST", "PORT")]
+    units = [f"F {place}" for place in rng.sample(seas, rng.randint(6, 13))]
+    units += [f"A {place}" for place in rng.sample(coasts, rng.randint(9, 15))]
+    rng.shuffle(units)
+    game.clear_units()
+    for at, power in enumerate(POWERS):
+        game.set_units(power, units[at :: len(POWERS)])
+    game.rebuild_hash()
+    text = freeze(game)
+    return replace(Board.start().snapshot(game_id="g", seed=0, source="test"), position=text, snapshot_id=position_id(text))
+
+
+def play_side_by_side(phases: int, players, convoys: bool) -> dict[str, int]:
+    """Phases of every type, played on both paths at once and compared before and after each."""
+    seen = {"M": 0, "R": 0, "A": 0, "via": 0}
+    seed = 0
+    while seen["M"] + seen["R"] + seen["A"] < phases:
+        rng = random.Random(f"{convoys} {seed}")
+        seed += 1
+        snapshot = convoy_heavy(rng) if convoys else None
+        fast, plain = (Board.restore(snapshot, path) if snapshot else Board.start(path=path) for path in BoardPath)
+        assert isinstance(plain._game, PlainGame) and not isinstance(fast._game, PlainGame)
+        for _ in range(6 if convoys else 24):
+            if fast.is_over:
+                break
+            assert freeze(fast._game) == freeze(plain._game)
+            legal = plain.legal_orders()
+            assert fast.legal_orders() == legal
+            orders = {power: players[rng.choice(sorted(players))](own, rng) for power, own in legal.items()}
+            if convoys:
+                orders |= {power: carried(own, orders[power], rng) for power, own in legal.items()}
+            dropped = rng.choice([0.0, 0.0, 0.2])
+            orders = {power: [order for order in own if rng.random() >= dropped] for power, own in orders.items()}
+            seen[fast.phase_type] += 1
+            seen["via"] += sum(" VIA" in order or " C A " in order for own in orders.values() for order in own)
+            assert fast.step(orders) == plain.step(orders)
+        assert freeze(fast._game) == freeze(plain._game)
+    return seen
+
+
+def carried(legal, orders: list[str], rng: random.Random) -> list[str]:
+    """The same orders, but half of those who could convoy or be convoyed do."""
+    if len(orders) != len(legal.options) or legal.kind != "movement":
+        return orders
+    found = [[order for order in options if " VIA" in order or " C A " in order] for options in legal.options]
+    return [rng.choice(by_sea) if by_sea and rng.random() < 0.5 else order for by_sea, order in zip(found, orders, strict=True)]
+
+
+@pytest.mark.parametrize("convoys", [False, True], ids=["from the start", "convoy-heavy"])
+def test_fast_and_plain_play_the_same_games(blind_players, convoys: bool) -> None:
+    seen = play_side_by_side(600, blind_players, convoys)
+    assert min(seen["M"], seen["R"], seen["A"]) >= 5 and (seen["via"] > 200 or not convoys)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phases", [1_000, 10_000], ids=["2,000 phases", "20,000 phases"])
+@pytest.mark.parametrize("convoys", [False, True], ids=["from the start", "convoy-heavy"])
+def test_fast_and_plain_play_the_same_games_for_long(blind_players, convoys: bool, phases: int) -> None:
+    play_side_by_side(phases, blind_players, convoys)
+
+
+def test_forks_of_either_path_play_on_exactly(blind_players) -> None:
+    for path in BoardPath:
+        rng, board = random.Random(3), Board.start(path=path)
+        for _ in range(14):
+            orders = {power: blind_players["fierce"](own, rng) for power, own in board.legal_orders().items()}
+            twin = board.fork()
+            assert twin.step(orders) == board.step(orders)
+            assert freeze(twin._game) == freeze(board._game) and twin.legal_orders() == board.legal_orders()
+
+
+def test_what_every_convoy_needs_by_hand() -> None:
+    """London to Norway by the North Sea, or by the Channel and the North Sea: only the North Sea is needed."""
+    paths = {"LON": {"NWY": [{"NTH"}, {"NTH", "ENG"}], "BRE": [{"ENG"}]}}
+    assert convoys_by_army(paths) == {
+        "LON": [("NWY", frozenset({"NTH", "ENG"}), frozenset({"NTH"})), ("BRE", frozenset({"ENG"}), frozenset({"ENG"}))]
+    }
+
+
+def test_another_release_of_the_engine_is_refused_by_the_fast_path_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(game.adjudicator, "version", lambda name: "1.2.0")
+    game.adjudicator._template.cache_clear()
+    with pytest.raises(EngineError, match=r"needs diplomacy 1\.1\.2, and 1\.2\.0 is installed"):
+        Board.start()
+    assert Board.start(path=BoardPath.PLAIN).phase == "S1901M"
