@@ -1,9 +1,9 @@
-"""`entente cache`: build and show the state cache."""
+"""`entente cache`: build, show and verify state caches."""
 
 import asyncio
-from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 from rich.console import Console
@@ -12,10 +12,19 @@ from rich.table import Table
 from cli.dry_run import DryRun, PlanAsJson, show_plan
 from state_cache.settings import CacheSettings
 
+if TYPE_CHECKING:
+    from game.snapshot import Snapshot
+
 app = App(name="cache", help="Frozen mid-game positions that rollouts start from.")
 
 RunsRoot = Annotated[Path, Parameter(help="Folder of runs and caches.")]
 CacheFlags = Annotated[CacheSettings | None, Parameter(name="*", help="Any setting of the cache.")]
+
+_PHASE_WORDS = {"M": "movement", "R": "retreats", "A": "adjustments"}
+_BAR = 24
+"""Characters of the longest bar."""
+_BOARDS = 6
+"""Boards drawn of one cache."""
 
 
 @app.command
@@ -32,7 +41,7 @@ def build(
 
         entente cache build
 
-        entente cache build --train-snapshots 1000 --last-year 1907 --seed 3
+        entente cache build --train-snapshots 2000 --last-year 1910 --seed 3
     """
     if dry_run:
         from flows.plan_run import plan_cache
@@ -48,26 +57,98 @@ def build(
 
 
 @app.command
-def show(*, runs_root: RunsRoot = Path("runs")) -> None:
-    """List the caches, their positions and source games, and the years they come from.
+def show(
+    *,
+    runs_root: RunsRoot = Path("runs"),
+    boards: Annotated[Path | None, Parameter(help="Folder to draw a few boards of each cache into, as SVG.")] = None,
+) -> None:
+    """List the caches: positions, source games, and how many positions each year, kind of phase and balance of power has.
+
+    Examples
+
+        entente cache show
+
+        entente cache show --boards pictures
+    """
+    from state_cache.store import open_cache
+
+    for folder in _folders(runs_root):
+        cache = open_cache(folder)
+        for part, snapshots in (("train", cache.train), ("held out", cache.held_out)):
+            games = len({snapshot.game_id for snapshot in snapshots})
+            print(f"{folder.name}, {part}: {len(snapshots)} positions from {games} source games")
+            Console().print(_strata_table(snapshots))
+        if boards is not None:
+            for file in _draw_boards(cache.path.name, cache.train, boards):
+                print(file)
+
+
+@app.command
+def verify(*, runs_root: RunsRoot = Path("runs")) -> None:
+    """Check every file of every cache, and restore every position; one line per cache, exit code 1 if one is damaged.
 
     Example
 
-        entente cache show
+        entente cache verify
     """
+    from state_cache.verify import verify
+    from telemetry.errors import DataError
+
+    damaged = 0
+    for folder in _folders(runs_root):
+        try:
+            cache = verify(folder)
+        except DataError as error:
+            damaged += 1
+            print(f"damaged  {folder.name}: {error}")
+        else:
+            print(f"whole    {folder.name}: {len(cache.train)} positions to train from, {len(cache.held_out)} held out")
+    if damaged:
+        raise SystemExit(1)
+
+
+def _folders(runs_root: Path) -> list[Path]:
     from flows.run_settings import CACHE_FOLDER
-    from state_cache.store import open_cache
+    from state_cache.verify import versions
     from telemetry.errors import InputError
 
-    folders = sorted(path.parent for path in (runs_root / CACHE_FOLDER).glob("v-*/manifest.json"))
+    folders = versions(runs_root / CACHE_FOLDER)
     if not folders:
         raise InputError(f"there is no state cache in '{runs_root / CACHE_FOLDER}': build one with `entente cache build`")
-    table = Table("cache", "part", "positions", "source games", "positions by year")
-    for folder in folders:
-        cache = open_cache(folder)
-        for part, snapshots in (("train", cache.train), ("held out", cache.held_out)):
-            years = Counter(snapshot.year for snapshot in snapshots)
-            spread = "  ".join(f"{year}: {count}" for year, count in sorted(years.items()))
-            games = len({snapshot.game_id for snapshot in snapshots})
-            table.add_row(folder.name, part, str(len(snapshots)), str(games), spread)
-    Console().print(table)
+    return folders
+
+
+def _strata_table(snapshots: "Sequence[Snapshot]") -> Table:
+    """A line per stratum, its bar as long as its share of the fullest."""
+    from state_cache.strata import BALANCES, count_strata
+
+    counts = count_strata(snapshots)
+    table = Table(box=None, padding=(0, 2, 0, 2))
+    for title in ("year", "phases", "leading power"):
+        table.add_column(title, no_wrap=True)
+    table.add_column("positions", justify="right")
+    table.add_column("", no_wrap=True)
+    for stratum, count in counts.items():
+        bar = "█" * max(1, round(_BAR * count / max(counts.values())))
+        table.add_row(
+            str(stratum.year), _PHASE_WORDS[stratum.phase_type], BALANCES[stratum.balance][1], str(count), f"[cyan]{bar}[/]"
+        )
+    return table
+
+
+def _draw_boards(version: str, snapshots: "Sequence[Snapshot]", folder: Path) -> list[Path]:
+    """One board for each of a few strata, evenly out of all of them; the files."""
+    from game.board import Board
+    from game.render import picture
+    from state_cache.strata import stratum_of
+
+    by_stratum = {stratum_of(snapshot): snapshot for snapshot in reversed(snapshots)}
+    strata = sorted(by_stratum)
+    count = min(_BOARDS, len(strata))
+    folder.mkdir(parents=True, exist_ok=True)
+    files = []
+    for stratum in (strata[len(strata) * place // count] for place in range(count)):
+        snapshot = by_stratum[stratum]
+        files.append(folder / f"{version}-{snapshot.phase}-{snapshot.snapshot_id}.svg")
+        files[-1].write_text(picture(Board.restore(snapshot)), encoding="utf-8")
+    return files

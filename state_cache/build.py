@@ -5,6 +5,7 @@ positions share no source game and no board. Plays no policy and writes no file.
 """
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from hashlib import blake2b
 from itertools import pairwise
@@ -13,6 +14,7 @@ from game.board import POWERS, Board
 from game.players import player
 from game.snapshot import Snapshot, board_key
 from state_cache.settings import CacheSettings
+from state_cache.strata import Stratum, stratum_of
 from telemetry.errors import InputError
 
 SNAPSHOTS_PER_GAME = 4
@@ -25,8 +27,11 @@ Progress = Callable[[int, int], None]
 """Called with the positions frozen so far and the positions wanted."""
 
 
-def play_source_game(game_index: int, settings: CacheSettings) -> list[Snapshot]:
-    """Play one scripted game to the last year; freeze one phase out of each of a few equal stretches."""
+def play_source_game(game_index: int, settings: CacheSettings, counts: Counter[Stratum] | None = None) -> list[Snapshot]:
+    """Play one scripted game to the last year and freeze a few of its phases, as `settings.spread` says.
+
+    `counts` are the positions per stratum so far; they are not changed.
+    """
     seed = _game_seed(game_index, settings)
     rng = random.Random(seed)
     seats = {power: player(rng.choice(settings.players)) for power in POWERS}
@@ -37,7 +42,9 @@ def play_source_game(game_index: int, settings: CacheSettings) -> list[Snapshot]
         if board.year >= settings.first_year and board.season + board.phase_type in settings.phases:
             frozen.append(board.snapshot(game_id=game_id, seed=seed, source=source))
         board.step({power: seats[power](legal, rng) for power, legal in board.legal_orders().items()})
-    return _spread(frozen, rng)
+    if settings.spread == "years":
+        return _one_of_each_stretch(frozen, rng)
+    return _of_the_emptiest_strata(frozen, Counter() if counts is None else counts.copy(), rng)
 
 
 def build(settings: CacheSettings, on_progress: Progress | None = None) -> tuple[list[Snapshot], list[Snapshot]]:
@@ -49,12 +56,15 @@ def build(settings: CacheSettings, on_progress: Progress | None = None) -> tuple
     wanted = settings.train_snapshots, settings.held_out_snapshots
     sides: tuple[list[Snapshot], list[Snapshot]] = [], []
     known: set[str] = set()
+    counts: tuple[Counter[Stratum], Counter[Stratum]] = Counter(), Counter()
     game_index = barren = 0
     while any(len(side) < count for side, count in zip(sides, wanted, strict=True)):
         held_out = _is_held_out(game_index, settings)
         room = wanted[held_out] - len(sides[held_out])
         if room > 0:
-            new = [snapshot for snapshot in play_source_game(game_index, settings) if board_key(snapshot) not in known][:room]
+            frozen = play_source_game(game_index, settings, counts[held_out])
+            new = [snapshot for snapshot in frozen if board_key(snapshot) not in known][:room]
+            counts[held_out].update(map(stratum_of, new))
             known.update(board_key(snapshot) for snapshot in new)
             sides[held_out].extend(new)
             barren = 0 if new else barren + 1
@@ -82,8 +92,20 @@ def _is_held_out(game_index: int, settings: CacheSettings) -> bool:
     return int((game_index + 1) * share) > int(game_index * share)
 
 
-def _spread(frozen: list[Snapshot], rng: random.Random) -> list[Snapshot]:
+def _one_of_each_stretch(frozen: list[Snapshot], rng: random.Random) -> list[Snapshot]:
     """One position out of each of a few equal stretches, so that early and late years come in equal parts."""
     stretches = min(SNAPSHOTS_PER_GAME, len(frozen))
     edges = [len(frozen) * stretch // stretches for stretch in range(stretches + 1)] if stretches else []
     return [frozen[rng.randrange(low, high)] for low, high in pairwise(edges)]
+
+
+def _of_the_emptiest_strata(frozen: list[Snapshot], counts: Counter[Stratum], rng: random.Random) -> list[Snapshot]:
+    """A few positions, one after another out of the stratum that holds the fewest, in the order of play."""
+    lots = [rng.random() for _ in frozen]
+    left, chosen = list(range(len(frozen))), []
+    for _ in range(min(SNAPSHOTS_PER_GAME, len(frozen))):
+        rarest = min(left, key=lambda place: (counts[stratum_of(frozen[place])], lots[place]))
+        counts[stratum_of(frozen[rarest])] += 1
+        left.remove(rarest)
+        chosen.append(rarest)
+    return [frozen[place] for place in sorted(chosen)]

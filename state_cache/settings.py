@@ -13,21 +13,24 @@ class CacheSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    train_snapshots: Annotated[int, Field(ge=1)] = 256
-    """Positions to train from; each step draws its own, so one is met about once in 32 steps of 8 groups."""
+    train_snapshots: Annotated[int, Field(ge=1)] = 1000
+    """Positions to train from; each step draws its own, so one is met about once in 62 steps of 16 groups."""
     held_out_snapshots: Annotated[int, Field(ge=1)] = 112
     """Positions kept for evaluation, from other games; 16 for each of the seven powers."""
-    first_year: Annotated[int, Field(ge=1901, le=1999)] = 1901
-    """Earliest game year of a position."""
-    last_year: Annotated[int, Field(ge=1901, le=1999)] = 1906
+    first_year: Annotated[int, Field(ge=1901, le=1999)] = 1902
+    """Earliest game year of a position; in 1901 all boards still resemble the opening."""
+    last_year: Annotated[int, Field(ge=1901, le=1999)] = 1907
     """Latest game year of a position; by then scripted games have spread out and few powers are gone."""
     players: Annotated[tuple[str, ...], Field(min_length=1)] = ("random", "mover")
     """Scripted players, drawn anew for each power of each source game; a name given twice counts twice."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Seed of the source games."""
-    phases: Annotated[tuple[Literal["SM", "SR", "FM", "FR", "WA"], ...], Field(min_length=1)] = ("SM", "FM")
+    phases: Annotated[tuple[Literal["SM", "SR", "FM", "FR", "WA"], ...], Field(min_length=1)] = ("SM", "SR", "FM", "FR", "WA")
     """Phases to freeze, season and kind (M movement, R retreats, A adjustments); only in movement does every
     power decide something."""
+    spread: Literal["years", "strata"] = "strata"
+    """Which phases of a source game are frozen: 'years', one out of each of four equal stretches; 'strata', the four
+    whose strata (year, kind of phase, balance of power) hold the fewest positions so far."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

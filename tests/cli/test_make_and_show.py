@@ -2,7 +2,11 @@
 
 import json
 import re
+from collections import Counter
 from pathlib import Path
+
+from state_cache.store import open_cache
+from state_cache.strata import stratum_of
 
 MAKE_MODEL = ["model", "make", "--hidden", "32", "--layers", "1", "--source-games", "4", "--imitation-steps", "4"]
 BUILD_CACHE = ["cache", "build", "--train-snapshots", "6", "--held-out-snapshots", "4", "--last-year", "1902"]
@@ -34,11 +38,34 @@ def test_a_cache_is_built_once_and_shows_what_it_holds(entente, prefect_server: 
     again = entente(*BUILD_CACHE, PREFECT_API_URL=prefect_server)
     assert again.stdout == built.stdout and "freezing" in built.stderr and "freezing" not in again.stderr
 
-    shown = entente("cache", "show")
+    shown = entente("cache", "show", "--boards", "pictures")
     assert (shown.returncode, shown.stderr) == (0, "")
-    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.stdout.splitlines() if folder.name in line]
-    assert [(row[1], row[2]) for row in rows] == [("train", "6"), ("held out", "4")]
-    for row in rows:
-        years = {int(year): int(count) for year, count in re.findall(r"(\d{4}): (\d+)", row[4])}
-        assert sum(years.values()) == int(row[2]) and set(years) <= {1901, 1902}
-        assert 1 <= int(row[3]) <= int(row[2]), "source games"
+    cache = open_cache(entente.folder / folder)
+    for part, snapshots in (("train", cache.train), ("held out", cache.held_out)):
+        games = len({snapshot.game_id for snapshot in snapshots})
+        _, _, rest = shown.stdout.partition(f"{folder.name}, {part}: {len(snapshots)} positions from {games} source games\n")
+        rows = re.findall(
+            r"^ +(\d{4}) +(movement|adjustments|retreats) +(level|ahead|far ahead) +(\d+) +(█+)", rest, re.MULTILINE
+        )
+        told = Counter({(int(year), phases[0].upper()): 0 for year, phases, *_ in rows})
+        wanted = Counter((snapshot.year, snapshot.phase_type) for snapshot in snapshots)
+        for year, phases, _, count, bar in rows[: len({stratum_of(snapshot) for snapshot in snapshots})]:
+            told[int(year), phases[0].upper()] += int(count)
+            assert len(bar) >= 1
+        assert +told == wanted
+    boards = sorted((entente.folder / "pictures").glob("*.svg"))
+    assert {str(board.relative_to(entente.folder)) for board in boards} <= set(shown.stdout.splitlines()) and boards
+    assert all(board.read_text().startswith("<svg") for board in boards)
+
+
+def test_a_cache_is_verified_and_a_damaged_one_is_named(entente, prefect_server: str):
+    built = entente(*BUILD_CACHE, PREFECT_API_URL=prefect_server)
+    folder = entente.folder / built.stdout.strip()
+    whole = entente("cache", "verify")
+    assert (whole.returncode, whole.stderr) == (0, "")
+    assert whole.stdout == f"whole    {folder.name}: 6 positions to train from, 4 held out\n"
+    with (folder / "held_out.arrow").open("r+b") as file:
+        file.truncate(100)
+    damaged = entente("cache", "verify")
+    assert damaged.returncode == 1
+    assert damaged.stdout.startswith(f"damaged  {folder.name}: ") and "held_out.arrow" in damaged.stdout

@@ -1,16 +1,19 @@
 """Positions are different, as asked for, kept apart by game and by board, and the same on every machine."""
 
+import dataclasses
 import json
 import random
 import re
 
 import pytest
 
+from flows.run_settings import layered_settings
 from game.board import Board
 from game.players import PLAYERS
 from game.snapshot import board_key
 from state_cache.build import SNAPSHOTS_PER_GAME, build, play_source_game
 from state_cache.settings import CacheSettings
+from state_cache.strata import count_strata, stratum_of
 from telemetry.errors import InputError
 
 
@@ -53,7 +56,7 @@ def test_positions_keep_to_the_years_and_phases() -> None:
 
 
 def test_positions_spread_over_the_years() -> None:
-    settings = CacheSettings()
+    settings = CacheSettings(spread="years", first_year=1901, last_year=1906, phases=("SM", "FM"))
     for game_index in range(3):
         years = [snapshot.year for snapshot in play_source_game(game_index, settings)]
         assert len(years) == SNAPSHOTS_PER_GAME and years == sorted(years)
@@ -89,3 +92,33 @@ def test_progress_counts_up_to_what_was_asked_for() -> None:
     )
     assert told[-1] == (9, 9)
     assert [done for done, _ in told] == sorted(done for done, _ in told)
+
+
+def test_positions_of_one_kind_are_no_more_than_of_another_where_games_have_both() -> None:
+    """Against the same games frozen without regard to strata: what is common there is as rare as the rest here."""
+    settings = CacheSettings(train_snapshots=120, held_out_snapshots=1, last_year=1904)
+    even = count_strata(build(settings)[0])
+    plain = count_strata(build(settings.model_copy(update={"spread": "years"}))[0])
+    assert max(even.values()) - min(sorted(even.values())[-6:]) <= 2, "the six fullest are filled alike"
+    assert max(even.values()) < max(plain.values()) and len(even) >= len(plain)
+    assert {stratum.phase_type for stratum in even} == {"M", "R", "A"} and {stratum.balance for stratum in even} == {0, 1, 2}
+
+
+def test_the_balance_of_power_is_the_leader_s_centres() -> None:
+    snapshot = Board.start().snapshot(game_id="", seed=0, source="")
+    for most, word in ((5, "level"), (6, "ahead"), (7, "ahead"), (8, "far ahead"), (17, "far ahead")):
+        changed = dataclasses.replace(snapshot, centres=(0, 1, most, 3, 2, 1, 0))
+        assert str(stratum_of(changed)) == f"1901 M {word}"
+
+
+def test_the_positions_of_the_laptop_are_the_ones_its_scores_were_taken_on() -> None:
+    """The first and the last id of both parts, written down when the scores of README were."""
+    laptop = layered_settings("laptop").cache
+    settings = laptop.model_copy(update={"train_snapshots": 24, "held_out_snapshots": 12})
+    train, held_out = build(settings)
+    assert [snapshot.snapshot_id for snapshot in (train[0], train[-1], held_out[0], held_out[-1])] == [
+        "4cc98ce2e8ae40ae",
+        "992ba8262fbb01ce",
+        "0806278a90bc77d1",
+        "eda866740f633fdf",
+    ]

@@ -10,7 +10,7 @@ from state_cache.settings import CacheSettings
     ("values", "sentence"),
     [
         ({"first_year": 1905, "last_year": 1903}, "first_year 1905 lies after last_year 1903"),
-        ({"players": ("random", "dumbbot")}, "no scripted player 'dumbbot'"),
+        ({"players": ("random", "nobody")}, "no scripted player 'nobody'"),
         ({"players": ()}, "at least 1 item"),
         ({"phases": ("XM",)}, "'SM', 'SR'"),
         ({"train_snapshots": 0}, "greater than or equal to 1"),

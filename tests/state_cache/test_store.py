@@ -46,7 +46,7 @@ def test_a_version_is_found_by_its_settings_alone(small, published: Path, tmp_pa
 
 @pytest.mark.parametrize(
     "change",
-    [{"seed": 1}, {"players": ("mover",)}, {"last_year": 1907}, {"held_out_snapshots": 111}],
+    [{"seed": 1}, {"players": ("mover",)}, {"last_year": 1908}, {"held_out_snapshots": 111}],
     ids=str,
 )
 def test_other_settings_have_another_folder(change: dict) -> None:

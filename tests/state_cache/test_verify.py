@@ -1,0 +1,71 @@
+"""Whatever a cache says of its positions is checked against the positions themselves, although every hash agrees."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from game.snapshot import Snapshot, position_id
+from state_cache.store import write_cache
+from state_cache.verify import verify, versions
+from telemetry.errors import DataError
+
+
+def test_what_was_built_passes(small, tmp_path: Path) -> None:
+    settings, train, held_out = small
+    path = write_cache(tmp_path, settings, train, held_out)
+    cache = verify(path)
+    assert (list(cache.train), list(cache.held_out)) == (train, held_out)
+    assert versions(tmp_path) == [path]
+
+
+def other_text(snapshot: Snapshot) -> Snapshot:
+    """A text that restores, yet not to itself: the engine counts its own hash, whatever was noted."""
+    position = snapshot.position.replace('"phase":"', '"phase": "', 1)
+    return dataclasses.replace(snapshot, position=position, snapshot_id=position_id(position))
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        pytest.param(lambda s: dataclasses.replace(s, snapshot_id="0" * 16), "is damaged", id="another id"),
+        pytest.param(lambda s: dataclasses.replace(s, year=1999), "restores to another", id="another year"),
+        pytest.param(lambda s: dataclasses.replace(s, centres=(34, 0, 0, 0, 0, 0, 0)), "restores to another", id="centres"),
+        pytest.param(other_text, "restores to another", id="another text"),
+        pytest.param(
+            lambda s: dataclasses.replace(s, position='{"map":1}', snapshot_id=position_id('{"map":1}')),
+            "no position of this version",
+            id="no position",
+        ),
+    ],
+)
+def test_a_position_that_is_not_what_its_columns_say_is_named(small, tmp_path: Path, damage, sentence: str) -> None:
+    settings, train, held_out = small
+    path = write_cache(tmp_path, settings, [*train[:-1], damage(train[-1])], held_out)
+    with pytest.raises(DataError, match=sentence) as refused:
+        verify(path)
+    assert "train.arrow" in str(refused.value)
+
+
+def test_a_board_or_a_game_on_both_sides_is_found(small, tmp_path: Path) -> None:
+    settings, train, held_out = small
+    with pytest.raises(DataError, match="has game"):
+        verify(write_cache(tmp_path / "game", settings, train, [*held_out, train[0]]))
+    elsewhere = dataclasses.replace(train[0], game_id="another")
+    with pytest.raises(DataError, match="has board"):
+        verify(write_cache(tmp_path / "board", settings, train, [*held_out, elsewhere]))
+
+
+def test_strata_that_were_counted_wrongly_are_found(small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, train, held_out = small
+    with monkeypatch.context() as careless:
+        careless.setattr("state_cache.store.count_strata", lambda snapshots: {})
+        path = write_cache(tmp_path, settings, train, held_out)
+    with pytest.raises(DataError, match="counts other strata"):
+        verify(path)
+
+
+def test_a_folder_without_a_manifest_is_damaged(tmp_path: Path) -> None:
+    (tmp_path / "v-1").mkdir()
+    with pytest.raises(DataError, match=r"manifest\.json is missing"):
+        verify(versions(tmp_path)[0])
