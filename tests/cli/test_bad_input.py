@@ -1,12 +1,17 @@
 """Bad input is one sentence on standard error and exit code 2, said before anything is written."""
 
+import contextlib
+import io
 import json
 import socket
 import subprocess
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from cli.main import run
 from flows.run_settings import layered_settings
 from storage.runs import RunPaths
 
@@ -53,68 +58,91 @@ def refused(done: subprocess.CompletedProcess[str], sentence: str) -> None:
     assert done.stdout == ""
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["train", "--preset", "desktop"], "there is no preset 'desktop'; known: cluster, laptop, single-gpu"),
-        (["train", "--stepz", "3"], "--stepz. Did you mean --steps?"),
-        (["train", "--steps", "0"], "steps: input should be greater than or equal to 1, got '0'"),
-        (["train", "--steps", "many"], "steps: input should be a valid integer"),
-        (["train", "--rollouts.opponents", "nobody"], "no scripted player 'nobody'. Known players: hold, random, mover"),
-        (["train", "--cache.players", "nobody"], "cache: There is no scripted player 'nobody'"),
-        (["train", "--inference.model", "./nowhere"], "model './nowhere' is neither a folder that exists nor a hub id"),
-        (["train", "--inference.model", "bare"], "model 'bare' has no tokenizer.json"),
-        (
-            ["train", "--pipeline.buffer-depth", "3", "--pipeline.no-deterministic"],
-            "pipeline.buffer_depth 3 exceeds storage.max_policy_lag 2",
-        ),
-        (["train", "--pipeline.buffer-depth", "1"], "pipeline.deterministic needs pipeline.buffer_depth 0, not 1"),
-        (["train", "--run", "taken"], "run 'taken' exists already in runs: go on with it by --resume, or choose"),
-        (["train", "--resume"], "--resume goes on with a run that exists: name it with --run"),
-        (
-            ["train", "--resume", "--run", "nothing"],
-            "there is no run in 'runs/nothing': it has no settings.json; runs there: taken",
-        ),
-        (["train", "--resume", "--run", "taken", "--seed", "9"], "seed"),
-        (["report", "--run", "nothing"], "there is no run"),
-        (["train", "--run", "../taken"], "run '../taken' cannot name a folder"),
-        (["train", "--config", "missing.toml"], "settings file 'missing.toml' cannot be read"),
-        (["train", "--config", "torn.toml"], "settings file 'torn.toml' cannot be read"),
-        (["train", "--config", "steps.toml"], "there is no setting 'rollouts.forks'"),
-        (["cache", "build", "--first-year", "1903", "--last-year", "1902"], "first_year 1903 lies after last_year 1902"),
-        (["cache", "show", "--runs-root", "elsewhere"], "there is no state cache in 'elsewhere/_state_cache'"),
-        (["model", "make", "--hidden", "33"], "hidden: input should be a multiple of 32, got '33'"),
-        (["model", "make", "--teacher", "nobody"], "no scripted player 'nobody'"),
-        (["model", "show", "bare"], "model 'bare' has no tokenizer.json"),
-        (["serve", "--model", "bare", "--host", "0.0.0.0"], "a worker on 0.0.0.0 needs a key"),
-        (["serve", "--model", "bare", "--port", "{busy}"], "cannot listen on 127.0.0.1:{busy}"),
-        (["serve", "--model", "bare", "--port", "99999"], "--port. Must be <= 65535"),
-        (["serve", "--model", "bare", "--port", "0"], "model 'bare' has no tokenizer.json"),
-        (["serve"], "--model requires an argument"),
-        (["evaluate", "--run", "nothing"], "there is no run in 'runs/nothing'"),
-        (["evaluate", "--run", "taken", "--opponents", "nobody"], "no scripted player 'nobody'"),
-        (["evaluate", "--run", "taken", "--positions", "9999"], "evaluation.positions 9999 exceeds cache.held_out_snapshots"),
-        (["sql", "--run", "nothing", "select 1"], "there is no run in 'runs/nothing'"),
-        (["sql", "--run", "taken", "selec 1"], "SQL failed: Parser Error"),
-        (["sql", "--run", "taken", "select * from moves"], "SQL failed: Catalog Error"),
-        (["sql", "--run", "taken", ""], "the statement gives no rows"),
-        (["sql", "--run", "taken", "copy decisions to 'stolen.csv'"], 'Cannot access file "stolen.csv"'),
-        (["sql", "--run", "taken", "attach 'stolen.db'"], "file system operations are disabled"),
-        (["sql", "--run", "taken", "select * from read_csv('secret.csv')"], 'Cannot access file "secret.csv"'),
-        (["sql", "--run", "taken", "select * from 'secret.csv'"], "secret.csv"),
-        (["sql", "--run", "taken", "set enable_external_access = true"], "SQL failed"),
-        (["dance"], 'Unknown command "dance"'),
-    ],
-    ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",
-)
-def test_bad_input_is_one_sentence_and_nothing_is_written(entente, folder: Path, words: list[str], sentence: str):
+REFUSED = [
+    (["train", "--preset", "desktop"], "there is no preset 'desktop'; known: cluster, laptop, single-gpu"),
+    (["train", "--stepz", "3"], "--stepz. Did you mean --steps?"),
+    (["train", "--steps", "0"], "steps: input should be greater than or equal to 1, got '0'"),
+    (["train", "--steps", "many"], "steps: input should be a valid integer"),
+    (["train", "--rollouts.opponents", "nobody"], "no scripted player 'nobody'. Known players: hold, random, mover"),
+    (["train", "--cache.players", "nobody"], "cache: There is no scripted player 'nobody'"),
+    (["train", "--inference.model", "./nowhere"], "model './nowhere' is neither a folder that exists nor a hub id"),
+    (["train", "--inference.model", "bare"], "model 'bare' has no tokenizer.json"),
+    (
+        ["train", "--pipeline.buffer-depth", "3", "--pipeline.no-deterministic"],
+        "pipeline.buffer_depth 3 exceeds storage.max_policy_lag 2",
+    ),
+    (["train", "--pipeline.buffer-depth", "1"], "pipeline.deterministic needs pipeline.buffer_depth 0, not 1"),
+    (["train", "--run", "taken"], "run 'taken' exists already in runs: go on with it by --resume, or choose"),
+    (["train", "--resume"], "--resume goes on with a run that exists: name it with --run"),
+    (
+        ["train", "--resume", "--run", "nothing"],
+        "there is no run in 'runs/nothing': it has no settings.json; runs there: taken",
+    ),
+    (["train", "--resume", "--run", "taken", "--seed", "9"], "seed"),
+    (["report", "--run", "nothing"], "there is no run"),
+    (["train", "--run", "../taken"], "run '../taken' cannot name a folder"),
+    (["train", "--config", "missing.toml"], "settings file 'missing.toml' cannot be read"),
+    (["train", "--config", "torn.toml"], "settings file 'torn.toml' cannot be read"),
+    (["train", "--config", "steps.toml"], "there is no setting 'rollouts.forks'"),
+    (["cache", "build", "--first-year", "1903", "--last-year", "1902"], "first_year 1903 lies after last_year 1902"),
+    (["cache", "show", "--runs-root", "elsewhere"], "there is no state cache in 'elsewhere/_state_cache'"),
+    (["model", "make", "--hidden", "33"], "hidden: input should be a multiple of 32, got '33'"),
+    (["model", "make", "--teacher", "nobody"], "no scripted player 'nobody'"),
+    (["model", "show", "bare"], "model 'bare' has no tokenizer.json"),
+    (["serve", "--model", "bare", "--host", "0.0.0.0"], "a worker on 0.0.0.0 needs a key"),
+    (["serve", "--model", "bare", "--port", "{busy}"], "cannot listen on 127.0.0.1:{busy}"),
+    (["serve", "--model", "bare", "--port", "99999"], "--port. Must be <= 65535"),
+    (["serve", "--model", "bare", "--port", "0"], "model 'bare' has no tokenizer.json"),
+    (["serve"], "--model requires an argument"),
+    (["evaluate", "--run", "nothing"], "there is no run in 'runs/nothing'"),
+    (["evaluate", "--run", "taken", "--opponents", "nobody"], "no scripted player 'nobody'"),
+    (["evaluate", "--run", "taken", "--positions", "9999"], "evaluation.positions 9999 exceeds cache.held_out_snapshots"),
+    (["sql", "--run", "nothing", "select 1"], "there is no run in 'runs/nothing'"),
+    (["sql", "--run", "taken", "selec 1"], "SQL failed: Parser Error"),
+    (["sql", "--run", "taken", "select * from moves"], "SQL failed: Catalog Error"),
+    (["sql", "--run", "taken", ""], "the statement gives no rows"),
+    (["sql", "--run", "taken", "copy decisions to 'stolen.csv'"], 'Cannot access file "stolen.csv"'),
+    (["sql", "--run", "taken", "attach 'stolen.db'"], "file system operations are disabled"),
+    (["sql", "--run", "taken", "select * from read_csv('secret.csv')"], 'Cannot access file "secret.csv"'),
+    (["sql", "--run", "taken", "select * from 'secret.csv'"], "secret.csv"),
+    (["sql", "--run", "taken", "set enable_external_access = true"], "SQL failed"),
+    (["dance"], 'Unknown command "dance"'),
+]
+IDS = [" ".join(words)[:60] for words, _ in REFUSED]
+
+
+@pytest.fixture
+def at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """The command in this process: as `entente`, without the seconds that a process of its own takes to begin."""
+    monkeypatch.setattr("cli.environment.prepare_environment", lambda **how: None)
+    monkeypatch.chdir(folder)
+
+    def command(*words: str) -> subprocess.CompletedProcess[str]:
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            code = run(list(words))
+        return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
+
+    return command
+
+
+@pytest.mark.parametrize(("words", "sentence"), REFUSED, ids=IDS)
+def test_bad_input_is_one_sentence_and_nothing_is_written(at_once, folder: Path, words: list[str], sentence: str):
     with socket.socket() as busy:
         busy.bind(("127.0.0.1", 0))
         busy.listen()
         port = str(busy.getsockname()[1])
         before = content(folder)
-        done = entente(*(word.replace("{busy}", port) for word in words))
+        done = at_once(*(word.replace("{busy}", port) for word in words))
     refused(done, sentence.replace("{busy}", port))
+    assert content(folder) == before
+
+
+@pytest.mark.parametrize(("words", "sentence"), REFUSED[::12], ids=IDS[::12])
+def test_it_is_the_same_in_a_process_of_its_own(entente, folder: Path, words: list[str], sentence: str):
+    before = content(folder)
+    refused(entente(*words), sentence)
     assert content(folder) == before
 
 
