@@ -1,16 +1,18 @@
 """`game`: what a phase, a fork and a restored position cost.
 
 Plays scripted games once, notes every order, and plays the notes again, so that what is timed is legal orders and
-adjudication and not the players. CPU seconds, medians.
+adjudication and not the players. The old way stands beside the new one in every round: the engine's public calls with
+legal orders once per phase, and copies by `copy.deepcopy`. CPU seconds, medians.
 """
 
+import copy
 import random
-from collections.abc import Callable
 from statistics import median
 
 from benchmarks.outcome import Outcome, Target, cpu_seconds, median_ms
 from game.board import Board
 from game.players import player
+from game.settings import BoardPath
 from telemetry.errors import EngineError, InputError
 
 Notes = list[dict[str, list[str]]]
@@ -21,8 +23,10 @@ PLAYERS = ("random", "mover")
 LAST_YEAR = 1908
 """Last game year of a game: about 25 phases."""
 TARGETS = {
+    "speedup": Target(at_least=3.0),
     "fork_ms": Target(at_most=0.1),
     "restore_ms": Target(at_most=0.15),
+    "fork_vs_deepcopy": Target(at_least=2000.0),
 }
 
 
@@ -37,14 +41,18 @@ def bench_game(*, phases: int = 600, rounds: int = 5, seed: int = 0) -> Outcome:
         raise InputError(f"There is nothing to measure in {phases} phases and {rounds} rounds: both are at least 1.")
     games = played_games(phases, seed)
     count = sum(len(notes) for notes, _ in games)
-    seconds = [sum(_replayed(Board.start, notes, end) for notes, end in games) for _ in range(rounds)]
+    fast, plain = zip(*(_one_round(games) for _ in range(rounds)), strict=True)
     middle = [_position_after(Board.start(), notes[: len(notes) // 2]) for notes, _ in games]
+    fork_ms = median(median_ms(board.fork, rounds=rounds, calls=20) for board in middle)
     metrics = {
         "phases": float(count),
         "games": float(len(games)),
-        "phases_per_s": count / median(seconds),
-        "fork_ms": median(median_ms(board.fork, rounds=rounds, calls=20) for board in middle),
+        "speedup": median(slow / quick for quick, slow in zip(fast, plain, strict=True)),
+        "phases_per_s": count / median(fast),
+        "plain_phases_per_s": count / median(plain),
+        "fork_ms": fork_ms,
         "restore_ms": median(_restore_ms(board, rounds) for board in middle),
+        "fork_vs_deepcopy": _deepcopy_ms(games) / fork_ms,
     }
     return Outcome(benchmark="game", metrics=metrics, targets=TARGETS)
 
@@ -56,15 +64,24 @@ def played_games(phases: int, seed: int) -> list[tuple[Notes, str]]:
         number = len(games)
         order, dice, board, notes = player(PLAYERS[number % len(PLAYERS)]), random.Random(f"{seed} {number}"), Board.start(), []
         while not board.is_over and board.year <= LAST_YEAR:
-            notes.append({power: order(legal, dice) for power, legal in board.legal_orders().items()})
+            notes.append({power: order(legal, dice, board) for power, legal in board.legal_orders().items()})
             board.step(notes[-1])
         games.append((notes, _text(board)))
     return games
 
 
-def _replayed(start: Callable[[], Board], notes: Notes, end: str) -> float:
+def _one_round(games: list[tuple[Notes, str]]) -> tuple[float, float]:
+    """CPU seconds of all games on the fast and on the plain path, game by game in turn."""
+    fast = plain = 0.0
+    for notes, end in games:
+        fast += _replayed(BoardPath.FAST, notes, end)
+        plain += _replayed(BoardPath.PLAIN, notes, end)
+    return fast, plain
+
+
+def _replayed(path: BoardPath, notes: Notes, end: str) -> float:
     """CPU seconds of a game played again: legal orders and the phase, each phase once."""
-    board = start()
+    board = Board.start(path=path)
 
     def play() -> None:
         for orders in notes:
@@ -81,6 +98,14 @@ def _position_after(board: Board, notes: Notes) -> Board:
     for orders in notes:
         board.step(orders)
     return board
+
+
+def _deepcopy_ms(games: list[tuple[Notes, str]]) -> float:
+    """What `copy.deepcopy` takes of a board on the plain path, half through its game; one is enough, it takes so long."""
+    return median(
+        median_ms(lambda board=board: copy.deepcopy(board), rounds=1, calls=1)
+        for board in (_position_after(Board.start(path=BoardPath.PLAIN), notes[: len(notes) // 2]) for notes, _ in games[:4])
+    )
 
 
 def _restore_ms(board: Board, rounds: int) -> float:

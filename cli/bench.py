@@ -25,7 +25,7 @@ def game(
     seed: Seed = 0,
     json: AsJson = False,
 ) -> None:
-    """The board: phases a second, and what a fork and a restored position cost.
+    """The board: phases a second beside the engine's plain calls, and what a fork and a restored position cost.
 
     Example
 

@@ -41,7 +41,7 @@ def play_source_game(game_index: int, settings: CacheSettings, counts: Counter[S
     while not board.is_over and board.year <= settings.last_year:
         if board.year >= settings.first_year and board.season + board.phase_type in settings.phases:
             frozen.append(board.snapshot(game_id=game_id, seed=seed, source=source))
-        board.step({power: seats[power](legal, rng) for power, legal in board.legal_orders().items()})
+        board.step({power: seats[power](legal, rng, board) for power, legal in board.legal_orders().items()})
     if settings.spread == "years":
         return _one_of_each_stretch(frozen, rng)
     return _of_the_emptiest_strata(frozen, Counter() if counts is None else counts.copy(), rng)

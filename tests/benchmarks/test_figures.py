@@ -12,6 +12,7 @@ from benchmarks.game_ground import bench_game, played_games
 from benchmarks.outcome import Outcome, Target, median_ms
 from cli import main
 from game.board import Board
+from game.plain import PlainGame
 from state_cache.build import play_source_game
 from state_cache.settings import CacheSettings
 from telemetry.errors import EngineError, InputError
@@ -29,6 +30,7 @@ def test_the_game_that_is_measured_is_played_as_noted():
     outcome = bench_game(phases=30, rounds=1, seed=3)
     assert outcome.metrics["phases"] == sum(len(notes) for notes, _ in games) >= 30
     assert outcome.metrics["games"] == len(games)
+    assert {"speedup", "plain_phases_per_s", "fork_vs_deepcopy"} <= set(outcome.metrics)
     assert outcome.metrics["fork_ms"] > 0 and outcome.metrics["restore_ms"] > 0 and outcome.metrics["phases_per_s"] > 0
 
 
@@ -107,3 +109,19 @@ def test_the_help_names_every_benchmark_with_a_line(capsys):
     assert main.run(["bench", "--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "The board: phases a second" in text and "The state cache: what it costs" in text
+
+
+def test_the_speedup_is_of_the_fast_path_over_the_engine_s_public_calls(monkeypatch: pytest.MonkeyPatch):
+    """With a clock that makes every phase of a plain board ten times as long as one of a fast board."""
+    now, step = 0.0, Board.step
+
+    def timed(board: Board, orders: dict) -> object:
+        nonlocal now
+        now += 10.0 if isinstance(board._game, PlainGame) else 1.0
+        return step(board, orders)
+
+    monkeypatch.setattr(Board, "step", timed)
+    monkeypatch.setattr("benchmarks.outcome.time.process_time", lambda: now)
+    monkeypatch.setattr(game_ground, "median_ms", lambda work, **how: 1.0)
+    metrics = bench_game(phases=20, rounds=2).metrics
+    assert (metrics["speedup"], metrics["phases_per_s"], metrics["plain_phases_per_s"]) == (10.0, 1.0, 0.1)

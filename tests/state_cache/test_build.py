@@ -71,7 +71,7 @@ def test_a_frozen_position_is_one_of_its_game_and_names_it() -> None:
         board = Board.start()
         seats = {power: PLAYERS[rng.choice(settings.players)] for power in board.units()}
         while board.phase != snapshot.phase:
-            board.step({power: seats[power](own, rng) for power, own in board.legal_orders().items()})
+            board.step({power: seats[power](own, rng, board) for power, own in board.legal_orders().items()})
         assert snapshot == board.snapshot(game_id="scripted-4-000017", seed=snapshot.seed, source="scripted:mover+random+hold")
         assert 0 <= snapshot.seed < 2**63
 
