@@ -1,8 +1,9 @@
 """The legal-order automaton: which tokens may come next, so that a completion spells exactly one legal order set.
 
 A `LegalTable` is a flat acyclic automaton in CSR form: node -> allowed token ids, and for each the next node. Whatever walks it
-to the end has spelled one order per site, in the order of the sites, within the build and disband budget; every legal set of
-orders has exactly one token path, no option is a proper prefix of another, and no path can be longer than `longest`.
+to the end has spelled, in the notation of its builder, one order per site, in the order of the sites, within the build and
+disband budget; every legal set of orders has exactly one token path, no option is a proper prefix of another, and no path can
+be longer than `longest`.
 The table is plain integers: it travels as bytes, and drives engines, rows and trainer alike. It never sees logits.
 """
 
@@ -13,11 +14,12 @@ from functools import lru_cache
 import numpy as np
 
 from decoding.codec import Codec
-from game.legal import LegalOrders, OrderKind
+from game.legal import WAIVE, LegalOrders, OrderKind
+from game.notation import answer_lines, answers
+from game.prompt_settings import OrderNotation
 from telemetry.errors import DataError
 
 END = -1
-WAIVE = "WAIVE"
 _FORMAT = 1
 
 _Option = tuple[tuple[int, ...], int]
@@ -111,17 +113,26 @@ class LegalTable:
 
 
 class TableBuilder:
-    """Makes the tables of one codec, each distinct set of legal orders once (a bounded memo)."""
+    """Makes the tables of one codec and order notation, each distinct set of legal orders once (a bounded memo)."""
 
-    def __init__(self, codec: Codec, memo: int = 1024) -> None:
+    def __init__(self, codec: Codec, notation: OrderNotation = "full", memo: int = 1024) -> None:
         self._codec = codec
+        self._notation: OrderNotation = notation
         self.table = lru_cache(maxsize=memo)(self._build)
 
-    def spell(self, orders: Sequence[str]) -> list[int]:
-        """The one token path of an order set, given in the order of its sites (builds followed by their waives)."""
+    def spell(self, orders: Sequence[str], legal: LegalOrders) -> list[int]:
+        """The one token path of an order set, given in the order of its sites (builds followed by their waives).
+
+        Raises:
+            InputError: an order is none of the legal ones.
+        """
+        return self.spell_lines(answer_lines(orders, legal, self._notation))
+
+    def spell_lines(self, lines: Sequence[str]) -> list[int]:
+        """The tokens of an answer given line by line, in the builder's notation already."""
         ids: list[int] = []
-        for order in orders:
-            ids.extend(self._codec.encode_order(order))
+        for line in lines:
+            ids.extend(self._codec.encode_order(line))
             ids.append(self._codec.separator_id)
         ids[-1] = self._codec.eos_id
         return ids
@@ -132,11 +143,17 @@ class TableBuilder:
         Raises:
             DataError: a line is none of the legal orders.
         """
-        texts = {self._codec.encode_order(text): text for options in legal.options for text in options}
-        texts[self._codec.encode_order(WAIVE)] = WAIVE
+        by_site = [
+            {self._codec.encode_order(line): order for line, order in zip(lines, options, strict=True)}
+            for lines, options in zip(answers(legal, self._notation), legal.options, strict=True)
+        ]
+        if legal.kind in (OrderKind.BUILD, OrderKind.DISBAND):  # a line may speak of any site, and says which
+            waive = {self._codec.encode_order(WAIVE): WAIVE}
+            by_site = [{ids: order for own in (*by_site, waive) for ids, order in own.items()}] * legal.picks
         orders, line = [], []
         for token in completion:
             if token in (self._codec.separator_id, self._codec.eos_id):
+                texts = by_site[len(orders)] if len(orders) < len(by_site) else {}
                 if tuple(line) not in texts:
                     raise DataError(f"completion line {len(orders) + 1} of {legal.power} spells no legal order")
                 orders.append(texts[tuple(line)])
@@ -170,8 +187,8 @@ class TableBuilder:
     def _one_order_per_site(self, legal: LegalOrders) -> list[list[_Option]]:
         last = len(legal.sites) - 1
         return [
-            [self._option(text, END if site == last else site + 1) for text in options]
-            for site, options in enumerate(legal.options)
+            [self._option(text, END if site == last else site + 1) for text in lines]
+            for site, lines in enumerate(answers(legal, self._notation))
         ]
 
     def _choice_of_sites(self, legal: LegalOrders) -> list[list[_Option]]:
@@ -186,12 +203,13 @@ class TableBuilder:
         # Sorted by orders given, so that every edge leads to a higher root.
         number = {state: index for index, state in enumerate(sorted(states))}
 
+        lines = answers(legal, self._notation)
         roots: list[list[_Option]] = []
         for given, first in number:
             options = [
                 self._option(text, number.get((given + 1, site + 1), END))
                 for site in self._open_sites(given, first, picks, sites, may_waive)
-                for text in legal.options[site]
+                for text in lines[site]
             ]
             if may_waive:
                 options.append(self._option(WAIVE, number.get((given + 1, sites), END)))

@@ -54,7 +54,7 @@ async def evaluate_policy(
         if version:
             adapter = read_adapter(paths, version)
             await host.run(engine.publish(version, adapter.path, adapter.adapter_hash))
-        tokens, scores = Tokens(Codec(model)), {}
+        tokens, scores = Tokens(Codec(model), settings.prompts), {}
         for opponents in evaluation.opponents:
             scores[opponents] = await evaluate_player(
                 f"v{version}", POLICY, opponents, cache.held_out, evaluation, host, engine, tokens

@@ -1,22 +1,21 @@
 """Where a run's model lies and how large it is, told without loading, making or fetching it.
 
-Promise: loads neither torch (unless a tiny model of these very settings seems to be there) nor Prefect, and asks no hub: of a
-hub id it finds only what was fetched before.
+Promise: loads neither torch nor Prefect, and asks no hub: of a hub id it finds only what was fetched before.
 """
 
-import json
 from pathlib import Path
 
 from decoding.model_files import resolve_model
 from flows.run_settings import RunSettings
+from game.prompt_settings import DEFAULT_PROMPTS, PromptSettings
 from inference.memory_plan import ModelShape, check_memory, read_shape, trainer_memory
 from inference.settings import InferenceSettings
 from telemetry.errors import InputError
+from training.recipe import longest_sequence, recipe_hash
 from training.settings import TinyModelSettings
 
 TINY = "tiny"
 """The model that is made on the spot."""
-_TINY_POSITIONS = 1024
 
 
 def check_room(settings: RunSettings, *, trains: bool) -> None:
@@ -25,7 +24,7 @@ def check_room(settings: RunSettings, *, trains: bool) -> None:
     Raises:
         InputError: with what is needed and what to lower.
     """
-    shape = model_shape(settings.inference.model, settings.tiny_model)
+    shape = model_shape(settings.inference.model, settings.tiny_model, settings.prompts)
     check_length(settings.inference, shape, settings.inference.model)
     check_memory(shape, settings.inference, trainer=trainer_bytes(settings, shape) if trains else 0)
 
@@ -51,19 +50,13 @@ def model_here(name: str) -> Path | None:
         return None
 
 
-def find_tiny(root: Path, recipe: TinyModelSettings) -> Path | None:
-    """The model of `recipe`, if it was made under `root` by this version."""
-    wanted = recipe.model_dump()
-    for file in root.glob("tiny-*/recipe.json"):
-        if json.loads(file.read_text()).get("settings") == wanted:
-            # torch is loaded only where a model is likely to be found.
-            from training.recipe import recipe_hash
-
-            return file.parent if file.parent.name == f"tiny-{recipe_hash(recipe)}" else None
-    return None
+def find_tiny(root: Path, recipe: TinyModelSettings, prompts: PromptSettings = DEFAULT_PROMPTS) -> Path | None:
+    """The model of `recipe` for these prompts, if it was made under `root` by this version."""
+    folder = root / f"tiny-{recipe_hash(recipe, prompts)}"
+    return folder if (folder / "recipe.json").is_file() else None
 
 
-def tiny_shape(recipe: TinyModelSettings) -> ModelShape:
+def tiny_shape(recipe: TinyModelSettings, prompts: PromptSettings = DEFAULT_PROMPTS) -> ModelShape:
     """The shape that `recipe` gives; checked against a model that was made."""
     heads, keys = recipe.hidden // 32, max(1, recipe.hidden // 64)
     inner, width = 3 * recipe.hidden, 32
@@ -79,14 +72,14 @@ def tiny_shape(recipe: TinyModelSettings) -> ModelShape:
         head_width=width,
         parameters=parameters,
         width=4,
-        positions=_TINY_POSITIONS,
+        positions=longest_sequence(prompts),
     )
 
 
-def model_shape(name: str, recipe: TinyModelSettings) -> ModelShape | None:
+def model_shape(name: str, recipe: TinyModelSettings, prompts: PromptSettings) -> ModelShape | None:
     """The shape of the model `name`; None where it must be fetched first, or does not tell."""
     if name == TINY:
-        return tiny_shape(recipe)
+        return tiny_shape(recipe, prompts)
     folder = model_here(name)
     return None if folder is None else read_shape(folder)
 

@@ -88,7 +88,7 @@ async def prepare_model(settings: RunSettings) -> Path:
         InputError: there is no such model, or it is too short for the settings.
     """
     if settings.inference.model == "tiny":
-        folder = await make_model(settings.runs_root / MODEL_FOLDER, settings.tiny_model)
+        folder = await make_model(settings.runs_root / MODEL_FOLDER, settings.tiny_model, settings.prompts)
     else:
         folder = await asyncio.to_thread(resolve_model, settings.inference.model)
     if settings.inference.max_model_length > max_position(folder):
@@ -163,7 +163,7 @@ async def open_run(settings: RunSettings, *, resume: bool = False) -> AsyncItera
             cache=cache,
             host=host,
             engine=engine,
-            tokens=Tokens(Codec(model)),
+            tokens=Tokens(Codec(model), settings.prompts),
             trainer=trainer,
             standing=standing,
             provenance=_provenance(settings, model),

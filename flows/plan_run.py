@@ -28,6 +28,7 @@ from inference.memory_plan import (
     vllm_build,
 )
 from inference.settings import InferenceSettings
+from rollouts.fork import Tokens
 from state_cache.settings import CacheSettings
 from state_cache.store import find_cache, open_cache, version_name
 from storage.adapters import published_versions
@@ -60,7 +61,8 @@ def plan_train(settings: RunSettings, *, resume: bool = False) -> Plan:
     trainer = trainer_bytes(settings, shape)
     check_memory(shape, settings.inference, trainer=trainer, machine=machine)
     cache, positions = _positions(settings)
-    rehearsal = rehearse(positions, codec_of(model), settings.rollouts, settings.inference.max_model_length, settings.seed)
+    tokens = Tokens(codec_of(model), settings.prompts)
+    rehearsal = rehearse(positions, tokens, settings.rollouts, settings.inference.max_model_length, settings.seed)
     settings = settings.model_copy(update={"steps": max(0, settings.steps - done)})
     name = settings.run or f"{Path(settings.inference.model).name.lower()}-seed{settings.seed}-<time>"
     folder = settings.runs_root / name
@@ -192,8 +194,10 @@ def plan_model(recipe: TinyModelSettings, runs_root: Path) -> Plan:
 def _model(settings: RunSettings) -> tuple[Path | None, ModelShape | None]:
     """Where the model lies, if it does, and its shape, if that can be known."""
     name = settings.inference.model
-    found = find_tiny(settings.runs_root / MODEL_FOLDER, settings.tiny_model) if name == TINY else model_here(name)
-    shape = model_shape(name, settings.tiny_model)
+    found = (
+        find_tiny(settings.runs_root / MODEL_FOLDER, settings.tiny_model, settings.prompts) if name == TINY else model_here(name)
+    )
+    shape = model_shape(name, settings.tiny_model, settings.prompts)
     check_length(settings.inference, shape, settings.inference.model)
     return found, shape
 

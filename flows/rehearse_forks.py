@@ -51,7 +51,7 @@ class Rehearsal:
     """Of a shard and its plies file without any row."""
 
 
-def rehearse(positions: Sequence[Snapshot], codec: Codec, settings: RolloutSettings, longest: int, seed: int) -> Rehearsal:
+def rehearse(positions: Sequence[Snapshot], tokens: Tokens, settings: RolloutSettings, longest: int, seed: int) -> Rehearsal:
     """Play a few forks as `settings` say, each of two years at most, and scale to the horizon.
 
     Args:
@@ -62,7 +62,7 @@ def rehearse(positions: Sequence[Snapshot], codec: Codec, settings: RolloutSetti
     starts = sample_start_positions(positions, _GROUPS[settings.policy_powers], seed, 1)
     engine = _DrawsByLot()
     groups = plan_start_groups(starts, 0, shorter)
-    played = asyncio.run(roll_out(groups, engine, Tokens(codec), shorter, producer="rehearsal", seed=seed))
+    played = asyncio.run(roll_out(groups, engine, tokens, shorter, producer="rehearsal", seed=seed))
     rows = [replace(row, input_ids=row.input_ids[:longest]) for row in played.decisions]
     scale = settings.horizon_years / years / played.forks
     prompts = [min(longest, row.prompt_len) for row in played.decisions]

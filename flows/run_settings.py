@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from evaluation.settings import EvaluationSettings
 from flows.thread_plan import plan_threads, usable_cores
 from game.players import player
+from game.prompt_settings import PromptSettings
 from inference.settings import InferenceSettings
 from rollouts.settings import RolloutSettings
 from state_cache.settings import CacheSettings
@@ -66,6 +67,8 @@ class RunSettings(BaseModel):
     """Recipe of the model made on the spot, used where inference.model is 'tiny'."""
     cache: CacheSettings = CacheSettings()
     """Frozen positions that forks start from."""
+    prompts: PromptSettings = PromptSettings()
+    """How prompts and answers are written, in imitation, play and evaluation alike."""
     rollouts: RolloutSettings = RolloutSettings()
     """What one step plays."""
     storage: StorageSettings = StorageSettings()

@@ -1,28 +1,37 @@
 """Prompt text, from most shared to least shared: the rules, the board, then one power.
 
 Owns the wording. The rules are the same for every prompt, the board is the same for all powers of a position,
-and only the last piece names a power: the engine's prefix cache and the trainer's prefix packing both live on
-that order. Words are parted by single spaces and each piece ends with a line break, so that pieces can be
-turned into tokens apart. Knows nothing of tokens.
+and only the last piece names a power, and after it what that power may do: the engine's prefix cache and the trainer's
+prefix packing both live on that order. Words are parted by single spaces and each piece ends with a line break, so that
+pieces can be turned into tokens apart. Knows nothing of tokens.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from game.legal import LegalOrders, OrderKind
+from game.legal import WAIVE, LegalOrders, OrderKind
+from game.notation import answers
+from game.prompt_settings import DEFAULT_PROMPTS, PromptSettings
 from game.snapshot import POWERS
 
 if TYPE_CHECKING:  # Only for its type: prompts of stored games are read without loading the engine.
     from game.board import Board
 
-RULES = (
-    "Diplomacy without press. Each power: units | supply centres. Answer one order per line, in the order of the units named.\n"
-)
+_INTRODUCTION = "Diplomacy without press. Each power: units | supply centres. "
+_HOW_TO_ANSWER = {
+    "full": "Answer one order per line, in the order of the units named.\n",
+    "slot": "Answer what each unit does, one per line, in the order of their numbers; builds and disbands by number.\n",
+}
+_HOW_TO_READ = {
+    "none": "",
+    "factored": "Any unit may hold (H); it may move (-), by convoy (VIA), support (S) a hold or move, convoy (C).\n",
+    "lines": "",
+}
 
 
-def rules_text() -> str:
+def rules_text(settings: PromptSettings = DEFAULT_PROMPTS) -> str:
     """What every prompt begins with."""
-    return RULES
+    return _INTRODUCTION + _HOW_TO_ANSWER[settings.order_notation] + _HOW_TO_READ[settings.legal_orders]
 
 
 def board_text(board: "Board") -> str:
@@ -36,17 +45,30 @@ def board_text(board: "Board") -> str:
     return "\n".join(lines) + "\n"
 
 
-def power_text(legal: LegalOrders, board: "Board") -> str:
-    """Who is to order what: power, kind of orders, number of builds or disbands, sites in order.
+def power_text(legal: LegalOrders, board: "Board", settings: PromptSettings = DEFAULT_PROMPTS) -> str:
+    """Who is to order what: power, kind of orders, number of builds or disbands, sites in order, and what the settings
+    tell of the legal orders.
 
-    A retreat also names the places open to each unit: the units and centres on the board do not tell them.
+    A retreat always names the places open to each unit: the units and centres on the board do not tell them.
     """
     owed = [str(legal.picks)] if legal.kind in (OrderKind.BUILD, OrderKind.DISBAND) else []
+    head = _line(legal.power, legal.kind.upper(), *owed)
     sites = list(legal.sites)
-    if legal.kind is OrderKind.RETREAT:
+    if settings.order_notation == "slot":
+        sites = [_line(str(number), site) for number, site in enumerate(sites, start=1)]
+    lists_lines = settings.legal_orders == "lines"
+    if legal.kind is OrderKind.RETREAT and not lists_lines:
         open_to = board.dislodged()[legal.power]
-        sites = [_line(unit, "R", *open_to[unit]) for unit in legal.sites]
-    return _line(legal.power, legal.kind.upper(), *owed, *sites) + "\nORDERS:\n"
+        sites = [_line(site, "R", *open_to[unit]) for site, unit in zip(sites, legal.sites, strict=True)]
+    if settings.legal_orders == "factored" and legal.kind is OrderKind.MOVEMENT:
+        lines = [head, *(_line(site, *_factored(own)) for site, own in zip(sites, legal.options, strict=True))]
+    elif settings.legal_orders == "factored" and legal.kind is OrderKind.BUILD:
+        # What differs between the orders of one centre: the unit, and a fleet's coast.
+        kinds = [[order[0] + order.split(" ")[1][3:] for order in own] for own in legal.options]
+        lines = [_line(head, *(_line(site, *own) for site, own in zip(sites, kinds, strict=True)))]
+    else:
+        lines = [_line(head, *sites), *(_every_order(legal, settings) if lists_lines else ())]
+    return "\n".join([*lines, "ORDERS:\n"])
 
 
 def order_lines(orders: Iterable[str]) -> list[str]:
@@ -56,3 +78,37 @@ def order_lines(orders: Iterable[str]) -> list[str]:
 
 def _line(*words: str) -> str:
     return " ".join(words)
+
+
+def _factored(options: Sequence[str]) -> list[str]:
+    """One unit's options by kind: "- BUR GAS VIA LON S A MAR H GAS C A LON BEL"; holding goes without saying."""
+    groups: dict[str, list[str]] = {}
+    for order in sorted(options, key=_kind_of_order):
+        action = order.split(" ")[2:]
+        match action:
+            case ["H"]:
+                pass
+            case ["-", goal]:
+                groups.setdefault("-", []).append(goal)
+            case ["-", goal, "VIA"]:
+                groups.setdefault("VIA", []).append(goal)
+            case [verb, unit, place]:
+                groups.setdefault(_line(verb, unit, place), []).append("H")
+            case [verb, unit, place, "-", goal]:
+                groups.setdefault(_line(verb, unit, place), []).append(goal)
+    return [_line(kind, *goals) for kind, goals in groups.items()]
+
+
+def _kind_of_order(order: str) -> tuple[int, str]:
+    words = order.split(" ")
+    verb = "VIA" if words[-1] == "VIA" else words[2]
+    return ("H", "-", "VIA", "S", "C").index(verb), order
+
+
+def _every_order(legal: LegalOrders, settings: PromptSettings) -> list[str]:
+    """Each legal order on a line, as it is to be answered; in slot notation the unit's number stands before it."""
+    lines = []
+    for number, options in enumerate(answers(legal, settings.order_notation), start=1):
+        unnumbered = settings.order_notation == "slot" and legal.kind in (OrderKind.MOVEMENT, OrderKind.RETREAT)
+        lines += [_line(str(number), line) if unnumbered else line for line in options]
+    return [*lines, WAIVE] if legal.kind is OrderKind.BUILD else lines

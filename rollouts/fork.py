@@ -16,6 +16,7 @@ from decoding.legal_table import TableBuilder
 from game.board import Board
 from game.legal import LegalOrders
 from game.players import player
+from game.prompt_settings import DEFAULT_PROMPTS, PromptSettings
 from game.prompts import board_text, power_text, rules_text
 from game.scores import Standing, horizon_reached, standing
 from inference.engine import Engine, Generation, GenerationRequest
@@ -27,11 +28,11 @@ POLICY = "policy"
 
 
 class Tokens:
-    """The two things that turn text into tokens, for one model."""
+    """What turns a decision into tokens and back, for one model: how prompts are written, their ids, the legal tables."""
 
-    def __init__(self, codec: Codec) -> None:
-        self.codec = codec
-        self.tables = TableBuilder(codec)
+    def __init__(self, codec: Codec, prompts: PromptSettings = DEFAULT_PROMPTS) -> None:
+        self.codec, self.prompts = codec, prompts
+        self.tables = TableBuilder(codec, prompts.order_notation)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,12 +190,12 @@ async def _decide(
     tokens: Tokens,
 ) -> dict[str, _Answer]:
     """Draw the decisions of all `asked` powers of this ply at the same time."""
-    rules, position = rules_text(), board_text(board)
+    rules, position = rules_text(tokens.prompts), board_text(board)
 
     async def decide(power: str) -> _Answer:
         choice = legal[power]
         table = tokens.tables.table(choice)
-        prompt_ids = tokens.codec.encode_prompt((rules, position, power_text(choice, board)))
+        prompt_ids = tokens.codec.encode_prompt((rules, position, power_text(choice, board, tokens.prompts)))
         seed = seed_of(plan.name, ply, power)
         generation = await engine.generate(
             GenerationRequest(

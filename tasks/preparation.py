@@ -9,6 +9,7 @@ from pathlib import Path
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from game.prompt_settings import PromptSettings
 from state_cache.build import build
 from state_cache.settings import CacheSettings
 from state_cache.store import write_cache
@@ -30,8 +31,8 @@ async def freeze_positions(root: Path, settings: CacheSettings) -> Path:
 
 
 @task(name="make-tiny-model", cache_policy=NO_CACHE, persist_result=False, tags=["model"])
-async def make_model(root: Path, settings: TinyModelSettings) -> Path:
-    """Make the tiny model of this recipe, unless it is there; its folder."""
+async def make_model(root: Path, settings: TinyModelSettings, prompts: PromptSettings) -> Path:
+    """Make the tiny model of this recipe for these prompts, unless it is there; its folder."""
     from training.tiny_model import make_tiny_model
 
     with _heard_when_cancelled() as still_wanted:
@@ -40,7 +41,7 @@ async def make_model(root: Path, settings: TinyModelSettings) -> Path:
             still_wanted()
             reporter().stage(f"tiny model: {stage}", done, total)
 
-        return await asyncio.to_thread(make_tiny_model, root, settings, told)
+        return await asyncio.to_thread(make_tiny_model, root, settings, told, prompts)
 
 
 class _NoLongerWanted(BaseException):

@@ -5,15 +5,22 @@ load torch.
 import hashlib
 
 from game.board import Board
+from game.prompt_settings import DEFAULT_PROMPTS, PromptSettings
 from game.prompts import board_text, power_text, rules_text
 from training.settings import TinyModelSettings
 
 RECIPE_VERSION = 2
 
 
-def recipe_hash(settings: TinyModelSettings) -> str:
-    """Hash of everything that shapes the model: settings, and how a prompt is written."""
+def recipe_hash(settings: TinyModelSettings, prompts: PromptSettings = DEFAULT_PROMPTS) -> str:
+    """Hash of everything that shapes the model: settings, and how a prompt is written and answered."""
     board = Board.start()
     legal = board.legal_orders()["FRANCE"]
-    sample = rules_text() + board_text(board) + power_text(legal, board)
+    sample = rules_text(prompts) + board_text(board) + power_text(legal, board, prompts)
     return hashlib.sha256(f"{RECIPE_VERSION}|{settings.model_dump_json()}|{sample}".encode()).hexdigest()[:12]
+
+
+def longest_sequence(prompts: PromptSettings) -> int:
+    """Tokens that a tiny model may read and write in one decision; every order on a line of its own takes several times the
+    room."""
+    return 4096 if prompts.legal_orders == "lines" else 1024

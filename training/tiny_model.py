@@ -22,9 +22,11 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from decoding.codec import Codec
 from decoding.legal_table import TableBuilder
 from game.board import Board
+from game.notation import answer_lines
 from game.players import player
+from game.prompt_settings import DEFAULT_PROMPTS, PromptSettings
 from game.prompts import board_text, power_text, rules_text
-from training.recipe import recipe_hash
+from training.recipe import longest_sequence, recipe_hash
 from training.settings import TinyModelSettings
 
 _EOS = "<|end|>"
@@ -41,24 +43,26 @@ class _Position:
     shared: tuple[str, str]
     """Rules and board: the part of the prompt that is the same for all powers."""
     decisions: tuple[tuple[str, tuple[str, ...]], ...]
-    """Per power: the rest of its prompt, and the teacher's orders."""
+    """Per power: the rest of its prompt, and the lines of the teacher's answer."""
 
 
-def make_tiny_model(root: Path, settings: TinyModelSettings, on_progress: OnProgress | None = None) -> Path:
+def make_tiny_model(
+    root: Path, settings: TinyModelSettings, on_progress: OnProgress | None = None, prompts: PromptSettings = DEFAULT_PROMPTS
+) -> Path:
     """Folder of the tiny model under `root`, made now if this recipe has not been made before.
 
     Returns:
         `root`/tiny-<recipe hash>, in the layout of `save_pretrained`.
     """
     report = on_progress or (lambda stage, done, total: None)
-    final = root / f"tiny-{recipe_hash(settings)}"
+    final = root / f"tiny-{recipe_hash(settings, prompts)}"
     if (final / "recipe.json").is_file():
         return final
     aside = root / f".{final.name}.{os.getpid()}"
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     try:
-        _make(aside, settings, report)
+        _make(aside, settings, prompts, report)
         if final.exists():
             shutil.rmtree(final)  # a folder without recipe.json: cut by an earlier kill
         os.rename(aside, final)
@@ -67,21 +71,23 @@ def make_tiny_model(root: Path, settings: TinyModelSettings, on_progress: OnProg
     return final
 
 
-def _make(folder: Path, settings: TinyModelSettings, report: OnProgress) -> None:
+def _make(folder: Path, settings: TinyModelSettings, prompts: PromptSettings, report: OnProgress) -> None:
     positions = []
     for number in range(settings.source_games):
-        positions.extend(_teacher_game(settings, number))
+        positions.extend(_teacher_game(settings, prompts, number))
         report("scripted games", number + 1, settings.source_games)
     _save_tokenizer(positions, settings, folder)
-    model = _new_model(settings, folder)
+    model = _new_model(settings, prompts, folder)
     model.config.save_pretrained(folder)
     losses = _imitate(model, positions, settings, Codec(folder), report)
     model.save_pretrained(folder)
     recipe = {"settings": settings.model_dump(), "parameters": model.num_parameters(), "loss": losses}
+    if prompts != DEFAULT_PROMPTS:
+        recipe["prompts"] = prompts.model_dump()
     (folder / "recipe.json").write_text(json.dumps(recipe, indent=1))
 
 
-def _teacher_game(settings: TinyModelSettings, number: int) -> Iterator[_Position]:
+def _teacher_game(settings: TinyModelSettings, prompts: PromptSettings, number: int) -> Iterator[_Position]:
     """Positions of one game in which the teacher plays every power; forced order sets teach nothing and are left out."""
     teacher, dice, board = (
         player(settings.teacher),
@@ -94,8 +100,14 @@ def _teacher_game(settings: TinyModelSettings, number: int) -> Iterator[_Positio
         open_choices = [power for power, choice in legal.items() if not choice.is_forced]
         if open_choices:
             yield _Position(
-                shared=(rules_text(), board_text(board)),
-                decisions=tuple((power_text(legal[power], board), tuple(orders[power])) for power in open_choices),
+                shared=(rules_text(prompts), board_text(board)),
+                decisions=tuple(
+                    (
+                        power_text(legal[power], board, prompts),
+                        tuple(answer_lines(orders[power], legal[power], prompts.order_notation)),
+                    )
+                    for power in open_choices
+                ),
             )
         board.step(orders)
 
@@ -114,14 +126,14 @@ def _save_tokenizer(positions: list[_Position], settings: TinyModelSettings, fol
         show_progress=False,
     )
     texts = (
-        "".join(position.shared) + "".join(rest + "\n".join(orders) for rest, orders in position.decisions)
+        "".join(position.shared) + "".join(rest + "\n".join(lines) for rest, lines in position.decisions)
         for position in positions
     )
     tokenizer.train_from_iterator(texts, trainer)
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=_EOS, pad_token=_EOS).save_pretrained(str(folder))
 
 
-def _new_model(settings: TinyModelSettings, folder: Path) -> Qwen3ForCausalLM:
+def _new_model(settings: TinyModelSettings, prompts: PromptSettings, folder: Path) -> Qwen3ForCausalLM:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     eos = tokenizer.token_to_id(_EOS)
     torch.manual_seed(settings.seed)
@@ -133,7 +145,7 @@ def _new_model(settings: TinyModelSettings, folder: Path) -> Qwen3ForCausalLM:
         num_attention_heads=settings.hidden // 32,
         num_key_value_heads=max(1, settings.hidden // 64),
         head_dim=32,
-        max_position_embeddings=1024,
+        max_position_embeddings=longest_sequence(prompts),
         tie_word_embeddings=True,
         eos_token_id=eos,
         bos_token_id=None,
@@ -163,11 +175,11 @@ def _imitate(
     Orders are predicted over the whole vocabulary, so that legal tokens gain their mass; boards too, and a power's own units,
     which repeat what the board says: so the model learns to read the board, which imitation alone never asks of it.
     """
-    spell = TableBuilder(codec).spell
+    spell = TableBuilder(codec).spell_lines
     rows = [
         SharedRow(
             head=codec.encode_prompt(position.shared),
-            tails=[(codec.encode_prompt([rest]), spell(orders)) for rest, orders in position.decisions],
+            tails=[(codec.encode_prompt([rest]), spell(lines)) for rest, lines in position.decisions],
         )
         for position in positions
     ]

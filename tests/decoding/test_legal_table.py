@@ -1,5 +1,8 @@
-"""The automaton accepts exactly the legal sets, each by one path; everything else that claims to be a table is refused."""
+"""The automaton accepts exactly the legal sets, each by one path, in either notation; everything else that claims to be a table
+is refused.
+"""
 
+import asyncio
 import itertools
 import random
 from collections.abc import Iterator
@@ -7,12 +10,15 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from decoding.legal_table import END, LegalTable
-from game.board import Board
+from decoding.codec import Codec
+from decoding.legal_table import END, LegalTable, TableBuilder
+from game.board import POWERS, Board
 from game.legal import LegalOrders, OrderKind
 from game.players import player
-from rollouts.fork import Tokens
-from telemetry.errors import DataError
+from game.prompt_settings import PromptSettings
+from game.prompts import rules_text
+from rollouts.fork import POLICY, ForkPlan, Tokens, play_fork
+from telemetry.errors import DataError, InputError
 
 MOVEMENT = LegalOrders(
     power="FRANCE",
@@ -47,6 +53,12 @@ DISBAND = LegalOrders(
 )
 
 
+@pytest.fixture(scope="module", params=["full", "slot"])
+def tables(tokens: Tokens, request: pytest.FixtureRequest) -> TableBuilder:
+    """Tables of the small model, in either order notation."""
+    return TableBuilder(tokens.codec, request.param)
+
+
 def completions(table: LegalTable, node: int = 0) -> Iterator[tuple[int, ...]]:
     """Every completion that the table allows."""
     for token in table.allowed(node).tolist():
@@ -66,42 +78,43 @@ def legal_sets(legal: LegalOrders) -> set[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("legal", [MOVEMENT, RETREAT, BUILD, DISBAND], ids=lambda legal: legal.kind)
-def test_the_table_accepts_exactly_the_legal_sets_each_by_one_path(tokens: Tokens, legal: LegalOrders):
-    spelled = list(completions(tokens.tables.table(legal)))
-    read = [tuple(tokens.tables.read(completion, legal)) for completion in spelled]
+def test_the_table_accepts_exactly_the_legal_sets_each_by_one_path(tables: TableBuilder, legal: LegalOrders):
+    spelled = list(completions(tables.table(legal)))
+    read = [tuple(tables.read(completion, legal)) for completion in spelled]
     assert len(set(spelled)) == len(spelled) == len(set(read))
     assert set(read) == legal_sets(legal)
     assert len(read) == legal.count()
 
 
 @pytest.mark.parametrize("legal", [MOVEMENT, RETREAT, BUILD, DISBAND], ids=lambda legal: legal.kind)
-def test_no_completion_begins_another_and_none_is_longer_than_the_table_says(tokens: Tokens, legal: LegalOrders):
-    table = tokens.tables.table(legal)
+def test_no_completion_begins_another_and_none_is_longer_than_the_table_says(tables: TableBuilder, legal: LegalOrders):
+    table = tables.table(legal)
     spelled = set(completions(table))
     assert not [c for c in spelled for cut in range(1, len(c)) if c[:cut] in spelled]
     assert max(map(len, spelled)) == table.longest
 
 
 @pytest.mark.parametrize("legal", [MOVEMENT, RETREAT, BUILD, DISBAND], ids=lambda legal: legal.kind)
-def test_the_path_of_an_order_set_is_how_it_is_spelled(tokens: Tokens, legal: LegalOrders):
-    spelled = set(completions(tokens.tables.table(legal)))
-    assert {tuple(tokens.tables.spell(orders)) for orders in legal_sets(legal)} == spelled
+def test_the_path_of_an_order_set_is_how_it_is_spelled(tables: TableBuilder, legal: LegalOrders):
+    spelled = set(completions(tables.table(legal)))
+    assert {tuple(tables.spell(orders, legal)) for orders in legal_sets(legal)} == spelled
 
 
-def test_real_positions_give_orders_that_the_board_takes_whole(tokens: Tokens):
+def test_real_positions_give_orders_that_the_board_takes_whole(tables: TableBuilder):
     dice, kinds = random.Random(3), set()
-    for _ in range(4):
+    for _ in range(2):
         board = Board.start()
         for _ in range(45):
             legal = board.legal_orders()
             orders = {}
             for power, choice in legal.items():
-                table, node, ids = tokens.tables.table(choice), 0, []
+                table, node, ids = tables.table(choice), 0, []
                 while node != END:
                     ids.append(dice.choice(table.allowed(node).tolist()))
                     node = table.advance(node, ids[-1])
-                orders[power] = tokens.tables.read(ids, choice)
+                orders[power] = tables.read(ids, choice)
                 assert choice.admits(orders[power]), (power, orders[power])
+                assert tables.spell(orders[power], choice) == ids
                 kinds.add(choice.kind)
             assert sum(board.step(orders).rejected.values()) == 0
     assert kinds == set(OrderKind)
@@ -109,7 +122,7 @@ def test_real_positions_give_orders_that_the_board_takes_whole(tokens: Tokens):
 
 def test_legal_sets_name_every_position_and_forced_ones_hold_one_id(tokens: Tokens):
     table = tokens.tables.table(MOVEMENT)
-    completion = tokens.tables.spell(["F BRE - MAO", "A PAR H"])
+    completion = tokens.tables.spell(["F BRE - MAO", "A PAR H"], MOVEMENT)
     ids, offsets = table.legal_sets(completion)
     assert len(offsets) == len(completion) + 1 and offsets[-1] == len(ids)
     node = 0
@@ -121,13 +134,13 @@ def test_legal_sets_name_every_position_and_forced_ones_hold_one_id(tokens: Toke
 
 @pytest.mark.parametrize("cut", [slice(0, -1), slice(0, 0)], ids=["stops early", "is empty"])
 def test_a_completion_that_stops_early_is_refused(tokens: Tokens, cut: slice):
-    completion = tokens.tables.spell(["F BRE - MAO", "A PAR H"])[cut]
+    completion = tokens.tables.spell(["F BRE - MAO", "A PAR H"], MOVEMENT)[cut]
     with pytest.raises(DataError):
         tokens.tables.table(MOVEMENT).legal_sets(completion)
 
 
 def test_a_token_outside_its_legal_set_is_refused(tokens: Tokens):
-    completion = tokens.tables.spell(["F BRE - MAO", "A PAR H"])
+    completion = tokens.tables.spell(["F BRE - MAO", "A PAR H"], MOVEMENT)
     with pytest.raises(DataError, match="not legal"):
         tokens.tables.table(MOVEMENT).legal_sets([completion[0], completion[0], *completion[2:]])
     with pytest.raises(DataError, match="after its end"):
@@ -171,12 +184,52 @@ def test_equal_legal_orders_share_one_table(tokens: Tokens):
     assert tokens.tables.table(twin) is tokens.tables.table(MOVEMENT)
 
 
-def test_scripted_orders_have_a_path_too(tokens: Tokens):
+def test_scripted_orders_have_a_path_too(tables: TableBuilder):
     """What the teacher orders can be imitated: every scripted order set is spelled by the table."""
     dice, board = random.Random(5), Board.start()
     for _ in range(25):
         legal = board.legal_orders()
         orders = {power: player("mover")(choice, dice) for power, choice in legal.items()}
         for power, choice in legal.items():
-            tokens.tables.table(choice).legal_sets(tokens.tables.spell(orders[power]))
+            tables.table(choice).legal_sets(tables.spell(orders[power], choice))
         board.step(orders)
+
+
+def test_an_answer_in_slot_notation_leaves_out_what_its_place_tells(tokens: Tokens):
+    tables = TableBuilder(tokens.codec, "slot")
+    for legal, orders, text in [
+        (MOVEMENT, ["F BRE - MAO", "A PAR S F BRE"], "- MAO\nS F BRE"),
+        (RETREAT, ["A VEN R TUS"], "R TUS"),
+        (BUILD, ["F STP/SC B", "WAIVE"], "2 F/SC\nWAIVE"),
+        (DISBAND, ["F CON D", "F BLA D"], "2\n4"),
+    ]:
+        ids = tables.spell(orders, legal)
+        assert tokens.codec.decode(ids[:-1]) == text and ids[-1] == tokens.codec.eos_id
+        assert tables.read(ids, legal) == orders
+
+
+def test_what_is_not_legal_cannot_be_spelled(tokens: Tokens):
+    with pytest.raises(InputError, match=r"FRANCE cannot order 'A PAR - MAR'"):
+        tokens.tables.spell(["F BRE H", "A PAR - MAR"], MOVEMENT)
+
+
+@pytest.mark.parametrize("notation", ["full", "slot"])
+@pytest.mark.parametrize("told", ["none", "factored", "lines"])
+def test_a_fork_is_played_in_every_way_of_writing_prompts(model, uniform_engine, positions, told: str, notation: str):
+    """Prompts, completions and orders fit together down to the board, which refuses nothing."""
+    prompts = PromptSettings.model_validate({"legal_orders": told, "order_notation": notation})
+    tokens = Tokens(Codec(model), prompts)
+    plan = ForkPlan(
+        name="fork",
+        shared_name="group",
+        seats=dict.fromkeys(POWERS, POLICY),
+        horizon_years=1,
+        temperature=1.0,
+        snapshot_id=positions[0].snapshot_id,
+    )
+    course = asyncio.run(play_fork(plan, Board.restore(positions[0]), uniform_engine(), tokens))
+    assert course.status == "complete" and len(course.drawn) > 7
+    assert not any(drawn.rejected for drawn in course.drawn)
+    for drawn in course.drawn:
+        prompt = tokens.codec.decode(drawn.prompt_ids)
+        assert prompt.startswith(rules_text(prompts)) and prompt.endswith("ORDERS:\n")

@@ -99,7 +99,7 @@ def test_an_opening_says_how_sure_the_policy_was_of_each_order(uniform_engine, t
     for opening in openings:
         legal = Board.restore(opening.snapshot).legal_orders()[opening.power]
         table = tokens.tables.table(legal)
-        sets = table.legal_sets(tokens.tables.spell(opening.orders))[1]
+        sets = table.legal_sets(tokens.tables.spell(opening.orders, legal))[1]
         assert math.prod(opening.probabilities) == pytest.approx(math.prod(1 / np.diff(sets)), rel=1e-2)
         assert len(opening.probabilities) == len(opening.orders) == legal.picks
     assert score("random", positions).openings == ()

@@ -1,8 +1,15 @@
 """Prompt text: golden, complete, the same for all powers, and shaped for sharing."""
 
+import random
 import re
 
+import pytest
+
 from game.board import POWERS, Board
+from game.legal import WAIVE, LegalOrders, OrderKind
+from game.notation import answer_lines, answers
+from game.players import player
+from game.prompt_settings import PromptSettings
 from game.prompts import board_text, order_lines, power_text, rules_text
 
 TRIESTE_FALLS = """\
@@ -84,3 +91,119 @@ def test_order_lines_are_canonical() -> None:
     assert order_lines(["a par  - bur", " F BRE H ", "WAIVE"]) == ["A PAR - BUR", "F BRE H", "WAIVE"]
     orders = Board.start().legal_orders()["FRANCE"].options[0]
     assert order_lines(orders) == list(orders)
+
+
+SLOT, FACTORED, LINES = (
+    PromptSettings(order_notation="slot"),
+    PromptSettings(legal_orders="factored"),
+    PromptSettings(legal_orders="lines"),
+)
+WAYS = [
+    PromptSettings.model_validate({"legal_orders": told, "order_notation": notation})
+    for told in ("none", "factored", "lines")
+    for notation in ("full", "slot")
+]
+
+
+def test_slots_number_the_units(trieste_falls: Board) -> None:
+    (retreat,) = trieste_falls.legal_orders().values()
+    assert power_text(retreat, trieste_falls, SLOT) == "AUSTRIA RETREAT 1 F TRI R ADR ALB\nORDERS:\n"
+    board = Board.start()
+    assert power_text(board.legal_orders()["FRANCE"], board, SLOT) == "FRANCE MOVEMENT 1 F BRE 2 A MAR 3 A PAR\nORDERS:\n"
+
+
+def test_factored_options_go_by_unit_and_kind() -> None:
+    board = Board.start()
+    text = power_text(board.legal_orders()["FRANCE"], board, FACTORED)
+    assert text == (
+        "FRANCE MOVEMENT\n"
+        "F BRE - ENG GAS MAO PIC S A MAR GAS S A PAR GAS PIC S F LON ENG\n"
+        "A MAR - BUR GAS PIE SPA S A MUN BUR S A PAR BUR GAS S A VEN PIE S F BRE GAS\n"
+        "A PAR - BRE BUR GAS PIC S A MAR BUR GAS S A MUN BUR S F BRE H GAS PIC\n"
+        "ORDERS:\n"
+    )
+
+
+def read_factored(text: str, own: LegalOrders) -> list[set[str]]:
+    """What a factored prompt says may be ordered, per unit: an independent reading of it."""
+    found = []
+    for unit, line in zip(own.sites, text.splitlines()[1:-1], strict=True):
+        words = line.removeprefix(f"{unit}").split()
+        orders, verb, helped = {f"{unit} H"}, "", ""
+        while words:
+            word = words.pop(0)
+            if word in ("-", "VIA"):
+                verb = word
+            elif word in ("S", "C"):
+                verb, helped = word, f"{words.pop(0)} {words.pop(0)}"
+            elif verb in ("-", "VIA"):
+                orders.add(f"{unit} - {word}" + (" VIA" if verb == "VIA" else ""))
+            else:
+                orders.add(f"{unit} {verb} {helped}" + ("" if word == "H" else f" - {word}"))
+        found.append(orders)
+    return found
+
+
+def test_factored_prompts_say_exactly_what_is_legal(self_play) -> None:
+    kinds = set()
+    for board, legal, _ in self_play(2, phases=40):
+        for own in legal.values():
+            text = power_text(own, board, FACTORED)
+            kinds.add(own.kind)
+            if own.kind is OrderKind.MOVEMENT:
+                assert read_factored(text, own) == [set(options) for options in own.options]
+            elif own.kind is OrderKind.BUILD:
+                words, read = text.splitlines()[0].split()[3:], []
+                for word in words:
+                    if len(word) == 3:
+                        read.append((word, set()))
+                    else:
+                        read[-1][1].add(f"{word[0]} {read[-1][0]}{word[1:]} B")
+                assert read == [(site, set(options)) for site, options in zip(own.sites, own.options, strict=True)]
+            else:  # a retreat's places and a disband's units stand in every prompt
+                assert text == power_text(own, board)
+    assert kinds == set(OrderKind)
+
+
+def test_prompts_of_lines_name_every_legal_order_as_it_is_to_be_answered(self_play) -> None:
+    for board, legal, _ in self_play(2, phases=25):
+        for own in legal.values():
+            last = [WAIVE] if own.kind is OrderKind.BUILD else []
+            flat = [order for options in own.options for order in options]
+            assert power_text(own, board, LINES).splitlines()[1:-1] == flat + last
+
+
+@pytest.mark.parametrize("settings", WAYS, ids=lambda way: f"{way.legal_orders}-{way.order_notation}")
+def test_every_way_shares_the_same_pieces_first_and_joins_cleanly(self_play, settings: PromptSettings) -> None:
+    """Rules alike for all, then the board alike for all powers, then the power: whatever is told of it comes last."""
+    rules = set()
+    for board, legal, _ in self_play(1, phases=12):
+        rules.add(rules_text(settings))
+        for power, own in legal.items():
+            piece = power_text(own, board, settings)
+            assert piece.startswith(f"{power} {own.kind.upper()}") and piece.endswith("\nORDERS:\n")
+            assert not any(bad in piece for bad in ("  ", " \n", "\n ", "\n\n"))
+    assert len(rules) == 1
+
+
+def test_a_default_prompt_says_what_it_always_said() -> None:
+    board = Board.start()
+    own = board.legal_orders()["TURKEY"]
+    assert rules_text() == (
+        "Diplomacy without press. Each power: units | supply centres. "
+        "Answer one order per line, in the order of the units named.\n"
+    )
+    assert power_text(own, board, PromptSettings()) == power_text(own, board)
+
+
+def test_lines_of_one_site_differ_and_where_sites_are_chosen_all_do(self_play) -> None:
+    for _, legal, _ in self_play(3, phases=30):
+        for own in legal.values():
+            lines = answers(own, "slot")
+            assert all(len(set(site)) == len(site) for site in lines)
+            if own.kind in (OrderKind.BUILD, OrderKind.DISBAND):
+                flat = [line for site in lines for line in site]
+                assert len(set(flat)) == len(flat) and WAIVE not in flat
+            orders = player("random")(own, random.Random(0))
+            assert answer_lines(orders, own, "full") == orders
+            assert len(answer_lines(orders, own, "slot")) == len(orders)

@@ -8,7 +8,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from decoding.codec import Codec
-from training.recipe import recipe_hash
+from decoding.model_files import max_position
+from game.prompt_settings import PromptSettings
+from training.recipe import longest_sequence, recipe_hash
 from training.settings import TinyModelSettings
 from training.tiny_model import SharedRow, language_loss, make_tiny_model
 
@@ -67,6 +69,27 @@ def test_any_setting_of_the_recipe_changes_its_hash():
         "teacher": "random",
     }.items():
         assert recipe_hash(base.model_copy(update={name: value})) != recipe_hash(base), name
+
+
+def test_the_way_of_writing_prompts_is_part_of_the_recipe_and_the_default_way_changes_no_name():
+    base = TinyModelSettings()
+    names = {
+        recipe_hash(base, PromptSettings.model_validate({"legal_orders": told, "order_notation": notation}))
+        for told in ("none", "factored", "lines")
+        for notation in ("full", "slot")
+    }
+    assert len(names) == 6
+    assert recipe_hash(base) == recipe_hash(base, PromptSettings()) == "192a26525437"
+
+
+def test_a_base_is_warmed_up_in_the_notation_that_it_plays(tmp_path: Path):
+    recipe = TinyModelSettings(hidden=32, layers=1, source_games=1, imitation_steps=1, imitation_positions=1)
+    slot = PromptSettings(order_notation="slot", legal_orders="lines")
+    folder = make_tiny_model(tmp_path, recipe, prompts=slot)
+    assert folder.name == f"tiny-{recipe_hash(recipe, slot)}" and folder != make_tiny_model(tmp_path, recipe)
+    assert max_position(folder) == longest_sequence(slot) > longest_sequence(PromptSettings())
+    stored = json.loads((folder / "recipe.json").read_text())
+    assert PromptSettings.model_validate(stored["prompts"]) == slot
 
 
 def test_its_tokenizer_spells_units_and_provinces_with_one_token_each(model: Path):

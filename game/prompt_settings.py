@@ -1,0 +1,23 @@
+"""Settings of prompts: what a power is told of its legal orders, and how it is to spell its own."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+OrderNotation = Literal["full", "slot"]
+
+
+class PromptSettings(BaseModel):
+    """How prompts and answers are written; a model is trained for one way, so it is part of a tiny model's recipe."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    legal_orders: Literal["none", "factored", "lines"] = "none"
+    """What a prompt says of legal orders: 'none', since the decoder allows no others anyway; 'factored', each unit's
+    options by kind on one line; 'lines', every order on a line of its own (long: raise inference.max_model_length)."""
+    order_notation: OrderNotation = "full"
+    """How an order is answered: 'full', as "A PAR - BUR"; 'slot', only what the unit does, as "- BUR", the prompt having
+    numbered the units: fewer tokens to draw, none of them forced by the unit's name."""
+
+
+DEFAULT_PROMPTS = PromptSettings()
