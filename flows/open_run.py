@@ -160,6 +160,7 @@ async def open_run(settings: RunSettings, *, resume: bool = False) -> AsyncItera
             model=model,
             seed=settings.seed,
             rollouts=settings.rollouts,
+            storage=settings.storage,
             cache=cache,
             host=host,
             engine=engine,

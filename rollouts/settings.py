@@ -12,6 +12,10 @@ class RolloutSettings(BaseModel):
 
     start_groups: Annotated[int, Field(ge=1, le=4096)] = 16
     """Start groups rolled out for each training step."""
+    sampling: Literal["uniform", "stratified", "learnable"] = "uniform"
+    """How a step's positions are drawn: all alike; every year, kind of phase and balance of power alike; or preferring those
+    whose past groups had spread in their returns.
+    """
     forks_per_group: Annotated[int, Field(ge=2, le=256)] = 8
     """Forks of each snapshot; more lowers the variance of advantages for little, since they share their prefix."""
     horizon_years: Annotated[int, Field(ge=1, le=20)] = 3

@@ -5,6 +5,7 @@ them closes them.
 """
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from inference.engine import Engine
@@ -12,7 +13,9 @@ from inference.host import EngineHost
 from rollouts.fork import Tokens
 from rollouts.settings import RolloutSettings
 from state_cache.store import StateCache
+from storage.learnable import PastSpreads
 from storage.runs import RunPaths
+from storage.settings import StorageSettings
 from telemetry.timing import Spans
 from training.process import Standing, TrainerProcess
 
@@ -40,7 +43,14 @@ class Resources:
     """Where the run stood when it was opened."""
     provenance: dict[str, str]
     """What every shard says of its origin."""
+    storage: StorageSettings = field(default_factory=StorageSettings)
+    """Of the returns by which the sampler sees what still teaches."""
     spans: Spans = field(default_factory=Spans)
+
+    @cached_property
+    def past_spreads(self) -> PastSpreads:
+        """What the run's start groups taught so far; its index is made at the first question."""
+        return PastSpreads(self.paths, blend=self.storage.blend, discount=self.storage.discount)
 
     async def serve(self, version: int, adapter: Path, adapter_hash: str) -> None:
         """Let the engine play policy `version` from now on."""

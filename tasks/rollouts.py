@@ -58,7 +58,7 @@ async def roll_out_groups(resources: Resources, step: int, first_group: int, cou
     with resources.spans.span("rollout"):
         found = await asyncio.to_thread(coverage, resources.paths, PRODUCER, first_group, count)
         first_of_step = (step - 1) * resources.rollouts.start_groups
-        positions = sample_start_positions(resources.cache.train, resources.rollouts.start_groups, resources.seed, step)
+        positions = await asyncio.to_thread(start_positions, resources, step)
         for first, stretch in found.missing:
             mine = positions[first - first_of_step : first - first_of_step + stretch]
             await _play(resources, f"rollout {step}", PRODUCER, mine, first)
@@ -84,6 +84,21 @@ async def roll_out_probe(resources: Resources, version: int) -> None:
         if found.missing:
             positions = sample_start_positions(resources.cache.train, 1, resources.seed, version)
             await _play(resources, "probe", PROBE, positions, version)
+
+
+def start_positions(resources: Resources, step: int) -> list[tuple[Snapshot, str]]:
+    """The positions of `step`, and the power that the policy plays in each; the same whenever it is asked.
+
+    What past groups taught counts up to the newest step that was whole before any task of this one could begin: rollouts run
+    ahead of the trainer by at most the policy lag, whatever buffer depth a resumed run is given.
+    """
+    wanted, spreads = resources.rollouts, None
+    if wanted.sampling == "learnable":
+        whole = max(0, step - 1 - resources.storage.max_policy_lag)
+        spreads = resources.past_spreads.before(PRODUCER, whole * wanted.start_groups)
+    return sample_start_positions(
+        resources.cache.train, wanted.start_groups, resources.seed, step, sampling=wanted.sampling, spreads=spreads
+    )
 
 
 async def _play(resources: Resources, stage: str, producer: str, positions: list[tuple[Snapshot, str]], first_group: int) -> None:

@@ -1,11 +1,13 @@
 """Start positions: drawn evenly, by seed and step alone, for powers that can play."""
 
 import json
+import random
 from collections import Counter
 
 import pytest
 
-from state_cache.sampling import sample_start_positions
+from state_cache.sampling import FLOOR, learnable_weights, sample_start_positions
+from state_cache.strata import count_strata, stratum_of
 from telemetry.errors import InputError
 
 
@@ -43,3 +45,77 @@ def test_every_power_with_units_is_drawn_alike_and_no_other(small) -> None:
 def test_nothing_to_draw_from_is_said_in_a_sentence() -> None:
     with pytest.raises(InputError, match="no positions to draw from"):
         sample_start_positions([], 1, seed=0, step=0)
+
+
+def test_uniform_draws_are_the_ones_that_runs_were_made_with(small) -> None:
+    """The rule as it was before there was any other, written out once more."""
+    _, train, _ = small
+    for step in range(5):
+        rng = random.Random(f"start positions of step {step} with seed 7")
+        drawn = rng.sample(train, 30) + rng.sample(train, 10)
+        told = sample_start_positions(train, 40, seed=7, step=step, spreads={train[0].snapshot_id: 5.0})
+        assert [snapshot for snapshot, _ in told] == drawn
+        assert [power for _, power in told] == [
+            rng.choice([own["name"] for own in json.loads(s.position)["powers"] if own["units"]]) for s in drawn
+        ]
+
+
+@pytest.mark.parametrize("count", [1, 5, 40])
+def test_stratified_draws_take_every_stratum_alike(small, count: int) -> None:
+    _, train, _ = small
+    strata = count_strata(train)
+    drawn = [s for step in range(100) for s, _ in sample_start_positions(train, count, 0, step, sampling="stratified")]
+    assert len(drawn) == 100 * count
+    met = Counter(stratum_of(snapshot) for snapshot in drawn)
+    expected = 100 * count / len(strata)
+    assert met.keys() <= strata.keys() and all(abs(met[each] - expected) < 5 * expected**0.5 + 1 for each in strata)
+    once = [s for s, _ in sample_start_positions(train, len(strata), 0, 1, sampling="stratified")]
+    assert len({stratum_of(snapshot) for snapshot in once}) == len(strata)
+
+
+def test_stratified_draws_repeat_a_position_only_when_its_stratum_is_used_up(small) -> None:
+    _, train, _ = small
+    times = Counter(s.snapshot_id for s, _ in sample_start_positions(train, 100, 0, 0, sampling="stratified"))
+    for stratum in count_strata(train):
+        counts = [times[snapshot.snapshot_id] for snapshot in train if stratum_of(snapshot) == stratum]
+        assert max(counts) - min(counts) <= 1
+
+
+def test_learnable_draws_follow_the_spread_and_starve_none(small) -> None:
+    """One position with all the spread, one that is unknown, the others without any: counted over single draws."""
+    _, train, _ = small
+    best, unknown, *flat = train
+    spreads = {snapshot.snapshot_id: 0.0 for snapshot in flat} | {best.snapshot_id: 3.0}
+    weights = learnable_weights(train, spreads)
+    assert sum(weights) == pytest.approx(1.0) and min(weights) == pytest.approx(FLOOR / len(train))
+    steps = 6000
+    drawn = Counter(
+        sample_start_positions(train, 1, 0, step, sampling="learnable", spreads=spreads)[0][0].snapshot_id
+        for step in range(steps)
+    )
+    middling = 3.0 / (len(train) - 1)
+    for snapshot, score in ((best, 3.0), (unknown, middling), (flat[0], 0.0), (flat[-1], 0.0)):
+        chance = FLOOR / len(train) + (1 - FLOOR) * score / (3.0 + middling)
+        assert abs(drawn[snapshot.snapshot_id] - steps * chance) < 4.5 * (steps * chance) ** 0.5
+    assert len(drawn) == len(train)
+
+
+def test_learnable_draws_repeat_none_before_all_came_and_are_uniform_while_nothing_is_known(small) -> None:
+    _, train, _ = small
+    spreads = {train[0].snapshot_id: 3.0}
+    drawn = sample_start_positions(train, 2 * len(train), 0, 0, sampling="learnable", spreads=spreads)
+    assert set(Counter(snapshot.snapshot_id for snapshot, _ in drawn).values()) == {2}
+    for nothing in (None, {}, {"elsewhere": 1.0}, {train[0].snapshot_id: 0.0}):
+        assert sample_start_positions(train, 8, 0, 4, sampling="learnable", spreads=nothing) == sample_start_positions(
+            train, 8, 0, 4
+        )
+
+
+@pytest.mark.parametrize("sampling", ["uniform", "stratified", "learnable"])
+def test_the_same_figures_give_the_same_draw_in_whatever_order_they_come(small, sampling) -> None:
+    _, train, _ = small
+    spreads = {snapshot.snapshot_id: place / 7 for place, snapshot in enumerate(train)}
+    backwards = dict(reversed(spreads.items()))
+    first = sample_start_positions(train, 8, 3, 5, sampling=sampling, spreads=spreads)
+    assert first == sample_start_positions(train, 8, 3, 5, sampling=sampling, spreads=backwards)
+    assert first != sample_start_positions(train, 8, 3, 6, sampling=sampling, spreads=spreads)

@@ -1,0 +1,84 @@
+"""A step's positions are the same whenever they are drawn: what counts as known by then is a matter of its number alone."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollouts.settings import RolloutSettings
+from state_cache.sampling import sample_start_positions
+from state_cache.settings import CacheSettings
+from state_cache.store import StateCache
+from storage.runs import RunPaths
+from storage.settings import StorageSettings
+from tasks.resources import PRODUCER, Resources
+from tasks.rollouts import start_positions
+from training.process import Standing
+
+GROUPS, LAG = 4, 2
+
+
+class Taught:
+    """In the place of the run's rows: remembers what it was asked, and has something to tell of every group before."""
+
+    def __init__(self, snapshot_ids: list[str]) -> None:
+        self.asked: list[tuple[str, int]] = []
+        self._ids = snapshot_ids
+
+    def before(self, producer: str, start_group: int) -> dict[str, float]:
+        self.asked.append((producer, start_group))
+        return {name: float(start_group + place) for place, name in enumerate(self._ids[:start_group])}
+
+
+@pytest.fixture
+def resources(tmp_path: Path, positions) -> Any:
+    def make(sampling: str) -> Resources:
+        nothing: Any = None
+        made = Resources(
+            paths=RunPaths(tmp_path),
+            model=tmp_path,
+            seed=5,
+            rollouts=RolloutSettings.model_validate({"start_groups": GROUPS, "sampling": sampling}),
+            storage=StorageSettings(max_policy_lag=LAG),
+            cache=StateCache(path=tmp_path, settings=CacheSettings(), train=tuple(positions), held_out=()),
+            host=nothing,
+            engine=nothing,
+            tokens=nothing,
+            trainer=nothing,
+            standing=Standing(step_done=0, adapter=None, adapter_hash="", metrics={}, set_aside=()),
+            provenance={},
+        )
+        made.__dict__["past_spreads"] = Taught([snapshot.snapshot_id for snapshot in positions])
+        return made
+
+    return make
+
+
+def test_a_learnable_draw_looks_at_steps_that_were_whole_before_it_could_begin(resources):
+    """Step 9 may begin while the trainer stands before step 7, so it must not know of more than step 6."""
+    run = resources("learnable")
+    drawn = start_positions(run, 9)
+    assert run.past_spreads.asked == [(PRODUCER, 6 * GROUPS)]
+    told = run.past_spreads.before(PRODUCER, 6 * GROUPS)
+    assert drawn == sample_start_positions(run.cache.train, GROUPS, 5, 9, sampling="learnable", spreads=told)
+    assert drawn != sample_start_positions(run.cache.train, GROUPS, 5, 9)
+
+
+@pytest.mark.parametrize("step", [1, 2, 1 + LAG])
+def test_the_first_steps_know_of_nothing(resources, step: int):
+    run = resources("learnable")
+    assert start_positions(run, step) == sample_start_positions(run.cache.train, GROUPS, 5, step)
+    assert run.past_spreads.asked == [(PRODUCER, 0)]
+
+
+def test_steps_in_any_order_draw_what_they_drew_before(resources):
+    run, again = resources("learnable"), resources("learnable")
+    forwards = [start_positions(run, step) for step in range(1, 8)]
+    assert [start_positions(again, step) for step in reversed(range(1, 8))] == forwards[::-1]
+
+
+@pytest.mark.parametrize("sampling", ["uniform", "stratified"])
+def test_other_draws_ask_no_rows(resources, sampling: Any):
+    run = resources(sampling)
+    expected = sample_start_positions(run.cache.train, GROUPS, 5, 9, sampling=sampling)
+    assert start_positions(run, 9) == expected and run.past_spreads.asked == []
