@@ -24,7 +24,7 @@ _HOW_TO_ANSWER = {
 }
 _HOW_TO_READ = {
     "none": "",
-    "factored": "Any unit may hold (H); it may move (-), by convoy (VIA), support (S) a hold or move, convoy (C).\n",
+    "factored": "Each unit: where it may move, and whose move there it may support (H: stay); VIA: by convoy; C: convoys.\n",
     "lines": "",
 }
 
@@ -81,28 +81,30 @@ def _line(*words: str) -> str:
 
 
 def _factored(options: Sequence[str]) -> list[str]:
-    """One unit's options by kind: "- BUR GAS VIA LON S A MAR H GAS C A LON BEL"; holding goes without saying."""
-    groups: dict[str, list[str]] = {}
-    for order in sorted(options, key=_kind_of_order):
-        action = order.split(" ")[2:]
-        match action:
-            case ["H"]:
-                pass
+    """One unit's options by place: "ARM SYR SEV, CON BUL H, SMY, S SPA MAR, VIA ALB APU, C LON BEL HOL".
+
+    A place that it may move to, then the units whose move there it may support, and H where it may support whoever stays
+    there. S: a place that it may only support into; VIA: where it may be convoyed; C: an army that it may convoy, and where
+    to. Holding goes without saying, and so does what kind of unit stands in a place: the board tells.
+    """
+    moves, supports, convoyed, convoys = [], {}, [], {}
+    for order in options:
+        match order.split(" ")[2:]:
             case ["-", goal]:
-                groups.setdefault("-", []).append(goal)
+                moves.append(goal)
             case ["-", goal, "VIA"]:
-                groups.setdefault("VIA", []).append(goal)
-            case [verb, unit, place]:
-                groups.setdefault(_line(verb, unit, place), []).append("H")
-            case [verb, unit, place, "-", goal]:
-                groups.setdefault(_line(verb, unit, place), []).append(goal)
-    return [_line(kind, *goals) for kind, goals in groups.items()]
-
-
-def _kind_of_order(order: str) -> tuple[int, str]:
-    words = order.split(" ")
-    verb = "VIA" if words[-1] == "VIA" else words[2]
-    return ("H", "-", "VIA", "S", "C").index(verb), order
+                convoyed.append(goal)
+            case ["S", _, place, "-", goal]:
+                supports.setdefault(goal, []).append(place)
+            case ["S", _, place]:
+                supports.setdefault(place, []).append("H")
+            case ["C", _, place, "-", goal]:
+                convoys.setdefault(place, []).append(goal)
+    entries = [[goal, *supports.pop(goal, ())] for goal in moves]
+    entries += [["S", goal, *helped] for goal, helped in supports.items()]
+    entries += [["VIA", *convoyed]] if convoyed else []
+    entries += [["C", place, *goals] for place, goals in convoys.items()]
+    return [_line(*entry) + "," * (number < len(entries)) for number, entry in enumerate(entries, start=1)]
 
 
 def _every_order(legal: LegalOrders, settings: PromptSettings) -> list[str]:

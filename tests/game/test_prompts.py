@@ -112,46 +112,50 @@ def test_slots_number_the_units(trieste_falls: Board) -> None:
     assert power_text(board.legal_orders()["FRANCE"], board, SLOT) == "FRANCE MOVEMENT 1 F BRE 2 A MAR 3 A PAR\nORDERS:\n"
 
 
-def test_factored_options_go_by_unit_and_kind() -> None:
+def test_factored_options_go_by_unit_and_place() -> None:
     board = Board.start()
     text = power_text(board.legal_orders()["FRANCE"], board, FACTORED)
     assert text == (
         "FRANCE MOVEMENT\n"
-        "F BRE - ENG GAS MAO PIC S A MAR GAS S A PAR GAS PIC S F LON ENG\n"
-        "A MAR - BUR GAS PIE SPA S A MUN BUR S A PAR BUR GAS S A VEN PIE S F BRE GAS\n"
-        "A PAR - BRE BUR GAS PIC S A MAR BUR GAS S A MUN BUR S F BRE H GAS PIC\n"
+        "F BRE ENG LON, GAS MAR PAR, MAO, PIC PAR\n"
+        "A MAR BUR MUN PAR, GAS PAR BRE, PIE VEN, SPA\n"
+        "A PAR BRE H, BUR MAR MUN, GAS MAR BRE, PIC BRE\n"
         "ORDERS:\n"
     )
 
 
-def read_factored(text: str, own: LegalOrders) -> list[set[str]]:
-    """What a factored prompt says may be ordered, per unit: an independent reading of it."""
+def read_factored(text: str, own: LegalOrders, kinds: dict[str, str]) -> list[set[str]]:
+    """What a factored prompt says may be ordered, per unit: an independent reading of it. `kinds`: unit type by location."""
     found = []
     for unit, line in zip(own.sites, text.splitlines()[1:-1], strict=True):
-        words = line.removeprefix(f"{unit}").split()
-        orders, verb, helped = {f"{unit} H"}, "", ""
-        while words:
-            word = words.pop(0)
-            if word in ("-", "VIA"):
-                verb = word
-            elif word in ("S", "C"):
-                verb, helped = word, f"{words.pop(0)} {words.pop(0)}"
-            elif verb in ("-", "VIA"):
-                orders.add(f"{unit} - {word}" + (" VIA" if verb == "VIA" else ""))
-            else:
-                orders.add(f"{unit} {verb} {helped}" + ("" if word == "H" else f" - {word}"))
+        orders = {f"{unit} H"}
+        for entry in line.removeprefix(unit).split(","):
+            first, *rest = entry.split() or [""]
+            if first == "VIA":
+                orders |= {f"{unit} - {goal} VIA" for goal in rest}
+            elif first == "C":
+                orders |= {f"{unit} C A {rest[0]} - {goal}" for goal in rest[1:]}
+            elif first:
+                if first != "S":
+                    orders.add(f"{unit} - {first}")
+                    rest = [first, *rest]
+                goal, *helped = rest
+                for place in helped:
+                    orders.add(f"{unit} S {kinds[goal]} {goal}" if place == "H" else f"{unit} S {kinds[place]} {place} - {goal}")
         found.append(orders)
     return found
 
 
 def test_factored_prompts_say_exactly_what_is_legal(self_play) -> None:
-    kinds = set()
+    kinds, marks = set(), set()
     for board, legal, _ in self_play(2, phases=40):
         for own in legal.values():
             text = power_text(own, board, FACTORED)
             kinds.add(own.kind)
+            marks |= {mark for mark in (", S ", ", VIA ", ", C ") if mark in text}
             if own.kind is OrderKind.MOVEMENT:
-                assert read_factored(text, own) == [set(options) for options in own.options]
+                stand = {unit[2:]: unit[0] for units in board.units().values() for unit in units}
+                assert read_factored(text, own, stand) == [set(options) for options in own.options]
             elif own.kind is OrderKind.BUILD:
                 words, read = text.splitlines()[0].split()[3:], []
                 for word in words:
@@ -162,7 +166,7 @@ def test_factored_prompts_say_exactly_what_is_legal(self_play) -> None:
                 assert read == [(site, set(options)) for site, options in zip(own.sites, own.options, strict=True)]
             else:  # a retreat's places and a disband's units stand in every prompt
                 assert text == power_text(own, board)
-    assert kinds == set(OrderKind)
+    assert kinds == set(OrderKind) and len(marks) == 3
 
 
 def test_prompts_of_lines_name_every_legal_order_as_it_is_to_be_answered(self_play) -> None:

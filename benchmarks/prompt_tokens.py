@@ -1,0 +1,141 @@
+"""What prompts and answers cost in tokens, beside the indented JSON of old.
+
+Counts whole decisions of scripted games, each prompt from the rules to its last line and each answer to its end mark, with
+the tokenizer of the tiny model and with a general one: the tekken file that comes with `mistral_common`, which vLLM brings.
+The prompt of old tells the same: rules, units and centres of every power, and the legal orders of the one that is asked.
+Nothing is timed. The tiny tokenizer has learned the default way of writing alone, so all else costs it more than it would a
+model made for it: of its figures only those of `none` and `full` are what a run pays.
+"""
+
+import json
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.outcome import Outcome, Target
+from game.board import POWERS, Board
+from game.legal import LegalOrders
+from game.notation import answer_lines
+from game.players import player
+from game.prompt_settings import PromptSettings
+from game.prompts import board_text, power_text, rules_text
+from telemetry.errors import InputError
+
+GENERAL = "tekken_240911.json"
+"""A general tokenizer of 131,072 tokens that lies in the package's data."""
+TARGETS = {"prompt_tokens_ratio": Target(at_least=3.0), "completion_tokens_ratio": Target(at_least=1.5)}
+WAYS = {
+    "none": PromptSettings(),
+    "factored": PromptSettings(legal_orders="factored"),
+    "lines": PromptSettings(legal_orders="lines"),
+    "slot": PromptSettings(order_notation="slot"),
+    "factored_slot": PromptSettings(legal_orders="factored", order_notation="slot"),
+}
+_FIRST_YEAR, _LAST_YEAR = 1904, 1906
+
+Count = Callable[[str], int]
+"""Tokens of a text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One power's decision in a movement phase."""
+
+    board: Board
+    legal: LegalOrders
+    orders: list[str]
+
+
+def bench_prompts(*, games: int = 12, seed: int = 0, tiny: Path | None = None) -> Outcome:
+    """Mean tokens of a decision, per way of writing it, and the ratios that count.
+
+    Args:
+        tiny: folder of a tiny model, if its tokenizer is to be counted with too.
+
+    Raises:
+        InputError: there is nothing to count, or no general tokenizer.
+    """
+    cases = decisions(games, seed)
+    if not cases:
+        raise InputError(f"There is no decision in {games} games: ask for at least 1.")
+    metrics = {"decisions": float(len(cases)), **_figures(cases, general_tokenizer(), "")}
+    if tiny is not None:
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_file(str(tiny / "tokenizer.json"))
+        metrics |= _figures(cases, lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids), "tiny_")
+    return Outcome(benchmark="prompts", metrics=metrics, targets=TARGETS)
+
+
+def decisions(games: int, seed: int) -> list[Case]:
+    """Every open decision of the movement phases of 1904 to 1906, in games of movers."""
+    found = []
+    for game in range(games):
+        rng, board = random.Random(f"prompts {seed} {game}"), Board.start()
+        while not board.is_over and board.year <= _LAST_YEAR:
+            legal = board.legal_orders()
+            orders = {power: player("mover")(own, rng, board) for power, own in legal.items()}
+            if board.year >= _FIRST_YEAR and board.phase_type == "M":
+                kept = board.fork()
+                found += [Case(board=kept, legal=own, orders=orders[power]) for power, own in legal.items() if not own.is_forced]
+            board.step(orders)
+    return found
+
+
+def json_prompt(board: Board, legal: LegalOrders) -> str:
+    """The prompt of old: the same rules, then the position and every legal order as JSON with an indent of two."""
+    units, centres = board.units(), board.centres()
+    return (
+        rules_text()
+        + json.dumps(
+            {
+                "phase": board.phase,
+                "power": legal.power,
+                "units": {power: units[power] for power in POWERS},
+                "centers": {power: centres[power] for power in POWERS},
+                "legal_orders": dict(zip(legal.sites, legal.options, strict=True)),
+            },
+            indent=2,
+        )
+        + "\nORDERS:\n"
+    )
+
+
+def general_tokenizer() -> Count:
+    """Counts with the tekken file that the installed `mistral_common` ships.
+
+    Raises:
+        InputError: the package is not there, or ships the file no more.
+    """
+    try:
+        import mistral_common
+        from mistral_common.tokens.tokenizers.tekken import Tekkenizer
+    except ImportError as error:
+        raise InputError("The general tokenizer comes with vLLM: install the extra 'cpu' or 'gpu'.") from error
+    file = Path(str(mistral_common.__file__)).parent / "data" / GENERAL
+    if not file.is_file():
+        raise InputError(f"The installed mistral_common ships no {GENERAL}: install the locked version.")
+    tokenizer = Tekkenizer.from_file(file)
+    return lambda text: len(tokenizer.encode(text, bos=False, eos=False))
+
+
+def _figures(cases: list[Case], count: Count, prefix: str) -> dict[str, float]:
+    # The rules are the same in every prompt, and segments are encoded apart: so they are counted apart.
+    def mean(values: Iterable[int]) -> float:
+        return sum(values) / len(cases)
+
+    figures = {"json_prompt_tokens": mean(count(json_prompt(case.board, case.legal)) for case in cases)}
+    for name, way in WAYS.items():
+        rules = count(rules_text(way))
+        figures[f"{name}_prompt_tokens"] = mean(
+            rules + count(board_text(case.board)) + count(power_text(case.legal, case.board, way)) for case in cases
+        )
+    for notation in ("full", "slot"):
+        # One token more than its lines hold for each line: the line break, and the end mark of the last.
+        figures[f"{notation}_completion_tokens"] = mean(
+            sum(count(line) + 1 for line in answer_lines(case.orders, case.legal, notation)) for case in cases
+        )
+    figures["prompt_tokens_ratio"] = figures["json_prompt_tokens"] / figures["factored_prompt_tokens"]
+    figures["completion_tokens_ratio"] = figures["full_completion_tokens"] / figures["slot_completion_tokens"]
+    return {prefix + name: value for name, value in figures.items()}
