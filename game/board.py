@@ -34,6 +34,11 @@ class PhaseResult:
     """Per unit, what came of its order, as ("bounce",) or ("cut", "dislodged"); empty where it succeeded."""
     rejected: dict[str, int]
     """Per power of `step`'s argument: orders not legal, beyond the budget, or second ones for their site."""
+    owners: dict[str, str]
+    """Per unit of `results`, the power whose unit it is; but none for a unit that was destroyed as it was driven
+    out, which the engine names once more in the retreats after."""
+    dislodged: dict[str, str]
+    """Per unit that was driven out of its province, the power whose unit moved in; empty but after movements."""
 
 
 class Board:
@@ -132,6 +137,11 @@ class Board:
         """Per power, the units that stand on the map, sorted by location; dislodged ones are apart."""
         return {power: tuple(sorted(self._game.powers[power].units, key=_location)) for power in POWERS}
 
+    def is_alive(self, power: str) -> bool:
+        """True while the power has a centre or a unit, dislodged ones counted."""
+        own = self._game.powers[power]
+        return bool(own.centers or own.units or own.retreats)
+
     def dislodged(self) -> dict[str, dict[str, tuple[str, ...]]]:
         """Per power, its dislodged units by location, each with the places open to it."""
         retreats = {power: self._game.powers[power].retreats for power in POWERS}
@@ -179,18 +189,52 @@ class Board:
             rejected[power] = len(given) - len(taken[power])
         for power, accepted in taken.items():
             rejected[power] += self._game.take_orders(power, list(accepted))
-        played = self._phase
+        played, owners = self._phase, self._owners(taken)
         results = self._game.adjudicate()
+        dislodged = self._driven_out_by(results) if played.endswith("M") else {}
         self._enter_phase()
-        return PhaseResult(phase=played, orders=taken, results=results, rejected=rejected)
+        return PhaseResult(
+            phase=played,
+            orders=taken,
+            results=results,
+            rejected=rejected,
+            owners={unit: owners[unit] for unit in results if unit in owners},
+            dislodged=dislodged,
+        )
 
     def svg(self, orders: Mapping[str, Sequence[str]] | None = None) -> str:
-        """The board as SVG, about 105 KB, with the arrows of `orders`; takes tens of milliseconds."""
-        game = self._game.fork()
+        """The board as SVG, about 105 KB, with the arrows of `orders`; takes tens of milliseconds.
+
+        Raises:
+            InputError: an order is not legal here: the engine would draw nonsense, or fail.
+        """
+        game, legal = self._game.fork(), self.legal_orders()
         for power, given in (orders or {}).items():
             _check_texts(power, given)
-            game.set_orders(power, [order for order in given if order != WAIVE], expand=False)
+            drawn = _acceptable(given, legal.get(power))
+            if len(drawn) < len(given):
+                wrong = next(order for order in given if order not in drawn or given.count(order) > drawn.count(order))
+                raise InputError(f"{power} cannot order {wrong[:40]!r} in {self._phase}, so it is not drawn. Leave it out.")
+            game.set_orders(power, [order for order in drawn if order != WAIVE], expand=False)
         return str(game.render(incl_orders=orders is not None, incl_abbrev=True))
+
+    def _owners(self, taken: Mapping[str, Sequence[str]]) -> dict[str, str]:
+        """Per unit that this phase is about, its power: in retreats the dislodged ones, not who stands in their place."""
+        powers = self._game.powers
+        if self.phase_type == "R":
+            return {unit: power for power in POWERS for unit in powers[power].retreats}
+        owners = {unit: power for power in POWERS for unit in powers[power].units}
+        if self.phase_type == "A":  # and those that are about to be built
+            owners |= {_unit(order): power for power, own in taken.items() for order in own if order != WAIVE}
+        return owners
+
+    def _driven_out_by(self, results: Mapping[str, Sequence[str]]) -> dict[str, str]:
+        """Whoever stands in the province of a unit that was dislodged has driven it out."""
+        gone = [unit for unit, marks in results.items() if "dislodged" in marks]
+        if not gone:
+            return {}
+        holders = {unit[2:5]: power for power in POWERS for unit in self._game.powers[power].units}
+        return {unit: holders[unit[2:5]] for unit in gone}
 
     def _enter_phase(self) -> None:
         self._phase = str(self._game.get_current_phase())
@@ -229,10 +273,14 @@ def _location(unit: str) -> str:
     return unit[2:]
 
 
+def _unit(order: str) -> str:
+    return " ".join(order.split(" ", 2)[:2])
+
+
 def _check_texts(power: str, orders: Sequence[str]) -> None:
     if power not in POWERS:
         raise InputError(f"There is no power {power!r}. The powers are {', '.join(POWERS)}.")
-    if isinstance(orders, str) or not all(isinstance(order, str) for order in orders):
+    if isinstance(orders, str) or not isinstance(orders, Sequence) or not all(isinstance(order, str) for order in orders):
         raise InputError(f"The orders of {power} must be a list of texts such as 'A PAR - BUR', not {orders!r}.")
 
 

@@ -18,7 +18,7 @@ from game.legal import LegalOrders
 from game.players import player
 from game.prompt_settings import DEFAULT_PROMPTS, PromptSettings
 from game.prompts import board_text, power_text, rules_text
-from game.scores import Standing, horizon_reached, standing
+from game.scores import SOLO_CENTRES, Standing, horizon_reached, standing
 from inference.engine import Engine, Generation, GenerationRequest
 from rollouts.seeds import dice, seed_of
 from telemetry.errors import DataError, EngineError
@@ -46,6 +46,8 @@ class ForkPlan:
     seats: Mapping[str, str]
     """Power -> POLICY or the name of a scripted player, for all seven."""
     horizon_years: int
+    settled_years: int = 0
+    """Years without any centre changing hands after which the fork ends; 0: never for that."""
     temperature: float
     snapshot_id: str
 
@@ -94,12 +96,14 @@ class PlayedFork:
     end: Standing | None = None
     status: str = "complete"
     reason: str = ""
+    ended: str = ""
+    """horizon | won | drawn (after a hundred years) | eliminated (nobody of the policy is left) | settled | failed."""
 
 
 async def play_fork(
     plan: ForkPlan, board: Board, engine: Engine | None, tokens: Tokens | None, *, record_plies: bool = True
 ) -> PlayedFork:
-    """Play `board` (which is consumed) until `plan.horizon_years` have passed or the game is over.
+    """Play `board` (which is consumed) until `plan.horizon_years` have passed, or nothing is left to play for.
 
     Args:
         engine: draws the policy's decisions; None where every seat is scripted.
@@ -109,13 +113,14 @@ async def play_fork(
     Returns:
         the course; `status` is "failed" where the engine refused or failed, with the reason.
     """
-    course = PlayedFork(start=standing(board))
-    start_phase, ply = board.phase, 0
-    while not board.is_over and not (ply and horizon_reached(start_phase, board.phase, plan.horizon_years)):
+    now = standing(board)
+    course, watch = PlayedFork(start=now), _Watch(plan, board)
+    ply = 0
+    while not (reason_to_end := watch.reason_to_end(board, ply)):
         began = time.perf_counter()
         legal = board.legal_orders()
         legal_s = time.perf_counter() - began
-        phase, before = board.phase, standing(board)
+        phase, before = board.phase, now
         asked = [power for power in legal if plan.seats[power] == POLICY and not legal[power].is_forced]
         orders = _scripted_orders(plan, legal, board, skip=asked)
         if asked:
@@ -123,7 +128,7 @@ async def play_fork(
             try:
                 answers = await _decide(plan, board, legal, asked, ply, engine, tokens)
             except (EngineError, DataError) as error:
-                course.status, course.reason = "failed", str(error)
+                course.status, course.reason, reason_to_end = "failed", str(error), "failed"
                 break
             orders |= {power: answer[3] for power, answer in answers.items()}
         else:
@@ -131,6 +136,7 @@ async def play_fork(
         frozen = board.snapshot(game_id="", seed=0, source="") if record_plies else None
         began = time.perf_counter()
         played = board.step(orders)
+        now = standing(board, before, played)
         engine_ms = 1e3 * (legal_s + time.perf_counter() - began)
         for power, (seed, prompt_ids, generation, texts, legal_sets) in answers.items():
             course.drawn.append(
@@ -161,8 +167,34 @@ async def play_fork(
                 )
             )
         ply += 1
-    course.end = standing(board)
+    course.end, course.ended = now, reason_to_end
     return course
+
+
+class _Watch:
+    """Tells when a fork has nothing left to play for, and why."""
+
+    def __init__(self, plan: ForkPlan, board: Board) -> None:
+        self._plan, self._start = plan, board.phase
+        self._policy = [power for power, seat in plan.seats.items() if seat == POLICY]
+        self._centres, self._changed = board.centres(), board.phase
+
+    def reason_to_end(self, board: Board, ply: int) -> str:
+        """Why the fork ends before this ply; empty while it goes on."""
+        if board.is_over:
+            return "won" if max(board.centre_counts()) >= SOLO_CENTRES else "drawn"
+        if not ply:
+            return ""
+        if horizon_reached(self._start, board.phase, self._plan.horizon_years):
+            return "horizon"
+        if self._policy and not any(board.is_alive(power) for power in self._policy):
+            return "eliminated"
+        if self._plan.settled_years:
+            if (centres := board.centres()) != self._centres:
+                self._centres, self._changed = centres, board.phase
+            elif horizon_reached(self._changed, board.phase, self._plan.settled_years):
+                return "settled"
+        return ""
 
 
 def _scripted_orders(plan: ForkPlan, legal: Mapping[str, LegalOrders], board: Board, skip: list[str]) -> dict[str, list[str]]:

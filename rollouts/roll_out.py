@@ -1,8 +1,8 @@
 """Roll out start groups: every fork of every group at once, and the rows and plies that come of them.
 
 Promises whole groups: every decision that any fork of a group drew becomes a row; those of a fork that failed say so, with
-the reason. Reward components are cut here:
-each covers the time from a decision to the same power's next decision in that fork, or to the fork's end.
+the reason. Reward components are cut here: each covers the time from a decision to the same power's next decision in that
+fork, or to the fork's end.
 """
 
 import asyncio
@@ -67,7 +67,7 @@ async def roll_out(
     """
 
     async def roll_out_group(group: StartGroup) -> tuple[StartGroup, list[PlayedFork]]:
-        board = Board.restore(group.snapshot)
+        board = Board.restore(group.snapshot, settings.board_path)
         shared = f"{producer}/{seed}/{group.number}"
         seats = {power: POLICY if group.power in (None, power) else settings.opponents for power in POWERS}
         forks = await asyncio.gather(
@@ -78,6 +78,7 @@ async def roll_out(
                         shared_name=shared,
                         seats=seats,
                         horizon_years=settings.horizon_years,
+                        settled_years=settings.settled_years,
                         temperature=settings.temperature,
                         snapshot_id=group.snapshot.snapshot_id,
                     ),
@@ -156,9 +157,17 @@ def _row(
         generate_ms=generation.generate_ms,
         engine_ms=drawn.engine_ms,
         cached_tokens=generation.cached_tokens,
+        ended=fork.ended,
         centres_gained=parts["centres_gained"],
         sos_share=parts["sos_share"],
+        draw_share=parts["draw_share"],
         survival=parts["survival"],
+        leader_gap=parts["leader_gap"],
+        balance=parts["balance"],
+        units_dislodged=parts["units_dislodged"],
+        units_driven_out=parts["units_driven_out"],
+        orders_void=parts["orders_void"],
+        orders_bounced=parts["orders_bounced"],
     )
 
 

@@ -4,6 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from game.settings import BoardPath
+
 
 class RolloutSettings(BaseModel):
     """What one training step plays."""
@@ -20,6 +22,8 @@ class RolloutSettings(BaseModel):
     """Forks of each snapshot; more lowers the variance of advantages for little, since they share their prefix."""
     horizon_years: Annotated[int, Field(ge=1, le=20)] = 3
     """Game years from the fork's phase to its end."""
+    settled_years: Annotated[int, Field(ge=0, le=20)] = 2
+    """Game years without any centre changing hands after which a fork ends early; 0: it plays to its horizon."""
     policy_powers: Literal["one", "all"] = "one"
     """'one': the policy plays one power of each group, scripted players the others; 'all': it plays all seven."""
     opponents: str = "random"
@@ -28,3 +32,5 @@ class RolloutSettings(BaseModel):
     """Softmax temperature of the draws; 1, so that the policy trained is the policy that plays."""
     max_failed_share: Annotated[float, Field(ge=0, le=1)] = 0.25
     """Share of a task's forks that may fail before the task itself does."""
+    board_path: BoardPath = BoardPath.FAST
+    """'fast', or 'plain': the game engine's public calls only, several times slower, the same games."""

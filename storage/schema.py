@@ -18,8 +18,19 @@ import pyarrow as pa
 
 from telemetry.errors import DataError
 
-SCHEMA_VERSION = 1
-COMPONENTS = ("centres_gained", "sos_share", "survival")  # reward components that a blend may weigh
+SCHEMA_VERSION = 2
+COMPONENTS = (  # reward components that a blend may weigh
+    "centres_gained",
+    "sos_share",
+    "draw_share",
+    "survival",
+    "leader_gap",
+    "balance",
+    "units_dislodged",
+    "units_driven_out",
+    "orders_void",
+    "orders_bounced",
+)
 
 Int16 = Annotated[int, pa.int16()]
 Int32 = Annotated[int, pa.int32()]
@@ -84,14 +95,30 @@ class Decision:
     """Centres, from this decision to the power's next in this fork or the fork's end."""
     sos_share: Float32
     """Change of the sum-of-squares share over the same span."""
+    draw_share: Float32
+    """Change of the share of a draw among the survivors over the same span."""
     survival: Float32
     """Change of being alive (0 or 1) over the same span."""
+    leader_gap: Float32
+    """Change of the distance to the leader (0 within three centres, then -1/18 a centre) over the same span."""
+    balance: Float32
+    """Change of how evenly the survivors' centres lie (0 to 1; 0 for a leader) over the same span."""
+    units_dislodged: Float32
+    """Units of others that its moves drove out in that span."""
+    units_driven_out: Float32
+    """Own units that others drove out in that span, whether they could retreat or not."""
+    orders_void: Float32
+    """Own orders in that span that came to nothing, as a support of a move that was not made."""
+    orders_bounced: Float32
+    """Own moves and retreats in that span that another unit kept out."""
     orders_rejected: Int16
     """Orders that the engine did not accept; must be 0 to be trained on."""
     status: Text
     """complete | failed."""
     reason: Text
     """Why it failed, empty when complete."""
+    ended: Text
+    """Why the fork ended: horizon | won | drawn | eliminated | settled | failed."""
     queue_ms: Float32
     """Milliseconds between the request and its first scheduling."""
     generate_ms: Float32

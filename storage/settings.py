@@ -13,7 +13,7 @@ class StorageSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     blend: dict[str, float] = Field(default_factory=lambda: {"centres_gained": 1.0})
-    """Weight of each component (centres_gained, sos_share, survival) in a return; those not named weigh 0."""
+    """Weight of each reward component (`storage/schema.py` names them) in a return; those not named weigh 0."""
     discount: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Factor per later decision of the same power in the fork; 1 counts all fully; the horizon is short."""
     max_policy_lag: Annotated[int, Field(ge=0)] = 2

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from game.board import POWERS
+from game.board import POWERS, Board
 from game.scores import COMPONENTS, Standing, components, horizon_reached, standing
 from telemetry.errors import InputError
 
@@ -30,11 +30,79 @@ def test_shares_by_hand(centres: tuple[int, ...], power: str, share: float, surv
 
 def test_what_changed_by_hand() -> None:
     before, after = Standing(centres=(3, 3, 3, 3, 3, 4, 3)), Standing(centres=(5, 0, 3, 3, 3, 4, 3))
-    assert components(before, after, "AUSTRIA") == pytest.approx(
-        {"centres_gained": 2.0, "sos_share": 25 / 77 - 9 / 70, "survival": 0.0}
-    )
-    assert components(before, after, "ENGLAND") == pytest.approx({"centres_gained": -3.0, "sos_share": -9 / 70, "survival": -1.0})
+    found = components(before, after, "AUSTRIA")
+    assert (found["centres_gained"], found["survival"]) == (2.0, 0.0)
+    assert (found["sos_share"], found["draw_share"]) == pytest.approx((25 / 77 - 9 / 70, 1 / 6 - 1 / 7))
+    found = components(before, after, "ENGLAND")
+    assert (found["centres_gained"], found["survival"]) == (-3.0, -1.0)
+    assert (found["sos_share"], found["draw_share"]) == pytest.approx((-9 / 70, -1 / 7))
     assert tuple(components(before, after, "ITALY")) == COMPONENTS
+
+
+@pytest.mark.parametrize(
+    ("centres", "power", "share"),
+    [
+        ((3, 3, 3, 3, 3, 4, 3), "ITALY", 1 / 7),
+        ((17, 0, 0, 0, 0, 3, 14), "RUSSIA", 1 / 3),
+        ((17, 0, 0, 0, 0, 3, 14), "FRANCE", 0.0),
+        ((18, 16, 0, 0, 0, 0, 0), "AUSTRIA", 1.0),
+        ((18, 16, 0, 0, 0, 0, 0), "ENGLAND", 0.0),
+    ],
+)
+def test_draw_shares_by_hand(centres: tuple[int, ...], power: str, share: float) -> None:
+    assert Standing(centres=centres).draw_share(power) == pytest.approx(share)
+
+
+def test_leader_gap_and_balance_by_hand() -> None:
+    now = Standing(centres=(10, 7, 6, 1, 0, 0, 0))
+    assert [now.leader_gap(power) for power in POWERS[:4]] == pytest.approx([0, 0, -1 / 18, -6 / 18])
+    even = 1 - (((4**2 + 1 + 0 + 5**2) / 4) ** 0.5) / 6  # around a mean of six
+    assert [now.balance(power) for power in POWERS[:4]] == pytest.approx([0, even, even, even])
+
+
+def test_who_dislodged_whom_by_hand(trieste_falls: Board) -> None:
+    """Italy took Trieste with support: one more for Italy, one less for Austria, though the army's name is now Italy's."""
+    board = Board.start()
+    now = start = standing(board)
+    for orders in (["A VEN - TYR", "A ROM - VEN"], ["A VEN - TRI", "A TYR S A VEN - TRI"]):
+        before, played = now, board.step({"ITALY": orders})
+        now = standing(board, before, played)
+    assert board.units() == trieste_falls.units()
+    assert played.dislodged == {"F TRI": "ITALY"} and played.owners["F TRI"] == "AUSTRIA"
+    for power in POWERS:
+        found = components(start, now, power)
+        assert found["units_dislodged"] == (power == "ITALY")
+        assert found["units_driven_out"] == (power == "AUSTRIA")
+
+
+def test_an_army_that_replaces_an_army_is_not_taken_for_it() -> None:
+    """Both are "A TYR": the seed of an inverted reward."""
+    board = Board.start()
+    now = start = standing(board)
+    for orders in (
+        {"ITALY": ["A VEN - TYR"], "GERMANY": ["A MUN - BOH"], "AUSTRIA": ["A VIE - GAL"]},
+        {"GERMANY": ["A BER - MUN"], "ITALY": ["A TYR H"]},
+        {},
+        {"GERMANY": ["A BOH - TYR", "A MUN S A BOH - TYR"], "ITALY": ["A TYR H"]},
+    ):
+        before, played = now, board.step(orders)
+        now = standing(board, before, played)
+    assert "A TYR" in board.units()["GERMANY"] and played.dislodged == {"A TYR": "GERMANY"}
+    assert components(start, now, "GERMANY")["units_dislodged"] == components(start, now, "ITALY")["units_driven_out"] == 1
+    assert components(start, now, "ITALY")["units_dislodged"] == components(start, now, "GERMANY")["units_driven_out"] == 0
+
+
+def test_void_and_bounced_orders_by_hand() -> None:
+    """Two armies meet in Burgundy; France supports a move that Germany does not make."""
+    board = Board.start()
+    start = standing(board)
+    played = board.step({"FRANCE": ["A PAR - BUR", "A MAR S A MUN - BUR"], "GERMANY": ["A MUN - BUR", "F KIE H"]})
+    now = standing(board, start, played)
+    assert (now.bounced[POWERS.index("FRANCE")], now.bounced[POWERS.index("GERMANY")]) == (1, 0)
+    played = board.step({"FRANCE": ["A MAR S A PAR - GAS", "A PAR H"]})
+    after = standing(board, now, played)
+    found = components(now, after, "FRANCE")
+    assert (found["orders_void"], found["orders_bounced"]) == (1, 0)
 
 
 def test_components_telescope(self_play) -> None:
@@ -52,7 +120,10 @@ def test_components_telescope(self_play) -> None:
                 "sos_share": line[-1].sos_share(power) - line[0].sos_share(power),
                 "survival": (line[-1].centres[at] > 0) - (line[0].centres[at] > 0),
             }
-            assert {name: sum(part[name] for part in parts) for name in COMPONENTS} == pytest.approx(final)
+            assert {name: sum(part[name] for part in parts) for name in final} == pytest.approx(final)
+            assert {name: sum(part[name] for part in parts) for name in COMPONENTS} == pytest.approx(
+                components(line[0], line[-1], power)
+            )
 
 
 def test_a_standing_is_what_the_board_says(self_play) -> None:

@@ -2,18 +2,20 @@
 
 import asyncio
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from game.board import POWERS, Board
+from game.scores import COMPONENTS as NAMED
 from game.scores import components, standing
 from game.snapshot import Snapshot
 from inference.engine import GenerationRequest
 from rollouts.roll_out import RolledOut, plan_start_groups, roll_out
 from rollouts.settings import RolloutSettings
-from storage.schema import to_table
+from storage.schema import COMPONENTS, Ply, to_table
 from telemetry.errors import EngineError
 
 
@@ -28,31 +30,59 @@ def play(engine, tokens, positions, *, seed: int = 0, powers: str = "one", **giv
     return asyncio.run(roll_out(groups, engine, tokens, settings, producer="local", seed=seed))
 
 
+def test_a_row_has_a_column_for_every_component_that_the_game_names():
+    assert COMPONENTS == NAMED
+
+
+COUNTS = ("units_dislodged", "units_driven_out", "orders_void", "orders_bounced")
+
+
 def test_components_over_one_power_of_one_fork_add_up_to_final_minus_start(uniform_engine, tokens, positions):
     """On 200 forks with all seven powers played, against boards replayed from the stored plies."""
     played = play(uniform_engine(), tokens, positions[:5], powers="all", forks_per_group=40)
     assert played.forks == 200
-    sums: dict[tuple[int, int, str], np.ndarray] = defaultdict(lambda: np.zeros(3))
+    sums: dict[tuple[int, int, str], np.ndarray] = defaultdict(lambda: np.zeros(len(COMPONENTS)))
+    first: dict[tuple[int, int, str], int] = {}
     for row in played.decisions:
-        sums[row.start_group, row.fork, row.power] += (row.centres_gained, row.sos_share, row.survival)
-    last = {}
+        assert row.ended == "horizon"
+        place = row.start_group, row.fork, row.power
+        sums[place] += [getattr(row, name) for name in COMPONENTS]
+        first[place] = min(row.ply, first.get(place, row.ply))
+    forks: dict[tuple[int, int], list[Ply]] = defaultdict(list)
     for ply in played.plies:
-        last[ply.start_group, ply.fork] = ply
-    checked = 0
+        forks[ply.start_group, ply.fork].append(ply)
+    totals: Counter[str] = Counter()
     for (group, fork, power), total in sums.items():
-        ply = last[group, fork]
-        board = Board.restore(_as_snapshot(ply, positions[group - 10]))
-        board.step(json.loads(ply.orders))
-        start = standing(Board.restore(positions[group - 10]))
-        expected = components(start, standing(board), power)
-        np.testing.assert_allclose(total, list(expected.values()), atol=1e-6)
-        checked += 1
-    assert checked > 1000 and any(total[0] != 0 for total in sums.values())
+        told = forks[group, fork][first[group, fork, power] :]
+        board = Board.restore(_as_snapshot(told[-1], positions[group - 10]))
+        board.step(json.loads(told[-1].orders))
+        start = standing(Board.restore(_as_snapshot(told[0], positions[group - 10])))
+        expected = components(start, standing(board), power) | _counted(told, power)
+        totals += Counter({name: total for name, total in expected.items() if name in COUNTS})
+        np.testing.assert_allclose(total, [expected[name] for name in COMPONENTS], atol=1e-6)
+    assert len(sums) > 1000 and any(total[0] != 0 for total in sums.values())
+    assert min(totals[name] for name in COUNTS) >= 8, "too little happened for the counts to mean anything"
 
 
-def _as_snapshot(ply, start: Snapshot) -> Snapshot:
-    from dataclasses import replace
+def _counted(plies: list[Ply], power: str) -> dict[str, float]:
+    """The counts of one power from what was stored: whose orders they were, and whose move got where a unit was."""
+    counts = dict.fromkeys(COUNTS, 0.0)
+    for ply in plies:
+        orders, results = json.loads(ply.orders), json.loads(ply.results)
+        owner = {" ".join(order.split()[:2]): name for name, own in orders.items() for order in own}
+        for unit, marks in results.items():
+            if owner.get(unit) == power:
+                counts["orders_void"] += "void" in marks
+                counts["orders_bounced"] += "bounce" in marks
+                counts["units_driven_out"] += ply.phase[-1] == "M" and "dislodged" in marks
+            if ply.phase[-1] == "M" and "dislodged" in marks:
+                moves = {order for order in orders.get(power, []) if order.split()[2] == "-"}
+                came = {move for move in moves if move.split()[3][:3] == unit[2:5] and not results[" ".join(move.split()[:2])]}
+                counts["units_dislodged"] += len(came)
+    return counts
 
+
+def _as_snapshot(ply: Ply, start: Snapshot) -> Snapshot:
     return replace(start, snapshot_id=ply.snapshot_id, position=ply.position, phase=ply.phase)
 
 
@@ -118,6 +148,7 @@ def test_a_failed_fork_is_data_with_a_reason_and_its_neighbours_go_on(uniform_en
     played = play(uniform_engine(fails=fails), tokens, positions[:2])
     bad = [row for row in played.decisions if row.status == "failed"]
     assert played.failed_forks == 1 and {(row.start_group, row.fork) for row in bad} == {(10, 2)}
+    assert {row.ended for row in bad} == {"failed"}
     assert all("was made to fail" in row.reason for row in bad)
     assert len({row.fork for row in played.decisions if row.status == "complete" and row.start_group == 10}) == 3
 

@@ -10,10 +10,10 @@ import pytest
 from storage.index import Index, SelectionQuery
 from storage.ledger import write_ledger
 from storage.runs import RunPaths
-from storage.schema import Decision
+from storage.schema import COMPONENTS, Decision
 from storage.shards import publish_shard
 
-BLEND = {"centres_gained": 1.0, "sos_share": 2.0, "survival": -0.5}
+BLEND = {name: 1.0 - 0.375 * place for place, name in enumerate(COMPONENTS)}  # every component with a weight of its own
 POWERS = ("FRANCE", "ITALY", "TURKEY")
 PHASES = ("S1901M", "F1901M", "F1901R", "W1901A", "S1902M")
 

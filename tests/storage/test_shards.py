@@ -12,7 +12,7 @@ import pytest
 from storage import arrow_files
 from storage.index import Index
 from storage.runs import RunPaths
-from storage.schema import Ply
+from storage.schema import SCHEMA_VERSION, Ply
 from storage.shards import open_plies, open_shard, publish_shard
 from telemetry.errors import DataError, InputError
 
@@ -202,7 +202,7 @@ def test_another_schema_version_is_refused_by_its_number(publish: Callable[..., 
     monkeypatch.setattr(arrow_files, "SCHEMA_VERSION", 99)
     shard, _ = publish(range(1), producer="future")
     monkeypatch.undo()
-    with pytest.raises(DataError, match="has schema version 99, this program reads 1"):
+    with pytest.raises(DataError, match=f"has schema version 99, this program reads {SCHEMA_VERSION}"):
         open_shard(shard.path)
 
 
