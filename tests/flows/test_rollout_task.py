@@ -1,6 +1,8 @@
 """However a step is cut into tasks, and however often one is tried, its start groups are played once and are the same."""
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -95,3 +97,10 @@ def test_the_time_of_a_task_is_told_as_rollout(resources: Callable[[str], Resour
     (report,) = play(run, (FIRST, 1))
     spent = run.spans.seconds("rollout", 0, float("inf"))
     assert 0 < spent <= report.seconds
+
+
+def test_the_process_of_a_flow_does_without_duckdb():
+    """Beside vLLM its bindings fill the terminal with complaints when the process ends; the trainer's process has it."""
+    program = "import sys, flows.train_policy; print([name for name in ('duckdb', 'vllm') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert done.stdout.strip() == "[]", done.stderr
