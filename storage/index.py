@@ -22,7 +22,7 @@ from storage.follow import NumberedFiles, follow_folders
 from storage.gather import Batch, ShardDamaged, gather
 from storage.ledger import ROWS_SCHEMA, STEP_NAME
 from storage.runs import RunPaths
-from storage.schema import COMPONENTS, Ply, to_table
+from storage.schema import WEIGHTS, Ply, to_table
 from storage.shards import SHARD_NAME, describe_shard, open_plies, open_shard
 from storage.totals import Totals
 from telemetry.errors import DataError, InputError
@@ -80,10 +80,10 @@ class Index:
 
     def __init__(self, paths: RunPaths, *, blend: Mapping[str, float] | None = None, discount: float = 1.0) -> None:
         weights = {"centres_gained": 1.0} if blend is None else dict(blend)
-        if unknown := sorted(set(weights) - set(COMPONENTS)):
-            raise InputError(f"The blend weighs {', '.join(unknown)}; known components are {', '.join(COMPONENTS)}.")
+        if unknown := sorted(set(weights) - set(WEIGHTS)):
+            raise InputError(f"The blend weighs {', '.join(unknown)}; known components are {', '.join(WEIGHTS)}.")
         self._paths = paths
-        self._return_rule = {name: float(weights.get(name, 0.0)) for name in COMPONENTS} | {"discount": float(discount)}
+        self._return_rule = {name: float(weights.get(name, 0.0)) for name in WEIGHTS} | {"discount": float(discount)}
         self._producers: dict[str, NumberedFiles] = {}
         self._lineages: dict[str, NumberedFiles] = {}
         self._known_groups: dict[str, set[int]] = {}

@@ -31,6 +31,10 @@ COMPONENTS = (  # reward components that a blend may weigh
     "orders_void",
     "orders_bounced",
 )
+FINAL = "final_"
+"""Prefix of a weight for a component's whole sum to the fork's end, which no discount shrinks."""
+WEIGHTS = (*COMPONENTS, *(FINAL + name for name in COMPONENTS))
+"""Everything that a blend may weigh."""
 
 Int16 = Annotated[int, pa.int16()]
 Int32 = Annotated[int, pa.int32()]

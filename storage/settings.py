@@ -1,10 +1,27 @@
 """Settings of storage: what a return is made of, and how old a row may be when it is trained on."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from storage.schema import COMPONENTS
+from storage.schema import COMPONENTS, WEIGHTS
+
+BLENDS: dict[str, dict[str, float]] = {
+    "centres": {"centres_gained": 1.0},
+    "sum_of_squares": {"sos_share": 1.0},
+    "draw_size": {"draw_share": 1.0},
+    "dense": {
+        "centres_gained": 1.6,
+        "units_dislodged": 0.4,
+        "units_driven_out": -0.4,
+        "final_centres_gained": 0.4,
+        "final_leader_gap": 0.3,
+        "final_balance": 0.2,
+    },
+}
+"""Blends by name. "dense" weighs as the system before this one did: 0.8 of two points a centre and half a point a
+dislodgement as they come (meant for discount 0), 0.2 of the final centres, and the final board's leader gap and
+balance; without its terms for units, influence and threats, which follow from centres, and its bonus for rank."""
 
 
 class StorageSettings(BaseModel):
@@ -13,18 +30,30 @@ class StorageSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     blend: dict[str, float] = Field(default_factory=lambda: {"centres_gained": 1.0})
-    """Weight of each reward component (`storage/schema.py` names them) in a return; those not named weigh 0."""
+    """Weight of each reward component in a return; those not named weigh 0. `final_` before a component weighs its whole sum
+    to the fork's end, undiscounted. A name stands for a ready blend: centres, sum_of_squares, draw_size or dense."""
     discount: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Factor per later decision of the same power in the fork; 1 counts all fully; the horizon is short."""
     max_policy_lag: Annotated[int, Field(ge=0)] = 2
     """Policy versions that a group's oldest row may lie behind the trainer; others allow 2 to 4."""
 
+    @field_validator("blend", mode="before")
+    @classmethod
+    def _by_name(cls, blend: Any) -> Any:
+        if isinstance(blend, str):
+            if blend not in BLENDS:
+                raise ValueError(f"there is no blend {blend!r}; named ones are {', '.join(BLENDS)}")
+            return dict(BLENDS[blend])
+        return blend
+
     @field_validator("blend")
     @classmethod
     def _known_components(cls, blend: dict[str, float]) -> dict[str, float]:
-        unknown = sorted(set(blend) - set(COMPONENTS))
+        unknown = sorted(set(blend) - set(WEIGHTS))
         if unknown:
-            raise ValueError(f"{', '.join(unknown)} is no reward component; known are {', '.join(COMPONENTS)}")
+            raise ValueError(
+                f"{', '.join(unknown)} is no reward component; known are {', '.join(COMPONENTS)}, each also with final_ before it"
+            )
         if not any(blend.values()):
             raise ValueError("every component weighs 0, so all returns are 0; give at least one a weight")
         return blend

@@ -13,7 +13,8 @@ from storage.runs import RunPaths
 from storage.schema import COMPONENTS, Decision
 from storage.shards import publish_shard
 
-BLEND = {name: 1.0 - 0.375 * place for place, name in enumerate(COMPONENTS)}  # every component with a weight of its own
+BLEND = {name: 1.0 - 0.375 * place for place, name in enumerate(COMPONENTS)}
+BLEND |= {f"final_{name}": 0.25 * place - 1.0 for place, name in enumerate(COMPONENTS)}  # every one with a weight of its own
 POWERS = ("FRANCE", "ITALY", "TURKEY")
 PHASES = ("S1901M", "F1901M", "F1901R", "W1901A", "S1902M")
 
@@ -75,8 +76,9 @@ def naive_returns(run: list[Row], blend: dict[str, float], discount: float) -> d
         ]
         later.sort(key=lambda decision: decision.ply)
         returns[mine.decision_id] = sum(
-            discount**k * sum(weight * getattr(decision, name) for name, weight in blend.items())
+            weight * getattr(decision, name.removeprefix("final_")) * (1.0 if name.startswith("final_") else discount**k)
             for k, decision in enumerate(later)
+            for name, weight in blend.items()
         )
     return returns
 

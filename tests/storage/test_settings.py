@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from storage.schema import COMPONENTS, DECISION_SCHEMA
-from storage.settings import StorageSettings
+from storage.schema import COMPONENTS, DECISION_SCHEMA, WEIGHTS
+from storage.settings import BLENDS, StorageSettings
 
 
 def test_defaults_are_the_documented_ones() -> None:
@@ -18,6 +18,17 @@ def test_every_component_is_a_column() -> None:
     assert set(COMPONENTS) <= set(DECISION_SCHEMA.names)
 
 
+@pytest.mark.parametrize("name", BLENDS)
+def test_a_name_stands_for_a_blend_of_known_weights(name: str) -> None:
+    settings = StorageSettings.model_validate({"blend": name})
+    assert settings.blend == BLENDS[name] and set(settings.blend) <= set(WEIGHTS)
+    assert StorageSettings.model_validate(settings.model_dump()) == settings
+
+
+def test_the_named_default_is_the_default() -> None:
+    assert StorageSettings.model_validate({"blend": "centres"}) == StorageSettings()
+
+
 @pytest.mark.parametrize(
     ("broken", "sentence"),
     [
@@ -25,12 +36,13 @@ def test_every_component_is_a_column() -> None:
             {"blend": {"centers_gained": 1.0}},
             "centers_gained is no reward component; known are centres_gained",
         ),
+        ({"blend": "clever"}, "there is no blend 'clever'; named ones are centres, sum_of_squares"),
         ({"blend": {"survival": 0.0}}, "every component weighs 0"),
         ({"discount": 1.5}, "less than or equal to 1"),
         ({"max_policy_lag": -1}, "greater than or equal to 0"),
         ({"max_lag": 1}, "not permitted"),
     ],
-    ids=["unknown", "zero", "discount", "lag", "extra"],
+    ids=["unknown", "name", "zero", "discount", "lag", "extra"],
 )
 def test_unusable_settings_are_refused_with_a_reason(broken: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValidationError, match=sentence):
