@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from game.adjudicator import Adjudicator, freeze
@@ -70,7 +70,7 @@ def naively_taken(board: Board, power: str, orders: Sequence[str]) -> list[str]:
     return taken
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
 @given(data=st.data(), at=st.integers(0, len(BOARDS) - 1), odd=st.lists(ODD, max_size=5), seed=st.integers(0, 99))
 def test_every_order_is_played_or_counted(data, at: int, odd: list[str], seed: int) -> None:
     """Odd texts among legal ones, in any order: the outcome is that of the legal ones alone."""
