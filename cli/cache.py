@@ -1,4 +1,4 @@
-"""`entente cache`: build, show and verify state caches."""
+"""`entente cache`: build, refresh, show and verify state caches."""
 
 import asyncio
 from collections.abc import Sequence
@@ -53,6 +53,40 @@ def build(
 
     with prefect_server(), progress_shown():
         path = asyncio.run(build_state_cache(settings or CacheSettings(), runs_root))
+    print(path)
+
+
+@app.command
+def refresh(
+    *,
+    run: Annotated[str, Parameter(help="Run whose own cache is refreshed with boards that its rollouts reached.")],
+    share: Annotated[float, Parameter(help="Share of the training positions that come from it.")] = 0.25,
+    runs_root: RunsRoot = Path("runs"),
+) -> None:
+    """Publish a version of a run's cache that follows its policy; held-out positions and every version in use stay as they are.
+
+    Example
+
+        entente cache refresh --run mine --share 0.25
+    """
+    from cli.prefect_server import prefect_server
+    from cli.screen import progress_shown
+    from flows.build_state_cache import build_state_cache
+    from state_cache.store import open_cache
+    from telemetry.errors import InputError
+
+    if not run:
+        raise InputError("--run is empty: name the run whose positions are to be taken in")
+    with prefect_server(), progress_shown():
+        path = asyncio.run(build_state_cache(None, runs_root, run=run, share=share))
+    cache = open_cache(path)
+    reached = sum(snapshot.source.startswith("policy:") for snapshot in cache.train)
+    print(f"{reached} of {len(cache.train)} positions to train from were reached by run {cache.settings.from_run}")
+    print(
+        "a run with the same cache settings starts from them with "
+        f"--cache.from-run {cache.settings.from_run} --cache.from-groups {cache.settings.from_groups} "
+        f"--cache.on-policy-share {cache.settings.on_policy_share:g}"
+    )
     print(path)
 
 

@@ -23,7 +23,7 @@ except ImportError as error:  # found before any command could say it
 
 _COMMANDS = {
     "train": ("cli.train:train", "Train a policy: roll out, train, publish, repeat."),
-    "cache": ("cli.cache:app", "Build and show the frozen positions that rollouts start from."),
+    "cache": ("cli.cache:app", "Build, refresh, show and verify the frozen positions that rollouts start from."),
     "serve": ("cli.serve:serve", "Serve an inference worker over HTTP."),
     "evaluate": ("cli.evaluate:evaluate", "Measure the strength of a policy version."),
     "report": ("cli.report:report", "Write what a run came to as one page."),

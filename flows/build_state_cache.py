@@ -1,4 +1,5 @@
-"""Flow: play scripted games and freeze mid-game positions, training and held-out ones from different games.
+"""Flow: play scripted games and freeze mid-game positions, training and held-out ones from different games; or let such a
+cache follow the policy, by taking in positions that a run's rollouts reached.
 
 Idempotent: settings that were built before return the version that stands.
 """
@@ -8,24 +9,53 @@ from pathlib import Path
 
 from prefect import flow
 
+from flows.refresh_settings import drop_unused, newest_run, refreshed_settings
 from flows.run_names import cache_name
 from flows.run_settings import CACHE_FOLDER
 from state_cache.settings import CacheSettings
 from state_cache.store import find_cache, open_cache
+from storage.runs import RunPaths
 from tasks.artifacts import show_cache
-from tasks.preparation import freeze_positions
+from tasks.preparation import freeze_positions, take_in_positions
+from telemetry.errors import InputError
+
+NEWEST = "newest"
+"""In the place of a run's name: the one that trained last; without any, nothing is taken in."""
 
 
 @flow(name="build-state-cache", flow_run_name=cache_name)
-async def build_state_cache(settings: CacheSettings | None = None, runs_root: Path = Path("runs")) -> Path:
+async def build_state_cache(
+    settings: CacheSettings | None = None, runs_root: Path = Path("runs"), run: str = "", share: float = 0.25
+) -> Path:
     """Build, or find, the cache of `settings` under `runs_root`; returns its folder.
 
     Args:
         settings: Positions to freeze; left out, the defaults of every setting.
         runs_root: Folder of all runs; the caches lie beside them.
+        run: Run whose own cache is to be refreshed instead, with positions that its rollouts reached so far; "newest" for
+            the one that trained last, empty for none.
+        share: Share of the training positions that come from that run.
     """
+    runs_root = Path(runs_root)
+    root = runs_root / CACHE_FOLDER
     settings = settings or CacheSettings()
-    root = Path(runs_root) / CACHE_FOLDER
-    path = find_cache(root, settings) or await freeze_positions(root, settings)
+    name = newest_run(runs_root) if run == NEWEST else run
+    if name:
+        settings = refreshed_settings(runs_root, name, share)
+    path = find_cache(root, settings) or await _made(root, settings, runs_root)
+    if name:
+        await asyncio.to_thread(drop_unused, root, runs_root, path)
     await show_cache(await asyncio.to_thread(open_cache, path))
     return path
+
+
+async def _made(root: Path, settings: CacheSettings, runs_root: Path) -> Path:
+    if not settings.from_run:
+        return await freeze_positions(root, settings)
+    paths = RunPaths(runs_root / settings.from_run)
+    if not paths.shards.is_dir():
+        raise InputError(
+            f"there is no run '{settings.from_run}' in '{runs_root}' to take positions from: leave cache.from_run out"
+        )
+    base = find_cache(root, settings.scripted) or await freeze_positions(root, settings.scripted)
+    return await take_in_positions(root, settings, base, paths)

@@ -31,11 +31,28 @@ class CacheSettings(BaseModel):
     spread: Literal["years", "strata"] = "strata"
     """Which phases of a source game are frozen: 'years', one out of each of four equal stretches; 'strata', the four
     whose strata (year, kind of phase, balance of power) hold the fewest positions so far."""
+    from_run: str = ""
+    """Run whose rollouts take a share of the training positions with boards that they reached; empty: none."""
+    from_groups: Annotated[int, Field(ge=0)] = 0
+    """Start groups of that run that count: those with smaller numbers, so that equal settings give the same cache."""
+    on_policy_share: Annotated[float, Field(gt=0, lt=1)] = 0.25
+    """Share of the training positions that come from from_run; the others stay as they were made."""
+
+    @property
+    def scripted(self) -> Self:
+        """These settings without the share of a run: what a refreshed cache rests on."""
+        plain = type(self)()
+        taken = ("from_run", "from_groups", "on_policy_share")
+        return self.model_copy(update={name: getattr(plain, name) for name in taken})
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.first_year > self.last_year:
             raise ValueError(f"first_year {self.first_year} lies after last_year {self.last_year}: swap them")
+        if bool(self.from_run) != bool(self.from_groups):
+            raise ValueError(
+                f"from_run {self.from_run!r} and from_groups {self.from_groups} go together: `entente cache refresh` names both"
+            )
         for name in self.players:
             try:
                 player(name)

@@ -1,8 +1,10 @@
 """Tasks that prepare a run: the state cache and the tiny model."""
 
 import asyncio
+import multiprocessing
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -10,9 +12,12 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from game.prompt_settings import PromptSettings
+from game.snapshot import Snapshot
 from state_cache.build import build
+from state_cache.refresh import refresh
 from state_cache.settings import CacheSettings
-from state_cache.store import write_cache
+from state_cache.store import open_cache, write_cache
+from storage.runs import RunPaths
 from telemetry.progress import reporter
 from training.settings import TinyModelSettings
 
@@ -28,6 +33,31 @@ async def freeze_positions(root: Path, settings: CacheSettings) -> Path:
 
         train, held_out = await asyncio.to_thread(build, settings, told)
     return await asyncio.to_thread(write_cache, root, settings, train, held_out)
+
+
+@task(name="refresh-state-cache", cache_policy=NO_CACHE, persist_result=False, tags=["cache"])
+async def take_in_positions(root: Path, settings: CacheSettings, base: Path, run: RunPaths) -> Path:
+    """Publish the cache in `base` with a share of its training positions from the rollouts of `run`; its folder."""
+    reporter().stage("taking in positions", 0, 1)
+    path = await asyncio.to_thread(_refreshed, root, settings, base, run)
+    reporter().stage("taking in positions", 1, 1)
+    return path
+
+
+def _refreshed(root: Path, settings: CacheSettings, base: Path, run: RunPaths) -> Path:
+    cache = open_cache(base)
+    held_out = {snapshot.snapshot_id for snapshot in cache.held_out}
+    # In a process of its own: the index leaves the flow's process as small as it was, and quiet at its end.
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+        reached = process.submit(_reached, run, settings.from_groups, held_out).result()
+    return write_cache(root, settings, refresh(settings, cache.train, cache.held_out, reached), cache.held_out)
+
+
+def _reached(run: RunPaths, before: int, held_out: set[str]) -> list[Snapshot]:
+    from storage.on_policy import reached_positions
+    from tasks.resources import PRODUCER
+
+    return reached_positions(run, producer=PRODUCER, before=before, held_out=held_out)
 
 
 @task(name="make-tiny-model", cache_policy=NO_CACHE, persist_result=False, tags=["model"])

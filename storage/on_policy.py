@@ -1,0 +1,69 @@
+"""Positions that a run's own rollouts reached, as snapshots that later rollouts may start from.
+
+Promise: the same start groups give the same snapshots in the same order. None lies in a game that began at a held-out
+position, and none is one: an evaluation stays a measurement of what training never saw.
+Never: choose among them; that is the state cache's.
+"""
+
+import json
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+
+from game.snapshot import POWERS, Snapshot, position_id
+from storage.index import Index
+from storage.runs import RunPaths
+from storage.shards import open_plies
+from telemetry.errors import DataError
+
+RECENT = 1024
+"""Start groups, counted back from the newest, whose positions are looked at: the policy that played older ones is gone."""
+
+_REACHED = Path(__file__).with_name("reached.sql").read_text()
+
+
+def reached_positions(paths: RunPaths, *, producer: str, before: int, held_out: Collection[str]) -> list[Snapshot]:
+    """What the forks of the `producer`'s start groups below `before` came to, newest groups first.
+
+    Args:
+        held_out: ids of the snapshots that evaluation starts from.
+
+    Raises:
+        DataError: a position is not the one that its row names.
+    """
+    index = Index(paths)
+    index.refresh()
+    index.connection.register("held_out", pa.table({"snapshot_id": pa.array(sorted(held_out), pa.string())}))
+    values = {"producer": producer, "before": before, "recent": RECENT}
+    found = index.connection.execute(_REACHED, values).fetchall()
+    positions = dict(_positions(paths, sorted({shard for shard, *_ in found})))
+    return [
+        _snapshot(positions[shard, row], name, phase, f"{paths.root.name}-{producer}-{group:06d}", version, seed)
+        for shard, row, name, phase, group, _, version, seed in found
+    ]
+
+
+def _positions(paths: RunPaths, shards: list[str]) -> Iterator[tuple[tuple[str, int], str]]:
+    """Every ply's text of these shards, by shard and row."""
+    for shard in shards:
+        for row, text in enumerate(open_plies(paths.shards / shard)["position"].to_pylist()):
+            yield (shard, row), text
+
+
+def _snapshot(position: str, name: str, phase: str, game_id: str, version: int, seed: int) -> Snapshot:
+    if position_id(position) != name:
+        raise DataError(f"a ply in {phase} of {game_id} holds another position than {name}: its shard is damaged, remove it.")
+    centres = {power["name"]: len(power["centers"]) for power in json.loads(position)["powers"]}
+    return Snapshot(
+        snapshot_id=name,
+        phase=phase,
+        year=int(phase[1:-1]),
+        season=phase[0],
+        phase_type=phase[-1],
+        centres=tuple(centres[power] for power in POWERS),
+        position=position,
+        source=f"policy:{version}",
+        game_id=game_id,
+        seed=seed,
+    )

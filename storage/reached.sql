@@ -1,0 +1,17 @@
+-- Positions that a producer's forks reached once the policy had played in them, each once, newest start groups first.
+--   only whole forks of start groups from $before - $recent up to $before, and none whose fork began at a held-out snapshot:
+--   whoever plays from those, measures
+SELECT p.shard, p."row", p.snapshot_id, p.phase, p.start_group, p.fork, f.policy_version, f.seed
+FROM plies AS p
+JOIN (
+    SELECT
+        producer, start_group, fork,
+        any_value(snapshot_id) AS began, max(policy_version) AS policy_version, min(seed) AS seed
+    FROM decisions
+    GROUP BY producer, start_group, fork
+    HAVING bool_and(status = 'complete')
+) AS f USING (producer, start_group, fork)
+ANTI JOIN held_out AS h ON h.snapshot_id IN (p.snapshot_id, f.began)
+WHERE producer = $producer AND p.ply > 0 AND start_group < $before AND start_group >= $before - $recent
+QUALIFY row_number() OVER (PARTITION BY p.snapshot_id ORDER BY p.start_group DESC, p.fork, p.ply) = 1
+ORDER BY p.start_group DESC, p.fork, p.ply

@@ -1,0 +1,97 @@
+"""A refreshed training part holds its share of what rollouts reached, and nothing that evaluation measures on."""
+
+import dataclasses
+import random
+
+import pytest
+
+from game.board import Board
+from game.players import player
+from game.snapshot import Snapshot, board_key, position_id
+from state_cache.build import SNAPSHOTS_PER_GAME
+from state_cache.refresh import refresh
+from state_cache.settings import CacheSettings
+from state_cache.strata import count_strata
+from telemetry.errors import InputError
+
+
+def played_on(starts: list[Snapshot], phases: int = 4) -> list[Snapshot]:
+    """What a run would have reached from these positions: `phases` of each, a start group each."""
+    found = []
+    for number, start in enumerate(starts):
+        board, dice = Board.restore(start), random.Random(number)
+        for _ in range(phases):
+            board.step({power: player("random")(own, dice, board) for power, own in board.legal_orders().items()})
+            found.append(board.snapshot(game_id=f"mine-local-{number:06d}", seed=number, source="policy:3"))
+    return found
+
+
+@pytest.fixture(scope="module")
+def reached(small) -> list[Snapshot]:
+    return played_on(small[1])
+
+
+@pytest.fixture
+def settings(small) -> CacheSettings:
+    given = {"from_run": "mine", "from_groups": 30, "last_year": 1905}
+    return CacheSettings.model_validate(small[0].model_dump() | given)
+
+
+@pytest.mark.parametrize(("share", "come"), [(0.25, 8), (0.5, 15), (0.01, 0)])
+def test_the_share_comes_in_and_the_rest_stays(small, reached, settings, share: float, come: int) -> None:
+    _, train, held_out = small
+    wanted = settings.model_copy(update={"on_policy_share": share})
+    if not come:
+        with pytest.raises(InputError, match="reached no new position"):
+            refresh(wanted, train, held_out, reached)
+        return
+    after = refresh(wanted, train, held_out, reached)
+    assert len(after) == len(train) and len({board_key(snapshot) for snapshot in after}) == len(after)
+    assert [snapshot for snapshot in after if snapshot in train] == after[:-come]
+    assert after[-come:] == [snapshot for snapshot in after if snapshot in reached]
+    assert refresh(wanted, train, held_out, reached) == after, "equal settings give the same cache"
+
+
+def test_no_held_out_position_comes_in_by_id_by_game_or_as_a_board(small, reached, settings) -> None:
+    """The run has reached nothing but held-out positions: under their ids, in other texts, and in games that began there."""
+    _, train, held_out = small
+    same = [dataclasses.replace(snapshot, game_id="mine-local-1", source="policy:3") for snapshot in held_out]
+    retold = [_retold(snapshot) for snapshot in same]
+    theirs = [dataclasses.replace(snapshot, game_id=held_out[0].game_id) for snapshot in reached]
+    assert {snapshot.snapshot_id for snapshot in retold}.isdisjoint(snapshot.snapshot_id for snapshot in held_out)
+    for forbidden in (same, retold, theirs):
+        with pytest.raises(InputError, match="reached no new position"):
+            refresh(settings, train, held_out, forbidden)
+    after = refresh(settings, train, held_out, [*same, *retold, *theirs, *reached])
+    assert {board_key(snapshot) for snapshot in after}.isdisjoint(board_key(snapshot) for snapshot in held_out)
+    assert {snapshot.game_id for snapshot in after}.isdisjoint(snapshot.game_id for snapshot in held_out)
+
+
+def _retold(snapshot: Snapshot) -> Snapshot:
+    text = snapshot.position.replace('"phase":"', '"phase": "', 1)
+    return dataclasses.replace(snapshot, position=text, snapshot_id=position_id(text))
+
+
+def test_what_comes_in_keeps_to_the_years_and_phases_and_to_a_few_of_a_group(small, reached, settings) -> None:
+    _, train, held_out = small
+    narrow = settings.model_copy(update={"phases": ("FM",), "last_year": 1903, "on_policy_share": 0.9})
+    coming = [snapshot for snapshot in refresh(narrow, train, held_out, reached) if snapshot not in train]
+    assert coming and all(snapshot.season + snapshot.phase_type == "FM" and snapshot.year <= 1903 for snapshot in coming)
+    one_group = [dataclasses.replace(snapshot, game_id="mine-local-000000") for snapshot in reached]
+    coming = [snapshot for snapshot in refresh(settings, train, held_out, one_group) if snapshot not in train]
+    assert len(coming) == SNAPSHOTS_PER_GAME
+
+
+def test_what_comes_in_is_spread_over_strata(small, reached, settings) -> None:
+    _, train, held_out = small
+    half = settings.model_copy(update={"on_policy_share": 0.5})
+    coming = count_strata(snapshot for snapshot in refresh(half, train, held_out, reached) if snapshot not in train)
+    there = count_strata(snapshot for snapshot in reached if snapshot.year <= 1905)
+    assert max(coming.values()) < max(there.values()) / 2 and len(coming) >= min(len(there), 10)
+
+
+def test_a_share_names_its_run_and_its_groups() -> None:
+    with pytest.raises(ValueError, match="from_run 'mine' and from_groups 0 go together"):
+        CacheSettings(from_run="mine")
+    refreshed = CacheSettings(seed=4, from_run="mine", from_groups=8, on_policy_share=0.5)
+    assert refreshed.scripted == CacheSettings(seed=4)

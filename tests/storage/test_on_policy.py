@@ -1,0 +1,85 @@
+"""Positions that rollouts reached are those of whole forks of training games, and the rows say who reached them."""
+
+import dataclasses
+import json
+
+import pytest
+
+from game.board import Board
+from game.snapshot import Snapshot, position_id
+from storage.on_policy import reached_positions
+from storage.shards import publish_shard
+from telemetry.errors import DataError
+
+
+def board_after(phases: int) -> Snapshot:
+    """The opening when nobody orders anything."""
+    board = Board.start()
+    for _ in range(phases):
+        board.step({})
+    return board.snapshot(game_id="", seed=0, source="")
+
+
+@pytest.fixture
+def put(paths, rows, rng):
+    """Publish a start group whose forks reach the same two boards, the later one its own note."""
+
+    def put(number: int, *, producer: str = "local", began: str = "a", forks: int = 2, **given) -> None:
+        decisions, plies = [], []
+        for fork in range(forks):
+            for ply in range(2):
+                snapshot = board_after(ply)
+                position = snapshot.position if ply == 0 else snapshot.position.replace('"note":""', f'"note":"{number}"')
+                place = {"start_group": number, "fork": fork, "ply": ply, "phase": snapshot.phase}
+                seed = 100 * number + 10 * fork + ply
+                decisions.append(
+                    rows.make_decision(rng, producer, **place, snapshot_id=began, seed=seed, policy_version=number, **given)
+                )
+                plies.append(rows.make_ply(**place, position=position, snapshot_id=position_id(position)))
+        publish_shard(paths, producer, number, decisions, plies, {}, next_start_group=number + 1)
+
+    return put
+
+
+def reached(paths, **given) -> list[Snapshot]:
+    return reached_positions(paths, **({"producer": "local", "before": 100, "held_out": ()} | given))
+
+
+def test_a_position_tells_its_board_and_who_reached_it(paths, put) -> None:
+    put(7)
+    (found,) = reached(paths)
+    wanted = board_after(1)
+    assert json.loads(found.position)["note"] == "7", "the position after the policy's orders, not the one it was given"
+    assert (found.game_id, found.source, found.seed) == ("a-local-000007", "policy:7", 700)
+    told = dataclasses.replace(found, position="", snapshot_id="", game_id="", source="", seed=0)
+    assert told == dataclasses.replace(wanted, position="", snapshot_id="")
+    assert Board.restore(found).phase == wanted.phase
+
+
+def test_newer_groups_come_first_and_later_ones_do_not_count(paths, put) -> None:
+    for number in (0, 2, 5):
+        put(number)
+    assert [snapshot.source for snapshot in reached(paths)] == ["policy:5", "policy:2", "policy:0"]
+    before = reached(paths, before=5)
+    put(9)
+    assert reached(paths, before=5) == before and len(before) == 2
+
+
+def test_nothing_comes_of_evaluation_of_other_producers_or_of_failed_forks(paths, put) -> None:
+    put(0, began="kept apart")
+    put(1, producer="probe")
+    put(2, status="failed", reason="engine")
+    put(3)
+    (allowed,) = reached(paths, held_out={"kept apart"})
+    assert allowed.source == "policy:3"
+    assert reached(paths, held_out={"kept apart", allowed.snapshot_id}) == [], "a held-out position stays one, whoever reached it"
+    assert len(reached(paths)) == 2
+
+
+def test_a_ply_that_holds_another_position_is_named(paths, rows, rng) -> None:
+    place = {"start_group": 0, "fork": 0, "ply": 1, "phase": "F1901M"}
+    publish_shard(
+        paths, "local", 0, [rows.make_decision(rng, "local", **place)], [rows.make_ply(**place)], {}, next_start_group=1
+    )
+    with pytest.raises(DataError, match="another position"):
+        reached(paths)
