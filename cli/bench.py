@@ -55,6 +55,19 @@ def cache(
     _show(bench_cache(positions=positions, rounds=rounds, seed=seed), json=json)
 
 
+@app.command
+def prompts(*, games: Annotated[int, Parameter(help="Games to count over.")] = 12, seed: Seed = 0, json: AsJson = False) -> None:
+    """Prompts and answers in tokens, in every way of writing, beside the indented JSON of old.
+
+    Example
+
+        entente bench prompts --json
+    """
+    from benchmarks.prompt_tokens import bench_prompts
+
+    _show(bench_prompts(games=games, seed=seed), json=json)
+
+
 def _show(outcome: "Outcome", *, json: bool) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column(f"bench {outcome.benchmark}", no_wrap=True)
