@@ -93,8 +93,9 @@ def leaf_names(schema: dict[str, Any], node: dict[str, Any], path: tuple[str, ..
     """Path of every setting in the schema."""
     for name, inner in node["properties"].items():
         target = inner.get("$ref") or next((part["$ref"] for part in inner.get("allOf", ()) if "$ref" in part), None)
-        if target:
-            yield from leaf_names(schema, schema["$defs"][target.rsplit("/", 1)[1]], (*path, name))
+        model = schema["$defs"][target.rsplit("/", 1)[1]] if target else {}
+        if "properties" in model:  # a choice among words is a definition too, and a leaf
+            yield from leaf_names(schema, model, (*path, name))
         else:
             yield (*path, name)
 
