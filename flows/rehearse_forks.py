@@ -7,7 +7,7 @@ are then bounds.
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -127,15 +127,27 @@ class _DrawsByLot:
             worker=self.name,
             cached_tokens=0,
             queue_ms=0.0,
-            generate_ms=0.0,
+            prefill_ms=0.0,
+            decode_ms=0.0,
         )
 
     async def publish(self, version: int, adapter: Path, adapter_hash: str) -> None:
         return
 
+    async def retire(self, oldest: int, keep: Collection[int] = ()) -> None:
+        return
+
     async def stats(self) -> EngineStats:
         return EngineStats(
-            requests=0, prompt_tokens=0, cached_tokens=0, completion_tokens=0, engine_steps=0, policy_version=BASE_VERSION
+            requests=0,
+            prompt_tokens=0,
+            cached_tokens=0,
+            completion_tokens=0,
+            engine_steps=0,
+            forced_tokens=0,
+            preemptions=0,
+            running=0,
+            policy_version=BASE_VERSION,
         )
 
     async def close(self) -> None:

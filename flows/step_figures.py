@@ -75,6 +75,8 @@ class StepClock:
             "rollout/completion_tokens": float(gained["completion_tokens"]),
             "rollout/tokens_per_s": gained["completion_tokens"] / (now - began),
             "rollout/occupancy": gained["completion_tokens"] / max(1, gained["engine_steps"]),
+            "rollout/forced_share": gained["forced_tokens"] / max(1, gained["completion_tokens"]),
+            "rollout/preemptions": float(gained["preemptions"]),
         }
         if not reports:
             return gained_now
@@ -85,6 +87,7 @@ class StepClock:
             "rollout/set_aside": float(sum(report.set_aside for report in reports)),
             "rollout/orders_rejected": float(sum(report.orders_rejected for report in reports)),
             "rollout/queue_ms_p50": float(np.median([report.queue_ms for report in reports])),
-            "rollout/generate_ms_p50": float(np.median([report.generate_ms for report in reports])),
+            "rollout/prefill_ms_p50": float(np.median([report.prefill_ms for report in reports])),
+            "rollout/decode_ms_p50": float(np.median([report.decode_ms for report in reports])),
             "rollout/engine_ms_p50": float(np.median([report.engine_ms for report in reports])),
         }

@@ -10,6 +10,7 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,17 @@ _ENVIRONMENT = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
 }
 """Read by vLLM when it is imported: one process, the runner that knows our logits processor, and quiet."""
+
+
+_COUNTED = (
+    "requests",
+    "prompt_tokens",
+    "cached_tokens",
+    "completion_tokens",
+    "engine_steps",
+    "forced_tokens",
+    "preemptions",
+)
 
 
 @dataclass(slots=True)
@@ -55,7 +67,7 @@ class EmbeddedEngine:
         self._idle = asyncio.Event()
         self._open = asyncio.Event()
         self._publishing = asyncio.Lock()
-        self._counts = dict.fromkeys(("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "engine_steps"), 0)
+        self._counts = dict.fromkeys(_COUNTED, 0)
         self._engine: Any = None
         self._base: dict[str, Any] = {}
         self._scratch = Path(tempfile.mkdtemp(prefix="entente-merged-"))
@@ -140,9 +152,12 @@ class EmbeddedEngine:
                 self._open.set()
             shutil.rmtree(target)
 
+    async def retire(self, oldest: int, keep: Collection[int] = ()) -> None:
+        """Merged weights serve one version at a time: the newest."""
+
     async def stats(self) -> EngineStats:
         """Counts since the start, warm-up excluded."""
-        return EngineStats(policy_version=self._version, **self._counts)
+        return EngineStats(policy_version=self._version, running=len(self._pending), **self._counts)
 
     async def close(self) -> None:
         """Shut vLLM down and fail whatever is in flight."""
@@ -212,7 +227,8 @@ class EmbeddedEngine:
         )
         self._counts["completion_tokens"] += len(token_ids)
         self._counts["cached_tokens"] += output.num_cached_tokens or 0
-        now, scheduled = time.monotonic(), _scheduled(output, pending.arrived)
+        self._counts["forced_tokens"] += int(np.count_nonzero(logprobs == 0))
+        scheduled, first, last = _clocks(output, pending.arrived)
         pending.answer.set_result(
             Generation(
                 token_ids=token_ids,
@@ -222,7 +238,8 @@ class EmbeddedEngine:
                 worker=self.name,
                 cached_tokens=output.num_cached_tokens or 0,
                 queue_ms=1e3 * (scheduled - pending.arrived),
-                generate_ms=1e3 * (now - scheduled),
+                prefill_ms=1e3 * (first - scheduled),
+                decode_ms=1e3 * (last - first),
             )
         )
 
@@ -253,7 +270,10 @@ class EmbeddedEngine:
         self._engine.reset_prefix_cache()
 
 
-def _scheduled(output: Any, arrived: float) -> float:
-    """Monotonic time of first scheduling, by vLLM's own record; the arrival where it keeps none."""
-    scheduled = getattr(output.metrics, "scheduled_ts", 0.0) if output.metrics is not None else 0.0
-    return max(scheduled, arrived)
+def _clocks(output: Any, arrived: float) -> tuple[float, float, float]:
+    """Monotonic times of first scheduling, first token and last, by vLLM's own record; never before the arrival."""
+    times, latest = [], arrived
+    for name in ("scheduled_ts", "first_token_ts", "last_token_ts"):
+        latest = max(latest, getattr(output.metrics, name, 0.0) if output.metrics is not None else 0.0)
+        times.append(latest)
+    return times[0], times[1], times[2]

@@ -4,7 +4,7 @@ An engine serves one policy version at a time or several, but each completion is
 It never sees text, never truncates a prompt, and never returns a token outside the table that came with the request.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -33,6 +33,8 @@ class GenerationRequest:
     """Softmax temperature of the draw; the logprobs returned are those after mask and temperature."""
     snapshot_id: str = ""
     """Position the prompt belongs to; a pool keeps one position on one worker, where its prefix is warm."""
+    version: int | None = None
+    """Policy version to draw under, which must be served; None: the newest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +55,10 @@ class Generation:
     """Prompt tokens found in the prefix cache."""
     queue_ms: float
     """Milliseconds from the request's arrival at the engine to its first scheduling."""
-    generate_ms: float
-    """Milliseconds from first scheduling to the last token (prefill and decode)."""
+    prefill_ms: float
+    """Milliseconds from first scheduling to the first token."""
+    decode_ms: float
+    """Milliseconds from the first token to the last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +72,14 @@ class EngineStats:
     completion_tokens: int
     engine_steps: int
     """Forward passes; completion_tokens / engine_steps is the mean batch occupancy of decoding."""
+    forced_tokens: int
+    """Completion tokens whose probability was 1: those with a single legal id."""
+    preemptions: int
+    """Requests put back because the key-value cache was full."""
+    running: int
+    """Requests in flight now."""
     policy_version: int
+    """Newest version served."""
 
 
 class Engine(Protocol):
@@ -81,15 +92,32 @@ class Engine(Protocol):
         ...
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        """Draw one completion under the newest published version.
+        """Draw one completion, whole under one version: the one asked for, else the newest.
 
         Raises:
-            EngineError: the request was refused or the engine failed.
+            VersionGoneError: the version is not served, or was retired while this request was in flight.
+            EngineLostError: the engine failed.
+            EngineError: the request was refused.
         """
         ...
 
     async def publish(self, version: int, adapter: Path, adapter_hash: str) -> None:
-        """Serve `version` from now on; requests in flight finish under the version they began with."""
+        """Serve `version` from now on; requests in flight finish under the version they began with.
+
+        Publishing what is served already, number and hash alike, changes nothing.
+
+        Raises:
+            DataError: the adapter cannot be served here (unreadable, another base, a rank too high, another hash);
+                nothing has changed.
+            EngineLostError: the engine failed.
+        """
+        ...
+
+    async def retire(self, oldest: int, keep: Collection[int] = ()) -> None:
+        """Serve no version before `oldest` any more, but for those in `keep` and the newest.
+
+        Requests in flight under a retired one end with `VersionGoneError`.
+        """
         ...
 
     async def stats(self) -> EngineStats:

@@ -7,6 +7,8 @@ One position stays on one worker, so that its forks meet a warm prefix cache. A 
 import asyncio
 import hashlib
 import json
+from collections.abc import Collection
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -59,11 +61,14 @@ class RemoteEngine:
         body = {"version": version, "adapter": str(adapter.resolve()), "adapter_hash": adapter_hash}
         await asyncio.gather(*(self._json("POST", url, "/publish", json=body) for url in self._settings.urls))
 
+    async def retire(self, oldest: int, keep: Collection[int] = ()) -> None:
+        """Workers serve one version at a time: the newest."""
+
     async def stats(self) -> EngineStats:
         """Sums over the workers; the version is the oldest one served."""
         each = [EngineStats(**await self._json("GET", url, "/stats")) for url in self._settings.urls]
-        counted = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "engine_steps")
-        sums = {name: sum(getattr(stats, name) for stats in each) for name in counted}
+        sums = {field.name: sum(getattr(stats, field.name) for stats in each) for field in fields(EngineStats)}
+        del sums["policy_version"]
         return EngineStats(policy_version=min(stats.policy_version for stats in each), **sums)
 
     async def close(self) -> None:

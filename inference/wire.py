@@ -27,6 +27,7 @@ def pack_request(request: GenerationRequest) -> bytes:
             "seed": request.seed,
             "temperature": request.temperature,
             "snapshot_id": request.snapshot_id,
+            "version": request.version,
         }
     )
 
@@ -47,6 +48,7 @@ def unpack_request(body: bytes, vocabulary_size: int) -> GenerationRequest:
             seed=int(fields["seed"]),
             temperature=float(fields["temperature"]),
             snapshot_id=str(fields["snapshot_id"])[:64],
+            version=None if fields["version"] is None else int(fields["version"]),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"request lacks a usable field: {error}") from error
@@ -70,7 +72,8 @@ def pack_generation(generation: Generation) -> bytes:
             "worker": generation.worker,
             "cached_tokens": generation.cached_tokens,
             "queue_ms": generation.queue_ms,
-            "generate_ms": generation.generate_ms,
+            "prefill_ms": generation.prefill_ms,
+            "decode_ms": generation.decode_ms,
         }
     )
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from telemetry.errors import DataError
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 COMPONENTS = (  # reward components that a blend may weigh
     "centres_gained",
     "sos_share",
@@ -125,8 +125,10 @@ class Decision:
     """Why the fork ended: horizon | won | drawn | eliminated | settled | failed."""
     queue_ms: Float32
     """Milliseconds between the request and its first scheduling."""
-    generate_ms: Float32
-    """Milliseconds of prefill and decoding."""
+    prefill_ms: Float32
+    """Milliseconds from the first scheduling to the first token."""
+    decode_ms: Float32
+    """Milliseconds from the first token to the last."""
     engine_ms: Float32
     """Milliseconds that the game engine took for this ply."""
     cached_tokens: Int32

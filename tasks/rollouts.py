@@ -36,7 +36,9 @@ class RolloutReport:
     """Wall time of playing, publishing included; 0 where nothing had to be played."""
     queue_ms: float
     """Median over decisions."""
-    generate_ms: float
+    prefill_ms: float
+    """Median over decisions."""
+    decode_ms: float
     """Median over decisions."""
     engine_ms: float
     """Median over decisions: the game engine at their ply."""
@@ -125,7 +127,7 @@ async def _play(resources: Resources, stage: str, producer: str, positions: list
 
 def report_of(found: Coverage, count: int) -> RolloutReport:
     """What the published shards say of the rollouts of `count` start groups."""
-    columns = ["start_group", "fork", "status", "orders_rejected", "queue_ms", "generate_ms", "engine_ms"]
+    columns = ["start_group", "fork", "status", "orders_rejected", "queue_ms", "prefill_ms", "decode_ms", "engine_ms"]
     tables = [open_shard(shard.path).select(columns) for shard in found.published]
     rows = pa.concat_tables([table.replace_schema_metadata(None) for table in tables]).to_pydict() if tables else None
     median = {name: float(np.median(rows[name])) if rows and rows[name] else 0.0 for name in columns[4:]}

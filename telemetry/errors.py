@@ -4,7 +4,9 @@ EntenteError             exit code 1
 ├── InputError           exit code 2: what the user gave cannot be used
 ├── DataError            a file is corrupt, foreign, or of another schema
 ├── DiskFullError        a file could not be written for want of room
-├── EngineError          an inference engine or worker refused or failed
+├── EngineError          an inference engine or worker refused a request
+│   ├── EngineLostError  it failed, or does not answer: another one may draw the same request
+│   └── VersionGoneError it does not serve the policy version, or no longer: a newer one may be asked for
 └── TrainingError        the trainer refused a batch, or failed
 
 The command line prints the sentence alone; a traceback only with ``--debug``.
@@ -35,6 +37,14 @@ class DiskFullError(EntenteError):
 
 class EngineError(EntenteError):
     """An inference engine or worker refused a request, or failed."""
+
+
+class EngineLostError(EngineError):
+    """The engine or worker failed, or does not answer; nothing says that the request was at fault."""
+
+
+class VersionGoneError(EngineError):
+    """The policy version asked for is not served, or was retired while the request was in flight."""
 
 
 class TrainingError(EntenteError):

@@ -33,8 +33,11 @@ METRICS: dict[str, Metric] = (
         completion_tokens=("tokens", "drawn, forced ones included"),
         tokens_per_s=("tokens/s", "completion tokens over the step's wall time"),
         occupancy=("requests", "mean requests decoded together"),
+        forced_share=("share", "drawn tokens that had a single legal id"),
+        preemptions=("requests", "put back by an engine whose key-value cache was full"),
         queue_ms_p50=("ms", "median wait of a request before its first scheduling"),
-        generate_ms_p50=("ms", "median prefill and decode time of a request"),
+        prefill_ms_p50=("ms", "median time of a request from its first scheduling to its first token"),
+        decode_ms_p50=("ms", "median time of a request from its first token to its last"),
         engine_ms_p50=("ms", "median time in the game engine per ply"),
     )
     | _group(

@@ -9,7 +9,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -118,11 +118,15 @@ class UniformEngine:
             worker=self.name,
             cached_tokens=0,
             queue_ms=0.0,
-            generate_ms=0.0,
+            prefill_ms=0.0,
+            decode_ms=0.0,
         )
 
     async def publish(self, version: int, adapter: Path, adapter_hash: str) -> None:
         self.version = version
+
+    async def retire(self, oldest: int, keep: Collection[int] = ()) -> None:
+        return
 
     async def stats(self) -> EngineStats:
         return EngineStats(
@@ -131,6 +135,9 @@ class UniformEngine:
             cached_tokens=0,
             completion_tokens=0,
             engine_steps=0,
+            forced_tokens=0,
+            preemptions=0,
+            running=0,
             policy_version=self.version,
         )
 

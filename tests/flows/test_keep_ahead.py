@@ -53,7 +53,8 @@ class Field:
             set_aside=0,
             seconds=self.seconds,
             queue_ms=0.0,
-            generate_ms=0.0,
+            prefill_ms=0.0,
+            decode_ms=0.0,
             engine_ms=0.0,
         )
 

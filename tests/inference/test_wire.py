@@ -70,7 +70,8 @@ def test_an_answer_arrives_as_it_was_sent():
         worker="w",
         cached_tokens=32,
         queue_ms=1.5,
-        generate_ms=2.5,
+        prefill_ms=2.5,
+        decode_ms=4.5,
     )
     got = unpack_generation(pack_generation(sent))
     assert got.token_ids.tolist() == [5, 6] and got.logprobs.tolist() == [-0.5, 0.0]

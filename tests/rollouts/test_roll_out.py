@@ -129,7 +129,7 @@ def test_scripted_opponents_share_their_random_numbers_within_a_group_and_not_ac
 
 def test_the_same_seed_repeats_everything_but_the_clock(uniform_engine, tokens, positions):
     def told(played: RolledOut) -> list:
-        clocks = {"queue_ms", "generate_ms", "engine_ms"}
+        clocks = {"queue_ms", "prefill_ms", "decode_ms", "engine_ms"}
         table = to_table(played.decisions)
         return table.drop_columns(sorted(clocks | {"checksum"})).to_pylist()
 

@@ -56,7 +56,8 @@ def make_decision(rng: random.Random, producer: str = "p0", **given: Any) -> Dec
         "reason": "",
         "ended": "horizon",
         "queue_ms": 1.5,
-        "generate_ms": 20.25,
+        "prefill_ms": 4.25,
+        "decode_ms": 16.0,
         "engine_ms": 3.0,
         "cached_tokens": 32,
     }

@@ -33,7 +33,8 @@ DOCUMENTED = {
     "centres_gained": FLOAT32, "sos_share": FLOAT32, "draw_share": FLOAT32, "survival": FLOAT32,
     "leader_gap": FLOAT32, "balance": FLOAT32, "units_dislodged": FLOAT32, "units_driven_out": FLOAT32,
     "orders_void": FLOAT32, "orders_bounced": FLOAT32, "orders_rejected": INT16,
-    "status": TEXT, "reason": TEXT, "ended": TEXT, "queue_ms": FLOAT32, "generate_ms": FLOAT32, "engine_ms": FLOAT32,
+    "status": TEXT, "reason": TEXT, "ended": TEXT, "queue_ms": FLOAT32,
+    "prefill_ms": FLOAT32, "decode_ms": FLOAT32, "engine_ms": FLOAT32,
     "cached_tokens": INT32, "checksum": pa.uint32(),
 }  # fmt: skip
 

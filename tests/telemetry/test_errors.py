@@ -1,6 +1,7 @@
 """One tree of errors; the process ends with 2 where the user's input cannot be used, with 1 for every other failure."""
 
 import inspect
+import re
 
 import pytest
 
@@ -17,5 +18,10 @@ def test_every_error_belongs_to_the_tree_and_only_bad_input_exits_with_two(kind:
 
 
 def test_the_tree_that_the_module_draws_is_the_tree_that_it_defines():
-    drawn = [line.split()[1] for line in (errors.__doc__ or "").splitlines() if line.startswith(("├──", "└──"))]
-    assert sorted([*drawn, "EntenteError"]) == sorted(kind.__name__ for kind in KINDS)
+    drawn, above = {"EntenteError": "Exception"}, ["EntenteError"]
+    for line in (errors.__doc__ or "").splitlines():
+        if branch := re.match(r"((?:│   )*)[├└]── (\w+)", line):
+            depth = len(branch[1]) // 4
+            drawn[branch[2]] = above[depth]
+            above[depth + 1 :] = [branch[2]]
+    assert drawn == {kind.__name__: kind.__base__.__name__ for kind in KINDS}

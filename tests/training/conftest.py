@@ -50,7 +50,8 @@ class ExactEngine:
             worker=self.name,
             cached_tokens=0,
             queue_ms=0.0,
-            generate_ms=0.0,
+            prefill_ms=0.0,
+            decode_ms=0.0,
         )
 
 
