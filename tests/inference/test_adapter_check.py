@@ -1,0 +1,123 @@
+"""No adapter that could hurt an engine passes, each refusal names the file and the cure, and a good one passes as it is."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from inference.adapter_check import adapter_hash_of, check_adapter
+from storage.adapters import publish_adapter
+from storage.runs import RunPaths
+from telemetry.errors import DataError
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def good(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An adapter of rank 8 as the trainer writes it."""
+    from training.policy import Policy
+    from training.settings import TrainingSettings
+
+    folder = tmp_path_factory.mktemp("good") / "adapter"
+    Policy(model, TrainingSettings(lora_rank=8, lora_alpha=16)).save_adapter(folder)
+    return folder
+
+
+@pytest.fixture
+def adapter(good: Path, tmp_path: Path) -> Path:
+    """A copy of it, to be spoilt."""
+    return Path(shutil.copytree(good, tmp_path / "adapter"))
+
+
+def change_config(**fields: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        config = json.loads((folder / CONFIG).read_text())
+        (folder / CONFIG).write_text(json.dumps(config | fields))
+
+    return change
+
+
+def change_weights(change: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Path], None]:
+    def rewrite(folder: Path) -> None:
+        tensors = load_file(folder / WEIGHTS)
+        change(tensors)
+        save_file(tensors, folder / WEIGHTS)
+
+    return rewrite
+
+
+Q_A = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+
+SPOILT = {
+    "no config": (lambda folder: (folder / CONFIG).unlink(), CONFIG),
+    "no weights": (lambda folder: (folder / WEIGHTS).unlink(), WEIGHTS),
+    "a config that is no JSON": (lambda folder: (folder / CONFIG).write_text("{"), CONFIG),
+    "a config that is a list": (lambda folder: (folder / CONFIG).write_text("[]"), CONFIG),
+    "another kind of adapter": (change_config(peft_type="IA3"), "only LORA"),
+    "a rank of zero": (change_config(r=0), "must be positive numbers"),
+    "a scale of nothing": (change_config(lora_alpha=None), "must be positive numbers"),
+    "DoRA": (change_config(use_dora=True), "use_dora"),
+    "a rank of its own for a module": (change_config(rank_pattern={"q_proj": 4}), "rank_pattern"),
+    "trained biases": (change_config(bias="all"), "bias"),
+    "a config of another rank than the weights": (change_config(r=4), r"has shape .* rank 4"),
+    "cut weights": (
+        lambda folder: (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:-100]),
+        "no whole safetensors",
+    ),
+    "empty weights": (lambda folder: (folder / WEIGHTS).write_bytes(b""), "no whole safetensors"),
+    "no tensors": (change_weights(lambda tensors: tensors.clear()), "lacks any weights"),
+    "half a pair": (change_weights(lambda tensors: tensors.pop(Q_A)), "half of the pair .*layers.0.self_attn.q_proj"),
+    "a module that is not there": (
+        change_weights(lambda tensors: tensors.update({Q_A.replace("q_proj", "qkv_proj"): torch.zeros(8, 64)})),
+        "qkv_proj.* does not have",
+    ),
+    "a layer too many": (
+        change_weights(lambda tensors: tensors.update({Q_A.replace("layers.0", "layers.2"): torch.zeros(8, 64)})),
+        "layers.2.* does not have",
+    ),
+    "weights of a wider base": (change_weights(lambda tensors: tensors.update({Q_A: torch.zeros(8, 65)})), r"\(8, 64\)"),
+    "a value that is no number": (change_weights(lambda tensors: tensors[Q_A][0].fill_(float("nan"))), "no finite numbers"),
+}
+
+
+@pytest.mark.parametrize("spoil, sentence", SPOILT.values(), ids=SPOILT.keys())
+def test_a_spoilt_adapter_is_refused_by_name(adapter, model, spoil, sentence):
+    spoil(adapter)
+    try:
+        told = adapter_hash_of(adapter)  # the hash is right: what is wrong was published so
+    except DataError:
+        told = "unknown"
+    with pytest.raises(DataError, match=sentence) as refusal:
+        check_adapter(adapter, told, model, 64)
+    assert str(adapter) in str(refusal.value) and "\n" not in str(refusal.value)
+
+
+def test_another_hash_than_the_one_told_is_refused_with_both(good, model):
+    with pytest.raises(DataError, match=rf"{adapter_hash_of(good)}, not 0{{32}}"):
+        check_adapter(good, "0" * 32, model, 64)
+
+
+def test_a_rank_above_the_slots_is_refused_with_both_numbers(good, model):
+    told = adapter_hash_of(good)
+    with pytest.raises(DataError, match="rank 8 but the engine's slots take rank 4"):
+        check_adapter(good, told, model, 4)
+    assert check_adapter(good, told, model, 8).rank == 8
+
+
+def test_what_the_trainer_publishes_passes_under_the_hash_that_storage_gives_it(good, model, tmp_path):
+    published = publish_adapter(RunPaths(tmp_path / "run"), 3, good)
+    facts = check_adapter(published.path, published.adapter_hash, model, 16)
+    assert facts.modules == ("down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj")
+    assert (facts.rank, facts.scale) == (8, 2.0)
+    assert facts.bytes == sum(file.stat().st_size for file in good.iterdir() if file.name in (CONFIG, WEIGHTS))
+
+
+def test_a_base_without_a_config_is_named(good, tmp_path):
+    with pytest.raises(DataError, match=r"config\.json"):
+        check_adapter(good, adapter_hash_of(good), tmp_path, 64)
