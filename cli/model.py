@@ -7,6 +7,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from cli.dry_run import DryRun, PlanAsJson, show_plan
+from game.prompt_settings import DEFAULT_PROMPTS, PromptSettings
 from training.settings import TinyModelSettings
 
 app = App(name="model", help="The tiny model that is made on the spot.")
@@ -19,6 +20,7 @@ def make(
     dry_run: DryRun = False,
     json: PlanAsJson = False,
     recipe: Annotated[TinyModelSettings | None, Parameter(name="*", help="Any setting of the recipe.")] = None,
+    prompts: Annotated[PromptSettings | None, Parameter(help="How the prompts that it imitates are written.")] = None,
 ) -> None:
     """Train a tokenizer and a tiny model that imitates a scripted player; the same recipe is made once.
 
@@ -27,11 +29,13 @@ def make(
         entente model make
 
         entente model make --hidden 192 --layers 4 --imitation-steps 400
+
+        entente model make --prompts.order-notation slot
     """
     if dry_run:
         from flows.plan_run import plan_model
 
-        return show_plan(plan_model(recipe or TinyModelSettings(), runs_root), json=json)
+        return show_plan(plan_model(recipe or TinyModelSettings(), runs_root, prompts or DEFAULT_PROMPTS), json=json)
     from cli.screen import progress_shown
     from flows.run_settings import MODEL_FOLDER
     from flows.thread_plan import apply_threads, usable_cores
@@ -48,6 +52,7 @@ def make(
             runs_root / MODEL_FOLDER,
             recipe,
             lambda stage, done, total: reporter().stage(f"tiny model: {stage}", done, total),
+            prompts or DEFAULT_PROMPTS,
         )
     print(path)
 

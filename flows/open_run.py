@@ -31,6 +31,7 @@ from inference.remote import RemoteEngine
 from inference.settings import InferenceSettings
 from rollouts.fork import Tokens
 from state_cache.store import StateCache, find_cache, open_cache
+from storage.learnable_aside import PastSpreadsAside
 from storage.runs import RunPaths, durable_write, held, set_aside
 from tasks.preparation import make_model
 from tasks.resources import Resources
@@ -145,6 +146,8 @@ async def open_run(settings: RunSettings, *, resume: bool = False) -> AsyncItera
         training = settings.training.model_copy(update={"seed": settings.seed})
         trainer = TrainerProcess(paths, model, training, settings.storage, trainer_threads)
         stack.push_async_callback(asyncio.to_thread, trainer.close)
+        past_spreads = PastSpreadsAside(paths, blend=settings.storage.blend, discount=settings.storage.discount)
+        stack.callback(past_spreads.close)
         host = EngineHost()
         stack.callback(host.close)
         engine = make_engine(settings.inference, model)
@@ -160,7 +163,8 @@ async def open_run(settings: RunSettings, *, resume: bool = False) -> AsyncItera
             model=model,
             seed=settings.seed,
             rollouts=settings.rollouts,
-            storage=settings.storage,
+            past_spreads=past_spreads,
+            max_policy_lag=settings.storage.max_policy_lag,
             cache=cache,
             host=host,
             engine=engine,

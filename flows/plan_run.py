@@ -17,6 +17,7 @@ from flows.rehearse_forks import PLIES_A_YEAR, Rehearsal, codec_of, rehearse, so
 from flows.run_settings import CACHE_FOLDER, MODEL_FOLDER, RunSettings, check_settings
 from flows.thread_plan import plan_threads, usable_cores
 from game.players import player
+from game.prompt_settings import DEFAULT_PROMPTS, PromptSettings
 from game.snapshot import Snapshot
 from inference.memory_plan import (
     Machine,
@@ -165,14 +166,14 @@ def plan_cache(settings: CacheSettings, runs_root: Path) -> Plan:
     }
 
 
-def plan_model(recipe: TinyModelSettings, runs_root: Path) -> Plan:
+def plan_model(recipe: TinyModelSettings, runs_root: Path, prompts: PromptSettings = DEFAULT_PROMPTS) -> Plan:
     """The plan of making a tiny model.
 
     Raises:
         InputError: there is no such teacher.
     """
     player(recipe.teacher)
-    found, shape = find_tiny(runs_root / MODEL_FOLDER, recipe), tiny_shape(recipe)
+    found, shape = find_tiny(runs_root / MODEL_FOLDER, recipe, prompts), tiny_shape(recipe, prompts)
     return {
         "command": "model make",
         "model": {

@@ -5,22 +5,17 @@ them closes them.
 """
 
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from inference.engine import Engine
 from inference.host import EngineHost
 from rollouts.fork import Tokens
 from rollouts.settings import RolloutSettings
 from state_cache.store import StateCache
+from storage.learnable_aside import PastSpreadsAside
 from storage.runs import RunPaths
-from storage.settings import StorageSettings
 from telemetry.timing import Spans
 from training.process import Standing, TrainerProcess
-
-if TYPE_CHECKING:
-    from storage.learnable import PastSpreads
 
 PRODUCER = "local"
 """Producer name of the rollouts that the training flow itself makes."""
@@ -46,16 +41,11 @@ class Resources:
     """Where the run stood when it was opened."""
     provenance: dict[str, str]
     """What every shard says of its origin."""
-    storage: StorageSettings = field(default_factory=StorageSettings)
-    """Of the returns by which the sampler sees what still teaches."""
+    past_spreads: PastSpreadsAside
+    """What the run's start groups taught so far, for the sampler."""
+    max_policy_lag: int
+    """The staleness budget, versions."""
     spans: Spans = field(default_factory=Spans)
-
-    @cached_property
-    def past_spreads(self) -> "PastSpreads":
-        """What the run's start groups taught so far; its index, and with it DuckDB, is there from the first question on."""
-        from storage.learnable import PastSpreads
-
-        return PastSpreads(self.paths, blend=self.storage.blend, discount=self.storage.discount)
 
     async def serve(self, version: int, adapter: Path, adapter_hash: str) -> None:
         """Let the engine play policy `version` from now on."""

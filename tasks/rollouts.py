@@ -96,7 +96,7 @@ def start_positions(resources: Resources, step: int) -> list[tuple[Snapshot, str
     """
     wanted, spreads = resources.rollouts, None
     if wanted.sampling == "learnable":
-        whole = max(0, step - 1 - resources.storage.max_policy_lag)
+        whole = max(0, step - 1 - resources.max_policy_lag)
         spreads = resources.past_spreads.before(PRODUCER, whole * wanted.start_groups)
     return sample_start_positions(
         resources.cache.train, wanted.start_groups, resources.seed, step, sampling=wanted.sampling, spreads=spreads

@@ -41,6 +41,8 @@ def resources(tmp_path: Path, host, uniform_engine, tokens, positions) -> Callab
             tokens=tokens,
             trainer=trainer,
             standing=Standing(step_done=0, adapter=None, adapter_hash="", metrics={}, set_aside=()),
+            past_spreads=trainer,
+            max_policy_lag=2,
             provenance={"run": name},
         )
 

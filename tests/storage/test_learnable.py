@@ -1,8 +1,12 @@
 """What past groups taught is read off their returns, up to a start group and no further."""
 
+import os
+import signal
+
 import pytest
 
 from storage.learnable import RECENT, PastSpreads
+from storage.learnable_aside import PastSpreadsAside
 from storage.shards import publish_shard
 
 BLEND = {"centres_gained": 1.0, "survival": 2.0}
@@ -67,3 +71,18 @@ def test_groups_that_cannot_be_trained_on_say_nothing(put, spreads) -> None:
     put(1, "a", [0.0, 4.0], orders_rejected=1)
     put(2, "b", [3.0])
     assert spreads.before("local", 10) == {}
+
+
+def test_a_process_of_its_own_says_the_same_and_is_replaced_when_it_dies(put, paths, spreads) -> None:
+    put(0, "a", [0.0, 2.0, 1.0])
+    aside = PastSpreadsAside(paths, blend=BLEND, discount=1.0)
+    try:
+        assert aside.before("local", 10) == spreads.before("local", 10) == {"a": 1.0}
+        assert aside._process is not None
+        for child in list(aside._process._processes.values()):
+            os.kill(child.pid or 0, signal.SIGKILL)
+            child.join()
+        put(1, "b", [1.0, 3.0])
+        assert aside.before("local", 10) == spreads.before("local", 10) == {"a": 1.0, "b": 1.0}
+    finally:
+        aside.close()

@@ -10,7 +10,6 @@ from state_cache.sampling import sample_start_positions
 from state_cache.settings import CacheSettings
 from state_cache.store import StateCache
 from storage.runs import RunPaths
-from storage.settings import StorageSettings
 from tasks.resources import PRODUCER, Resources
 from tasks.rollouts import start_positions
 from training.process import Standing
@@ -34,12 +33,14 @@ class Taught:
 def resources(tmp_path: Path, positions) -> Any:
     def make(sampling: str) -> Resources:
         nothing: Any = None
+        taught: Any = Taught([snapshot.snapshot_id for snapshot in positions])
         made = Resources(
             paths=RunPaths(tmp_path),
             model=tmp_path,
             seed=5,
             rollouts=RolloutSettings.model_validate({"start_groups": GROUPS, "sampling": sampling}),
-            storage=StorageSettings(max_policy_lag=LAG),
+            past_spreads=taught,
+            max_policy_lag=LAG,
             cache=StateCache(path=tmp_path, settings=CacheSettings(), train=tuple(positions), held_out=()),
             host=nothing,
             engine=nothing,
@@ -48,7 +49,6 @@ def resources(tmp_path: Path, positions) -> Any:
             standing=Standing(step_done=0, adapter=None, adapter_hash="", metrics={}, set_aside=()),
             provenance={},
         )
-        made.__dict__["past_spreads"] = Taught([snapshot.snapshot_id for snapshot in positions])
         return made
 
     return make

@@ -1,0 +1,64 @@
+"""Which snapshots still teach, asked of a process of its own: the caller loads no DuckDB, and stays as small as it was."""
+
+import multiprocessing
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import TYPE_CHECKING
+
+from storage.runs import RunPaths
+from telemetry.parent import end_with_parent
+
+if TYPE_CHECKING:
+    from storage.learnable import PastSpreads
+
+
+class PastSpreadsAside:
+    """`PastSpreads` in a process of its own.
+
+    The process starts with the first question and is replaced if it dies: it holds nothing that files do not.
+    """
+
+    def __init__(self, paths: RunPaths, *, blend: Mapping[str, float], discount: float) -> None:
+        """As `PastSpreads`."""
+        self._arguments = (paths, dict(blend), discount)
+        self._process: ProcessPoolExecutor | None = None
+        self._one_at_a_time = threading.Lock()
+
+    def before(self, producer: str, start_group: int) -> dict[str, float]:
+        """See `PastSpreads.before`."""
+        with self._one_at_a_time:
+            try:
+                return self._ask(producer, start_group)
+            except BrokenProcessPool:
+                self.close()
+                return self._ask(producer, start_group)
+
+    def close(self) -> None:
+        """End the process, if there is one."""
+        if self._process is not None:
+            self._process.shutdown()
+            self._process = None
+
+    def _ask(self, producer: str, start_group: int) -> dict[str, float]:
+        if self._process is None:
+            spawn = multiprocessing.get_context("spawn")
+            self._process = ProcessPoolExecutor(1, mp_context=spawn, initializer=_open, initargs=self._arguments)
+        return self._process.submit(_before, producer, start_group).result()
+
+
+_mine: "PastSpreads"
+"""Of the process that answers."""
+
+
+def _open(paths: RunPaths, blend: Mapping[str, float], discount: float) -> None:
+    global _mine
+    from storage.learnable import PastSpreads
+
+    end_with_parent()
+    _mine = PastSpreads(paths, blend=blend, discount=discount)
+
+
+def _before(producer: str, start_group: int) -> dict[str, float]:
+    return _mine.before(producer, start_group)
