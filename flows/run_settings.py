@@ -155,6 +155,9 @@ MAY_CHANGE = (
     "inference.urls", "inference.key_variable", "inference.max_sequences", "inference.max_batched_tokens",
     "inference.block_size", "inference.kv_cache_gib", "inference.gpu_memory_share", "inference.threads",
     "inference.start_timeout_s", "inference.request_timeout_s",
+    "inference.max_in_flight", "inference.affinity_margin", "inference.long_prompt_tokens", "inference.evaluation_urls",
+    "inference.request_attempts", "inference.heartbeat_s", "inference.no_worker_timeout_s", "inference.engine_restarts",
+    "inference.drain_s",
     "training.threads", "training.keep_checkpoints", "training.mismatch_rows", "training.mismatch_max",
     "training.mismatch_mean_bf16", "training.mismatch_p99_bf16",
 )  # fmt: skip
