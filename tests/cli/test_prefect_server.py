@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-CACHE = ["cache", "build", "--train-snapshots", "2", "--held-out-snapshots", "2", "--last-year", "1901"]
+CACHE = ["cache", "build", "--train-snapshots", "2", "--held-out-snapshots", "2", "--last-year", "1902"]
 
 
 def names(folder: Path) -> list[str]:
