@@ -1,0 +1,218 @@
+"""A small engine without vLLM: for other platforms, for GPU machines that lack it, and as the oracle of parity.
+
+Stepped by the event loop that its requests live on, as the embedded one is: a step is one prefill or one decoding pass of one
+policy version, then whatever became ready runs, so batches fill themselves and no request waits for another's answer. Tokens
+that must follow one another are computed together, and a prompt's beginning that any row in memory shares is not computed again.
+Several versions may be in flight; each step runs under one of them, and each completion under one from end to end.
+"""
+
+import asyncio
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from inference.adapter_check import check_adapter
+from inference.engine import BASE_HASH, BASE_VERSION, EngineStats, Generation, GenerationRequest
+from inference.legal_draw import Course
+from inference.settings import InferenceSettings
+from inference.torch_lane import Draw, Lane
+from inference.torch_model import TorchModel
+from telemetry.errors import EngineError, EngineLostError, VersionGoneError
+
+MAX_RANK = 512
+"""Adapters have no slots here; this is the highest rank that training knows."""
+
+
+def best_device() -> torch.device:
+    """CUDA, else Apple's GPU, else the CPU."""
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+class TorchEngine:
+    """The `Engine` contract over transformers and torch."""
+
+    def __init__(
+        self, model: Path, settings: InferenceSettings, *, name: str = "torch", device: torch.device | None = None
+    ) -> None:
+        self.name = name
+        self._folder, self._settings = model, settings
+        self._device = device or best_device()
+        self._model: TorchModel | None = None
+        self._served: dict[int, Lane] = {}
+        self._newest = BASE_VERSION
+        self._lanes: list[Lane] = []
+        """Those served, and those replaced that still have requests in flight; the one whose turn is next comes first."""
+        self._draws: dict[str, Draw] = {}
+        self._stepping = False
+        self._publishing = asyncio.Lock()
+        self._counts = dict.fromkeys(("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "forced_tokens"), 0)
+        self._steps = 0
+
+    async def start(self) -> None:
+        """Load the base model and run one token through it."""
+        try:
+            self._model = await asyncio.to_thread(TorchModel, self._folder, self._settings.dtype, self._device)
+        except (OSError, RuntimeError, ValueError) as error:
+            raise EngineError(f"torch could not load '{self._folder}': {str(error).splitlines()[0]}") from error
+        self._add_lane(BASE_VERSION, BASE_HASH, "")
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """Draw one completion; see `Engine.generate`."""
+        task = self._admit(request)
+        if not self._stepping:
+            self._stepping = True
+            asyncio.get_running_loop().call_soon(self._step)
+        try:
+            return await task.answer
+        finally:
+            if self._draws.get(request.request_id) is task:
+                del self._draws[request.request_id]
+
+    async def publish(self, version: int, adapter: Path, adapter_hash: str) -> None:
+        """Check the adapter, hold it beside the others, and draw under it from now on."""
+        async with self._publishing:
+            model = self._running_model()
+            standing = self._served.get(version)
+            if standing is None or standing.adapter_hash != adapter_hash:
+                if adapter_hash != BASE_HASH:
+                    facts = await asyncio.to_thread(check_adapter, adapter, adapter_hash, self._folder, MAX_RANK)
+                    model.add_adapter(adapter_hash, adapter, facts)
+                self._add_lane(version, adapter_hash, "" if adapter_hash == BASE_HASH else adapter_hash)
+            self._newest = version
+            self._tidy()
+
+    async def retire(self, oldest: int, keep: Collection[int] = ()) -> None:
+        """Drop versions before `oldest`; see `Engine.retire`."""
+        for version in [v for v in self._served if v < oldest and v not in keep and v != self._newest]:
+            del self._served[version]
+            gone = VersionGoneError(f"policy version {version} was retired from engine '{self.name}': ask for a newer one")
+            for lane in [lane for lane in self._lanes if lane.version == version]:
+                for task in (*lane.waiting, *lane.running):
+                    if not task.answer.done():
+                        task.answer.set_exception(gone)
+                lane.forget()
+        self._tidy()
+
+    async def stats(self) -> EngineStats:
+        """Counts since the start."""
+        running = len(self._draws)
+        return EngineStats(policy_version=self._newest, running=running, engine_steps=self._steps, preemptions=0, **self._counts)
+
+    async def close(self) -> None:
+        """Free the model and fail whatever is in flight."""
+        self._fail_all(EngineLostError(f"engine '{self.name}' was closed"))
+        self._served.clear()
+        self._lanes.clear()
+        self._model = None
+
+    def _running_model(self) -> TorchModel:
+        if self._model is None:
+            raise EngineLostError(f"engine '{self.name}' is not running")
+        return self._model
+
+    def _add_lane(self, version: int, adapter_hash: str, adapter: str) -> None:
+        self._served[version] = Lane(self._running_model(), version, adapter_hash, adapter)
+        self._lanes.append(self._served[version])
+
+    def _admit(self, request: GenerationRequest) -> Draw:
+        vocabulary = self._running_model().vocabulary_size
+        where = f"request '{request.request_id}'"
+        same = self._draws.get(request.request_id)
+        if same is not None and not same.answer.done():
+            raise EngineError(f"{where} is already in flight")
+        length, longest = len(request.prompt_ids) + request.table.longest, self._settings.max_model_length
+        if length > longest:
+            raise EngineError(
+                f"{where} needs {length} tokens but max_model_length is {longest}: raise inference.max_model_length"
+            )
+        prompt = np.asarray(request.prompt_ids, np.int64)
+        ids = np.concatenate((prompt, request.table.token_ids))
+        if not len(prompt) or ids.min() < 0 or ids.max() >= vocabulary:
+            raise EngineError(
+                f"{where} has an empty prompt or ids outside the vocabulary of {vocabulary}: it is for another model"
+            )
+        if not request.temperature > 0:
+            raise EngineError(f"{where} has temperature {request.temperature}: it must be above 0")
+        version = self._newest if request.version is None else request.version
+        lane = self._served.get(version)
+        if lane is None:
+            raise VersionGoneError(f"engine '{self.name}' does not serve policy version {version}: ask for {self._newest}")
+        course = Course(request.table, request.seed, request.temperature)
+        known = np.concatenate((prompt, np.array(course.token_ids, np.int64))).astype(np.int32)
+        answer: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
+        task = Draw(request=request, course=course, answer=answer, known=known, arrived=time.monotonic())
+        self._draws[request.request_id] = task
+        lane.waiting.append(task)
+        self._counts["requests"] += 1
+        self._counts["prompt_tokens"] += len(prompt)
+        return task
+
+    def _step(self) -> None:
+        """One step of the version whose turn it is; then again after whatever became ready, while anything is in flight."""
+        lane = next((lane for lane in self._lanes if lane.busy), None)
+        if lane is None:
+            self._stepping = False
+            return
+        self._lanes.remove(lane)
+        self._lanes.append(lane)
+        room = self._settings.max_sequences - sum(len(each.running) for each in self._lanes)
+        before = lane.steps
+        try:
+            with torch.inference_mode():
+                ended = lane.advance(room, self._settings.max_batched_tokens)
+        except Exception as error:
+            self._stepping = False
+            self._fail_all(EngineLostError(f"engine '{self.name}' failed in a step: {error}"))
+            return
+        self._steps += lane.steps - before
+        for task in ended:
+            self._finish(task, lane)
+        if not lane.busy:
+            self._tidy()
+        asyncio.get_running_loop().call_soon(self._step)
+
+    def _finish(self, task: Draw, lane: Lane) -> None:
+        if task.answer.done():
+            return
+        now = time.monotonic()
+        scheduled, first = task.scheduled or now, task.first or now
+        course = task.course
+        self._counts["completion_tokens"] += len(course.token_ids)
+        self._counts["cached_tokens"] += task.cached
+        self._counts["forced_tokens"] += course.forced
+        task.answer.set_result(
+            Generation(
+                token_ids=np.array(course.token_ids, np.int32),
+                logprobs=np.array(course.logprobs, np.float32),
+                policy_version=lane.version,
+                adapter_hash=lane.adapter_hash,
+                worker=self.name,
+                cached_tokens=task.cached,
+                queue_ms=1e3 * (scheduled - task.arrived),
+                prefill_ms=1e3 * (first - scheduled),
+                decode_ms=1e3 * (now - first),
+            )
+        )
+
+    def _tidy(self) -> None:
+        """Free what nobody needs: rows of idle versions but the newest's, and adapters of those served no more."""
+        served = list(self._served.values())
+        for lane in self._lanes:
+            if not lane.busy and lane is not self._served.get(self._newest):
+                lane.forget()
+        dropped = [lane for lane in self._lanes if not lane.busy and lane not in served]
+        self._lanes = [lane for lane in self._lanes if lane not in dropped]
+        for name in {lane.adapter for lane in dropped} - {lane.adapter for lane in self._lanes}:
+            self._running_model().remove_adapter(name)
+
+    def _fail_all(self, error: EngineError) -> None:
+        for task in self._draws.values():
+            if not task.answer.done():
+                task.answer.set_exception(error)
+        for lane in self._lanes:
+            lane.forget()

@@ -1,0 +1,221 @@
+"""A causal model of the Llama family run by transformers over rows of keys and values of our own, with switchable LoRA adapters.
+
+One forward takes tokens of many rows, of any number each, packed without padding; only attention sees them row by row. Weights
+of the base never change: an adapter adds its low-rank product where it is the chosen one. Knows nothing of tables or requests.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from transformers import AttentionInterface, AutoModelForCausalLM
+
+from inference.adapter_check import WEIGHTS_FILE, AdapterFacts
+from telemetry.errors import InputError
+
+MODEL_TYPES = ("llama", "qwen2", "qwen3")
+_ATTENTION = "entente_rows"
+_COLUMNS = 64
+"""Rows grow by whole multiples of this many columns."""
+
+
+class KeyValueRows:
+    """Keys and values of many token sequences, one row each, column = position; grows as asked."""
+
+    def __init__(self, config: Any, dtype: torch.dtype, device: torch.device) -> None:
+        heads = config.num_attention_heads
+        self._head = getattr(config, "head_dim", None) or config.hidden_size // heads
+        self._layers, self._heads = config.num_hidden_layers, config.num_key_value_heads
+        self._dtype, self._device = dtype, device
+        self.values = self._new(0, 0)
+        """[layers, keys or values, rows, heads, columns, head size]"""
+
+    def _new(self, rows: int, columns: int) -> Tensor:
+        shape = (self._layers, 2, rows, self._heads, columns, self._head)
+        return torch.zeros(shape, dtype=self._dtype, device=self._device)
+
+    def reserve(self, rows: int, columns: int) -> None:
+        """Make room for that many; what stands is kept."""
+        old_rows, old_columns = self.values.shape[2], self.values.shape[4]
+        if rows <= old_rows and columns <= old_columns:
+            return
+        rows = max(rows, 2 * old_rows) if rows > old_rows else old_rows
+        columns = max(-(-columns // _COLUMNS) * _COLUMNS, old_columns)
+        grown = self._new(rows, columns)
+        grown[:, :, :old_rows, :, :old_columns] = self.values
+        self.values = grown
+
+    def copy(self, sources: list[int], targets: list[int], columns: int) -> None:
+        """Copy the first `columns` of each source row to its target row; all are read before any is written."""
+        read = torch.tensor(sources, device=self._device)
+        taken = self.values[:, :, :, :, :columns].index_select(2, read)
+        self.values[:, :, torch.tensor(targets, device=self._device), :, :columns] = taken
+
+
+class Step:
+    """Where the packed tokens of one forward stand: rows [first, first + len(lengths)), each from its own column on."""
+
+    def __init__(self, store: KeyValueRows, first: int, starts: np.ndarray, lengths: np.ndarray, device: torch.device) -> None:
+        """`starts` and `lengths` int64 [rows]: the first new column of each row and how many."""
+        rows = len(lengths)
+        ends = np.cumsum(lengths)
+        row = np.repeat(np.arange(rows), lengths)
+        offset = np.arange(int(ends[-1])) - np.repeat(ends - lengths, lengths)
+        self.last = torch.from_numpy(ends - 1).to(device)
+        """int64 [rows]: each row's last token in the pack."""
+        self.positions = torch.from_numpy(starts[row] + offset).to(device)
+        self._columns = int((starts + lengths).max())
+        self._store, self._first, self._rows = store, first, rows
+        self._row, self._offset = torch.from_numpy(row).to(device), torch.from_numpy(offset).to(device)
+        self._longest = int(lengths.max())
+        query = starts[:, None] + np.minimum(np.arange(self._longest), lengths[:, None] - 1)
+        self._seen = torch.from_numpy(query).to(device)[:, :, None] >= torch.arange(self._columns, device=device)
+        self._mask: Tensor | None = None
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """Attention of packed `query` [heads, tokens, size] over the rows, after `key` and `value` were written to them."""
+        rows = slice(self._first, self._first + self._rows)
+        keys, values = self._store.values[layer].unbind(0)
+        where = self._row + self._first
+        keys[where, :, self.positions] = key.transpose(0, 1)
+        values[where, :, self.positions] = value.transpose(0, 1)
+        heads, tokens, size = query.shape
+        shared = heads // key.shape[0]
+        if self._mask is None:
+            mask = torch.zeros(self._seen.shape, dtype=query.dtype, device=query.device).masked_fill_(~self._seen, float("-inf"))
+            self._mask = mask.repeat(1, shared, 1)[:, None]  # query heads that share a key head stand one below the other
+        found = nn.functional.scaled_dot_product_attention(
+            self._by_row(query.transpose(0, 1).reshape(tokens, key.shape[0], shared, size)),
+            keys[rows, :, : self._columns],
+            values[rows, :, : self._columns],
+            attn_mask=self._mask,
+            scale=scale,
+        )
+        if self._longest == 1:
+            return found.reshape(tokens, heads, size)
+        found = found.unflatten(2, (shared, self._longest))
+        return found[self._row, :, :, self._offset].reshape(tokens, heads, size)
+
+    def _by_row(self, packed: Tensor) -> Tensor:
+        """[tokens, key heads, shared, size] -> [rows, key heads, shared * longest, size], what is beyond a row's end is zero."""
+        _, heads, shared, size = packed.shape
+        if self._longest == 1:
+            return packed
+        padded = packed.new_zeros(self._rows, heads, shared, self._longest, size)
+        padded[self._row, :, :, self._offset] = packed
+        return padded.flatten(2, 3)
+
+
+def _attend_rows(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+) -> tuple[Tensor, None]:
+    step: Step = options["step"]
+    found = step.attend(module.layer_idx, query[0], key[0], value[0], options["scaling"])  # type: ignore[arg-type]
+    return found[None], None
+
+
+AttentionInterface.register(_ATTENTION, _attend_rows)
+
+
+@dataclass(slots=True)
+class _Chosen:
+    """Which adapter the layers add; shared by all of them."""
+
+    name: str = ""
+
+
+class _AdaptedLinear(nn.Module):
+    """A frozen linear layer that adds scale * B @ A of the adapter that is chosen, if that one has a part here."""
+
+    def __init__(self, base: nn.Linear, chosen: _Chosen) -> None:
+        super().__init__()
+        self.base, self.chosen = base, chosen
+        self.parts: dict[str, tuple[Tensor, Tensor]] = {}
+        """Adapter -> A transposed [in, rank], and scale * B transposed [rank, out]."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs = self.base(inputs)
+        part = self.parts.get(self.chosen.name)
+        if part is None:
+            return outputs
+        flat = outputs.view(-1, outputs.shape[-1])
+        return torch.addmm(flat, inputs.reshape(-1, inputs.shape[-1]) @ part[0], part[1]).view_as(outputs)
+
+
+class TorchModel:
+    """The model on its device, in inference mode, with its adapters by name."""
+
+    def __init__(self, folder: Path, dtype: str, device: torch.device) -> None:
+        """Load it.
+
+        Raises:
+            InputError: its kind is not one whose attention is known to fit.
+        """
+        config = json.loads((folder / "config.json").read_bytes())
+        kind, layers = config.get("model_type"), set(config.get("layer_types") or ["full_attention"])
+        if kind not in MODEL_TYPES or layers != {"full_attention"} or config.get("use_sliding_window"):
+            raise InputError(
+                f"the torch engine runs models of the kinds {', '.join(MODEL_TYPES)} with full attention, and '{folder}' is "
+                f"{kind!r}: choose another model, or inference.engine vllm"
+            )
+        wanted = dtype if dtype == "auto" else getattr(torch, dtype)
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=wanted, attn_implementation=_ATTENTION)
+        self.device = device
+        self._model = model.to(device).eval().requires_grad_(False)
+        self._head = self._model.get_output_embeddings()
+        self._chosen = _Chosen()
+        self._linear: dict[str, _AdaptedLinear] = {}
+        self.vocabulary_size = int(self._head.weight.shape[0])
+
+    def new_rows(self) -> KeyValueRows:
+        """Empty rows of keys and values for this model."""
+        return KeyValueRows(self._model.config, self._model.dtype, self.device)
+
+    def add_adapter(self, name: str, folder: Path, facts: AdapterFacts) -> None:
+        """Hold the checked adapter in `folder` under `name`."""
+        tensors = load_file(folder / WEIGHTS_FILE)
+        for key in tensors:
+            if ".lora_A." in key:
+                module = key.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
+                a = tensors[key].to(self.device, self._model.dtype)
+                b = (facts.scale * tensors[key.replace(".lora_A.", ".lora_B.")].float()).to(self.device, self._model.dtype)
+                self._adapted(module).parts[name] = (a.T.contiguous(), b.T.contiguous())
+
+    def remove_adapter(self, name: str) -> None:
+        """Free it."""
+        for linear in self._linear.values():
+            linear.parts.pop(name, None)
+
+    def choose(self, name: str) -> None:
+        """Run under this adapter from now on; a name that was not added means the base alone."""
+        self._chosen.name = name
+
+    def forward(self, token_ids: np.ndarray, step: Step) -> Tensor:
+        """Final hidden state [rows, hidden] of each row's last token; keys and values of all tokens are written."""
+        packed = torch.from_numpy(token_ids).to(self.device)[None]
+        states = self._model.model(
+            input_ids=packed, position_ids=step.positions[None], use_cache=False, step=step
+        ).last_hidden_state
+        return states[0, step.last]
+
+    def legal_logits(self, states: Tensor, counts: np.ndarray, token_ids: np.ndarray) -> np.ndarray:
+        """float32 logits [sum of counts] of `token_ids`, `counts` of them for each of `states` [rows, hidden]."""
+        row = torch.from_numpy(np.repeat(np.arange(len(counts)), counts)).to(self.device)
+        column = torch.from_numpy(token_ids).to(self.device)
+        logits = (states.float()[row] * self._head.weight[column].float()).sum(-1)
+        if self._head.bias is not None:
+            logits += self._head.bias[column].float()
+        return logits.cpu().numpy()
+
+    def _adapted(self, module: str) -> _AdaptedLinear:
+        if module not in self._linear:
+            parent, _, child = module.rpartition(".")
+            linear = _AdaptedLinear(self._model.get_submodule(module), self._chosen)
+            setattr(self._model.get_submodule(parent), child, linear)
+            self._linear[module] = linear
+        return self._linear[module]
