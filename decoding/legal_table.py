@@ -8,7 +8,7 @@ The table is plain integers: it travels as bytes, and drives engines, rows and t
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
@@ -17,7 +17,7 @@ from decoding.codec import Codec
 from game.legal import WAIVE, LegalOrders, OrderKind
 from game.notation import answer_lines, answers
 from game.prompt_settings import OrderNotation
-from telemetry.errors import DataError
+from telemetry.errors import DataError, InputError
 
 END = -1
 _FORMAT = 1
@@ -38,13 +38,18 @@ class LegalTable:
     """int32 [edges]; END (-1) where the completion is whole."""
     longest: int
     """Tokens of the longest completion, end mark included."""
+    _bytes: bytes | None = field(default=None, repr=False, compare=False)
+    """The table as it travels, once it has: forks send the same one many times."""
 
     def to_bytes(self) -> bytes:
-        """Little-endian int32: format, nodes, edges, longest, then the three arrays."""
-        head = np.array([_FORMAT, len(self.offsets) - 1, len(self.token_ids), self.longest], "<i4")
-        return b"".join(
-            part.astype("<i4", copy=False).tobytes() for part in (head, self.offsets, self.token_ids, self.next_nodes)
-        )
+        """Little-endian int32: format, nodes, edges, longest, then the three arrays; the same object each time."""
+        data = self._bytes
+        if data is None:
+            head = np.array([_FORMAT, len(self.offsets) - 1, len(self.token_ids), self.longest], "<i4")
+            parts = (head, self.offsets, self.token_ids, self.next_nodes)
+            data = b"".join(part.astype("<i4", copy=False).tobytes() for part in parts)
+            object.__setattr__(self, "_bytes", data)
+        return data
 
     @classmethod
     def from_bytes(cls, data: bytes, vocabulary_size: int | None = None) -> "LegalTable":
@@ -75,7 +80,7 @@ class LegalTable:
         deepest = _longest_path(offsets, nexts)
         if longest != deepest:
             raise DataError(f"legal table claims a longest completion of {longest} tokens, but has one of {deepest}")
-        return cls(offsets=offsets, token_ids=ids, next_nodes=nexts, longest=longest)
+        return cls(offsets=offsets, token_ids=ids, next_nodes=nexts, longest=longest, _bytes=data)
 
     def allowed(self, node: int) -> np.ndarray:
         """Token ids allowed at `node`, int32, sorted."""
@@ -222,39 +227,58 @@ class TableBuilder:
         return range(first, sites if may_waive else sites - (picks - given) + 1)
 
 
-def _assemble(roots: list[list[_Option]]) -> LegalTable:
-    """Flat automaton from the options of each root; node numbers rise along every path."""
-    starts, edges = [], []  # edges: per node, {token: (node within the whole table) or ('root', index)}
+def _assemble(roots: Sequence[Sequence[_Option]]) -> LegalTable:
+    """Flat automaton from the options of each root; node numbers rise along every path.
+
+    A root's options are taken in sorted order, so that each shares its beginning with the one before it or with none, and the
+    edges of a node come in the order of their tokens.
+    """
+    starts, nodes = [], 0
+    sources, tokens, targets = [], [], []  # of each edge; a target below END stands for root -2 - target
     for options in roots:
-        starts.append(len(edges))
-        edges.append({})
-        for ids, following in options:
-            node = starts[-1]
-            for token in ids[:-1]:
-                child = edges[node].get(token)
-                if child is None:
-                    child = edges[node][token] = len(edges)
-                    edges.append({})
-                node = child
-            edges[node][ids[-1]] = ~following if following != END else END
-    # Links to later roots were kept as ~index (<= -2 would clash with END only for index 0, which nothing leads to).
-    offsets = np.zeros(len(edges) + 1, np.int32)
-    np.cumsum([len(node) for node in edges], out=offsets[1:])
-    token_ids = np.empty(offsets[-1], np.int32)
-    next_nodes = np.empty(offsets[-1], np.int32)
-    at = 0
-    for node in edges:
-        for token in sorted(node):
-            target = node[token]
-            token_ids[at] = token
-            next_nodes[at] = target if target >= END else starts[~target]
-            at += 1
+        path, before = [nodes], ()
+        starts.append(nodes)
+        nodes += 1
+        for ids, following in sorted(options):
+            shared, last = 0, len(ids) - 1
+            for token, other in zip(ids, before, strict=False):
+                if token != other:
+                    break
+                shared += 1
+            if shared == len(before) > 0:
+                raise InputError(f"option {before} is option {ids} or its beginning: no end mark parts them")
+            del path[shared + 1 :]
+            for token in ids[shared:last]:
+                sources.append(path[-1])
+                tokens.append(token)
+                targets.append(nodes)
+                path.append(nodes)
+                nodes += 1
+            sources.append(path[-1])
+            tokens.append(ids[last])
+            targets.append(END if following == END else -2 - following)
+            before = ids
+    source = np.array(sources, np.int32)
+    by_source = np.argsort(source, kind="stable")
+    offsets = np.zeros(nodes + 1, np.int32)
+    np.cumsum(np.bincount(source, minlength=nodes), out=offsets[1:])
+    next_nodes = np.array(targets, np.int32)[by_source]
+    to_root = next_nodes < END
+    next_nodes[to_root] = np.array(starts, np.int32)[-2 - next_nodes[to_root]]
     return LegalTable(
         offsets=offsets,
-        token_ids=token_ids,
+        token_ids=np.array(tokens, np.int32)[by_source],
         next_nodes=next_nodes,
-        longest=_longest_path(offsets, next_nodes),
+        longest=_longest_choice(roots),
     )
+
+
+def _longest_choice(roots: Sequence[Sequence[_Option]]) -> int:
+    """Tokens of the longest completion; a root leads to later ones only."""
+    rest = [0] * (len(roots) + 1)  # its last place stands for END, which is index -1
+    for root in range(len(roots) - 1, -1, -1):
+        rest[root] = max(len(ids) + rest[following] for ids, following in roots[root])
+    return rest[0]
 
 
 def _longest_path(offsets: np.ndarray, next_nodes: np.ndarray) -> int:
