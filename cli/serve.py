@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -50,6 +51,7 @@ def serve(
     from inference.embedded import EmbeddedEngine
     from inference.host import EngineHost
     from inference.memory_plan import check_memory, read_shape
+    from inference.supervisor import EngineSupervisor
     from inference.worker import serve as serve_app
     from inference.worker import worker_app
 
@@ -58,12 +60,12 @@ def serve(
     engine_threads, _ = plan_threads(cores=usable_cores(), engine=chosen.threads, trainer=0, overlap=False)
     apply_threads(engine_threads)
     engine_host = EngineHost()
-    engine = EmbeddedEngine(folder, chosen, name=name or f"{host}:{port}")
+    address = f"{host}:{listener.getsockname()[1]}"
+    engine = EngineSupervisor(lambda: EmbeddedEngine(folder, chosen, name=name or address), restarts=chosen.engine_restarts)
     try:
-        asyncio.run(engine_host.run(engine.start()))
         app = worker_app(engine, engine_host, folder, adapters_root, key, Codec(folder).vocabulary_size)
-        print(f"serving {folder} on http://{host}:{listener.getsockname()[1]}", flush=True)
-        serve_app(app, listener)
+        ready = partial(print, f"serving {folder} on http://{address}", flush=True)
+        serve_app(app, listener, drain_s=chosen.drain_s, on_ready=ready)
     finally:
         asyncio.run(engine_host.run(engine.close()))
         engine_host.close()

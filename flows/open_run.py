@@ -27,7 +27,7 @@ from flows.thread_plan import apply_threads
 from inference.embedded import EmbeddedEngine
 from inference.engine import Engine
 from inference.host import EngineHost
-from inference.remote import RemoteEngine
+from inference.pool import RemoteEngine
 from inference.settings import InferenceSettings
 from rollouts.fork import Tokens
 from state_cache.store import StateCache, find_cache, open_cache

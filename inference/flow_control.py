@@ -6,8 +6,8 @@ allowed in flight when it began, so a slow worker's rounds take longer by themse
     cut   x 0.7   if more than 2 % of its answers met a preemption, or they waited longer in the worker than they were served
     grow  + 1/16  of the ceiling, if the limit was in the way and they waited less than half as long as they were served
 
-and otherwise the limit stands. A worker whose requests wait as long as they are served has as many waiting as running: it is full,
-and what waits is better kept in the pool, where older versions go first and another worker may take it.
+and otherwise the limit stands. A worker whose requests wait as long as they are served has as many waiting as running: it is
+full, and what waits is better kept in the pool, where older versions go first and another worker may take it.
 """
 
 from dataclasses import dataclass

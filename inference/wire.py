@@ -80,8 +80,8 @@ def unpack_request(body: bytes, vocabulary_size: int) -> tuple[GenerationRequest
     return request, None if adapter_hash is None else _of(fields, "adapter_hash", str)
 
 
-def pack_generation(generation: Generation, load: WorkerLoad) -> bytes:
-    """One answer as it travels, with what the worker says of itself."""
+def pack_generation(generation: Generation, *, running: int, preemptions: int) -> bytes:
+    """One answer as it travels, with what its worker says of itself: requests in flight now, preemptions so far."""
     return _pack(
         {
             "token_ids": generation.token_ids.astype("<i4").tobytes(),
@@ -93,8 +93,8 @@ def pack_generation(generation: Generation, load: WorkerLoad) -> bytes:
             "queue_ms": generation.queue_ms,
             "prefill_ms": generation.prefill_ms,
             "decode_ms": generation.decode_ms,
-            "running": load.running,
-            "preemptions": load.preemptions,
+            "running": running,
+            "preemptions": preemptions,
         }
     )
 

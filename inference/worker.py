@@ -1,38 +1,66 @@
 """The inference worker: one engine behind a small authenticated HTTP app.
 
-Loopback unless a key is set; the key is compared in constant time; adapters load from under one folder only; bodies
-are bounded and
-checked before they reach the engine. vLLM's own server and its development routes are not part of it.
+Loopback unless a key is set; the key is compared in constant time; adapters load from under one folder only, and are looked at
+before the engine sees them; bodies are bounded and checked; a page in a browser is no client. Every request id is drawn once.
+vLLM's own server and its development routes are not part of it.
+
+What it answers: 200; 400 malformed; 401 key; 403 path; 409 refused, with its kind; 410 the version is not served, with the newest
+that is; 413 too long; 429 too many in flight; 503 no engine now. Each but the first is a sentence and a kind.
 """
 
+import asyncio
+import hashlib
 import hmac
+import signal
 import socket
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Annotated
 
 import uvicorn
 from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from decoding.model_files import model_fingerprint
-from inference.engine import Engine
+from inference.engine import BASE_HASH, BASE_VERSION, Engine, GenerationRequest
 from inference.host import EngineHost
+from inference.supervisor import EngineSupervisor
 from inference.wire import CONTENT_TYPE, MAX_BODY, pack_generation, unpack_request
-from telemetry.errors import DataError, EntenteError, InputError
+from inference.worker_memory import AnotherBody, Answers, Busy
+from inference.worker_metrics import CONTENT_TYPE as METRICS_TYPE
+from inference.worker_metrics import WorkerMetrics
+from telemetry.errors import DataError, EngineLostError, EntenteError, InputError, VersionGoneError
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_CLOSE_S = 30.0
+"""Seconds that closing an engine may take."""
+
+_Version = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 class PublishBody(BaseModel):
     """What `publish` is told."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
-    version: int
-    adapter: str
-    adapter_hash: str
+    version: _Version
+    adapter: Annotated[str, Field(max_length=4096)]
+    adapter_hash: Annotated[str, Field(max_length=128)]
+
+
+class RetireBody(BaseModel):
+    """What `retire` is told."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    oldest: _Version
+    keep: Annotated[list[_Version], Field(max_length=1024)] = []
 
 
 def bind(host: str, port: int, key: str | None) -> socket.socket:
@@ -54,74 +82,301 @@ def bind(host: str, port: int, key: str | None) -> socket.socket:
     return listener
 
 
-def worker_app(
-    engine: Engine, host: EngineHost, model: Path, adapters_root: Path, key: str | None, vocabulary_size: int
-) -> FastAPI:
-    """The app over a started `engine` that lives on `host`'s loop."""
-    app = FastAPI(title="entente worker", docs_url=None, redoc_url=None, openapi_url=None)
-    root = adapters_root.resolve()
-    fingerprint = model_fingerprint(model)
+class Worker:
+    """What stands behind the routes: the engine on its host's loop, what it serves, and whether it is up."""
 
-    @app.middleware("http")
-    async def guard(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-        given = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if key and not hmac.compare_digest(given.encode(), key.encode()):
-            return _sentence(401, "the worker's key is missing or wrong")
+    def __init__(
+        self, engine: Engine, host: EngineHost, model: Path, adapters_root: Path, vocabulary_size: int, max_rank: int
+    ) -> None:
+        self.engine, self.host = engine, host
+        self.answers = Answers(self._draw)
+        self.metrics = WorkerMetrics()
+        self.started = False
+        self.failure: EntenteError | None = None
+        """Why the worker ends."""
+        self.on_ready: Callable[[], None] = lambda: None
+        self.on_failure: Callable[[], None] = lambda: None
+        self._model, self._root = model, adapters_root.resolve()
+        self._vocabulary_size, self._max_rank = vocabulary_size, max_rank
+        self._fingerprint = model_fingerprint(model)
+        self._served: dict[int, str] = {}
+        self._changing = asyncio.Lock()
+
+    @property
+    def ready(self) -> bool:
+        """May requests come? Asked without waiting for the engine's thread, which may be at work for long."""
+        return self.started and (not isinstance(self.engine, EngineSupervisor) or self.engine.ready)
+
+    @property
+    def newest(self) -> dict[str, int | str]:
+        """The newest version published, and its hash."""
+        version = max(self._served, default=BASE_VERSION)
+        return {"policy_version": version, "adapter_hash": self._served.get(version, BASE_HASH)}
+
+    async def start(self) -> None:
+        """Start the engine; a failure ends the worker."""
+        try:
+            await self.host.run(self.engine.start())
+        except Exception as error:
+            self.fail(error)
+            return
+        self.started = True
+        self.on_ready()
+
+    def fail(self, error: Exception) -> None:
+        """The engine is lost for good: the worker ends, and whoever started it learns why."""
+        if isinstance(error, EntenteError):
+            self.failure = error
+        else:
+            self.failure = EngineLostError(f"the worker's engine failed: {error!r}")
+            self.failure.__cause__ = error
+        self.on_failure()
+
+    async def generate(self, body: bytes) -> bytes:
+        """The packed answer to a packed request."""
+        request, adapter_hash = unpack_request(body, self._vocabulary_size)
+        self._check_up()
+        version = request.version
+        known = BASE_HASH if version == BASE_VERSION else self._served.get(version or 0)
+        if version is not None and adapter_hash is not None and known != adapter_hash:
+            raise VersionGoneError(f"version {version} with hash {adapter_hash} is not published here")
+        return await self.answers.answer(request, hashlib.blake2b(body, digest_size=16).digest())
+
+    async def publish(self, body: PublishBody) -> None:
+        """Look at the adapter, then have the engine serve it; version 0 without an adapter is the base model again."""
+        self._check_up()
+        async with self._changing:
+            if not body.adapter and body.version == BASE_VERSION:
+                return await self._reset()
+            adapter = self._confined(body.adapter)
+            from inference.adapter_check import check_adapter
+
+            await asyncio.to_thread(check_adapter, adapter, body.adapter_hash, self._model, self._max_rank)
+            await self.host.run(self.engine.publish(body.version, adapter, body.adapter_hash))
+            self._served[body.version] = body.adapter_hash
+
+    async def retire(self, body: RetireBody) -> None:
+        """Have the engine serve nothing before `oldest` but what is kept, and the newest."""
+        self._check_up()
+        async with self._changing:
+            await self.host.run(self.engine.retire(body.oldest, body.keep))
+            newest = max(self._served, default=BASE_VERSION)
+            lasting = {version for version in self._served if version >= body.oldest or version in (*body.keep, newest)}
+            self._served = {version: self._served[version] for version in lasting}
+
+    def health(self) -> dict[str, object]:
+        """Whether it is ready, and what it serves."""
+        supervised = self.engine if isinstance(self.engine, EngineSupervisor) else None
+        alive = self.started and (supervised is None or supervised.lost is None)
+        return {
+            "ready": self.ready,
+            "alive": alive,
+            "model": self._fingerprint,
+            "worker": self.engine.name,
+            "versions": {str(version): found for version, found in sorted(self._served.items())},
+            "restarts": supervised.restarts if supervised else 0,
+            **self.newest,
+        }
+
+    def _check_up(self) -> None:
+        if not self.started:
+            raise EngineLostError("the worker is still warming up")
+
+    async def _draw(self, request: GenerationRequest) -> bytes:
+        async def draw() -> bytes:
+            generation = await self.engine.generate(request)
+            stats = await self.engine.stats()
+            self.metrics.answered(generation)
+            return pack_generation(generation, running=stats.running, preemptions=stats.preemptions)
+
+        try:
+            return await self.host.run(draw())
+        except EngineLostError:
+            if isinstance(self.engine, EngineSupervisor) and self.engine.lost is not None:
+                self.fail(self.engine.lost)
+            raise
+
+    async def _reset(self) -> None:
+        if not self._served:
+            return
+        if not isinstance(self.engine, EngineSupervisor):
+            raise DataError("this worker cannot go back to the base model: start it again")
+        await self.host.run(self.engine.reset())
+        self._served.clear()
+
+    def _confined(self, told: str) -> Path:
+        """The adapter's folder, if it and all in it lie under the root, links followed."""
+        adapter = None
+        try:
+            adapter = (self._root / told).resolve()
+            inside = adapter.is_relative_to(self._root) and adapter != self._root and adapter.is_dir()
+            inside = inside and all(file.resolve().is_relative_to(self._root) for file in adapter.iterdir())
+        except (OSError, ValueError):  # too long for a path, or none at all
+            inside = False
+        if adapter is None or not inside:
+            raise _Forbidden(f"adapter '{told[:200]}' is no folder under this worker's root")
+        return adapter
+
+
+class _Forbidden(EntenteError):
+    """A path that leads where adapters may not come from."""
+
+
+class _Guard:
+    """Before any route: the key, no browser, and a body of bounded, told length."""
+
+    def __init__(self, app: ASGIApp, key: str | None) -> None:
+        self._app, self._key = app, key
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = self._refusal(scope) if scope["type"] == "http" else None
+        await (refusal or self._app)(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        headers = dict(scope["headers"])
+        if self._key and not hmac.compare_digest(headers.get(b"authorization", b""), b"Bearer " + self._key.encode()):
+            return _sentence(401, "key", "the worker's key is missing or wrong")
+        if b"origin" in headers:
+            return _sentence(403, "browser", "a page in a browser is no client of a worker")
         # A body of untold length is not read at all.
-        length = request.headers.get("content-length", "" if request.method == "POST" else "0")
+        length = headers.get(b"content-length", b"" if scope["method"] == "POST" else b"0")
         if not length.isdigit() or int(length) > MAX_BODY:
-            return _sentence(413, f"a request may have at most {MAX_BODY} bytes")
-        return await call_next(request)
+            return _sentence(413, "too_long", f"a request may have at most {MAX_BODY} bytes")
+        return None
+
+
+def worker_app(
+    engine: Engine,
+    host: EngineHost,
+    model: Path,
+    adapters_root: Path,
+    key: str | None,
+    vocabulary_size: int,
+    *,
+    max_rank: int = 512,
+) -> FastAPI:
+    """The app over `engine`, which lives on `host`'s loop and is started with the app."""
+    worker = Worker(engine, host, model, adapters_root, vocabulary_size, max_rank)
+
+    @asynccontextmanager
+    async def life(app: FastAPI) -> AsyncIterator[None]:
+        start = asyncio.create_task(worker.start())
+        yield
+        start.cancel()
+
+    app = FastAPI(title="entente worker", docs_url=None, redoc_url=None, openapi_url=None, lifespan=life)
+    app.state.worker = worker
+    app.add_middleware(_Guard, key=key)
+
+    @app.exception_handler(RequestValidationError)
+    async def malformed(request: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        return _sentence(400, "malformed", f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
 
     @app.post("/generate")
     async def generate(request: Request) -> Response:
-        try:
-            wanted = unpack_request(await request.body(), vocabulary_size)
-            answer = await host.run(engine.generate(wanted))
-        except EntenteError as error:
-            return _sentence(400 if isinstance(error, DataError) else 409, str(error))
-        return Response(pack_generation(answer), media_type=CONTENT_TYPE)
+        body = await request.body()
+        answer = asyncio.ensure_future(worker.generate(body))
+        gone = asyncio.ensure_future(request.receive())
+        await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+        gone.cancel()
+        if not answer.done():  # the client hung up: what nobody waits for need not be drawn
+            answer.cancel()
+            return _refused(worker, Busy())
+        if (error := answer.exception()) is not None:
+            return _refused(worker, error)
+        return Response(answer.result(), media_type=CONTENT_TYPE)
 
     @app.post("/publish")
     async def publish(body: PublishBody) -> Response:
-        adapter = (root / body.adapter).resolve()
-        if not adapter.is_relative_to(root) or not adapter.is_dir():
-            return _sentence(403, f"adapter '{body.adapter}' is no folder under this worker's root")
         try:
-            await host.run(engine.publish(body.version, adapter, body.adapter_hash))
+            await worker.publish(body)
         except EntenteError as error:
-            return _sentence(409, str(error))
-        return JSONResponse({"policy_version": body.version})
+            return _refused(worker, error, kind="adapter")
+        return JSONResponse(worker.newest)
+
+    @app.post("/retire")
+    async def retire(body: RetireBody) -> Response:
+        try:
+            await worker.retire(body)
+        except EntenteError as error:
+            return _refused(worker, error)
+        return JSONResponse(worker.newest)
 
     @app.get("/stats")
     async def stats() -> Response:
+        if not worker.started:
+            return _refused(worker, EngineLostError("the worker is still warming up"))
         return JSONResponse(asdict(await host.run(engine.stats())))
 
     @app.get("/health")
     async def health() -> Response:
-        counts = await host.run(engine.stats())
-        return JSONResponse(
-            {
-                "ready": True,
-                "model": fingerprint,
-                "policy_version": counts.policy_version,
-                "worker": engine.name,
-            }
-        )
+        return JSONResponse(worker.health())
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-
-        return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
+        if not worker.started:
+            return _refused(worker, EngineLostError("the worker is still warming up"))
+        told = worker.metrics.text(await host.run(engine.stats()), int(str(worker.health()["restarts"])))
+        return Response(told, media_type=METRICS_TYPE)
 
     return app
 
 
-def serve(app: FastAPI, listener: socket.socket) -> None:
-    """Serve until SIGTERM or SIGINT."""
-    uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False)).run(sockets=[listener])
+def serve(app: FastAPI, listener: socket.socket, *, drain_s: float = 20.0, on_ready: Callable[[], None] = lambda: None) -> None:
+    """Serve until SIGTERM, Ctrl-C or the loss of the engine; requests in flight get `drain_s` seconds to end.
+
+    Raises:
+        EntenteError: the engine did not start, or was lost for good.
+    """
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        ws="none",
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=max(1, round(drain_s)),
+    )
+    server = uvicorn.Server(config)
+    worker: Worker = app.state.worker
+    worker.on_ready = on_ready
+    worker.on_failure = lambda: setattr(server, "should_exit", True)
+    # uvicorn raises a signal again after it has ended by it, and what stands below us has an engine to close.
+    mine = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT) if mine}
+    try:
+        server.run(sockets=[listener])
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if worker.failure is not None:
+        raise worker.failure
 
 
-def _sentence(status: int, text: str) -> Response:
-    return JSONResponse({"sentence": text}, status_code=status)
+def _refused(worker: Worker, error: BaseException, kind: str = "refused") -> Response:
+    """The status, kind and sentence of what went wrong."""
+    more: dict[str, int | str] = {}
+    match error:
+        case _Forbidden():
+            status, kind = 403, "path"
+        case DataError() if kind != "adapter":
+            status, kind = 400, "malformed"
+        case AnotherBody():
+            status, kind, error = 409, "another_body", EntenteError("this request id belongs to another request")
+        case Busy():
+            status, kind, error = 429, "busy", EntenteError("too many requests are in flight here, or this one was left alone")
+        case VersionGoneError():
+            status, kind, more = 410, "version_gone", worker.newest
+        case EngineLostError():
+            status, kind = 503, "engine_lost"
+        case EntenteError():
+            status = 409
+        case _:
+            raise error
+    worker.metrics.refused(kind)
+    return _sentence(status, kind, str(error), **more)
+
+
+def _sentence(status: int, kind: str, text: str, **more: int | str) -> Response:
+    return JSONResponse({"sentence": text, "kind": kind, **more}, status_code=status)

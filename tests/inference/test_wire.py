@@ -25,7 +25,8 @@ def request_sent(tokens: Tokens) -> GenerationRequest:
 
 
 def test_a_request_arrives_as_it_was_sent(request_sent: GenerationRequest, tokens: Tokens):
-    got = unpack_request(pack_request(request_sent), tokens.codec.vocabulary_size)
+    got, adapter_hash = unpack_request(pack_request(request_sent, adapter_hash="ab"), tokens.codec.vocabulary_size)
+    assert adapter_hash == "ab"
     assert got.table.to_bytes() == request_sent.table.to_bytes()
     for name in ("request_id", "prompt_ids", "seed", "temperature", "snapshot_id"):
         assert getattr(got, name) == getattr(request_sent, name)
@@ -73,7 +74,8 @@ def test_an_answer_arrives_as_it_was_sent():
         prefill_ms=2.5,
         decode_ms=4.5,
     )
-    got = unpack_generation(pack_generation(sent))
+    got, load = unpack_generation(pack_generation(sent, running=7, preemptions=2))
+    assert (load.queue_ms, load.service_ms, load.running, load.preemptions) == (1.5, 7.0, 7, 2)
     assert got.token_ids.tolist() == [5, 6] and got.logprobs.tolist() == [-0.5, 0.0]
     assert (got.policy_version, got.adapter_hash, got.worker, got.cached_tokens) == (3, "ab", "w", 32)
 

@@ -14,8 +14,9 @@ import aiohttp
 import pytest
 
 from decoding.model_files import model_fingerprint
+from inference.adapter_check import adapter_hash_of
 from inference.host import EngineHost
-from inference.remote import RemoteEngine
+from inference.pool import RemoteEngine
 from inference.settings import InferenceSettings
 from rollouts.fork import POLICY, ForkPlan, play_fork
 from telemetry.errors import EngineError, InputError
@@ -91,7 +92,7 @@ def test_a_published_adapter_is_served_under_its_version(host, remote, worker, m
 
     adapter = worker[1] / "v000003"
     shutil.copytree(make_adapter(seed=6, scale=0.0), adapter)
-    host.submit(remote.publish(3, adapter, "hash-3")).result(timeout=60)
+    host.submit(remote.publish(3, adapter, adapter_hash_of(adapter))).result(timeout=60)
     assert host.submit(remote.stats()).result(timeout=10).policy_version == 3
 
 
@@ -123,7 +124,7 @@ def test_development_and_documentation_routes_do_not_exist(worker):
 def test_a_client_without_the_key_or_with_another_model_says_so(worker, host: EngineHost, model: Path):
     settings = InferenceSettings(urls=(worker[0],))
     for key, fingerprint, sentence in (
-        (None, model_fingerprint(model), "401"),
+        (None, model_fingerprint(model), "key is missing or wrong"),
         (KEY, "another", "serves another model"),
     ):
         engine = RemoteEngine(settings, key, fingerprint)
@@ -134,7 +135,7 @@ def test_a_client_without_the_key_or_with_another_model_says_so(worker, host: En
 
 def test_a_worker_that_is_not_there_is_named(host: EngineHost):
     engine = RemoteEngine(InferenceSettings(urls=("http://127.0.0.1:9",)), None, "x")
-    with pytest.raises((InputError, EngineError), match=r"http://127.0.0.1:9 does not answer"):
+    with pytest.raises((InputError, EngineError), match=r"http://127.0.0.1:9: nobody listens there"):
         host.submit(engine.start()).result(timeout=30)
     host.submit(engine.close()).result(timeout=10)
 

@@ -1,0 +1,92 @@
+"""Each request is drawn once: who asks again for what is in flight waits with the first, and who asks later gets the same answer.
+
+An id stands for one body; the same id with another body is refused, since one of the two would get the other's answer. A request
+that nobody waits for any more is cancelled and forgotten. Lives on the HTTP server's event loop.
+"""
+
+import asyncio
+import itertools
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, replace
+from typing import Any
+
+from inference.engine import GenerationRequest
+
+REMEMBERED = 2048
+"""Answers kept, each a few hundred bytes; a retry comes within seconds."""
+MOST_IN_FLIGHT = 4096
+
+
+class AnotherBody(Exception):
+    """The id belongs to another request."""
+
+
+class Busy(Exception):
+    """More requests are in flight than a worker takes."""
+
+
+@dataclass(slots=True, eq=False)
+class _Flight:
+    body: bytes
+    task: asyncio.Task[bytes]
+    waiting: int = 0
+
+
+class Answers:
+    """Requests in flight and the last answers, by request id."""
+
+    def __init__(self, draw: Callable[[GenerationRequest], Coroutine[Any, Any, bytes]]) -> None:
+        self._draw = draw
+        self._flights: dict[str, _Flight] = {}
+        self._last: OrderedDict[str, tuple[bytes, bytes]] = OrderedDict()
+        self._draws = itertools.count()
+
+    @property
+    def in_flight(self) -> int:
+        """Requests being drawn."""
+        return len(self._flights)
+
+    async def answer(self, request: GenerationRequest, body: bytes) -> bytes:
+        """The packed answer to `request`; `body` is what tells it from another one of its id.
+
+        Raises:
+            AnotherBody: the id was given to another request.
+            Busy: too many are in flight.
+        """
+        name = request.request_id
+        if name in self._last:
+            known, answer = self._last[name]
+            if known != body:
+                raise AnotherBody(name)
+            return answer
+        flight = self._flights.get(name)
+        if flight is None:
+            if len(self._flights) >= MOST_IN_FLIGHT:
+                raise Busy
+            # The engine knows each draw by a name of its own: one that was cancelled may still be leaving it.
+            drawn = replace(request, request_id=f"{name}#{next(self._draws)}")
+            flight = _Flight(body, asyncio.get_running_loop().create_task(self._draw(drawn)))
+            self._flights[name] = flight
+            flight.task.add_done_callback(lambda task: self._landed(name, flight, task))
+        elif flight.body != body:
+            raise AnotherBody(name)
+        flight.waiting += 1
+        try:
+            return await asyncio.shield(flight.task)
+        finally:
+            flight.waiting -= 1
+            if not flight.waiting and not flight.task.done():
+                flight.task.cancel()
+                self._forget(name, flight)
+
+    def _landed(self, name: str, flight: _Flight, task: asyncio.Task[bytes]) -> None:
+        self._forget(name, flight)
+        if not task.cancelled() and task.exception() is None:
+            self._last[name] = (flight.body, task.result())
+            if len(self._last) > REMEMBERED:
+                self._last.popitem(last=False)
+
+    def _forget(self, name: str, flight: _Flight) -> None:
+        if self._flights.get(name) is flight:
+            del self._flights[name]

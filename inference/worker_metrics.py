@@ -1,0 +1,73 @@
+"""What a worker tells Prometheus: its engine's counts, and how long requests queued, were prefilled and decoded.
+
+Each worker has a registry of its own; vLLM's series, where an engine feeds them, are those of the process.
+"""
+
+from collections.abc import Iterator
+
+from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from inference.engine import EngineStats, Generation
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+_COUNTED = {
+    "requests": "Requests admitted",
+    "prompt_tokens": "Prompt tokens",
+    "cached_tokens": "Prompt tokens found in the prefix cache",
+    "completion_tokens": "Completion tokens",
+    "forced_tokens": "Completion tokens that had a single legal id",
+    "engine_steps": "Forward passes",
+    "preemptions": "Requests put back because the key-value cache was full",
+}
+_SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
+
+
+class WorkerMetrics:
+    """Series of one worker."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._stats = _Stats()
+        self._registry.register(self._stats)
+        self._stages = {
+            stage: Histogram(
+                f"entente_{stage}_seconds", f"Seconds of a request's {stage}", buckets=_SECONDS, registry=self._registry
+            )
+            for stage in ("queue", "prefill", "decode")
+        }
+        self._refusals = Counter("entente_refusals", "Requests not answered, by kind", ["kind"], registry=self._registry)
+
+    def answered(self, generation: Generation) -> None:
+        """A request was answered."""
+        for stage, ms in (
+            ("queue", generation.queue_ms), ("prefill", generation.prefill_ms), ("decode", generation.decode_ms)
+        ):  # fmt: skip
+            self._stages[stage].observe(1e-3 * ms)
+
+    def refused(self, kind: str) -> None:
+        """A request was not answered."""
+        self._refusals.labels(kind).inc()
+
+    def text(self, stats: EngineStats, restarts: int) -> bytes:
+        """All series, in Prometheus's text format."""
+        self._stats.now, self._stats.restarts = stats, restarts
+        return generate_latest(self._registry) + generate_latest(REGISTRY)
+
+
+class _Stats(Collector):
+    """An engine's own counts, as they stood when last asked."""
+
+    def __init__(self) -> None:
+        self.now: EngineStats | None = None
+        self.restarts = 0
+
+    def collect(self) -> Iterator[Metric]:
+        if self.now is None:
+            return
+        for name, meaning in _COUNTED.items():
+            yield CounterMetricFamily(f"entente_{name}", meaning, value=getattr(self.now, name))
+        yield CounterMetricFamily("entente_engine_restarts", "Engines built again after one failed", value=self.restarts)
+        yield GaugeMetricFamily("entente_running", "Requests in flight", value=self.now.running)
+        yield GaugeMetricFamily("entente_policy_version", "Newest version served", value=self.now.policy_version)
