@@ -1,27 +1,136 @@
-"""Adapters as a trainer would publish them."""
+"""Adapters as a trainer would publish them, and the three engines that one contract holds."""
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from decoding.model_files import model_fingerprint
+from inference.engine import Engine
+from inference.host import EngineHost
+from inference.settings import InferenceSettings
 
-@pytest.fixture
-def make_adapter(model: Path, tmp_path: Path) -> Callable[..., Path]:
-    """Write an adapter of random weights for the small model: `make_adapter(seed=1, scale=0.3)`."""
+KEY = "a key for the contract"
+_PENDING = pytest.mark.skipif("adapters" not in InferenceSettings.model_fields, reason="vLLM here serves one merged version")
+
+
+@pytest.fixture(scope="session")
+def write_adapter(model: Path) -> Callable[..., Path]:
+    """Write an adapter of random weights for the small model: `write_adapter(folder, seed=1, scale=0.3)`."""
     import torch
 
     from training.policy import Policy
     from training.settings import TrainingSettings
 
-    def make(*, seed: int, scale: float, rank: int = 8) -> Path:
+    def write(folder: Path, *, seed: int, scale: float, rank: int = 8) -> Path:
         policy = Policy(model, TrainingSettings(lora_rank=rank, lora_alpha=2 * rank))
         torch.manual_seed(seed)
         with torch.no_grad():
             for parameter in policy.parameters():
                 parameter.copy_(scale * torch.randn_like(parameter))
-        folder = tmp_path / f"adapter-{seed}"
         policy.save_adapter(folder)
         return folder
 
+    return write
+
+
+@pytest.fixture
+def make_adapter(write_adapter: Callable[..., Path], tmp_path: Path) -> Callable[..., Path]:
+    """An adapter of random weights in a folder of its own: `make_adapter(seed=1, scale=0.3)`."""
+
+    def make(*, seed: int, scale: float, rank: int = 8) -> Path:
+        return write_adapter(tmp_path / f"adapter-{seed}", seed=seed, scale=scale, rank=rank)
+
     return make
+
+
+@pytest.fixture(scope="session")
+def reference(model: Path) -> Any:
+    """The small model as transformers runs it, in float32."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+
+
+@dataclass
+class Contender:
+    """An engine under contract, ready to draw."""
+
+    engine: Engine
+    many_versions: bool
+    """It can draw under two versions at the same time."""
+    versions: Iterator[int] = field(default_factory=lambda: iter(range(100, 10_000)))
+    """Numbers that it was never told."""
+
+
+class OneWorker:
+    """A worker over a torch engine in this process, on a socket, and a client of it."""
+
+    def __init__(self, model: Path, adapters_root: Path, host: EngineHost, vocabulary_size: int) -> None:
+        import uvicorn
+
+        from inference.pool import RemoteEngine
+        from inference.torch_engine import TorchEngine
+        from inference.worker import bind, worker_app
+
+        self._host = host
+        self._inner = TorchEngine(model, InferenceSettings(max_model_length=512, max_sequences=32), name="behind-http")
+        host.submit(self._inner.start()).result(timeout=60)
+        listener = bind("127.0.0.1", 0, KEY)
+        app = worker_app(self._inner, host, model, adapters_root, KEY, vocabulary_size)
+        self._server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listener]}, daemon=True)
+        self._thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        self.client = RemoteEngine(InferenceSettings(urls=(url,), max_sequences=32), KEY, model_fingerprint(model))
+        host.submit(self.client.start()).result(timeout=60)
+
+    def close(self) -> None:
+        self._host.submit(self.client.close()).result(timeout=30)
+        self._server.should_exit = True
+        self._thread.join(timeout=30)
+        self._host.submit(self._inner.close()).result(timeout=30)
+
+
+@pytest.fixture(scope="session")
+def contract_torch(model: Path, host: EngineHost) -> Iterator[Contender]:
+    from inference.torch_engine import TorchEngine
+
+    engine = TorchEngine(model, InferenceSettings(max_model_length=512, max_sequences=32))
+    host.submit(engine.start()).result(timeout=60)
+    yield Contender(engine, many_versions=True)
+    host.submit(engine.close()).result(timeout=30)
+
+
+@pytest.fixture(scope="session")
+def contract_http(model: Path, host: EngineHost, tokens: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Contender]:
+    worker = OneWorker(model, tmp_path_factory.getbasetemp(), host, tokens.codec.vocabulary_size)
+    yield Contender(worker.client, many_versions=True)
+    worker.close()
+
+
+@pytest.fixture(scope="session")
+def contract_vllm(vllm_engine: Engine) -> Contender:
+    return Contender(vllm_engine, many_versions=getattr(vllm_engine, "adapters", "merge_reload") == "slots")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param("contract_torch", id="torch"),
+        pytest.param("contract_http", id="http"),
+        pytest.param("contract_vllm", id="vllm", marks=[pytest.mark.vllm, _PENDING]),
+    ],
+)
+def contender(request: pytest.FixtureRequest, host: EngineHost, write_adapter: Any, tmp_path_factory: Any) -> Iterator[Contender]:
+    """Each engine in turn; afterwards it plays like the base again, under version 0."""
+    from inference.adapter_check import adapter_hash_of
+
+    found: Contender = request.getfixturevalue(request.param)
+    yield found
+    idle = write_adapter(tmp_path_factory.mktemp("idle") / "adapter", seed=0, scale=0.0)
+    host.submit(found.engine.publish(0, idle, adapter_hash_of(idle))).result(timeout=60)

@@ -1,0 +1,358 @@
+"""One contract for every engine: what rollouts may rely on, whichever of them draws.
+
+The torch engine, vLLM in this process, and a worker behind HTTP answer the same questions here.
+"""
+
+import asyncio
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from game.board import Board
+from game.prompts import board_text, power_text, rules_text
+from inference.adapter_check import WEIGHTS_FILE, adapter_hash_of
+from inference.engine import Generation, GenerationRequest
+from telemetry.errors import DataError, EngineError, EngineLostError, VersionGoneError
+
+SLOW_S = 60
+
+
+@pytest.fixture
+def ask(positions, tokens, request) -> Callable[..., list[GenerationRequest]]:
+    """Requests for all powers of some positions, with ids of their own: `ask("label", positions=3)`."""
+
+    def build(
+        label: str, *, positions_: int = 2, temperature: float = 1.0, version: int | None = None
+    ) -> list[GenerationRequest]:
+        found = []
+        for snapshot in positions[:positions_]:
+            board = Board.restore(snapshot)
+            for legal in board.legal_orders().values():
+                found.append(
+                    GenerationRequest(
+                        request_id=f"{request.node.name}/{label}/{len(found)}",
+                        prompt_ids=tokens.codec.encode_prompt((rules_text(), board_text(board), power_text(legal, board))),
+                        table=tokens.tables.table(legal),
+                        seed=7000 + len(found),
+                        temperature=temperature,
+                        snapshot_id=snapshot.snapshot_id,
+                        version=version,
+                    )
+                )
+        return found
+
+    return build
+
+
+@pytest.fixture
+def run(host) -> Callable[[Any], Any]:
+    """Await something on the engines' loop."""
+    return lambda work: host.submit(work).result(timeout=SLOW_S)
+
+
+@pytest.fixture
+def draw(run, contender) -> Callable[[Sequence[GenerationRequest]], list[Generation]]:
+    """Ask for all at once and wait for all."""
+
+    async def all_at_once(requests: Sequence[GenerationRequest]) -> list[Generation]:
+        return await asyncio.gather(*(contender.engine.generate(request) for request in requests))
+
+    return lambda requests: run(all_at_once(requests))
+
+
+@pytest.fixture
+def publish(run, contender) -> Callable[..., int]:
+    """Publish an adapter as a new version; its number."""
+
+    def as_new(adapter: Path, version: int | None = None) -> int:
+        version = next(contender.versions) if version is None else version
+        run(contender.engine.publish(version, adapter, adapter_hash_of(adapter)))
+        return version
+
+    return as_new
+
+
+@pytest.fixture(scope="module")
+def adapters(write_adapter, tmp_path_factory) -> list[Path]:
+    """Two adapters that move the odds, differently."""
+    root = tmp_path_factory.mktemp("adapters")
+    return [write_adapter(root / f"adapter-{seed}", seed=seed, scale=0.3) for seed in (1, 2)]
+
+
+@pytest.fixture(scope="module")
+def adapted(model: Path, adapters: list[Path]) -> list[Any]:
+    """The small model with each of them, as peft applies them."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    return [
+        PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32), str(adapter))
+        for adapter in adapters
+    ]
+
+
+def expected_logprobs(model: Any, request: GenerationRequest, generation: Generation) -> np.ndarray:
+    """Masked log-probabilities by a plain forward of transformers over the whole text, and a loop over positions."""
+    import torch
+
+    ids = [*request.prompt_ids, *generation.token_ids.tolist()]
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([ids])).logits[0].double() / request.temperature
+    legal_ids, offsets = request.table.legal_sets(generation.token_ids.tolist())
+    found = []
+    for position, token in enumerate(generation.token_ids.tolist()):
+        row = logits[len(request.prompt_ids) + position - 1]
+        legal = legal_ids[offsets[position] : offsets[position + 1]].tolist()
+        found.append(float(row[token] - torch.logsumexp(row[legal], 0)))
+    return np.array(found)
+
+
+def gap(model: Any, requests: Sequence[GenerationRequest], generations: Sequence[Generation]) -> float:
+    """Largest difference of a log-probability from the one expected."""
+    return max(
+        float(np.abs(expected_logprobs(model, request, generation) - generation.logprobs).max())
+        for request, generation in zip(requests, generations, strict=True)
+    )
+
+
+def same(some: Sequence[Generation], others: Sequence[Generation]) -> bool:
+    """The same completions with the same log-probabilities."""
+    return all(
+        one.token_ids.tolist() == other.token_ids.tolist() and np.abs(one.logprobs - other.logprobs).max() < 1e-4
+        for one, other in zip(some, others, strict=True)
+    )
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_logprobs_are_those_of_the_masked_policy_without_and_with_an_adapter(
+    contender, ask, draw, publish, adapters, adapted, reference, make_adapter, temperature
+):
+    idle = publish(make_adapter(seed=3, scale=0.0))
+    requests = ask("base", positions_=3, temperature=temperature, version=idle)
+    generations = draw(requests)
+    assert sum((generation.logprobs < 0).sum() for generation in generations) > 100
+    assert gap(reference, requests, generations) < 1e-4
+
+    version = publish(adapters[0])
+    requests = ask("adapted", positions_=3, temperature=temperature)
+    generations = draw(requests)
+    assert {(each.policy_version, each.adapter_hash) for each in generations} == {(version, adapter_hash_of(adapters[0]))}
+    assert gap(adapted[0], requests, generations) < 1e-4
+    assert gap(reference, requests, generations) > 0.05, "the adapter moves nothing: nobody would see it ignored"
+
+
+def test_every_completion_is_a_legal_order_set_and_forced_tokens_are_certain(ask, draw):
+    requests = ask("legal", positions_=4)
+    for request, generation in zip(requests, draw(requests), strict=True):
+        _, offsets = request.table.legal_sets(generation.token_ids.tolist())  # raises unless whole and legal
+        assert np.array_equal(generation.logprobs == 0, np.diff(offsets) == 1)
+        assert generation.worker
+        assert generation.token_ids.dtype == np.int32 and generation.logprobs.dtype == np.float32
+
+
+def test_a_completion_depends_on_its_seed_and_on_nothing_else_in_the_batch(ask, draw):
+    together = draw(ask("together", positions_=3))
+    backwards = draw(ask("backwards", positions_=3)[::-1])[::-1]
+    alone = [draw([request])[0] for request in ask("alone", positions_=1)]
+    assert same(together, backwards) and same(together[: len(alone)], alone)
+    other_seeds = draw([replace(request, seed=request.seed + 999) for request in ask("other", positions_=3)])
+    assert not same(together, other_seeds)
+
+
+def test_forks_of_one_position_share_their_prompt_and_still_draw_for_themselves(contender, run, ask, draw):
+    one = ask("forks", positions_=1)[0]
+    forks = [replace(one, request_id=f"{one.request_id}/{seed}", seed=seed) for seed in range(16)]
+    first = draw(forks)
+    assert len({tuple(generation.token_ids.tolist()) for generation in first}) > 4
+    before = run(contender.engine.stats())
+    assert same(first, draw([replace(fork, request_id=fork.request_id + "/again") for fork in forks]))
+    after = run(contender.engine.stats())
+    assert after.cached_tokens - before.cached_tokens > 0.5 * (after.prompt_tokens - before.prompt_tokens)
+
+
+def test_an_id_that_is_in_flight_already_harms_neither_request(contender, run, ask):
+    requests = ask("twice")
+
+    async def twice() -> list[Any]:
+        return await asyncio.gather(*(contender.engine.generate(r) for r in [*requests, requests[0]]), return_exceptions=True)
+
+    *first, second = run(twice())
+    assert all(isinstance(generation, Generation) for generation in first)
+    if isinstance(second, Generation):
+        assert same([first[0]], [second])
+    else:
+        assert isinstance(second, EngineError) and not isinstance(second, EngineLostError)
+        assert requests[0].request_id in str(second)
+
+
+def test_a_version_that_is_not_served_is_said_to_be_gone(contender, run, ask):
+    with pytest.raises(VersionGoneError, match="99999"):
+        run(contender.engine.generate(ask("gone", version=99_999)[0]))
+
+
+def test_publishing_what_is_served_already_changes_nothing(contender, run, ask, draw, publish, adapters):
+    version = publish(adapters[0])
+    before = draw(ask("before"))
+
+    async def again_meanwhile() -> list[Generation]:
+        drawing = [asyncio.ensure_future(contender.engine.generate(request)) for request in ask("meanwhile")]
+        await asyncio.sleep(0)
+        await contender.engine.publish(version, adapters[0], adapter_hash_of(adapters[0]))
+        return await asyncio.gather(*drawing)
+
+    assert same(before, run(again_meanwhile()))
+    assert run(contender.engine.stats()).policy_version == version
+
+
+def test_what_is_in_flight_when_a_version_comes_ends_under_the_one_it_began_with(contender, run, ask, publish, adapters, adapted):
+    old, new = publish(adapters[0]), next(contender.versions)
+
+    async def publish_meanwhile() -> tuple[list[Generation], list[Generation]]:
+        early = [asyncio.ensure_future(contender.engine.generate(request)) for request in ask("early", positions_=3)]
+        while (await contender.engine.stats()).running < len(early):
+            await asyncio.sleep(0)
+        await contender.engine.publish(new, adapters[1], adapter_hash_of(adapters[1]))
+        late = await asyncio.gather(*(contender.engine.generate(request) for request in ask("late")))
+        return await asyncio.gather(*early), late
+
+    early, late = run(publish_meanwhile())
+    for generation in early:
+        assert (generation.policy_version, generation.adapter_hash) in (
+            (old, adapter_hash_of(adapters[0])),
+            (new, adapter_hash_of(adapters[1])),
+        )
+    assert early[0].policy_version == old
+    assert {generation.policy_version for generation in late} == {new}
+    for version, model in ((old, adapted[0]), (new, adapted[1])):
+        mine = [pair for pair in zip(ask("early", positions_=3), early, strict=True) if pair[1].policy_version == version]
+        if mine:
+            assert gap(model, *zip(*mine, strict=True)) < 1e-4
+    assert gap(adapted[1], ask("late"), late) < 1e-4
+
+
+def test_two_versions_are_drawn_side_by_side_each_by_its_own_adapter(contender, ask, draw, publish, adapters, adapted):
+    if not contender.many_versions:
+        pytest.skip("serves one version at a time")
+    versions = [publish(adapter) for adapter in adapters]
+    requests = [request for pair in zip(*(ask(f"v{v}", version=v) for v in versions), strict=True) for request in pair]
+    generations = draw(requests)
+    for number, version in enumerate(versions):
+        mine = generations[number::2]
+        assert {(each.policy_version, each.adapter_hash) for each in mine} == {(version, adapter_hash_of(adapters[number]))}
+        assert gap(adapted[number], requests[number::2], mine) < 1e-4
+
+
+def spoil_cut(folder: Path) -> str:
+    file = folder / WEIGHTS_FILE
+    file.write_bytes(file.read_bytes()[:-64])
+    return adapter_hash_of(folder)
+
+
+def spoil_missing(folder: Path) -> str:
+    told = adapter_hash_of(folder)
+    (folder / WEIGHTS_FILE).unlink()
+    return told
+
+
+def spoil_hash(folder: Path) -> str:
+    return "0" * 32
+
+
+@pytest.mark.parametrize("spoil", [spoil_cut, spoil_missing, spoil_hash])
+def test_an_adapter_that_cannot_be_served_changes_nothing(
+    contender, run, ask, draw, publish, adapters, tmp_path, spoil: Callable[[Path], str]
+):
+    version = publish(adapters[0])
+    before = draw(ask("before"))
+    bad = Path(shutil.copytree(adapters[1], tmp_path / "bad"))
+    told = spoil(bad)
+    with pytest.raises(DataError, match=r"adapter"):
+        run(contender.engine.publish(next(contender.versions), bad, told))
+    after = draw(ask("after"))
+    assert same(before, after) and {generation.policy_version for generation in after} == {version}
+    assert run(contender.engine.stats()).policy_version == version
+
+
+def test_retired_versions_are_gone_and_the_kept_and_the_newest_are_not(contender, run, ask, draw, publish, adapters):
+    oldest, kept, newest = (publish(adapters[number]) for number in (0, 1, 0))
+    run(contender.engine.retire(newest + 1, keep=(kept,)))
+    with pytest.raises(VersionGoneError, match=str(oldest)):
+        draw(ask("oldest", version=oldest))
+    assert {generation.policy_version for generation in draw(ask("newest"))} == {newest}
+    if contender.many_versions:
+        assert {generation.policy_version for generation in draw(ask("kept", version=kept))} == {kept}
+
+
+def test_requests_in_flight_under_a_retired_version_end_with_that_reason(contender, run, ask, draw, publish, adapters):
+    if not contender.many_versions:
+        pytest.skip("serves one version at a time, and draws to the end under it")
+    old, new = publish(adapters[0]), publish(adapters[1])
+
+    async def retire_meanwhile() -> list[Any]:
+        drawing = [asyncio.ensure_future(contender.engine.generate(r)) for r in ask("old", positions_=4, version=old)]
+        while (await contender.engine.stats()).running < len(drawing):
+            await asyncio.sleep(0)
+        await contender.engine.retire(new)
+        return await asyncio.gather(*drawing, return_exceptions=True)
+
+    answers = run(retire_meanwhile())
+    assert {type(answer) for answer in answers} <= {VersionGoneError, Generation}
+    assert any(isinstance(answer, VersionGoneError) for answer in answers)
+    assert {generation.policy_version for generation in draw(ask("after"))} == {new}
+    assert run(contender.engine.stats()).running == 0
+
+
+def test_a_prompt_that_is_too_long_is_refused_with_the_limit_and_nothing_else_suffers(contender, run, ask, draw):
+    request = ask("long")[0]
+    long = replace(request, prompt_ids=[5] * (513 - request.table.longest))
+    with pytest.raises(EngineError, match=r"513.*512") as refusal:
+        run(contender.engine.generate(long))
+    assert not isinstance(refusal.value, EngineLostError | VersionGoneError)
+    fitting = draw([replace(request, prompt_ids=[5] * (512 - request.table.longest))])
+    assert len(fitting) == 1 and run(contender.engine.stats()).running == 0
+
+
+def test_a_cancelled_request_leaves_the_engine_clean(contender, run, ask, draw):
+    whole = draw(ask("whole", positions_=3))
+
+    async def cancel_half() -> list[Any]:
+        drawing = [asyncio.ensure_future(contender.engine.generate(request)) for request in ask("half", positions_=3)]
+        await asyncio.sleep(0.005)
+        for task in drawing[::2]:
+            task.cancel()
+        return await asyncio.gather(*drawing, return_exceptions=True)
+
+    async def settled() -> bool:
+        for _ in range(200):
+            if (await contender.engine.stats()).running == 0:
+                return True
+            await asyncio.sleep(0.01)
+        return False
+
+    answers = run(cancel_half())
+    assert same(whole[1::2], answers[1::2])
+    assert run(settled())
+    assert same(whole, draw(ask("after", positions_=3)))
+
+
+def test_counts_are_taken_at_the_request(contender, run, ask, draw):
+    before = run(contender.engine.stats())
+    requests = ask("counted")
+    generations = draw(requests)
+    with pytest.raises(VersionGoneError):
+        draw(ask("refused", version=99_999)[:1])
+    after = run(contender.engine.stats())
+    assert after.requests - before.requests == len(requests)
+    assert after.prompt_tokens - before.prompt_tokens == sum(len(request.prompt_ids) for request in requests)
+    assert after.completion_tokens - before.completion_tokens == sum(len(each.token_ids) for each in generations)
+    assert after.forced_tokens - before.forced_tokens == sum(int((each.logprobs == 0).sum()) for each in generations)
+    assert after.cached_tokens - before.cached_tokens == sum(each.cached_tokens for each in generations)
+    assert after.engine_steps > before.engine_steps and after.running == 0
+    for generation in generations:
+        assert min(generation.queue_ms, generation.prefill_ms, generation.decode_ms) >= 0
