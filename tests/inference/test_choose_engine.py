@@ -1,0 +1,44 @@
+"""The engine is the one that the setting means, nothing heavy is loaded to say which, and each choice gives its reason."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from inference.choose_engine import choose_engine, engine_kind
+from inference.settings import InferenceSettings
+from telemetry.errors import InputError
+
+
+@pytest.mark.parametrize(
+    "wanted, has_vllm, kind, reason",
+    [
+        ("auto", True, "vllm", "it is installed"),
+        ("auto", False, "torch", "no vLLM is installed"),
+        ("torch", True, "torch", "inference.engine says so"),
+        ("vllm", True, "vllm", "inference.engine says so"),
+    ],
+)
+def test_the_setting_and_what_is_installed_decide(wanted, has_vllm: bool, kind: str, reason: str):
+    chosen, sentence = engine_kind(wanted, has_vllm=has_vllm)
+    assert chosen == kind and sentence.startswith(kind) and reason in sentence
+
+
+def test_vllm_that_is_asked_for_and_missing_is_refused_with_the_cure():
+    with pytest.raises(InputError, match=r"no vLLM is installed: install .* or set inference.engine to 'auto'"):
+        engine_kind("vllm", has_vllm=False)
+
+
+def test_the_engine_chosen_bears_the_name_given(model: Path):
+    engine, reason = choose_engine(InferenceSettings(engine="torch"), model, name="worker-3")
+    assert (engine.name, type(engine).__name__) == ("worker-3", "TorchEngine") and "torch" in reason
+
+
+def test_asking_loads_neither_torch_nor_vllm():
+    program = (
+        "import sys; from inference.choose_engine import engine_kind; engine_kind('auto', has_vllm=True);"
+        "print([name for name in ('torch', 'vllm', 'transformers') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
