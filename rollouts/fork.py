@@ -7,7 +7,7 @@ A failed request ends its fork with a status and a reason; it never ends the oth
 import asyncio
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -76,14 +76,14 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayedPly:
-    """One phase of a fork as it was played."""
+    """One phase of a fork as it was played; the last is the position that the fork ended at, which nobody ordered in."""
 
     ply: int
     phase: str
     snapshot_id: str
     position: str
-    orders: dict[str, tuple[str, ...]]
-    results: dict[str, tuple[str, ...]]
+    orders: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    results: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -133,7 +133,7 @@ async def play_fork(
             orders |= {power: answer[3] for power, answer in answers.items()}
         else:
             answers = {}
-        frozen = board.snapshot(game_id="", seed=0, source="") if record_plies else None
+        frozen = _ply(ply, board) if record_plies else None
         began = time.perf_counter()
         played = board.step(orders)
         now = standing(board, before, played)
@@ -156,19 +156,18 @@ async def play_fork(
                 )
             )
         if frozen is not None:
-            course.plies.append(
-                PlayedPly(
-                    ply=ply,
-                    phase=phase,
-                    snapshot_id=frozen.snapshot_id,
-                    position=frozen.position,
-                    orders=played.orders,
-                    results=played.results,
-                )
-            )
+            course.plies.append(replace(frozen, orders=played.orders, results=played.results))
         ply += 1
+    if record_plies and course.status == "complete" and not board.is_over:
+        course.plies.append(_ply(ply, board))
     course.end, course.ended = now, reason_to_end
     return course
+
+
+def _ply(ply: int, board: Board) -> PlayedPly:
+    """The position as it stands, nothing ordered yet."""
+    frozen = board.snapshot(game_id="", seed=0, source="")
+    return PlayedPly(ply=ply, phase=board.phase, snapshot_id=frozen.snapshot_id, position=frozen.position)
 
 
 class _Watch:

@@ -139,7 +139,10 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ply:
-    """One phase of one fork as it was played: what replay, boards and on-policy snapshots read."""
+    """One phase of one fork as it was played: what replay, boards and on-policy snapshots read.
+
+    The last of a fork that ran to its end is the position it ended at, without orders; a game that is over has none.
+    """
 
     start_group: Int64
     """As in Decision."""

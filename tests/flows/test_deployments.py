@@ -255,6 +255,15 @@ def every_setting(settings: type[BaseModel], name: str = "") -> Iterator[tuple[s
             yield from every_setting(about.annotation, f"{name}{field}.")
 
 
+def test_the_nightly_refresh_stands_on_the_server_s_calendar(deployed: Any):
+    """The server's scheduler works with the SQLAlchemy that is installed: with 2.1 it fails at every beat, in its log only."""
+    prefect, _ = deployed
+    coming = {"flow_runs": {"state": {"type": {"any_": ["SCHEDULED"]}}}, "flows": {"name": {"any_": ["build-state-cache"]}}}
+    runs = prefect.wait(90, "the calendar", lambda: prefect.ask("flow_runs/filter", coming))
+    assert {run["expected_start_time"][11:16] for run in runs} == {"03:00"}
+    assert {run["parameters"]["run"] for run in runs} == {"newest"}
+
+
 def test_every_setting_says_in_the_schema_what_it_is():
     settings = dict(every_setting(RunSettings))
     assert len(settings) > 60
