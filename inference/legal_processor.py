@@ -1,53 +1,44 @@
-"""vLLM's (V1) logits processor for legal orders: an adapter from its batch updates to `LegalRows`, and one scatter.
+"""Legal orders for vLLM's V1 model runner: an adapter from its batch updates to `LegalRows`.
 
-Refuses malformed tables when a request is admitted (`validate_params`), because an exception inside the engine's loop would
-leave its request unfinished for ever. Nothing below may therefore raise while the engine steps.
+V1 runs on the CPU, and on CUDA too as long as V2 has not been tried on a real card. Nothing here may raise while the engine
+steps: see `legal_admission`.
 """
 
-from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from vllm import SamplingParams
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDirectionality
 
-from decoding.legal_table import LegalTable
-from inference.legal_rows import LegalRows, TableMemo
-from telemetry.errors import DataError
+from inference.legal_admission import TABLE_KEY, admit, table_of
+from inference.legal_rows import LegalRows
+from telemetry.errors import EngineError
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-TABLE_KEY = "legal_table"
-"""Where a request's table travels, as bytes, in `SamplingParams.extra_args`."""
-
-
-_admitted = lru_cache(maxsize=1024)(LegalTable.from_bytes)
-"""Tables that passed admission: the forks of a position send the same bytes."""
+__all__ = ["TABLE_KEY", "LegalOrderProcessor", "legal_processor"]
 
 
 class LegalOrderProcessor(LogitsProcessor):
     """Leaves finite only the logits of tokens that continue a legal order set."""
 
+    _vocabulary_size: ClassVar[int | None] = None
+    """Known to admission where it shares the engine's process."""
+
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
         """Refuse a request whose table is not one (ValueError, as vLLM asks)."""
-        data = (sampling_params.extra_args or {}).get(TABLE_KEY)
-        if data is None:
-            return
-        if not isinstance(data, bytes):
-            raise ValueError(f"{TABLE_KEY} must be bytes, not {type(data).__name__}")
-        try:
-            table = _admitted(data)
-        except DataError as error:
-            raise ValueError(str(error)) from error
-        if sampling_params.max_tokens is not None and sampling_params.max_tokens < table.longest:
-            raise ValueError(f"max_tokens {sampling_params.max_tokens} would cut a completion of {table.longest} tokens")
+        admit(sampling_params, cls._vocabulary_size)
 
     def __init__(self, vllm_config: "VllmConfig", device: torch.device, is_pin_memory: bool) -> None:
-        self._device = device
-        self._memo = TableMemo(vllm_config.model_config.get_vocab_size())
-        self._rows = LegalRows()
+        self._size = LegalOrderProcessor._vocabulary_size = vllm_config.model_config.get_vocab_size()
+        self._rows = LegalRows(vllm_config.scheduler_config.max_num_seqs, self._size, device)
+
+    @property
+    def strays(self) -> int:
+        """Tokens sampled outside their table; must stay 0."""
+        return self._rows.strays
 
     def is_argmax_invariant(self) -> bool:
         """A mask changes which token is likeliest."""
@@ -60,22 +51,27 @@ class LegalOrderProcessor(LogitsProcessor):
         for row in batch_update.removed:
             self._rows.remove(row)
         for row, params, _prompt, output in batch_update.added:
-            data = (params.extra_args or {}).get(TABLE_KEY)
-            self._rows.add(row, None if data is None else self._memo.get(data), output)
+            self._rows.add(row, table_of(params, self._size), output)
         for source, target, direction in batch_update.moved:
             self._rows.move(source, target, direction == MoveDirectionality.SWAP)
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         """logits [rows, vocabulary], changed in place: -inf outside each constrained row's legal set."""
-        constrained, rows, tokens = self._rows.gather()
-        if len(constrained) == 0:
-            return logits
-        row_index = torch.from_numpy(rows).to(self._device, non_blocking=True)
-        token_index = torch.from_numpy(tokens).to(self._device, non_blocking=True)
-        kept = logits[row_index, token_index]
-        if len(constrained) == logits.shape[0]:
-            logits.fill_(float("-inf"))
-        else:
-            logits[torch.from_numpy(constrained).to(self._device)] = float("-inf")
-        logits[row_index, token_index] = kept
-        return logits
+        return self._rows.mask(logits)
+
+
+def legal_processor(vllm_config: "VllmConfig | None" = None) -> type[Any]:
+    """The class for the model runner that `vllm_config` chooses; V1's where it says nothing of runners.
+
+    Raises:
+        EngineError: it chooses V2, and this vLLM's V2 takes no logits processors as we know them.
+    """
+    if vllm_config is None or not getattr(vllm_config, "use_v2_model_runner", False):
+        return LegalOrderProcessor
+    try:
+        from inference.legal_processor_v2 import LegalOrderProcessorV2
+    except ImportError as error:
+        raise EngineError(
+            f"this vLLM's V2 model runner takes no legal orders ({error}): set VLLM_USE_V2_MODEL_RUNNER=0"
+        ) from error
+    return LegalOrderProcessorV2

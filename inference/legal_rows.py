@@ -1,101 +1,97 @@
-"""Where each row of a decode batch stands in its legal-order table: the pure core of every logits processor.
+"""The rows of vLLM's V1 batch, followed through every repacking to their slots in the arena.
 
-Rows are added, moved and removed as the engine repacks its batch. Before each step, `gather` says which (row, token) pairs
-stay finite. It reads the engine's own list of output tokens, so it can never disagree with what was sampled.
-It knows nothing of torch or vllm and never raises on a sampled token: a row that left its table is set free to end, and named.
+V1 moves rows about and shows the sampled tokens as a list for each request, which it goes on writing to. Before each step
+`mask` reads those lists as far as they are known, so it can never disagree with what was sampled, then masks the whole batch.
+It raises on nothing that was sampled.
 """
 
-from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-import numpy as np
+import torch
+from torch import Tensor
 
-from decoding.legal_table import END, LegalTable
-from telemetry.errors import DataError
-
-
-class TableMemo:
-    """Decodes tables from the bytes that came with a request; forks share bytes, so each is parsed once. Bounded."""
-
-    def __init__(self, vocabulary_size: int, size: int = 1024) -> None:
-        self._vocabulary_size = vocabulary_size
-        self._size = size
-        self._tables: OrderedDict[bytes, LegalTable] = OrderedDict()
-
-    def get(self, data: bytes) -> LegalTable:
-        """The table spelled by `data`.
-
-        Raises:
-            DataError: it is not a table.
-        """
-        table = self._tables.get(data)
-        if table is None:
-            table = self._tables[data] = LegalTable.from_bytes(data, self._vocabulary_size)
-            if len(self._tables) > self._size:
-                self._tables.popitem(last=False)
-        return table
+from decoding.legal_table import LegalTable
+from inference.legal_arena import LegalArena
 
 
 @dataclass(slots=True)
 class _Row:
-    table: LegalTable
+    slot: int
     output: list[int]
-    """The engine's live list of this row's sampled tokens."""
-    node: int = 0
+    """The engine's live list of this row's sampled tokens; a negative one is not known yet."""
     seen: int = 0
-    """How many tokens of `output` the node already reflects."""
+    """How many tokens of `output` the slot's node already reflects."""
 
 
-@dataclass(slots=True)
 class LegalRows:
-    """Row index -> automaton state, for the rows that carry a table."""
+    """Row index -> slot, for the rows that carry a table."""
 
-    rows: dict[int, _Row] = field(default_factory=dict)
-    strays: int = 0
-    """Tokens sampled outside their table; must stay 0."""
+    def __init__(self, rows: int, vocabulary_size: int, device: torch.device | str) -> None:
+        self._device = torch.device(device)
+        # One slot more, which is never assigned: that of all rows without a table.
+        self._arena = LegalArena(rows + 1, vocabulary_size, device)
+        self._free = list(range(rows, 0, -1))
+        self._rows: dict[int, _Row] = {}
+        self._batch: Tensor | None = None
+        """Slot of each row; None once the batch has changed."""
+
+    @property
+    def strays(self) -> int:
+        """Tokens sampled outside their table; must stay 0."""
+        return self._arena.strays
 
     def add(self, row: int, table: LegalTable | None, output: list[int]) -> None:
         """Row `row` now belongs to a request with `table` (None: unconstrained), whose tokens appear in `output`."""
-        if table is None:
-            self.rows.pop(row, None)
-        else:
-            self.rows[row] = _Row(table, output)
+        self.remove(row)
+        if table is not None:
+            self._rows[row] = _Row(self._free.pop(), output)
+            self._arena.assign(self._rows[row].slot, table)
 
     def remove(self, row: int) -> None:
         """Row `row` is free."""
-        self.rows.pop(row, None)
+        self._batch = None
+        gone = self._rows.pop(row, None)
+        if gone is not None:
+            self._arena.assign(gone.slot, None)
+            self._free.append(gone.slot)
 
     def move(self, source: int, target: int, swap: bool) -> None:
         """Row `source` becomes row `target`; with `swap` the other way round too."""
-        moved, displaced = self.rows.pop(source, None), self.rows.pop(target, None)
+        self._batch = None
+        moved, displaced = self._rows.pop(source, None), self._rows.pop(target, None)
         if moved is not None:
-            self.rows[target] = moved
-        if swap and displaced is not None:
-            self.rows[source] = displaced
+            self._rows[target] = moved
+        if displaced is not None:
+            self._rows[source] = displaced
+            if not swap:
+                self.remove(source)
 
-    def gather(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Rows under a table and their allowed tokens, for the next position.
+    def mask(self, logits: Tensor) -> Tensor:
+        """logits [rows, vocabulary], changed in place: -inf outside each constrained row's legal set."""
+        if not self._rows:
+            return logits
+        self._arena.flush()
+        self._read_outputs()
+        if self._batch is None or len(self._batch) != len(logits):
+            slots = [0] * len(logits)
+            for index, row in self._rows.items():
+                if index < len(slots):
+                    slots[index] = row.slot
+            self._batch = self._upload(slots)
+        return self._arena.mask(logits, self._batch)
 
-        Returns:
-            constrained rows int64 [r]; row index int64 [pairs] and token id int64 [pairs] of everything allowed.
-        """
-        constrained, counts, allowed = [], [], []
-        for index, row in self.rows.items():
-            for token in row.output[row.seen :]:
-                try:
-                    row.node = row.table.advance(row.node, token)
-                except DataError:
-                    self.strays += 1
-                    row.node = END
-            row.seen = len(row.output)
-            if row.node == END:
-                continue
-            tokens = row.table.allowed(row.node)
-            constrained.append(index)
-            counts.append(len(tokens))
-            allowed.append(tokens)
-        if not constrained:
-            empty = np.empty(0, np.int64)
-            return empty, empty, empty
-        rows = np.asarray(constrained, np.int64)
-        return rows, np.repeat(rows, counts), np.concatenate(allowed).astype(np.int64)
+    def _read_outputs(self) -> None:
+        # One round but for requests that come back with tokens, after they were put aside.
+        while True:
+            slots, tokens = [], []
+            for row in self._rows.values():
+                if row.seen < len(row.output) and (token := row.output[row.seen]) >= 0:
+                    row.seen += 1
+                    slots.append(row.slot)
+                    tokens.append(token)
+            if not slots:
+                return
+            self._arena.advance(self._upload(slots), self._upload(tokens))
+
+    def _upload(self, values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64).to(self._device, non_blocking=True)

@@ -4,7 +4,7 @@ from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
 from inference.engine import GenerationRequest
-from inference.legal_processor import TABLE_KEY
+from inference.legal_admission import TABLE_KEY, known_tables
 
 
 def sampling_params(request: GenerationRequest, eos_id: int) -> SamplingParams:
@@ -19,5 +19,5 @@ def sampling_params(request: GenerationRequest, eos_id: int) -> SamplingParams:
         logprobs=0,
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
-        extra_args={TABLE_KEY: request.table.to_bytes()},
+        extra_args={TABLE_KEY: known_tables.keep(request.table)},
     )

@@ -1,0 +1,94 @@
+"""Legal orders for vLLM's V2 model runner: an adapter from its request slots to `LegalArena`.
+
+V2 needs Triton and was never run here on a real card, so V1 stays the default on CUDA too; proven on hand-made contexts
+against the same oracle as V1. The newest tokens lie on the device and are walked there: nothing is read back. A slot is recycled,
+so `add_request` starts it anew, and a request that comes back with tokens after it was put aside is walked through them again.
+Nothing here may raise while the engine steps: see `legal_admission`.
+"""
+
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import torch
+from vllm import SamplingParams
+from vllm.v1.worker.gpu.sample.logits_processor import LogitsContext, LogitsProcessor, LogitsProcRequestState
+
+from inference.legal_admission import admit, table_of
+from inference.legal_arena import LegalArena
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+
+class LegalOrderProcessorV2(LogitsProcessor):
+    """Leaves finite only the logits of tokens that continue a legal order set."""
+
+    _vocabulary_size: ClassVar[int | None] = None
+    """Known to admission where it shares the engine's process."""
+
+    @classmethod
+    def validate_params(cls, sampling_params: SamplingParams) -> None:
+        """Refuse a request whose table is not one (ValueError, as vLLM asks)."""
+        admit(sampling_params, cls._vocabulary_size)
+
+    def __init__(self, vllm_config: "VllmConfig", req_states: LogitsProcRequestState) -> None:
+        """Room for every request slot.
+
+        Raises:
+            ValueError: the engine would guess tokens ahead; a table is walked one drawn token at a time.
+        """
+        if vllm_config.speculative_config is not None:
+            raise ValueError("legal orders cannot be decoded with speculation: leave speculative_config unset")
+        self._requests = req_states
+        self._size = LegalOrderProcessorV2._vocabulary_size = req_states.vocab_size
+        self._arena = LegalArena(req_states.max_num_reqs, req_states.vocab_size, req_states.device)
+        self._constrained = np.zeros(req_states.max_num_reqs, bool)
+        # Drawn tokens that a slot's node reflects: on the host to know how far to walk, on the device to walk there.
+        self._walked_np = np.zeros(req_states.max_num_reqs, np.int64)
+        self._walked = torch.zeros(req_states.max_num_reqs, dtype=torch.int64, device=req_states.device)
+        self._anew: set[int] = set()
+
+    @property
+    def strays(self) -> int:
+        """Tokens sampled outside their table; must stay 0. Waits for the device."""
+        return self._arena.strays
+
+    def add_request(self, req_idx: int, sampling_params: SamplingParams) -> bool:
+        """Slot `req_idx` belongs to a request at the start of its table; False if it carries none."""
+        table = table_of(sampling_params, self._size)
+        self._arena.assign(req_idx, table)
+        self._constrained[req_idx] = table is not None
+        self._walked_np[req_idx] = 0
+        self._anew.add(req_idx)
+        return table is not None
+
+    def apply_staged_writes(self) -> None:
+        """Bring the slots that were added to the device."""
+        self._arena.flush()
+        if self._anew:
+            self._walked[torch.tensor(list(self._anew)).to(self._walked.device, non_blocking=True)] = 0
+            self._anew.clear()
+
+    def apply(self, logits: torch.Tensor, ctx: LogitsContext) -> torch.Tensor:
+        """logits [rows, vocabulary], changed in place: -inf outside each constrained row's legal set."""
+        batch = ctx.idx_mapping_np
+        constrained = self._constrained[batch]
+        if not constrained.any():
+            return logits
+        slots = ctx.expanded_idx_mapping.long()
+        self._walk(slots, batch, constrained, ctx)
+        return self._arena.mask(logits, slots)
+
+    def _walk(self, slots: torch.Tensor, batch: np.ndarray, constrained: np.ndarray, ctx: LogitsContext) -> None:
+        """Take the tokens drawn since the last step, one for most requests: a round for each of the request with the most."""
+        prompt, tokens = self._requests.prompt_len.gpu[slots].long(), self._requests.all_token_ids.gpu
+        # Less than nothing while a prompt is still being read, in pieces.
+        drawn = (ctx.seq_lens_upper_bound_np - self._requests.prompt_len.np[batch]) * constrained
+        rounds = int((drawn - self._walked_np[batch]).max())
+        for _ in range(rounds):
+            at = self._walked[slots]
+            behind = prompt + at <= ctx.pos
+            newest = tokens[slots, (prompt + at).clamp_(max=tokens.shape[1] - 1)].long()
+            self._arena.advance(slots, newest, behind)
+            self._walked[slots] = at + behind
+        self._walked_np[batch] = np.maximum(self._walked_np[batch], drawn)

@@ -1,0 +1,378 @@
+"""Both of vLLM's logits-processor interfaces leave finite exactly what a legal order set may go on with.
+
+One oracle for both: the legal sets of orders, each spelled out, and nothing but comparing beginnings. The engines around the
+processors are made by hand, in their real types: V1's batch updates, V2's slots and context, whose buffers stand in for the
+ones that need a GPU and are held against vLLM's source.
+"""
+
+import ast
+import inspect
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from vllm import SamplingParams
+from vllm.exceptions import VLLMValidationError
+from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
+from vllm.v1.worker.gpu.sample.logits_processor import (
+    LogitsContext,
+    LogitsProcessor,
+    LogitsProcRequestState,
+    build_custom_logits_processors,
+    build_custom_logits_processors_params_validator,
+)
+
+from decoding.legal_table import LegalTable, TableBuilder
+from game.legal import LegalOrders, OrderKind
+from inference import legal_arena
+from inference.legal_admission import TABLE_KEY
+from inference.legal_processor import LegalOrderProcessor, legal_processor
+from inference.legal_processor_v2 import LegalOrderProcessorV2
+from rollouts.fork import Tokens
+from telemetry.errors import EngineError
+
+VOCABULARY = 700
+SEATS = 6
+PLACES = ("PAR", "BUR", "GAS", "MAR", "SPA", "POR", "MAO", "BRE")
+
+
+@st.composite
+def legal_orders(draw: st.DrawFn) -> LegalOrders:
+    """Random legal orders of every kind, few enough that all their sets can be spelled out."""
+    kind = draw(st.sampled_from(list(OrderKind)))
+    places = draw(st.lists(st.sampled_from(PLACES), min_size=1, max_size=3, unique=True).map(sorted))
+    if kind is OrderKind.MOVEMENT:
+        orders = [[f"A {p} H", *(f"A {p} - {q}" for q in PLACES if q != p), f"A {p} S A BUR - PAR"] for p in places]
+    elif kind is OrderKind.RETREAT:
+        orders = [[f"A {p} D", *(f"A {p} R {q}" for q in PLACES if q != p)] for p in places]
+    elif kind is OrderKind.BUILD:
+        orders = [[f"A {p} B", f"F {p} B"] for p in places]
+    else:
+        orders = [[f"A {p} D"] for p in places]
+    options = [draw(st.lists(st.sampled_from(own), min_size=1, max_size=5, unique=True).map(sorted)) for own in orders]
+    every = kind in (OrderKind.MOVEMENT, OrderKind.RETREAT)
+    picks = len(places) if every else draw(st.integers(1, len(places)))
+    sites = tuple(places) if kind is OrderKind.BUILD else tuple(f"A {place}" for place in places)
+    return LegalOrders(power="FRANCE", kind=kind, sites=sites, options=tuple(map(tuple, options)), picks=picks)
+
+
+def spelled_sets(tokens: Tokens, legal: LegalOrders) -> list[tuple[int, ...]]:
+    """Every legal set of orders as its tokens, by trying every combination of lines."""
+    lines = {text for own in legal.options for text in own} | ({"WAIVE"} if legal.kind is OrderKind.BUILD else set())
+    codec, found = tokens.codec, []
+    for orders in itertools.product(sorted(lines), repeat=legal.picks):
+        if legal.admits(orders):
+            ids = [token for order in orders for token in (*codec.encode_order(order), codec.separator_id)]
+            found.append((*ids[:-1], codec.eos_id))
+    return found
+
+
+class Request:
+    """A request in flight, and what the oracle says of it."""
+
+    def __init__(self, table: LegalTable | None, sets: Sequence[tuple[int, ...]], prompt: int) -> None:
+        extra = None if table is None else {TABLE_KEY: table.to_bytes()}
+        self.parameters = SamplingParams(max_tokens=200, extra_args=extra, detokenize=False)
+        self.prompt = [7] * prompt
+        self.output: list[int] = []
+        self._sets = None if table is None else sets
+
+    def may_follow(self) -> set[int] | None:
+        """The tokens that go on spelling a legal set; None: any."""
+        if self._sets is None:
+            return None
+        length = len(self.output)
+        return {ids[length] for ids in self._sets if len(ids) > length and ids[:length] == tuple(self.output)} or None
+
+
+class RunnerV1:
+    """The V1 runner's persistent batch: dense rows, holes filled by the newest or by the last, now and then two rows swapped."""
+
+    def __init__(self) -> None:
+        config = SimpleNamespace(
+            model_config=SimpleNamespace(get_vocab_size=lambda: VOCABULARY),
+            scheduler_config=SimpleNamespace(max_num_seqs=SEATS),
+        )
+        self.processor: Any = LegalOrderProcessor(config, torch.device("cpu"), False)
+        self._rows: list[Request] = []
+
+    def step(self, gone: list[Request], come: list[Request], dice: random.Random) -> Iterator[tuple[Request, int]]:
+        rows: list[Request | None] = [None if row in gone else row for row in self._rows]
+        removed = [index for index, row in enumerate(rows) if row is None]
+        holes, added, moved = sorted(removed), [], []
+        for request in come:
+            index = holes.pop(0) if holes else len(rows)
+            rows[index : index + 1] = [request]
+            added.append((index, request.parameters, request.prompt, request.output))
+            if index in removed:
+                removed.remove(index)
+        while rows and None in rows:
+            last = rows.pop()
+            if last is not None:
+                hole = rows.index(None)
+                rows[hole] = last
+                moved.append((len(rows), hole, MoveDirectionality.UNIDIRECTIONAL))
+        if len(rows) > 1 and dice.random() < 0.3:
+            a, b = dice.sample(range(len(rows)), 2)
+            rows[a], rows[b] = rows[b], rows[a]
+            moved.append((a, b, MoveDirectionality.SWAP))
+        update = BatchUpdate(batch_size=len(rows), removed=removed[::-1], added=added, moved=moved)
+        self.processor.update_state(update if removed or added or moved else None)
+        self._rows = [row for row in rows if row is not None]
+        yield from ((request, row) for row, request in enumerate(self._rows))
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        return self.processor.apply(logits)
+
+
+class Buffer:
+    """Stands in for `StagedWriteTensor` and `UvaBackedTensor`, with what the processor reads of them."""
+
+    def __init__(self, *shape: int) -> None:
+        self.gpu = torch.zeros(shape, dtype=torch.int32)
+        self.np = self.gpu.numpy()
+
+
+class RunnerV2:
+    """The V2 runner's slots: taken from a free list, never told to be free, their rows in another order every step."""
+
+    def __init__(self) -> None:
+        self.states = LogitsProcRequestState(
+            device=torch.device("cpu"),
+            max_num_reqs=SEATS,
+            vocab_size=VOCABULARY,
+            all_token_ids=Buffer(SEATS, 256),
+            prompt_len=Buffer(SEATS),
+            prefill_len=Buffer(SEATS),
+            total_len=Buffer(SEATS),
+        )
+        self.processor: Any = LegalOrderProcessorV2(SimpleNamespace(speculative_config=None), self.states)
+        self._slots: dict[Request, int] = {}
+        self._free = list(range(SEATS))
+
+    def step(self, gone: list[Request], come: list[Request], dice: random.Random) -> Iterator[tuple[Request, int]]:
+        self._free += [self._slots.pop(request) for request in gone]
+        for request in come:
+            slot = self._slots[request] = self._free.pop()
+            self.states.prompt_len.np[slot] = len(request.prompt)
+            assert self.processor.add_request(slot, request.parameters) == (request.may_follow() is not None)
+        for request, slot in self._slots.items():
+            ids = [*request.prompt, *request.output]
+            self.states.all_token_ids.np[slot, : len(ids)] = ids
+        self.processor.apply_staged_writes()
+        batch = list(self._slots)
+        dice.shuffle(batch)
+        slots = np.array([self._slots[request] for request in batch], np.int32)
+        lengths = np.array([len(request.prompt) + len(request.output) for request in batch], np.int32)
+        mapping = torch.from_numpy(slots.copy())
+        self._context = LogitsContext(
+            expanded_idx_mapping=mapping,
+            idx_mapping=mapping,
+            idx_mapping_np=slots,
+            expanded_local_pos=torch.zeros(len(batch), dtype=torch.int32),
+            input_ids=torch.tensor([[*r.prompt, *r.output][-1] for r in batch], dtype=torch.int32),
+            pos=torch.from_numpy(lengths - 1).long(),
+            seq_lens_upper_bound_np=lengths,
+        )
+        yield from ((request, row) for row, request in enumerate(batch))
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        return self.processor.apply(logits, self._context)
+
+
+RUNNERS = pytest.mark.parametrize("runner", [RunnerV1, RunnerV2], ids=["V1", "V2"])
+
+
+@RUNNERS
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    choices=st.lists(legal_orders(), min_size=1, max_size=4),
+    seed=st.integers(0, 2**32),
+    room=st.sampled_from([1, 200, 1 << 14]),
+)
+def test_finite_is_exactly_what_a_legal_set_may_go_on_with(
+    tokens: Tokens, runner: type, choices: list[LegalOrders], seed: int, room: int
+):
+    """Requests come, go, are put aside with their tokens and come back; some carry no table; rows are repacked all the while,
+    and so are the tables, where there is little room for them.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(legal_arena, "LEAST_EDGES", room)
+        follow_requests(runner(), tokens, choices, random.Random(seed))
+
+
+def follow_requests(engine: Any, tokens: Tokens, choices: list[LegalOrders], dice: random.Random) -> None:
+    builder = TableBuilder(tokens.codec)
+    spelled = {legal: spelled_sets(tokens, legal) for legal in choices}
+    running: list[Request] = []
+    aside: list[Request] = []
+    finished = 0
+    for step in itertools.count():
+        gone = [request for request in running if request.output[-1:] == [tokens.codec.eos_id]]
+        finished += len(gone)
+        kept = [request for request in running if request not in gone]
+        put_aside = [request for request in kept if dice.random() < 0.1]
+        room = SEATS - len(kept) + len(put_aside)
+        fresh = [aside.pop()] if aside and room and dice.random() < 0.6 else []
+        room -= len(fresh)
+        for _ in range(dice.randint(0, room) if step < 40 else 0):
+            legal = dice.choice(choices)
+            table = builder.table(legal) if dice.random() < 0.8 else None
+            fresh.append(Request(table, spelled[legal], prompt=dice.randint(1, 9)))
+        running = [request for request in kept if request not in put_aside] + fresh
+        aside += put_aside
+        rows = list(engine.step(gone + put_aside, fresh, dice))
+        assert len(rows) == len(running)
+        if not running:
+            if step > 40 and not aside:
+                break
+            continue
+        logits = torch.randn(len(rows), VOCABULARY)
+        before, masked = logits.clone(), engine.apply(logits)
+        for request, row in rows:
+            allowed = request.may_follow()
+            keep = list(range(VOCABULARY)) if allowed is None else sorted(allowed)
+            assert torch.isfinite(masked[row]).nonzero().flatten().tolist() == keep
+            assert torch.equal(masked[row, keep], before[row, keep])
+            unbound = allowed is None and len(request.output) < 5
+            request.output.append(
+                dice.randrange(100, VOCABULARY) if unbound else dice.choice(sorted(allowed or [tokens.codec.eos_id]))
+            )
+    assert finished and engine.processor.strays == 0
+
+
+def simple_table(*tokens: int) -> LegalTable:
+    """One of `tokens`, then 9."""
+    return LegalTable(
+        offsets=np.array([0, len(tokens), len(tokens) + 1], np.int32),
+        token_ids=np.array([*tokens, 9], np.int32),
+        next_nodes=np.array([1] * len(tokens) + [-1], np.int32),
+        longest=2,
+    )
+
+
+@RUNNERS
+@pytest.mark.parametrize("token", [3, 11, VOCABULARY - 1, VOCABULARY, VOCABULARY + 5, 2**31 - 1, -5], ids=str)
+def test_a_token_outside_its_table_frees_its_row_alone_and_is_counted(runner: type, token: int):
+    """Nothing raises, whatever comes; not even a number that would be another node's token."""
+    engine, dice = runner(), random.Random(0)
+    strayed, good = Request(simple_table(5, 6), [(5, 9), (6, 9)], 2), Request(simple_table(5, 8), [(5, 9), (8, 9)], 2)
+    list(engine.step([], [strayed, good], dice))
+    engine.apply(torch.zeros(2, VOCABULARY))
+    strayed.output.append(token)
+    good.output.append(8)
+    rows = dict(engine.step([], [], dice))
+    masked = engine.apply(torch.zeros(2, VOCABULARY))
+    assert torch.isfinite(masked[rows[good]]).nonzero().flatten().tolist() == [9]
+    if token >= 0 or runner is RunnerV2:  # V1 shows a token that it does not know yet as -1
+        assert torch.isfinite(masked[rows[strayed]]).all()
+        assert engine.processor.strays == 1
+
+
+@RUNNERS
+def test_a_row_that_the_engine_never_announced_is_left_alone(runner: type):
+    engine, dice = runner(), random.Random(0)
+    engine.processor.update_state(BatchUpdate(4, [3], [], [(2, 5, MoveDirectionality.SWAP)])) if runner is RunnerV1 else None
+    list(engine.step([], [Request(None, [], 3)], dice))
+    logits = torch.randn(1, VOCABULARY)
+    assert torch.equal(engine.apply(logits.clone()), logits)
+
+
+@pytest.mark.parametrize("processor", [LegalOrderProcessor, LegalOrderProcessorV2], ids=["V1", "V2"])
+@pytest.mark.parametrize(
+    ("table", "sentence"),
+    [
+        (b"", "is cut"),
+        (b"\0" * 64, "not a table"),
+        ([1, 2, 3], "must be bytes, not list"),
+        (simple_table(5, 6).to_bytes()[:-4], "not a table"),
+        (simple_table(6, 5).to_bytes(), "do not rise"),
+        (simple_table(5, VOCABULARY).to_bytes(), "outside the vocabulary"),
+    ],
+    ids=["empty", "zeros", "list", "cut", "unsorted", "outside"],
+)
+def test_a_malformed_table_is_refused_at_admission_and_harms_nothing_behind_it(processor, table, sentence: str):
+    engine = RunnerV1() if processor is LegalOrderProcessor else RunnerV2()
+    request = Request(None, [], 2)
+    request.parameters = SamplingParams(max_tokens=9, extra_args={TABLE_KEY: table})
+    with pytest.raises(ValueError, match=sentence):
+        processor.validate_params(request.parameters)
+    list(engine.step([], [request], random.Random(0)))
+    assert torch.isfinite(engine.apply(torch.zeros(1, VOCABULARY))).all()
+
+
+@pytest.mark.parametrize("processor", [LegalOrderProcessor, LegalOrderProcessorV2], ids=["V1", "V2"])
+def test_a_completion_that_could_be_cut_is_refused_at_admission(processor):
+    table = simple_table(5, 6).to_bytes()
+    processor.validate_params(SamplingParams(max_tokens=2, extra_args={TABLE_KEY: table}))
+    processor.validate_params(SamplingParams(max_tokens=1))
+    with pytest.raises(ValueError, match="max_tokens 1 would cut a completion of 2 tokens"):
+        processor.validate_params(SamplingParams(max_tokens=1, extra_args={TABLE_KEY: table}))
+
+
+def test_the_runner_decides_which_processor_is_loaded_and_v1_is_the_default():
+    assert legal_processor() is LegalOrderProcessor
+    assert legal_processor(SimpleNamespace(use_v2_model_runner=False)) is LegalOrderProcessor
+    assert legal_processor(SimpleNamespace(use_v2_model_runner=True)) is LegalOrderProcessorV2
+
+
+def test_a_vllm_without_the_v2_interface_is_told_how_to_go_on(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(__import__("sys").modules, "inference.legal_processor_v2", None)
+    with pytest.raises(EngineError, match="VLLM_USE_V2_MODEL_RUNNER=0"):
+        legal_processor(SimpleNamespace(use_v2_model_runner=True))
+
+
+def test_vllm_s_own_v2_loader_takes_the_class_builds_it_and_asks_it_at_admission():
+    states = SimpleNamespace(**{name: getattr(RunnerV2().states, name) for name in LogitsProcRequestState.__dataclass_fields__})
+    built = build_custom_logits_processors(SimpleNamespace(speculative_config=None), states, False, [LegalOrderProcessorV2])
+    assert [type(processor) for processor in built] == [LegalOrderProcessorV2]
+    validate = build_custom_logits_processors_params_validator([LegalOrderProcessorV2])
+    with pytest.raises(VLLMValidationError, match="is cut"):
+        validate(SamplingParams(extra_args={TABLE_KEY: b"123"}))
+    with pytest.raises(ValueError, match="not a subclass"):
+        build_custom_logits_processors_params_validator([LegalOrderProcessor])
+
+
+def test_speculation_is_refused_at_the_start():
+    with pytest.raises(ValueError, match="speculative_config unset"):
+        LegalOrderProcessorV2(SimpleNamespace(speculative_config=object()), RunnerV2().states)
+
+
+def test_the_buffers_that_stand_in_have_what_vllm_s_own_have():
+    """Read from vLLM's source, because the module itself cannot be used without a GPU: a drift there fails here."""
+    folder = Path(inspect.getfile(LogitsProcessor)).parents[2]
+    classes = {
+        node.name: node for node in ast.parse((folder / "buffer_utils.py").read_text()).body if isinstance(node, ast.ClassDef)
+    }
+    for name, wanted in (("StagedWriteTensor", {"gpu"}), ("UvaBackedTensor", {"gpu", "np"})):
+        held = {
+            node.attr
+            for node in ast.walk(classes[name])
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self"
+        }
+        assert wanted <= held, name
+    made = (folder / "states.py").read_text()
+    assert "self.all_token_ids = StagedWriteTensor(" in made and "self.prompt_len = UvaBackedTensor(" in made
+
+
+def test_the_interfaces_are_those_that_the_adapters_were_written_for():
+    def arguments(function) -> list[str]:
+        return list(inspect.signature(function).parameters)
+
+    assert arguments(LogitsProcessor.__init__) == ["self", "vllm_config", "req_states"]
+    assert arguments(LogitsProcessor.add_request) == ["self", "req_idx", "sampling_params"]
+    assert arguments(LogitsProcessor.apply) == ["self", "logits", "ctx"]
+    assert arguments(LogitsProcessor.apply_staged_writes) == ["self"]
+    abstract = {*LogitsProcessor.__abstractmethods__, *LegalOrderProcessor.__mro__[1].__abstractmethods__}
+    assert abstract == {"apply", "__init__", "is_argmax_invariant", "update_state"}
