@@ -42,7 +42,7 @@ class Roster:
         self.on_given_up: Callable[[EngineLostError], None] = lambda error: None
         self._settings, self._key, self._fingerprint = settings, key, model_fingerprint
         self._session: aiohttp.ClientSession | None = None
-        self._versions: dict[int, tuple[Path, str]] = {}
+        self._versions: dict[int, tuple[Path, str]] = {}  # the newest last
         self._oldest, self._kept = BASE_VERSION, frozenset[int]()
         self._publishing = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -64,10 +64,9 @@ class Roster:
     @property
     def newest(self) -> Served:
         """The newest version published, which every living worker serves."""
-        if not self._versions:
-            return BASE_VERSION, BASE_HASH
-        version = max(self._versions)
-        return version, self._versions[version][1]
+        for version, (_, adapter_hash) in reversed(self._versions.items()):
+            return version, adapter_hash
+        return BASE_VERSION, BASE_HASH
 
     def is_gone(self, version: int) -> bool:
         """Was this version retired, or never published here?"""
@@ -140,12 +139,13 @@ class Roster:
             refusals: dict[PoolWorker, DataError] = {}
             # Again, for those that were readmitted meanwhile.
             while wanting := [
-                worker for worker in self.living if worker not in refusals and worker.served.get(version) != adapter_hash
+                worker for worker in self.living if worker not in refusals and worker.newest != (version, adapter_hash)
             ]:
                 await asyncio.gather(*(self._publish_on(worker, version, adapter, adapter_hash, refusals) for worker in wanting))
             self.events["publish_refusals"] += len(refusals)
             if refusals and not any(worker not in refusals for worker in self.living):
                 raise next(iter(refusals.values()))
+            self._versions.pop(version, None)
             self._versions[version] = (adapter, adapter_hash)
             for worker, refusal in refusals.items():
                 self.eject(worker, f"it refused what others took: {refusal}")
@@ -262,7 +262,7 @@ class Roster:
             await worker.publish(self.session, BASE_VERSION, None, BASE_HASH)
         while worker.newest != self.newest:
             newest = self.newest[0]
-            for version in sorted(self._versions)[-1 - REPUBLISHED :]:
+            for version in list(self._versions)[-1 - REPUBLISHED :]:
                 if version not in self._versions:  # retired meanwhile
                     continue
                 adapter, adapter_hash = self._versions[version]

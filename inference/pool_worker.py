@@ -50,7 +50,7 @@ class PoolWorker:
         self.url = url.rstrip("/")
         self.state: State = "unknown"
         self.served: dict[int, str] = {}
-        """Versions that this pool published there, with their hashes; the base model needs no publishing."""
+        """Versions that this pool published there, with their hashes, the newest last; the base model needs no publishing."""
         self.flow = FlowControl(settings.max_in_flight)
         self.in_flight = 0
         self.strikes = 0
@@ -71,11 +71,8 @@ class PoolWorker:
 
     @property
     def newest(self) -> Served:
-        """The newest version published there by this pool."""
-        if not self.served:
-            return BASE_VERSION, BASE_HASH
-        version = max(self.served)
-        return version, self.served[version]
+        """The version last published there by this pool."""
+        return next(reversed(self.served.items()), (BASE_VERSION, BASE_HASH))
 
     def rank(self, snapshot_id: str) -> bytes:
         """How near this worker is to a position; the same in every process, whichever other workers come and go."""
@@ -113,6 +110,7 @@ class PoolWorker:
         if adapter is None:
             self.served.clear()
         else:
+            self.served.pop(version, None)
             self.served[version] = adapter_hash
 
     async def retire(self, session: aiohttp.ClientSession, oldest: int, keep: Collection[int]) -> None:

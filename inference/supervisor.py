@@ -70,13 +70,14 @@ class EngineSupervisor:
                 await self._mend(engine, error)
             else:
                 break
+        self._published.pop(version, None)  # the newest stands last
         self._published[version] = (adapter, adapter_hash)
         if engine is not self._engine:  # built again meanwhile, without this version
             await self.publish(version, adapter, adapter_hash)
 
     async def retire(self, oldest: int, keep: Collection[int] = ()) -> None:
         """See `Engine.retire`."""
-        newest = max(self._published, default=0)
+        newest = next(reversed(self._published), None)
         self._published = {
             version: found
             for version, found in self._published.items()
@@ -144,8 +145,8 @@ class EngineSupervisor:
             reporter().say(f"engine '{self.name}' could not be closed, and is left behind: {error!r}")
         fresh = self._make()
         await fresh.start()
-        newest = max(self._published, default=0)
-        for version, (adapter, adapter_hash) in sorted(self._published.items()):
+        newest = next(reversed(self._published), None)
+        for version, (adapter, adapter_hash) in list(self._published.items()):
             try:
                 await fresh.publish(version, adapter, adapter_hash)
             except DataError as error:

@@ -110,7 +110,7 @@ class Worker:
     @property
     def newest(self) -> dict[str, int | str]:
         """The newest version published, and its hash."""
-        version = max(self._served, default=BASE_VERSION)
+        version = next(reversed(self._served), BASE_VERSION)
         return {"policy_version": version, "adapter_hash": self._served.get(version, BASE_HASH)}
 
     async def start(self) -> None:
@@ -153,6 +153,7 @@ class Worker:
 
             await asyncio.to_thread(check_adapter, adapter, body.adapter_hash, self._model, self._max_rank)
             await self.host.run(self.engine.publish(body.version, adapter, body.adapter_hash))
+            self._served.pop(body.version, None)  # the newest stands last
             self._served[body.version] = body.adapter_hash
 
     async def retire(self, body: RetireBody) -> None:
@@ -160,9 +161,10 @@ class Worker:
         self._check_up()
         async with self._changing:
             await self.host.run(self.engine.retire(body.oldest, body.keep))
-            newest = max(self._served, default=BASE_VERSION)
-            lasting = {version for version in self._served if version >= body.oldest or version in (*body.keep, newest)}
-            self._served = {version: self._served[version] for version in lasting}
+            kept = (*body.keep, self.newest["policy_version"])
+            self._served = {
+                version: found for version, found in self._served.items() if version >= body.oldest or version in kept
+            }
 
     def health(self) -> dict[str, object]:
         """Whether it is ready, and what it serves."""

@@ -40,7 +40,7 @@ class PlainEngine:
     def __init__(self, name: str = "plain", *, delay_s: float = 0.0, slots: int = 10**6, merged: bool = False) -> None:
         self.name = name
         self.delay_s, self.merged = delay_s, merged
-        self.served = {BASE_VERSION: BASE_HASH}
+        self.served, self.newest = {BASE_VERSION: BASE_HASH}, BASE_VERSION
         self.requests: list[GenerationRequest] = []
         self.most_at_once = 0
         self.dies: EngineLostError | None = None
@@ -51,7 +51,7 @@ class PlainEngine:
         await asyncio.sleep(0)
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        version = max(self.served) if request.version is None else request.version
+        version = self.newest if request.version is None else request.version
         if version not in self.served:
             raise VersionGoneError(f"version {version} is not served")
         adapter_hash = self.served[version]
@@ -86,9 +86,10 @@ class PlainEngine:
         while self.merged and self._running:
             await asyncio.sleep(0.005)
         self.served = ({} if self.merged else self.served) | {version: adapter_hash}
+        self.newest = version
 
     async def retire(self, oldest: int, keep: Collection[int] = ()) -> None:
-        lasting = [v for v in self.served if v >= oldest or v in keep or v == max(self.served)]
+        lasting = [v for v in self.served if v >= oldest or v in keep or v == self.newest]
         self.served = {v: self.served[v] for v in lasting}
 
     async def stats(self) -> EngineStats:
@@ -101,7 +102,7 @@ class PlainEngine:
             forced_tokens=0,
             preemptions=0,
             running=self._running,
-            policy_version=max(self.served),
+            policy_version=self.newest,
         )
 
     async def close(self) -> None:
