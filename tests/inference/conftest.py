@@ -96,8 +96,7 @@ class OneWorker:
         self._host.submit(self._inner.close()).result(timeout=30)
 
 
-@pytest.fixture(scope="session")
-def contract_torch(model: Path, host: EngineHost) -> Iterator[Contender]:
+def _torch_contender(model: Path, host: EngineHost) -> Iterator[Contender]:
     from inference.torch_engine import TorchEngine
 
     engine = TorchEngine(model, InferenceSettings(max_model_length=512, max_sequences=32))
@@ -106,11 +105,29 @@ def contract_torch(model: Path, host: EngineHost) -> Iterator[Contender]:
     host.submit(engine.close()).result(timeout=30)
 
 
-@pytest.fixture(scope="session")
-def contract_http(model: Path, host: EngineHost, tokens: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Contender]:
-    worker = OneWorker(model, tmp_path_factory.getbasetemp(), host, tokens.codec.vocabulary_size)
+def _http_contender(model: Path, host: EngineHost, vocabulary_size: int, adapters_root: Path) -> Iterator[Contender]:
+    worker = OneWorker(model, adapters_root, host, vocabulary_size)
     yield Contender(worker.client, many_versions=True)
     worker.close()
+
+
+@pytest.fixture(scope="session")
+def contract_torch(model: Path, host: EngineHost) -> Iterator[Contender]:
+    yield from _torch_contender(model, host)
+
+
+@pytest.fixture(scope="session")
+def contract_http(model: Path, host: EngineHost, tokens: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Contender]:
+    yield from _http_contender(model, host, tokens.codec.vocabulary_size, tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture(params=["torch", "http"])
+def fresh_contender(request: pytest.FixtureRequest, model: Path, host: EngineHost, tokens: Any, tmp_path: Path) -> Any:
+    """An engine that may be closed."""
+    if request.param == "torch":
+        yield from _torch_contender(model, host)
+    else:
+        yield from _http_contender(model, host, tokens.codec.vocabulary_size, tmp_path)
 
 
 @pytest.fixture(scope="session")

@@ -151,7 +151,7 @@ def test_every_completion_is_a_legal_order_set_and_forced_tokens_are_certain(ask
     requests = ask("legal", positions_=4)
     for request, generation in zip(requests, draw(requests), strict=True):
         _, offsets = request.table.legal_sets(generation.token_ids.tolist())  # raises unless whole and legal
-        assert np.array_equal(generation.logprobs == 0, np.diff(offsets) == 1)
+        assert not generation.logprobs[np.diff(offsets) == 1].any() and (generation.logprobs <= 0).all()
         assert generation.worker
         assert generation.token_ids.dtype == np.int32 and generation.logprobs.dtype == np.float32
 
@@ -318,6 +318,30 @@ def test_a_prompt_that_is_too_long_is_refused_with_the_limit_and_nothing_else_su
     assert len(fitting) == 1 and run(contender.engine.stats()).running == 0
 
 
+def test_more_requests_than_it_draws_at_once_are_all_answered(ask, draw):
+    requests = [replace(r, request_id=f"{r.request_id}/{n}") for n in range(3) for r in ask("many", positions_=3)]
+    assert len(requests) > 32
+    generations = draw(requests)
+    assert same(generations[: len(requests) // 3], generations[-len(requests) // 3 :])
+
+
+def test_closing_fails_what_is_in_flight_and_refuses_what_comes_later(fresh_contender, run, ask):
+    engine = fresh_contender.engine
+
+    async def close_meanwhile() -> list[Any]:
+        drawing = [asyncio.ensure_future(engine.generate(request)) for request in ask("closed", positions_=4)]
+        while (await engine.stats()).running < len(drawing):
+            await asyncio.sleep(0)
+        await engine.close()
+        return await asyncio.gather(*drawing, return_exceptions=True)
+
+    answers = run(close_meanwhile())
+    assert {type(answer) for answer in answers} <= {EngineLostError, EngineError, Generation}
+    assert any(isinstance(answer, EngineError) for answer in answers)
+    with pytest.raises(EngineError):
+        run(engine.generate(ask("late")[0]))
+
+
 def test_a_cancelled_request_leaves_the_engine_clean(contender, run, ask, draw):
     whole = draw(ask("whole", positions_=3))
 
@@ -351,7 +375,10 @@ def test_counts_are_taken_at_the_request(contender, run, ask, draw):
     assert after.requests - before.requests == len(requests)
     assert after.prompt_tokens - before.prompt_tokens == sum(len(request.prompt_ids) for request in requests)
     assert after.completion_tokens - before.completion_tokens == sum(len(each.token_ids) for each in generations)
-    assert after.forced_tokens - before.forced_tokens == sum(int((each.logprobs == 0).sum()) for each in generations)
+    forced = 0
+    for request, generation in zip(requests, generations, strict=True):
+        forced += int((np.diff(request.table.legal_sets(generation.token_ids.tolist())[1]) == 1).sum())
+    assert after.forced_tokens - before.forced_tokens == forced > 0
     assert after.cached_tokens - before.cached_tokens == sum(each.cached_tokens for each in generations)
     assert after.engine_steps > before.engine_steps and after.running == 0
     for generation in generations:

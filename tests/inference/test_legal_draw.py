@@ -1,0 +1,72 @@
+"""Draws follow the masked policy at the temperature asked for, and depend on the seed alone."""
+
+import math
+
+import numpy as np
+import pytest
+
+from decoding.legal_table import END, LegalTable
+from inference.legal_draw import Course, draw
+from telemetry.errors import EngineLostError
+
+
+def table(*nodes: dict[int, int]) -> LegalTable:
+    """A table from its nodes, each {token: next node}."""
+    offsets = np.cumsum([0, *map(len, nodes)]).astype(np.int32)
+    ids = [token for node in nodes for token in sorted(node)]
+    nexts = [node[token] for node in nodes for token in sorted(node)]
+    depth = [0] * (len(nodes) + 1)
+    for number in range(len(nodes) - 1, -1, -1):
+        depth[number] = 1 + max(depth[target] for target in nodes[number].values())
+    return LegalTable(offsets=offsets, token_ids=np.array(ids, np.int32), next_nodes=np.array(nexts, np.int32), longest=depth[0])
+
+
+ONE_CHOICE = table({3: END, 5: END, 8: END})
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
+def test_tokens_come_as_often_as_the_policy_says(temperature: float):
+    logits = np.array([0.3, -1.0, 1.1], np.float32)
+    exact = np.exp(logits.astype(np.float64) / temperature)
+    exact /= exact.sum()
+    courses = [Course(ONE_CHOICE, seed, temperature) for seed in range(20_000)]
+    draw(courses, [course.allowed() for course in courses], np.tile(logits, len(courses)))
+    for token, share in zip((3, 5, 8), exact, strict=True):
+        seen = [course for course in courses if course.token_ids == [token]]
+        assert abs(len(seen) / len(courses) - share) < 4 * math.sqrt(share * (1 - share) / len(courses))
+        assert seen[0].logprobs == [pytest.approx(math.log(share), abs=1e-9)]
+
+
+def test_a_draw_is_that_of_the_seed_whatever_else_is_drawn_with_it():
+    logits = np.random.default_rng(0).normal(size=300).astype(np.float32)
+    together = [Course(ONE_CHOICE, seed, 1.0) for seed in range(100)]
+    draw(together, [course.allowed() for course in together], logits)
+    for seed, course in enumerate(together):
+        alone = Course(ONE_CHOICE, seed, 1.0)
+        draw([alone], [alone.allowed()], logits[3 * seed : 3 * seed + 3])
+        assert (alone.token_ids, alone.logprobs) == (course.token_ids, pytest.approx(course.logprobs, abs=1e-12))
+
+
+def test_what_must_follow_is_taken_without_a_draw_and_counted():
+    course = Course(table({1: 1}, {2: 2}, {4: 3, 6: 4}, {7: END}, {8: 5}, {9: END}), 0, 1.0)
+    assert course.token_ids == [1, 2] and not course.done
+    draw([course], [course.allowed()], np.array([50.0, -50.0], np.float32))
+    assert course.token_ids == [1, 2, 4, 7] and course.done and course.forced == 3
+    assert course.logprobs == [0.0, 0.0, pytest.approx(0.0, abs=1e-12), 0.0]
+
+
+def test_a_completion_without_a_choice_is_whole_at_once():
+    course = Course(table({1: 1}, {2: END}), 0, 1.0)
+    assert course.done and course.token_ids == [1, 2] and course.forced == 2
+
+
+def test_logits_far_apart_neither_overflow_nor_draw_the_impossible():
+    courses = [Course(ONE_CHOICE, seed, 0.1) for seed in range(500)]
+    draw(courses, [course.allowed() for course in courses], np.tile(np.array([-3e4, 3e4, -np.inf], np.float32), 500))
+    assert {tuple(course.token_ids) for course in courses} == {(5,)}
+
+
+def test_logits_that_are_no_numbers_are_not_drawn_from():
+    course = Course(ONE_CHOICE, 0, 1.0)
+    with pytest.raises(EngineLostError, match="not finite"):
+        draw([course], [course.allowed()], np.array([0.0, np.nan, 1.0], np.float32))

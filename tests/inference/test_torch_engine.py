@@ -1,0 +1,277 @@
+"""The torch engine computes what is shared once and what is certain together, keeps its loop free, and survives what fails."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+
+from decoding.legal_table import END, LegalTable
+from inference.adapter_check import adapter_hash_of
+from inference.engine import Generation, GenerationRequest
+from inference.settings import InferenceSettings
+from inference.torch_engine import TorchEngine
+from telemetry.errors import EngineError, EngineLostError, InputError
+
+CPU = torch.device("cpu")
+SIZES: dict[str, Any] = {
+    "vocab_size": 200,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+
+
+def ladder(steps: int, width: int, forced: int = 3) -> LegalTable:
+    """`steps` choices among `width` tokens, each followed by `forced` tokens that must come."""
+    nodes: list[dict[int, int]] = []
+    for step in range(steps):
+        nodes.append(dict.fromkeys(range(10 * step, 10 * step + width), len(nodes) + 1))
+        for number in range(forced):
+            nodes.append({100 + number: len(nodes) + 1})
+    nodes.append({199: END})
+    return LegalTable(
+        offsets=np.cumsum([0, *map(len, nodes)]).astype(np.int32),
+        token_ids=np.array([token for node in nodes for token in sorted(node)], np.int32),
+        next_nodes=np.array([node[token] for node in nodes for token in sorted(node)], np.int32),
+        longest=len(nodes),
+    )
+
+
+TABLE = ladder(steps=5, width=6)
+
+
+def request(name: str, prompt: Sequence[int], *, table: LegalTable = TABLE, seed: int = 1) -> GenerationRequest:
+    return GenerationRequest(request_id=name, prompt_ids=prompt, table=table, seed=seed)
+
+
+def some_prompts(count: int, length: int = 60) -> list[list[int]]:
+    dice = np.random.default_rng(7)
+    return [dice.integers(0, 200, length).tolist() for _ in range(count)]
+
+
+FAMILIES = {
+    "llama": LlamaConfig(**SIZES),
+    "llama with a head of its own size and a tied embedding": LlamaConfig(**SIZES, head_dim=32, tie_word_embeddings=True),
+    "qwen2 where every head has keys of its own": Qwen2Config(**SIZES | {"num_key_value_heads": 4}),
+    "qwen3": Qwen3Config(**SIZES, head_dim=16),
+}
+
+
+def save_model(config: Any, folder: Path) -> Path:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(4)  # far from uniform, so that a wrong mask or position shows
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(FAMILIES["llama"], tmp_path_factory.mktemp("llama"))
+
+
+def use(host: Any, folder: Path, work: Any, **settings: Any) -> Any:
+    """What `work(engine)` comes to, on an engine that is started before and closed after."""
+
+    async def life() -> Any:
+        engine = TorchEngine(folder, InferenceSettings(**{"max_model_length": 256} | settings), device=CPU)
+        await engine.start()
+        try:
+            return await work(engine)
+        finally:
+            await engine.close()
+
+    return host.submit(life()).result(timeout=60)
+
+
+async def draw(engine: TorchEngine, requests: Sequence[GenerationRequest]) -> list[Generation]:
+    return await asyncio.gather(*(engine.generate(each) for each in requests))
+
+
+def gaps(folder: Path, requests: Sequence[GenerationRequest], found: Sequence[Generation]) -> list[float]:
+    """Largest difference of each completion's log-probabilities from those of a plain forward of transformers."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    differences = []
+    for each, generation in zip(requests, found, strict=True):
+        ids = generation.token_ids.tolist()
+        with torch.no_grad():
+            logits = model(torch.tensor([[*each.prompt_ids, *ids]])).logits[0, len(each.prompt_ids) - 1 : -1].double()
+        legal, offsets = each.table.legal_sets(ids)
+        expected = [
+            float(row[token] - torch.logsumexp(row[legal[offsets[place] : offsets[place + 1]].tolist()], 0))
+            for place, (row, token) in enumerate(zip(logits, ids, strict=True))
+        ]
+        differences.append(float(np.abs(np.array(expected) - generation.logprobs).max()))
+    return differences
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES.keys())
+def test_each_family_of_models_is_drawn_from_as_transformers_has_it(host, tmp_path: Path, family: Any):
+    """Prompts of many lengths that share beginnings, some equal, more than are drawn at once."""
+    save_model(family, tmp_path)
+    long, other = some_prompts(2, 150)
+    prompts = (
+        [long[:length] for length in (1, 9, 60, 61, 150)] + [long[:100] + other[:length] for length in (1, 30, 90)] + [other]
+    )
+    requests = [request(f"{n}/{seed}", prompt, seed=seed) for n, prompt in enumerate(prompts) for seed in range(3)]
+    found = use(host, tmp_path, lambda engine: draw(engine, requests), max_sequences=8, max_batched_tokens=300)
+    assert max(gaps(tmp_path, requests, found)) < 1e-4
+    assert sum(int((generation.logprobs < -0.01).sum()) for generation in found) > 60
+
+
+def test_sixteen_bit_weights_draw_about_the_same_odds(host, folder):
+    requests = [request(str(n), prompt) for n, prompt in enumerate(some_prompts(6))]
+    found = use(host, folder, lambda engine: draw(engine, requests), dtype="bfloat16")
+    assert 1e-5 < np.mean(gaps(folder, requests, found)) < 0.5
+
+
+def test_each_token_that_prompts_share_is_computed_once_for_all(host, folder):
+    """Eight positions of one rule text, eight forks each: 64 requests, and the tokens of one rule text and eight positions."""
+    rules, *tails = some_prompts(9, 40)
+    requests = [request(f"{n}/{fork}", [*rules, n, *tail[1:]], seed=fork) for n, tail in enumerate(tails) for fork in range(8)]
+
+    async def work(engine: TorchEngine) -> Any:
+        await draw(engine, requests)
+        first = await engine.stats()
+        await draw(engine, requests)
+        return first, await engine.stats()
+
+    first, second = use(host, folder, work)
+    assert first.prompt_tokens - first.cached_tokens == 40 + 8 * 40
+    assert second.prompt_tokens - second.cached_tokens - (first.prompt_tokens - first.cached_tokens) == 8
+
+
+def test_tokens_that_must_follow_cost_no_passes_of_their_own(host, folder):
+    table = ladder(steps=4, width=3, forced=9)
+    requests = [request(str(n), prompt, table=table) for n, prompt in enumerate(some_prompts(5))]
+
+    async def work(engine: TorchEngine) -> Any:
+        return await draw(engine, requests), await engine.stats()
+
+    found, stats = use(host, folder, work)
+    assert max(gaps(folder, requests, found)) < 1e-4
+    assert {len(generation.token_ids) for generation in found} == {41} and stats.engine_steps == 4
+    assert stats.forced_tokens == 5 * 37
+
+
+def test_a_completion_without_a_choice_is_answered_without_the_model(host, folder):
+    async def work(engine: TorchEngine) -> Any:
+        return await engine.generate(request("certain", [1, 2, 3], table=ladder(0, 0))), await engine.stats()
+
+    found, stats = use(host, folder, work)
+    assert found.token_ids.tolist() == [199] and found.logprobs.tolist() == [0.0] and stats.engine_steps == 0
+
+
+def test_the_loop_turns_between_steps_and_latecomers_join_what_is_under_way(host, folder):
+    table = ladder(steps=15, width=2, forced=0)
+
+    async def work(engine: TorchEngine) -> Any:
+        early = [asyncio.ensure_future(engine.generate(request(f"e{n}", p, table=table))) for n, p in enumerate(some_prompts(4))]
+        turns = 0
+        while (await engine.stats()).engine_steps < 4:
+            turns += 1
+            await asyncio.sleep(0)
+        late = asyncio.ensure_future(engine.generate(request("late", [5] * 20)))
+        await late
+        ahead = [task.done() for task in early]
+        await asyncio.gather(*early)
+        return turns, ahead
+
+    turns, ahead = use(host, folder, work)
+    assert turns >= 4 and not any(ahead), "a request of 5 choices came after four that had 11 left"
+
+
+def test_a_step_that_fails_ends_its_requests_as_lost_and_the_engine_works_on(host, folder, monkeypatch):
+    requests = [request(str(n), prompt) for n, prompt in enumerate(some_prompts(3))]
+
+    async def work(engine: TorchEngine) -> Any:
+        before = await draw(engine, requests)
+        with monkeypatch.context() as broken:
+            broken.setattr(engine._model, "forward", lambda *_: (_ for _ in ()).throw(RuntimeError("a broken kernel")))
+            lost = await asyncio.gather(*(engine.generate(each) for each in requests), return_exceptions=True)
+        return before, lost, await draw(engine, requests), await engine.stats()
+
+    before, lost, after, stats = use(host, folder, work)
+    assert all(isinstance(error, EngineLostError) and "a broken kernel" in str(error) for error in lost)
+    assert [one.token_ids.tolist() for one in before] == [other.token_ids.tolist() for other in after]
+    assert stats.running == 0
+
+
+def test_an_adapter_whose_numbers_overflow_ends_as_lost_and_the_base_plays_on(host, model, write_adapter, tmp_path, positions):
+    adapter = write_adapter(tmp_path / "huge", seed=1, scale=1e18)
+
+    async def work(engine: TorchEngine) -> Any:
+        await engine.publish(1, adapter, adapter_hash_of(adapter))
+        with pytest.raises(EngineLostError, match="not finite"):
+            await engine.generate(request("huge", [7] * 30))
+        return await engine.generate(replace(request("base", [7] * 30), version=0))
+
+    assert use(host, model, work).policy_version == 0
+
+
+def test_retiring_frees_the_adapter_and_one_that_two_versions_share_stays(host, model, write_adapter, tmp_path):
+    shared, own = (write_adapter(tmp_path / f"a{seed}", seed=seed, scale=0.1) for seed in (1, 2))
+
+    async def work(engine: TorchEngine) -> Any:
+        for version, adapter in ((1, shared), (2, own), (3, shared)):
+            await engine.publish(version, adapter, adapter_hash_of(adapter))
+        held = []
+        for oldest in (1, 2, 3):
+            await engine.retire(oldest)
+            held.append({name for linear in engine._model._linear.values() for name in linear.parts})
+        return held
+
+    one, two = adapter_hash_of(shared), adapter_hash_of(own)
+    assert use(host, model, work) == [{one, two}, {one, two}, {one}]
+
+
+def test_a_number_published_again_with_other_weights_plays_those(host, model, write_adapter, tmp_path):
+    first, second = (write_adapter(tmp_path / f"a{seed}", seed=seed, scale=0.3) for seed in (1, 2))
+
+    async def work(engine: TorchEngine) -> Any:
+        await engine.publish(1, first, adapter_hash_of(first))
+        early = asyncio.ensure_future(engine.generate(request("early", [7] * 30)))
+        await asyncio.sleep(0)
+        await engine.publish(1, second, adapter_hash_of(second))
+        late = await engine.generate(request("late", [7] * 30))
+        return (await early).adapter_hash, late.adapter_hash, len(engine._lanes)
+
+    assert use(host, model, work) == (adapter_hash_of(first), adapter_hash_of(second), 2)
+
+
+@pytest.mark.parametrize("prompt", [[], [200], [-1], [3, 1 << 40]], ids=["empty", "one too high", "negative", "far too high"])
+def test_ids_outside_the_vocabulary_are_refused_before_they_reach_the_model(host, folder, prompt: list[int]):
+    async def work(engine: TorchEngine) -> None:
+        with pytest.raises(EngineError, match="vocabulary of 200") as refusal:
+            await engine.generate(request("odd", prompt))
+        assert not isinstance(refusal.value, EngineLostError)
+        assert (await engine.stats()).requests == 0
+
+    use(host, folder, work)
+
+
+@pytest.mark.parametrize("change", [{"model_type": "gpt2"}, {"layer_types": ["sliding_attention"]}, {"use_sliding_window": True}])
+def test_a_model_of_a_kind_it_does_not_know_is_refused_by_name(host, folder, tmp_path, change: dict[str, Any]):
+    config = json.loads((folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(InputError, match="the torch engine runs models of the kinds llama, qwen2, qwen3"):
+        host.submit(TorchEngine(tmp_path, InferenceSettings()).start()).result(timeout=30)
+
+
+def test_a_model_that_cannot_be_loaded_is_one_sentence(host, folder, tmp_path):
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    with pytest.raises(EngineError, match="torch could not load") as error:
+        host.submit(TorchEngine(tmp_path, InferenceSettings()).start()).result(timeout=30)
+    assert "\n" not in str(error.value)
