@@ -74,6 +74,8 @@ class Environment:
     runs_root: Path
     urls: tuple[str, ...] = ()
     """Workers that the settings name."""
+    engine: str = "auto"
+    """What the settings want to draw in this process: 'auto', 'vllm', 'torch'."""
     refusal: str = ""
     """What a run with these settings would be refused for."""
 
@@ -99,16 +101,24 @@ def check_python(environment: Environment) -> Iterator[Finding]:
 
 
 def check_platform(environment: Environment) -> Iterator[Finding]:
-    """vLLM runs on Linux; where it does not, workers elsewhere can play."""
+    """vLLM runs on Linux on x86-64; where it does not, the torch engine or workers elsewhere play."""
     here = f"{environment.system} on {environment.machine}"
     if environment.system == "Linux" and environment.machine in ("x86_64", "AMD64"):
         yield Finding(name="platform", state="ok", sentence=here)
-        return
-    cure = "play on workers elsewhere (inference.urls), or use Linux on x86-64"
-    if environment.system == "Windows":
-        cure = "use WSL2, which is Linux on x86-64"
-    state: State = "warning" if environment.urls and environment.system != "Windows" else "problem"
-    yield Finding(name="platform", state=state, sentence=f"{here}: no engine runs here yet", cure=cure)
+    elif environment.system == "Windows":
+        yield Finding(
+            name="platform",
+            state="problem",
+            sentence=f"{here}: nothing was tried there",
+            cure="use WSL2, which is Linux on x86-64",
+        )
+    else:
+        yield Finding(
+            name="platform",
+            state="warning",
+            sentence=f"{here}: no lock was made for it, and vLLM may have no build",
+            cure="the torch engine plays without vLLM, and workers elsewhere can (inference.urls)",
+        )
 
 
 def check_engine(environment: Environment) -> Iterator[Finding]:
@@ -126,13 +136,18 @@ def check_engine(environment: Environment) -> Iterator[Finding]:
     if environment.urls:
         where = ", ".join(environment.urls)
         yield Finding(name="engine", state="ok", sentence=f"workers at {where}, because inference.urls names them")
-    elif not builds:
+    elif environment.engine == "torch":
+        yield Finding(name="engine", state="ok", sentence="torch in this process, because inference.engine says so")
+        return
+    elif not builds and environment.engine == "vllm":
         yield Finding(
             name="engine",
             state="problem",
-            sentence="none: no vLLM is installed, and inference.urls names no worker",
-            cure="run scripts/setup-environment (CPU), or install the extra `gpu`, or name workers",
+            sentence="none: inference.engine is 'vllm', but no vLLM is installed, and inference.urls names no worker",
+            cure="run scripts/setup-environment (CPU), or install the extra `gpu`, or leave it at 'auto', or name workers",
         )
+    elif not builds:
+        yield Finding(name="engine", state="ok", sentence="torch in this process, because no vLLM is installed")
     if not builds:
         return
     (name,) = builds
@@ -233,7 +248,7 @@ def _foreign_room(name: str, found: str, where: str, home: Path) -> Finding:
 
 def check_compiler(environment: Environment) -> Iterator[Finding]:
     """vLLM compiles one small kernel at the first request that asks for logprobs, and each of ours does."""
-    if not environment.vllm or environment.urls:
+    if not environment.vllm or environment.urls or environment.engine == "torch":
         return
     if not environment.compiler:
         yield Finding(

@@ -45,9 +45,9 @@ def look_around(runs_root: Path, preset: str, config: Sequence[Path]) -> Environ
     distributions: dict[str, metadata.Distribution] = {canonicalize_name(found.name): found for found in everything if found.name}
     rooms = _rooms()
     seen = {name: _found(name, sys.path) for name in rooms}
-    urls, refusal = (), ""
+    urls, engine, refusal = (), "auto", ""
     if all(found == str(HOME / name) for name, found in seen.items()):
-        urls, refusal = _refusal(runs_root, preset, config)
+        urls, engine, refusal = _wanted(runs_root, preset, config)
     python_range, requirements = _declared(distributions)
     return Environment(
         python=platform.python_version(),
@@ -71,6 +71,7 @@ def look_around(runs_root: Path, preset: str, config: Sequence[Path]) -> Environ
         disk=_free(runs_root),
         runs_root=runs_root,
         urls=urls,
+        engine=engine,
         refusal=refusal,
     )
 
@@ -143,20 +144,20 @@ def _found(name: str, path: Sequence[str]) -> str:
     return str(file.parent if file.name == "__init__.py" else file)
 
 
-def _refusal(runs_root: Path, preset: str, config: Sequence[Path]) -> tuple[tuple[str, ...], str]:
-    """Workers that the settings name, and why a run with these settings would be refused."""
+def _wanted(runs_root: Path, preset: str, config: Sequence[Path]) -> tuple[tuple[str, ...], str, str]:
+    """Workers that the settings name, the engine that they want here, and why a run with them would be refused."""
     try:
         from flows.find_model import check_room
         from flows.run_settings import layered_settings
         from telemetry.errors import InputError
     except ImportError as error:
-        return (), f"settings and models cannot be read here: {error}"
+        return (), "auto", f"settings and models cannot be read here: {error}"
     settings = layered_settings(preset, config, {"runs_root": runs_root})
     try:
         check_room(settings, trains=True)
     except InputError as error:
-        return settings.inference.urls, str(error)
-    return settings.inference.urls, ""
+        return settings.inference.urls, settings.inference.engine, str(error)
+    return settings.inference.urls, settings.inference.engine, ""
 
 
 def _declared(distributions: Mapping[str, metadata.Distribution]) -> tuple[str, tuple[str, ...]]:

@@ -200,13 +200,11 @@ CUDA = {"vllm": ("vllm",), "distributions": {"vllm": "0.32.0", "torch": "2.13.0"
     ("changed", "name", "state", "sentence"),
     [
         pytest.param({"python": "3.10.2", "python_range": ">=3.11,<3.14"}, "Python", "problem", "3.10.2, but", id="old Python"),
-        pytest.param({"system": "Darwin", "machine": "arm64"}, "platform", "problem", "no engine runs here yet", id="Mac"),
-        pytest.param(
-            {"system": "Darwin", "machine": "arm64", "urls": ("http://127.0.0.1:1",)},
-            "platform", "warning", "Darwin", id="Mac, remote",
-        ),
+        pytest.param({"system": "Darwin", "machine": "arm64"}, "platform", "warning", "no lock was made for it", id="Mac"),
         pytest.param({"system": "Windows", "machine": "AMD64"}, "platform", "problem", "Windows on AMD64", id="Windows"),
-        pytest.param({"vllm": ()}, "engine", "problem", "no vLLM is installed", id="no engine"),
+        pytest.param({"vllm": ()}, "engine", "ok", "torch in this process, because no vLLM is installed", id="no vLLM"),
+        pytest.param({"vllm": (), "engine": "vllm"}, "engine", "problem", "no vLLM is installed", id="vLLM wanted, none there"),
+        pytest.param({**CUDA, "gpus": (), "engine": "torch"}, "engine", "ok", "inference.engine says so", id="torch wanted"),
         pytest.param({**CPU, "gpus": ("H200",)}, "GPU", "warning", "H200 would stand idle", id="idle GPU"),
         pytest.param({**CPU, "gpus": ()}, "GPU", "ok", "none", id="CPU"),
         pytest.param({**CUDA, "gpus": ()}, "GPU", "problem", "no driver tells of a GPU here", id="CUDA without GPU"),
