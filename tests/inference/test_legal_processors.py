@@ -43,6 +43,7 @@ from rollouts.fork import Tokens
 from telemetry.errors import EngineError
 
 VOCABULARY = 700
+"""Tokens of the engines here, more than the small model's."""
 SEATS = 6
 PLACES = ("PAR", "BUR", "GAS", "MAR", "SPA", "POR", "MAO", "BRE")
 
@@ -263,7 +264,7 @@ def simple_table(*tokens: int) -> LegalTable:
 
 
 @RUNNERS
-@pytest.mark.parametrize("token", [3, 11, VOCABULARY - 1, VOCABULARY, VOCABULARY + 5, 2**31 - 1, -5], ids=str)
+@pytest.mark.parametrize("token", [3, 11, VOCABULARY, VOCABULARY + 9, 2**31 - 1, -5, -VOCABULARY], ids=str)
 def test_a_token_outside_its_table_frees_its_row_alone_and_is_counted(runner: type, token: int):
     """Nothing raises, whatever comes; not even a number that would be another node's token."""
     engine, dice = runner(), random.Random(0)
@@ -278,6 +279,40 @@ def test_a_token_outside_its_table_frees_its_row_alone_and_is_counted(runner: ty
     if token >= 0 or runner is RunnerV2:  # V1 shows a token that it does not know yet as -1
         assert torch.isfinite(masked[rows[strayed]]).all()
         assert engine.processor.strays == 1
+
+
+def test_v1_waits_for_a_token_that_is_not_known_yet():
+    """On CUDA a step may begin before the tokens of the last one have arrived; they stand as -1 until they do."""
+    engine, dice, request = RunnerV1(), random.Random(0), Request(simple_table(5, 6), [(5, 9), (6, 9)], 2)
+    for output, allowed in ([], [5, 6]), ([-1], [5, 6]), ([6], [9]), ([6, -1], [9]):
+        request.output[:] = output
+        list(engine.step([], [request] if not output else [], dice))
+        assert torch.isfinite(engine.apply(torch.zeros(1, VOCABULARY))[0]).nonzero().flatten().tolist() == allowed
+    assert engine.processor.strays == 0
+
+
+@RUNNERS
+def test_the_room_of_tables_that_nobody_uses_is_taken_back(runner: type):
+    """However many tables come by, the arena holds a few times those of the requests in flight."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(legal_arena, "LEAST_EDGES", 8)
+        engine, dice, before = runner(), random.Random(0), []
+        arena = engine.processor._arena if runner is RunnerV2 else engine.processor._rows._arena
+        for number in range(60):
+            now = [Request(simple_table(*range(10 * number, 10 * number + 9)), [(10 * number, 9)], 2) for _ in range(2)]
+            list(engine.step(before, now, dice))
+            engine.apply(torch.zeros(2, VOCABULARY))
+            before = now
+            assert len(arena._keys) < 10 * 4 * SEATS and len(arena._placed) < 4 * SEATS
+
+
+@RUNNERS
+def test_requests_with_one_table_share_it(runner: type):
+    engine, table = runner(), simple_table(5, 6)
+    list(engine.step([], [Request(table, [(5, 9)], 2) for _ in range(SEATS)], random.Random(0)))
+    engine.apply(torch.zeros(SEATS, VOCABULARY))
+    arena = engine.processor._arena if runner is RunnerV2 else engine.processor._rows._arena
+    assert len(arena._placed) == 1
 
 
 @RUNNERS
