@@ -231,7 +231,7 @@ class RemoteEngine:
             self._roster.events["timeouts"] += error.timed_out
             worker.strikes += 1
             if error.lost or worker.strikes >= STRIKES:
-                self._roster.eject(worker, str(error), blamed=True)
+                self._roster.eject(worker, str(error), blamed=True, take_back=not error.lost)
             self._again(job, worker, str(error))
         elif isinstance(error, EntenteError):
             job.fail(error)  # the request itself was refused

@@ -112,8 +112,13 @@ class Roster:
         if self._session is not None:
             await self._session.close()
 
-    def eject(self, worker: PoolWorker, reason: str, *, blamed: bool = False) -> None:
-        """Give `worker` no more work until a probe finds it well; `blamed` where its requests may be the cause."""
+    def eject(self, worker: PoolWorker, reason: str, *, blamed: bool = False, take_back: bool = True) -> None:
+        """Give `worker` no more work until a probe finds it well.
+
+        Args:
+            blamed: the requests that it has may be the cause.
+            take_back: others answer these; else they may still be answered there, as by a worker that was told to end.
+        """
         if worker.state == "ejected":
             return
         worker.state, worker.reason = "ejected", reason
@@ -126,7 +131,8 @@ class Roster:
             self._someone.clear()
             patience = self._settings.no_worker_timeout_s
             self._patience = asyncio.get_running_loop().call_later(patience, self._give_up)
-        self.on_ejected(worker, blamed)
+        if take_back:
+            self.on_ejected(worker, blamed)
         self._spawn(self._recover(worker))
 
     async def publish(self, version: int, adapter: Path, adapter_hash: str) -> None:
@@ -219,8 +225,9 @@ class Roster:
             told = await worker.health(self.session, self._settings.heartbeat_s)
         except (CallFailed, EngineError) as error:
             worker.missed += 1
-            if worker.missed >= 2 or (isinstance(error, CallFailed) and error.lost):
-                self.eject(worker, str(error), blamed=True)
+            lost = isinstance(error, CallFailed) and error.lost
+            if lost or worker.missed >= 2:
+                self.eject(worker, str(error), blamed=True, take_back=not lost)
             return
         worker.missed = 0
         if not told.get("ready"):
