@@ -43,7 +43,7 @@ class EngineSupervisor:
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """Draw one completion, by a later engine if need be; see `Engine.generate`."""
-        for _ in range(self._bound + 1):
+        for _ in range(max(2, self._bound)):
             engine = await self._standing()
             try:
                 generation = await engine.generate(request)
@@ -56,8 +56,9 @@ class EngineSupervisor:
             else:
                 self._in_vain = 0
                 return generation
+        # It may be the cause: the engine stands again, and goes on without it.
         raise EngineLostError(
-            f"request '{request.request_id}' was in flight each of the {self._bound + 1} times that engine '{self.name}' failed"
+            f"request '{request.request_id}' was in flight each of the {max(2, self._bound)} times that engine '{self.name}' failed"
         )
 
     async def publish(self, version: int, adapter: Path, adapter_hash: str) -> None:

@@ -1,0 +1,216 @@
+"""An engine that dies is built again, once, with what it served; its requests never notice, and hopeless ones are given up."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from inference.engine import GenerationRequest
+from inference.supervisor import EngineSupervisor
+from telemetry.errors import DataError, EngineError, EngineLostError, VersionGoneError
+from tests.inference.plain_worker import PlainEngine, expected_tokens
+from tests.inference.test_pool import request_for
+
+__all__ = ["request_for"]  # a fixture
+DEATH = EngineLostError("struck by the test")
+NOWHERE = Path("nowhere")
+
+
+class Factory:
+    """Builds plain engines and keeps them; `fate` may spoil each."""
+
+    def __init__(self, fate: Callable[[PlainEngine, int], None] = lambda engine, number: None) -> None:
+        self.built: list[PlainEngine] = []
+        self._fate = fate
+
+    def __call__(self) -> PlainEngine:
+        engine = PlainEngine(delay_s=0.02)
+        self._fate(engine, len(self.built))
+        self.built.append(engine)
+        return engine
+
+
+async def started(factory: Factory, restarts: int = 3) -> EngineSupervisor:
+    supervisor = EngineSupervisor(factory, restarts=restarts)
+    await supervisor.start()
+    return supervisor
+
+
+def test_requests_in_flight_at_a_death_are_drawn_by_one_new_engine_under_their_versions(request_for):
+    async def scene() -> None:
+        factory = Factory()
+        supervisor = await started(factory)
+        for version in (4, 5, 6):
+            await supervisor.publish(version, NOWHERE, f"hash-{version}")
+        await supervisor.retire(5)
+        asked = [(request_for(number, version=version), version or 6) for number, version in enumerate([None, 5, 6] * 7)]
+        drawing = asyncio.gather(*(supervisor.generate(request) for request, _ in asked))
+        await asyncio.sleep(0.01)
+        factory.built[0].dies = DEATH
+        for (request, version), answer in zip(asked, await drawing, strict=True):
+            assert (answer.policy_version, answer.adapter_hash) == (version, f"hash-{version}")
+            assert answer.token_ids.tolist() == expected_tokens(request, version)
+        assert len(factory.built) == 2 and supervisor.restarts == 1 and supervisor.ready
+        assert factory.built[1].served.keys() == {0, 5, 6}, "what was retired must not come back"
+        assert (await supervisor.stats()).requests == 2 * 21
+
+    asyncio.run(scene())
+
+
+def test_an_engine_that_dies_in_vain_is_given_up_after_the_bound(request_for):
+    async def scene() -> None:
+        def stillborn(engine: PlainEngine, number: int) -> None:
+            engine.dies = DEATH
+
+        factory = Factory(stillborn)
+        supervisor = await started(factory, restarts=2)
+        with pytest.raises(EngineLostError, match="in flight each of the 2 times"):
+            await asyncio.gather(*(supervisor.generate(request_for(number)) for number in range(5)))
+        for number in (7, 8):
+            with pytest.raises(EngineLostError, match="failed 3 times in a row, the last time so: struck by the test"):
+                await supervisor.generate(request_for(number))
+        assert len(factory.built) == 3 and not supervisor.ready
+
+    asyncio.run(scene())
+
+
+def test_an_answer_in_between_forgives_earlier_deaths(request_for):
+    async def scene() -> None:
+        factory = Factory()
+        supervisor = await started(factory, restarts=1)
+        for number in range(6):
+            drawing = asyncio.ensure_future(supervisor.generate(request_for(number)))
+            await asyncio.sleep(0.005)
+            factory.built[-1].dies = DEATH
+            assert (await drawing).token_ids.tolist() == expected_tokens(request_for(number), 0)
+        assert supervisor.restarts == 6 and supervisor.lost is None
+
+    asyncio.run(scene())
+
+
+def test_a_request_that_kills_every_engine_is_refused_in_the_end_and_the_engine_stands(request_for):
+    async def scene() -> None:
+        class Allergic(PlainEngine):
+            async def generate(self, request: GenerationRequest):
+                if request.seed == 13:
+                    self.dies = DEATH
+                return await super().generate(request)
+
+        supervisor = EngineSupervisor(Allergic, restarts=2)
+        await supervisor.start()
+        poison = asyncio.ensure_future(supervisor.generate(request_for(13)))
+        with pytest.raises(EngineLostError, match="r/13"):
+            await poison
+        assert supervisor.restarts == 2 and supervisor.ready
+        assert (await supervisor.generate(request_for(1))).token_ids.tolist() == expected_tokens(request_for(1), 0)
+
+    asyncio.run(scene())
+
+
+def test_a_start_that_fails_while_building_again_is_tried_again_within_the_bound(request_for):
+    async def scene() -> None:
+        def fate(engine: PlainEngine, number: int) -> None:
+            async def fails() -> None:
+                raise EngineError("no memory is left")
+
+            if number == 1:
+                engine.start = fails  # type: ignore[method-assign]
+
+        factory = Factory(fate)
+        supervisor = await started(factory)
+        factory.built[0].dies = DEATH
+        assert (await supervisor.generate(request_for(1))).policy_version == 0
+        assert len(factory.built) == 3
+
+    asyncio.run(scene())
+
+
+def test_a_refused_request_or_a_gone_version_ends_no_engine(request_for):
+    async def scene() -> None:
+        factory = Factory()
+        supervisor = await started(factory)
+        with pytest.raises(VersionGoneError):
+            await supervisor.generate(request_for(1, version=9))
+        assert len(factory.built) == 1
+
+    asyncio.run(scene())
+
+
+def test_a_death_while_publishing_ends_with_all_versions_served(request_for):
+    async def scene() -> None:
+        def fate(engine: PlainEngine, number: int) -> None:
+            plain = engine.publish
+
+            async def dies_at_five(version: int, adapter: Path, adapter_hash: str) -> None:
+                if version == 5 and number == 0:
+                    raise DEATH
+                await plain(version, adapter, adapter_hash)
+
+            engine.publish = dies_at_five  # type: ignore[method-assign]
+
+        factory = Factory(fate)
+        supervisor = await started(factory)
+        await supervisor.publish(4, NOWHERE, "hash-4")
+        await supervisor.publish(5, NOWHERE, "hash-5")
+        assert factory.built[-1].served == {0: "base", 4: "hash-4", 5: "hash-5"} and len(factory.built) == 2
+
+    asyncio.run(scene())
+
+
+def test_an_old_version_whose_folder_is_gone_is_left_out_but_never_the_newest(request_for):
+    async def scene() -> None:
+        gone = {4}
+
+        def fate(engine: PlainEngine, number: int) -> None:
+            plain = engine.publish
+
+            async def reads_the_folder(version: int, adapter: Path, adapter_hash: str) -> None:
+                if number and version in gone:
+                    raise DataError(f"version {version} has no folder any more")
+                await plain(version, adapter, adapter_hash)
+
+            engine.publish = reads_the_folder  # type: ignore[method-assign]
+
+        factory = Factory(fate)
+        supervisor = await started(factory, restarts=1)
+        for version in (4, 5):
+            await supervisor.publish(version, NOWHERE, f"hash-{version}")
+        factory.built[-1].dies = DEATH
+        assert (await supervisor.generate(request_for(1))).policy_version == 5
+        with pytest.raises(VersionGoneError):
+            await supervisor.generate(request_for(2, version=4))
+        gone.add(5)
+        factory.built[-1].dies = DEATH
+        with pytest.raises(EngineLostError, match="version 5 could not be published again"):
+            await supervisor.generate(request_for(3))
+
+    asyncio.run(scene())
+
+
+def test_a_reset_serves_the_base_alone_and_requests_in_flight_are_drawn_again(request_for):
+    async def scene() -> None:
+        factory = Factory()
+        supervisor = await started(factory)
+        await supervisor.publish(7, NOWHERE, "hash-7")
+        drawing = asyncio.ensure_future(supervisor.generate(request_for(1)))
+        await asyncio.sleep(0.005)
+        await supervisor.reset()
+        assert (await drawing).token_ids.tolist() == expected_tokens(request_for(1), 0)
+        assert factory.built[-1].served == {0: "base"}
+
+    asyncio.run(scene())
+
+
+def test_a_closed_engine_is_not_built_again(request_for):
+    async def scene() -> None:
+        factory = Factory()
+        supervisor = await started(factory)
+        drawing = asyncio.ensure_future(supervisor.generate(request_for(1)))
+        await asyncio.sleep(0.005)
+        await supervisor.close()
+        with pytest.raises(EngineLostError):
+            await drawing
+        assert len(factory.built) == 1
+
+    asyncio.run(scene())
