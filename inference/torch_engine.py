@@ -116,7 +116,8 @@ class TorchEngine:
         return self._model
 
     def _add_lane(self, version: int, adapter_hash: str, adapter: str) -> None:
-        self._served[version] = Lane(self._running_model(), version, adapter_hash, adapter)
+        most = self._settings.max_sequences
+        self._served[version] = Lane(self._running_model(), most, version, adapter_hash, adapter)
         self._lanes.append(self._served[version])
 
     def _admit(self, request: GenerationRequest) -> Draw:

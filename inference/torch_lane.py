@@ -46,14 +46,15 @@ class Draw:
 class Lane:
     """One policy version's rows and queue."""
 
-    def __init__(self, model: TorchModel, version: int, adapter_hash: str, adapter: str) -> None:
+    def __init__(self, model: TorchModel, most: int, version: int, adapter_hash: str, adapter: str) -> None:
+        """A lane of at most `most` rows that draws under `version`, which is the model's adapter of the name `adapter`."""
         self.version, self.adapter_hash, self.adapter = version, adapter_hash, adapter
         self.waiting: deque[Draw] = deque()
         self.running: list[Draw] = []
         self.steps = 0
         """Forward passes so far."""
-        self._model = model
-        self._rows: KeyValueRows = model.new_rows()
+        self._model, self._most = model, most
+        self._rows: KeyValueRows = model.new_rows(most)
         self._standing: list[np.ndarray] = []
         """What the rows were filled with, those of requests that ended too."""
 
@@ -64,7 +65,7 @@ class Lane:
 
     def forget(self) -> None:
         """Give the rows' memory back; nothing may be in flight."""
-        self._rows, self._standing = self._model.new_rows(), []
+        self._rows, self._standing = self._model.new_rows(self._most), []
         self.waiting.clear()
         self.running.clear()
 

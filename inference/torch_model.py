@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AttentionInterface, AutoModelForCausalLM
+from transformers.utils import logging
 
 from inference.adapter_check import WEIGHTS_FILE, AdapterFacts
 from telemetry.errors import InputError
@@ -27,11 +28,12 @@ _COLUMNS = 64
 class KeyValueRows:
     """Keys and values of many token sequences, one row each, column = position; grows as asked."""
 
-    def __init__(self, config: Any, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, config: Any, most: int, dtype: torch.dtype, device: torch.device) -> None:
+        """Room for no row yet, and for `most` at the most."""
         heads = config.num_attention_heads
         self._head = getattr(config, "head_dim", None) or config.hidden_size // heads
         self._layers, self._heads = config.num_hidden_layers, config.num_key_value_heads
-        self._dtype, self._device = dtype, device
+        self._most, self._dtype, self._device = most, dtype, device
         self.values = self._new(0, 0)
         """[layers, keys or values, rows, heads, columns, head size]"""
 
@@ -44,7 +46,7 @@ class KeyValueRows:
         old_rows, old_columns = self.values.shape[2], self.values.shape[4]
         if rows <= old_rows and columns <= old_columns:
             return
-        rows = max(rows, 2 * old_rows) if rows > old_rows else old_rows
+        rows = max(rows, min(2 * old_rows, self._most)) if rows > old_rows else old_rows
         columns = max(-(-columns // _COLUMNS) * _COLUMNS, old_columns)
         grown = self._new(rows, columns)
         grown[:, :, :old_rows, :, :old_columns] = self.values
@@ -164,6 +166,7 @@ class TorchModel:
                 f"{kind!r}: choose another model, or inference.engine vllm"
             )
         wanted = dtype if dtype == "auto" else getattr(torch, dtype)
+        logging.disable_progress_bar()
         model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=wanted, attn_implementation=_ATTENTION)
         self.device = device
         self._model = model.to(device).eval().requires_grad_(False)
@@ -172,9 +175,9 @@ class TorchModel:
         self._linear: dict[str, _AdaptedLinear] = {}
         self.vocabulary_size = int(self._head.weight.shape[0])
 
-    def new_rows(self) -> KeyValueRows:
-        """Empty rows of keys and values for this model."""
-        return KeyValueRows(self._model.config, self._model.dtype, self.device)
+    def new_rows(self, most: int) -> KeyValueRows:
+        """Keys and values for this model, of no rows yet and of `most` at the most."""
+        return KeyValueRows(self._model.config, most, self._model.dtype, self.device)
 
     def add_adapter(self, name: str, folder: Path, facts: AdapterFacts) -> None:
         """Hold the checked adapter in `folder` under `name`."""

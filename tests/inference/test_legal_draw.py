@@ -47,6 +47,15 @@ def test_a_draw_is_that_of_the_seed_whatever_else_is_drawn_with_it():
         assert (alone.token_ids, alone.logprobs) == (course.token_ids, pytest.approx(course.logprobs, abs=1e-12))
 
 
+@pytest.mark.parametrize("thrown", [0.0, 1 - 2**-53], ids=["lowest", "highest"])
+def test_the_ends_of_the_dice_stay_within_their_own_legal_set(thrown: float):
+    courses = [Course(ONE_CHOICE, 0, 1.0) for _ in range(50)]
+    for course in courses:
+        course.throw = lambda: thrown  # type: ignore[method-assign]
+    draw(courses, [course.allowed() for course in courses], np.random.default_rng(1).normal(size=150).astype(np.float32))
+    assert {tuple(course.token_ids) for course in courses} == {(3,) if thrown == 0 else (8,)}
+
+
 def test_what_must_follow_is_taken_without_a_draw_and_counted():
     course = Course(table({1: 1}, {2: 2}, {4: 3, 6: 4}, {7: END}, {8: 5}, {9: END}), 0, 1.0)
     assert course.token_ids == [1, 2] and not course.done

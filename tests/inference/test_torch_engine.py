@@ -62,7 +62,7 @@ def some_prompts(count: int, length: int = 60) -> list[list[int]]:
 FAMILIES = {
     "llama": LlamaConfig(**SIZES),
     "llama with a head of its own size and a tied embedding": LlamaConfig(**SIZES, head_dim=32, tie_word_embeddings=True),
-    "qwen2 where every head has keys of its own": Qwen2Config(**SIZES | {"num_key_value_heads": 4}),
+    "qwen2 where every head has keys of its own": Qwen2Config(**dict(SIZES, num_key_value_heads=4)),
     "qwen3": Qwen3Config(**SIZES, head_dim=16),
 }
 
@@ -191,6 +191,21 @@ def test_the_loop_turns_between_steps_and_latecomers_join_what_is_under_way(host
 
     turns, ahead = use(host, folder, work)
     assert turns >= 4 and not any(ahead), "a request of 5 choices came after four that had 11 left"
+
+
+def test_prompts_that_share_among_themselves_are_filled_beside_rows_that_run(host, folder):
+    """The second wave's rows begin behind those that run: what its prompts take from one another must come from there."""
+    first, *others = some_prompts(8, 40)
+    early = [request(f"e{n}", prompt, table=ladder(9, 3, 0)) for n, prompt in enumerate([first, first[:30], others[0]])]
+    late = [request(f"l{n}{m}", others[1] + others[n] + others[m]) for n in (2, 3) for m in (4, 5, 6)]
+
+    async def work(engine: TorchEngine) -> list[Generation]:
+        running = [asyncio.ensure_future(engine.generate(each)) for each in early]
+        while (await engine.stats()).engine_steps < 3:
+            await asyncio.sleep(0)
+        return [*await draw(engine, late), *await asyncio.gather(*running)]
+
+    assert max(gaps(folder, [*late, *early], use(host, folder, work))) < 1e-4
 
 
 def test_a_step_that_fails_ends_its_requests_as_lost_and_the_engine_works_on(host, folder, monkeypatch):
