@@ -48,7 +48,7 @@ def serve(
     from decoding.codec import Codec
     from decoding.model_files import resolve_model
     from flows.thread_plan import apply_threads, plan_threads, usable_cores
-    from inference.embedded import EmbeddedEngine
+    from inference.choose_engine import choose_engine
     from inference.host import EngineHost
     from inference.memory_plan import check_memory, read_shape
     from inference.supervisor import EngineSupervisor
@@ -61,7 +61,7 @@ def serve(
     apply_threads(engine_threads)
     engine_host = EngineHost()
     address = f"{host}:{listener.getsockname()[1]}"
-    engine = EngineSupervisor(lambda: EmbeddedEngine(folder, chosen, name=name or address), restarts=chosen.engine_restarts)
+    engine = EngineSupervisor(lambda: choose_engine(chosen, folder, name=name or address)[0], restarts=chosen.engine_restarts)
     try:
         app = worker_app(engine, engine_host, folder, adapters_root, key, Codec(folder).vocabulary_size)
         ready = partial(print, f"serving {folder} on http://{address}", flush=True)

@@ -24,11 +24,12 @@ from flows.cancel_on_sigterm import cancelled_by_sigterm
 from flows.find_model import check_room
 from flows.run_settings import CACHE_FOLDER, MODEL_FOLDER, RunSettings, check_resumed, check_settings, settings_of
 from flows.thread_plan import apply_threads
-from inference.embedded import EmbeddedEngine
+from inference.choose_engine import choose_engine
 from inference.engine import Engine
 from inference.host import EngineHost
 from inference.pool import RemoteEngine
 from inference.settings import InferenceSettings
+from inference.supervisor import EngineSupervisor
 from rollouts.fork import Tokens
 from state_cache.store import StateCache, find_cache, open_cache
 from storage.learnable_aside import PastSpreadsAside
@@ -114,10 +115,12 @@ async def prepare_cache(settings: RunSettings) -> StateCache:
 
 
 def make_engine(settings: InferenceSettings, model: Path) -> Engine:
-    """The engine that the settings mean: workers by URL, or vLLM in this process."""
+    """The engine that the settings mean: workers by URL, or one in this process, which is built again if it fails."""
     if settings.urls:
         return RemoteEngine(settings, os.environ.get(settings.key_variable), model_fingerprint(model))
-    return EmbeddedEngine(model, settings)
+    _, reason = choose_engine(settings, model)
+    reporter().say(reason)
+    return EngineSupervisor(lambda: choose_engine(settings, model)[0], restarts=settings.engine_restarts)
 
 
 @asynccontextmanager

@@ -238,7 +238,24 @@ def check_settings(settings: RunSettings) -> None:
         raise InputError(
             f"evaluation.positions {wanted} exceeds cache.held_out_snapshots {held_out}: lower the one or raise the other"
         )
+    _check_slots(settings)
     _ = settings.threads
+
+
+def _check_slots(settings: RunSettings) -> None:
+    inference, needed = settings.inference, settings.storage.max_policy_lag + 2
+    if inference.adapters == "merge_reload":
+        return
+    if settings.training.lora_rank > inference.adapter_rank:
+        raise InputError(
+            f"training.lora_rank {settings.training.lora_rank} exceeds inference.adapter_rank {inference.adapter_rank}: "
+            f"set adapter_rank to {settings.training.lora_rank}"
+        )
+    if inference.adapter_slots < needed:
+        raise InputError(
+            f"inference.adapter_slots {inference.adapter_slots} cannot hold the versions that storage.max_policy_lag "
+            f"{settings.storage.max_policy_lag} keeps in play: set adapter_slots to at least {needed}"
+        )
 
 
 def one_sentence(error: ValidationError) -> str:

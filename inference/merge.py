@@ -27,8 +27,12 @@ def load_base(folder: Path) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def merge_adapter(base: dict[str, torch.Tensor], adapter: Path, target: Path) -> None:
+def merge_adapter(base: dict[str, torch.Tensor], adapter: Path, target: Path) -> float:
     """Write base plus the peft adapter in `adapter` to `target`/model.safetensors; `base` is left unchanged.
+
+    Returns:
+        what rounding to the base's number format loses of the update: the Frobenius norm of the error over all merged
+        weights, as a share of that of the update.
 
     Raises:
         DataError: the adapter is unreadable or was made for another base.
@@ -40,7 +44,7 @@ def merge_adapter(base: dict[str, torch.Tensor], adapter: Path, target: Path) ->
         raise DataError(f"adapter '{adapter}' cannot be read: {error}") from error
     rank, alpha = config["r"], config["lora_alpha"]
     scale = alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank
-    merged = dict(base)
+    merged, error, whole = dict(base), 0.0, 0.0
     for key in deltas:
         if not key.endswith(".lora_A.weight"):
             continue
@@ -49,6 +53,10 @@ def merge_adapter(base: dict[str, torch.Tensor], adapter: Path, target: Path) ->
         a, b = deltas[key], deltas.get(key.replace(".lora_A.", ".lora_B."))
         if weight is None or b is None or weight.shape != (b.shape[0], a.shape[1]):
             raise DataError(f"adapter '{adapter}' does not fit this base model at {name}")
-        merged[name] = (weight.float() + scale * (b.float() @ a.float())).to(weight.dtype)
+        update = scale * (b.float() @ a.float())
+        merged[name] = (weight.float() + update).to(weight.dtype)
+        error += float((merged[name].float() - weight.float() - update).square().sum())
+        whole += float(update.square().sum())
     target.mkdir(parents=True, exist_ok=True)
     save_file(merged, target / "model.safetensors")
+    return math.sqrt(error / whole) if whole else 0.0

@@ -4,6 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+AdapterMode = Literal["auto", "slots", "merge_reload"]
+
 
 class InferenceSettings(BaseModel):
     """The model that plays and the engine, or workers, that draw its decisions."""
@@ -16,9 +18,18 @@ class InferenceSettings(BaseModel):
     """Addresses of running workers (`entente serve`), such as 'http://127.0.0.1:8100'; none: an engine in this process."""
     key_variable: str = "ENTENTE_KEY"
     """Name of the environment variable that holds the workers' key; the key itself is never written to a file."""
-    engine: Literal["auto", "vllm", "torch"] = "auto"
-    """What draws in this process: vLLM where it is installed, else the smaller torch engine, which needs nothing beyond what
-    training needs; or always the one named."""
+    engine: Literal["auto", "vllm", "vllm_async", "torch"] = "auto"
+    """What draws on this machine: vLLM where it is installed, else the smaller torch engine, which needs nothing beyond what
+    training needs; or always the one named. 'vllm' computes in this process, as suits a CPU, 'vllm_async' beside it, as suits
+    a GPU."""
+    adapters: AdapterMode = "auto"
+    """How policy versions are served: 'slots', each a LoRA adapter beside the others; 'merge_reload', one at a time as merged
+    weights, much faster on a CPU and exact in float32 only; 'auto': slots, unless a short calibration finds them dear."""
+    adapter_slots: Annotated[int, Field(ge=1, le=64)] = 4
+    """Adapters held at a time (vLLM's max_loras): the staleness budget and two more, and one for each version that plays beside
+    training."""
+    adapter_rank: Annotated[int, Field(ge=1, le=512)] = 16
+    """Highest adapter rank that slots take (vLLM's max_lora_rank); what exceeds the adapters' own rank is padding that costs."""
     dtype: Literal["float32", "bfloat16", "auto"] = "float32"
     """Number format of weights and activations; float32 on the CPU, where merged updates must not be rounded away."""
     max_sequences: Annotated[int, Field(ge=1, le=4096)] = 128
@@ -30,6 +41,17 @@ class InferenceSettings(BaseModel):
     """Longest prompt plus completion, tokens; a longer prompt is an error, never cut."""
     block_size: Annotated[int, Field(ge=16, le=128, multiple_of=16)] = 32
     """Tokens of one prefix-cache block; only whole blocks are shared, and vLLM on the CPU needs a multiple of 32."""
+    prefix_caching: bool = True
+    """Keep the key-value blocks of prompts for later prompts that begin alike (vLLM's enable_prefix_caching)."""
+    long_prefill_tokens: Annotated[int, Field(ge=0)] = 0
+    """Prompts of more tokens are prefilled beside others only in part (vLLM's long_prefill_token_threshold); 0: no such rule."""
+    quantization: str | None = None
+    """vLLM's name of a weight format, such as 'fp8'; rows of a quantised policy must then agree with the unquantised trainer
+    within the run's mismatch bounds, or the run does not start."""
+    enforce_eager: bool | None = None
+    """Run without CUDA graphs and compiling (vLLM's enforce_eager): slower, quick to start; unset: on the CPU only."""
+    compile_cache: str = ""
+    """Folder where vLLM keeps what it compiled (VLLM_CACHE_ROOT), on a disk that outlives the machine; empty: vLLM's own."""
     kv_cache_gib: Annotated[int, Field(ge=1)] = 1
     """Memory of the key-value cache on the CPU, GiB."""
     gpu_memory_share: Annotated[float, Field(gt=0, lt=1)] = 0.85

@@ -165,7 +165,8 @@ def vllm_engine(model: Path, host: EngineHost):
     from inference.embedded import EmbeddedEngine
     from inference.settings import InferenceSettings
 
-    engine = EmbeddedEngine(model, InferenceSettings(max_model_length=512, max_sequences=32), name="embedded")
+    settings = InferenceSettings(max_model_length=512, max_sequences=32, adapters="merge_reload")
+    engine = EmbeddedEngine(model, settings, name="embedded")
     host.submit(engine.start()).result(timeout=300)
     yield engine
     host.submit(engine.close()).result(timeout=60)

@@ -14,7 +14,6 @@ from inference.host import EngineHost
 from inference.settings import InferenceSettings
 
 KEY = "a key for the contract"
-_PENDING = pytest.mark.skipif("adapters" not in InferenceSettings.model_fields, reason="vLLM here serves one merged version")
 
 
 @pytest.fixture(scope="session")
@@ -132,7 +131,18 @@ def fresh_contender(request: pytest.FixtureRequest, model: Path, host: EngineHos
 
 @pytest.fixture(scope="session")
 def contract_vllm(vllm_engine: Engine) -> Contender:
-    return Contender(vllm_engine, many_versions=getattr(vllm_engine, "adapters", "merge_reload") == "slots")
+    return Contender(vllm_engine, many_versions=False)
+
+
+@pytest.fixture(scope="session")
+def contract_slots(model: Path, host: EngineHost) -> Iterator[Contender]:
+    from inference.embedded import EmbeddedEngine
+
+    settings = InferenceSettings(max_model_length=512, max_sequences=32, adapters="slots", adapter_slots=16)
+    engine = EmbeddedEngine(model, settings, name="slots")
+    host.submit(engine.start()).result(timeout=300)
+    yield Contender(engine, many_versions=True)
+    host.submit(engine.close()).result(timeout=60)
 
 
 @pytest.fixture(
@@ -140,7 +150,8 @@ def contract_vllm(vllm_engine: Engine) -> Contender:
     params=[
         pytest.param("contract_torch", id="torch"),
         pytest.param("contract_http", id="http"),
-        pytest.param("contract_vllm", id="vllm", marks=[pytest.mark.vllm, _PENDING]),
+        pytest.param("contract_vllm", id="vllm", marks=pytest.mark.vllm),
+        pytest.param("contract_slots", id="vllm-slots", marks=pytest.mark.vllm),
     ],
 )
 def contender(request: pytest.FixtureRequest, host: EngineHost, write_adapter: Any, tmp_path_factory: Any) -> Iterator[Contender]:

@@ -12,22 +12,24 @@ from telemetry.errors import InputError
 
 
 @pytest.mark.parametrize(
-    "wanted, has_vllm, kind, reason",
+    "wanted, has_vllm, has_cuda, kind, reason",
     [
-        ("auto", True, "vllm", "it is installed"),
-        ("auto", False, "torch", "no vLLM is installed"),
-        ("torch", True, "torch", "inference.engine says so"),
-        ("vllm", True, "vllm", "inference.engine says so"),
+        ("auto", True, False, "vllm", "it is installed"),
+        ("auto", True, True, "vllm_async", "this machine's GPU"),
+        ("auto", False, True, "torch", "no vLLM is installed"),
+        ("torch", True, True, "torch", "inference.engine says so"),
+        ("vllm", True, True, "vllm", "inference.engine says so"),
+        ("vllm_async", True, False, "vllm_async", "inference.engine says so"),
     ],
 )
-def test_the_setting_and_what_is_installed_decide(wanted, has_vllm: bool, kind: str, reason: str):
-    chosen, sentence = engine_kind(wanted, has_vllm=has_vllm)
-    assert chosen == kind and sentence.startswith(kind) and reason in sentence
+def test_the_setting_and_what_is_there_decide(wanted, has_vllm: bool, has_cuda: bool, kind: str, reason: str):
+    chosen, sentence = engine_kind(wanted, has_vllm=has_vllm, has_cuda=has_cuda)
+    assert chosen == kind and reason in sentence
 
 
 def test_vllm_that_is_asked_for_and_missing_is_refused_with_the_cure():
     with pytest.raises(InputError, match=r"no vLLM is installed: install .* or set inference.engine to 'auto'"):
-        engine_kind("vllm", has_vllm=False)
+        engine_kind("vllm", has_vllm=False, has_cuda=True)
 
 
 def test_the_engine_chosen_bears_the_name_given(model: Path):
@@ -37,7 +39,7 @@ def test_the_engine_chosen_bears_the_name_given(model: Path):
 
 def test_asking_loads_neither_torch_nor_vllm():
     program = (
-        "import sys; from inference.choose_engine import engine_kind; engine_kind('auto', has_vllm=True);"
+        "import sys; from inference.choose_engine import engine_kind; engine_kind('auto', has_vllm=True, has_cuda=False);"
         "print([name for name in ('torch', 'vllm', 'transformers') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -13,11 +13,12 @@ from transformers import AutoModelForCausalLM
 from game.board import Board
 from game.prompts import board_text, power_text, rules_text
 from game.snapshot import Snapshot
+from inference.adapter_check import adapter_hash_of
 from inference.embedded import EmbeddedEngine
 from inference.engine import Generation, GenerationRequest
 from inference.host import EngineHost
 from rollouts.fork import Tokens
-from telemetry.errors import EngineError
+from telemetry.errors import EngineError, EngineLostError
 
 pytestmark = pytest.mark.vllm
 
@@ -124,12 +125,14 @@ def test_a_request_that_is_too_long_is_refused_with_both_numbers(host, vllm_engi
         draw(host, vllm_engine, [long])
 
 
-def test_a_failed_step_fails_its_requests_and_leaves_the_engine_working(host, vllm_engine, positions, tokens, monkeypatch):
-    step = vllm_engine._engine.step
+def test_a_failed_step_fails_its_requests_and_all_others_until_the_engine_is_started_again(
+    host, vllm_engine, positions, tokens, monkeypatch
+):
     monkeypatch.setattr(vllm_engine._engine, "step", lambda: (_ for _ in ()).throw(RuntimeError("a broken kernel")))
-    with pytest.raises(EngineError, match="a broken kernel"):
-        draw(host, vllm_engine, requests_for(positions[:1], tokens, label="broken"))
-    monkeypatch.setattr(vllm_engine._engine, "step", step)
+    for label in ("broken", "later"):
+        with pytest.raises(EngineLostError, match="a broken kernel"):
+            draw(host, vllm_engine, requests_for(positions[:1], tokens, label=label))
+    host.submit(vllm_engine.start()).result(timeout=120)
     assert len(draw(host, vllm_engine, requests_for(positions[:1], tokens, label="mended"))) == 7
 
 
@@ -145,7 +148,7 @@ def test_a_cancelled_request_leaves_nothing_behind(host, vllm_engine, positions,
 
     answers = host.submit(cancel_half()).result(timeout=60)
     assert all(isinstance(answer, Generation) for answer in answers[1::2])
-    assert not vllm_engine._pending
+    assert not vllm_engine._in_flight and not vllm_engine._answers
     assert len(draw(host, vllm_engine, requests_for(positions[:1], tokens, label="after"))) == 7
 
 
@@ -155,28 +158,29 @@ def test_a_published_version_plays_its_adapter_and_says_so(host, vllm_engine, po
 
     adapter, untrained = make_adapter(seed=1, scale=0.3), make_adapter(seed=2, scale=0.0)
     try:
-        host.submit(vllm_engine.publish(7, adapter, "hash-7")).result(timeout=60)
+        host.submit(vllm_engine.publish(7, adapter, adapter_hash_of(adapter))).result(timeout=60)
         adapted = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32), str(adapter))
         requests, moved = requests_for(positions[:3], tokens, label="v7"), 0.0
         for request, generation in zip(requests, draw(host, vllm_engine, requests), strict=True):
-            assert (generation.policy_version, generation.adapter_hash) == (7, "hash-7")
+            assert (generation.policy_version, generation.adapter_hash) == (7, adapter_hash_of(adapter))
             assert np.abs(reference_logprobs(adapted, request, generation) - generation.logprobs).max() < 1e-4
             moved = max(moved, np.abs(reference_logprobs(reference, request, generation) - generation.logprobs).max())
         assert moved > 0.05, "the adapter changes nothing, so this test would not notice if it were ignored"
     finally:
-        host.submit(vllm_engine.publish(0, untrained, "base")).result(timeout=60)
+        host.submit(vllm_engine.publish(0, untrained, adapter_hash_of(untrained))).result(timeout=60)
 
 
 def test_a_version_published_while_requests_are_in_flight_waits_for_them(host, vllm_engine, positions, tokens, make_adapter):
     untrained = make_adapter(seed=2, scale=0.0)
-    requests = requests_for(positions, tokens, label="drain")
+    requests = requests_for([*positions, *positions], tokens, label="drain")
 
     async def publish_meanwhile() -> tuple[list[Generation], list[Generation]]:
         early = [asyncio.ensure_future(vllm_engine.generate(request)) for request in requests]
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        publishing = asyncio.ensure_future(vllm_engine.publish(1, untrained, "hash-1"))
-        await asyncio.sleep(0)
+        publishing = asyncio.ensure_future(vllm_engine.publish(1, untrained, adapter_hash_of(untrained)))
+        while vllm_engine._open.is_set():
+            await asyncio.sleep(0.001)
         late = [
             asyncio.ensure_future(vllm_engine.generate(request)) for request in requests_for(positions[:1], tokens, label="late")
         ]
@@ -185,6 +189,6 @@ def test_a_version_published_while_requests_are_in_flight_waits_for_them(host, v
         return answers
 
     early, late = host.submit(publish_meanwhile()).result(timeout=120)
-    host.submit(vllm_engine.publish(0, untrained, "base")).result(timeout=60)
+    host.submit(vllm_engine.publish(0, untrained, adapter_hash_of(untrained))).result(timeout=60)
     assert {generation.policy_version for generation in early} == {0}
     assert {generation.policy_version for generation in late} == {1}

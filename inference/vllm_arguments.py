@@ -1,0 +1,77 @@
+"""How vLLM is started, the same for both of our engines over it; and the environment that it reads when it is imported."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from inference.settings import InferenceSettings
+
+SLOT_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks that vLLM makes LoRA slots of; padding costs, so the smallest that an adapter fits is taken."""
+
+_ENVIRONMENT = {
+    "VLLM_USE_V2_MODEL_RUNNER": "0",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+}
+"""One runner, for which our logits processor is proven, and quiet."""
+
+
+def prepare_environment(settings: InferenceSettings, *, own_process: bool) -> None:
+    """Set what vLLM reads when it is imported.
+
+    Args:
+        own_process: its engine core runs beside this process, not in it.
+    """
+    os.environ.update(_ENVIRONMENT, VLLM_ENABLE_V1_MULTIPROCESSING=str(int(own_process)))
+    # A compiled kernel per shape of a product, and batches have any shape: 1,024 of them, oneDNN's own bound, are 150 MB.
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
+    os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(settings.kv_cache_gib)
+    if settings.compile_cache:
+        os.environ["VLLM_CACHE_ROOT"] = str(Path(settings.compile_cache).absolute())
+
+
+def engine_arguments(model: Path, settings: InferenceSettings, *, slots: bool) -> dict[str, Any]:
+    """Arguments of vLLM's engine for the model in `model`, with LoRA slots or without; vLLM is imported by now."""
+    from vllm.platforms import current_platform
+
+    on_cpu = current_platform.is_cpu()
+    arguments: dict[str, Any] = {
+        "model": str(model),
+        "skip_tokenizer_init": True,
+        "dtype": settings.dtype,
+        "enforce_eager": on_cpu if settings.enforce_eager is None else settings.enforce_eager,
+        "max_model_len": settings.max_model_length,
+        "max_num_seqs": settings.max_sequences,
+        "max_num_batched_tokens": settings.max_batched_tokens,
+        "block_size": settings.block_size,
+        "gpu_memory_utilization": settings.gpu_memory_share,
+        "enable_prefix_caching": settings.prefix_caching,
+        # A prompt cut in two rewinds its seeded generator, which torch's CPU generators cannot.
+        "enable_chunked_prefill": not on_cpu,
+        "long_prefill_token_threshold": settings.long_prefill_tokens,
+        "logprobs_mode": "processed_logprobs",
+        # By name, so that an engine core in a process of its own can import it.
+        "logits_processors": ["inference.legal_processor:LegalOrderProcessor"],
+        "generation_config": "vllm",
+        "use_tqdm_on_load": False,
+        "seed": 0,
+    }
+    if settings.quantization:
+        arguments["quantization"] = settings.quantization
+    if slots:
+        arguments |= {
+            "enable_lora": True,
+            "max_loras": settings.adapter_slots,
+            "max_cpu_loras": settings.adapter_slots,
+            "max_lora_rank": slot_rank(settings.adapter_rank),
+        }
+    return arguments
+
+
+def slot_rank(rank: int) -> int:
+    """The smallest slot that takes adapters of this rank."""
+    return next((each for each in SLOT_RANKS if each >= rank), SLOT_RANKS[-1])

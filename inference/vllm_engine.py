@@ -1,0 +1,298 @@
+"""What the two vLLM engines share: admission, policy versions, publishing, counts. How a forward pass comes about is theirs.
+
+Policy versions are served in one of two ways (`inference.adapters`):
+
+    slots         each version is a LoRA adapter with a name, a path and a number of its own; requests in flight finish under
+                  theirs, and several versions are drawn side by side
+    merge_reload  base plus adapter as merged weights, one version at a time: publishing waits until requests in flight are
+                  done, reloads and empties the prefix cache; requests that arrive meanwhile wait their few milliseconds
+
+An adapter is looked at before vLLM hears of it, because a bad one in a request ends the engine.
+"""
+
+import asyncio
+import shutil
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from decoding.model_files import eos_token_id
+from inference.engine import EngineStats, Generation, GenerationRequest
+from inference.served import Served, ServedVersions
+from inference.settings import AdapterMode, InferenceSettings
+from inference.vllm_arguments import SLOT_RANKS
+from inference.warm_up import throwaway_request
+from telemetry.errors import DataError, EngineError, EngineLostError, VersionGoneError
+
+MERGE_LOSS_MAX = 0.05
+"""Share of an update that merging may lose to rounding; ten small updates merged into bfloat16 lost 0.96."""
+_COUNTED = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "engine_steps", "forced_tokens", "preemptions")
+
+
+@dataclass(slots=True)
+class _InFlight:
+    answer: asyncio.Future[Any]
+    """vLLM's whole output, when it comes."""
+    served: Served
+    arrived: float
+    error: EngineError | None = None
+    """Why the answer was cancelled, if it was not the caller."""
+
+
+class VllmEngine(ABC):
+    """The `Engine` contract but for the forward passes; lives on one event loop."""
+
+    def __init__(self, model: Path, settings: InferenceSettings, *, name: str) -> None:
+        self.name = name
+        self.adapters: AdapterMode = "merge_reload"
+        """How versions are served; known once it has started."""
+        self._model, self._settings = model, settings
+        self._eos_id = eos_token_id(model)
+        self._versions = ServedVersions(name, 0)
+        self._in_flight: dict[str, _InFlight] = {}
+        self._idle, self._open, self._publishing = asyncio.Event(), asyncio.Event(), asyncio.Lock()
+        self._counts = dict.fromkeys(_COUNTED, 0)
+        self._lost: EngineLostError | None = None
+        self._base: dict[str, Any] = {}
+        self._scratch = Path(tempfile.mkdtemp(prefix="entente-merged-"))
+
+    # -- what an engine of this kind must do ----------------------------------------------------------------------------
+
+    @abstractmethod
+    async def _start(self, *, slots: bool) -> None:
+        """Load vLLM and the base model, with LoRA slots or without."""
+
+    @abstractmethod
+    def _submit(self, request: GenerationRequest, served: Served) -> asyncio.Future[Any]:
+        """Hand a request to vLLM; the future gives its final output. ValueError where vLLM refuses it."""
+
+    @abstractmethod
+    async def _abort(self, request_id: str) -> None:
+        """Have vLLM forget a request; nothing where it is done."""
+
+    @abstractmethod
+    async def _call(self, method: str, *arguments: Any, **named: Any) -> Any:
+        """Call a method of vLLM's engine by name."""
+
+    @abstractmethod
+    async def _stop(self) -> None:
+        """Shut vLLM down."""
+
+    # -- the contract ---------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Load the base model, choose how versions are served, and warm up; ready when it returns.
+
+        An engine that failed may be started again; it then serves the base alone.
+        """
+        await self._stop()
+        self._lost, mode = None, self._settings.adapters
+        await self._start(slots=mode != "merge_reload")
+        self._idle.set()
+        if mode == "auto":
+            from inference.calibrate import slots_are_cheap
+
+            if not await slots_are_cheap(self, self._model, self._settings):
+                await self._stop()
+                await self._start(slots=False)
+                mode = "merge_reload"
+        self.adapters = "merge_reload" if mode == "merge_reload" else "slots"
+        self._versions = ServedVersions(self.name, self._settings.adapter_slots if self.adapters == "slots" else 0)
+        await self._warm_up()
+        self._open.set()
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """Draw one completion; see `Engine.generate`."""
+        await self._open.wait()
+        in_flight = self._admit(request)
+        try:
+            output = await in_flight.answer
+        except asyncio.CancelledError:
+            await self._abort(request.request_id)
+            if in_flight.error is not None:
+                raise in_flight.error from None
+            raise
+        finally:
+            del self._in_flight[request.request_id]
+            if not self._in_flight:
+                self._idle.set()
+        return self._generation(output, in_flight)
+
+    async def publish(self, version: int, adapter: Path, adapter_hash: str) -> None:
+        """Serve a version; see `Engine.publish`."""
+        from inference.adapter_check import check_adapter
+
+        async with self._publishing:
+            self._check_alive()
+            if self._versions.holds(version, adapter_hash):
+                self._versions.touch(version)
+                return
+            most = self._settings.adapter_rank if self.adapters == "slots" else SLOT_RANKS[-1]
+            await asyncio.to_thread(check_adapter, adapter, adapter_hash, self._model, most)
+            served = Served(version=version, adapter_hash=adapter_hash, adapter=adapter, slot=self._versions.next_slot())
+            if served.slot:
+                await self._load_slot(served)
+            else:
+                await self._load_merged(served)
+
+    async def retire(self, oldest: int, keep: Collection[int] = ()) -> None:
+        """Free old versions; see `Engine.retire`."""
+        async with self._publishing:
+            for served in self._versions.retire(oldest, keep):
+                await self._drop(served, f"policy version {served.version} was retired while it was being drawn from")
+
+    async def stats(self) -> EngineStats:
+        """Counts since the start, warm-up excluded."""
+        return EngineStats(policy_version=self._versions.newest.version, running=len(self._in_flight), **self._counts)
+
+    async def close(self) -> None:
+        """Shut vLLM down and fail whatever is in flight."""
+        self._fail_all(EngineError(f"engine '{self.name}' was closed"))
+        shutil.rmtree(self._scratch, ignore_errors=True)
+        await self._stop()
+
+    # -- requests -------------------------------------------------------------------------------------------------------
+
+    def _check_alive(self) -> None:
+        if self._lost is not None:
+            raise self._lost
+
+    def _admit(self, request: GenerationRequest) -> _InFlight:
+        self._check_alive()
+        served = self._versions.find(request.version)
+        if request.request_id in self._in_flight:
+            raise EngineError(f"request '{request.request_id}' is already in flight")
+        length = len(request.prompt_ids) + request.table.longest
+        if length > self._settings.max_model_length:
+            raise EngineError(
+                f"request '{request.request_id}' needs {length} tokens but max_model_length is "
+                f"{self._settings.max_model_length}: raise inference.max_model_length"
+            )
+        try:
+            answer = self._submit(request, served)
+        except ValueError as error:
+            raise EngineError(f"request '{request.request_id}' was refused: {error}") from error
+        self._counts["requests"] += 1
+        self._counts["prompt_tokens"] += len(request.prompt_ids)
+        in_flight = self._in_flight[request.request_id] = _InFlight(answer, served, time.monotonic())
+        self._idle.clear()
+        return in_flight
+
+    def _generation(self, output: Any, in_flight: _InFlight) -> Generation:
+        completion = output.outputs[0]
+        token_ids = np.asarray(completion.token_ids, np.int32)
+        logprobs = np.fromiter(
+            (position[token].logprob for position, token in zip(completion.logprobs, completion.token_ids, strict=True)),
+            np.float32,
+        )
+        cached = output.num_cached_tokens or 0
+        self._counts["completion_tokens"] += len(token_ids)
+        self._counts["cached_tokens"] += cached
+        self._counts["forced_tokens"] += int(np.count_nonzero(logprobs == 0))
+        self._counts["preemptions"] += int(getattr(output.metrics, "num_preemptions", 0) or 0)
+        scheduled, first, last = _clocks(output, in_flight.arrived)
+        return Generation(
+            token_ids=token_ids,
+            logprobs=logprobs,
+            policy_version=in_flight.served.version,
+            adapter_hash=in_flight.served.adapter_hash,
+            worker=self.name,
+            cached_tokens=cached,
+            queue_ms=1e3 * (scheduled - in_flight.arrived),
+            prefill_ms=1e3 * (first - scheduled),
+            decode_ms=1e3 * (last - first),
+        )
+
+    def _fail_all(self, error: EngineError) -> None:
+        for in_flight in self._in_flight.values():
+            _cancel(in_flight, error)
+
+    # -- versions -------------------------------------------------------------------------------------------------------
+
+    async def _load_slot(self, served: Served) -> None:
+        await self.load(served)
+        await self.draw(throwaway_request(f"warm-up of slot {served.slot}", self._eos_id), served)
+        for replaced in self._versions.add(served):
+            await self._drop(replaced, f"policy version {served.version} was published anew with other weights")
+
+    async def load(self, served: Served) -> None:
+        """Load an adapter into its slot, whether it is to be served or not."""
+        try:
+            await self._call("add_lora", lora_request(served))
+        except (RuntimeError, ValueError) as error:
+            raise DataError(f"vLLM cannot serve adapter '{served.adapter}': {error}") from error
+
+    async def draw(self, request: GenerationRequest, served: Served) -> None:
+        """Draw a throw-away request, which no count knows of."""
+        output = await self._submit(request, served)
+        if len(output.outputs[0].token_ids) != request.table.longest:
+            raise EngineLostError(f"engine '{self.name}' did not draw what '{request.request_id}' asked for")
+
+    async def _load_merged(self, served: Served) -> None:
+        from inference.merge import load_base, merge_adapter
+
+        assert served.adapter is not None
+        if not self._base:
+            self._base = load_base(self._model)
+        target = self._scratch / f"v{served.version:06d}"
+        lost = merge_adapter(self._base, served.adapter, target)
+        if lost > MERGE_LOSS_MAX:
+            shutil.rmtree(target)
+            raise DataError(
+                f"merging adapter '{served.adapter}' would lose {lost:.0%} of the update to rounding in {self._settings.dtype}: "
+                "set inference.adapters to 'slots'"
+            )
+        self._open.clear()
+        try:
+            await self._idle.wait()
+            await self._call("collective_rpc", "reload_weights", kwargs={"weights_path": str(target)})
+            await self._call("reset_prefix_cache")
+            self._versions.add(served)
+        finally:
+            self._open.set()
+        shutil.rmtree(target)
+
+    async def _drop(self, served: Served, reason: str) -> None:
+        """Cancel what is in flight under a version that is not served any more, and free its slot."""
+        under_it = [in_flight for in_flight in self._in_flight.values() if in_flight.served is served]
+        for in_flight in under_it:
+            _cancel(in_flight, VersionGoneError(f"{reason}: ask for {self._versions.newest.version}"))
+        while any(in_flight in self._in_flight.values() for in_flight in under_it):
+            await asyncio.sleep(0)
+        if served.slot:
+            await self._call("remove_lora", served.slot)
+
+    async def _warm_up(self) -> None:
+        """Draw a throw-away completion: legal-order mask, logprobs and all, which compiles what is lazy."""
+        for length in (8, 2 * self._settings.block_size + 8):
+            await self.draw(throwaway_request(f"warm-up/{length}", self._eos_id, prompt=length), self._versions.newest)
+        await self._call("reset_prefix_cache")
+        self._counts = dict.fromkeys(_COUNTED, 0)
+
+
+def lora_request(served: Served) -> Any:
+    """vLLM's name for a version that is a LoRA adapter; None for the weights that are loaded."""
+    from vllm.lora.request import LoRARequest
+
+    return LoRARequest(f"v{served.version}-{served.slot}", served.slot, str(served.adapter)) if served.slot else None
+
+
+def _cancel(in_flight: _InFlight, error: EngineError) -> None:
+    if not in_flight.answer.done():
+        in_flight.error = error
+        in_flight.answer.cancel()
+
+
+def _clocks(output: Any, arrived: float) -> tuple[float, float, float]:
+    """Monotonic times of first scheduling, first token and last, by vLLM's own record; never before the arrival."""
+    times, latest = [], arrived
+    for name in ("scheduled_ts", "first_token_ts", "last_token_ts"):
+        latest = max(latest, getattr(output.metrics, name, 0.0) if output.metrics is not None else 0.0)
+        times.append(latest)
+    return times[0], times[1], times[2]

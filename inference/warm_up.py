@@ -1,0 +1,19 @@
+"""Throw-away requests that touch what a first real one would otherwise wait for: mask, seeded draw, logprobs, a forced token."""
+
+import numpy as np
+
+from decoding.legal_table import END, LegalTable
+from inference.engine import GenerationRequest
+
+
+def throwaway_request(request_id: str, eos_id: int, *, prompt: int = 8, tokens: int = 2, first: int = 0) -> GenerationRequest:
+    """A request of `prompt` prompt ids, told apart by the `first`, and `tokens` tokens of three legal ids each but the last."""
+    others = [token for token in range(4) if token != eos_id][:3]
+    nodes = tokens - 1
+    table = LegalTable(
+        offsets=np.append(3 * np.arange(nodes + 1), 3 * nodes + 1).astype(np.int32),
+        token_ids=np.array([*(others * nodes), eos_id], np.int32),
+        next_nodes=np.append(np.repeat(np.arange(1, nodes + 1), 3), END).astype(np.int32),
+        longest=tokens,
+    )
+    return GenerationRequest(request_id=request_id, prompt_ids=[first, *[eos_id] * (prompt - 1)], table=table, seed=first)
