@@ -85,8 +85,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def use(host: Any, folder: Path, work: Any, **settings: Any) -> Any:
     """What `work(engine)` comes to, on an engine that is started before and closed after."""
 
+    chosen: dict[str, Any] = {"max_model_length": 256, **settings}
+
     async def life() -> Any:
-        engine = TorchEngine(folder, InferenceSettings(**{"max_model_length": 256} | settings), device=CPU)
+        engine = TorchEngine(folder, InferenceSettings(**chosen), device=CPU)
         await engine.start()
         try:
             return await work(engine)
