@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 
 from inference.engine import BASE_HASH, BASE_VERSION
-from inference.pool_worker import CallFailed, PoolWorker, Served
+from inference.pool_worker import CallFailed, KeyRefused, PoolWorker, Served
 from inference.settings import InferenceSettings
 from telemetry.errors import DataError, EngineError, EngineLostError, InputError
 from telemetry.progress import reporter
@@ -192,6 +192,10 @@ class Roster:
             refused = False
             try:
                 told = await worker.health(self.session, self._settings.heartbeat_s)
+            except KeyRefused as error:
+                raise InputError(
+                    f"worker {worker.url}: {error}; set {self._settings.key_variable} to the key that it was started with"
+                ) from error
             except CallFailed as error:
                 worker.reason, refused = str(error), error.lost
             except EngineError as error:

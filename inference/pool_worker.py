@@ -5,6 +5,7 @@ The key goes into a header and nowhere else. What follows from a failure is the 
 """
 
 import hashlib
+import io
 import json
 from collections.abc import Collection
 from dataclasses import fields
@@ -19,6 +20,8 @@ from inference.settings import InferenceSettings
 from inference.wire import CONTENT_TYPE, unpack_generation
 from telemetry.errors import DataError, EngineError, VersionGoneError
 
+LARGE_BODY = 1 << 20
+"""Bytes beyond which a body is sent in pieces, so that the event loop goes on."""
 State = Literal["unknown", "living", "ejected"]
 Served = tuple[int, str]
 """A policy version and its adapter's hash."""
@@ -33,6 +36,10 @@ class CallFailed(Exception):
         self.lost = lost
         """The worker needs no second chance: nobody listens there, or it says itself that it cannot."""
         self.timed_out = timed_out
+
+
+class KeyRefused(CallFailed):
+    """The worker wants another key, and waiting changes nothing."""
 
 
 class VersionMoved(VersionGoneError):
@@ -86,7 +93,8 @@ class PoolWorker:
             VersionMoved: it does not serve the version.
             EngineError: it refused the request.
         """
-        answer = await self._call(session, "POST", "/generate", data=body, headers={"content-type": CONTENT_TYPE})
+        content = body if len(body) < LARGE_BODY else io.BytesIO(body)
+        answer = await self._call(session, "POST", "/generate", data=content, headers={"content-type": CONTENT_TYPE})
         try:
             return unpack_generation(answer)
         except DataError as error:
@@ -176,7 +184,9 @@ class PoolWorker:
         if status == 410:
             newest = (int(told.get("policy_version", -1)), str(told.get("adapter_hash", "")))
             return VersionMoved(f"worker {self.url}: {sentence}", newest)
-        if status in (401, 503):
+        if status == 401:
+            return KeyRefused(sentence, lost=True)
+        if status == 503:
             return CallFailed(f"it answered: {sentence}", lost=True)
         if status >= 500 or kind == "busy":
             return CallFailed(f"it answered: {sentence}")

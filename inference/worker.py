@@ -25,6 +25,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from decoding.model_files import model_fingerprint
@@ -274,6 +275,10 @@ def worker_app(
     async def malformed(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
         return _sentence(400, "malformed", f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
+
+    @app.exception_handler(HTTPException)
+    async def refused(request: Request, error: HTTPException) -> Response:
+        return _sentence(error.status_code, "malformed" if error.status_code == 400 else "no_route", str(error.detail))
 
     @app.post("/generate")
     async def generate(request: Request) -> Response:

@@ -123,7 +123,7 @@ class WorkerHere:
         self.ended: EntenteError | None = None
         supervisor = EngineSupervisor(self._build, restarts=2)
         vocabulary = Codec(model).vocabulary_size
-        self.app = worker_app(supervisor, self._host, model, root, key, vocabulary)
+        self.app = worker_app(supervisor, self._host, model, root, key, vocabulary, max_rank=64)
         self.worker: Worker = self.app.state.worker
         self._up = threading.Event()
         self._server: threading.Thread | None = None

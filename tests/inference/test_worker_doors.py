@@ -1,0 +1,395 @@
+"""Every door of a worker is knocked on: keys, paths, sizes, names; and each request is drawn once, or told plainly why not."""
+
+import asyncio
+import io
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgpack
+import pytest
+
+from inference import worker as worker_module
+from inference import worker_memory
+from inference.adapter_check import adapter_hash_of
+from inference.engine import BASE_HASH, GenerationRequest
+from inference.host import EngineHost
+from inference.wire import MAX_ID, MAX_PROMPT, MAX_TABLE_BYTES, pack_request, unpack_generation
+from inference.worker import bind
+from telemetry.errors import EngineError, EngineLostError, InputError
+from tests.inference.plain_worker import PlainEngine, WorkerHere, expected_tokens
+from tests.inference.test_pool import pools, request_for, root, wait_until
+
+__all__ = ["pools", "request_for", "root"]  # fixtures
+KEY = "a-key-that-nobody-guesses"
+
+
+@pytest.fixture
+def locked(model: Path, root: Path) -> Iterator[WorkerHere]:
+    """A worker with a key."""
+    end = WorkerHere(PlainEngine("locked"), model, root, key=KEY).start()
+    yield end
+    end.stop()
+
+
+@pytest.fixture
+def end(model: Path, root: Path) -> Iterator[WorkerHere]:
+    """A worker without one."""
+    end = WorkerHere(PlainEngine("open"), model, root).start()
+    yield end
+    end.stop()
+
+
+def knock(
+    end: WorkerHere, path: str, body: bytes | dict[str, Any] | None = None, key: str | None = None, **headers: str
+) -> tuple[int, bytes]:
+    """Status and content of what answers at `path`; a body makes it a POST."""
+
+    async def call() -> tuple[int, bytes]:
+        sent = headers | ({"authorization": f"Bearer {key}"} if key is not None else {})
+        async with aiohttp.ClientSession() as session:
+            how = {"json": body} if isinstance(body, dict) else {"data": io.BytesIO(body) if body else body}
+            async with session.request("POST" if body is not None else "GET", end.url + path, headers=sent, **how) as answer:
+                return answer.status, await answer.read()
+
+    return asyncio.run(call())
+
+
+def told(answer: tuple[int, bytes]) -> tuple[int, str]:
+    """Status and kind of a refusal."""
+    return answer[0], json.loads(answer[1])["kind"]
+
+
+def publish(end: WorkerHere, adapter: str, adapter_hash: str = "x", version: Any = 4) -> tuple[int, str]:
+    body = {"version": version, "adapter": adapter, "adapter_hash": adapter_hash}
+    status, content = knock(end, "/publish", body)
+    return (status, "") if status == 200 else told((status, content))
+
+
+ROUTES = ["/generate", "/publish", "/retire", "/stats", "/health", "/metrics", "/no-such-route"]
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_no_door_opens_without_the_key_or_says_what_is_behind_it(locked, path):
+    for key in (None, "", "wrong", KEY + "x", KEY[:-1], KEY.upper(), "\xff"):
+        for body in (None, b"x"):
+            status, content = knock(locked, path, body, key)
+            assert (status, json.loads(content)["kind"]) == (401, "key")
+    status, _ = knock(locked, path, None, None, authorization=KEY)
+    assert status == 401, "the key without its scheme"
+    assert knock(locked, "/health", None, KEY)[0] == 200
+
+
+def test_keys_are_compared_in_constant_time(locked, monkeypatch: pytest.MonkeyPatch):
+    compared = []
+    plain = worker_module.hmac.compare_digest
+    monkeypatch.setattr(worker_module.hmac, "compare_digest", lambda one, other: compared.append(one) or plain(one, other))
+    knock(locked, "/health", None, KEY)
+    assert compared == [b"Bearer " + KEY.encode()]
+
+
+def test_the_key_appears_in_no_log_and_no_error(model, root, host, pools, request_for, caplog, capfd):
+    class Broken(PlainEngine):
+        async def generate(self, request: GenerationRequest):
+            raise RuntimeError("a defect")
+
+    caplog.set_level(logging.DEBUG)
+    end = WorkerHere(Broken("broken"), model, root, key=KEY).start()
+    try:
+        said = [knock(end, path, b"nonsense", KEY)[1] for path in ("/generate", "/publish", "/retire")]
+        status, content = knock(end, "/generate", pack_request(request_for(1)), KEY)
+        assert status == 500
+        said += [content, *(knock(end, path, None, KEY)[1] for path in ("/stats", "/health", "/metrics", "/docs"))]
+        for key in (KEY + "wrong", KEY):
+            from inference.pool import RemoteEngine
+            from inference.settings import InferenceSettings
+
+            settings = InferenceSettings(urls=(end.url,), request_attempts=1)
+            pool = RemoteEngine(settings, key, end.worker.health()["model"])  # type: ignore[arg-type]
+            with pytest.raises((InputError, EngineError)) as refused:
+                host.submit(pool.start()).result(timeout=20)
+                host.submit(pool.generate(request_for(1))).result(timeout=20)
+            host.submit(pool.close()).result(timeout=10)
+            said += [str(refused.value).encode(), repr(pool).encode(), repr(settings).encode()]
+    finally:
+        end.stop()
+    out, err = capfd.readouterr()
+    everything = b"".join(said).decode() + caplog.text + out + err
+    assert "a defect" in everything and KEY not in everything
+
+
+@pytest.mark.parametrize("host_name", ["0.0.0.0", "::", "127.0.0.2", "example.invalid"])
+def test_only_loopback_goes_without_a_key(host_name):
+    for key in (None, ""):
+        with pytest.raises(InputError, match="needs a key"):
+            bind(host_name, 0, key)
+
+
+def test_a_page_in_a_browser_is_refused(end):
+    assert told(knock(end, "/health", None, None, origin="http://somewhere.invalid")) == (403, "browser")
+
+
+def test_neither_documentation_nor_development_routes_exist(end):
+    for path in ("/docs", "/redoc", "/openapi.json", "/collective_rpc", "/reset_prefix_cache", "/sleep", "/v1/completions",
+                 "/v1/load_lora_adapter", "/pause", "/update_weights"):  # fmt: skip
+        assert knock(end, path)[0] == 404 and knock(end, path, b"{}")[0] == 404
+
+
+def test_adapters_come_from_under_the_root_only(end, root, tmp_path: Path):
+    good = root / "v1"
+    linked, inner = root / "linked", root / "inner"
+    linked.symlink_to(tmp_path)
+    inner.mkdir()
+    for file in good.iterdir():
+        (inner / file.name).symlink_to(file)  # stays inside: no matter
+    outside = tmp_path / "adapter_config.json"
+    outside.write_bytes((good / "adapter_config.json").read_bytes())
+    try:
+        for path in ("..", "../", f"../{root.name}/../..", "/", "/etc", str(tmp_path), "linked", str(linked), "nowhere", "", ".",
+                     str(root), "v1\0", "x" * 4000, str(good / "adapter_config.json")):  # fmt: skip
+            assert publish(end, path) == (403, "path"), path
+        assert publish(end, "x" * 5000) == (400, "malformed")
+        assert publish(end, str(inner), adapter_hash_of(good))[0] == 200
+        (inner / "adapter_config.json").unlink()
+        (inner / "adapter_config.json").symlink_to(outside)  # the folder is inside, a file of it is not
+        assert publish(end, str(inner), adapter_hash_of(good), 5) == (403, "path")
+        assert end.engine.served.keys() == {0, 4}
+    finally:
+        linked.unlink()
+        for file in inner.iterdir():
+            file.unlink()
+        inner.rmdir()
+
+
+@pytest.mark.parametrize("spoil", ["hash", "missing", "cut", "rank", "not JSON"])
+def test_a_spoilt_adapter_never_reaches_the_engine(end, root, write_adapter, spoil):
+    bad = root / "bad"
+    write_adapter(bad, seed=9, scale=0.1, rank=128 if spoil == "rank" else 8)
+    match spoil:
+        case "missing":
+            (bad / "adapter_model.safetensors").unlink()
+        case "cut":
+            whole = (bad / "adapter_model.safetensors").read_bytes()
+            (bad / "adapter_model.safetensors").write_bytes(whole[: len(whole) // 2])
+        case "not JSON":
+            (bad / "adapter_config.json").write_text("{")
+    try:
+        adapter_hash = "0" * 32 if spoil in ("hash", "missing") else adapter_hash_of(bad)
+        assert publish(end, str(bad), adapter_hash) == (409, "adapter")
+        assert end.engine.served == {0: BASE_HASH}
+    finally:
+        for file in bad.iterdir():
+            file.unlink()
+        bad.rmdir()
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/publish", {"version": -1, "adapter": "v1", "adapter_hash": "x"}),
+        ("/publish", {"version": 2**31, "adapter": "v1", "adapter_hash": "x"}),
+        ("/publish", {"version": "1", "adapter": "v1", "adapter_hash": "x"}),
+        ("/publish", {"version": 1, "adapter": "v1", "adapter_hash": "x" * 200}),
+        ("/publish", {"version": 1, "adapter": "v1"}),
+        ("/publish", {"version": 1, "adapter": "v1", "adapter_hash": "x", "more": 1}),
+        ("/publish", b"[" * 100_000),
+        ("/retire", {"oldest": 1, "keep": list(range(2000))}),
+        ("/retire", {"oldest": None}),
+        ("/generate", b"not msgpack"),
+        ("/generate", b"\x93" * 100_000),
+    ],
+    ids=lambda given: str(given)[:60],
+)
+def test_a_malformed_body_is_refused_and_the_worker_lives(end, request_for, path, body):
+    if isinstance(body, bytes) and path != "/generate":
+        assert told(knock(end, path, body, None, **{"content-type": "application/json"})) == (400, "malformed")
+    else:
+        assert told(knock(end, path, body)) == (400, "malformed")
+    assert knock(end, "/generate", pack_request(request_for(1)))[0] == 200
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"prompt_ids": b"\0" * (4 * MAX_PROMPT + 4)},
+        {"table": b"\0" * (MAX_TABLE_BYTES + 4)},
+        {"request_id": "x" * (MAX_ID + 1)},
+        {"request_id": ""},
+        {"request_id": 7},
+        {"version": -1},
+        {"version": True},
+        {"seed": 1.5},
+        {"adapter_hash": 5},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_request_beyond_its_bounds_never_reaches_the_engine(end, request_for, change):
+    body = msgpack.packb(msgpack.unpackb(pack_request(request_for(1))) | change)
+    assert told(knock(end, "/generate", body)) == (400, "malformed")
+    assert not end.engine.requests
+
+
+def test_a_body_of_untold_or_great_length_is_not_read(end):
+    async def untold() -> int:
+        async def pieces():
+            for _ in range(100):
+                yield b"x" * 1000
+
+        async with aiohttp.ClientSession() as session, session.post(end.url + "/generate", data=pieces()) as answer:
+            return answer.status
+
+    assert asyncio.run(untold()) == 413
+    assert knock(end, "/generate", b"x" * (9 << 20))[0] == 413
+
+
+def test_the_same_request_asked_many_times_is_drawn_once(end, request_for):
+    end.engine.delay_s = 0.2
+    body = pack_request(request_for(1))
+
+    async def together() -> list[bytes]:
+        async with aiohttp.ClientSession() as session:
+
+            async def ask() -> bytes:
+                async with session.post(end.url + "/generate", data=body) as answer:
+                    assert answer.status == 200
+                    return await answer.read()
+
+            return [*await asyncio.gather(*(ask() for _ in range(8))), await ask()]
+
+    assert len(set(asyncio.run(together()))) == 1
+    assert len(end.engine.requests) == 1
+
+
+def test_the_id_of_another_request_is_refused_in_flight_and_later(end, request_for):
+    end.engine.delay_s = 0.4
+    first, other = pack_request(request_for(1)), pack_request(request_for(1, seed=99))
+
+    async def both() -> list[int]:
+        async with aiohttp.ClientSession() as session:
+
+            async def ask(body: bytes) -> int:
+                async with session.post(end.url + "/generate", data=body) as answer:
+                    return answer.status
+
+            begun = asyncio.create_task(ask(first))
+            await asyncio.sleep(0.2)
+            return [await ask(other), await begun, await ask(other), await ask(first)]
+
+    assert asyncio.run(both()) == [409, 200, 409, 200]
+    assert len(end.engine.requests) == 1
+
+
+def test_old_answers_are_forgotten(end, request_for, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(worker_memory, "REMEMBERED", 2)
+    for number in (1, 2, 3, 3, 1):
+        assert knock(end, "/generate", pack_request(request_for(number)))[0] == 200
+    assert [request.seed for request in end.engine.requests] == [1, 2, 3, 1]
+
+
+def test_what_nobody_waits_for_any_more_is_not_drawn_and_can_be_asked_again(end, request_for):
+    end.engine.delay_s = 30.0
+    body = pack_request(request_for(1))
+
+    async def hang_up() -> None:
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=0.3)) as session:
+            with pytest.raises(TimeoutError):
+                await session.post(end.url + "/generate", data=body)
+
+    asyncio.run(hang_up())
+    wait_until(lambda: end.engine._running == 0 and end.worker.answers.in_flight == 0)
+    end.engine.delay_s = 0.0
+    generation, load = unpack_generation(knock(end, "/generate", body)[1])
+    assert generation.token_ids.tolist() == expected_tokens(request_for(1), 0) and load.running <= 1
+
+
+def test_more_requests_than_a_worker_takes_are_sent_back(end, request_for, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(worker_memory, "MOST_IN_FLIGHT", 0)
+    assert told(knock(end, "/generate", pack_request(request_for(1)))) == (429, "busy")
+
+
+def test_each_refusal_has_its_own_status_and_kind(end, root, request_for):
+    one = adapter_hash_of(root / "v1")
+    assert publish(end, "v1", one, 1)[0] == 200
+    gone = knock(end, "/generate", pack_request(request_for(1, version=7)))
+    assert told(gone) == (410, "version_gone")
+    assert (json.loads(gone[1])["policy_version"], json.loads(gone[1])["adapter_hash"]) == (1, one)
+    for version, adapter_hash in ((1, "another"), (0, one)):
+        body = pack_request(request_for(2, version=version), adapter_hash=adapter_hash)
+        assert told(knock(end, "/generate", body)) == (410, "version_gone"), "another adapter under this number"
+    assert not end.engine.requests
+
+    async def refuses(request: GenerationRequest):
+        raise EngineError("too long for this engine")
+
+    end.engine.generate = refuses  # type: ignore[method-assign]
+    assert told(knock(end, "/generate", pack_request(request_for(3)))) == (409, "refused")
+
+    async def lost(request: GenerationRequest):
+        raise EngineLostError("struck by the test")
+
+    supervisor: Any = end.worker.engine
+    supervisor._bound = 0
+    end.engine.generate = lost  # type: ignore[method-assign]
+    assert told(knock(end, "/generate", pack_request(request_for(4)))) == (503, "engine_lost")
+
+
+def test_health_tells_of_versions_and_a_worker_that_warms_up_says_so_and_draws_nothing(model, root, request_for):
+    class Slow(PlainEngine):
+        async def start(self) -> None:
+            await asyncio.sleep(1.0)
+
+    end = WorkerHere(Slow("slow"), model, root).begin()
+    try:
+        health = json.loads(knock(end, "/health")[1])
+        assert (health["ready"], health["alive"], health["policy_version"]) == (False, False, 0)
+        for path, body in (("/generate", pack_request(request_for(1))), ("/stats", None), ("/metrics", None)):
+            assert told(knock(end, path, body)) == (503, "engine_lost")
+        assert publish(end, "v1", adapter_hash_of(root / "v1")) == (503, "engine_lost")
+        assert end._up.wait(timeout=10)
+        one, two = adapter_hash_of(root / "v1"), adapter_hash_of(root / "v2")
+        publish(end, "v1", one, 1)
+        publish(end, "v2", two, 2)
+        health = json.loads(knock(end, "/health")[1])
+        assert health["ready"] and health["versions"] == {"1": one, "2": two} and health["worker"] == "slow"
+        assert knock(end, "/retire", {"oldest": 2, "keep": []})[0] == 200
+        assert json.loads(knock(end, "/health")[1])["versions"] == {"2": two}
+    finally:
+        end.stop()
+
+
+def test_an_engine_that_does_not_start_ends_the_worker_with_its_sentence(model, root):
+    class Unable(PlainEngine):
+        async def start(self) -> None:
+            raise EngineError("vLLM could not load the model")
+
+    end = WorkerHere(Unable("unable"), model, root).begin()
+    wait_until(lambda: end.ended is not None)
+    assert str(end.ended) == "vLLM could not load the model"
+    end.stop()
+
+
+def test_metrics_count_requests_tokens_and_times(end, request_for):
+    for number in range(3):
+        knock(end, "/generate", pack_request(request_for(number)))
+    knock(end, "/generate", b"nonsense")
+    text = knock(end, "/metrics")[1].decode()
+    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("entente_"))
+    tokens = sum(len(expected_tokens(request_for(number), 0)) for number in range(3))
+    assert (float(values["entente_requests_total"]), float(values["entente_prompt_tokens_total"])) == (3, 9)
+    assert float(values["entente_completion_tokens_total"]) == tokens
+    for name in ("cached_tokens_total", "forced_tokens_total", "preemptions_total", "running", "policy_version",
+                 "engine_restarts_total"):  # fmt: skip
+        assert float(values[f"entente_{name}"]) == 0
+    for stage in ("queue", "prefill", "decode"):
+        assert float(values[f"entente_{stage}_seconds_count"]) == 3
+    assert float(values['entente_refusals_total{kind="malformed"}']) == 1
+
+
+def test_a_publish_that_names_the_base_again_needs_no_adapter(end, root, host: EngineHost):
+    publish(end, "v1", adapter_hash_of(root / "v1"), 1)
+    assert publish(end, "", BASE_HASH, 0)[0] == 200
+    assert len(end.built) == 2 and end.worker.health()["versions"] == {}
+    assert publish(end, "", BASE_HASH, 0)[0] == 200 and len(end.built) == 2
