@@ -247,6 +247,7 @@ def test_retiring_frees_the_adapter_and_one_that_two_versions_share_stays(host, 
         held = []
         for oldest in (1, 2, 3):
             await engine.retire(oldest)
+            assert engine._model is not None
             held.append({name for linear in engine._model._linear.values() for name in linear.parts})
         return held
 
