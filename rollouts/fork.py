@@ -21,8 +21,10 @@ from game.prompts import board_text, power_text, rules_text
 from game.scores import SOLO_CENTRES, Standing, horizon_reached, standing
 from inference.engine import Engine, Generation, GenerationRequest
 from rollouts.seeds import dice, seed_of
-from telemetry.errors import DataError, EngineError
+from telemetry.errors import DataError, EngineError, VersionGoneError
 
+_VERSIONS_MISSED = 3
+"""Versions that may be retired under one request before its fork gives up."""
 POLICY = "policy"
 """Seat of a power that the language model plays; any other seat names a scripted player."""
 
@@ -196,6 +198,16 @@ class _Watch:
         return ""
 
 
+async def _drawn_by_the_newest(engine: Engine, request: GenerationRequest) -> Generation:
+    """Draw under the newest version; again where that was retired while the request waited."""
+    for _ in range(_VERSIONS_MISSED):
+        try:
+            return await engine.generate(request)
+        except VersionGoneError:
+            continue
+    return await engine.generate(request)
+
+
 def _scripted_orders(plan: ForkPlan, legal: Mapping[str, LegalOrders], board: Board, skip: list[str]) -> dict[str, list[str]]:
     """Orders of scripted seats, and of policy seats whose order set is forced; dice by group, phase and power."""
     orders: dict[str, list[str]] = {}
@@ -228,16 +240,15 @@ async def _decide(
         table = tokens.tables.table(choice)
         prompt_ids = tokens.codec.encode_prompt((rules, position, power_text(choice, board, tokens.prompts)))
         seed = seed_of(plan.name, ply, power)
-        generation = await engine.generate(
-            GenerationRequest(
-                request_id=f"{plan.name}/{ply}/{power}",
-                prompt_ids=prompt_ids,
-                table=table,
-                seed=seed,
-                temperature=plan.temperature,
-                snapshot_id=plan.snapshot_id,
-            )
+        request = GenerationRequest(
+            request_id=f"{plan.name}/{ply}/{power}",
+            prompt_ids=prompt_ids,
+            table=table,
+            seed=seed,
+            temperature=plan.temperature,
+            snapshot_id=plan.snapshot_id,
         )
+        generation = await _drawn_by_the_newest(engine, request)
         completion = generation.token_ids.tolist()
         return (
             seed,

@@ -48,6 +48,10 @@ class Resources:
     spans: Spans = field(default_factory=Spans)
 
     async def serve(self, version: int, adapter: Path, adapter_hash: str) -> None:
-        """Let the engine play policy `version` from now on."""
+        """Let the engine play policy `version` from now on, and nothing that is too old to train on.
+
+        Requests in flight under such a version are cancelled, and drawn again under the newest: no straggler pins a slot.
+        """
         with self.spans.span("publish"):
             await self.host.run(self.engine.publish(version, adapter, adapter_hash))
+            await self.host.run(self.engine.retire(version - self.max_policy_lag))

@@ -12,11 +12,11 @@ from game.board import POWERS, Board
 from game.scores import COMPONENTS as NAMED
 from game.scores import components, standing
 from game.snapshot import Snapshot
-from inference.engine import GenerationRequest
+from inference.engine import Generation, GenerationRequest
 from rollouts.roll_out import RolledOut, plan_start_groups, roll_out
 from rollouts.settings import RolloutSettings
 from storage.schema import COMPONENTS, Ply, to_table
-from telemetry.errors import EngineError
+from telemetry.errors import EngineError, VersionGoneError
 
 
 def play(engine, tokens, positions, *, seed: int = 0, powers: str = "one", **given) -> RolledOut:
@@ -176,3 +176,27 @@ def test_forks_advance_independently_with_many_requests_in_flight(uniform_engine
     done_before = {tuple(place) for place in order[:first_of_slow]}
     assert {(group, fork) for group, fork, _ in done_before} == {(g, f) for g in ("10", "11") for f in "0123"} - {("10", "0")}
     assert any(ply != "0" for _, _, ply in done_before)
+
+
+def test_a_decision_whose_version_was_retired_meanwhile_is_drawn_again_and_never_for_ever(uniform_engine, tokens, positions):
+    """The first draws of each request meet a retired version: the same seed under the newest one gives the row."""
+    refusals: dict[str, int] = {}
+
+    class Retiring(uniform_engine):
+        def __init__(self, times: int) -> None:
+            super().__init__()
+            self.times = times
+
+        async def generate(self, request: GenerationRequest) -> Generation:
+            if refusals.setdefault(request.request_id, 0) < self.times:
+                refusals[request.request_id] += 1
+                raise VersionGoneError("policy version 3 was retired while it was being drawn from: ask for 5")
+            return await super().generate(request)
+
+    untroubled = play(uniform_engine(), tokens, positions[:2])
+    played = play(Retiring(2), tokens, positions[:2])
+    assert set(refusals.values()) == {2} and played.failed_forks == 0
+    assert [row.orders for row in played.decisions] == [row.orders for row in untroubled.decisions]
+    refusals.clear()
+    with pytest.raises(EngineError, match="version 3 was retired"):
+        play(Retiring(1000), tokens, positions[:2])

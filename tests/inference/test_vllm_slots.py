@@ -1,0 +1,113 @@
+"""vLLM with LoRA slots, and the choice between slots and merged weights; the contract itself is in test_contract.py."""
+
+import gc
+import logging
+import warnings
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from inference.adapter_check import adapter_hash_of, check_adapter
+from inference.async_engine import AsyncEngine
+from inference.calibrate import write_noise
+from inference.embedded import EmbeddedEngine
+from inference.engine import Generation
+from inference.merge import load_base, merge_adapter
+from inference.settings import InferenceSettings
+from telemetry.errors import DataError, EngineError, EngineLostError
+from tests.inference.test_embedded import draw, reference_logprobs, requests_for
+
+SMALL = {"max_model_length": 512, "max_sequences": 32}
+
+
+def test_rounding_swallows_small_updates_in_bfloat16_and_none_in_float32(model: Path, make_adapter, tmp_path: Path):
+    adapter, base = make_adapter(seed=4, scale=2e-3), load_base(model)
+    assert merge_adapter(base, adapter, tmp_path / "a") < 1e-3
+    assert merge_adapter({name: weight.to(torch.bfloat16) for name, weight in base.items()}, adapter, tmp_path / "b") > 0.5
+    assert merge_adapter(base, make_adapter(seed=5, scale=0.0), tmp_path / "c") == 0.0
+
+
+def test_the_noise_of_a_calibration_is_an_adapter_that_any_engine_would_take(model: Path, tmp_path: Path):
+    facts = check_adapter(write_noise(tmp_path, model, rank=8), adapter_hash_of(tmp_path), model, max_rank=8)
+    assert facts.rank == 8 and len(facts.modules) == 7
+
+
+@pytest.mark.vllm
+def test_slots_that_are_dear_here_give_way_to_merged_weights_and_it_says_why(
+    host, model, positions, tokens, make_adapter, caplog
+):
+    """On a CPU each token gathers its adapter's weights; the figure is measured, whatever it is here."""
+    caplog.set_level(logging.INFO, "entente")
+    engine = EmbeddedEngine(model, InferenceSettings(**SMALL, adapters="auto"), name="auto")
+    try:
+        host.submit(engine.start()).result(timeout=300)
+        (sentence,) = [line for line in caplog.messages if line.startswith("adapters: ")]
+        assert f"adapters: {engine.adapters}, because slots take " in sentence and " times the base model's time" in sentence
+        ratio = float(sentence.split("slots take ")[1].split()[0])
+        assert engine.adapters == ("merge_reload" if ratio >= 1.5 else "slots")
+        adapter = make_adapter(seed=1, scale=0.3)
+        host.submit(engine.publish(1, adapter, adapter_hash_of(adapter))).result(timeout=60)
+        (answer,) = draw(host, engine, requests_for(positions[:1], tokens, label="auto")[:1])
+        assert isinstance(answer, Generation) and answer.policy_version == 1
+        stats = host.submit(engine.stats()).result(timeout=10)
+        assert stats.requests == 1, "neither warm-up nor calibration is counted"
+    finally:
+        host.submit(engine.close()).result(timeout=60)
+
+
+@pytest.mark.vllm
+def test_slots_bound_what_is_held_and_a_rank_too_high_is_refused_before_vllm_hears_of_it(host, model, make_adapter):
+    settings = InferenceSettings(**SMALL, adapters="slots", adapter_slots=1, adapter_rank=8)
+    engine = EmbeddedEngine(model, settings, name="narrow")
+    try:
+        host.submit(engine.start()).result(timeout=300)
+        first, second, high = (make_adapter(seed=seed, scale=0.1, rank=rank) for seed, rank in ((1, 8), (2, 8), (3, 16)))
+        host.submit(engine.publish(1, first, adapter_hash_of(first))).result(timeout=60)
+        with pytest.raises(DataError, match="has rank 16 but the engine's slots take rank 8"):
+            host.submit(engine.publish(2, high, adapter_hash_of(high))).result(timeout=60)
+        with pytest.raises(EngineError, match="all 1 adapter slots of engine 'narrow' are taken by versions 1"):
+            host.submit(engine.publish(2, second, adapter_hash_of(second))).result(timeout=60)
+        host.submit(engine.retire(2)).result(timeout=10)
+        assert host.submit(engine.stats()).result(timeout=10).policy_version == 1, "the newest always stays"
+    finally:
+        host.submit(engine.close()).result(timeout=60)
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+@pytest.mark.parametrize("adapters", ["merge_reload", "slots"])
+def test_an_engine_core_in_a_process_of_its_own_draws_the_same_and_says_when_it_died(
+    host, model, positions, tokens, make_adapter, reference, adapters, vllm_engine
+):
+    """`AsyncLLM`, as on a GPU: base and adapter agree with transformers, a killed core is an engine that was lost."""
+    engine = AsyncEngine(model, InferenceSettings(**SMALL, adapters=adapters), name="async")
+    try:
+        host.submit(engine.start()).result(timeout=400)
+        requests = requests_for(positions[:2], tokens, label="base")
+        for request, generation in zip(requests, draw(host, engine, requests), strict=True):
+            assert np.abs(reference_logprobs(reference, request, generation) - generation.logprobs).max() < 1e-4
+        adapter = make_adapter(seed=1, scale=0.3)
+        host.submit(engine.publish(1, adapter, adapter_hash_of(adapter))).result(timeout=60)
+        adapted = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32), str(adapter))
+        requests = requests_for(positions[:2], tokens, label="adapted")
+        for request, generation in zip(requests, draw(host, engine, requests), strict=True):
+            assert generation.policy_version == 1
+            assert np.abs(reference_logprobs(adapted, request, generation) - generation.logprobs).max() < 1e-4
+        in_flight = [host.submit(engine.generate(request)) for request in requests_for(positions, tokens, label="lost")]
+        for child in psutil.Process().children(recursive=True):
+            if "EngineCore" in child.name() or "EngineCore" in " ".join(child.cmdline()):
+                child.kill()
+        with pytest.raises(EngineLostError, match="engine 'async'"):
+            for answer in in_flight:
+                answer.result(timeout=60)
+    finally:
+        host.submit(engine.close()).result(timeout=60)
+        del engine
+        with warnings.catch_warnings():  # vLLM leaves its sockets' contexts to the collector
+            warnings.simplefilter("ignore", ResourceWarning)
+            gc.collect()
