@@ -14,6 +14,7 @@ import aiohttp
 import pytest
 
 from decoding.model_files import model_fingerprint
+from inference import pool_roster
 from inference.adapter_check import adapter_hash_of
 from inference.host import EngineHost
 from inference.pool import RemoteEngine
@@ -133,7 +134,8 @@ def test_a_client_without_the_key_or_with_another_model_says_so(worker, host: En
         host.submit(engine.close()).result(timeout=10)
 
 
-def test_a_worker_that_is_not_there_is_named(host: EngineHost):
+def test_a_worker_that_is_not_there_is_named(host: EngineHost, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(pool_roster, "GONE_AFTER_S", 0.5)
     engine = RemoteEngine(InferenceSettings(urls=("http://127.0.0.1:9",)), None, "x")
     with pytest.raises((InputError, EngineError), match=r"http://127.0.0.1:9: nobody listens there"):
         host.submit(engine.start()).result(timeout=30)
