@@ -17,8 +17,12 @@ from torch import Tensor
 
 from decoding.legal_table import END, LegalTable
 
-FREE = 0
-"""The node of a slot that nothing constrains: it carries no table, or is past its end."""
+FREE, LOST = 0, 1
+"""The nodes of a slot that nothing constrains: it carries no table or is past its end, or it left its table."""
+_TABLES = 2
+"""The first node of the first table."""
+_WIDTH = 1 << 32
+"""An edge's key is its node times this plus its token; tokens are 32-bit numbers, so that none looks like another node's."""
 _NEVER = torch.iinfo(torch.int64).max
 LEAST_EDGES = 1 << 14
 """Room for so many edges at least: some hundred tables of a usual size."""
@@ -35,11 +39,11 @@ class _Placed:
 class LegalArena:
     """Slots, each under a legal table or free."""
 
-    def __init__(self, slots: int, vocabulary_size: int, device: torch.device | str) -> None:
+    def __init__(self, slots: int, device: torch.device | str) -> None:
         self._device = torch.device(device)
-        self._width = vocabulary_size
         self._nodes = torch.zeros(slots, dtype=torch.int64, device=self._device)
         self._strays = torch.zeros((), dtype=torch.int64, device=self._device)
+        """Of slots that have been given to others since."""
         self._slots: list[_Placed | None] = [None] * slots
         self._placed: dict[int, _Placed] = {}
         self._new: list[_Placed] = []
@@ -49,7 +53,7 @@ class LegalArena:
     @property
     def strays(self) -> int:
         """Tokens sampled outside their table; must stay 0. Waits for the device."""
-        return int(self._strays)
+        return int(self._strays + (self._nodes == LOST).sum())
 
     def assign(self, slot: int, table: LegalTable | None) -> None:
         """Slot `slot` now belongs to a request at the start of `table`, or to one without (None). Takes effect with `flush`."""
@@ -73,37 +77,34 @@ class LegalArena:
         if self._reset:
             slots = list(self._reset)
             held = [self._slots[slot] for slot in slots]
-            self._nodes[self._upload(slots)] = self._upload([FREE if placed is None else placed.root for placed in held])
+            at = self._upload(slots)
+            self._strays += (self._nodes[at] == LOST).sum()
+            self._nodes[at] = self._upload([FREE if placed is None else placed.root for placed in held])
             self._reset.clear()
 
     def advance(self, slots: Tensor, tokens: Tensor, moved: Tensor | None = None) -> None:
         """Slots `slots` int64 [n], each named once, go on by `tokens` int64 [n]; only where `moved` bool [n], if given."""
         nodes = self._nodes[slots]
-        wanted = nodes * self._width + tokens
-        edges = torch.searchsorted(self._keys, wanted).clamp_(max=len(self._keys) - 1)
-        legal = (self._keys[edges] == wanted) & (tokens >= 0) & (tokens < self._width)
-        reached = torch.where(legal, self._targets[edges], FREE)
-        stray = ~legal & (nodes != FREE)
-        if moved is not None:
-            reached = torch.where(moved, reached, nodes)
-            stray &= moved
-        self._strays += stray.sum()
-        self._nodes[slots] = reached
+        wanted = nodes * _WIDTH + tokens
+        edges = torch.searchsorted(self._keys, wanted)
+        # What is no edge of a free node leaves it free, and any other node lost.
+        reached = torch.where(self._keys[edges] == wanted, self._targets[edges], nodes.clamp(max=LOST))
+        self._nodes[slots] = reached if moved is None else torch.where(moved, reached, nodes)
 
     def mask(self, logits: Tensor, slots: Tensor) -> Tensor:
         """logits [rows, vocabulary], changed in place: -inf outside the legal set of each row's slot; slots int64 [rows]."""
         nodes = self._nodes[slots]
         # Every row names as many tokens as the widest node; a narrower one repeats its last, which is harmless.
-        place = torch.minimum(self._up_to_widest, self._counts[nodes].unsqueeze(1) - 1)
+        place = torch.minimum(self._up_to_widest, self._lasts[nodes].unsqueeze(1))
         tokens = self._tokens[self._firsts[nodes].unsqueeze(1) + place]
         legal = logits.gather(1, tokens)
-        logits.masked_fill_((nodes != FREE).unsqueeze(1), float("-inf"))
+        logits.masked_fill_((nodes >= _TABLES).unsqueeze(1), float("-inf"))
         return logits.scatter_(1, tokens, legal)
 
     def _place_new(self) -> None:
         nodes = sum(len(placed.table.offsets) - 1 for placed in self._new)
         edges = sum(len(placed.table.token_ids) for placed in self._new)
-        if self._used_nodes + nodes > len(self._firsts) or self._used_edges + edges > len(self._keys):
+        if self._used_nodes + nodes > len(self._firsts) or self._used_edges + edges >= len(self._keys):
             self._placed = {key: placed for key, placed in self._placed.items() if placed.users}
             live = list(self._placed.values())
             self._make_room(live, edges=2 * sum(len(placed.table.token_ids) for placed in live))
@@ -115,18 +116,18 @@ class LegalArena:
     def _make_room(self, live: Sequence[_Placed], *, edges: int) -> None:
         """New, larger or emptier, arrays that hold the `live` tables alone; slots keep their place in their table."""
         roots = [0 if placed is None else placed.root for placed in self._slots]
-        room = max(edges, LEAST_EDGES) + 1  # no table has more nodes than edges, so one bound serves both
-        self._firsts, self._counts, self._tokens, self._targets = (
+        # No table has more nodes than edges, so one bound serves both; a search may end on the key after the last.
+        room = _TABLES + max(edges, LEAST_EDGES) + 1
+        self._firsts, self._lasts, self._tokens, self._targets = (
             torch.zeros(room, dtype=torch.int64, device=self._device) for _ in range(4)
         )
         self._keys = torch.full((room,), _NEVER, dtype=torch.int64, device=self._device)
-        # Node 0 is FREE: one token, which leads nowhere, so that free slots need no case of their own.
-        self._counts[0], self._keys[0] = 1, 0
-        self._used_nodes = self._used_edges = 1
+        # Nodes that constrain nothing keep the token at place 0, whatever it is, so that they need no case of their own.
+        self._used_nodes, self._used_edges = _TABLES, 0
         self._widest, self._up_to_widest = 1, torch.zeros(1, dtype=torch.int64, device=self._device)
         self._append(live)
         moves = [(0 if placed is None else placed.root) - root for placed, root in zip(self._slots, roots, strict=True)]
-        self._nodes += torch.where(self._nodes == FREE, 0, self._upload(moves))
+        self._nodes += torch.where(self._nodes < _TABLES, 0, self._upload(moves))
 
     def _append(self, added: Sequence[_Placed]) -> None:
         if not added:
@@ -143,11 +144,11 @@ class LegalArena:
         tokens = np.concatenate([table.token_ids for table in tables]).astype(np.int64)
         targets = np.concatenate([table.next_nodes for table in tables])
         # Sorted, because nodes rise through the arena and tokens rise within a node: one search finds any edge.
-        keys = np.repeat(np.arange(self._used_nodes, nodes), counts) * self._width + tokens
+        keys = np.repeat(np.arange(self._used_nodes, nodes), counts) * _WIDTH + tokens
         targets = np.where(targets == END, FREE, targets + np.repeat(roots, edge_counts))
         for array, start, values in (
             (self._firsts, self._used_nodes, firsts),
-            (self._counts, self._used_nodes, counts),
+            (self._lasts, self._used_nodes, counts - 1),
             (self._keys, self._used_edges, keys),
             (self._tokens, self._used_edges, tokens),
             (self._targets, self._used_edges, targets),

@@ -33,7 +33,7 @@ class LegalOrderProcessor(LogitsProcessor):
 
     def __init__(self, vllm_config: "VllmConfig", device: torch.device, is_pin_memory: bool) -> None:
         self._size = LegalOrderProcessor._vocabulary_size = vllm_config.model_config.get_vocab_size()
-        self._rows = LegalRows(vllm_config.scheduler_config.max_num_seqs, self._size, device)
+        self._rows = LegalRows(vllm_config.scheduler_config.max_num_seqs, device)
 
     @property
     def strays(self) -> int:

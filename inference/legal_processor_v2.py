@@ -41,7 +41,7 @@ class LegalOrderProcessorV2(LogitsProcessor):
             raise ValueError("legal orders cannot be decoded with speculation: leave speculative_config unset")
         self._requests = req_states
         self._size = LegalOrderProcessorV2._vocabulary_size = req_states.vocab_size
-        self._arena = LegalArena(req_states.max_num_reqs, req_states.vocab_size, req_states.device)
+        self._arena = LegalArena(req_states.max_num_reqs, req_states.device)
         self._constrained = np.zeros(req_states.max_num_reqs, bool)
         # Drawn tokens that a slot's node reflects: on the host to know how far to walk, on the device to walk there.
         self._walked_np = np.zeros(req_states.max_num_reqs, np.int64)

@@ -26,14 +26,16 @@ class _Row:
 class LegalRows:
     """Row index -> slot, for the rows that carry a table."""
 
-    def __init__(self, rows: int, vocabulary_size: int, device: torch.device | str) -> None:
+    def __init__(self, rows: int, device: torch.device | str) -> None:
         self._device = torch.device(device)
         # One slot more, which is never assigned: that of all rows without a table.
-        self._arena = LegalArena(rows + 1, vocabulary_size, device)
+        self._arena = LegalArena(rows + 1, device)
         self._free = list(range(rows, 0, -1))
         self._rows: dict[int, _Row] = {}
         self._batch: Tensor | None = None
         """Slot of each row; None once the batch has changed."""
+        self._walked: tuple[list[int], Tensor] = ([], self._upload([]))
+        """The slots that went on in the last step, which mostly are those of the next."""
 
     @property
     def strays(self) -> int:
@@ -91,7 +93,9 @@ class LegalRows:
                     tokens.append(token)
             if not slots:
                 return
-            self._arena.advance(self._upload(slots), self._upload(tokens))
+            if slots != self._walked[0]:
+                self._walked = slots, self._upload(slots)
+            self._arena.advance(self._walked[1], self._upload(tokens))
 
     def _upload(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64).to(self._device, non_blocking=True)
