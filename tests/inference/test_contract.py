@@ -208,6 +208,9 @@ def test_publishing_what_is_served_already_changes_nothing(contender, run, ask, 
 
     assert same(before, run(again_meanwhile()))
     assert run(contender.engine.stats()).policy_version == version
+    requests = ask("later")
+    warm = sum(generation.cached_tokens for generation in draw(requests))
+    assert warm > 0.5 * sum(len(request.prompt_ids) for request in requests), "it forgot the prompts that it knew"
 
 
 def test_what_is_in_flight_when_a_version_comes_ends_under_the_one_it_began_with(contender, run, ask, publish, adapters, adapted):

@@ -155,6 +155,23 @@ def test_each_token_that_prompts_share_is_computed_once_for_all(host, folder):
     assert second.prompt_tokens - second.cached_tokens - (first.prompt_tokens - first.cached_tokens) == 8
 
 
+def test_no_more_rows_are_drawn_at_once_than_the_setting_says_whatever_their_versions(host, model, write_adapter, tmp_path):
+    adapter = write_adapter(tmp_path / "a", seed=1, scale=0.1)
+
+    async def work(engine: TorchEngine) -> Any:
+        await engine.publish(1, adapter, adapter_hash_of(adapter))
+        asked = [replace(request(str(n), [7] * 30 + [n]), version=n % 2) for n in range(20)]
+        drawing = asyncio.gather(*(engine.generate(each) for each in asked))
+        most = 0
+        while not drawing.done():
+            most = max(most, sum(len(lane.running) for lane in engine._lanes))
+            await asyncio.sleep(0)
+        await drawing
+        return most, max(lane._rows.values.shape[2] for lane in engine._lanes)
+
+    assert use(host, model, work, max_sequences=6) == (6, 6)
+
+
 def test_tokens_that_must_follow_cost_no_passes_of_their_own(host, folder):
     table = ladder(steps=4, width=3, forced=9)
     requests = [request(str(n), prompt, table=table) for n, prompt in enumerate(some_prompts(5))]
