@@ -49,8 +49,10 @@ class EngineSupervisor:
                 generation = await engine.generate(request)
             except EngineLostError as error:
                 await self._mend(engine, error)
-            except EngineError:
-                if engine is self._engine:
+            except EngineError as error:
+                if self._closed:
+                    raise EngineLostError(f"engine '{self.name}' was closed") from error
+                if engine is self._engine and self.ready:
                     raise
                 # It was closed under the request, to be built again.
             else:
@@ -58,7 +60,7 @@ class EngineSupervisor:
                 return generation
         # It may be the cause: the engine stands again, and goes on without it.
         raise EngineLostError(
-            f"request '{request.request_id}' was in flight each of the {max(2, self._bound)} times that engine '{self.name}' failed"
+            f"request '{request.request_id}' was in flight each time that engine '{self.name}' failed, and is given up"
         )
 
     async def publish(self, version: int, adapter: Path, adapter_hash: str) -> None:

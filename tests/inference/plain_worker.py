@@ -22,7 +22,7 @@ from inference.engine import BASE_HASH, BASE_VERSION, EngineStats, Generation, G
 from inference.host import EngineHost
 from inference.supervisor import EngineSupervisor
 from inference.worker import Worker, bind, serve, worker_app
-from telemetry.errors import EngineLostError, EntenteError, VersionGoneError
+from telemetry.errors import EngineError, EntenteError, VersionGoneError
 
 
 def expected_tokens(request: GenerationRequest, version: int) -> list[int]:
@@ -43,7 +43,7 @@ class PlainEngine:
         self.served, self.newest = {BASE_VERSION: BASE_HASH}, BASE_VERSION
         self.requests: list[GenerationRequest] = []
         self.most_at_once = 0
-        self.dies: EngineLostError | None = None
+        self.dies: EngineError | None = None
         self._room = asyncio.Semaphore(slots)
         self._running = self._tokens = 0
 
@@ -106,7 +106,7 @@ class PlainEngine:
         )
 
     async def close(self) -> None:
-        self.dies = EngineLostError("closed")
+        self.dies = EngineError("this engine was closed")
 
 
 class WorkerHere:

@@ -42,7 +42,7 @@ def worker(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tu
         "--adapters-root",
         str(root),
     ]
-    command += ["--max-model-length", "512", "--max-sequences", "32", "--name", "embedded"]
+    command += ["--max-model-length", "512", "--max-sequences", "32", "--adapters", "merge_reload", "--name", "embedded"]
     log = (root / "worker.log").open("w")
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=os.environ | {"ENTENTE_KEY": KEY})
     assert process.stdout is not None
