@@ -1,6 +1,7 @@
 """`entente bench`: measure this machine against the targets; whatever comes of it, the exit code is 0."""
 
 import json as jsonlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
@@ -66,6 +67,29 @@ def prompts(*, games: Annotated[int, Parameter(help="Games to count over.")] = 1
     from benchmarks.prompt_tokens import bench_prompts
 
     _show(bench_prompts(games=games, seed=seed), json=json)
+
+
+@app.command
+def decode(
+    *,
+    rounds: Rounds = 5,
+    model: Annotated[Path | None, Parameter(help="Folder of a model; default: a tiny one, made for this.")] = None,
+    http: Annotated[bool, Parameter(help="Also start a worker and compare with it.")] = True,
+    seed: Seed = 0,
+    json: AsJson = False,
+) -> None:
+    """The engine: what the legal mask costs, and what batches, shared prefixes and slot notation save. Takes minutes.
+
+    Example
+
+        entente bench decode --json
+    """
+    from flows.thread_plan import apply_threads
+
+    apply_threads(1)  # CPU seconds of one thread can be compared; threads that wait for one another burn them
+    from benchmarks.decode import bench_decode
+
+    _show(bench_decode(rounds=rounds, seed=seed, model=model, http=http), json=json)
 
 
 def _show(outcome: "Outcome", *, json: bool) -> None:

@@ -124,6 +124,7 @@ class TableBuilder:
         self._codec = codec
         self._notation: OrderNotation = notation
         self.table = lru_cache(maxsize=memo)(self._build)
+        self._spelled = lru_cache(maxsize=65536)(self._spell_line)
 
     def spell(self, orders: Sequence[str], legal: LegalOrders) -> list[int]:
         """The one token path of an order set, given in the order of its sites (builds followed by their waives).
@@ -185,16 +186,19 @@ class TableBuilder:
             return _assemble(self._one_order_per_site(legal))
         return _assemble(self._choice_of_sites(legal))
 
-    def _option(self, text: str, following: int) -> _Option:
-        end = self._codec.eos_id if following == END else self._codec.separator_id
-        return (*self._codec.encode_order(text), end), following
+    def _spell_line(self, line: str, is_last: bool) -> tuple[int, ...]:
+        return (*self._codec.encode_order(line), self._codec.eos_id if is_last else self._codec.separator_id)
 
     def _one_order_per_site(self, legal: LegalOrders) -> list[list[_Option]]:
-        last = len(legal.sites) - 1
-        return [
-            [self._option(text, END if site == last else site + 1) for text in lines]
-            for site, lines in enumerate(answers(legal, self._notation))
-        ]
+        last, spelled = len(legal.sites) - 1, self._spelled
+        sites = []
+        for site, lines in enumerate(answers(legal, self._notation)):
+            is_last, following = site == last, END if site == last else site + 1
+            sites.append([(spelled(line, is_last), following) for line in lines])
+        return sites
+
+    def _option(self, line: str, following: int) -> _Option:
+        return self._spelled(line, following == END), following
 
     def _choice_of_sites(self, legal: LegalOrders) -> list[list[_Option]]:
         """Roots (orders given so far, first site still open): sites are taken in rising order, so each choice has one path."""

@@ -21,3 +21,18 @@ def sampling_params(request: GenerationRequest, eos_id: int) -> SamplingParams:
         output_kind=RequestOutputKind.FINAL_ONLY,
         extra_args={TABLE_KEY: known_tables.keep(request.table)},
     )
+
+
+def unmasked_params(seed: int, tokens: int) -> SamplingParams:
+    """The same draw without a mask, of exactly `tokens` tokens: what benchmarks hold the mask's cost against."""
+    return SamplingParams(
+        temperature=1.0,
+        top_p=1.0,
+        top_k=0,
+        seed=seed,
+        max_tokens=tokens,
+        ignore_eos=True,
+        logprobs=0,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )

@@ -1,0 +1,296 @@
+"""`decode`: what an engine draws a second, and what the legal mask, tables, prefixes, slots and swaps cost or save.
+
+Every ratio is of two arms that are measured in turn, in one process, on one thread, in CPU seconds; medians over the rounds.
+The engine is the one that runs use, on the tiny model. Requests are never repeated, so nothing is found in a cache that a run
+would not find there; only where prefixes or shared tables are the subject do they come from real rollouts.
+"""
+
+import asyncio
+import random
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+from benchmarks.decode_cases import (
+    SHAPES,
+    Case,
+    Instant,
+    Shape,
+    made_up_prompt,
+    made_up_requests,
+    played_positions,
+    requests_for,
+    resolved_model,
+    roll_out_group,
+    rollout_cases,
+)
+from benchmarks.outcome import Outcome, Target
+from benchmarks.worker_scaling import Rates, decisions_per_s
+from decoding.codec import Codec
+from decoding.legal_table import TableBuilder
+from game.legal import LegalOrders
+from game.prompt_settings import PromptSettings
+from game.snapshot import Snapshot
+from inference.engine import Engine, Generation, GenerationRequest
+from inference.settings import InferenceSettings
+from inference.warm_up import throwaway_request
+from rollouts.fork import Tokens
+from telemetry.errors import EngineError, InputError
+
+TARGETS = {
+    "masked_over_unmasked_b32": Target(at_least=0.93),
+    "masked_over_unmasked_b128": Target(at_least=0.93),
+    "masked_over_unmasked_10units_b32": Target(at_least=0.85),
+    "table_ms": Target(at_most=0.2),
+    "batched_over_sequential": Target(at_least=4.0),
+    "prefix_hit_share_first_ply": Target(at_least=0.8),
+    "prefix_hit_share_all": Target(at_least=0.55),
+    "slot_over_full": Target(at_least=1.4),
+    "swap_ms": Target(at_most=150.0),
+}
+FORKS, YEARS = 8, 3
+IN_FLIGHT = 64
+HTTP_PROMPT, HTTP_TOKENS = 440, 24
+
+
+def bench_decode(
+    *, rounds: int = 5, seed: int = 0, model: Path | None = None, http: bool = True, settings: InferenceSettings | None = None
+) -> Outcome:
+    """Measure with an engine in this process.
+
+    Args:
+        model: folder of the model; None: a tiny one, made now.
+        http: also start a worker, and compare with it.
+
+    Raises:
+        InputError: there is nothing to measure.
+    """
+    if rounds < 1:
+        raise InputError(f"There is nothing to measure in {rounds} rounds: at least 1.")
+    with tempfile.TemporaryDirectory(prefix="entente-decode-") as scratch:
+        folder = resolved_model(model, Path(scratch))
+        chosen = settings or InferenceSettings(adapters="merge_reload", model=str(folder))
+        return asyncio.run(_measure(folder, chosen, Path(scratch), rounds=rounds, seed=seed, http=http))
+
+
+async def _measure(folder: Path, settings: InferenceSettings, scratch: Path, *, rounds: int, seed: int, http: bool) -> Outcome:
+    from inference.embedded import EmbeddedEngine
+
+    engine, tokens = EmbeddedEngine(folder, settings, name="decode"), Tokens(Codec(folder))
+    await engine.start()
+    try:
+        positions = played_positions(16, seed)
+        metrics = {
+            # Small batches are soon measured and noisy: more of them.
+            f"masked_over_unmasked_{name}": masked_over_unmasked(
+                engine, tokens, shape, rounds=rounds * 128 // shape.batch // (shape.units // 4), seed=seed
+            )
+            for name, shape in SHAPES.items()
+        }
+        metrics |= await rollout_figures(engine, tokens, positions[:3])
+        metrics["client_ms_per_decision"] = await client_ms_per_decision(tokens, positions[:3])
+        cases = rollout_cases(positions[:3], forks=FORKS, phases=3)
+        metrics |= await batching_figures(engine, tokens, cases, rounds=rounds)
+        metrics |= await notation_figures(engine, tokens, cases, rounds=rounds)
+        if http:
+            from benchmarks.decode_http import http_over_inprocess
+
+            metrics |= await http_over_inprocess(engine, tokens, folder, rounds=rounds, seed=seed)
+        metrics["swap_ms"] = await swap_ms(engine, tokens, folder, scratch, rounds=rounds)
+        metrics |= scaling_figures(metrics)
+    finally:
+        await engine.close()
+    return Outcome(benchmark="decode", metrics=metrics, targets=TARGETS)
+
+
+# -- the mask --------------------------------------------------------------------------------------------------------------
+
+
+def masked_over_unmasked(engine: Any, tokens: Tokens, shape: Shape, *, rounds: int, seed: int) -> float:
+    """Tokens a CPU second under the mask over those without, where both arms draw as many tokens, request by request.
+
+    Tables are made beforehand (`table_ms` counts that); reading them, sending them and walking them is in it.
+    """
+    from inference.sampling import sampling_params, unmasked_params
+
+    dice, ratios = random.Random(f"mask {seed}"), []
+    for _ in range(rounds + 1):
+        requests = made_up_requests(dice, tokens, shape)
+        began = [(request.prompt_ids, sampling_params(request, tokens.codec.eos_id)) for request in requests]
+        masked_s, drawn = _drawn(engine, began)
+        plain = [
+            (made_up_prompt(dice, tokens), unmasked_params(request.seed, len(ids)))
+            for request, ids in zip(requests, drawn, strict=True)
+        ]
+        unmasked_s, again = _drawn(engine, plain)
+        if [len(ids) for ids in again] != [len(ids) for ids in drawn]:
+            raise EngineError("the arms with and without the mask drew different numbers of tokens")
+        ratios.append(unmasked_s / masked_s)
+    return median(ratios[1:])
+
+
+def _drawn(engine: Any, arm: Sequence[tuple[Sequence[int], Any]]) -> tuple[float, list[list[int]]]:
+    """CPU seconds of one batch and its tokens, by vLLM's own calls: our engine would not send a request without a table."""
+    vllm, found = engine._engine, {}
+    began = time.process_time()
+    for number, (prompt, parameters) in enumerate(arm):
+        vllm.add_request(f"arm/{number}", {"prompt_token_ids": list(prompt)}, parameters)
+    while len(found) < len(arm):
+        for output in vllm.step():
+            if output.finished:
+                found[output.request_id] = list(output.outputs[0].token_ids)
+    seconds = time.process_time() - began
+    return seconds, [found[f"arm/{number}"] for number in range(len(arm))]
+
+
+# -- rollouts --------------------------------------------------------------------------------------------------------------
+
+
+async def rollout_figures(engine: Any, tokens: Tokens, positions: Sequence[Snapshot]) -> dict[str, float]:
+    """Prefix hits and table times over whole start groups: seven powers, 8 forks, 3 years; the first group warms up."""
+    first_ply, every, forced, drawn_tokens, asked = [], [], 0, 0, []
+    for number, snapshot in enumerate(positions):
+        engine._engine.reset_prefix_cache()
+        drawn, legal = await roll_out_group(snapshot, engine, tokens, number=number, forks=FORKS, years=YEARS)
+        asked.append(legal)
+        first_ply += [pair for pair in drawn if pair[0].request_id.split("/")[-2] == "0"]
+        every += drawn
+        forced += sum(int((generation.logprobs == 0).sum()) for _, generation in drawn)
+        drawn_tokens += sum(len(generation.token_ids) for _, generation in drawn)
+    return {
+        "prefix_hit_share_first_ply": _hit_share(first_ply),
+        "prefix_hit_share_all": _hit_share(every),
+        "prompt_tokens_per_decision": mean(len(request.prompt_ids) for request, _ in every),
+        "uncached_prompt_tokens_per_decision": mean(
+            len(request.prompt_ids) - generation.cached_tokens for request, generation in every
+        ),
+        "completion_tokens_per_decision": drawn_tokens / len(every),
+        "forced_token_share": forced / drawn_tokens,
+        "table_ms": table_ms(tokens, asked[0], [legal for group in asked[1:] for legal in group]),
+    }
+
+
+def _hit_share(drawn: Sequence[tuple[GenerationRequest, Generation]]) -> float:
+    return sum(generation.cached_tokens for _, generation in drawn) / sum(len(request.prompt_ids) for request, _ in drawn)
+
+
+def table_ms(tokens: Tokens, warm_up: Sequence[LegalOrders], asked: Sequence[LegalOrders]) -> float:
+    """CPU milliseconds for a request's table, from legal orders until the engine has it: mean over `asked`.
+
+    The words of orders are known from `warm_up`; the tables are as new as in a rollout, where forks share some of them.
+    """
+    from inference.legal_admission import KnownTables
+
+    builder, known = TableBuilder(tokens.codec, tokens.prompts.order_notation), KnownTables()
+
+    def hand_over(legal: LegalOrders) -> None:
+        known.find(known.keep(builder.table(legal)))
+
+    for legal in warm_up:
+        hand_over(legal)
+    began = time.process_time()
+    for legal in asked:
+        hand_over(legal)
+    return 1e3 * (time.process_time() - began) / len(asked)
+
+
+# -- batches and notations -------------------------------------------------------------------------------------------------
+
+
+async def _draw_together(engine: Any, requests: Sequence[GenerationRequest], in_flight: int) -> float:
+    """CPU seconds to draw `requests` with so many in flight, from a cold prefix cache."""
+    engine._engine.reset_prefix_cache()
+    room = asyncio.Semaphore(in_flight)
+
+    async def draw(request: GenerationRequest) -> None:
+        async with room:
+            await engine.generate(request)
+
+    began = time.process_time()
+    await asyncio.gather(*(draw(request) for request in requests))
+    return time.process_time() - began
+
+
+async def batching_figures(engine: Any, tokens: Tokens, cases: Sequence[Case], *, rounds: int) -> dict[str, float]:
+    """Decisions a CPU second with 1, 8, 32, 64 and 128 in flight, and the gain from one to 64."""
+    requests = requests_for(cases, tokens, "batch")
+    some = requests[:IN_FLIGHT]
+    seconds: dict[int, list[float]] = {}
+    for _ in range(rounds):
+        for in_flight in (1, 8, 32, IN_FLIGHT):
+            seconds.setdefault(in_flight, []).append(await _draw_together(engine, some, in_flight) / len(some))
+        seconds.setdefault(128, []).append(await _draw_together(engine, requests[:128], 128) / 128)
+    ratios = [alone / together for alone, together in zip(seconds[1], seconds[IN_FLIGHT], strict=True)]
+    return {
+        "batched_over_sequential": median(ratios),
+        **{f"decisions_per_s_{in_flight}_in_flight": 1 / median(spent) for in_flight, spent in seconds.items()},
+    }
+
+
+async def notation_figures(engine: Any, tokens: Tokens, cases: Sequence[Case], *, rounds: int) -> dict[str, float]:
+    """Decisions a CPU second in slot notation over full: the same decisions, the same model, 64 in flight.
+
+    The tiny model's tokenizer has learned the full notation, so slots gain a little more with a model of their own.
+    """
+    arms = {
+        notation: requests_for(cases, Tokens(tokens.codec, PromptSettings(order_notation=notation)), notation)
+        for notation in ("full", "slot")
+    }
+    ratios, drawn = [], {}
+    for _ in range(rounds):
+        spent = {}
+        for notation, requests in arms.items():
+            before = await engine.stats()
+            spent[notation] = await _draw_together(engine, requests, IN_FLIGHT)
+            drawn[notation] = ((await engine.stats()).completion_tokens - before.completion_tokens) / len(requests)
+        ratios.append(spent["full"] / spent["slot"])
+    return {"slot_over_full": median(ratios), "slot_completion_tokens": drawn["slot"], "full_completion_tokens": drawn["full"]}
+
+
+async def client_ms_per_decision(tokens: Tokens, positions: Sequence[Snapshot]) -> float:
+    """CPU milliseconds of everything in a rollout but the engine: games, prompts, tables, legal sets, rows."""
+    engine, spent, drawn = Instant(), 0.0, 0
+    for number, snapshot in enumerate(positions):
+        began = time.process_time()
+        asked = await roll_out_group(snapshot, engine, tokens, number=number, forks=FORKS, years=YEARS)
+        if number:  # the first one warms up
+            spent, drawn = spent + time.process_time() - began, drawn + len(asked[0])
+    return 1e3 * spent / drawn
+
+
+# -- versions, workers -----------------------------------------------------------------------------------------------------
+
+
+async def swap_ms(engine: Engine, tokens: Tokens, model: Path, scratch: Path, *, rounds: int) -> float:
+    """Wall milliseconds from an adapter that lies there to the first token drawn under it, one prompt of a decision long."""
+    from inference.adapter_check import adapter_hash_of
+    from training.policy import Policy
+    from training.settings import TrainingSettings
+
+    policy, spent = Policy(model, TrainingSettings()), []
+    for version in range(1, rounds + 2):
+        adapter = scratch / f"v{version:06d}"
+        policy.save_adapter(adapter)
+        digest = adapter_hash_of(adapter)
+        request = throwaway_request(f"swap/{version}", tokens.codec.eos_id, prompt=200, tokens=1, first=version)
+        began = time.perf_counter()
+        await engine.publish(version, adapter, digest)
+        generation = await engine.generate(request)
+        spent.append(1e3 * (time.perf_counter() - began))
+        if generation.policy_version != version:
+            raise EngineError(f"asked for version {version} just published, drew under {generation.policy_version}")
+    return median(spent[1:])
+
+
+def scaling_figures(metrics: dict[str, float]) -> dict[str, float]:
+    """Decisions a second of 1, 2 and 4 workers with a core each, simulated from what was measured here."""
+    rates = Rates({count: metrics[f"decisions_per_s_{count}_in_flight"] for count in (1, 8, 32, 64, 128)})
+    client_s = 1e-3 * metrics["client_ms_per_decision"]
+    simulated = {
+        f"simulated_decisions_per_s_{workers}_workers": decisions_per_s(workers, rates=rates, client_s=client_s)
+        for workers in (1, 2, 4)
+    }
+    return simulated | {"client_bound_decisions_per_s": 1 / client_s, "workers_at_the_bend": 1 / client_s / rates(128)}

@@ -1,0 +1,88 @@
+"""Workers that were not there: decisions a second of 1, 2 and 4 of them, simulated from measured times.
+
+A closed loop. Each fork computes (legal orders, prompts, tables, adjudication), asks for the decisions of its powers, waits for
+all of them, and begins again. The client computes one thing at a time; a worker with n decisions in flight draws as many a
+second as one was measured to draw with n in flight, shared equally. A decision goes to the worker with the fewest. So the curve
+bends where the client's own time for a decision is the longer one, and it says nothing of networks.
+"""
+
+import heapq
+from bisect import bisect_left
+from collections.abc import Mapping
+
+
+class Rates:
+    """Decisions a second of one worker by decisions in flight: measured points, straight lines between them."""
+
+    def __init__(self, measured: Mapping[int, float]) -> None:
+        self._at = sorted(measured)
+        self._rates = [measured[count] for count in self._at]
+
+    def __call__(self, in_flight: int) -> float:
+        place = bisect_left(self._at, in_flight)
+        if place == 0:
+            return self._rates[0]
+        if place == len(self._at):
+            return self._rates[-1]
+        low, high = self._at[place - 1], self._at[place]
+        share = (in_flight - low) / (high - low)
+        return self._rates[place - 1] * (1 - share) + self._rates[place] * share
+
+
+class _Worker:
+    """Decisions that share one worker; `done` counts how much of a decision each of them has had since the start."""
+
+    def __init__(self, rates: Rates) -> None:
+        self._rates = rates
+        self._ends: list[tuple[float, int]] = []
+        self._done = self._clock = 0.0
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def _rate(self) -> float:
+        return self._rates(len(self._ends)) / len(self._ends)
+
+    def next_end(self) -> float:
+        return self._clock + (self._ends[0][0] - self._done) / self._rate() if self._ends else float("inf")
+
+    def advance(self, now: float) -> None:
+        if self._ends:
+            self._done += (now - self._clock) * self._rate()
+        self._clock = now
+
+    def add(self, fork: int) -> None:
+        heapq.heappush(self._ends, (self._done + 1.0, fork))
+
+    def pop(self) -> int:
+        return heapq.heappop(self._ends)[1]
+
+
+def decisions_per_s(
+    workers: int, *, rates: Rates, client_s: float, forks: int = 128, powers: int = 7, decisions: int = 6000
+) -> float:
+    """Decisions a second of `workers` workers behind one client that computes `client_s` seconds for each decision."""
+    pool = [_Worker(rates) for _ in range(workers)]
+    waiting_for = [0] * forks
+    ready = list(range(forks))  # forks that want the client, first come, first served
+    client_free, asking, drawn, now = 0.0, None, 0, 0.0
+    while drawn < decisions:
+        if asking is None and ready:
+            asking = ready.pop(0)
+            client_free = now + client_s * powers
+        ends = [worker.next_end() for worker in pool]
+        now = min(*ends, client_free if asking is not None else float("inf"))
+        for worker in pool:
+            worker.advance(now)
+        if asking is not None and now == client_free:
+            waiting_for[asking] = powers
+            for _ in range(powers):
+                min(pool, key=len).add(asking)
+            asking = None
+            continue
+        fork = pool[ends.index(min(ends))].pop()
+        drawn += 1
+        waiting_for[fork] -= 1
+        if not waiting_for[fork]:
+            ready.append(fork)
+    return drawn / now
