@@ -227,6 +227,21 @@ def test_prompts_that_share_among_themselves_are_filled_beside_rows_that_run(hos
     assert max(gaps(folder, [*late, *early], use(host, folder, work))) < 1e-4
 
 
+def test_versions_take_turns_so_that_none_waits_for_another_to_end(host, model, write_adapter, tmp_path):
+    adapter = write_adapter(tmp_path / "a", seed=1, scale=0.1)
+    long, short = ladder(steps=15, width=2, forced=0), ladder(steps=3, width=2, forced=0)
+
+    async def work(engine: TorchEngine) -> bool:
+        await engine.publish(1, adapter, adapter_hash_of(adapter))
+        slow = asyncio.ensure_future(engine.generate(replace(request("slow", [7] * 30, table=long), version=0)))
+        await engine.generate(replace(request("quick", [7] * 30, table=short), version=1))
+        ahead = slow.done()
+        await slow
+        return ahead
+
+    assert use(host, model, work) is False
+
+
 def test_a_step_that_fails_ends_its_requests_as_lost_and_the_engine_works_on(host, folder, monkeypatch):
     requests = [request(str(n), prompt) for n, prompt in enumerate(some_prompts(3))]
 
