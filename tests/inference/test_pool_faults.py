@@ -171,15 +171,20 @@ def test_a_process_started_again_on_the_base_draws_nothing_under_the_runs_versio
     assert pool.events()["ejections"] == pool.events()["readmissions"] == 1
 
 
-def test_a_process_told_to_end_answers_what_is_in_flight_and_ends_cleanly(host, pools, processes, request_for):
-    (one,) = processes(1, PLAIN_DELAY_S="0.5")
-    pool = pools(one.url)
+@pytest.mark.parametrize("noticed", ["by the watch", "by a request"])
+def test_a_process_told_to_end_answers_what_is_in_flight_and_ends_cleanly(host, pools, processes, request_for, noticed):
+    (one,) = processes(1, PLAIN_DELAY_S="1.0")
+    pool = pools(one.url, heartbeat_s=0.2 if noticed == "by the watch" else 30.0)
     requests = [request_for(number) for number in range(8)]
     drawing = draw(host, pool, requests)
     wait_until(lambda: host.submit(pool.stats()).result(timeout=10).requests == 8)
     one.process.terminate()
+    if noticed == "by a request":
+        time.sleep(0.3)
+        with pytest.raises(EngineLostError):
+            draw(host, pool, [request_for(99)]).result(timeout=20)
     check(requests, drawing.result(timeout=10))
-    assert pool.events()["retries"] == 0
+    assert pool.events()["retries"] == (noticed == "by a request") and pool.events()["ejections"] == 1
     assert one.process.wait(timeout=10) == 0
 
 
