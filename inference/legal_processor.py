@@ -60,18 +60,18 @@ class LegalOrderProcessor(LogitsProcessor):
         return self._rows.mask(logits)
 
 
-def legal_processor(vllm_config: "VllmConfig | None" = None) -> type[Any]:
-    """The class for the model runner that `vllm_config` chooses; V1's where it says nothing of runners.
+def legal_processor(*, runs_v2: bool) -> type[Any]:
+    """The class for vLLM's V1 or V2 model runner.
 
     Raises:
-        EngineError: it chooses V2, and this vLLM's V2 takes no logits processors as we know them.
+        EngineError: this vLLM's V2 takes no logits processors as we know them.
     """
-    if vllm_config is None or not getattr(vllm_config, "use_v2_model_runner", False):
+    if not runs_v2:
         return LegalOrderProcessor
     try:
         from inference.legal_processor_v2 import LegalOrderProcessorV2
     except ImportError as error:
         raise EngineError(
-            f"this vLLM's V2 model runner takes no legal orders ({error}): set VLLM_USE_V2_MODEL_RUNNER=0"
+            f"this vLLM's V2 model runner takes no legal orders ({error}): set inference.model_runner to 'v1'"
         ) from error
     return LegalOrderProcessorV2

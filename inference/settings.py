@@ -48,6 +48,8 @@ class InferenceSettings(BaseModel):
     quantization: str | None = None
     """vLLM's name of a weight format, such as 'fp8'; rows of a quantised policy must then agree with the unquantised trainer
     within the run's mismatch bounds, or the run does not start."""
+    model_runner: Literal["v1", "v2"] = "v1"
+    """vLLM's model runner: 'v2' needs Triton, and its legal-order adapter was never run on a real card."""
     enforce_eager: bool | None = None
     """Run without CUDA graphs and compiling (vLLM's enforce_eager): slower, quick to start; unset: on the CPU only."""
     compile_cache: str = ""

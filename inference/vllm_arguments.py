@@ -5,19 +5,19 @@ from pathlib import Path
 from typing import Any
 
 from inference.settings import InferenceSettings
+from telemetry.errors import InputError
 
 SLOT_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks that vLLM makes LoRA slots of; padding costs, so the smallest that an adapter fits is taken."""
 
 _ENVIRONMENT = {
-    "VLLM_USE_V2_MODEL_RUNNER": "0",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "TRANSFORMERS_VERBOSITY": "error",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
 }
-"""One runner, for which our logits processor is proven, and quiet."""
+"""Quiet, and threads placed by us."""
 
 
 def prepare_environment(settings: InferenceSettings, *, own_process: bool) -> None:
@@ -27,6 +27,7 @@ def prepare_environment(settings: InferenceSettings, *, own_process: bool) -> No
         own_process: its engine core runs beside this process, not in it.
     """
     os.environ.update(_ENVIRONMENT, VLLM_ENABLE_V1_MULTIPROCESSING=str(int(own_process)))
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(settings.model_runner == "v2"))
     # A compiled kernel per shape of a product, and batches have any shape: 1,024 of them, oneDNN's own bound, are 150 MB.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(settings.kv_cache_gib)
@@ -38,7 +39,12 @@ def engine_arguments(model: Path, settings: InferenceSettings, *, slots: bool) -
     """Arguments of vLLM's engine for the model in `model`, with LoRA slots or without; vLLM is imported by now."""
     from vllm.platforms import current_platform
 
+    from inference.legal_processor import legal_processor
+
     on_cpu = current_platform.is_cpu()
+    if on_cpu and settings.model_runner == "v2":
+        raise InputError("inference.model_runner 'v2' needs Triton, which the CPU build of vLLM does not have: set it to 'v1'")
+    processor = legal_processor(runs_v2=settings.model_runner == "v2")
     arguments: dict[str, Any] = {
         "model": str(model),
         "skip_tokenizer_init": True,
@@ -55,7 +61,7 @@ def engine_arguments(model: Path, settings: InferenceSettings, *, slots: bool) -
         "long_prefill_token_threshold": settings.long_prefill_tokens,
         "logprobs_mode": "processed_logprobs",
         # By name, so that an engine core in a process of its own can import it.
-        "logits_processors": ["inference.legal_processor:LegalOrderProcessor"],
+        "logits_processors": [f"{processor.__module__}:{processor.__qualname__}"],
         "generation_config": "vllm",
         "use_tqdm_on_load": False,
         "seed": 0,

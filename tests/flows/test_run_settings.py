@@ -39,6 +39,14 @@ def test_every_preset_is_sound(name: str):
     [
         ({"pipeline": {"buffer_depth": 3, "deterministic": False}}, "buffer_depth 3 exceeds storage.max_policy_lag 2"),
         ({"pipeline": {"buffer_depth": 1}}, "deterministic needs pipeline.buffer_depth 0, not 1"),
+        (
+            {"inference": {"adapters": "slots", "adapter_slots": 3}},
+            "inference.adapter_slots 3 cannot hold the versions that storage.max_policy_lag 2 keeps in play: .* at least 4",
+        ),
+        (
+            {"inference": {"adapters": "auto"}, "training": {"lora_rank": 32}},
+            "training.lora_rank 32 exceeds inference.adapter_rank 16: set adapter_rank to 32",
+        ),
         ({"rollouts": {"opponents": "nobody"}}, "nobody"),
         ({"evaluation": {"opponents": ("random", "nobody")}}, "nobody"),
         ({"tiny_model": {"teacher": "nobody"}}, "nobody"),

@@ -357,15 +357,14 @@ def test_a_completion_that_could_be_cut_is_refused_at_admission(processor):
 
 
 def test_the_runner_decides_which_processor_is_loaded_and_v1_is_the_default():
-    assert legal_processor() is LegalOrderProcessor
-    assert legal_processor(SimpleNamespace(use_v2_model_runner=False)) is LegalOrderProcessor
-    assert legal_processor(SimpleNamespace(use_v2_model_runner=True)) is LegalOrderProcessorV2
+    assert legal_processor(runs_v2=False) is LegalOrderProcessor
+    assert legal_processor(runs_v2=True) is LegalOrderProcessorV2
 
 
 def test_a_vllm_without_the_v2_interface_is_told_how_to_go_on(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(__import__("sys").modules, "inference.legal_processor_v2", None)
-    with pytest.raises(EngineError, match="VLLM_USE_V2_MODEL_RUNNER=0"):
-        legal_processor(SimpleNamespace(use_v2_model_runner=True))
+    with pytest.raises(EngineError, match="inference.model_runner to .v1"):
+        legal_processor(runs_v2=True)
 
 
 def test_vllm_s_own_v2_loader_takes_the_class_builds_it_and_asks_it_at_admission():
