@@ -104,7 +104,7 @@ class RemoteEngine:
 
     async def retire(self, oldest: int, keep: Collection[int] = ()) -> None:
         """Serve nothing before `oldest` but `keep` and the newest, on all workers."""
-        await self._roster.retire(oldest, keep)
+        await self._roster.retire(max(oldest, BASE_VERSION), keep)
 
     async def stats(self) -> EngineStats:
         """Sums over the workers, restarts bridged; `running` are this pool's own requests, waiting ones included."""

@@ -296,6 +296,13 @@ def test_retired_versions_are_gone_and_the_kept_and_the_newest_are_not(contender
         assert {generation.policy_version for generation in draw(ask("kept", version=kept))} == {kept}
 
 
+def test_retiring_what_is_before_the_first_version_changes_nothing(contender, run, ask, draw, publish, adapters):
+    """A young run's staleness budget reaches back beyond version 0."""
+    version = publish(adapters[0])
+    run(contender.engine.retire(-2))
+    assert {generation.policy_version for generation in draw(ask("after"))} == {version}
+
+
 def test_requests_in_flight_under_a_retired_version_end_with_that_reason(contender, run, ask, draw, publish, adapters):
     if not contender.many_versions:
         pytest.skip("serves one version at a time, and draws to the end under it")
