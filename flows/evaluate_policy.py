@@ -47,7 +47,7 @@ async def evaluate_policy(
         raise InputError(f"run '{run}' has no policy version {version}; its newest is {versions[-1]}")
     apply_threads(max(settings.threads))
     cache, model = await prepare_cache(settings), await prepare_model(settings)
-    host, engine = EngineHost(), make_engine(settings.inference, model)
+    host, engine = EngineHost(), make_engine(settings.inference.for_evaluation, model)
     try:
         reporter().say("starting the engine")
         await asyncio.wait_for(host.run(engine.start()), settings.inference.start_timeout_s)

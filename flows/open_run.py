@@ -155,8 +155,13 @@ async def open_run(settings: RunSettings, *, resume: bool = False) -> AsyncItera
         stack.callback(host.close)
         engine = make_engine(settings.inference, model)
         stack.push_async_callback(_close_engine, host, engine)
+        scorer = engine
+        if settings.inference.evaluation_urls:
+            scorer = make_engine(settings.inference.for_evaluation, model)
+            stack.push_async_callback(_close_engine, host, scorer)
         reporter().say("starting the engine and the trainer")
-        await asyncio.wait_for(host.run(engine.start()), settings.inference.start_timeout_s)
+        for each in (engine,) if scorer is engine else (engine, scorer):
+            await asyncio.wait_for(host.run(each.start()), settings.inference.start_timeout_s)
         standing = await asyncio.to_thread(trainer.ready)
         _check_standing(settings, standing)
         durable_write(paths.settings, settings.model_dump_json(indent=1).encode())
@@ -171,6 +176,7 @@ async def open_run(settings: RunSettings, *, resume: bool = False) -> AsyncItera
             cache=cache,
             host=host,
             engine=engine,
+            scorer=scorer,
             tokens=Tokens(Codec(model), settings.prompts),
             trainer=trainer,
             standing=standing,

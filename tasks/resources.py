@@ -35,6 +35,9 @@ class Resources:
     cache: StateCache
     host: EngineHost
     engine: Engine
+    """Draws the rollouts."""
+    scorer: Engine
+    """Draws for evaluation: the same, or workers kept for it, so that the rollouts' prefixes stay warm."""
     tokens: Tokens
     trainer: TrainerProcess
     standing: Standing
@@ -53,5 +56,6 @@ class Resources:
         Requests in flight under such a version are cancelled, and drawn again under the newest: no straggler pins a slot.
         """
         with self.spans.span("publish"):
-            await self.host.run(self.engine.publish(version, adapter, adapter_hash))
-            await self.host.run(self.engine.retire(version - self.max_policy_lag))
+            for engine in (self.engine,) if self.scorer is self.engine else (self.engine, self.scorer):
+                await self.host.run(engine.publish(version, adapter, adapter_hash))
+                await self.host.run(engine.retire(version - self.max_policy_lag))

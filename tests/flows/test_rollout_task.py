@@ -38,6 +38,7 @@ def resources(tmp_path: Path, host, uniform_engine, tokens, positions) -> Callab
             cache=StateCache(path=tmp_path, settings=CacheSettings(), train=tuple(positions), held_out=()),
             host=host,
             engine=uniform_engine(),
+            scorer=trainer,
             tokens=tokens,
             trainer=trainer,
             standing=Standing(step_done=0, adapter=None, adapter_hash="", metrics={}, set_aside=()),

@@ -44,6 +44,7 @@ def resources(tmp_path: Path, positions) -> Any:
             cache=StateCache(path=tmp_path, settings=CacheSettings(), train=tuple(positions), held_out=()),
             host=nothing,
             engine=nothing,
+            scorer=nothing,
             tokens=nothing,
             trainer=nothing,
             standing=Standing(step_done=0, adapter=None, adapter_hash="", metrics={}, set_aside=()),
