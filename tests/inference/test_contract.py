@@ -298,9 +298,11 @@ def test_retired_versions_are_gone_and_the_kept_and_the_newest_are_not(contender
 
 def test_retiring_what_is_before_the_first_version_changes_nothing(contender, run, ask, draw, publish, adapters):
     """A young run's staleness budget reaches back beyond version 0."""
-    version = publish(adapters[0])
+    version, troubles = publish(adapters[0]), getattr(contender.engine, "events", dict)
+    before = troubles()
     run(contender.engine.retire(-2))
     assert {generation.policy_version for generation in draw(ask("after"))} == {version}
+    assert troubles() == before, "a pool lost a worker over it"
 
 
 def test_requests_in_flight_under_a_retired_version_end_with_that_reason(contender, run, ask, draw, publish, adapters):
