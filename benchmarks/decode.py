@@ -18,12 +18,13 @@ from benchmarks.decode_cases import (
     SHAPES,
     Case,
     Instant,
+    Models,
     Shape,
     made_up_prompt,
     made_up_requests,
+    models_to_measure,
     played_positions,
     requests_for,
-    resolved_model,
     roll_out_group,
     rollout_cases,
 )
@@ -56,13 +57,12 @@ IN_FLIGHT = 64
 HTTP_PROMPT, HTTP_TOKENS = 440, 24
 
 
-def bench_decode(
-    *, rounds: int = 5, seed: int = 0, model: Path | None = None, http: bool = True, settings: InferenceSettings | None = None
-) -> Outcome:
+def bench_decode(*, rounds: int = 5, seed: int = 0, model: Path | None = None, models_root: Path, http: bool = True) -> Outcome:
     """Measure with an engine in this process.
 
     Args:
-        model: folder of the model; None: a tiny one, made now.
+        model: folder of the model; None: the tiny one.
+        models_root: where tiny models lie, or are made if they are not there yet, which takes a minute or two.
         http: also start a worker, and compare with it.
 
     Raises:
@@ -70,15 +70,15 @@ def bench_decode(
     """
     if rounds < 1:
         raise InputError(f"There is nothing to measure in {rounds} rounds: at least 1.")
+    models = models_to_measure(model, models_root)
     with tempfile.TemporaryDirectory(prefix="entente-decode-") as scratch:
-        folder = resolved_model(model, Path(scratch))
-        chosen = settings or InferenceSettings(adapters="merge_reload", model=str(folder))
-        return asyncio.run(_measure(folder, chosen, Path(scratch), rounds=rounds, seed=seed, http=http))
+        return asyncio.run(_measure(models, Path(scratch), rounds=rounds, seed=seed, http=http))
 
 
-async def _measure(folder: Path, settings: InferenceSettings, scratch: Path, *, rounds: int, seed: int, http: bool) -> Outcome:
+async def _measure(models: Models, scratch: Path, *, rounds: int, seed: int, http: bool) -> Outcome:
     from inference.embedded import EmbeddedEngine
 
+    folder, settings = models.full, InferenceSettings(adapters="merge_reload")
     engine, tokens = EmbeddedEngine(folder, settings, name="decode"), Tokens(Codec(folder))
     await engine.start()
     try:
@@ -94,7 +94,7 @@ async def _measure(folder: Path, settings: InferenceSettings, scratch: Path, *, 
         metrics["client_ms_per_decision"] = await client_ms_per_decision(tokens, positions[:3])
         cases = rollout_cases(positions[:3], forks=FORKS, phases=3)
         metrics |= await batching_figures(engine, tokens, cases, rounds=rounds)
-        metrics |= await notation_figures(engine, tokens, cases, rounds=rounds)
+        metrics |= await notation_figures(engine, models, cases, rounds=rounds)
         if http:
             from benchmarks.decode_http import http_over_inprocess
 
@@ -230,19 +230,18 @@ async def batching_figures(engine: Any, tokens: Tokens, cases: Sequence[Case], *
     }
 
 
-async def notation_figures(engine: Any, tokens: Tokens, cases: Sequence[Case], *, rounds: int) -> dict[str, float]:
-    """Decisions a CPU second in slot notation over full: the same decisions, the same model, 64 in flight.
-
-    The tiny model's tokenizer has learned the full notation, so slots gain a little more with a model of their own.
-    """
+async def notation_figures(engine: Any, models: Models, cases: Sequence[Case], *, rounds: int) -> dict[str, float]:
+    """Decisions a CPU second in slot notation over full: the same decisions, 64 in flight, each by a model that writes so."""
+    slot = PromptSettings(order_notation="slot")
     arms = {
-        notation: requests_for(cases, Tokens(tokens.codec, PromptSettings(order_notation=notation)), notation)
-        for notation in ("full", "slot")
+        "slot": (models.slot, requests_for(cases, Tokens(Codec(models.slot), slot), "slot")),
+        "full": (models.full, requests_for(cases, Tokens(Codec(models.full)), "full")),
     }
     ratios, drawn = [], {}
     for _ in range(rounds):
         spent = {}
-        for notation, requests in arms.items():
+        for notation, (folder, requests) in arms.items():
+            engine._engine.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
             before = await engine.stats()
             spent[notation] = await _draw_together(engine, requests, IN_FLIGHT)
             drawn[notation] = ((await engine.stats()).completion_tokens - before.completion_tokens) / len(requests)

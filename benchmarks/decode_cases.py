@@ -4,6 +4,7 @@ Owns requests and nothing that measures. A made-up decision has as many units an
 orders; no two are alike, so that no table and no prompt is ever seen twice. Real ones come from a start group that is rolled out.
 """
 
+import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from decoding.legal_table import END
 from game.board import Board
 from game.legal import LegalOrders, OrderKind
 from game.players import player
+from game.prompt_settings import PromptSettings
 from game.prompts import board_text, power_text, rules_text
 from game.snapshot import Snapshot
 from inference.engine import Generation, GenerationRequest
@@ -217,16 +219,28 @@ async def roll_out_group(
     return listener.drawn, tables.asked
 
 
-def resolved_model(model: Path | None, scratch: Path) -> Path:
-    """The model to measure with: `model`, or a tiny one made in `scratch`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Models:
+    """What is measured with."""
 
-    Its weights hardly matter for speed, so it imitates for a few steps only.
+    full: Path
+    """Folder of a model that answers in full notation."""
+    slot: Path
+    """Folder of a model of the same shape that answers in slots; any model but a tiny one writes both alike."""
+
+
+def models_to_measure(given: Path | None, root: Path) -> Models:
+    """`given` or the tiny model of the usual recipe, and its twin that learned to write in slots; made under `root` if need be.
+
+    A tokenizer spends many tokens on words that it never saw, so that each way of writing wants a tiny model of its own.
     """
-    if model is not None:
-        from decoding.model_files import resolve_model
-
-        return resolve_model(model)
+    from decoding.model_files import resolve_model
     from training.settings import TinyModelSettings
     from training.tiny_model import make_tiny_model
 
-    return make_tiny_model(scratch, TinyModelSettings(imitation_steps=10))
+    full = resolve_model(given) if given is not None else make_tiny_model(root, TinyModelSettings())
+    recipe = full / "recipe.json"
+    if not recipe.is_file():
+        return Models(full=full, slot=full)
+    settings = TinyModelSettings(**json.loads(recipe.read_text())["settings"])
+    return Models(full=full, slot=make_tiny_model(root, settings, prompts=PromptSettings(order_notation="slot")))

@@ -73,7 +73,8 @@ def prompts(*, games: Annotated[int, Parameter(help="Games to count over.")] = 1
 def decode(
     *,
     rounds: Rounds = 5,
-    model: Annotated[Path | None, Parameter(help="Folder of a model; default: a tiny one, made for this.")] = None,
+    model: Annotated[Path | None, Parameter(help="Folder of a model; default: the tiny one.")] = None,
+    runs_root: Annotated[Path, Parameter(help="Folder of all runs, where tiny models lie or are made.")] = Path("runs"),
     http: Annotated[bool, Parameter(help="Also start a worker and compare with it.")] = True,
     seed: Seed = 0,
     json: AsJson = False,
@@ -84,12 +85,13 @@ def decode(
 
         entente bench decode --json
     """
+    from flows.run_settings import MODEL_FOLDER
     from flows.thread_plan import apply_threads
 
     apply_threads(1)  # CPU seconds of one thread can be compared; threads that wait for one another burn them
     from benchmarks.decode import bench_decode
 
-    _show(bench_decode(rounds=rounds, seed=seed, model=model, http=http), json=json)
+    _show(bench_decode(rounds=rounds, seed=seed, model=model, models_root=runs_root / MODEL_FOLDER, http=http), json=json)
 
 
 def _show(outcome: "Outcome", *, json: bool) -> None:
