@@ -97,6 +97,7 @@ class Roster:
         if not self.living:
             told = "; ".join(f"worker {worker.url}: {worker.reason}" for worker in self.workers)
             raise InputError(f"no worker is ready ({told}): is `entente serve` running there?")
+        reporter().stage("workers ready", len(self.living), len(self.living))
         for worker in self.workers:
             if worker.state != "living":
                 self.eject(worker, worker.reason)
@@ -236,7 +237,7 @@ class Roster:
         worker.missed = 0
         if not told.get("ready"):
             self.eject(worker, "its engine is not ready", blamed=True)
-        elif worker.changes == changes and not worker.changing and newest[0] != BASE_VERSION and _newest_of(told) != newest:
+        elif worker.changes == changes and not worker.changing and not _holds(told, newest):
             self.eject(worker, f"it serves version {told.get('policy_version')}, not {newest[0]}: it was restarted")
 
     async def _recover(self, worker: PoolWorker) -> None:
@@ -311,6 +312,12 @@ class Roster:
             self.given_up = EngineLostError(f"the pool's watch over its workers failed: {error!r}")
             self._someone.set()
             self.on_given_up(self.given_up)
+
+
+def _holds(told: dict[str, Any], served: Served) -> bool:
+    """Does a worker say that it serves this? Others may have published there too; the base is asked for when it is needed."""
+    versions = told.get("versions")
+    return served == (BASE_VERSION, BASE_HASH) or (isinstance(versions, dict) and versions.get(str(served[0])) == served[1])
 
 
 def _newest_of(told: dict[str, Any]) -> Served:

@@ -51,7 +51,7 @@ def knock(
     async def call() -> tuple[int, bytes]:
         sent = headers | ({"authorization": f"Bearer {key}"} if key is not None else {})
         async with aiohttp.ClientSession() as session:
-            how = {"json": body} if isinstance(body, dict) else {"data": io.BytesIO(body) if body else body}
+            how: dict[str, Any] = {"json": body} if isinstance(body, dict) else {"data": io.BytesIO(body) if body else body}
             async with session.request("POST" if body is not None else "GET", end.url + path, headers=sent, **how) as answer:
                 return answer.status, await answer.read()
 
