@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 from decoding.codec import Codec
 from decoding.legal_table import TableBuilder
@@ -80,6 +81,7 @@ def _make(folder: Path, settings: TinyModelSettings, prompts: PromptSettings, re
     model = _new_model(settings, prompts, folder)
     model.config.save_pretrained(folder)
     losses = _imitate(model, positions, settings, Codec(folder), report)
+    disable_progress_bar()  # ours is the progress that is shown
     model.save_pretrained(folder)
     recipe = {"settings": settings.model_dump(), "parameters": model.num_parameters(), "loss": losses}
     if prompts != DEFAULT_PROMPTS:
