@@ -101,6 +101,10 @@ class EngineSupervisor:
         sums = {name: self._before[name] + getattr(now, name) for name in _SUMMED}
         return EngineStats(running=now.running, policy_version=now.policy_version, **sums)
 
+    def events(self) -> dict[str, int]:
+        """What went wrong so far, by name."""
+        return {"engine_restarts": self.restarts}
+
     async def close(self) -> None:
         """See `Engine.close`."""
         self._closed, self.ready = True, False

@@ -6,7 +6,7 @@ import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import aiohttp
 import msgpack
@@ -303,6 +303,38 @@ def test_what_nobody_waits_for_any_more_is_not_drawn_and_can_be_asked_again(end,
     end.engine.delay_s = 0.0
     generation, load = unpack_generation(knock(end, "/generate", body)[1])
     assert generation.token_ids.tolist() == expected_tokens(request_for(1), 0) and load.running <= 1
+
+
+def test_a_request_given_up_and_asked_again_at_once_is_drawn_though_the_engine_has_not_let_go_of_the_first(
+    model, root, request_for
+):
+    class Lagging(PlainEngine):
+        names: ClassVar[set[str]] = set()
+
+        async def generate(self, request: GenerationRequest):
+            if request.request_id in self.names:
+                raise EngineError("already in flight")
+            self.names.add(request.request_id)
+            try:
+                return await super().generate(request)
+            finally:
+                await asyncio.sleep(0.5)
+                self.names.discard(request.request_id)
+
+    end = WorkerHere(Lagging("lagging", delay_s=0.3), model, root).start()
+    body = pack_request(request_for(1))
+
+    async def hang_up_and_ask_again() -> int:
+        async with aiohttp.ClientSession() as session:
+            with pytest.raises(TimeoutError):
+                await session.post(end.url + "/generate", data=body, timeout=aiohttp.ClientTimeout(total=0.2))
+            async with session.post(end.url + "/generate", data=body) as answer:
+                return answer.status
+
+    try:
+        assert asyncio.run(hang_up_and_ask_again()) == 200
+    finally:
+        end.stop()
 
 
 def test_more_requests_than_a_worker_takes_are_sent_back(end, request_for, monkeypatch: pytest.MonkeyPatch):
