@@ -36,6 +36,8 @@ class _Worker:
         self._rates = rates
         self._ends: list[tuple[float, int]] = []
         self._done = self._clock = 0.0
+        self.drawn = 0.0
+        """Decisions drawn so far, those in flight by the part that is done."""
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -48,7 +50,9 @@ class _Worker:
 
     def advance(self, now: float) -> None:
         if self._ends:
-            self._done += (now - self._clock) * self._rate()
+            each = (now - self._clock) * self._rate()
+            self._done += each
+            self.drawn += each * len(self._ends)
         self._clock = now
 
     def add(self, fork: int) -> None:
@@ -65,8 +69,8 @@ def decisions_per_s(
     pool = [_Worker(rates) for _ in range(workers)]
     waiting_for = [0] * forks
     ready = list(range(forks))  # forks that want the client, first come, first served
-    client_free, asking, drawn, now = 0.0, None, 0, 0.0
-    while drawn < decisions:
+    client_free, asking, now = 0.0, None, 0.0
+    while sum(worker.drawn for worker in pool) < decisions:
         if asking is None and ready:
             asking = ready.pop(0)
             client_free = now + client_s * powers
@@ -81,8 +85,7 @@ def decisions_per_s(
             asking = None
             continue
         fork = pool[ends.index(min(ends))].pop()
-        drawn += 1
         waiting_for[fork] -= 1
         if not waiting_for[fork]:
             ready.append(fork)
-    return drawn / now
+    return sum(worker.drawn for worker in pool) / now

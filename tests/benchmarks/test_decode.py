@@ -1,0 +1,197 @@
+"""Figures of the decode benchmark are of what they say: arms draw alike, shares count tokens, the simulation keeps its books."""
+
+import asyncio
+import json
+import random
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from benchmarks import decode
+from benchmarks.decode_cases import (
+    SHAPES,
+    Instant,
+    Models,
+    Shape,
+    made_up_orders,
+    played_positions,
+    requests_for,
+    roll_out_group,
+    rollout_cases,
+)
+from benchmarks.worker_scaling import Rates, decisions_per_s
+from decoding.legal_table import TableBuilder
+from telemetry.errors import EngineError, InputError
+
+SMALL = Shape(units=2, fewest=3, most=8, batch=5)
+
+
+# -- the simulation ----------------------------------------------------------------------------------------------------------
+
+
+def test_rates_are_the_measured_ones_with_straight_lines_between():
+    rates = Rates({1: 10.0, 8: 45.0, 64: 101.0})
+    assert [rates(count) for count in (1, 8, 64, 1000)] == [10, 45, 101, 101]
+    assert rates(4) == pytest.approx(25.0) and rates(36) == pytest.approx(73.0)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_a_client_that_takes_no_time_leaves_the_workers_rate(workers: int):
+    """A rate that no number in flight changes: so many workers, so many times as much."""
+    rate = decisions_per_s(workers, rates=Rates({1: 50.0}), client_s=0.0)
+    assert rate == pytest.approx(50.0 * workers, rel=0.02)
+
+
+def test_a_slow_client_bounds_any_number_of_workers():
+    rate = decisions_per_s(4, rates=Rates({1: 1e6}), client_s=0.01)
+    assert rate == pytest.approx(100.0, rel=0.02)
+
+
+def test_one_fork_alone_waits_for_its_worker_and_its_worker_for_it():
+    """By hand: 7 decisions take 7 * 2 ms of the client, then 7 / 70 s of the worker, and nothing overlaps."""
+    rate = decisions_per_s(1, rates=Rates({1: 70.0}), client_s=0.002, forks=1, decisions=7000)
+    assert rate == pytest.approx(7 / (0.014 + 0.1), rel=1e-3)
+
+
+def test_the_simulation_agrees_with_one_that_counts_time_in_small_steps():
+    rates, client_s, forks, powers, step = Rates({1: 20.0, 16: 120.0}), 0.002, 6, 3, 1e-4
+    left: list[dict[int, list[float]]] = [{}, {}]  # per worker and fork, what is left of each decision
+    queue, busy, until, now, drawn = list(range(forks)), None, 0.0, 0.0, 0
+    while now < 8:
+        if busy is None and queue:
+            busy, until = queue.pop(0), now + client_s * powers
+        if busy is not None and now >= until:
+            for _ in range(powers):
+                worker = min(left, key=lambda each: sum(map(len, each.values())))
+                worker.setdefault(busy, []).append(1.0)
+            busy = None
+        for worker in left:
+            count = sum(map(len, worker.values()))
+            for rest in worker.values():
+                rest[:] = [r for r in (r - step * rates(count) / count for r in rest) if r > 0]
+        done = [f for f in range(forks) if any(f in worker for worker in left) and not any(worker.get(f) for worker in left)]
+        for fork in done:
+            for worker in left:
+                worker.pop(fork, None)
+            drawn += powers
+            queue.append(fork)
+        now += step
+    exact = decisions_per_s(2, rates=rates, client_s=client_s, forks=forks, powers=powers, decisions=3000)
+    assert exact == pytest.approx(drawn / now, rel=0.03)
+
+
+# -- cases -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", list(SHAPES))
+def test_made_up_decisions_are_as_large_as_they_say_and_never_alike(name: str):
+    dice, shape = random.Random(0), SHAPES[name]
+    made = [made_up_orders(dice, shape) for _ in range(4)]
+    assert len(set(made)) == 4
+    for legal in made:
+        assert len(legal.sites) == legal.picks == shape.units
+        assert all(shape.fewest <= len(own) <= shape.most for own in legal.options)
+
+
+def test_rollout_cases_share_their_first_ply_and_part_after_it(tokens):
+    cases = rollout_cases(played_positions(1, 0), forks=3, phases=2)
+    prompts = [tuple(request.prompt_ids) for request in requests_for(cases, tokens, "x")]
+    powers = len(set(prompts[: len(prompts) // 2]))
+    assert prompts[:powers] == prompts[powers : 2 * powers] == prompts[2 * powers : 3 * powers]
+    later = prompts[3 * powers :]
+    assert len(set(later)) > len(later) / 2
+
+
+def test_a_group_is_rolled_out_whole_and_every_table_is_noted(tokens):
+    drawn, asked = asyncio.run(roll_out_group(played_positions(1, 0)[0], Instant(), tokens, number=0, forks=2, years=1))
+    assert len(drawn) == len(asked) > 14
+    for request, generation in drawn:
+        request.table.legal_sets(generation.token_ids.tolist())
+
+
+# -- figures -----------------------------------------------------------------------------------------------------------------
+
+
+def test_the_hit_share_is_of_tokens():
+    def pair(prompt: int, cached: int) -> tuple:
+        return SimpleNamespace(prompt_ids=[0] * prompt), SimpleNamespace(cached_tokens=cached)
+
+    assert decode._hit_share([pair(100, 64), pair(300, 0)]) == 0.16
+
+
+def test_table_time_is_of_the_requests_after_the_warm_up(tokens, monkeypatch: pytest.MonkeyPatch):
+    """With a clock that ticks once for each table built: those of the warm-up and those asked again cost nothing."""
+    dice, clock = random.Random(0), [0.0]
+    build = TableBuilder._build
+    monkeypatch.setattr(TableBuilder, "_build", lambda self, legal: (clock.__setitem__(0, clock[0] + 1), build(self, legal))[1])
+    monkeypatch.setattr(decode.time, "process_time", lambda: clock[0])
+    known, new, other = (made_up_orders(dice, SMALL) for _ in range(3))
+    assert decode.table_ms(tokens, [known], [known, new, new, other]) == 1e3 * 2 / 4
+
+
+@pytest.mark.vllm
+def test_both_arms_draw_as_many_tokens_and_the_ratio_is_of_their_times(vllm_engine, host, tokens, monkeypatch):
+    times = iter([3.0, 2.0, 4.0, 3.0, 5.0, 4.5])
+    drawn = decode._drawn
+
+    def timed(engine, arm):
+        return next(times), drawn(engine, arm)[1]
+
+    monkeypatch.setattr(decode, "_drawn", timed)
+
+    async def measure() -> float:
+        return decode.masked_over_unmasked(vllm_engine, tokens, SMALL, rounds=2, seed=0)
+
+    assert host.submit(measure()).result(timeout=60) == pytest.approx((3 / 4 + 4.5 / 5) / 2)
+
+
+@pytest.mark.vllm
+def test_arms_that_draw_different_numbers_of_tokens_give_no_figure(vllm_engine, host, tokens, monkeypatch):
+    answers = iter([(1.0, [[1, 2]] * SMALL.batch), (1.0, [[1]] * SMALL.batch)])
+    monkeypatch.setattr(decode, "_drawn", lambda engine, arm: next(answers))
+    with pytest.raises(EngineError, match="different numbers of tokens"):
+        decode.masked_over_unmasked(vllm_engine, tokens, SMALL, rounds=1, seed=0)
+
+
+@pytest.mark.vllm
+def test_rollouts_batches_and_notations_are_measured_on_a_real_engine(vllm_engine, host, tokens, model, positions, monkeypatch):
+    """Small, on the shared engine, which gets its weights back."""
+    monkeypatch.setattr(decode, "FORKS", 2)
+    monkeypatch.setattr(decode, "YEARS", 1)
+
+    async def measure() -> dict[str, float]:
+        cases = rollout_cases(positions[:1], forks=2, phases=2)
+        return {
+            **await decode.rollout_figures(vllm_engine, tokens, positions[:2]),
+            **await decode.batching_figures(vllm_engine, tokens, cases, rounds=1),
+            **await decode.notation_figures(vllm_engine, Models(full=model, slot=model), cases, rounds=1),
+            "client_ms_per_decision": await decode.client_ms_per_decision(tokens, positions[:2]),
+        }
+
+    figures = host.submit(measure()).result(timeout=120)
+    assert 0.3 < figures["prefix_hit_share_first_ply"] < 1
+    assert figures["uncached_prompt_tokens_per_decision"] == pytest.approx(
+        figures["prompt_tokens_per_decision"] * (1 - figures["prefix_hit_share_all"])
+    )
+    assert figures["slot_completion_tokens"] < figures["full_completion_tokens"]
+    assert figures["batched_over_sequential"] > 1 and 0 < figures["forced_token_share"] < 1
+    simulated = decode.scaling_figures(figures)
+    assert simulated["client_bound_decisions_per_s"] == pytest.approx(1e3 / figures["client_ms_per_decision"])
+
+
+def test_nothing_to_measure_is_the_users_mistake(tmp_path: Path):
+    with pytest.raises(InputError, match="nothing to measure in 0 rounds"):
+        decode.bench_decode(rounds=0, models_root=tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+def test_the_whole_benchmark_ends_with_one_object(entente, model: Path):
+    shutil.copytree(model, entente.folder / "model")
+    done = entente("bench", "decode", "--model", "model", "--rounds", "1", "--json", timeout=600)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["benchmark"] == "decode" and set(told["targets"]) <= set(told["metrics"])
+    assert {"http_over_inprocess", "simulated_decisions_per_s_4_workers"} <= set(told["metrics"])
