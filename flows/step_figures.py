@@ -10,7 +10,7 @@ from dataclasses import asdict
 import numpy as np
 
 from flows.keep_ahead import StepRollouts
-from inference.engine import EngineStats
+from inference.engine import EngineStats, TroubledEngine
 from tasks.resources import Resources
 from tasks.training import TrainedStep
 from telemetry.devices import GpuSampler, give_back_memory, resident_mib
@@ -24,6 +24,7 @@ class StepClock:
         self._resources = resources
         self._step_began = time.monotonic()
         self._stats = stats
+        self._events = _events(resources)
         self._gpu = GpuSampler()
         self._orchestration_s = self._steps_s = 0.0
 
@@ -37,6 +38,8 @@ class StepClock:
         began, now = self._step_began, time.monotonic()
         self._step_began = now
         figures = trained.metrics | self._times(began, now) | await self._rollout_figures(rolled, began, now)
+        before, self._events = self._events, _events(self._resources)
+        figures |= {f"engine/{name}": float(count - before.get(name, 0)) for name, count in self._events.items()}
         give_back_memory()
         figures |= {
             "memory/flow_mib": resident_mib(os.getpid()),
@@ -91,3 +94,9 @@ class StepClock:
             "rollout/decode_ms_p50": float(np.median([report.decode_ms for report in reports])),
             "rollout/engine_ms_p50": float(np.median([report.engine_ms for report in reports])),
         }
+
+
+def _events(resources: Resources) -> dict[str, int]:
+    """What went wrong with engines or workers so far, and was mended."""
+    engine = resources.engine
+    return engine.events() if isinstance(engine, TroubledEngine) else {}

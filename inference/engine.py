@@ -7,7 +7,7 @@ It never sees text, never truncates a prompt, and never returns a token outside 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -80,6 +80,15 @@ class EngineStats:
     """Requests in flight now."""
     policy_version: int
     """Newest version served."""
+
+
+@runtime_checkable
+class TroubledEngine(Protocol):
+    """An engine that has something to tell of what went wrong and was mended."""
+
+    def events(self) -> dict[str, int]:
+        """Counts since it started, by the event's name."""
+        ...
 
 
 class Engine(Protocol):

@@ -41,6 +41,17 @@ METRICS: dict[str, Metric] = (
         engine_ms_p50=("ms", "median time in the game engine per ply"),
     )
     | _group(
+        "engine",
+        engine_restarts=("engines", "built again after one failed"),
+        retries=("requests", "asked of another worker, with the same seed"),
+        ejections=("workers", "taken out of the pool until they answer again"),
+        readmissions=("workers", "taken back, the versions that they missed published again"),
+        timeouts=("requests", "not answered by a worker in time"),
+        rejected_answers=("answers", "of another version or adapter, with tokens outside the table, or not finite"),
+        moved_versions=("requests", "drawn again because their version was gone at the worker"),
+        publish_refusals=("workers", "that could not serve a new version, and were ejected"),
+    )
+    | _group(
         "train",
         loss=("nats", "clipped token loss over branching tokens"),
         gradient_norm=("", "largest of the step's updates, before clipping"),
