@@ -95,9 +95,10 @@ class Roster:
             for wait in waits:
                 wait.cancel()
         if not self.living:
-            told = "; ".join(f"worker {worker.url}: {worker.reason}" for worker in self.workers)
-            raise InputError(f"no worker is ready ({told}): is `entente serve` running there?")
-        reporter().stage("workers ready", len(self.living), len(self.living))
+            told = "; ".join(f"worker {worker.url} is not ready: {worker.reason}" for worker in self.workers)
+            raise InputError(f"{told}; is `entente serve` running there?")
+        if len(self.living) < len(self.workers):  # an onlooker learns that the waiting is over
+            reporter().stage("workers ready", len(self.living), len(self.living))
         for worker in self.workers:
             if worker.state != "living":
                 self.eject(worker, worker.reason)

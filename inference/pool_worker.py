@@ -7,6 +7,7 @@ The key goes into a header and nowhere else. What follows from a failure is the 
 import hashlib
 import io
 import json
+import os
 from collections.abc import Collection
 from dataclasses import fields
 from pathlib import Path
@@ -168,7 +169,8 @@ class PoolWorker:
                     return content
                 raise self._meaning(answer.status, content, path)
         except aiohttp.ClientConnectorError as error:
-            raise CallFailed(f"nobody listens there ({error.strerror})", lost=True) from error
+            reason = os.strerror(error.errno).lower() if error.errno else "no connection"
+            raise CallFailed(f"nobody listens there ({reason})", lost=True) from error
         except TimeoutError as error:
             raise CallFailed(f"it did not answer {path} in time", timed_out=True) from error
         except (aiohttp.ClientError, OSError) as error:

@@ -83,5 +83,5 @@ def test_a_worker_that_does_not_answer_is_named_and_the_run_s_name_stays_free(wo
     assert done.returncode == 2
     said, refusal = done.stderr.splitlines()
     assert said == "starting the engine and the trainer"
-    assert refusal.startswith(f"entente: worker {url} does not answer /health")
+    assert refusal.startswith(f"entente: worker {url} is not ready: nobody listens there")
     assert names(workplace.folder) == before

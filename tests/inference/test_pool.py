@@ -394,6 +394,13 @@ def test_a_worker_that_never_gets_ready_is_said_after_the_time_for_starting(pool
         end.stop()
 
 
+def test_settings_for_evaluation_name_its_own_workers_or_those_of_the_rollouts():
+    plain = InferenceSettings(urls=("http://a:1",))
+    assert plain.for_evaluation is plain
+    kept = InferenceSettings(urls=("http://a:1",), evaluation_urls=("http://b:1",), max_in_flight=7)
+    assert (kept.for_evaluation.urls, kept.for_evaluation.max_in_flight) == (("http://b:1",), 7)
+
+
 def test_base_hash_is_what_a_pool_without_versions_asks_for(host, pools, workers, request_for):
     answer = draw(host, pools(workers()), [request_for(1)]).result(timeout=10)[0]
     assert (answer.policy_version, answer.adapter_hash) == (0, BASE_HASH)

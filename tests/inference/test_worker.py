@@ -137,7 +137,7 @@ def test_a_client_without_the_key_or_with_another_model_says_so(worker, host: En
 def test_a_worker_that_is_not_there_is_named(host: EngineHost, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(pool_roster, "GONE_AFTER_S", 0.5)
     engine = RemoteEngine(InferenceSettings(urls=("http://127.0.0.1:9",)), None, "x")
-    with pytest.raises((InputError, EngineError), match=r"http://127.0.0.1:9: nobody listens there"):
+    with pytest.raises((InputError, EngineError), match=r"worker http://127.0.0.1:9 is not ready: nobody listens there"):
         host.submit(engine.start()).result(timeout=30)
     host.submit(engine.close()).result(timeout=10)
 

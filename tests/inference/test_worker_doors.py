@@ -145,11 +145,13 @@ def test_adapters_come_from_under_the_root_only(end, root, tmp_path: Path):
     inner.mkdir()
     for file in good.iterdir():
         (inner / file.name).symlink_to(file)  # stays inside: no matter
+    (tmp_path / "empty").mkdir()
     outside = tmp_path / "adapter_config.json"
     outside.write_bytes((good / "adapter_config.json").read_bytes())
     try:
-        for path in ("..", "../", f"../{root.name}/../..", "/", "/etc", str(tmp_path), "linked", str(linked), "nowhere", "", ".",
-                     str(root), "v1\0", "x" * 4000, str(good / "adapter_config.json")):  # fmt: skip
+        outer = [str(tmp_path), str(tmp_path / "empty"), "/", "/etc", "..", "../", f"../{root.name}/../.."]
+        none = ["nowhere", "", ".", str(root), "v1\0", "x" * 4000, str(good / "adapter_config.json")]
+        for path in (*outer, *none, "linked", str(linked)):
             assert publish(end, path) == (403, "path"), path
         assert publish(end, "x" * 5000) == (400, "malformed")
         assert publish(end, str(inner), adapter_hash_of(good))[0] == 200
