@@ -32,7 +32,7 @@ class Plan:
     """What to compute for the first `len(fill_of)` of the new prompts."""
 
     fills: tuple[Fill, ...]
-    """Sorted by stage."""
+    """Sorted by stage, and within one by how much is new, so that neighbours are about as long."""
     fill_of: tuple[int, ...]
     """For each new prompt taken, the fill that computes it, by its place in `fills`."""
 
@@ -61,7 +61,7 @@ def plan_prefixes(prompts: Sequence[np.ndarray], standing: Sequence[np.ndarray],
             by_content[content] = len(drafts)
             drafts.append(Fill(request=number, stage=int(stages[filled]), start=shared, source=source))
         draft_of.append(by_content[content])
-    return _sorted_by_stage(drafts, draft_of)
+    return _in_order(drafts, draft_of, [len(prompt) for prompt in prompts])
 
 
 def _best_source(prompt: np.ndarray, known: np.ndarray, stages: np.ndarray) -> tuple[int, int]:
@@ -79,8 +79,11 @@ def _best_source(prompt: np.ndarray, known: np.ndarray, stages: np.ndarray) -> t
     return int(shared[row]), row
 
 
-def _sorted_by_stage(drafts: list[Fill], draft_of: list[int]) -> Plan:
-    order = sorted(range(len(drafts)), key=lambda place: drafts[place].stage)
+def _in_order(drafts: list[Fill], draft_of: list[int], lengths: list[int]) -> Plan:
+    def rank(place: int) -> tuple[int, int]:
+        return drafts[place].stage, lengths[drafts[place].request] - drafts[place].start
+
+    order = sorted(range(len(drafts)), key=rank)
     place_of = {draft: place for place, draft in enumerate(order)}
     fills = tuple(
         Fill(

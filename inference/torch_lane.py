@@ -92,7 +92,7 @@ class Lane:
         order = fillers + sorted(set(range(len(tasks))).difference(fillers))
         first = len(self.running)
         self._rows.reserve(first + len(tasks), max(len(task.known) + task.request.table.longest for task in tasks))
-        states = self._fill(plan, tasks, first)
+        states = self._fill(plan, tasks, first, budget)
         copied = [plan.fill_of[number] for number in order[len(fillers) :]]
         if copied:
             targets = range(first + len(fillers), first + len(order))
@@ -108,20 +108,25 @@ class Lane:
         for task in tasks:
             task.first = now
 
-    def _fill(self, plan: Plan, tasks: list[Draw], first: int) -> Tensor:
+    def _fill(self, plan: Plan, tasks: list[Draw], first: int, budget: int) -> Tensor:
         """Compute the fills of `plan` in rows from `first` on; the state after each one's last token, [fills, hidden]."""
-        states, done = [], 0
-        while done < len(plan.fills):
-            stage = plan.fills[done].stage
-            fills = [fill for fill in plan.fills if fill.stage == stage]
-            continued = [(place, fill) for place, fill in enumerate(fills, done) if fill.start]
+        states: list[Tensor] = []
+        starts = [fill.start for fill in plan.fills]
+        known = [tasks[fill.request].known[fill.start :] for fill in plan.fills]
+        for stage in range(plan.fills[-1].stage + 1):
+            places = [place for place, fill in enumerate(plan.fills) if fill.stage == stage]
+            continued = [place for place in places if starts[place]]
             if continued:
-                sources = [fill.source + first * (stage > 0) for _, fill in continued]
-                targets = [first + place for place, _ in continued]
-                self._rows.copy(sources, targets, max(fill.start for _, fill in continued))
-            known = [tasks[fill.request].known[fill.start :] for fill in fills]
-            states.append(self._forward(first + done, [fill.start for fill in fills], known))
-            done += len(fills)
+                sources = [plan.fills[place].source + first * (stage > 0) for place in continued]
+                self._rows.copy(sources, [first + place for place in continued], max(starts[place] for place in continued))
+            done, end = places[0], places[-1] + 1
+            while done < end:
+                # Attention pads to the longest, which is the last: what it pads is bounded as what is computed is.
+                until = done + 1
+                while until < end and (until + 1 - done) * len(known[until]) <= budget:
+                    until += 1
+                states.append(self._forward(first + done, starts[done:until], known[done:until]))
+                done = until
         return torch.cat(states)
 
     def _decode(self) -> None:

@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
 from decoding.legal_table import END, LegalTable
+from inference import torch_lane
 from inference.adapter_check import adapter_hash_of
 from inference.engine import Generation, GenerationRequest
 from inference.settings import InferenceSettings
@@ -153,6 +154,23 @@ def test_each_token_that_prompts_share_is_computed_once_for_all(host, folder):
     first, second = use(host, folder, work)
     assert first.prompt_tokens - first.cached_tokens == 40 + 8 * 40
     assert second.prompt_tokens - second.cached_tokens - (first.prompt_tokens - first.cached_tokens) == 8
+
+
+def test_short_prompts_are_not_padded_to_a_long_one_beyond_the_budget(host, folder, monkeypatch):
+    """Attention is given rows of one length: twenty short ones beside one of 200 tokens would cost 4,200."""
+    padded: list[int] = []
+
+    class Watched(torch_lane.Step):
+        def __init__(self, store: Any, first: int, starts: np.ndarray, lengths: np.ndarray, device: torch.device) -> None:
+            padded.append(len(lengths) * int(lengths.max()))
+            super().__init__(store, first, starts, lengths, device)
+
+    monkeypatch.setattr(torch_lane, "Step", Watched)
+    prompts = [*some_prompts(1, 200), *some_prompts(21, 10)[1:]]
+    requests = [request(str(n), prompt) for n, prompt in enumerate(prompts)]
+    found = use(host, folder, lambda engine: draw(engine, requests), max_batched_tokens=600)
+    assert max(gaps(folder, requests, found)) < 1e-4
+    assert 200 <= max(padded) <= 600
 
 
 def test_no_more_rows_are_drawn_at_once_than_the_setting_says_whatever_their_versions(host, model, write_adapter, tmp_path):
