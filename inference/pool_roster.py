@@ -6,7 +6,7 @@ weights, gets the versions published again before it is living again. Each event
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,9 @@ class Roster:
         self._oldest, self._kept = BASE_VERSION, frozenset[int]()
         self._publishing = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._changes: dict[PoolWorker, set[asyncio.Task[None]]] = {worker: set() for worker in self.workers}
         self._patience: asyncio.TimerHandle | None = None
+        self._alone_since = 0.0
         self._someone = asyncio.Event()
 
     @property
@@ -131,8 +133,11 @@ class Roster:
         reporter().say(f"worker {worker.url} gets no more work: {reason}; {left} of {len(self.workers)} workers left")
         if not left:
             self._someone.clear()
-            patience = self._settings.no_worker_timeout_s
-            self._patience = asyncio.get_running_loop().call_later(patience, self._give_up)
+            loop, patience = asyncio.get_running_loop(), self._settings.no_worker_timeout_s
+            self._alone_since = loop.time()
+            self._patience = loop.call_later(patience, self._give_up)
+        for change in self._changes[worker]:
+            change.cancel()
         if take_back:
             self.on_ejected(worker, blamed)
         self._spawn(self._recover(worker))
@@ -174,7 +179,7 @@ class Roster:
         self, worker: PoolWorker, version: int, adapter: Path, adapter_hash: str, refusals: dict[PoolWorker, DataError]
     ) -> None:
         try:
-            await worker.publish(self.session, version, adapter, adapter_hash)
+            await self._while_living(worker, worker.publish(self.session, version, adapter, adapter_hash))
         except DataError as error:
             refusals[worker] = error
         except CallFailed as error:
@@ -183,9 +188,22 @@ class Roster:
 
     async def _retire_on(self, worker: PoolWorker, oldest: int, keep: Collection[int]) -> None:
         try:
-            await worker.retire(self.session, oldest, keep)
+            await self._while_living(worker, worker.retire(self.session, oldest, keep))
         except (CallFailed, EngineError) as error:
             self.eject(worker, f"it could not retire versions before {oldest}: {error}")
+
+    async def _while_living(self, worker: PoolWorker, change: Coroutine[Any, Any, None]) -> None:
+        """Await a change of what `worker` serves, but no longer than it lives: nobody waits for one that is stopped."""
+        task = asyncio.get_running_loop().create_task(change)
+        self._changes[worker].add(task)
+        try:
+            await task
+        except asyncio.CancelledError:
+            if worker.state == "ejected":
+                raise CallFailed(worker.reason) from None
+            raise
+        finally:
+            self._changes[worker].discard(task)
 
     async def _await_ready(self, worker: PoolWorker, deadline: float) -> None:
         loop = asyncio.get_running_loop()
@@ -251,11 +269,13 @@ class Roster:
             try:
                 told = await worker.health(self.session, self._settings.heartbeat_s)
                 self._check_model(worker, told)
+                worker.warming = not told.get("ready") and bool(told.get("alive"))
                 if not told.get("ready"):
+                    worker.reason = "its engine is not ready"
                     continue
                 await self._publish_again(worker, told)
             except (CallFailed, EngineError, DataError, InputError) as error:
-                worker.reason = str(error)
+                worker.reason, worker.warming = str(error), False
                 worker.served.clear()
                 continue
             break
@@ -287,9 +307,14 @@ class Roster:
                     self.events["publish_refusals"] += 1  # an old one, whose folder may be gone
 
     def _give_up(self) -> None:
+        loop = asyncio.get_running_loop()
+        waited = loop.time() - self._alone_since
+        if waited < self._settings.start_timeout_s and any(worker.warming for worker in self.workers):
+            self._patience = loop.call_later(READY_POLL_S, self._give_up)
+            return
         told = "; ".join(f"{worker.url}: {worker.reason}" for worker in self.workers)
         self.given_up = EngineLostError(
-            f"no worker came back within {self._settings.no_worker_timeout_s:g} s ({told}): "
+            f"no worker came back within {waited:.3g} s ({told}): "
             "start one again with `entente serve`, or raise inference.no_worker_timeout_s"
         )
         self._someone.set()

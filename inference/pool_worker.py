@@ -71,6 +71,8 @@ class PoolWorker:
         """Calls under way that change what it serves; it gets no work meanwhile."""
         self.changes = 0
         """Such calls so far."""
+        self.warming = False
+        """It was ejected, and said since that its engine is being built."""
         self.reason = ""
         """Why it was ejected."""
         self._timeout_s = settings.request_timeout_s

@@ -80,7 +80,8 @@ class InferenceSettings(BaseModel):
     """Seconds between two looks at a worker, and until it must have answered; after two in vain it gets no more work and its
     requests go elsewhere. One that was lost is looked at sooner, and then ever more rarely, up to this."""
     no_worker_timeout_s: Annotated[float, Field(ge=0)] = 120.0
-    """Seconds to wait for a worker to come back when none is left; then requests fail with a sentence."""
+    """Seconds to wait for a worker to come back when none is left, or start_timeout_s for one that says that it warms up; then
+    requests fail with a sentence."""
     engine_restarts: Annotated[int, Field(ge=0, le=100)] = 3
     """Times in a row that an engine which failed is built again in its process, with no request answered in between."""
     drain_s: Annotated[float, Field(ge=0)] = 20.0

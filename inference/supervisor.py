@@ -6,9 +6,10 @@ an engine that fails again and again without answering anything in between is gi
 """
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Coroutine
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from inference.engine import Engine, EngineStats, Generation, GenerationRequest
 from telemetry.errors import DataError, EngineError, EngineLostError
@@ -34,7 +35,7 @@ class EngineSupervisor:
         self._closed = False
         self._published: dict[int, tuple[Path, str]] = {}
         self._before = dict.fromkeys(_SUMMED, 0)
-        self._mending = asyncio.Lock()
+        self._repair: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """See `Engine.start`."""
@@ -54,7 +55,8 @@ class EngineSupervisor:
                     raise EngineLostError(f"engine '{self.name}' was closed") from error
                 if engine is self._engine and self.ready:
                     raise
-                # It was closed under the request, to be built again.
+                # It was closed under the request, to be built again, or could not be.
+                await self._mend(engine, EngineLostError(str(error)))
             else:
                 self._in_vain = 0
                 return generation
@@ -90,10 +92,9 @@ class EngineSupervisor:
 
     async def reset(self) -> None:
         """Serve the base model alone, as when it started."""
-        async with self._mending:
-            self.ready = False
-            self._published.clear()
-            await self._build_again(self._engine)
+        await self._standing()
+        self._published.clear()
+        await self._repaired(self._build_again(self._engine))
 
     async def stats(self) -> EngineStats:
         """Counts over all engines so far."""
@@ -108,41 +109,51 @@ class EngineSupervisor:
     async def close(self) -> None:
         """See `Engine.close`."""
         self._closed, self.ready = True, False
+        if self._repair is not None:
+            self._repair.cancel()
         await self._engine.close()
 
     async def _standing(self) -> Engine:
         """The engine, once nobody builds at it."""
-        if self._mending.locked():
-            async with self._mending:
-                pass
+        if self._repair is not None and not self._repair.done():
+            await asyncio.shield(self._repair)
         if self.lost is not None:
             raise self.lost
         return self._engine
 
     async def _mend(self, failed: Engine, error: EngineLostError) -> None:
-        """Build another engine after `failed`, unless someone did already.
+        """Build another engine after `failed`, unless someone did already, or does.
 
         Raises:
-            EngineLostError: it failed too often in a row, or the new one does not start.
+            EngineLostError: it failed too often in a row.
         """
-        async with self._mending:
-            if self._closed:
-                raise error
-            if self.lost is not None:
-                raise self.lost
-            while self._engine is failed:
-                self.ready = False
-                if self._in_vain >= self._bound:
-                    self.lost = EngineLostError(
-                        f"engine '{self.name}' failed {self._in_vain + 1} times in a row, the last time so: {error}"
-                    )
-                    raise self.lost from error
-                self._in_vain += 1
-                reporter().say(f"engine '{self.name}' failed and is built again: {error}")
-                try:
-                    await self._build_again(failed)
-                except EngineError as again:
-                    error = EngineLostError(str(again))
+        if self._closed:
+            raise error
+        standing = await self._standing()
+        if standing is failed:
+            await self._repaired(self._build_until_it_stands(failed, error))
+
+    async def _repaired(self, work: Coroutine[Any, Any, None]) -> None:
+        """Await `work` as a task of its own: who waits for it may give up, and it goes on."""
+        self.ready = False
+        self._repair = asyncio.get_running_loop().create_task(work)
+        # Its failure is kept in `lost`, or told to who waits; if nobody does, it is no defect.
+        self._repair.add_done_callback(lambda task: task.cancelled() or task.exception())
+        await asyncio.shield(self._repair)
+
+    async def _build_until_it_stands(self, failed: Engine, error: EngineLostError) -> None:
+        while self._engine is failed:
+            if self._in_vain >= self._bound:
+                self.lost = EngineLostError(
+                    f"engine '{self.name}' failed {self._in_vain + 1} times in a row, the last time so: {error}"
+                )
+                raise self.lost from error
+            self._in_vain += 1
+            reporter().say(f"engine '{self.name}' failed and is built again: {error}")
+            try:
+                await self._build_again(failed)
+            except EngineError as again:
+                error = EngineLostError(str(again))
 
     async def _build_again(self, old: Engine) -> None:
         counts = await old.stats()

@@ -170,7 +170,7 @@ class Worker:
     def health(self) -> dict[str, object]:
         """Whether it is ready, and what it serves."""
         supervised = self.engine if isinstance(self.engine, EngineSupervisor) else None
-        alive = self.started and (supervised is None or supervised.lost is None)
+        alive = self.failure is None and (supervised is None or supervised.lost is None)
         return {
             "ready": self.ready,
             "alive": alive,

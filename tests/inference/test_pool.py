@@ -298,6 +298,31 @@ def test_a_worker_whose_engine_dies_again_and_again_ends_and_the_pool_says_so(ho
     assert "3 times in a row" in str(end.ended)
 
 
+def test_a_worker_that_builds_its_engine_again_is_waited_for_longer_than_one_that_is_gone(
+    host, pools, workers, root, request_for
+):
+    end = workers()
+    pool = pools(end, no_worker_timeout_s=0.3, heartbeat_s=0.3)
+    publish(host, pool, root, 1)
+    supervisor: Any = end.worker.engine
+    plain = supervisor._make
+
+    def slow_to_start() -> PlainEngine:
+        engine = plain()
+
+        async def start() -> None:
+            await asyncio.sleep(2.0)
+
+        engine.start = start
+        return engine
+
+    supervisor._make = slow_to_start
+    end.engine.dies = EngineLostError("struck by the test")
+    requests = [request_for(number) for number in range(10)]
+    check(requests, draw(host, pool, requests).result(timeout=30), version=1)
+    assert pool.events()["ejections"] == pool.events()["readmissions"] == 1
+
+
 def test_with_no_worker_left_requests_end_with_one_sentence_after_the_bound_and_then_at_once(host, pools, workers, request_for):
     end = workers()
     pool = pools(end, no_worker_timeout_s=1.0)

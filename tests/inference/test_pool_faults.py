@@ -145,7 +145,7 @@ def test_a_killed_process_loses_no_request_in_flight(host, pools, processes, req
 
 def test_a_stopped_process_is_found_out_and_comes_back(host, pools, processes, request_for):
     one, other = processes(2, PLAIN_DELAY_S="0.3")
-    pool = pools(one.url, other.url, request_timeout_s=60.0)
+    pool = pools(one.url, other.url, request_timeout_s=60.0, heartbeat_s=1.0, no_worker_timeout_s=20.0)
     requests = [request_for(number) for number in range(60)]
     drawing = draw(host, pool, requests)
     time.sleep(0.15)
@@ -156,6 +156,23 @@ def test_a_stopped_process_is_found_out_and_comes_back(host, pools, processes, r
     wait_until(lambda: pool.events()["readmissions"] == 1)
     more = [request_for(number) for number in range(100, 160)]
     check(more, draw(host, pool, more).result(timeout=30))
+
+
+def test_nobody_waits_for_a_stopped_process_to_publish_and_it_publishes_when_it_is_back(
+    host, pools, processes, root, request_for
+):
+    one, other = processes(2)
+    pool = pools(one.url, other.url, request_timeout_s=60.0, heartbeat_s=1.0, no_worker_timeout_s=20.0)
+    publish(host, pool, root, 1)
+    one.process.send_signal(signal.SIGSTOP)
+    began = time.monotonic()
+    publish(host, pool, root, 2)
+    assert time.monotonic() - began < 20 and pool.events()["ejections"] == 1
+    requests = [request_for(number) for number in range(40)]
+    check(requests, draw(host, pool, requests).result(timeout=30), version=2)
+    one.process.send_signal(signal.SIGCONT)
+    wait_until(lambda: pool.events()["readmissions"] == 1)
+    check(requests, draw(host, pool, requests).result(timeout=30), version=2)
 
 
 def test_a_process_started_again_on_the_base_draws_nothing_under_the_runs_version(host, pools, processes, root, request_for):

@@ -202,6 +202,52 @@ def test_a_reset_serves_the_base_alone_and_requests_in_flight_are_drawn_again(re
     asyncio.run(scene())
 
 
+def test_an_engine_is_built_to_its_end_though_all_who_wait_give_up(request_for):
+    async def scene() -> None:
+        def fate(engine: PlainEngine, number: int) -> None:
+            async def slowly() -> None:
+                await asyncio.sleep(0.1 * number)
+
+            engine.start = slowly  # type: ignore[method-assign]
+
+        factory = Factory(fate)
+        supervisor = await started(factory)
+        await supervisor.publish(4, NOWHERE, "hash-4")
+        drawing = [asyncio.ensure_future(supervisor.generate(request_for(number))) for number in range(5)]
+        await asyncio.sleep(0.005)
+        factory.built[0].dies = DEATH
+        await asyncio.sleep(0.06)
+        assert not supervisor.ready
+        for task in drawing:
+            task.cancel()
+        await asyncio.gather(*drawing, return_exceptions=True)
+        await asyncio.sleep(0.15)
+        assert supervisor.ready and len(factory.built) == 2
+        assert (await supervisor.generate(request_for(1))).policy_version == 4
+
+    asyncio.run(scene())
+
+
+def test_a_reset_that_fails_is_mended_by_the_next_request(request_for):
+    async def scene() -> None:
+        def fate(engine: PlainEngine, number: int) -> None:
+            async def fails() -> None:
+                raise EngineError("no memory is left")
+
+            if number == 1:
+                engine.start = fails  # type: ignore[method-assign]
+
+        factory = Factory(fate)
+        supervisor = await started(factory)
+        await supervisor.publish(7, NOWHERE, "hash-7")
+        with pytest.raises(EngineError, match="no memory"):
+            await supervisor.reset()
+        assert (await supervisor.generate(request_for(1))).policy_version == 0
+        assert supervisor.ready and len(factory.built) == 3
+
+    asyncio.run(scene())
+
+
 def test_a_closed_engine_is_not_built_again(request_for):
     async def scene() -> None:
         factory = Factory()

@@ -378,7 +378,7 @@ def test_health_tells_of_versions_and_a_worker_that_warms_up_says_so_and_draws_n
     end = WorkerHere(Slow("slow"), model, root).begin()
     try:
         health = json.loads(knock(end, "/health")[1])
-        assert (health["ready"], health["alive"], health["policy_version"]) == (False, False, 0)
+        assert (health["ready"], health["alive"], health["policy_version"]) == (False, True, 0)
         for path, body in (("/generate", pack_request(request_for(1))), ("/stats", None), ("/metrics", None)):
             assert told(knock(end, path, body)) == (503, "engine_lost")
         assert publish(end, "v1", adapter_hash_of(root / "v1")) == (503, "engine_lost")
