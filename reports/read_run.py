@@ -19,7 +19,7 @@ import numpy as np
 
 from evaluation.score_files import ScoreRecord, read_scores
 from evaluation.strength import cluster_bootstrap
-from storage.index import connect
+from storage.asking import connect
 from storage.runs import RunPaths
 from telemetry.errors import DataError, InputError
 

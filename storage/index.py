@@ -254,21 +254,6 @@ class Index:
         return table
 
 
-def connect(run_dir: Path, *, blend: Mapping[str, float] | None = None, discount: float = 1.0) -> duckdb.DuckDBPyConnection:
-    """For ad-hoc SQL: ``decisions``, ``groups``, ``batches``, ``plies`` and ``refused`` of a run as it is.
-
-    All in memory: it takes no lock, may be opened while the run writes, and reaches no file or network.
-    """
-    paths = RunPaths(Path(run_dir))
-    if not paths.shards.is_dir():
-        raise InputError(f"{run_dir} is not a run: it has no folder 'shards'; give a folder such as runs/<name>.")
-    index = Index(paths, blend=blend, discount=discount)
-    index.refresh()
-    index.connection.execute("SET enable_external_access = false")
-    index.connection.execute("SET lock_configuration = true")
-    return index.connection
-
-
 _GROUPS_VIEW = """
 CREATE VIEW "groups" AS
 SELECT g.*, (

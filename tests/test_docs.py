@@ -20,7 +20,7 @@ from pydantic import BaseModel
 
 from cli.main import command_line
 from flows.run_settings import RunSettings, layered_settings
-from storage.index import connect
+from storage.asking import ask, connect, ready
 from storage.runs import RunPaths
 from storage.schema import DECISION_SCHEMA
 from telemetry.metrics import METRICS
@@ -77,7 +77,11 @@ def entente_commands() -> list[Any]:
 
 
 COMMANDS = entente_commands()
-QUERIES = [pytest.param(case.values[0][-1], id=case.id) for case in COMMANDS if case.values[0][0] == "sql"]
+QUERIES = [
+    pytest.param(next(word for word in case.values[0][1:] if " " in word or word.startswith("@")), id=case.id)
+    for case in COMMANDS
+    if case.values[0][0] == "sql"
+]
 
 
 def project_files() -> list[str]:
@@ -126,7 +130,7 @@ def test_a_command_that_is_named_exists(page: str):
 def test_sql_that_is_shown_fits_the_views(query: str, tmp_path: Path):
     RunPaths(tmp_path).create()
     with connect(tmp_path) as connection:
-        assert connection.sql(query).fetchall() == []
+        assert ask(connection, ready(query[1:]) if query.startswith("@") else query).num_rows == 0
 
 
 @pytest.mark.parametrize("block", [block for page in PAGES.values() for block in blocks(page, "toml")])

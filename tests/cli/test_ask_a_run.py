@@ -1,12 +1,16 @@
 """A run that is done can be asked, and measured again; and what cannot be asked for is refused in a sentence."""
 
+import csv
 import json
+import re
 import socket
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
-from storage.index import connect
+from cli.sql import sql
+from storage.asking import QUERIES, VIEWS, ask, connect, ready
 
 pytestmark = pytest.mark.vllm
 
@@ -38,19 +42,84 @@ def test_an_answer_is_a_table_with_a_head(workplace, trained):
     assert rows == [[str(version), str(count), f"{gained:.4g}"] for version, count, gained in answer] and len(rows) == 2
 
 
-@pytest.mark.parametrize("view", ["decisions", "groups", "batches", "plies", "refused"])
-def test_every_view_that_the_help_names_is_there(workplace, trained, view: str):
-    done = workplace("sql", "--run", "first", f"select count(*) as n from {view}")
-    assert done.returncode == 0, done.stderr
-    assert (int(cells(done.stdout)[1][0]) > 0) is (view != "refused")
+@pytest.mark.parametrize("view", VIEWS)
+def test_every_view_that_the_help_names_is_there(trained, view: str):
+    _, paths, _ = trained
+    assert view in (sql.__doc__ or "")
+    with connect(paths.root) as run:
+        assert (ask(run, f"select * from {view}").num_rows > 0) is (view != "refused")
 
 
-def test_nothing_that_a_question_does_outlives_it(workplace, trained):
-    summary, before = trained[0], names(workplace.folder)
-    assert workplace("sql", "--run", "first", "delete from decisions").returncode == 0
-    asked_again = workplace("sql", "--run", "first", "select count(*) from decisions")
-    assert cells(asked_again.stdout)[1] == [str(summary["decisions"])]
+@pytest.mark.parametrize("name", QUERIES)
+def test_every_ready_question_has_an_answer_and_says_what_it_answers(trained, name: str):
+    _, paths, _ = trained
+    with connect(paths.root) as run:
+        assert ask(run, ready(name)).num_rows > 0
+    assert re.match(r"-- \w.{20,120}\.\n", ready(name))
+
+
+def test_tokens_are_those_of_the_rows_and_their_logprobs_add_up(trained):
+    _, paths, _ = trained
+    with connect(paths.root) as run:
+        counts = ask(
+            run, "select count(*) as n, sum(logprob) as s, count(*) filter (not forced) as free from tokens"
+        ).to_pylist()[0]
+        told = ask(run, "select sum(n_completion) as n, sum(n_branching) as free from decisions").to_pylist()[0]
+        wrong = ask(run, "select count(*) as n from tokens where forced and logprob <> 0 or legal_tokens < 1").to_pylist()[0]
+    assert (counts["n"], counts["free"], wrong["n"]) == (told["n"], told["free"], 0) and counts["s"] < 0
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "delete from decisions",
+        "create table mine as from decisions",
+        "attach 'x.db'",
+        "copy decisions to 'x.csv'",
+        "select 1; select 2",
+        "set lock_configuration = false",
+        "",
+    ],
+)
+def test_what_would_change_anything_is_refused(workplace, trained, question: str):
+    before = names(workplace.folder)
+    done = workplace("sql", "--run", "first", question)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "entente: ask one question with SELECT: nothing of a run can be changed here\n"
     assert names(workplace.folder) == before
+
+
+@pytest.mark.parametrize(
+    ("question", "sentence"),
+    [
+        (
+            "select * from rows",
+            "SQL failed: Catalog Error: Table with name rows does not exist!; there are the views decisions",
+        ),
+        ("select * from read_csv('/etc/passwd')", "SQL failed: Permission Error: "),
+        ("selekt", "SQL failed: Parser Error: "),
+        ("@nothing", "there is no ready question 'nothing'; known: duplicate_completions, "),
+    ],
+)
+def test_a_question_that_fails_says_why_and_what_there_is(workplace, trained, question: str, sentence: str):
+    done = workplace("sql", "--run", "first", question)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith(f"entente: {sentence}")
+
+
+def test_answers_come_as_csv_json_and_parquet_too(workplace, trained, tmp_path: Path):
+    question = "select d.decision_id, power, orders from decisions as d join orders using (decision_id) order by 1 limit 3"
+    with connect(trained[1].root) as run:
+        rows = ask(run, question).to_pylist()
+    as_json = workplace("sql", "--run", "first", question, "--format", "json")
+    assert [json.loads(line) for line in as_json.stdout.splitlines()] == rows
+    as_csv = list(csv.DictReader(workplace("sql", "--run", "first", question, "--format", "csv").stdout.splitlines()))
+    assert [(row["power"], json.loads(row["orders"])) for row in as_csv] == [(row["power"], row["orders"]) for row in rows]
+    file = tmp_path / "answer.parquet"
+    assert workplace("sql", "--run", "first", question, "--format", "parquet", "--output", str(file)).returncode == 0
+    assert pq.read_table(file).to_pylist() == rows
+    refused = workplace("sql", "--run", "first", question, "--format", "parquet")
+    assert refused.returncode == 2 and "--output" in refused.stderr
 
 
 def test_a_version_measured_again_scores_the_same(workplace, trained):

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow.ipc
 import pytest
 
-from storage.index import connect
+from storage.asking import connect
 from storage.ledger import ledger_path, read_ledger, recorded_steps
 from storage.runs import RunPaths
 

@@ -13,7 +13,7 @@ import pytest
 from rollouts.settings import RolloutSettings
 from state_cache.settings import CacheSettings
 from state_cache.store import StateCache
-from storage.index import connect
+from storage.asking import connect
 from storage.runs import RunPaths
 from storage.shards import shard_path
 from tasks.resources import PRODUCER, Resources

@@ -15,7 +15,7 @@ from cli.main import command_line
 from reports.drawing import new_plot, to_svg
 from reports.read_run import read_run
 from reports.settings_tree import compare
-from storage.index import connect
+from storage.asking import connect
 from storage.runs import RunPaths, held
 from tests.reports.conftest import Page, metric_lines
 

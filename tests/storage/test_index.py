@@ -11,7 +11,8 @@ import duckdb
 import numpy as np
 import pytest
 
-from storage.index import Index, SelectionQuery, connect
+from storage.asking import connect
+from storage.index import Index, SelectionQuery
 from storage.ledger import read_ledger, write_ledger
 from storage.runs import RunPaths
 from storage.shards import open_shard, publish_shard

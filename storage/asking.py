@@ -1,0 +1,103 @@
+"""Questions in SQL, asked of a run as it stands: views over its rows, tokens, plies, ledgers and figures.
+
+Promise: all of it is in memory and reaches no file and no network, so it takes no lock, may be opened while the run writes, and
+can change nothing. Token lists stay in the mapped shards until a question names them.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+
+from storage.index import Index
+from storage.runs import RunPaths
+from storage.shards import open_shard
+from telemetry.errors import InputError
+
+VIEWS = ("decisions", "groups", "batches", "plies", "orders", "tokens", "lag", "snapshots", "metrics", "refused")
+QUERIES = {file.stem: file.read_text() for file in sorted((Path(__file__).parent / "queries").glob("*.sql"))}
+"""Ready questions by name; the first line of each says what it answers."""
+_VIEWS_SQL = Path(__file__).with_name("views.sql").read_text()
+_PAYLOAD = ("decision_id", "input_ids", "prompt_len", "behaviour_logprobs", "legal_offsets")
+_READ_ONLY = {duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN}
+
+
+def connect(run_dir: Path, *, blend: Mapping[str, float] | None = None, discount: float = 1.0) -> duckdb.DuckDBPyConnection:
+    """A DuckDB connection with the views of `VIEWS` over the run in `run_dir`, as it is now.
+
+    Args:
+        blend: weights of the column "return"; the trainer's, or others.
+
+    Raises:
+        InputError: it is no run.
+    """
+    paths = RunPaths(Path(run_dir))
+    if not paths.shards.is_dir():
+        raise InputError(f"{run_dir} is not a run: it has no folder 'shards'; give a folder such as runs/<name>.")
+    index = Index(paths, blend=blend, discount=discount)
+    index.refresh()
+    connection = index.connection
+    shards = [str(shard) for (shard,) in connection.sql("SELECT DISTINCT shard FROM decisions ORDER BY shard").fetchall()]
+    tables = [open_shard(paths.shards / shard).replace_schema_metadata(None) for shard in shards]
+    connection.register("payload", _stacked(tables, _PAYLOAD))
+    connection.register("orders", _stacked(tables, ("decision_id", "orders")))
+    connection.register("metrics", _metrics(paths.metrics))
+    connection.execute(_VIEWS_SQL)
+    connection.execute("SET enable_external_access = false")
+    connection.execute("SET lock_configuration = true")
+    return connection
+
+
+def ask(connection: duckdb.DuckDBPyConnection, question: str) -> pa.Table:
+    """The answer to one question.
+
+    Raises:
+        InputError: it is no single SELECT, or DuckDB refuses it; the sentence has DuckDB's message and the views there are.
+    """
+    try:
+        statements = connection.extract_statements(question)
+        if len(statements) != 1 or statements[0].type not in _READ_ONLY:
+            raise InputError("ask one question with SELECT: nothing of a run can be changed here")
+        return connection.sql(question).to_arrow_table()
+    except duckdb.Error as error:
+        said = str(error).strip().splitlines()[0]
+        raise InputError(f"SQL failed: {said}; there are the views {', '.join(VIEWS)}") from error
+
+
+def ready(name: str) -> str:
+    """The SQL of a ready question.
+
+    Raises:
+        InputError: there is none of that name.
+    """
+    if name not in QUERIES:
+        raise InputError(f"there is no ready question '{name}'; known: {', '.join(QUERIES)}")
+    return QUERIES[name]
+
+
+def _stacked(tables: list[pa.Table], columns: tuple[str, ...]) -> pa.Table:
+    """These columns of all shards, as one table that still lies in their files."""
+    from storage.schema import DECISION_SCHEMA
+
+    wanted = pa.schema([DECISION_SCHEMA.field(name) for name in columns])
+    return pa.concat_tables([table.select(columns) for table in tables]) if tables else wanted.empty_table()
+
+
+def _metrics(file: Path) -> pa.Table:
+    """The run's figures as rows (step, name, value); a line that was cut is left out."""
+    steps, names, values = [], [], []
+    for line in file.read_text().splitlines() if file.is_file() else ():
+        try:
+            figures = json.loads(line)
+        except ValueError:
+            continue
+        step = figures.pop("step")
+        for name, value in figures.items():
+            if isinstance(value, int | float):
+                steps.append(step)
+                names.append(name)
+                values.append(float(value))
+    columns = {"step": pa.array(steps, pa.int32()), "name": pa.array(names, pa.string()), "value": pa.array(values, pa.float64())}
+    return pa.table(columns)

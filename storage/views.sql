@@ -1,0 +1,32 @@
+-- What ad-hoc questions find beside the index's own tables. Each view's columns are told in docs/data.md.
+
+-- Every completion position: what was drawn, how likely, among how many legal tokens.
+CREATE VIEW tokens AS
+SELECT
+    decision_id,
+    place::INTEGER AS place,
+    input_ids[prompt_len + place + 1] AS token,
+    behaviour_logprobs[place + 1] AS logprob,
+    legal_offsets[place + 2] - legal_offsets[place + 1] AS legal_tokens,
+    legal_tokens = 1 AS forced
+FROM (SELECT *, unnest(range(len(behaviour_logprobs))) AS place FROM payload);
+
+-- How stale the rows of each step were.
+CREATE VIEW lag AS
+SELECT lineage, step, policy_lag, count(*)::INTEGER AS decisions
+FROM batches GROUP BY ALL ORDER BY ALL;
+
+-- Positions that forks began at, and what became of them.
+CREATE VIEW snapshots AS
+SELECT
+    d.snapshot_id,
+    count(DISTINCT (d.producer, d.start_group))::INTEGER AS start_groups,
+    count(DISTINCT (d.producer, d.start_group, d.fork))::INTEGER AS forks,
+    avg(d."return") AS mean_return,
+    (
+        SELECT avg(g.spread) FROM advantage_groups AS g
+        SEMI JOIN decisions AS of_it
+            ON of_it.snapshot_id = d.snapshot_id AND of_it.shard = g.shard AND of_it.start_group = g.start_group
+    ) AS mean_spread,
+    max(d.policy_version) AS newest_version
+FROM decisions AS d GROUP BY d.snapshot_id ORDER BY d.snapshot_id;
