@@ -57,28 +57,39 @@ IN_FLIGHT = 64
 HTTP_PROMPT, HTTP_TOKENS = 440, 24
 
 
-def bench_decode(*, rounds: int = 5, seed: int = 0, model: Path | None = None, models_root: Path, http: bool = True) -> Outcome:
+def bench_decode(
+    *,
+    rounds: int = 5,
+    seed: int = 0,
+    model: Path | None = None,
+    models_root: Path,
+    http: bool = True,
+    settings: InferenceSettings | None = None,
+) -> Outcome:
     """Measure with an engine in this process.
 
     Args:
         model: folder of the model; None: the tiny one.
         models_root: where tiny models lie, or are made if they are not there yet, which takes a minute or two.
         http: also start a worker, and compare with it.
+        settings: of the engine; versions are served as merged weights where it is float32 and leaves the choice open.
 
     Raises:
         InputError: there is nothing to measure.
     """
     if rounds < 1:
         raise InputError(f"There is nothing to measure in {rounds} rounds: at least 1.")
-    models = models_to_measure(model, models_root)
+    models, settings = models_to_measure(model, models_root), settings or InferenceSettings()
+    if settings.adapters == "auto":
+        settings = settings.model_copy(update={"adapters": "merge_reload" if settings.dtype == "float32" else "slots"})
     with tempfile.TemporaryDirectory(prefix="entente-decode-") as scratch:
-        return asyncio.run(_measure(models, Path(scratch), rounds=rounds, seed=seed, http=http))
+        return asyncio.run(_measure(models, settings, Path(scratch), rounds=rounds, seed=seed, http=http))
 
 
-async def _measure(models: Models, scratch: Path, *, rounds: int, seed: int, http: bool) -> Outcome:
+async def _measure(models: Models, settings: InferenceSettings, scratch: Path, *, rounds: int, seed: int, http: bool) -> Outcome:
     from inference.embedded import EmbeddedEngine
 
-    folder, settings = models.full, InferenceSettings(adapters="merge_reload")
+    folder = models.full
     engine, tokens = EmbeddedEngine(folder, settings, name="decode"), Tokens(Codec(folder))
     await engine.start()
     try:
@@ -241,7 +252,8 @@ async def notation_figures(engine: Any, models: Models, cases: Sequence[Case], *
     for _ in range(rounds):
         spent = {}
         for notation, (folder, requests) in arms.items():
-            engine._engine.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
+            if models.slot != models.full:
+                engine._engine.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
             before = await engine.stats()
             spent[notation] = await _draw_together(engine, requests, IN_FLIGHT)
             drawn[notation] = ((await engine.stats()).completion_tokens - before.completion_tokens) / len(requests)

@@ -8,6 +8,8 @@ from cyclopts import App, Parameter
 from rich.console import Console
 from rich.table import Table
 
+from inference.settings import InferenceSettings
+
 if TYPE_CHECKING:
     from benchmarks.outcome import Outcome
 
@@ -78,6 +80,7 @@ def decode(
     http: Annotated[bool, Parameter(help="Also start a worker and compare with it.")] = True,
     seed: Seed = 0,
     json: AsJson = False,
+    settings: Annotated[InferenceSettings | None, Parameter(name="*", help="Any setting of inference.")] = None,
 ) -> None:
     """The engine: what the legal mask costs, and what batches, shared prefixes and slot notation save. Takes minutes.
 
@@ -91,7 +94,10 @@ def decode(
     apply_threads(1)  # CPU seconds of one thread can be compared; threads that wait for one another burn them
     from benchmarks.decode import bench_decode
 
-    _show(bench_decode(rounds=rounds, seed=seed, model=model, models_root=runs_root / MODEL_FOLDER, http=http), json=json)
+    outcome = bench_decode(
+        rounds=rounds, seed=seed, model=model, models_root=runs_root / MODEL_FOLDER, http=http, settings=settings
+    )
+    _show(outcome, json=json)
 
 
 def _show(outcome: "Outcome", *, json: bool) -> None:

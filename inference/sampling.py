@@ -19,6 +19,8 @@ def sampling_params(request: GenerationRequest, eos_id: int) -> SamplingParams:
         logprobs=0,
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
+        # Made for one request, so vLLM need not copy it in depth.
+        skip_clone=True,
         extra_args={TABLE_KEY: known_tables.keep(request.table)},
     )
 
@@ -35,4 +37,5 @@ def unmasked_params(seed: int, tokens: int) -> SamplingParams:
         logprobs=0,
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
+        skip_clone=True,
     )
