@@ -1,4 +1,4 @@
--- What ad-hoc questions find beside the index's own tables. Each view's columns are told in docs/data.md.
+-- What ad-hoc questions find beside the index's own tables.
 
 -- Every completion position: what was drawn, how likely, among how many legal tokens.
 CREATE VIEW tokens AS

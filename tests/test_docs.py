@@ -20,6 +20,7 @@ from pydantic import BaseModel
 
 from cli.main import command_line
 from flows.run_settings import RunSettings, layered_settings
+from storage.asking import QUERIES as READY
 from storage.asking import ask, connect, ready
 from storage.runs import RunPaths
 from storage.schema import DECISION_SCHEMA
@@ -131,6 +132,11 @@ def test_sql_that_is_shown_fits_the_views(query: str, tmp_path: Path):
     RunPaths(tmp_path).create()
     with connect(tmp_path) as connection:
         assert ask(connection, ready(query[1:]) if query.startswith("@") else query).num_rows == 0
+
+
+def test_the_ready_questions_of_the_readme_are_all_there_are():
+    told = re.findall(r"`@(\w+)`", between(README, "questions"))
+    assert sorted(told) == sorted(READY) and len(told) >= 10
 
 
 @pytest.mark.parametrize("block", [block for page in PAGES.values() for block in blocks(page, "toml")])
