@@ -60,7 +60,7 @@ def pools(host: EngineHost, model: Path) -> Iterator[Callable[..., RemoteEngine]
 
     def start(*workers: WorkerHere | str, **settings: Any) -> RemoteEngine:
         urls = tuple(worker if isinstance(worker, str) else worker.url for worker in workers)
-        wanted: dict[str, Any] = {"heartbeat_s": 0.5, "no_worker_timeout_s": 2.0, "request_timeout_s": 10.0} | settings
+        wanted: dict[str, Any] = {"heartbeat_s": 2.0, "no_worker_timeout_s": 2.0, "request_timeout_s": 10.0} | settings
         pool = RemoteEngine(InferenceSettings(urls=urls, **wanted), None, model_fingerprint(model))
         opened.append(pool)
         host.submit(pool.start()).result(timeout=60)

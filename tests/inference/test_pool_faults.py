@@ -94,12 +94,12 @@ def test_a_faulty_answer_is_drawn_again_elsewhere_and_its_worker_gets_no_more_wo
     host, pools, workers, proxies, request_for, fault
 ):
     proxy, good = proxies(workers().url), workers()
-    pool = pools(proxy.url, good, request_timeout_s=1.0)
+    pool = pools(proxy.url, good, request_timeout_s=2.5)
     proxy.fault = fault
     requests = [request_for(number) for number in range(40)]
     check(requests, draw(host, pool, requests).result(timeout=30))
     events = pool.events()
-    assert proxy.faults and events["ejections"] == 1 and events["retries"] >= 3
+    assert proxy.faults and events["ejections"] >= 1 and events["retries"] >= 3
     assert bool(events["rejected_answers"]) == (fault in WRONG_ANSWERS)
     assert bool(events["timeouts"]) == (fault == "no answer")
     proxy.fault = ""
@@ -151,9 +151,11 @@ def test_a_stopped_process_is_found_out_and_comes_back(host, pools, processes, r
     time.sleep(0.15)
     one.process.send_signal(signal.SIGSTOP)
     check(requests, drawing.result(timeout=30))
-    assert pool.events()["ejections"] == 1 and pool.events()["timeouts"] == 0, "the watch should be sooner than the time-out"
+    events = pool.events()
+    assert events["ejections"] >= 1 and events["timeouts"] == 0, "the watch should be sooner than the time-out"
+    assert pool._roster.workers[0].state == "ejected"
     one.process.send_signal(signal.SIGCONT)
-    wait_until(lambda: pool.events()["readmissions"] == 1)
+    wait_until(lambda: len(pool._roster.living) == 2)
     more = [request_for(number) for number in range(100, 160)]
     check(more, draw(host, pool, more).result(timeout=30))
 
@@ -167,11 +169,11 @@ def test_nobody_waits_for_a_stopped_process_to_publish_and_it_publishes_when_it_
     one.process.send_signal(signal.SIGSTOP)
     began = time.monotonic()
     publish(host, pool, root, 2)
-    assert time.monotonic() - began < 20 and pool.events()["ejections"] == 1
+    assert time.monotonic() - began < 20 and pool._roster.workers[0].state == "ejected"
     requests = [request_for(number) for number in range(40)]
     check(requests, draw(host, pool, requests).result(timeout=30), version=2)
     one.process.send_signal(signal.SIGCONT)
-    wait_until(lambda: pool.events()["readmissions"] == 1)
+    wait_until(lambda: len(pool._roster.living) == 2)
     check(requests, draw(host, pool, requests).result(timeout=30), version=2)
 
 
@@ -190,8 +192,8 @@ def test_a_process_started_again_on_the_base_draws_nothing_under_the_runs_versio
 
 @pytest.mark.parametrize("noticed", ["by the watch", "by a request"])
 def test_a_process_told_to_end_answers_what_is_in_flight_and_ends_cleanly(host, pools, processes, request_for, noticed):
-    (one,) = processes(1, PLAIN_DELAY_S="1.0")
-    pool = pools(one.url, heartbeat_s=0.2 if noticed == "by the watch" else 30.0)
+    (one,) = processes(1, PLAIN_DELAY_S="1.5")
+    pool = pools(one.url, heartbeat_s=0.5 if noticed == "by the watch" else 30.0)
     requests = [request_for(number) for number in range(8)]
     drawing = draw(host, pool, requests)
     wait_until(lambda: host.submit(pool.stats()).result(timeout=10).requests == 8)
