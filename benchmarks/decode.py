@@ -6,6 +6,7 @@ would not find there; only where prefixes or shared tables are the subject do th
 """
 
 import asyncio
+import gc
 import random
 import tempfile
 import time
@@ -101,8 +102,8 @@ async def _measure(models: Models, settings: InferenceSettings, scratch: Path, *
             )
             for name, shape in SHAPES.items()
         }
-        metrics |= await rollout_figures(engine, tokens, positions[:3])
-        metrics["client_ms_per_decision"] = await client_ms_per_decision(tokens, positions[:3])
+        metrics |= await rollout_figures(engine, tokens, positions[:3], rounds=rounds)
+        metrics["client_ms_per_decision"] = await client_ms_per_decision(tokens, positions[: rounds + 1])
         cases = rollout_cases(positions[:3], forks=FORKS, phases=3)
         metrics |= await batching_figures(engine, tokens, cases, rounds=rounds)
         metrics |= await notation_figures(engine, models, cases, rounds=rounds)
@@ -146,6 +147,9 @@ def masked_over_unmasked(engine: Any, tokens: Tokens, shape: Shape, *, rounds: i
 def _drawn(engine: Any, arm: Sequence[tuple[Sequence[int], Any]]) -> tuple[float, list[list[int]]]:
     """CPU seconds of one batch and its tokens, by vLLM's own calls: our engine would not send a request without a table."""
     vllm, found = engine._engine, {}
+    # Neither arm tidies up after the other.
+    vllm.reset_prefix_cache()
+    gc.collect()
     began = time.process_time()
     for number, (prompt, parameters) in enumerate(arm):
         vllm.add_request(f"arm/{number}", {"prompt_token_ids": list(prompt)}, parameters)
@@ -160,7 +164,7 @@ def _drawn(engine: Any, arm: Sequence[tuple[Sequence[int], Any]]) -> tuple[float
 # -- rollouts --------------------------------------------------------------------------------------------------------------
 
 
-async def rollout_figures(engine: Any, tokens: Tokens, positions: Sequence[Snapshot]) -> dict[str, float]:
+async def rollout_figures(engine: Any, tokens: Tokens, positions: Sequence[Snapshot], *, rounds: int) -> dict[str, float]:
     """Prefix hits and table times over whole start groups: seven powers, 8 forks, 3 years; the first group warms up."""
     first_ply, every, forced, drawn_tokens, asked = [], [], 0, 0, []
     for number, snapshot in enumerate(positions):
@@ -180,7 +184,7 @@ async def rollout_figures(engine: Any, tokens: Tokens, positions: Sequence[Snaps
         ),
         "completion_tokens_per_decision": drawn_tokens / len(every),
         "forced_token_share": forced / drawn_tokens,
-        "table_ms": table_ms(tokens, asked[0], [legal for group in asked[1:] for legal in group]),
+        "table_ms": table_ms(tokens, asked[0], [legal for group in asked[1:] for legal in group], rounds=rounds),
     }
 
 
@@ -188,24 +192,23 @@ def _hit_share(drawn: Sequence[tuple[GenerationRequest, Generation]]) -> float:
     return sum(generation.cached_tokens for _, generation in drawn) / sum(len(request.prompt_ids) for request, _ in drawn)
 
 
-def table_ms(tokens: Tokens, warm_up: Sequence[LegalOrders], asked: Sequence[LegalOrders]) -> float:
-    """CPU milliseconds for a request's table, from legal orders until the engine has it: mean over `asked`.
+def table_ms(tokens: Tokens, warm_up: Sequence[LegalOrders], asked: Sequence[LegalOrders], *, rounds: int) -> float:
+    """CPU milliseconds for a request's table, from legal orders until the engine has it: mean over `asked`, median of rounds.
 
     The words of orders are known from `warm_up`; the tables are as new as in a rollout, where forks share some of them.
     """
     from inference.legal_admission import KnownTables
 
-    builder, known = TableBuilder(tokens.codec, tokens.prompts.order_notation), KnownTables()
-
-    def hand_over(legal: LegalOrders) -> None:
-        known.find(known.keep(builder.table(legal)))
-
-    for legal in warm_up:
-        hand_over(legal)
-    began = time.process_time()
-    for legal in asked:
-        hand_over(legal)
-    return 1e3 * (time.process_time() - began) / len(asked)
+    spent = []
+    for _ in range(rounds):
+        builder, known = TableBuilder(tokens.codec, tokens.prompts.order_notation), KnownTables()
+        for legal in warm_up:
+            known.find(known.keep(builder.table(legal)))
+        began = time.process_time()
+        for legal in asked:
+            known.find(known.keep(builder.table(legal)))
+        spent.append(time.process_time() - began)
+    return 1e3 * median(spent) / len(asked)
 
 
 # -- batches and notations -------------------------------------------------------------------------------------------------
@@ -249,7 +252,7 @@ async def notation_figures(engine: Any, models: Models, cases: Sequence[Case], *
         "full": (models.full, requests_for(cases, Tokens(Codec(models.full)), "full")),
     }
     ratios, drawn = [], {}
-    for _ in range(rounds):
+    for _ in range(2 * rounds):
         spent = {}
         for notation, (folder, requests) in arms.items():
             if models.slot != models.full:
@@ -263,13 +266,12 @@ async def notation_figures(engine: Any, models: Models, cases: Sequence[Case], *
 
 async def client_ms_per_decision(tokens: Tokens, positions: Sequence[Snapshot]) -> float:
     """CPU milliseconds of everything in a rollout but the engine: games, prompts, tables, legal sets, rows."""
-    engine, spent, drawn = Instant(), 0.0, 0
+    engine, spent = Instant(), []
     for number, snapshot in enumerate(positions):
         began = time.process_time()
         asked = await roll_out_group(snapshot, engine, tokens, number=number, forks=FORKS, years=YEARS)
-        if number:  # the first one warms up
-            spent, drawn = spent + time.process_time() - began, drawn + len(asked[0])
-    return 1e3 * spent / drawn
+        spent.append(1e3 * (time.process_time() - began) / len(asked[0]))
+    return median(spent[1:])  # the first one warms up
 
 
 # -- versions, workers -----------------------------------------------------------------------------------------------------

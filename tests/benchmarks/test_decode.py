@@ -128,7 +128,7 @@ def test_table_time_is_of_the_requests_after_the_warm_up(tokens, monkeypatch: py
     monkeypatch.setattr(TableBuilder, "_build", lambda self, legal: (clock.__setitem__(0, clock[0] + 1), build(self, legal))[1])
     monkeypatch.setattr(decode.time, "process_time", lambda: clock[0])
     known, new, other = (made_up_orders(dice, SMALL) for _ in range(3))
-    assert decode.table_ms(tokens, [known], [known, new, new, other]) == 1e3 * 2 / 4
+    assert decode.table_ms(tokens, [known], [known, new, new, other], rounds=3) == 1e3 * 2 / 4
 
 
 @pytest.mark.vllm
@@ -164,7 +164,7 @@ def test_rollouts_batches_and_notations_are_measured_on_a_real_engine(vllm_engin
     async def measure() -> dict[str, float]:
         cases = rollout_cases(positions[:1], forks=2, phases=2)
         return {
-            **await decode.rollout_figures(vllm_engine, tokens, positions[:2]),
+            **await decode.rollout_figures(vllm_engine, tokens, positions[:2], rounds=1),
             **await decode.batching_figures(vllm_engine, tokens, cases, rounds=1),
             **await decode.notation_figures(vllm_engine, Models(full=model, slot=model), cases, rounds=1),
             "client_ms_per_decision": await decode.client_ms_per_decision(tokens, positions[:2]),
