@@ -12,7 +12,6 @@ An adapter is looked at before vLLM hears of it, because a bad one in a request 
 
 import asyncio
 import shutil
-import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection
@@ -24,6 +23,7 @@ import numpy as np
 
 from decoding.model_files import eos_token_id
 from inference.engine import EngineStats, Generation, GenerationRequest
+from inference.scratch import Scratch
 from inference.served import Served, ServedVersions
 from inference.settings import AdapterMode, InferenceSettings
 from inference.vllm_arguments import SLOT_RANKS
@@ -60,7 +60,7 @@ class VllmEngine(ABC):
         self._counts = dict.fromkeys(_COUNTED, 0)
         self._lost: EngineLostError | None = None
         self._base: dict[str, Any] = {}
-        self._scratch = Path(tempfile.mkdtemp(prefix="entente-merged-"))
+        self._scratch = Scratch()
 
     # -- what an engine of this kind must do ----------------------------------------------------------------------------
 
@@ -154,7 +154,7 @@ class VllmEngine(ABC):
     async def close(self) -> None:
         """Shut vLLM down and fail whatever is in flight."""
         self._fail_all(EngineError(f"engine '{self.name}' was closed"))
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        self._scratch.close()
         await self._stop()
 
     # -- requests -------------------------------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ class VllmEngine(ABC):
         assert served.adapter is not None
         if not self._base:
             self._base = load_base(self._model)
-        target = self._scratch / f"v{served.version:06d}"
+        target = self._scratch.path / f"v{served.version:06d}"
         lost = merge_adapter(self._base, served.adapter, target)
         if lost > MERGE_LOSS_MAX:
             shutil.rmtree(target)
