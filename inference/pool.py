@@ -16,7 +16,8 @@ from pathlib import Path
 
 from inference.engine import BASE_VERSION, EngineStats, Generation, GenerationRequest
 from inference.pool_roster import Roster
-from inference.pool_worker import CallFailed, PoolWorker, Served, VersionMoved
+from inference.pool_versions import Served
+from inference.pool_worker import CallFailed, PoolWorker, VersionMoved
 from inference.settings import InferenceSettings
 from inference.wire import MAX_BODY, check_answer, pack_request
 from telemetry.errors import DataError, EngineError, EngineLostError, EntenteError, VersionGoneError
@@ -78,14 +79,14 @@ class RemoteEngine:
         """Draw one completion on some worker; see `Engine.generate`."""
         if self._roster.given_up is not None:
             raise self._roster.given_up
-        if request.version is not None and self._roster.is_gone(request.version):
+        if request.version is not None and self._roster.versions.is_gone(request.version):
             raise VersionGoneError(f"version {request.version} of request '{request.request_id}' is not published in this pool")
         number, loop = next(self._arrivals), asyncio.get_running_loop()
         threshold = self._settings.long_prompt_tokens
         job = _Job(
             request=request,
             name=f"{self._nonce}.{number}/{request.request_id}"[:200],
-            place=(self._roster.newest[0] if request.version is None else request.version, number),
+            place=(self._roster.versions.newest[0] if request.version is None else request.version, number),
             is_long=bool(threshold) and len(request.prompt_ids) >= threshold,
             arrived=loop.time(),
             answer=loop.create_future(),
@@ -112,7 +113,7 @@ class RemoteEngine:
         each = await asyncio.gather(*(worker.counts(roster.session, self._settings.heartbeat_s) for worker in roster.workers))
         sums = {name: sum(counts[name] for counts in each) for name in each[0]}
         unanswered = sum(map(len, self._sent.values())) + sum(not job.answer.done() for job in self._all_waiting())
-        return EngineStats(policy_version=roster.newest[0], running=unanswered, **sums)
+        return EngineStats(policy_version=roster.versions.newest[0], running=unanswered, **sums)
 
     def events(self) -> dict[str, int]:
         """What went wrong so far, by name: retries, ejections, readmissions, timeouts, rejected_answers, moved_versions,
@@ -241,7 +242,7 @@ class RemoteEngine:
     def _version_moved(self, job: _Job, worker: PoolWorker, asked: Served, error: VersionMoved) -> None:
         """Retired, overtaken by a newer one, or lost by a worker that began again: only the last is the worker's fault."""
         fits = error.newest == worker.newest or worker.changing
-        if self._roster.is_gone(asked[0]) or job.moves >= MOVES or (fits and job.request.version is not None):
+        if self._roster.versions.is_gone(asked[0]) or job.moves >= MOVES or (fits and job.request.version is not None):
             job.fail(VersionGoneError(str(error)))
             return
         self._roster.events["moved_versions"] += 1

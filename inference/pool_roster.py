@@ -13,7 +13,8 @@ from typing import Any
 import aiohttp
 
 from inference.engine import BASE_HASH, BASE_VERSION
-from inference.pool_worker import CallFailed, KeyRefused, PoolWorker, Served
+from inference.pool_versions import BASE, PublishedVersions
+from inference.pool_worker import CallFailed, KeyRefused, PoolWorker, holds, newest_of
 from inference.settings import InferenceSettings
 from telemetry.errors import DataError, EngineError, EngineLostError, InputError
 from telemetry.progress import reporter
@@ -22,8 +23,6 @@ FIRST_PROBE_S = 0.25
 READY_POLL_S = 0.5
 GONE_AFTER_S = 10.0
 """Seconds of refused connections after which a worker that should start counts as gone."""
-REPUBLISHED = 8
-"""Versions before the newest that a worker gets again when it comes back."""
 
 
 class Roster:
@@ -42,8 +41,7 @@ class Roster:
         self.on_given_up: Callable[[EngineLostError], None] = lambda error: None
         self._settings, self._key, self._fingerprint = settings, key, model_fingerprint
         self._session: aiohttp.ClientSession | None = None
-        self._versions: dict[int, tuple[Path, str]] = {}  # the newest last
-        self._oldest, self._kept = BASE_VERSION, frozenset[int]()
+        self.versions = PublishedVersions()
         self._publishing = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._changes: dict[PoolWorker, set[asyncio.Task[None]]] = {worker: set() for worker in self.workers}
@@ -62,20 +60,6 @@ class Roster:
     def living(self) -> list[PoolWorker]:
         """Workers that may get work, in the order of the settings."""
         return [worker for worker in self.workers if worker.state == "living"]
-
-    @property
-    def newest(self) -> Served:
-        """The newest version published, which every living worker serves."""
-        for version, (_, adapter_hash) in reversed(self._versions.items()):
-            return version, adapter_hash
-        return BASE_VERSION, BASE_HASH
-
-    def is_gone(self, version: int) -> bool:
-        """Was this version retired, or never published here?"""
-        if version == self.newest[0]:
-            return False
-        retired = version < self._oldest and version not in self._kept
-        return retired or (version != BASE_VERSION and version not in self._versions)
 
     async def start(self) -> None:
         """Wait until the workers are ready; those that are not by then join when they are, if one is.
@@ -158,21 +142,14 @@ class Roster:
             self.events["publish_refusals"] += len(refusals)
             if refusals and not any(worker not in refusals for worker in self.living):
                 raise next(iter(refusals.values()))
-            self._versions.pop(version, None)
-            self._versions[version] = (adapter, adapter_hash)
+            self.versions.add(version, adapter, adapter_hash)
             for worker, refusal in refusals.items():
                 self.eject(worker, f"it refused what others took: {refusal}")
             await self._wait_for_one()
 
     async def retire(self, oldest: int, keep: Collection[int]) -> None:
         """Serve nothing before `oldest` but `keep` and the newest, anywhere."""
-        newest = self.newest[0]
-        self._oldest, self._kept = max(self._oldest, oldest), frozenset(keep)
-        self._versions = {
-            version: found
-            for version, found in self._versions.items()
-            if version >= oldest or version in self._kept or version == newest
-        }
+        self.versions.retire(oldest, keep)
         await asyncio.gather(*(self._retire_on(worker, oldest, keep) for worker in self.living))
 
     async def _publish_on(
@@ -256,7 +233,7 @@ class Roster:
         worker.missed = 0
         if not told.get("ready"):
             self.eject(worker, "its engine is not ready", blamed=True)
-        elif worker.changes == changes and not worker.changing and not _holds(told, newest):
+        elif worker.changes == changes and not worker.changing and not holds(told, newest):
             self.eject(worker, f"it serves version {told.get('policy_version')}, not {newest[0]}: it was restarted")
 
     async def _recover(self, worker: PoolWorker) -> None:
@@ -291,14 +268,13 @@ class Roster:
         self.on_change()
 
     async def _publish_again(self, worker: PoolWorker, told: dict[str, Any]) -> None:
-        if not self._versions and _newest_of(told) != (BASE_VERSION, BASE_HASH):
+        if self.versions.newest == BASE and newest_of(told) != BASE:
             await worker.publish(self.session, BASE_VERSION, None, BASE_HASH)
-        while worker.newest != self.newest:
-            newest = self.newest[0]
-            for version in list(self._versions)[-1 - REPUBLISHED :]:
-                if version not in self._versions:  # retired meanwhile
+        while worker.newest != self.versions.newest:
+            newest = self.versions.newest[0]
+            for version, adapter, adapter_hash in self.versions.last():
+                if version not in self.versions:  # retired meanwhile
                     continue
-                adapter, adapter_hash = self._versions[version]
                 try:
                     await worker.publish(self.session, version, adapter, adapter_hash)
                 except DataError:
@@ -314,7 +290,7 @@ class Roster:
             return
         told = "; ".join(f"{worker.url}: {worker.reason}" for worker in self.workers)
         self.given_up = EngineLostError(
-            f"no worker came back within {waited:.3g} s ({told}): "
+            f"no worker came back within {round(waited, int(waited < 1)):g} s ({told}): "
             "start one again with `entente serve`, or raise inference.no_worker_timeout_s"
         )
         self._someone.set()
@@ -338,13 +314,3 @@ class Roster:
             self.given_up = EngineLostError(f"the pool's watch over its workers failed: {error!r}")
             self._someone.set()
             self.on_given_up(self.given_up)
-
-
-def _holds(told: dict[str, Any], served: Served) -> bool:
-    """Does a worker say that it serves this? Others may have published there too; the base is asked for when it is needed."""
-    versions = told.get("versions")
-    return served == (BASE_VERSION, BASE_HASH) or (isinstance(versions, dict) and versions.get(str(served[0])) == served[1])
-
-
-def _newest_of(told: dict[str, Any]) -> Served:
-    return int(told.get("policy_version", -1)), str(told.get("adapter_hash", ""))

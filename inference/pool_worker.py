@@ -15,8 +15,9 @@ from typing import Any, Literal
 
 import aiohttp
 
-from inference.engine import BASE_HASH, BASE_VERSION, EngineStats, Generation
+from inference.engine import EngineStats, Generation
 from inference.flow_control import FlowControl, WorkerLoad
+from inference.pool_versions import BASE, Served
 from inference.settings import InferenceSettings
 from inference.wire import CONTENT_TYPE, unpack_generation
 from telemetry.errors import DataError, EngineError, VersionGoneError
@@ -24,8 +25,6 @@ from telemetry.errors import DataError, EngineError, VersionGoneError
 LARGE_BODY = 1 << 20
 """Bytes beyond which a body is sent in pieces, so that the event loop goes on."""
 State = Literal["unknown", "living", "ejected"]
-Served = tuple[int, str]
-"""A policy version and its adapter's hash."""
 _COUNTS = tuple(field.name for field in fields(EngineStats) if field.name not in ("running", "policy_version"))
 
 
@@ -82,7 +81,7 @@ class PoolWorker:
     @property
     def newest(self) -> Served:
         """The version last published there by this pool."""
-        return next(reversed(self.served.items()), (BASE_VERSION, BASE_HASH))
+        return next(reversed(self.served.items()), BASE)
 
     def rank(self, snapshot_id: str) -> bytes:
         """How near this worker is to a position; the same in every process, whichever other workers come and go."""
@@ -186,8 +185,7 @@ class PoolWorker:
         except (ValueError, TypeError, KeyError):
             return CallFailed(f"it answered {path} with status {status}")
         if status == 410:
-            newest = (int(told.get("policy_version", -1)), str(told.get("adapter_hash", "")))
-            return VersionMoved(f"worker {self.url}: {sentence}", newest)
+            return VersionMoved(f"worker {self.url}: {sentence}", newest_of(told))
         if status == 401:
             return KeyRefused(sentence, lost=True)
         if status == 503:
@@ -195,3 +193,14 @@ class PoolWorker:
         if status >= 500 or kind == "busy":
             return CallFailed(f"it answered: {sentence}")
         return EngineError(f"worker {self.url} refused {path} with {status}: {sentence}")
+
+
+def holds(told: dict[str, Any], served: Served) -> bool:
+    """Does a worker say that it serves this? Others may have published there too; the base is asked for when it is needed."""
+    versions = told.get("versions")
+    return served == BASE or (isinstance(versions, dict) and versions.get(str(served[0])) == served[1])
+
+
+def newest_of(told: dict[str, Any]) -> Served:
+    """The newest version that a worker says it serves."""
+    return int(told.get("policy_version", -1)), str(told.get("adapter_hash", ""))

@@ -21,7 +21,8 @@ from decoding.legal_table import END
 from inference.engine import BASE_HASH, BASE_VERSION, EngineStats, Generation, GenerationRequest
 from inference.host import EngineHost
 from inference.supervisor import EngineSupervisor
-from inference.worker import Worker, bind, serve, worker_app
+from inference.worker import bind, serve, worker_app
+from inference.worker_service import Worker
 from telemetry.errors import EngineError, EntenteError, VersionGoneError
 
 
