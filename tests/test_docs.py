@@ -29,7 +29,8 @@ from telemetry.metrics import METRICS
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
-PAGES = {"README.md": README, "docs/architecture.md": ARCHITECTURE}
+PERFORMANCE = (ROOT / "docs" / "performance.md").read_text()
+PAGES = {"README.md": README, "docs/architecture.md": ARCHITECTURE, "docs/performance.md": PERFORMANCE}
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PACKAGES = PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
 DEPLOYMENTS = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
