@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from storage.schema import DECISION_SCHEMA, as_array
+from storage.schema import DECISION_SCHEMA, Ply, as_array, to_table
 
 _DECISION_FACTS = [f.name for f in DECISION_SCHEMA if not pa.types.is_list(f.type) and f.name != "prompt_len"]
 _PLY_FACTS = ["start_group", "fork", "ply", "phase", "snapshot_id"]
@@ -58,3 +58,9 @@ def _branching(decisions: pa.Table) -> npt.NDArray[np.int32]:
     # the difference leaves out each row's first offset, which follows another row's last and is no position
     counts: npt.NDArray[np.int32] = (total[starts[1:] - 1] - total[starts[:-1]]).astype(np.int32)
     return counts
+
+
+DECISION_FACTS = decision_facts(to_table([]), "", "").schema
+"""Columns of decision_facts()."""
+PLY_FACTS = ply_facts(to_table([], Ply), "", "").schema
+"""Columns of ply_facts()."""

@@ -1,11 +1,14 @@
 """The lens over a run's files: an in-memory DuckDB that knows every row's facts and none of its tokens.
 
 Promise: shards and ledgers are the truth, and any process may build its own index over them at any time,
-without locks, while others write. A shard that cannot be verified is set aside with a sentence (``refused``)
-and the rest goes on; a ledger that cannot be verified is an error, since nobody could then say what was
-trained on. Selection is deterministic.
-Never: let DuckDB hold or return token lists, write into the run, or share one index between threads (an open
-DuckDB result owns its connection; make one index per thread).
+without locks, while others write. It opens from the newest whole snapshot in ``index/``, if there is one, and newer
+shards. Every row that is gathered is verified; a shard is, as a whole, when it is first mapped: those that no snapshot
+covers as they come in, the others when a row of them is first gathered (storage/snapshots.py says what that leaves
+open). What cannot be verified is set aside with a sentence (``refused``) and the rest goes on; a ledger that
+cannot be verified is an error, since nobody could then say what was trained on. Selection is deterministic, and
+does not depend on whether there was a snapshot.
+Never: let DuckDB hold or return token lists, write into the run but for ``snapshot_if_due``, or share one index
+between threads (an open DuckDB result owns its connection; make one index per thread).
 """
 
 from collections import OrderedDict
@@ -17,19 +20,21 @@ import duckdb
 import pyarrow as pa
 
 from storage.arrow_files import read_arrow
-from storage.facts import decision_facts, numbered, ply_facts, with_constants
+from storage.facts import DECISION_FACTS, PLY_FACTS, decision_facts, numbered, ply_facts, with_constants
 from storage.follow import NumberedFiles, follow_folders
 from storage.gather import Batch, ShardDamaged, gather
 from storage.ledger import ROWS_SCHEMA, STEP_NAME
 from storage.runs import RunPaths
-from storage.schema import WEIGHTS, Ply, to_table
+from storage.schema import COMPONENTS, WEIGHTS
 from storage.shards import SHARD_NAME, describe_shard, open_plies, open_shard
+from storage.snapshots import CoveredShard, IndexSnapshot, drop_old_snapshots, file_marks, newest_snapshot, write_snapshot
 from storage.totals import Totals
 from telemetry.errors import DataError, InputError
 
 _SQL = {path.stem: path.read_text() for path in sorted(Path(__file__).parent.glob("*.sql"))}
 _MAPPED = 128  # shards kept mapped for gathering; the kernel limits mappings per process
 _LOADED_TOGETHER = 256  # shards inserted by one statement
+_RETURN_NEEDS = ["shard", "start_group", "fork", "power", "ply", *COMPONENTS]
 STANDINGS = ("eligible", "used", "unusable", "ahead", "expired", "no_spread")
 
 
@@ -65,14 +70,12 @@ class Selection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Facts:
-    """What one verified shard gives to the index."""
+    """What verified shards give to the index."""
 
     decisions: pa.Table
-    """Facts of its decisions."""
+    """Facts of their decisions."""
     plies: pa.Table
-    """Facts of its plies."""
-    next_start_group: int
-    """Number in the name of the producer's next shard."""
+    """Facts of their plies."""
 
 
 class Index:
@@ -87,6 +90,9 @@ class Index:
         self._producers: dict[str, NumberedFiles] = {}
         self._lineages: dict[str, NumberedFiles] = {}
         self._known_groups: dict[str, set[int]] = {}
+        self._taken_in: dict[str, CoveredShard] = {}
+        self._in_snapshot = 0
+        self._opened = False
         self._mapped: OrderedDict[str, pa.Table] = OrderedDict()
         self.connection = duckdb.connect(":memory:")
         self._make_tables()
@@ -94,18 +100,23 @@ class Index:
     def refresh(self) -> int:
         """Take in new shards and ledger records; returns the number of new decisions."""
         self._take_in_ledgers()
-        new_rows = 0
+        new_rows = 0 if self._opened else self._take_in_snapshot()
+        self._opened = True
         waiting: list[_Facts] = []
         follow_folders(self._paths.shards, self._producers, SHARD_NAME, "{:06d}.arrow")
         for producer, files in self._producers.items():
             for number, path in files.arrivals():
+                name = f"{producer}/{path.name}"
+                if name in self._taken_in:  # from the snapshot
+                    files.covers(number, self._taken_in[name].next_start_group)
+                    continue
                 try:
                     facts = self._facts_of(producer, number, path)
                 except DataError as error:
-                    self._refuse(f"{producer}/{path.name}", str(error))
+                    self._refuse(name, str(error))
                     files.lost_track()
                     continue
-                files.covers(number, facts.next_start_group)
+                files.covers(number, self._taken_in[name].next_start_group)
                 waiting.append(facts)
                 new_rows += facts.decisions.num_rows
                 if len(waiting) == _LOADED_TOGETHER:
@@ -116,7 +127,7 @@ class Index:
 
     @property
     def refused(self) -> list[tuple[str, str]]:
-        """Shards set aside, each with the sentence that says why."""
+        """Shards and snapshots set aside, each with the sentence that says why."""
         return self.connection.sql("SELECT shard, sentence FROM refused ORDER BY shard").fetchall()
 
     def select_batch(self, query: SelectionQuery) -> Selection:
@@ -164,16 +175,30 @@ class Index:
             self._refuse(error.shard, str(error))
             raise
 
+    def snapshot_if_due(self, every_shards: int) -> Path | None:
+        """Write what is known to ``index/`` if enough shards came in since the snapshot before: ``every_shards``, and an eighth
+        of all; 0 is never. Of older snapshots the newest one stays. For one process of a run: its trainer's."""
+        new = len(self._taken_in) - self._in_snapshot
+        if every_shards == 0 or new < max(every_shards, len(self._taken_in) // 8):
+            return None
+        self._in_snapshot = len(self._taken_in)
+        decisions = self.connection.sql('SELECT * EXCLUDE ("return") FROM decisions').to_arrow_table()
+        plies = self.connection.sql("FROM plies").to_arrow_table()
+        snapshot = IndexSnapshot(
+            shards=tuple(self._taken_in.values()),
+            decisions=decisions.select(DECISION_FACTS.names).cast(DECISION_FACTS),
+            plies=plies.select(PLY_FACTS.names).cast(PLY_FACTS),
+        )
+        written = write_snapshot(self._paths, snapshot)
+        drop_old_snapshots(self._paths)
+        return written
+
     def _make_tables(self) -> None:
         """Every table takes its columns from an empty instance of what will be inserted."""
-        nothing = _Facts(
-            decisions=decision_facts(to_table([]), "", ""),
-            plies=ply_facts(to_table([], Ply), "", ""),
-            next_start_group=0,
+        nothing = _Facts(decisions=DECISION_FACTS.empty_table(), plies=PLY_FACTS.empty_table())
+        self._with_returns(
+            [nothing], "CREATE TABLE decisions AS FROM valued", f"CREATE TABLE advantage_groups AS {_SQL['advantage_groups']}"
         )
-        self._value([nothing])
-        self.connection.execute("CREATE TABLE decisions AS FROM valued")
-        self.connection.execute(f"CREATE TABLE advantage_groups AS {_SQL['advantage_groups']}")
         refused = pa.schema({"shard": pa.string(), "sentence": pa.string()}).empty_table()
         for table, rows in {
             "plies": nothing.plies,
@@ -194,8 +219,25 @@ class Index:
                     raise
                 self._with_arrow(_record(lineage, step, rows), "INSERT INTO batches BY NAME FROM arrow")
 
+    def _take_in_snapshot(self) -> int:
+        """Begin with what a snapshot knows of the shards that are still there; the others come in as if there were none."""
+        found, passed_over = newest_snapshot(self._paths)
+        for path, sentence in passed_over:
+            self._refuse(f"{path.parent.name}/{path.name}", sentence)
+        if found is None:
+            return 0
+        part = found.only([shard for shard in found.shards if shard.still_there(self._paths)])
+        for shard in part.shards:
+            self._taken_in[shard.name] = shard
+            self._known_groups.setdefault(shard.producer, set()).update(shard.start_groups)
+        self._in_snapshot = len(part.shards)
+        if part.shards:
+            self._load([_Facts(decisions=part.decisions, plies=part.plies)])
+        return part.decisions.num_rows
+
     def _facts_of(self, producer: str, number: int, path: Path) -> _Facts:
         """Verify a shard and its plies and take their facts; DataError if either cannot be relied on."""
+        marks = file_marks(path) or (0, 0)  # before it is read: another file under its name would have others
         decisions = open_shard(path)
         shard = describe_shard(path, decisions, already=True)
         known = self._known_groups.setdefault(producer, set())
@@ -205,29 +247,45 @@ class Index:
         known.update(shard.start_groups)
         name = f"{producer}/{path.name}"
         self._keep_mapped(name, decisions)
-        return _Facts(
-            decisions=decision_facts(decisions, producer, name),
-            plies=ply_facts(plies, producer, name),
+        self._taken_in[name] = CoveredShard(
+            producer=producer,
+            number=number,
             next_start_group=max(shard.next_start_group, number + 1),
+            start_groups=shard.start_groups,
+            size=marks[0],
+            written_ns=marks[1],
         )
+        return _Facts(decisions=decision_facts(decisions, producer, name), plies=ply_facts(plies, producer, name))
 
     def _load(self, shards: list[_Facts]) -> None:
         if not shards:
             return
-        self._value(shards)
-        self.connection.execute("INSERT INTO decisions BY NAME FROM valued")
-        self.connection.execute(f"INSERT INTO advantage_groups BY NAME {_SQL['advantage_groups']}")
+        self._with_returns(
+            shards,
+            "INSERT INTO decisions BY NAME FROM valued",
+            f"INSERT INTO advantage_groups BY NAME {_SQL['advantage_groups']}",
+        )
         self._with_arrow(pa.concat_tables([s.plies for s in shards]), "INSERT INTO plies BY NAME FROM arrow")
 
-    def _value(self, shards: list[_Facts]) -> None:
-        """Returns never change once a start group is whole, so they are computed as its shard comes in."""
-        incoming = pa.concat_tables([shard.decisions for shard in shards])
-        self.connection.register("incoming", incoming)
-        self.connection.execute(f"CREATE OR REPLACE TEMP TABLE valued AS {_SQL['returns']}", self._return_rule)
+    def _with_returns(self, shards: list[_Facts], *statements: str) -> None:
+        """Run the statements over ``valued``: the shards' decisions with their returns.
+
+        Returns never change once a start group is whole, so they are computed as its shard comes in.
+        """
+        decisions = pa.concat_tables([shard.decisions for shard in shards])
+        # few columns only, since the whole of them would be sorted along
+        self.connection.register("incoming", numbered(decisions.select(_RETURN_NEEDS), "place"))
+        query = f'SELECT "return" FROM ({_SQL["returns"]}) ORDER BY place'
+        returns = self.connection.sql(query, params=self._return_rule).to_arrow_table()
         self.connection.unregister("incoming")
+        self.connection.register("valued", decisions.append_column("return", returns["return"]))
+        for statement in statements:
+            self.connection.execute(statement)
+        self.connection.unregister("valued")
 
     def _refuse(self, shard: str, sentence: str) -> None:
         self._mapped.pop(shard, None)
+        self._taken_in.pop(shard, None)
         self.connection.execute("INSERT INTO refused VALUES (?, ?)", [shard, sentence])
 
     def _with_arrow(self, table: pa.Table, statement: str) -> None:

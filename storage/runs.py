@@ -43,6 +43,10 @@ class RunPaths:
         return self.root / "ledger"
 
     @property
+    def index(self) -> Path:
+        return self.root / "index"
+
+    @property
     def adapters(self) -> Path:
         return self.root / "adapters"
 

@@ -1,0 +1,257 @@
+"""Index snapshots: what an index knew of all shards at one moment, in one Parquet file, so that the next index need not open
+every shard again.
+
+Promise: ``index/snap-000012.parquet`` appears whole, is synced, and is never changed. It holds the facts of every decision in the
+shards that it covers, reward components and no return, so that any blend may be laid over it. Its metadata names those shards
+and the file beside it with the facts of their plies, and seals both with a checksum of what a reader sees. A shard that is gone,
+or has another size or time of writing than then, counts as not covered. Stock DuckDB reads both files.
+Never: the truth. Shards are; whoever deletes ``index/`` loses nothing but time. And a snapshot does not say that a shard is
+whole *now*: bytes that rot under an unchanged size and time are found when a row of the shard is first gathered, or its plies
+are first read, and not before.
+"""
+
+import json
+import os
+import re
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from storage.arrow_files import metadata_of
+from storage.facts import DECISION_FACTS, PLY_FACTS
+from storage.runs import RunPaths, make_directory, name_aside, publish_file
+from storage.schema import SCHEMA_VERSION, as_array
+from telemetry.errors import DataError
+
+KEPT = 2  # one to open from, and one in case that it is damaged
+_LAYOUT = "1"  # of the metadata
+_NAME = re.compile(r"snap-(\d{6,})(\.[0-9a-f]{8}\.plies)?\.parquet")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoveredShard:
+    """A shard whose facts an index has taken in after it verified all of it."""
+
+    producer: str
+    number: int
+    """The number in its name."""
+    next_start_group: int
+    """The number in the name of the producer's next shard."""
+    start_groups: tuple[int, ...]
+    """Start groups that have rows in it."""
+    size: int
+    """Bytes of the file."""
+    written_ns: int
+    """When it was last written, in nanoseconds, as its file system says."""
+
+    @property
+    def name(self) -> str:
+        """As rows and ledgers name it, below ``shards/``."""
+        return f"{self.producer}/{self.number:06d}.arrow"
+
+    def still_there(self, paths: RunPaths) -> bool:
+        """True if a file of its name, size and time of writing lies in the run."""
+        return file_marks(f"{paths.shards}/{self.name}") == (self.size, self.written_ns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexSnapshot:
+    """What a snapshot holds."""
+
+    shards: tuple[CoveredShard, ...]
+    """The shards that it covers."""
+    decisions: pa.Table
+    """Their decisions, with the columns of ``facts.DECISION_FACTS``."""
+    plies: pa.Table
+    """Their plies, with the columns of ``facts.PLY_FACTS``."""
+
+    def only(self, shards: Sequence[CoveredShard]) -> "IndexSnapshot":
+        """The part of it that tells of these shards."""
+        if len(shards) == len(self.shards):
+            return self
+        among_them = pc.field("shard").isin([shard.name for shard in shards])
+        decisions, plies = (table.filter(among_them) for table in (self.decisions, self.plies))
+        return IndexSnapshot(shards=tuple(shards), decisions=decisions, plies=plies)
+
+
+def file_marks(path: Path | str) -> tuple[int, int] | None:
+    """Size and time of writing of a file, by which another one under its name is known; None if it is absent."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return found.st_size, found.st_mtime_ns
+
+
+def write_snapshot(paths: RunPaths, snapshot: IndexSnapshot) -> Path | None:
+    """Publish it under the next number; None if another process took that number, whose file is as good."""
+    make_directory(paths.index)
+    final = paths.index / f"snap-{max(_numbers(paths.index), default=0) + 1:06d}.parquet"
+    plies_crc = _content_crc(snapshot.plies)
+    plies = final.with_name(f"{final.stem}.{plies_crc:08x}.plies.parquet")
+    _publish(snapshot.plies, plies, {})
+    metadata = {
+        "layout": _LAYOUT,
+        "schema_version": str(SCHEMA_VERSION),
+        "shards": _shards_text(snapshot.shards),
+        "plies": plies.name,
+        "plies_crc32": str(plies_crc),
+        "content_crc32": str(_content_crc(snapshot.decisions)),
+    }
+    metadata["metadata_crc32"] = str(_metadata_crc(metadata))
+    return final if _publish(snapshot.decisions, final, metadata) else None
+
+
+def newest_snapshot(paths: RunPaths) -> tuple[IndexSnapshot | None, list[tuple[Path, str]]]:
+    """The newest one that is whole, if any, and those above it that are not, each with a sentence that says why."""
+    passed_over = []
+    for number in sorted(_numbers(paths.index), reverse=True):
+        path = paths.index / f"snap-{number:06d}.parquet"
+        try:
+            return _read(path), passed_over
+        except FileNotFoundError:
+            continue  # taken away meanwhile, or only its plies were written
+        except DataError as error:
+            passed_over.append((path, str(error)))
+    return None, passed_over
+
+
+def drop_old_snapshots(paths: RunPaths, keep: int = KEPT) -> None:
+    """Remove all but the newest ``keep``; an index that is being opened from one of the others takes the next."""
+    newest = sorted(_numbers(paths.index))[-keep:]
+    for path, number in list(_files(paths.index)):
+        if number < min(newest):
+            path.unlink(missing_ok=True)
+
+
+def _read(path: Path) -> IndexSnapshot:
+    decisions, found = _read_parquet(path)
+    if "layout" not in found or "metadata_crc32" not in found:
+        raise DataError(f"{path} is no index snapshot of Entente; {_CURE}")
+    if found["metadata_crc32"] != str(_metadata_crc(found)):
+        raise DataError(f"{path} has damaged metadata; {_CURE}")
+    if (found["layout"], found["schema_version"]) != (_LAYOUT, str(SCHEMA_VERSION)):
+        raise DataError(
+            f"{path} has layout {found['layout']} and schema version {found['schema_version']}, this program reads {_LAYOUT} and "
+            f"{SCHEMA_VERSION}; {_CURE}"
+        )
+    _check(path, decisions, DECISION_FACTS, found["content_crc32"])
+    beside = path.with_name(found["plies"])
+    try:
+        plies, _ = _read_parquet(beside)
+    except FileNotFoundError as error:
+        raise DataError(f"{beside} is missing, which {path.name} names; {_CURE}") from error
+    _check(beside, plies, PLY_FACTS, found["plies_crc32"])
+    return IndexSnapshot(
+        shards=tuple(_shards_of(found["shards"])),
+        decisions=decisions.replace_schema_metadata(None),
+        plies=plies.replace_schema_metadata(None),
+    )
+
+
+_CURE = "the index is read without it; remove the file."
+
+
+def _read_parquet(path: Path) -> tuple[pa.Table, dict[str, str]]:
+    try:
+        with pq.ParquetFile(path) as file:
+            table = file.read().combine_chunks()
+        table.validate()
+        metadata = metadata_of(table)
+    except FileNotFoundError:
+        raise
+    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path} is not a whole Parquet file ({' '.join(str(error).split())}); {_CURE}") from error
+    return table, metadata
+
+
+def _check(path: Path, table: pa.Table, schema: pa.Schema, crc: str) -> None:
+    if not table.schema.equals(schema) or any(column.null_count for column in table.columns):
+        raise DataError(f"{path} does not have the columns of schema version {SCHEMA_VERSION}; {_CURE}")
+    if crc != str(_content_crc(table)):
+        raise DataError(f"{path} has damaged rows: their checksum is wrong; {_CURE}")
+
+
+def _publish(table: pa.Table, final: Path, metadata: dict[str, str]) -> bool:
+    temp = name_aside(final)
+    try:
+        pq.write_table(table.replace_schema_metadata(metadata), temp, compression="zstd", compression_level=1)
+    except BaseException:
+        temp.unlink(missing_ok=True)
+        raise
+    return publish_file(temp, final)
+
+
+def _content_crc(table: pa.Table) -> int:
+    """CRC32 of the values as a reader has them, column after column, whatever way they were packed in the file."""
+    crc = 0
+    for column in table.columns:
+        array = as_array(column)
+        if pa.types.is_string(array.type):
+            ends, text = _text(array)
+            crc = zlib.crc32(text, zlib.crc32(np.diff(ends), crc))
+        else:
+            crc = zlib.crc32(array.to_numpy(), crc)
+    return crc
+
+
+def _text(array: pa.StringArray) -> tuple[npt.NDArray[np.int32], memoryview]:
+    """Where each string ends, and all of them one after another."""
+    _, offsets, text = array.buffers()
+    if offsets is None or text is None or len(array) == 0:
+        return np.zeros(len(array) + 1, np.int32), memoryview(b"")
+    ends = np.frombuffer(offsets, np.int32, len(array) + 1, array.offset * 4)
+    return ends, memoryview(text)[ends[0] : ends[-1]]
+
+
+def _metadata_crc(metadata: Mapping[str, str]) -> int:
+    entries = sorted(f"{key}={value}" for key, value in metadata.items() if key != "metadata_crc32")
+    return zlib.crc32("\0".join(entries).encode())
+
+
+def _shards_text(shards: Sequence[CoveredShard]) -> str:
+    """JSON: producer -> [number, next start group, size, time of writing, start groups] of each of its shards."""
+    ordered = sorted(shards, key=lambda shard: (shard.producer, shard.number))
+    told: dict[str, list[Any]] = {
+        producer: [[s.number, s.next_start_group, s.size, s.written_ns, list(s.start_groups)] for s in some]
+        for producer, some in groupby(ordered, key=lambda shard: shard.producer)
+    }
+    return json.dumps(told, separators=(",", ":"))
+
+
+def _shards_of(text: str) -> Iterator[CoveredShard]:
+    for producer, shards in json.loads(text).items():
+        for number, after, size, written, groups in shards:
+            yield CoveredShard(
+                producer=producer,
+                number=number,
+                next_start_group=after,
+                start_groups=tuple(groups),
+                size=size,
+                written_ns=written,
+            )
+
+
+def _files(folder: Path) -> Iterator[tuple[Path, int]]:
+    """Files of snapshots, with their numbers; nothing where there is no such folder."""
+    try:
+        with os.scandir(folder) as entries:
+            names = [entry.name for entry in entries]
+    except FileNotFoundError:
+        return
+    for name in names:
+        if match := _NAME.fullmatch(name):
+            yield folder / name, int(match[1])
+
+
+def _numbers(folder: Path) -> set[int]:
+    return {number for _, number in _files(folder)}

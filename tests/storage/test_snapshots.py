@@ -1,0 +1,303 @@
+"""An index that opens from a snapshot is the index that opens from the shards, whatever became of either."""
+
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from storage import snapshots
+from storage.index import Index, SelectionQuery
+from storage.ledger import write_ledger
+from storage.runs import RunPaths
+from storage.shards import open_shard
+from storage.snapshots import newest_snapshot, write_snapshot
+from telemetry.errors import DataError
+
+QUERY = SelectionQuery(step=1, policy_version=0, max_policy_lag=0, start_groups=99, lineage="main", seed=0)
+BLEND = {"centres_gained": 1.0, "final_sos_share": -3.5}
+
+
+def known(index: Index) -> list[Any]:
+    """All that an index knows, but for the order in which it came to know it."""
+    index.refresh()
+    tables = ("decisions", "advantage_groups", "plies", "batches")
+    return [index.connection.sql(f"FROM {table} ORDER BY ALL").to_arrow_table() for table in tables]
+
+
+def snapshot_of(paths: RunPaths) -> Path:
+    index = Index(paths)
+    index.refresh()
+    written = index.snapshot_if_due(1)
+    assert written is not None
+    return written
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the shards that are opened from here on."""
+    names: list[str] = []
+    monkeypatch.setattr("storage.index.open_shard", lambda path: names.append(path.name) or open_shard(path))
+    return names
+
+
+@pytest.fixture
+def grown(paths: RunPaths, publish: Callable[..., Any]) -> RunPaths:
+    """Three shards of two producers and one ledger in a snapshot, and a shard that came after it."""
+    for first, producer in ((0, "p0"), (0, "p1"), (2, "p0")):
+        publish(range(first, first + 2), producer, forks=4)
+    index = Index(paths)
+    index.refresh()
+    rows = index.select_batch(QUERY).rows
+    assert rows.num_rows > 20
+    write_ledger(paths, "main", 1, rows.slice(0, 12), {})
+    snapshot_of(paths)
+    publish(range(4, 6), "p0", forks=4)
+    return paths
+
+
+@pytest.mark.parametrize("rule", [{}, {"blend": BLEND, "discount": 0.5}], ids=["default", "another blend"])
+def test_an_index_from_a_snapshot_knows_what_one_from_the_shards_knows(grown: RunPaths, rule: Any, opened: list[str]) -> None:
+    quick = known(Index(grown, **rule))
+    assert opened == ["000004.arrow"]
+    for file in grown.index.iterdir():
+        file.unlink()
+    grown.index.rmdir()
+    slow = known(Index(grown, **rule))
+    assert len(opened) == 5
+    assert [one.equals(other) for one, other in zip(quick, slow, strict=True)] == [True] * 4
+    assert quick[0].num_rows == 8 * 16 and quick[2].num_rows == 8 * 8
+
+
+def test_both_ways_choose_and_gather_the_same_and_go_on_the_same(grown: RunPaths, publish: Callable[..., Any]) -> None:
+    quick = Index(grown)
+    assert quick.refresh() == 128 and quick.refused == []
+    for file in grown.index.iterdir():
+        file.unlink()
+    slow = Index(grown)
+    assert slow.refresh() == 128
+    publish(range(6, 8))
+    for index in (quick, slow):
+        assert index.refresh() == 24
+    chosen = [index.select_batch(QUERY) for index in (quick, slow)]
+    assert chosen[0].rows.equals(chosen[1].rows) and chosen[0].counts == chosen[1].counts
+    assert quick.gather(chosen[0].rows).input_ids.tolist() == slow.gather(chosen[1].rows).input_ids.tolist()
+
+
+def test_a_start_group_that_a_snapshot_knows_is_not_taken_again(grown: RunPaths, publish: Callable[..., Any]) -> None:
+    publish(range(3, 5), "p0")
+    index = Index(grown)
+    assert index.refresh() == 128
+    assert [shard for shard, _ in index.refused] in (["p0/000003.arrow"], ["p0/000003.arrow", "p0/000004.arrow"])
+
+
+def damage_rows(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 16
+    path.write_bytes(content)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def foreign(path: Path) -> None:
+    pq.write_table(pa.table({"a": [1]}), path)
+
+
+def newer(path: Path) -> None:
+    reseal(path, schema_version="99")
+
+
+def other_shards(path: Path) -> None:
+    """The list of shards changed, under the seal of the old one."""
+    table = pq.read_table(path)
+    metadata = {**table.schema.metadata, b"shards": b'{"p0":[]}'}
+    pq.write_table(table.replace_schema_metadata(metadata), path)
+
+
+def without_plies(path: Path) -> None:
+    (plies,) = path.parent.glob(f"{path.stem}.*.plies.parquet")
+    plies.unlink()
+
+
+def fewer_plies(path: Path) -> None:
+    (plies,) = path.parent.glob(f"{path.stem}.*.plies.parquet")
+    pq.write_table(pq.read_table(plies).slice(1), plies)
+
+
+def other_columns(path: Path) -> None:
+    table = pq.read_table(path)
+    pq.write_table(table.rename_columns(["x", *table.column_names[1:]]), path)
+
+
+def other_values(path: Path) -> None:
+    """A file that is sound in itself, of other rows."""
+    table = pq.read_table(path)
+    changed = pa.array([value + 1 for value in table["centres_gained"].to_pylist()], pa.float32())
+    place = table.column_names.index("centres_gained")
+    pq.write_table(table.set_column(place, table.schema.field(place), changed), path)
+
+
+def reseal(path: Path, **changed: str) -> None:
+    table = pq.read_table(path)
+    metadata = {key.decode(): value.decode() for key, value in table.schema.metadata.items()} | changed
+    metadata["metadata_crc32"] = str(snapshots._metadata_crc(metadata))
+    pq.write_table(table.replace_schema_metadata(metadata), path)
+
+
+FAULTS = [damage_rows, cut, empty, foreign, newer, other_shards, without_plies, fewer_plies, other_columns, other_values]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_a_snapshot_that_is_not_whole_is_set_aside_with_a_sentence_and_the_one_before_is_used(
+    grown: RunPaths, fault: Callable[[Path], None], opened: list[str]
+) -> None:
+    expected = known(Index(grown))
+    newest = snapshot_of(grown)
+    fault(newest)
+    opened.clear()
+    index = Index(grown)
+    found = known(index)
+    assert opened == ["000004.arrow"], "the older one does not cover the newest shard"
+    assert [one.equals(other) for one, other in zip(found, expected, strict=True)] == [True] * 4
+    ((name, sentence),) = index.refused
+    assert name == f"index/{newest.name}" and newest.stem in sentence and sentence.endswith("remove the file.")
+    index.gather(index.select_batch(QUERY).rows)
+    for file in grown.index.glob("snap-000001.*"):
+        file.unlink()
+    opened.clear()
+    assert [one.equals(other) for one, other in zip(known(Index(grown)), expected, strict=True)] == [True] * 4
+    assert len(opened) == 4
+
+
+def test_no_flipped_bit_of_a_snapshot_changes_what_an_index_knows(grown: RunPaths) -> None:
+    path = snapshot_of(grown)
+    (plies,) = path.parent.glob(f"{path.stem}.*.plies.parquet")
+    whole, _ = newest_snapshot(grown)
+    assert whole is not None
+    rng = random.Random(1)
+    found = 0
+    for file in [path] * 150 + [plies] * 50:
+        content = file.read_bytes()
+        flipped = bytearray(content)
+        flipped[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+        file.write_bytes(flipped)
+        read, passed_over = newest_snapshot(grown)
+        if passed_over:
+            found += 1
+        else:  # a bit that nobody reads, as in a statistic
+            assert read == whole or (
+                read is not None
+                and read.shards == whole.shards
+                and read.decisions.equals(whole.decisions)
+                and read.plies.equals(whole.plies)
+            )
+        file.write_bytes(content)
+    assert found > 100
+
+
+@pytest.mark.parametrize("change", ["gone", "replaced", "replaced, same size", "cut"])
+def test_a_shard_that_changed_since_its_snapshot_is_read_anew(grown: RunPaths, publish: Callable[..., Any], change: str) -> None:
+    path = grown.shards / "p0" / "000000.arrow"
+    before = os.stat(path)
+    content = path.read_bytes()
+    path.unlink()
+    if change.startswith("replaced"):
+        publish(range(2), "p0", forks=4 if change.endswith("size") else 2)
+    if change == "cut":
+        path.write_bytes(content[:-100])
+    if change == "replaced, same size":
+        assert abs(os.stat(path).st_size - before.st_size) < 2000
+    index = Index(grown)
+    found = known(index)
+    for file in grown.index.iterdir():
+        file.unlink()
+    expected = known(Index(grown))
+    assert [one.equals(other) for one, other in zip(found, expected, strict=True)] == [True] * 4
+    assert len(index.refused) == (change == "cut")
+
+
+def test_damage_below_a_snapshot_is_found_when_a_row_is_gathered(grown: RunPaths) -> None:
+    path = grown.shards / "p0" / "000000.arrow"
+    marks = os.stat(path)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(marks.st_atime_ns, marks.st_mtime_ns))
+    index = Index(grown)
+    assert index.refresh() == 128 and index.refused == []
+    rows = index.select_batch(QUERY).rows
+    assert "p0/000000.arrow" in rows["shard"].to_pylist()
+    with pytest.raises(DataError, match=r"000000\.arrow"):
+        index.gather(rows)
+    assert [shard for shard, _ in index.refused] == ["p0/000000.arrow"]
+    rest = index.select_batch(QUERY).rows
+    assert rest.num_rows and "p0/000000.arrow" not in rest["shard"].to_pylist()
+    index.gather(rest)
+
+
+def test_a_shard_that_was_set_aside_enters_no_snapshot(grown: RunPaths, publish: Callable[..., Any]) -> None:
+    publish(range(2, 3), "p1")
+    damaged = grown.shards / "p0" / "000004.arrow"
+    damage_rows(damaged)
+    snapshot_of(grown)
+    found, _ = newest_snapshot(grown)
+    assert found is not None
+    assert {shard.name for shard in found.shards} == {"p0/000000.arrow", "p0/000002.arrow", "p1/000000.arrow", "p1/000002.arrow"}
+    assert set(found.decisions["shard"].to_pylist()) == {shard.name for shard in found.shards}
+
+
+def test_one_is_written_when_enough_shards_came_in_and_the_newest_two_stay(paths: RunPaths, publish: Any) -> None:
+    index = Index(paths)
+    written = []
+    for first in range(30):
+        publish(range(first, first + 1), forks=1)
+        index.refresh()
+        written.append(index.snapshot_if_due(2) is not None)
+    assert [number for number, done in enumerate(written, 1) if done] == [2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 25, 28]
+    names = sorted(file.name.partition(".")[0] for file in paths.index.iterdir())
+    assert names == ["snap-000012", "snap-000012", "snap-000013", "snap-000013"]
+    again = Index(paths)
+    again.refresh()
+    assert again.snapshot_if_due(3) is None, "two came in since the newest one"
+    assert index.snapshot_if_due(0) is None
+
+
+def test_stock_duckdb_reads_it(grown: RunPaths) -> None:
+    index = Index(grown)
+    index.refresh()
+    path = snapshot_of(grown)
+    (plies,) = path.parent.glob(f"{path.stem}.*.plies.parquet")
+    question = "SELECT power, policy_version, avg(centres_gained), count(*) FROM {} GROUP BY ALL ORDER BY ALL"
+    with duckdb.connect() as stock:
+        answer = stock.sql(question.format(f"'{path}'")).fetchall()
+        assert len(answer) == 2 and answer == index.connection.sql(question.format("decisions")).fetchall()
+        assert stock.sql(f"SELECT count(*) FROM '{plies}'").fetchall() == [(64,)]
+        assert "return" not in stock.sql(f"FROM '{path}'").columns
+
+
+def test_who_comes_second_to_a_number_leaves_the_file_of_the_first(grown: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, _ = newest_snapshot(grown)
+    assert found is not None
+    before = {file: file.read_bytes() for file in grown.index.iterdir()}
+    monkeypatch.setattr(snapshots, "_numbers", lambda folder: set())
+    assert write_snapshot(grown, found) is None
+    assert {file: file.read_bytes() for file in grown.index.iterdir()} == before
+
+
+@pytest.mark.parametrize("left", [".snap-000009.parquet.1-00000000.tmp", "snap-000009.00000000.plies.parquet", "snap-9.parquet"])
+def test_what_a_killed_writer_leaves_is_no_snapshot(grown: RunPaths, left: str) -> None:
+    (grown.index / left).write_bytes(b"half")
+    index = Index(grown)
+    assert index.refresh() == 128 and index.refused == []
+    assert snapshot_of(grown).name in ("snap-000002.parquet", "snap-000010.parquet")
