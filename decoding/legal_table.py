@@ -40,6 +40,13 @@ class LegalTable:
     """Tokens of the longest completion, end mark included."""
     _bytes: bytes | None = field(default=None, repr=False, compare=False)
     """The table as it travels, once it has: forks send the same one many times."""
+    _sound: bool = field(default=False, repr=False, compare=False)
+    """It was built by rule, or checked; one put together by hand has to pass `from_bytes` like any that comes from outside."""
+
+    @property
+    def is_sound(self) -> bool:
+        """Known to be a whole, acyclic table, without another look."""
+        return self._sound
 
     def to_bytes(self) -> bytes:
         """Little-endian int32: format, nodes, edges, longest, then the three arrays; the same object each time."""
@@ -80,7 +87,7 @@ class LegalTable:
         deepest = _longest_path(offsets, nexts)
         if longest != deepest:
             raise DataError(f"legal table claims a longest completion of {longest} tokens, but has one of {deepest}")
-        return cls(offsets=offsets, token_ids=ids, next_nodes=nexts, longest=longest, _bytes=data)
+        return cls(offsets=offsets, token_ids=ids, next_nodes=nexts, longest=longest, _bytes=data, _sound=True)
 
     def allowed(self, node: int) -> np.ndarray:
         """Token ids allowed at `node`, int32, sorted."""
@@ -274,6 +281,7 @@ def _assemble(roots: Sequence[Sequence[_Option]]) -> LegalTable:
         token_ids=np.array(tokens, np.int32)[by_source],
         next_nodes=next_nodes,
         longest=_longest_choice(roots),
+        _sound=True,
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from inference.engine import GenerationRequest
 from inference.served import Served
 from inference.settings import InferenceSettings
-from inference.vllm_arguments import engine_arguments, prepare_environment
+from inference.vllm_arguments import engine_arguments, prepare_environment, refusals
 from inference.vllm_engine import VllmEngine, lora_request
 from telemetry.errors import EngineError, EngineLostError
 
@@ -56,7 +56,7 @@ class AsyncEngine(VllmEngine):
         except EngineDeadError as error:
             self._lost = EngineLostError(f"engine '{self.name}' died: {error or 'its core process ended'}")
             raise self._lost from error
-        except ValueError as error:
+        except refusals() as error:
             raise EngineError(f"request '{request.request_id}' was refused: {error}") from error
         if final is None or not final.finished:
             raise EngineLostError(f"engine '{self.name}' gave up request '{request.request_id}'")

@@ -27,9 +27,10 @@ class KnownTables:
         self._tables: OrderedDict[bytes, LegalTable] = OrderedDict()
 
     def keep(self, table: LegalTable) -> bytes:
-        """The bytes of `table`, under which `find` gives this very object back, without a check: it was made here."""
+        """The bytes of `table`, under which `find` gives this very object back, unless it has yet to be checked."""
         data = table.to_bytes()
-        self._put(data, table)
+        if table.is_sound:
+            self._put(data, table)
         return data
 
     def find(self, data: bytes) -> LegalTable:

@@ -81,3 +81,12 @@ def engine_arguments(model: Path, settings: InferenceSettings, *, slots: bool) -
 def slot_rank(rank: int) -> int:
     """The smallest slot that takes adapters of this rank."""
     return next((each for each in SLOT_RANKS if each >= rank), SLOT_RANKS[-1])
+
+
+def refusals() -> tuple[type[Exception], ...]:
+    """What vLLM raises for a request that it does not take: ValueError once, an error of its own in later releases."""
+    try:
+        from vllm.exceptions import VLLMClientError
+    except ImportError:
+        return (ValueError,)
+    return (ValueError, VLLMClientError)

@@ -26,7 +26,7 @@ from inference.engine import EngineStats, Generation, GenerationRequest
 from inference.scratch import Scratch
 from inference.served import Served, ServedVersions
 from inference.settings import AdapterMode, InferenceSettings
-from inference.vllm_arguments import SLOT_RANKS
+from inference.vllm_arguments import SLOT_RANKS, refusals
 from inference.warm_up import throwaway_request
 from telemetry.errors import DataError, EngineError, EngineLostError, VersionGoneError
 
@@ -70,7 +70,7 @@ class VllmEngine(ABC):
 
     @abstractmethod
     def _submit(self, request: GenerationRequest, served: Served) -> asyncio.Future[Any]:
-        """Hand a request to vLLM; the future gives its final output. ValueError where vLLM refuses it."""
+        """Hand a request to vLLM; the future gives its final output. One of `refusals` where vLLM refuses it."""
 
     @abstractmethod
     async def _abort(self, request_id: str) -> None:
@@ -176,7 +176,7 @@ class VllmEngine(ABC):
             )
         try:
             answer = self._submit(request, served)
-        except ValueError as error:
+        except refusals() as error:
             raise EngineError(f"request '{request.request_id}' was refused: {error}") from error
         self._counts["requests"] += 1
         self._counts["prompt_tokens"] += len(request.prompt_ids)

@@ -1,11 +1,15 @@
 """Tables are read and checked once, wherever they come from, and those that a process made itself never."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from decoding.legal_table import END, LegalTable
+from game.legal import LegalOrders, OrderKind
+from inference.engine import GenerationRequest
 from inference.legal_admission import KnownTables
-from telemetry.errors import DataError
+from telemetry.errors import DataError, EngineError
 
 
 def table(salt: int) -> LegalTable:
@@ -25,11 +29,19 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     return seen
 
 
-def test_a_table_that_was_made_here_is_known_by_its_bytes_and_never_read(reads: list[bytes]):
-    known, own = KnownTables(), table(3)
+def test_a_table_that_was_built_here_is_known_by_its_bytes_and_never_read(tokens, reads: list[bytes]):
+    orders = LegalOrders(power="ITALY", kind=OrderKind.RETREAT, sites=("A VEN",), options=(("A VEN D", "A VEN R ROM"),), picks=1)
+    known, own = KnownTables(), tokens.tables.table(orders)
     data = known.keep(own)
     assert known.find(data) is own and known.find(bytes(bytearray(data))) is own
     assert not reads
+
+
+def test_a_table_that_was_put_together_by_hand_is_checked_like_any_other(reads: list[bytes]):
+    known, broken = KnownTables(), replace(table(3), next_nodes=np.array([7], np.int32))
+    with pytest.raises(DataError, match="leads backwards or outside"):
+        known.find(known.keep(broken))
+    assert known.find(known.keep(table(3))).is_sound and len(reads) == 2
 
 
 def test_foreign_bytes_are_read_once_and_refused_each_time(reads: list[bytes]):
@@ -49,3 +61,16 @@ def test_the_longest_unused_is_forgotten_first(reads: list[bytes]):
     assert reads == [first, second, third]
     known.find(second)
     assert reads[-1] == second
+
+
+@pytest.mark.vllm
+def test_a_real_engine_refuses_a_table_that_is_none_and_goes_on(vllm_engine, host):
+    """An exception within the engine's loop would leave the request unfinished for ever, so it must not get there."""
+    eos = vllm_engine._eos_id
+    good = GenerationRequest(request_id="good table", prompt_ids=[5, 6, 7], table=table(eos), seed=1)
+    broken = replace(good, request_id="broken table", table=replace(good.table, next_nodes=np.array([7], np.int32)))
+    outside = replace(good, request_id="table outside", table=table(10**6))
+    for refused, sentence in (broken, "leads backwards or outside"), (outside, "outside the vocabulary"):
+        with pytest.raises(EngineError, match=sentence):
+            host.submit(vllm_engine.generate(refused)).result(timeout=60)
+        assert host.submit(vllm_engine.generate(good)).result(timeout=60).token_ids.tolist() == [eos]
