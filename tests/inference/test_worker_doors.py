@@ -113,6 +113,7 @@ def test_the_key_appears_in_no_log_and_no_error(model, root, host, pools, reques
                 host.submit(pool.start()).result(timeout=20)
                 host.submit(pool.generate(request_for(1))).result(timeout=20)
             host.submit(pool.close()).result(timeout=10)
+            assert ("set ENTENTE_KEY to the key" in str(refused.value)) == (key != KEY)
             said += [str(refused.value).encode(), repr(pool).encode(), repr(settings).encode()]
     finally:
         end.stop()
@@ -330,6 +331,8 @@ def test_a_request_given_up_and_asked_again_at_once_is_drawn_though_the_engine_h
         async with aiohttp.ClientSession() as session:
             with pytest.raises(TimeoutError):
                 await session.post(end.url + "/generate", data=body, timeout=aiohttp.ClientTimeout(total=0.2))
+            while end.worker.answers.in_flight:  # until the worker has noticed
+                await asyncio.sleep(0.01)
             async with session.post(end.url + "/generate", data=body) as answer:
                 return answer.status
 
