@@ -116,6 +116,14 @@ def test_a_pool_whose_only_worker_answers_wrongly_ends_with_a_sentence(host, poo
         draw(host, pool, [request_for(1)]).result(timeout=60)
 
 
+def test_a_slow_worker_is_asked_less_and_is_no_fault(host, pools, workers, request_for):
+    slow, quick = workers(delay_s=1.0), workers(delay_s=0.01)
+    pool = pools(slow, quick, max_in_flight=16, affinity_margin=4)
+    requests = [request_for(number) for number in range(200)]
+    check(requests, draw(host, pool, requests).result(timeout=30))
+    assert 0 < len(slow.engine.requests) <= 40 and not any(pool.events().values())
+
+
 def test_one_slow_answer_is_drawn_again_and_counted_once(host, pools, workers, proxies, request_for):
     """The worker behind the proxy is asked twice under one name and draws once."""
     end = workers()
