@@ -10,7 +10,7 @@ import hashlib
 import json
 import random
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from storage.outcome import Outcome, outcome_from
 from storage.runs import RunPaths, publish_directory
 from telemetry.errors import DataError
 from training.policy import Policy
@@ -39,6 +40,8 @@ class TrainerState:
     """Updates skipped for non-finite values, just before."""
     metrics: dict[str, float] = field(default_factory=dict)
     """What the step reported: a run killed before it could log them logs them when it is resumed."""
+    outcome: Outcome | None = None
+    """What the step computed, for its replays; None in the checkpoint of a version that did not keep it."""
 
 
 def save_checkpoint(paths: RunPaths, state: TrainerState, policy: Policy, optimiser: torch.optim.Optimizer, keep: int) -> Path:
@@ -84,6 +87,7 @@ def _write(aside: Path, state: TrainerState, policy: Policy, optimiser: torch.op
         "settings_hash": state.settings_hash,
         "skipped_in_a_row": state.skipped_in_a_row,
         "metrics": state.metrics,
+        "outcome": None if state.outcome is None else asdict(state.outcome),
         "files": files,
     }
     (aside / "manifest.json").write_text(json.dumps(record, indent=1))
@@ -117,6 +121,7 @@ def load_checkpoint(paths: RunPaths, step: int, policy: Policy, optimiser: torch
         settings_hash=record["settings_hash"],
         skipped_in_a_row=record["skipped_in_a_row"],
         metrics=record["metrics"],
+        outcome=outcome_from(record["outcome"]) if record.get("outcome") else None,
     )
 
 

@@ -9,7 +9,8 @@ Nothing here decides *when* to train; and nothing here ever draws a token.
 
 import hashlib
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +20,7 @@ from storage.adapters import Adapter, publish_adapter
 from storage.gather import Batch
 from storage.index import Index, Selection, SelectionQuery
 from storage.ledger import MAIN, read_ledger, recorded_steps, write_ledger
+from storage.outcome import Outcome, UpdateOutcome, write_outcome
 from storage.runs import RunPaths, set_aside
 from storage.settings import StorageSettings
 from storage.totals import Totals
@@ -29,10 +31,16 @@ from training.loss import clipped_token_loss
 from training.padded_rows import branching_tokens, padded_micro_batches
 from training.policy import Policy
 from training.settings import TrainingSettings
+from training.step_metrics import Update, selection_metrics, update_metrics
 
 _SKIPS_ALLOWED = 3
 _MAY_CHANGE = {"keep_checkpoints", "threads", "mismatch_rows", "mismatch_max", "mismatch_mean_bf16", "mismatch_p99_bf16"}
 """Training settings that a resumed run may change: they do not enter the weights."""
+
+
+def settings_hash(training: TrainingSettings) -> str:
+    """Hash of the settings that enter the weights; ledgers and checkpoints carry it."""
+    return hashlib.sha256(training.model_dump_json(exclude=_MAY_CHANGE).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +89,7 @@ class Trainer:
         self._lineage = lineage
         self._index = Index(paths, blend=storage.blend, discount=storage.discount)
         self._optimiser = torch.optim.AdamW(policy.parameters(), lr=training.learning_rate, betas=(0.9, 0.999), weight_decay=0.0)
-        lasting = training.model_dump_json(exclude=_MAY_CHANGE)
-        self._settings_hash = hashlib.sha256(lasting.encode()).hexdigest()[:16]
+        self._settings_hash = settings_hash(training)
         self._skipped_in_a_row = 0
         self.step_done = 0
         self.metrics_done: dict[str, float] = {}
@@ -106,7 +113,7 @@ class Trainer:
                     "resume with the run's own, or begin another run"
                 )
             self.step_done, self._skipped_in_a_row, self.metrics_done = state.step, state.skipped_in_a_row, state.metrics
-            self.adapter = publish_adapter(self._paths, step, self._paths.checkpoint(step))
+            self.adapter = self._publish(state)
             return
 
     def fresh_rows(self) -> int:
@@ -170,25 +177,34 @@ class Trainer:
         if step != self.step_done + 1:
             raise TrainingError(f"step {step} was asked for, but the next one is {self.step_done + 1}")
         began = time.perf_counter()
-        self._index.refresh()
         if step in self._to_repeat:
             rows, counts = self._recorded(step), {}
             batch = self._gather_recorded(step, rows)
         else:
+            self._index.refresh()
             selection = self._select(step, start_groups)
             rows, counts = selection.rows, selection.counts
             # Gathered before the ledger: a damaged row must not take the step's name.
             batch = self._index.gather(rows)
             self._record(step, rows)
         selected = time.perf_counter()
-        metrics = self._update(batch)
+        updates = list(self._updates(batch))
+        metrics = update_metrics(updates)
         updated = time.perf_counter()
-        metrics |= _selection_metrics(rows, counts, batch) | {"train/refused_shards": float(len(self._index.refused))}
+        metrics |= selection_metrics(rows, counts, batch) | {"train/refused_shards": float(len(self._index.refused))}
         metrics |= {"train/select_s": selected - began, "train/update_s": updated - selected}
-        self.adapter = self._save(step, metrics)
+        self.adapter = self._save(step, metrics, self._outcome(updates))
         self.step_done = step
         metrics["train/save_s"] = time.perf_counter() - updated
         return StepReport(step=step, adapter=self.adapter, metrics=metrics)
+
+    def rehearse(self, step: int) -> UpdateOutcome | None:
+        """The first update of a recorded step, from the weights that the policy holds now; None if it had no update.
+
+        Nothing is written, and the policy is no version of the run afterwards.
+        """
+        update = next(self._updates(self._gather_recorded(step, self._recorded(step))), None)
+        return None if update is None else update.outcome
 
     def _select(self, step: int, start_groups: int) -> Selection:
         return self._index.select_batch(
@@ -224,7 +240,7 @@ class Trainer:
         except DataError as error:
             raise DataError(f"step {step} has to be repeated on the rows of its ledger, and cannot be: {error}") from error
 
-    def _save(self, step: int, metrics: dict[str, float]) -> Adapter:
+    def _save(self, step: int, metrics: dict[str, float], outcome: Outcome) -> Adapter:
         """Make the step last, and publish its version from what lasts."""
         state = TrainerState(
             step=step,
@@ -232,27 +248,44 @@ class Trainer:
             settings_hash=self._settings_hash,
             skipped_in_a_row=self._skipped_in_a_row,
             metrics=metrics,
+            outcome=outcome,
         )
-        checkpoint = save_checkpoint(self._paths, state, self._policy, self._optimiser, self._settings.keep_checkpoints)
-        return publish_adapter(self._paths, step, checkpoint)
+        save_checkpoint(self._paths, state, self._policy, self._optimiser, self._settings.keep_checkpoints)
+        return self._publish(state)
 
-    def _update(self, batch: Batch) -> dict[str, float]:
-        """The step's updates, each on its own share of the advantage groups; the figures of all of them together."""
+    def _publish(self, state: TrainerState) -> Adapter:
+        """Publish the version of a checkpoint that stands, and record what its step came to."""
+        adapter = publish_adapter(self._paths, state.step, self._paths.checkpoint(state.step))
+        if state.outcome is not None:
+            outcome = replace(state.outcome, adapter_hash=adapter.adapter_hash)
+            write_outcome(self._paths, state.lineage, state.step, outcome)
+        return adapter
+
+    def _outcome(self, updates: list[Update]) -> Outcome:
+        return Outcome(
+            updates=[update.outcome for update in updates],
+            device=self._policy.device.type,
+            threads=torch.get_num_threads(),
+            torch=torch.__version__,
+        )
+
+    def _updates(self, batch: Batch) -> Iterator[Update]:
+        """The step's updates, one by one, each on its own share of the advantage groups."""
         advantages = leave_one_out(batch.returns, batch.advantage_groups).astype(np.float32)
-        updates = self._settings.updates_per_step
-        shares = [np.flatnonzero(batch.advantage_groups % updates == share).tolist() for share in range(updates)]
-        done = [self._update_once(batch, share, advantages) for share in shares if branching_tokens(batch, share)]
-        if not done:
-            return {"train/skipped": 1.0, "train/branching_tokens": 0.0}
-        return _update_metrics(np.concatenate([update.gauges for update in done], axis=1), done)
+        shares = self._settings.updates_per_step
+        for share in range(shares):
+            rows = np.flatnonzero(batch.advantage_groups % shares == share).tolist()
+            if branching_tokens(batch, rows):
+                yield self._update_once(batch, rows, advantages)
 
-    def _update_once(self, batch: Batch, share: list[int], advantages: np.ndarray) -> "_Update":
+    def _update_once(self, batch: Batch, share: list[int], advantages: np.ndarray) -> Update:
         """Forward, backward and one optimiser step on the rows `share`; weights stay as they are if anything is not finite."""
         denominator = branching_tokens(batch, share)
         self._optimiser.zero_grad(set_to_none=True)
-        loss_sum, gauges = 0.0, []
+        losses, gauges = [], []
         for rows in padded_micro_batches(batch, share, self._settings.micro_batch_rows):
             if len(rows.token_row) == 0:
+                losses.append(0.0)
                 continue
             probabilities = self._policy.masked_logprobs(rows)
             behaviour = torch.from_numpy(rows.behaviour).to(self._policy.device)
@@ -260,10 +293,11 @@ class Trainer:
             tokens = clipped_token_loss(probabilities.chosen, behaviour, token_advantages, self._settings)
             loss = tokens.loss.sum() / denominator
             loss.backward()
-            loss_sum += float(loss.detach())
+            losses.append(float(loss.detach()))
             measured = [tokens.ratio, tokens.clipped_low, tokens.clipped_high, tokens.left_out]
             measured += [probabilities.entropy, probabilities.legal_mass]
             gauges.append(torch.stack([gauge.float() for gauge in measured]).cpu().numpy())
+        loss_sum = sum(losses)
         norm = float(torch.nn.utils.clip_grad_norm_(self._policy.parameters(), self._settings.max_gradient_norm))
         finite = bool(np.isfinite(loss_sum) and np.isfinite(norm))
         if finite:
@@ -275,50 +309,8 @@ class Trainer:
                 raise TrainingError(
                     f"loss or gradient was not finite in {_SKIPS_ALLOWED} updates in a row: lower training.learning_rate"
                 )
-        return _Update(loss=loss_sum, gradient_norm=norm, skipped=not finite, gauges=np.concatenate(gauges, axis=1))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Update:
-    """One optimiser update."""
-
-    loss: float
-    gradient_norm: float
-    skipped: bool
-    gauges: np.ndarray
-    """float32 [6, branching tokens]: ratio, clipped low, clipped high, left out, entropy, legal mass."""
-
-
-def _update_metrics(gauges: np.ndarray, updates: list[_Update]) -> dict[str, float]:
-    """Quantiles and shares over the branching tokens of all updates, [6, tokens]."""
-    ratio, low, high, left_out, entropy, mass = gauges.astype(np.float64)
-    off = np.abs(ratio - 1)
-    return {
-        "train/loss": float(np.mean([update.loss for update in updates])),
-        "train/gradient_norm": float(np.max([update.gradient_norm for update in updates])),
-        "train/skipped": float(np.mean([update.skipped for update in updates])),
-        "train/branching_tokens": float(ratio.size),
-        "train/ratio_off_p50": float(np.quantile(off, 0.5)),
-        "train/ratio_off_p99": float(np.quantile(off, 0.99)),
-        "train/ratio_off_max": float(off.max()),
-        "train/clipped_low_share": float(low.mean()),
-        "train/clipped_high_share": float(high.mean()),
-        "train/left_out_share": float(left_out.mean()),
-        "train/entropy": float(entropy.mean()),
-        "train/legal_mass_p10": float(np.quantile(mass, 0.1)),
-        "train/legal_mass_p50": float(np.quantile(mass, 0.5)),
-    }
-
-
-def _selection_metrics(rows: pa.Table, counts: dict[str, int], batch: Batch) -> dict[str, float]:
-    lag = np.asarray(rows.column("policy_lag"))
-    return {
-        "train/decisions": float(rows.num_rows),
-        "train/tokens": float(len(batch.input_ids)),
-        "train/return_mean": float(batch.returns.mean()) if len(batch.returns) else 0.0,
-        "train/policy_lag_p50": float(np.quantile(lag, 0.5)) if len(lag) else 0.0,
-        "train/policy_lag_max": float(lag.max()) if len(lag) else 0.0,
-    } | {f"train/groups_{name}": float(count) for name, count in counts.items()}
+        outcome = UpdateOutcome(loss=loss_sum, gradient_norm=norm, micro_batches=losses)
+        return Update(outcome=outcome, skipped=not finite, gauges=np.concatenate(gauges, axis=1))
 
 
 def describe(mismatch: Mismatch) -> dict[str, float]:

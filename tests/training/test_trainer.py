@@ -129,7 +129,7 @@ def test_the_gradient_does_not_depend_on_the_micro_batches(paths, model):
         from storage.index import SelectionQuery
 
         query = SelectionQuery(step=1, policy_version=0, max_policy_lag=2, start_groups=4, lineage="x", seed=0)
-        trainer._update(trainer._index.gather(trainer._index.select_batch(query).rows))
+        list(trainer._updates(trainer._index.gather(trainer._index.select_batch(query).rows)))
         gradients.append(torch.cat([parameter.grad.flatten() for parameter in policy.parameters()]))
     assert float((gradients[0] - gradients[1]).norm() / gradients[1].norm()) < 1e-5
 
@@ -285,10 +285,10 @@ def test_values_that_are_not_finite_leave_the_weights_alone_and_three_in_a_row_s
     groups[-1] = groups[-2]
     batch = type(batch)(**{name: getattr(batch, name) for name in batch.__slots__} | {"advantage_groups": groups})
     for _ in range(2):
-        assert trainer._update(batch)["train/skipped"] == 1.0
+        assert [update.skipped for update in trainer._updates(batch)] == [True]
     assert all(torch.equal(old, new) for old, new in zip(before, trainer._policy.parameters(), strict=True))
     with pytest.raises(TrainingError, match="3 updates in a row"):
-        trainer._update(batch)
+        list(trainer._updates(batch))
 
 
 def test_old_checkpoints_go_when_newer_ones_are_whole(paths, model):

@@ -1,0 +1,109 @@
+"""`entente replay-step`: run a past step again, and compare."""
+
+import json as jsonlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from telemetry.errors import InputError, TrainingError
+
+if TYPE_CHECKING:
+    from training.replay import Replay
+
+
+def replay_step(
+    *,
+    run: Annotated[str, Parameter(help="Name of the run.")],
+    step: Annotated[int, Parameter(help="The step to run again, counted from 1.")],
+    runs_root: Annotated[Path, Parameter(help="Folder of all runs.")] = Path("runs"),
+    json: Annotated[bool, Parameter(help="Print the comparison as one JSON object, last line.", negative="")] = False,
+) -> None:
+    """Run a past step again from its ledger, checkpoint and shards, and compare loss, gradient norm and adapter.
+
+    On CPU all of it must agree bitwise, on a GPU within a tolerance. Steps between the nearest kept checkpoint and the one asked
+    for are replayed too. The run is not changed, and may be at work. Exit code 0 if all agree, 1 if not; the first
+    micro-batch that differs is named.
+
+    Examples
+
+        entente replay-step --run mine --step 7
+
+        entente replay-step --run mine --step 7 --json
+    """
+    from flows.find_model import TINY, find_tiny, model_here
+    from flows.run_settings import MODEL_FOLDER, settings_of
+    from flows.thread_plan import apply_threads, usable_cores
+    from storage.runs import RunPaths
+
+    paths = RunPaths(runs_root / run)
+    settings = settings_of(paths)
+    name = settings.inference.model
+    model = find_tiny(runs_root / MODEL_FOLDER, settings.tiny_model, settings.prompts) if name == TINY else model_here(name)
+    if model is None:
+        raise InputError(f"the model '{name}' of run '{run}' is gone from this machine: restore it")
+    apply_threads(usable_cores())
+    from cli.screen import progress_shown
+    from training.replay import replay_step as replay
+
+    training = settings.training.model_copy(update={"seed": settings.seed})
+    with progress_shown():
+        found = replay(paths, step, model.resolve(), training, settings.storage)
+    for line in _lines(found):
+        print(line)
+    if json:
+        print(jsonlib.dumps(_facts(found, run)))
+    if found.difference:
+        raise TrainingError(_sentence(found))
+
+
+def _lines(found: "Replay") -> list[str]:
+    """The comparison in words."""
+    start = f"the checkpoint of step {found.start}" if found.start else "the first weights"
+    recorded, replayed, first = found.recorded, found.replayed, found.from_adapter
+    lines = [f"step {found.step}, replayed from {start}"]
+    if replayed is not None:
+        lines += [
+            f"loss           {recorded.loss!r} recorded, {replayed.loss!r} now",
+            f"gradient norm  {recorded.gradient_norm!r} recorded, {replayed.gradient_norm!r} now",
+            f"adapter        {recorded.adapter_hash} recorded, {replayed.adapter_hash} now",
+        ]
+    elif first is not None:
+        same = found.adapter_difference.sentence if found.adapter_difference else "all as it was recorded"
+        lines += [f"update 1 from the published adapter of version {found.step - 1}: {same}"]
+    if found.difference is None:
+        micro_batches = sum(len(update.micro_batches) for update in recorded.updates)
+        allowed = f"within {found.tolerance}" if found.tolerance.loss else "bitwise"
+        lines += [f"all agree {allowed}, over {micro_batches} micro-batches in {len(recorded.updates)} updates"]
+    return lines
+
+
+def _sentence(found: "Replay") -> str:
+    """Why it does not agree."""
+    said = "" if found.difference is None else found.difference.sentence
+    if found.recorded.torch != found.torch:
+        said += f"; torch was {found.recorded.torch} then and is {found.torch} now"
+    return said
+
+
+def _facts(found: "Replay", run: str) -> dict[str, Any]:
+    """The comparison as data; a replayed figure is null if an earlier step differs already."""
+    from dataclasses import asdict
+
+    def pair(name: str) -> dict[str, Any]:
+        return {"recorded": getattr(found.recorded, name), "replayed": getattr(found.replayed, name, None)}
+
+    return {
+        "run": run,
+        "step": found.step,
+        "from_step": found.start,
+        "agrees": found.difference is None,
+        "tolerance": asdict(found.tolerance),
+        **{name: pair(name) for name in ("loss", "gradient_norm", "adapter_hash")},
+        "micro_batches": pair("micro_batches"),
+        "first_difference": found.difference and asdict(found.difference),
+        "from_adapter": {
+            "first_update": found.from_adapter and asdict(found.from_adapter),
+            "difference": found.adapter_difference and asdict(found.adapter_difference),
+        },
+    }

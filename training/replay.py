@@ -1,0 +1,327 @@
+"""A past step run again, and held against what was recorded of it.
+
+A replay is a trainer that is resumed in a scratch folder: it starts from a copy of the nearest checkpoint before the step (or
+from the first weights, if none is kept), finds copies of the ledgers from there on, and repeats them with `Trainer.step`, the
+very code that made the run. So it needs neither the engine nor the games.
+
+Promise: changes nothing in the run and takes none of its locks, so the run may be at work; on CPU everything must agree bitwise,
+elsewhere within `TOLERANCES`; where it does not, the first step, update and micro-batch that differ are named.
+Never: compute a step in any other way than the trainer does.
+"""
+
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from transformers.utils.logging import disable_progress_bar
+
+from storage.adapters import ADAPTER_FILES, read_adapter
+from storage.arrow_files import metadata_of
+from storage.index import Index
+from storage.ledger import MAIN, ledger_path, read_ledger, recorded_steps
+from storage.outcome import Outcome, UpdateOutcome, read_outcome
+from storage.runs import RunPaths
+from storage.settings import StorageSettings
+from telemetry.errors import EntenteError, InputError
+from telemetry.progress import reporter
+from training.checkpoint import checkpoint_steps
+from training.policy import Policy, choose_device
+from training.settings import TrainingSettings
+from training.trainer import Trainer, settings_hash
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tolerance:
+    """How far a replay may be off where it cannot be bitwise."""
+
+    loss: float
+    """Of a micro-batch, absolute: losses are sums of both signs, so a relative bound would mean little."""
+    gradient_norm: float
+    """Relative."""
+    weights: float
+    """Mean difference of a weight after the step, as a share of learning rate times updates replayed."""
+
+
+TOLERANCES = {
+    "float32": Tolerance(loss=1e-4, gradient_norm=0.01, weights=0.1),
+    "bfloat16": Tolerance(loss=0.02, gradient_norm=0.1, weights=0.25),
+}
+"""By training.dtype, for a step that was made, or is replayed, on a GPU; unmeasured."""
+EXACT = Tolerance(loss=0.0, gradient_norm=0.0, weights=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """Where a replay first parts from the record."""
+
+    step: int
+    what: str
+    """What differs, in words."""
+    recorded: str | float
+    replayed: str | float
+    update: int | None = None
+    """Optimiser update of the step, from 1; None for what is not of one update."""
+    micro_batch: int | None = None
+    """Micro-batch of the update, from 1; None for what is not of one micro-batch."""
+
+    @property
+    def sentence(self) -> str:
+        """In words."""
+        where = f"micro-batch {self.micro_batch} of " if self.micro_batch else ""
+        where += f"update {self.update} of " if self.update else ""
+        return f"{where}step {self.step} differs: {self.what} was recorded as {self.recorded} and is {self.replayed} now"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """A step as recorded, and as it came out again."""
+
+    step: int
+    start: int
+    """Step of the checkpoint that the replay began from; 0: the first weights."""
+    tolerance: Tolerance
+    recorded: Outcome
+    replayed: Outcome | None
+    """None if an earlier step differed already, so that the step was not reached as it was."""
+    difference: Difference | None
+    """The first one; None: all agree."""
+    from_adapter: UpdateOutcome | None
+    """The step's first update from the weights of the version before; None if those are gone, or there was no update."""
+    adapter_difference: Difference | None
+    """How `from_adapter` differs from what was recorded."""
+    torch: str = torch.__version__
+    """Version of torch that replayed."""
+
+
+class _Replayer:
+    """One replay: the run, its scratch folder, and the trainer that is resumed there."""
+
+    def __init__(
+        self, paths: RunPaths, scratch: RunPaths, model: Path, training: TrainingSettings, storage: StorageSettings
+    ) -> None:
+        self._paths, self._scratch = paths, scratch
+        self._training, self._storage = training.model_copy(update={"keep_checkpoints": 1}), storage
+        self._policy = Policy(model, training)
+
+    def run(self, step: int, recorded: Outcome, tolerance: Tolerance) -> Replay:
+        """Replay `step`."""
+        trainer = self._resumed(step)
+        start = trainer.step_done
+        steps = range(start + 1, step + 1)
+        origin = f"the checkpoint of step {start}" if start else "the first weights"
+        reporter().say(f"replaying {_steps(steps)} from {origin}")
+        returns_difference, difference = self._returns_differ(steps), self._repeat(trainer, start, step, tolerance)
+        replayed = read_outcome(self._scratch, MAIN, step)
+        if difference is None and tolerance is not EXACT:
+            difference = self._weights_differ(steps, tolerance)
+        if replayed is not None:
+            update, adapter_difference = next(iter(replayed.updates), None), None
+        else:
+            update = self._from_adapter(trainer, step)
+            adapter_difference = update and _update_differs(step, 1, recorded.updates[0], update, tolerance)
+        return Replay(
+            step=step,
+            start=start,
+            tolerance=tolerance,
+            recorded=recorded,
+            replayed=replayed,
+            difference=returns_difference or difference,
+            from_adapter=update,
+            adapter_difference=adapter_difference,
+        )
+
+    def _resumed(self, step: int) -> Trainer:
+        """A trainer that stands at the nearest checkpoint before `step` which is whole, with all that it needs from there on."""
+        for start in [*(kept for kept in reversed(checkpoint_steps(self._paths)) if kept < step), 0]:
+            shutil.rmtree(self._scratch.root)
+            for folder in (self._scratch.checkpoints, self._scratch.ledger / MAIN, self._scratch.shards):
+                folder.mkdir(parents=True)
+            try:
+                # Copied, not linked: a trainer removes the checkpoints that it no longer keeps.
+                if start:
+                    shutil.copytree(self._paths.checkpoint(start), self._scratch.checkpoint(start))
+            except (FileNotFoundError, shutil.Error):  # the run is at work, and has just dropped it
+                continue
+            for number in range(start + 1, step + 1):
+                self._bring(number)
+            trainer = Trainer(self._scratch, self._policy, self._training, self._storage)
+            if trainer.step_done == start:
+                return trainer
+            for sentence in trainer.set_aside:
+                reporter().say(f"passed over: {sentence}".replace(str(self._scratch.root), str(self._paths.root)))
+        raise AssertionError("a trainer without a checkpoint stands at 0")
+
+    def _bring(self, step: int) -> None:
+        """Copy the ledger of `step`, and link the shards that it names."""
+        rows = read_ledger(self._paths, MAIN, step)
+        if rows is None:
+            raise InputError(f"the ledger of step {step} is gone from '{self._paths.ledger}': restore it from a copy")
+        shutil.copyfile(ledger_path(self._paths, MAIN, step), ledger_path(self._scratch, MAIN, step))
+        for name in dict.fromkeys(rows["shard"].to_pylist()):
+            shard, link = self._paths.shards / name, self._scratch.shards / name
+            if not shard.is_file():
+                raise InputError(f"shard '{shard}', which step {step} trained on, is gone: restore it from a copy")
+            link.parent.mkdir(exist_ok=True)
+            for file in (shard, *shard.parent.glob(f"{shard.stem}.*.plies.arrow")):
+                if not (link.parent / file.name).is_symlink():
+                    (link.parent / file.name).symlink_to(file.resolve())
+
+    def _returns_differ(self, steps: range) -> Difference | None:
+        """The first row whose recorded return is not what the stored outcomes come to by the run's blend."""
+        index = Index(self._scratch, blend=self._storage.blend, discount=self._storage.discount)
+        index.refresh()
+        found = index.connection.sql(
+            """
+            SELECT b.step, b.decision_id, b."return", d."return" FROM batches AS b JOIN decisions AS d USING (shard, "row")
+            WHERE b."return" IS DISTINCT FROM d."return" AND b.step BETWEEN $first AND $last ORDER BY b.step, b.place LIMIT 1
+            """,
+            params={"first": steps[0], "last": steps[-1]},
+        ).fetchall()
+        if not found:
+            return None
+        step, decision, recorded, now = found[0]
+        return Difference(step=step, what=f"the return of decision {decision} by storage.blend", recorded=recorded, replayed=now)
+
+    def _repeat(self, trainer: Trainer, start: int, step: int, tolerance: Tolerance) -> Difference | None:
+        """Replay up to `step`, or to the first step that differs."""
+        if start and (difference := self._differs(start, tolerance)):
+            return difference
+        for number in range(start + 1, step + 1):
+            report = trainer.step(number, 0)
+            reporter().say(f"step {number} again: adapter {report.adapter.adapter_hash}")
+            reporter().stage("replay", number - start, step - start)
+            if difference := self._differs(number, tolerance):
+                return difference
+        return None
+
+    def _differs(self, step: int, tolerance: Tolerance) -> Difference | None:
+        """Compare one step; on CPU also the hash with the recorded one and the published one, where they are kept."""
+        recorded, again = read_outcome(self._paths, MAIN, step), read_outcome(self._scratch, MAIN, step)
+        if recorded is None or again is None:
+            return None
+        if len(recorded.updates) != len(again.updates):
+            what = "the number of updates"
+            return Difference(step=step, what=what, recorded=len(recorded.updates), replayed=len(again.updates))
+        for number, (then, now) in enumerate(zip(recorded.updates, again.updates, strict=True), start=1):
+            if difference := _update_differs(step, number, then, now, tolerance):
+                return difference
+        if tolerance is EXACT:
+            hashes = {"the hash of the adapter": recorded.adapter_hash}
+            if self._paths.adapter(step).exists():
+                hashes["the hash of the published adapter"] = read_adapter(self._paths, step).adapter_hash
+            for what, hashed in hashes.items():
+                if hashed != again.adapter_hash:
+                    return Difference(step=step, what=what, recorded=hashed, replayed=again.adapter_hash)
+        return None
+
+    def _weights_differ(self, steps: range, tolerance: Tolerance) -> Difference | None:
+        """Compare the last step's adapter weight by weight, where hashes cannot agree."""
+        step, weights_file = steps[-1], ADAPTER_FILES[1]
+        if not self._paths.adapter(step).exists():
+            raise InputError(
+                f"the adapter of version {step} is gone from '{self._paths.adapters}': off the CPU its hash alone says nothing"
+            )
+        published = load_file(read_adapter(self._paths, step).path / weights_file)
+        again = load_file(self._scratch.adapter(step) / weights_file)
+        gap = sum(float((published[name].double() - again[name].double()).abs().sum()) for name in published)
+        mean = gap / sum(weights.numel() for weights in published.values())
+        updates = sum(len(outcome.updates) for number in steps if (outcome := read_outcome(self._scratch, MAIN, number)))
+        allowed = tolerance.weights * self._training.learning_rate * updates
+        if mean <= allowed:
+            return None
+        what = f"a weight of the adapter (on average; {allowed:.3g} is allowed)"
+        return Difference(step=step, what=what, recorded="published", replayed=f"{mean:.3g} off")
+
+    def _from_adapter(self, trainer: Trainer, step: int) -> UpdateOutcome | None:
+        """The first update of `step` from the published weights of the version before, where the replay did not reach them."""
+        if not self._paths.adapter(step - 1).exists():
+            return None
+        self._policy.load_adapter(read_adapter(self._paths, step - 1).path)
+        return trainer.rehearse(step)
+
+
+def replay_step(paths: RunPaths, step: int, model: Path, training: TrainingSettings, storage: StorageSettings) -> Replay:
+    """Run `step` of the run in `paths` again, from the nearest checkpoint before it, and compare.
+
+    Args:
+        model: folder of the run's base.
+        training, storage: the run's settings.
+
+    Raises:
+        InputError: the step never was or is not done yet, or something that it needs is gone.
+        DataError: something that it needs is damaged.
+    """
+    recorded = _recorded(paths, step, training)
+    on_cpu = {recorded.device, choose_device(training.device).type} == {"cpu"}
+    disable_progress_bar()  # of loading the model; what a person wants to see is the steps
+    before = torch.get_num_threads()
+    torch.set_num_threads(recorded.threads)
+    try:
+        with tempfile.TemporaryDirectory(prefix="entente-replay-") as folder:
+            scratch = RunPaths(Path(folder) / "run")
+            scratch.root.mkdir()
+            try:
+                replayer = _Replayer(paths, scratch, model, training, storage)
+                return replayer.run(step, recorded, EXACT if on_cpu else TOLERANCES[training.dtype])
+            except EntenteError as error:
+                error.args = (str(error).replace(str(scratch.root), str(paths.root)),)  # the user has files of the run only
+                raise
+    finally:
+        torch.set_num_threads(before)
+
+
+def _recorded(paths: RunPaths, step: int, training: TrainingSettings) -> Outcome:
+    """What was recorded of a step that can be replayed."""
+    steps, name = recorded_steps(paths, MAIN), paths.root.name
+    if step not in steps:
+        if steps and 0 < step < steps[-1]:
+            raise InputError(f"the ledger of step {step} is gone from '{paths.ledger}': restore it from a copy")
+        there = f"has steps 1 to {steps[-1]}" if steps else "has none yet"
+        raise InputError(f"step {step} never was: run '{name}' {there}")
+    recorded = read_outcome(paths, MAIN, step)
+    if recorded is None:
+        why = "is not done yet: ask again later" if step == steps[-1] else "has no outcome beside its ledger to be compared with"
+        raise InputError(f"step {step} of run '{name}' {why}")
+    rows = read_ledger(paths, MAIN, step)
+    if rows is not None and metadata_of(rows)["settings_hash"] != settings_hash(training):
+        raise InputError(
+            f"step {step} of run '{name}' was made under other training settings than '{paths.settings}' has now: "
+            "restore that file"
+        )
+    return recorded
+
+
+def _update_differs(
+    step: int, number: int, recorded: UpdateOutcome, again: UpdateOutcome, tolerance: Tolerance
+) -> Difference | None:
+    """The first difference of an update, in the order in which it was computed."""
+    if len(recorded.micro_batches) != len(again.micro_batches):
+        then, now = len(recorded.micro_batches), len(again.micro_batches)
+        return Difference(step=step, update=number, what="the number of micro-batches", recorded=then, replayed=now)
+    for place, (then, now) in enumerate(zip(recorded.micro_batches, again.micro_batches, strict=True), start=1):
+        if not _close(then, now, tolerance.loss):
+            return Difference(step=step, update=number, micro_batch=place, what="the loss", recorded=then, replayed=now)
+    pairs = {
+        "the loss": (recorded.loss, again.loss, tolerance.loss * max(1, len(again.micro_batches))),
+        "the gradient norm": (
+            recorded.gradient_norm,
+            again.gradient_norm,
+            tolerance.gradient_norm * abs(recorded.gradient_norm),
+        ),
+    }
+    for what, (then, now, allowed) in pairs.items():
+        if not _close(then, now, allowed):
+            return Difference(step=step, update=number, what=what, recorded=then, replayed=now)
+    return None
+
+
+def _close(recorded: float, again: float, allowed: float) -> bool:
+    """Within `allowed`, or not finite in the same way: a skipped update repeats as one."""
+    return recorded == again or (recorded != recorded and again != again) or abs(recorded - again) <= allowed
+
+
+def _steps(steps: range) -> str:
+    return f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
