@@ -28,6 +28,15 @@ DEAR = 1.5
 _PASSES, _REQUESTS, _PROMPT, _COMPLETION = 3, 16, 128, 16
 
 
+_measured: dict[tuple[str, int], bool] = {}
+"""By model and slot rank, for as long as the process lives: an engine that is built again need not measure again."""
+
+
+def known_to_be_dear(model: Path, settings: InferenceSettings) -> bool:
+    """Whether slots were measured in this process already, and found dear."""
+    return not _measured.get((str(model), settings.adapter_rank), True)
+
+
 async def slots_are_cheap(engine: "VllmEngine", model: Path, settings: InferenceSettings) -> bool:
     """Whether `engine`, started with slots, should keep them; says what it measured.
 
@@ -36,6 +45,9 @@ async def slots_are_cheap(engine: "VllmEngine", model: Path, settings: Inference
     if settings.dtype != "float32":
         reporter().say(f"adapters: slots, because merged weights in {settings.dtype} would lose small updates to rounding")
         return True
+    place = (str(model), settings.adapter_rank)
+    if place in _measured:
+        return _measured[place]
     folder = Path(tempfile.mkdtemp(prefix="entente-calibration-"))
     try:
         adapter = Served(version=-1, adapter_hash="", adapter=write_noise(folder, model, settings.adapter_rank), slot=1)
@@ -43,7 +55,7 @@ async def slots_are_cheap(engine: "VllmEngine", model: Path, settings: Inference
         ratio = await _ratio(engine, adapter, eos_token_id(model))
     finally:
         shutil.rmtree(folder)
-    cheap = ratio < DEAR
+    cheap = _measured[place] = ratio < DEAR
     chosen = "slots" if cheap else "merge_reload"
     reporter().say(f"adapters: {chosen}, because slots take {ratio:.1f} times the base model's time here (bound {DEAR:g})")
     return cheap

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from decoding.model_files import eos_token_id
+from inference.calibrate import known_to_be_dear, slots_are_cheap
 from inference.engine import EngineStats, Generation, GenerationRequest
 from inference.scratch import Scratch
 from inference.served import Served, ServedVersions
@@ -93,11 +94,11 @@ class VllmEngine(ABC):
         """
         await self._stop()
         self._lost, mode = None, self._settings.adapters
+        if mode == "auto" and known_to_be_dear(self._model, self._settings):
+            mode = "merge_reload"
         await self._start(slots=mode != "merge_reload")
         self._idle.set()
         if mode == "auto":
-            from inference.calibrate import slots_are_cheap
-
             if not await slots_are_cheap(self, self._model, self._settings):
                 await self._stop()
                 await self._start(slots=False)

@@ -56,6 +56,8 @@ def test_slots_that_are_dear_here_give_way_to_merged_weights_and_it_says_why(
         assert isinstance(answer, Generation) and answer.policy_version == 1
         stats = host.submit(engine.stats()).result(timeout=10)
         assert stats.requests == 1, "neither warm-up nor calibration is counted"
+        host.submit(engine.start()).result(timeout=300)
+        assert len([line for line in caplog.messages if line.startswith("adapters: ")]) == 1, "measured once in a process"
     finally:
         host.submit(engine.close()).result(timeout=60)
 
