@@ -34,6 +34,7 @@ from telemetry.errors import DataError, InputError
 _SQL = {path.stem: path.read_text() for path in sorted(Path(__file__).parent.glob("*.sql"))}
 _MAPPED = 128  # shards kept mapped for gathering; the kernel limits mappings per process
 _LOADED_TOGETHER = 256  # shards inserted by one statement
+_USED_GROUP = ["lineage", "shard", "start_group", "power", "phase"]
 _RETURN_NEEDS = ["shard", "start_group", "fork", "power", "ply", *COMPONENTS]
 STANDINGS = ("eligible", "used", "unusable", "ahead", "expired", "no_spread")
 
@@ -203,6 +204,7 @@ class Index:
         for table, rows in {
             "plies": nothing.plies,
             "batches": _record("", 0, ROWS_SCHEMA.empty_table()),
+            "used_groups": _record("", 0, ROWS_SCHEMA.empty_table()).select(_USED_GROUP),
             "refused": refused,
         }.items():
             self._with_arrow(rows, f"CREATE TABLE {table} AS FROM arrow")
@@ -210,14 +212,22 @@ class Index:
 
     def _take_in_ledgers(self) -> None:
         follow_folders(self._paths.ledger, self._lineages, STEP_NAME, "step-{:06d}.arrow")
-        for lineage, files in self._lineages.items():
-            for step, path in files.arrivals():
-                try:
-                    rows = read_arrow(path, ROWS_SCHEMA)
-                except DataError:
-                    files.put_back(step)  # or the next refresh would take its rows for unused
-                    raise
-                self._with_arrow(_record(lineage, step, rows), "INSERT INTO batches BY NAME FROM arrow")
+        waiting: list[pa.Table] = []
+        try:
+            for lineage, files in self._lineages.items():
+                for step, path in files.arrivals():
+                    try:
+                        waiting.append(_record(lineage, step, read_arrow(path, ROWS_SCHEMA)))
+                    except DataError:
+                        files.put_back(step)  # or the next refresh would take its rows for unused
+                        raise
+        finally:  # as those before it are not met again
+            if waiting:
+                self._with_arrow(
+                    pa.concat_tables(waiting),
+                    "INSERT INTO batches BY NAME FROM arrow",
+                    f"INSERT INTO used_groups BY NAME SELECT DISTINCT {', '.join(_USED_GROUP)} FROM arrow",
+                )
 
     def _take_in_snapshot(self) -> int:
         """Begin with what a snapshot knows of the shards that are still there; the others come in as if there were none."""
@@ -288,9 +298,10 @@ class Index:
         self._taken_in.pop(shard, None)
         self.connection.execute("INSERT INTO refused VALUES (?, ?)", [shard, sentence])
 
-    def _with_arrow(self, table: pa.Table, statement: str) -> None:
+    def _with_arrow(self, table: pa.Table, *statements: str) -> None:
         self.connection.register("arrow", table)
-        self.connection.execute(statement)
+        for statement in statements:
+            self.connection.execute(statement)
         self.connection.unregister("arrow")
 
     def _rows(self, query: str, values: dict[str, object]) -> pa.Table:

@@ -9,13 +9,17 @@
 --      eligible   none of these
 CREATE OR REPLACE TEMP TABLE standings AS
 SELECT
-    *,
+    producer,
+    shard,
+    start_group,
+    power,
+    phase,
     $policy_version - oldest_version AS group_lag,
     CASE
         WHEN EXISTS (
-            FROM batches AS b
-            WHERE b.lineage = $lineage AND b.shard = g.shard AND b.start_group = g.start_group
-                AND b.power = g.power AND b.phase = g.phase
+            FROM used_groups AS u
+            WHERE u.lineage = $lineage AND u.shard = g.shard AND u.start_group = g.start_group
+                AND u.power = g.power AND u.phase = g.phase
         ) THEN 'used'
         WHEN NOT usable THEN 'unusable'
         WHEN newest_version > $policy_version THEN 'ahead'
