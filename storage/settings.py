@@ -36,7 +36,7 @@ class StorageSettings(BaseModel):
     """Factor per later decision of the same power in the fork; 1 counts all fully; the horizon is short."""
     max_policy_lag: Annotated[int, Field(ge=0)] = 2
     """Policy versions that a group's oldest row may lie behind the trainer; others allow 2 to 4."""
-    snapshot_every_shards: Annotated[int, Field(ge=0)] = 256
+    snapshot_every_shards: Annotated[int, Field(ge=0)] = 64
     """New shards after which the trainer's process writes what its index knows to `index/`, from where the next index opens; once
     there are many, an eighth of them, so that a long run is not written again and again. 0: never."""
 

@@ -195,6 +195,7 @@ class Trainer:
         metrics |= {"train/select_s": selected - began, "train/update_s": updated - selected}
         self.adapter = self._save(step, metrics, self._outcome(updates))
         self.step_done = step
+        self._index.snapshot_if_due(self._storage.snapshot_every_shards)
         metrics["train/save_s"] = time.perf_counter() - updated
         return StepReport(step=step, adapter=self.adapter, metrics=metrics)
 
