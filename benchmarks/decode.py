@@ -107,6 +107,7 @@ async def _measure(models: Models, settings: InferenceSettings, scratch: Path, *
         cases = rollout_cases(positions[:3], forks=FORKS, phases=3)
         metrics |= await batching_figures(engine, tokens, cases, rounds=rounds)
         metrics |= await notation_figures(engine, models, cases, rounds=rounds)
+        metrics["torch_over_vllm"] = await torch_over_vllm(engine, tokens, folder, settings, cases, rounds=rounds)
         if http:
             from benchmarks.decode_http import http_over_inprocess
 
@@ -269,6 +270,27 @@ async def notation_figures(engine: Any, models: Models, cases: Sequence[Case], *
             drawn[notation] = ((await engine.stats()).completion_tokens - before.completion_tokens) / len(requests)
         ratios.append(spent["full"] / spent["slot"])
     return {"slot_over_full": median(ratios), "slot_completion_tokens": drawn["slot"], "full_completion_tokens": drawn["full"]}
+
+
+async def torch_over_vllm(
+    engine: Any, tokens: Tokens, model: Path, settings: InferenceSettings, cases: Sequence[Case], *, rounds: int
+) -> float:
+    """Decisions a CPU second of the torch engine over the one measured here: a rollout's, 64 in flight, both caches cold."""
+    from inference.torch_engine import TorchEngine
+
+    requests, ratios = requests_for(cases, tokens, "engines")[:IN_FLIGHT], []
+    for number in range(rounds + 1):
+        torch_engine = TorchEngine(model, settings, name=f"torch-{number}")
+        await torch_engine.start()
+        try:
+            await torch_engine.generate(throwaway_request("warm", tokens.codec.eos_id))
+            began = _clock()
+            await asyncio.gather(*(torch_engine.generate(request) for request in requests))
+            torch_s = _clock() - began
+        finally:
+            await torch_engine.close()
+        ratios.append(await _draw_together(engine, requests, IN_FLIGHT) / torch_s)
+    return median(ratios[1:])
 
 
 async def client_ms_per_decision(tokens: Tokens, positions: Sequence[Snapshot]) -> float:
