@@ -1,0 +1,93 @@
+"""`entente replay-step`: a real run's steps come out again from the command line, and what it ends with says whether they did."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cli import main
+from storage.adapters import read_adapter
+from storage.ledger import MAIN
+from storage.outcome import outcome_path
+from storage.runs import RunPaths, held
+
+pytestmark = pytest.mark.vllm
+
+
+@pytest.fixture
+def replay(trained, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """The command in this process, which saves the imports: `replay(run="first", step=2)`; its exit code."""
+    monkeypatch.setattr("cli.environment.prepare_environment", lambda **how: None)
+    root = trained[1].root.parent
+
+    def run(*more: str, run: str = "first", step: object = 2, runs_root: Path = root) -> int:
+        return main.run(["replay-step", "--run", run, "--step", str(step), "--runs-root", str(runs_root), *more])
+
+    return run
+
+
+@pytest.fixture
+def copied(trained, tmp_path: Path) -> RunPaths:
+    """A copy of the run, to be spoilt, beside its model."""
+    _, paths, _ = trained
+    shutil.copytree(paths.root.parent / "_models", tmp_path / "runs" / "_models")
+    return RunPaths(shutil.copytree(paths.root, tmp_path / "runs" / "copy"))
+
+
+def test_both_steps_of_a_run_made_by_another_process_come_out_again_bitwise(trained, workplace):
+    """As a user has it; and the run is at work as far as its locks can tell."""
+    _, paths, _ = trained
+    lines = {line["step"]: line for line in map(json.loads, paths.metrics.read_text().splitlines())}
+    with held(paths.lock), held(paths.trainer_lock):
+        done = workplace("replay-step", "--run", "first", "--step", "2", "--json")
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout.splitlines()[-1])
+    assert facts["agrees"] and facts["first_difference"] is None and (facts["step"], facts["from_step"]) == (2, 1)
+    assert facts["loss"] == dict.fromkeys(("recorded", "replayed"), lines[2]["train/loss"])
+    assert facts["gradient_norm"] == dict.fromkeys(("recorded", "replayed"), lines[2]["train/gradient_norm"])
+    assert facts["adapter_hash"] == dict.fromkeys(("recorded", "replayed"), read_adapter(paths, 2).adapter_hash)
+    assert "all agree bitwise" in done.stdout
+    assert done.stderr.splitlines()[0] == "replaying step 2 from the checkpoint of step 1"
+
+
+def test_the_first_step_is_replayed_from_the_first_weights(replay, capsys):
+    assert replay(step=1) == 0
+    assert "step 1, replayed from the first weights" in capsys.readouterr().out
+
+
+def test_a_difference_is_one_sentence_and_exit_code_1(copied, replay, capsys):
+    outcome = outcome_path(copied, MAIN, 2)
+    stored = json.loads(outcome.read_bytes())
+    stored["updates"][-1]["micro_batches"][0] += 1e-6
+    outcome.write_text(json.dumps(stored))
+    assert replay("--json", run="copy", runs_root=copied.root.parent) == 1
+    said = capsys.readouterr()
+    facts = json.loads(said.out.splitlines()[-1])
+    assert not facts["agrees"] and (facts["first_difference"]["step"], facts["first_difference"]["micro_batch"]) == (2, 1)
+    last = said.err.splitlines()[-1]
+    assert last.startswith(
+        f"entente: micro-batch 1 of update {len(stored['updates'])} of step 2 differs: the loss was recorded as "
+    )
+
+
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [
+        pytest.param({"run": "none"}, "there is no run in '", id="no run"),
+        pytest.param({"step": 3}, "step 3 never was: run 'first' has steps 1 to 2", id="step that never was"),
+        pytest.param({"step": -1}, "step -1 never was", id="before the first"),
+        pytest.param({"step": "two"}, "Invalid value", id="no number"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_one_sentence_and_exit_code_2(replay, capsys, how: dict, sentence: str):
+    assert replay(**how) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and len(said.err.splitlines()) == 1 and said.err.startswith("entente: ") and sentence in said.err
+
+
+def test_a_model_that_is_gone_is_named(copied, replay, capsys):
+    shutil.rmtree(copied.root.parent / "_models")
+    assert replay(run="copy", runs_root=copied.root.parent) == 2
+    assert "the model 'tiny' of run 'copy' is gone from this machine" in capsys.readouterr().err

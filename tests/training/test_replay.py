@@ -1,0 +1,313 @@
+"""A past step comes out again bitwise, the run stays as it is, and whatever does not fit is named."""
+
+import asyncio
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import training.replay
+from storage.adapters import read_adapter
+from storage.ledger import MAIN, ledger_path
+from storage.outcome import Outcome, outcome_path, read_outcome
+from storage.runs import RunPaths
+from storage.settings import StorageSettings
+from telemetry.errors import DataError, InputError
+from telemetry.progress import LogReporter, install
+from training.checkpoint import checkpoint_steps
+from training.policy import Policy
+from training.replay import EXACT, TOLERANCES, Replay, replay_step
+from training.settings import TrainingSettings
+from training.trainer import Trainer
+
+SETTINGS = TrainingSettings(
+    learning_rate=1e-2, lora_rank=4, lora_alpha=8, updates_per_step=2, micro_batch_rows=3, keep_checkpoints=2, device="cpu"
+)
+STEPS = 3
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Beside other work, two threads would wait for one another longer than they compute."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def made(one_thread, exact_engine, model, tokens, positions, tmp_path_factory) -> tuple[RunPaths, list[dict[str, float]]]:
+    """A run of three steps of which two checkpoints are kept, and what its steps reported; tests copy it."""
+    from rollouts.roll_out import plan_start_groups, roll_out
+    from rollouts.settings import RolloutSettings
+    from storage.shards import publish_shard
+
+    paths = RunPaths(tmp_path_factory.mktemp("made") / "run").create()
+    settings = RolloutSettings(start_groups=4, forks_per_group=4, horizon_years=1)
+    plan = plan_start_groups([(positions[index], "FRANCE") for index in range(4)], 0, settings)
+    rolled = asyncio.run(roll_out(plan, exact_engine(), tokens, settings, producer="local", seed=5))
+    publish_shard(paths, "local", 0, rolled.decisions, rolled.plies, {}, next_start_group=4)
+    trainer = Trainer(paths, Policy(model, SETTINGS), SETTINGS, StorageSettings(max_policy_lag=STEPS))
+    reported = [trainer.step(step, 1).metrics for step in range(1, STEPS + 1)]
+    assert checkpoint_steps(paths) == [2, 3] and all(metrics["train/loss"] for metrics in reported)
+    return paths, reported
+
+
+@pytest.fixture
+def paths(made, tmp_path: Path) -> RunPaths:
+    return RunPaths(shutil.copytree(made[0].root, tmp_path / "copy"))
+
+
+@pytest.fixture
+def again(model: Path) -> Callable[..., Replay]:
+    """Replay a step, under the run's settings or others."""
+
+    def run(paths: RunPaths, step: int, training: TrainingSettings = SETTINGS, **storage) -> Replay:
+        return replay_step(paths, step, model, training, StorageSettings(**{"max_policy_lag": STEPS} | storage))
+
+    return run
+
+
+def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
+    """All files, byte by byte, and when they were written; hidden ones too."""
+    return {str(file): (file.read_bytes(), file.stat().st_mtime_ns) for file in folder.rglob("*") if file.is_file()}
+
+
+def alter(paths: RunPaths, step: int, change: Callable[[dict], object]) -> Outcome:
+    """Write another outcome of a step over its own; what is then recorded."""
+    recorded = read_outcome(paths, MAIN, step)
+    assert recorded is not None
+    stored = asdict(recorded)
+    change(stored)
+    outcome_path(paths, MAIN, step).write_text(json.dumps(stored))
+    return read_outcome(paths, MAIN, step) or recorded
+
+
+def nudge(paths: RunPaths, version: int, by: float) -> None:
+    """Give a published version other weights, with a manifest that fits them."""
+    folder = paths.adapter(version)
+    file = folder / "adapter_model.safetensors"
+    save_file({name: weights + by for name, weights in load_file(file).items()}, file)
+    manifest = json.loads((folder / "manifest.json").read_bytes())
+    for name, stated in manifest["files"].items():
+        stated["sha256"] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+        stated["bytes"] = (folder / name).stat().st_size
+    digests = "".join(manifest["files"][name]["sha256"] for name in ("adapter_config.json", "adapter_model.safetensors"))
+    manifest["adapter_hash"] = hashlib.sha256(digests.encode()).hexdigest()[:32]
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert read_adapter(paths, version).adapter_hash == manifest["adapter_hash"]
+
+
+@pytest.mark.parametrize(("step", "start"), [(1, 0), (2, 0), (3, 2)])
+def test_a_step_comes_out_again_bitwise_and_nothing_in_the_run_changes(made, again, step: int, start: int):
+    paths, reported = made
+    before = contents(paths.root)
+    torch.manual_seed(999)
+    found = again(paths, step)
+    assert (found.start, found.difference, found.tolerance) == (start, None, EXACT)
+    assert found.replayed is not None and found.replayed == found.recorded
+    assert found.replayed.adapter_hash == read_adapter(paths, step).adapter_hash
+    assert found.replayed.loss == reported[step - 1]["train/loss"]
+    assert found.replayed.gradient_norm == reported[step - 1]["train/gradient_norm"]
+    assert contents(paths.root) == before
+
+
+def test_each_micro_batch_is_recorded_and_together_they_are_the_loss(made):
+    recorded = read_outcome(made[0], MAIN, 1)
+    assert recorded is not None and max(len(update.micro_batches) for update in recorded.updates) > 1
+    assert all(update.loss == pytest.approx(sum(update.micro_batches)) for update in recorded.updates)
+
+
+def test_a_step_whose_adapters_and_checkpoints_are_gone_is_replayed_from_the_first_weights(paths, again):
+    shutil.rmtree(paths.checkpoints)
+    shutil.rmtree(paths.adapters)
+    found = again(paths, 3)
+    assert (found.start, found.difference) == (0, None) and found.replayed == found.recorded
+
+
+@pytest.mark.parametrize("how", ["damaged", "dropped meanwhile"])
+def test_a_checkpoint_that_cannot_be_used_is_passed_over(paths, again, monkeypatch, how: str):
+    if how == "damaged":
+        (paths.checkpoint(2) / "trainer.pt").write_bytes(b"torn")
+    else:
+        copy = shutil.copytree
+
+        def vanishing(source: Path, *rest):
+            (source / "manifest.json").unlink()
+            shutil.rmtree(source)
+            return copy(source, *rest)
+
+        monkeypatch.setattr(shutil, "copytree", vanishing)
+    before = sorted(paths.checkpoints.iterdir())
+    said = []
+    monkeypatch.setattr(LogReporter, "say", lambda self, sentence: said.append(sentence))
+    install(LogReporter())
+    found = again(paths, 3)
+    assert (found.start, found.difference) == (0, None)
+    if how == "damaged":
+        assert sorted(paths.checkpoints.iterdir()) == before
+        assert any(f"checkpoint file '{paths.checkpoint(2) / 'trainer.pt'}' is missing, cut or altered" in line for line in said)
+
+
+def test_the_first_micro_batch_that_differs_is_named(paths, again):
+    def change(stored: dict) -> None:
+        stored["updates"][1]["micro_batches"][-1] += 1e-9
+
+    recorded = alter(paths, 1, change)
+    found = again(paths, 1)
+    last = len(recorded.updates[1].micro_batches)
+    assert found.difference is not None
+    assert (found.difference.step, found.difference.update, found.difference.micro_batch) == (1, 2, last)
+    assert found.difference.sentence.startswith(f"micro-batch {last} of update 2 of step 1 differs: the loss was recorded as ")
+
+
+@pytest.mark.parametrize(
+    ("change", "what", "update"),
+    [
+        pytest.param(lambda stored: stored["updates"][0].update(gradient_norm=1.0), "the gradient norm", 1, id="norm"),
+        pytest.param(lambda stored: stored["updates"][1].update(loss=0.5), "the loss", 2, id="sum of losses"),
+        pytest.param(lambda stored: stored["updates"].pop(), "the number of updates", None, id="updates"),
+        pytest.param(lambda stored: stored["updates"][0]["micro_batches"].pop(), "the number of micro-batches", 1, id="batches"),
+        pytest.param(lambda stored: stored.update(adapter_hash="0" * 32), "the hash of the adapter", None, id="hash"),
+    ],
+)
+def test_whatever_else_differs_is_named(paths, again, change, what: str, update: int | None):
+    alter(paths, 1, change)
+    difference = again(paths, 1).difference
+    assert difference is not None and (difference.what, difference.update) == (what, update)
+
+
+def test_published_weights_that_are_not_those_of_the_step_are_found(paths, again):
+    nudge(paths, 3, 1e-7)
+    difference = again(paths, 3).difference
+    assert difference is not None and difference.what == "the hash of the published adapter"
+    assert difference.recorded == read_adapter(paths, 3).adapter_hash
+    (paths.adapter(3) / "adapter_model.safetensors").write_bytes(b"torn")
+    with pytest.raises(DataError, match="is not the file of its manifest"):
+        again(paths, 3)
+
+
+def test_where_an_earlier_step_parts_the_step_is_still_tried_from_the_published_weights_before_it(paths, again):
+    shutil.rmtree(paths.checkpoints)
+
+    def change(stored: dict) -> None:
+        stored["updates"][0]["micro_batches"][0] += 1.0
+
+    alter(paths, 2, change)
+    found = again(paths, 3)
+    assert found.difference is not None and (found.difference.step, found.difference.micro_batch) == (2, 1)
+    assert found.replayed is None and found.from_adapter == found.recorded.updates[0] and found.adapter_difference is None
+    nudge(paths, 2, 1e-2)
+    parted = again(paths, 3).adapter_difference
+    assert parted is not None and (parted.step, parted.update, parted.micro_batch) == (3, 1, 1)
+
+
+def test_returns_that_do_not_follow_from_the_blend_are_found(paths, again):
+    found = again(paths, 1, blend={"centres_gained": 2.0})
+    assert found.difference is not None and found.replayed == found.recorded, "the ledger's returns were trained on"
+    assert "the return of decision" in found.difference.sentence
+    assert found.difference.replayed == 2 * float(found.difference.recorded)
+
+
+def test_it_computes_on_the_recorded_number_of_threads_and_gives_them_back(paths, again, monkeypatch):
+    before = torch.get_num_threads()
+    seen = []
+    step = Trainer.step
+    monkeypatch.setattr(Trainer, "step", lambda *words: seen.append(torch.get_num_threads()) or step(*words))
+    alter(paths, 1, lambda stored: stored.update(threads=before + 1))
+    again(paths, 1)
+    assert (seen, torch.get_num_threads()) == ([before + 1], before)
+
+
+def test_off_the_cpu_small_differences_are_agreement_and_large_ones_are_not(paths, again):
+    """The record says that a GPU made the step; rounding is then within the tolerance, other weights and losses are not."""
+    allowed = TOLERANCES["float32"]
+
+    def change(stored: dict) -> None:
+        stored.update(device="cuda", adapter_hash="0" * 32)
+        stored["updates"][0]["micro_batches"][0] += 0.5 * allowed.loss
+        stored["updates"][0]["gradient_norm"] *= 1 + 0.5 * allowed.gradient_norm
+
+    alter(paths, 1, change)
+    nudge(paths, 1, 0.5 * allowed.weights * SETTINGS.learning_rate)
+    found = again(paths, 1)
+    assert (found.difference, found.tolerance) == (None, allowed)
+    nudge(paths, 1, 3 * allowed.weights * SETTINGS.learning_rate)
+    difference = again(paths, 1).difference
+    assert difference is not None and difference.what.startswith("a weight of the adapter (on average")
+    shutil.rmtree(paths.adapter(1))
+    with pytest.raises(InputError, match=r"adapter of version 1 is gone"):
+        again(paths, 1)
+    alter(paths, 1, lambda stored: stored["updates"][0]["micro_batches"].__setitem__(0, 1.0))
+    difference = again(paths, 1).difference
+    assert difference is not None and difference.micro_batch == 1
+
+
+def test_figures_that_were_not_finite_repeat_as_such(paths, again):
+    nan = float("nan")
+    recorded = read_outcome(paths, MAIN, 1)
+    assert recorded is not None
+    skipped = replace(recorded.updates[0], loss=nan, micro_batches=[nan], gradient_norm=nan)
+    assert training.replay._update_differs(1, 1, skipped, replace(skipped, micro_batches=[nan]), EXACT) is None
+    assert training.replay._update_differs(1, 1, skipped, replace(skipped, micro_batches=[0.0]), EXACT) is not None
+
+
+@pytest.mark.parametrize(
+    ("step", "spoil", "sentence"),
+    [
+        pytest.param(0, None, "step 0 never was: run 'copy' has steps 1 to 3", id="0"),
+        pytest.param(4, None, "step 4 never was: run 'copy' has steps 1 to 3", id="4"),
+        pytest.param(
+            2, lambda p: ledger_path(p, MAIN, 2).unlink(), "the ledger of step 2 is gone from '{root}/ledger'", id="ledger"
+        ),
+        pytest.param(
+            3,
+            lambda p: (shutil.rmtree(p.checkpoints), ledger_path(p, MAIN, 2).unlink()),
+            "the ledger of step 2 is gone from '{root}/ledger'",
+            id="former ledger",
+        ),
+        pytest.param(3, lambda p: outcome_path(p, MAIN, 3).unlink(), "step 3 of run 'copy' is not done yet", id="at work"),
+        pytest.param(2, lambda p: outcome_path(p, MAIN, 2).unlink(), "step 2 of run 'copy' has no outcome", id="outcome"),
+        pytest.param(
+            1,
+            lambda p: (p.shards / "local" / "000000.arrow").unlink(),
+            "shard '{root}/shards/local/000000.arrow', which step 1 trained on, is gone",
+            id="shard",
+        ),
+        pytest.param(1, lambda p: shutil.rmtree(p.ledger), "step 1 never was: run 'copy' has none yet", id="no steps"),
+    ],
+)
+def test_what_cannot_be_replayed_is_refused_in_a_sentence(paths, again, step: int, spoil, sentence: str):
+    if spoil:
+        spoil(paths)
+    with pytest.raises(InputError) as refused:
+        again(paths, step)
+    assert str(refused.value).startswith(sentence.format(root=paths.root))
+
+
+def test_other_training_settings_than_the_step_s_are_refused(paths, again):
+    with pytest.raises(InputError, match=r"step 1 of run 'copy' was made under other training settings"):
+        again(paths, 1, SETTINGS.model_copy(update={"clip_low": 0.1}))
+    assert again(paths, 1, SETTINGS.model_copy(update={"keep_checkpoints": 9, "threads": 1})).difference is None
+
+
+def test_a_damaged_shard_is_named_where_it_lies(paths, again):
+    shard = paths.shards / "local" / "000000.arrow"
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.write_bytes(data)
+    with pytest.raises(DataError) as refused:
+        again(paths, 1)
+    assert str(shard) in str(refused.value) and "entente-replay" not in str(refused.value)
+
+
+def test_an_outcome_that_was_altered_beyond_reading_is_an_error(paths, again):
+    outcome_path(paths, MAIN, 1).write_text("{}")
+    with pytest.raises(DataError, match="is no outcome of a step"):
+        again(paths, 1)
