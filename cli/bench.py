@@ -72,6 +72,25 @@ def prompts(*, games: Annotated[int, Parameter(help="Games to count over.")] = 1
 
 
 @app.command
+def storage(
+    *,
+    rounds: Annotated[int, Parameter(help="Times that each thing is measured; the median counts.")] = 15,
+    scale: Annotated[float, Parameter(help="Part of the rows: below 1 it is quicker, and no longer what the names say.")] = 1.0,
+    seed: Annotated[int, Parameter(help="Seed of the rows.")] = 0,
+    json: AsJson = False,
+) -> None:
+    """The trajectory store: choosing, gathering, publishing and opening, beside JSON lines and Parquet. Takes minutes.
+
+    Example
+
+        entente bench storage --json
+    """
+    from benchmarks.storage_figures import bench_storage
+
+    _show(bench_storage(rounds=rounds, scale=scale, seed=seed), json=json)
+
+
+@app.command
 def decode(
     *,
     rounds: Rounds = 5,

@@ -1,11 +1,12 @@
 """From chosen rows to arrays: tokens are copied once, out of the mapped shards, in the recorded order.
 
-Promise: every row's checksum is computed again from the mapped bytes and compared with the stored one and
-with the one that the choice recorded; a row that differs is refused by shard and number, never handed on.
+Promise: a shard of which a row is used is looked at again: its mapped bytes are those that were verified row by row when it was
+mapped, every one of them, and the chosen rows' stored checksums are those that the choice recorded. A shard that differs is
+refused by name, never handed on; nor is anything in it interpreted, for changed offsets would lead anywhere.
 Never: choose rows, compute advantages, pad, or touch a tensor.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from storage.schema import as_array, row_checksums
+from storage.mapped import MappedShard
+from storage.schema import as_array
 from telemetry.errors import DataError
 
 
@@ -47,23 +49,12 @@ class Batch:
     """[R] policy version that drew each completion."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Source:
-    """The columns of one mapped shard that a batch needs, as numpy views of the mapping."""
-
-    flat: dict[str, npt.NDArray[Any]]
-    """By column: one value per row."""
-    lists: dict[str, tuple[list[int], npt.NDArray[Any]]]
-    """By column: offsets per row, and the values of all rows."""
-
-
 _FLAT_TYPES = {
     "decision_id": np.int64,
     "prompt_len": np.int32,
     "temperature": np.float32,
     "policy_version": np.int32,
 }
-_LISTS = ("input_ids", "behaviour_logprobs", "legal_ids", "legal_offsets")
 
 
 class ShardDamaged(DataError):
@@ -74,81 +65,99 @@ class ShardDamaged(DataError):
         self.shard = shard
 
 
-def gather(rows: pa.Table, open_shard: Callable[[str], pa.Table]) -> Batch:
-    """One batch of ``rows`` (of a selection or a ledger); ``open_shard`` maps a shard by its name.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Chosen:
+    """The chosen rows of one shard."""
+
+    shard: MappedShard
+    rows: npt.NDArray[np.int32]
+    """[n] their numbers in the shard."""
+    places: npt.NDArray[np.int64]
+    """[n] their places in the batch."""
+
+
+def gather(rows: pa.Table, open_shard: Callable[[str], MappedShard]) -> Batch:
+    """One batch of ``rows`` (of a selection or a ledger); ``open_shard`` maps a shard by its name and verifies it.
 
     Raises:
         ShardDamaged: a row's bytes are not those that were published, or not those that were chosen.
     """
-    shards = rows["shard"].to_pylist()
-    numbers = rows["row"].to_pylist()
-    sources = {name: _source(name, rows, open_shard(name)) for name in dict.fromkeys(shards)}
-    places = list(zip((sources[name] for name in shards), numbers, strict=True))
-    flat = {name: np.array([source.flat[name][row] for source, row in places], dtype) for name, dtype in _FLAT_TYPES.items()}
-    input_ids, input_offsets = _join(places, "input_ids", np.int32)
-    logprobs, completion_offsets = _join(places, "behaviour_logprobs", np.float32)
-    legal_ids, legal_starts = _join(places, "legal_ids", np.int32)
+    chosen = list(_by_shard(rows, open_shard))
+    n = rows.num_rows
+    input_ids, input_offsets = _join(chosen, "input_ids", np.int32, n)
+    logprobs, completion_offsets = _join(chosen, "behaviour_logprobs", np.float32, n)
+    legal_ids, legal_starts = _join(chosen, "legal_ids", np.int32, n)
+    bounds, bound_starts = _join(chosen, "legal_offsets", np.int32, n)
     return Batch(
-        decision_ids=flat["decision_id"],
+        decision_ids=_flat(chosen, "decision_id", n),
         input_ids=input_ids,
         input_offsets=input_offsets,
-        prompt_lens=flat["prompt_len"],
+        prompt_lens=_flat(chosen, "prompt_len", n),
         behaviour_logprobs=logprobs,
         completion_offsets=completion_offsets,
         legal_ids=legal_ids,
-        legal_offsets=_rebase(places, completion_offsets, legal_starts),
-        temperatures=flat["temperature"],
+        legal_offsets=_rebase(bounds, bound_starts, legal_starts),
+        temperatures=_flat(chosen, "temperature", n),
         returns=as_array(rows["return"]).to_numpy().astype(np.float64),
         advantage_groups=as_array(rows["advantage_group"]).to_numpy().astype(np.int32),
-        policy_versions=flat["policy_version"],
+        policy_versions=_flat(chosen, "policy_version", n),
     )
 
 
-def _source(name: str, rows: pa.Table, table: pa.Table) -> _Source:
-    """Verify the chosen rows of one shard, then give views of its columns."""
-    mine = np.flatnonzero(np.array(rows["shard"].to_pylist(), object) == name)
-    numbers = as_array(rows["row"]).to_numpy()[mine]
+def _by_shard(rows: pa.Table, open_shard: Callable[[str], MappedShard]) -> Iterator[_Chosen]:
+    """The chosen rows shard by shard, each verified."""
+    shards = as_array(rows["shard"]).dictionary_encode()
+    numbers, checksums = as_array(rows["row"]).to_numpy(), as_array(rows["checksum"]).to_numpy()
+    indices = shards.indices.to_numpy()
+    for index, name in enumerate(shards.dictionary.to_pylist()):
+        places = np.flatnonzero(indices == index)
+        chosen = _Chosen(shard=open_shard(name), rows=numbers[places], places=places)
+        _verify(name, chosen, checksums[places])
+        yield chosen
+
+
+def _verify(name: str, chosen: _Chosen, recorded: npt.NDArray[np.uint32]) -> None:
+    table, numbers = chosen.shard.table, chosen.rows
     beyond = numbers[(numbers < 0) | (numbers >= table.num_rows)]
     if len(beyond):
         raise ShardDamaged(f"Shard {name} has no row {beyond[0]}; the shard is not the one that was chosen from.", name)
-    computed = row_checksums(table, numbers.tolist())
-    damaged = numbers[computed != as_array(table["checksum"]).to_numpy()[numbers]]
-    if len(damaged):
-        raise ShardDamaged(f"Shard {name}, row {damaged[0]}: the checksum is wrong; remove the shard or restore it.", name)
-    foreign = numbers[computed != as_array(rows["checksum"]).to_numpy()[mine]]
+    if not chosen.shard.as_verified():
+        raise ShardDamaged(
+            f"Shard {name} changed since it was opened: its checksum is wrong; remove the shard or restore it.", name
+        )
+    foreign = numbers[chosen.shard.flat("checksum")[numbers] != recorded]
     if len(foreign):
         raise ShardDamaged(
             f"Shard {name}, row {foreign[0]} was replaced after it was chosen; restore the run's shards.",
             name,
         )
-    lists = {column: as_array(table[column]) for column in _LISTS}
-    return _Source(
-        flat={column: as_array(table[column]).to_numpy() for column in _FLAT_TYPES},
-        lists={column: (array.offsets.to_numpy().tolist(), array.values.to_numpy()) for column, array in lists.items()},
-    )
 
 
-def _join(places: list[tuple[_Source, int]], column: str, dtype: type) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
-    """The lists of all places one after another, and where each begins."""
-    slices = []
-    for source, row in places:
-        offsets, values = source.lists[column]
-        slices.append(values[offsets[row] : offsets[row + 1]])
-    starts = np.zeros(len(slices) + 1, np.int64)
-    np.cumsum([len(piece) for piece in slices], out=starts[1:])
-    return np.concatenate([np.empty(0, dtype), *slices]), starts
+def _flat(chosen: list[_Chosen], column: str, n_rows: int) -> npt.NDArray[Any]:
+    values = np.empty(n_rows, _FLAT_TYPES[column])
+    for some in chosen:
+        values[some.places] = some.shard.flat(column)[some.rows]
+    return values
+
+
+def _join(chosen: list[_Chosen], column: str, dtype: type, n_rows: int) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+    """The lists of all rows one after another, and where each begins."""
+    pieces: list[npt.NDArray[Any]] = [np.empty(0, dtype)] * n_rows
+    starts = np.zeros(n_rows + 1, np.int64)
+    for some in chosen:
+        offsets, values = some.shard.lists(column)
+        firsts, lasts = offsets[some.rows], offsets[some.rows + 1]
+        starts[some.places + 1] = lasts - firsts
+        for place, first, last in zip(some.places.tolist(), firsts.tolist(), lasts.tolist(), strict=True):
+            pieces[place] = values[first:last]
+    return np.concatenate([np.empty(0, dtype), *pieces]), np.cumsum(starts)
 
 
 def _rebase(
-    places: list[tuple[_Source, int]],
-    completion_offsets: npt.NDArray[np.int64],
-    legal_starts: npt.NDArray[np.int64],
+    bounds: npt.NDArray[np.int32], bound_starts: npt.NDArray[np.int64], legal_starts: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
-    """One CSR over all completion positions: each row's offsets, moved to its legal ids in the batch."""
-    offsets = np.zeros(completion_offsets[-1] + 1, np.int64)
-    for (source, row), first, last, base in zip(
-        places, completion_offsets[:-1], completion_offsets[1:], legal_starts[:-1], strict=True
-    ):
-        bounds, values = source.lists["legal_offsets"]
-        offsets[first : last + 1] = values[bounds[row] : bounds[row + 1]] + base
-    return offsets
+    """One CSR over all completion positions: each row's offsets, moved to its legal ids in the batch, without its leading 0."""
+    follow = np.ones(len(bounds), bool)
+    follow[bound_starts[:-1]] = False
+    moved = bounds[follow] + np.repeat(legal_starts[:-1], np.diff(bound_starts) - 1)
+    return np.concatenate([np.zeros(1, np.int64), moved])

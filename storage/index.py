@@ -24,6 +24,7 @@ from storage.facts import DECISION_FACTS, PLY_FACTS, decision_facts, numbered, p
 from storage.follow import NumberedFiles, follow_folders
 from storage.gather import Batch, ShardDamaged, gather
 from storage.ledger import ROWS_SCHEMA, STEP_NAME
+from storage.mapped import MappedShard
 from storage.runs import RunPaths
 from storage.schema import COMPONENTS, WEIGHTS
 from storage.shards import SHARD_NAME, describe_shard, open_plies, open_shard
@@ -94,8 +95,9 @@ class Index:
         self._taken_in: dict[str, CoveredShard] = {}
         self._in_snapshot = 0
         self._opened = False
-        self._mapped: OrderedDict[str, pa.Table] = OrderedDict()
+        self._mapped: OrderedDict[str, MappedShard] = OrderedDict()
         self.connection = duckdb.connect(":memory:")
+        self.connection.execute("SET enable_progress_bar = false")
         self._make_tables()
 
     def refresh(self) -> int:
@@ -307,7 +309,7 @@ class Index:
     def _rows(self, query: str, values: dict[str, object]) -> pa.Table:
         return self.connection.sql(query, params=values).to_arrow_table().cast(ROWS_SCHEMA).combine_chunks()
 
-    def _open_mapped(self, shard: str) -> pa.Table:
+    def _open_mapped(self, shard: str) -> MappedShard:
         if shard in self._mapped:
             self._mapped.move_to_end(shard)
             return self._mapped[shard]
@@ -316,11 +318,11 @@ class Index:
         except DataError as error:
             raise ShardDamaged(str(error), shard) from error
 
-    def _keep_mapped(self, shard: str, table: pa.Table) -> pa.Table:
-        self._mapped[shard] = table
+    def _keep_mapped(self, shard: str, table: pa.Table) -> MappedShard:
+        mapped = self._mapped[shard] = MappedShard(table)
         if len(self._mapped) > _MAPPED:
             self._mapped.popitem(last=False)
-        return table
+        return mapped
 
 
 _GROUPS_VIEW = """

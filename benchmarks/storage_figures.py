@@ -1,0 +1,329 @@
+"""`storage`: what it costs to choose, to gather, to publish and to open, beside the old ways of keeping rows.
+
+Promises: every time is the median of wall-clock rounds that found something (what comes out empty is an error, not a fast
+figure); both sides of a ratio are measured in turns in one run, on the same rows; reads are of files that lie in the page cache.
+The old ways: a line of JSON for each row, as the system before this one kept them, and a Parquet file with the token lists in it.
+Never: measured here are cold disks and network file systems.
+"""
+
+import json
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.outcome import Outcome, Target
+from benchmarks.storage_rows import ROWS_PER_START_GROUP, VERSIONS, decisions_of, facts_of_a_run, plies_of
+from storage.arrow_files import content_crc
+from storage.gather import Batch
+from storage.index import Index, SelectionQuery
+from storage.ledger import ROWS_SCHEMA, write_ledger
+from storage.mapped import MappedShard
+from storage.runs import RunPaths
+from storage.schema import as_array, row_checksums
+from storage.shards import open_shard, publish_shard
+from storage.snapshots import CoveredShard, file_marks, write_snapshot
+from telemetry.errors import DataError, InputError
+
+MAX_POLICY_LAG = 16
+STEP_SHARDS = 12
+"""Start groups of a step, each in a shard of its own: 504 rows."""
+GATHERED_SHARDS = 64
+PARQUET_ROWS = 84_000
+"""Rows of the Parquet file that a step's rows are sought in, most of them of other decisions."""
+OTHER_BLEND = {"centres_gained": 0.5, "sos_share": 2.0, "survival": 1.0}
+TARGETS = {
+    "select_1e6_ms": Target(at_most=100.0),
+    "select_1e6_over_1e4": Target(at_most=6.0),
+    "gather_over_memcpy": Target(at_most=10.0),
+    "gather_vs_json": Target(at_least=30.0),
+    "gather_vs_parquet": Target(at_least=100.0),
+    "heap_bytes_per_gb_mapped": Target(at_most=1e6),
+    "attach_ms": Target(at_most=15.0),
+    "ledger_ms": Target(at_most=15.0),
+    "open_1e5_s": Target(at_most=0.3),
+    "write_crc_cost_share": Target(at_most=0.1),
+    "gather_crc_cost_share": Target(at_most=0.1),
+}
+
+
+def bench_storage(*, rounds: int = 15, scale: float = 1.0, seed: int = 0) -> Outcome:
+    """All figures; `scale` below 1 makes runs of fewer rows, whose figures no longer are of what their names say.
+
+    Raises:
+        InputError: there is nothing to measure.
+    """
+    if rounds < 1 or not 0.005 <= scale <= 1:
+        raise InputError(f"There is nothing to measure in {rounds} rounds at a scale of {scale:g}: at least 1, and 0.005 to 1.")
+    metrics: dict[str, float] = {"scale": scale}
+    for part in (_selecting, _opening, _gathering):
+        with tempfile.TemporaryDirectory() as folder:
+            metrics |= part(Path(folder), rounds, scale, seed)
+    return Outcome(benchmark="storage", metrics=metrics, targets=TARGETS)
+
+
+def _selecting(folder: Path, rounds: int, scale: float, seed: int) -> dict[str, float]:
+    """Choosing a step's rows among a few and among very many, in turns; and laying another blend over the many."""
+    few = _run_of_facts(folder / "few", round(1e4 * scale), shard_groups=1, seed=seed)
+    many = _run_of_facts(folder / "many", round(1e6 * scale), shard_groups=10, seed=seed)
+    indexes = {paths: _opened(Index(paths)) for paths in (few, many)}
+    for paths, index in indexes.items():
+        _use_some_rows(paths, index)
+    times: dict[RunPaths, list[float]] = {few: [], many: []}
+    for step in range(rounds + 1):
+        for paths, index in indexes.items():
+            query = _query(step)
+            took, chosen = _timed(lambda index=index, query=query: index.select_batch(query))
+            _found(chosen.rows.num_rows, f"a selection among the rows of {paths.root.name}")
+            if step:  # the first one warms up
+                times[paths].append(took)
+    regroup, again = _timed(lambda: _opened(Index(many, blend=OTHER_BLEND)))
+    kept, _ = _timed(lambda: _opened(Index(many)))
+    _found(again.select_batch(_query(0)).rows.num_rows, "a selection under another blend")
+    return {
+        "select_1e6_ms": 1000 * median(times[many]),
+        "select_1e6_over_1e4": median(times[many]) / median(times[few]),
+        "regroup_1e6_s": regroup,
+        "open_1e6_s": kept,
+    }
+
+
+def _opening(folder: Path, rounds: int, scale: float, seed: int) -> dict[str, float]:
+    """From a snapshot over many small shards, first without ledgers, then with ledgers of four of ten advantage groups."""
+    paths = _run_of_facts(folder / "run", round(1e5 * scale), shard_groups=1, seed=seed)
+    plain = median(_timed(lambda: _opened(Index(paths)))[0] for _ in range(min(rounds, 7)))
+    _use_some_rows(paths, _opened(Index(paths)), STEP_SHARDS * ROWS_PER_START_GROUP)
+    used = median(_timed(lambda: _opened(Index(paths)))[0] for _ in range(min(rounds, 3)))
+    return {"open_1e5_s": plain, "open_1e5_with_ledgers_s": used}
+
+
+def _gathering(folder: Path, rounds: int, scale: float, seed: int) -> dict[str, float]:
+    """Real shards with tokens, one start group each: publishing, taking in, recording, gathering, and what is mapped."""
+    paths = RunPaths(folder / "run").create()
+    index = Index(paths)
+    index.refresh()
+    attach, publish = [], []
+    for number in range(max(rounds + 1, round(GATHERED_SHARDS * scale), STEP_SHARDS)):
+        rows, plies = decisions_of(range(number, number + 1), seed), plies_of(range(number, number + 1))
+        publish.append(
+            _timed(lambda number=number, rows=rows, plies=plies: publish_shard(paths, "bench", number, rows, plies, {}))[0]
+        )
+        took, taken = _timed(index.refresh)
+        _found(taken == ROWS_PER_START_GROUP, "the rows of a new shard")
+        attach.append(took)
+    names = [f"bench/{number:06d}.arrow" for number in range(len(attach))]
+    pool = _rows_of(index)
+    draws = [_draw(pool, seed, round_) for round_ in range(rounds + 1)]
+    ledger = [
+        _timed(lambda step=step, rows=rows: write_ledger(paths, "bench", step, rows, {}))[0] for step, rows in enumerate(draws)
+    ]
+    return {
+        "attach_ms": 1000 * median(attach[1:]),
+        "ledger_ms": 1000 * median(ledger[1:]),
+        "heap_bytes_per_gb_mapped": _heap_per_gb(paths, names),
+        **_publish_share(paths, names, median(publish[1:])),
+        **_gather_ratios(index, paths, names, draws, folder, round(PARQUET_ROWS * scale)),
+    }
+
+
+def _gather_ratios(
+    index: Index, paths: RunPaths, names: list[str], draws: list[pa.Table], folder: Path, parquet_rows: int
+) -> dict[str, float]:
+    """Gathering against a plain copy of as many bytes, against lines of JSON and against Parquet, in turns."""
+    tables = {name: open_shard(paths.shards / name) for name in names}
+    shards = {name: MappedShard(table) for name, table in tables.items()}
+    old = _OldWays.of(tables, folder, parquet_rows)
+    cold = np.ones(
+        max(16, round(256 * parquet_rows / PARQUET_ROWS)) * 2**20 // 8
+    )  # beyond any cache, and written, so that a copy out of it comes from memory
+    times: dict[str, list[float]] = {name: [] for name in ("gather", "memcpy", "json", "parquet", "crc")}
+    for number, rows in enumerate(draws):
+        took, batch = _timed(lambda rows=rows: index.gather(rows))
+        _found(len(batch.input_ids), "the tokens of a batch")
+        size = _bytes_of(batch) // 8
+        source = cold[(number * size) % (len(cold) - size) :][:size]
+        target = np.ones(size)
+        found = {
+            "gather": (took, batch.input_ids),
+            "memcpy": (_timed(lambda target=target, source=source: _plain_copy(target, source))[0], batch.input_ids),
+            "json": _timed(lambda rows=rows: old.from_json(rows)),
+            "parquet": _timed(lambda rows=rows: old.from_parquet(rows)),
+            "crc": (_timed(lambda rows=rows: _check_rows(rows, shards))[0], batch.input_ids),
+        }
+        for name, (seconds, tokens) in found.items():
+            _found(np.array_equal(tokens, batch.input_ids), f"the same tokens by way of {name}")
+            if number:
+                times[name].append(seconds)
+    middle = {name: median(some) for name, some in times.items()}
+    return {
+        "gather_ms": 1000 * middle["gather"],
+        "gather_over_memcpy": middle["gather"] / middle["memcpy"],
+        "gather_vs_json": middle["json"] / middle["gather"],
+        "gather_vs_parquet": middle["parquet"] / middle["gather"],
+        "gather_crc_cost_share": middle["crc"] / middle["gather"],
+    }
+
+
+def _plain_copy(target: np.ndarray, source: np.ndarray) -> None:
+    np.copyto(target, source)
+
+
+def _check_rows(rows: pa.Table, shards: Mapping[str, MappedShard]) -> None:
+    """What gathering does to find a row that changed since its shard was mapped."""
+    for name in dict.fromkeys(rows["shard"].to_pylist()):
+        _found(shards[name].as_verified(), "bytes as they were")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OldWays:
+    """The same rows as lines of JSON in memory, and among others in one Parquet file with its lists."""
+
+    lines: Mapping[int, str]
+    """By decision."""
+    parquet: Path
+    connection: duckdb.DuckDBPyConnection
+
+    @classmethod
+    def of(cls, tables: Mapping[str, pa.Table], folder: Path, parquet_rows: int) -> "_OldWays":
+        joined = pa.concat_tables([table.replace_schema_metadata(None) for table in tables.values()]).unify_dictionaries()
+        parquet = folder / "rows.parquet"
+        with pq.ParquetWriter(parquet, joined.schema, compression="zstd") as writer:
+            for copy in range(max(1, parquet_rows // joined.num_rows)):
+                numbers = pa.array(as_array(joined["decision_id"]).to_numpy() * (-copy if copy else 1))
+                writer.write_table(joined.set_column(0, joined.schema.field(0), numbers))
+        lines = {row["decision_id"]: json.dumps(row) for row in joined.to_pylist()}
+        return cls(lines=lines, parquet=parquet, connection=duckdb.connect())
+
+    def from_json(self, rows: pa.Table) -> np.ndarray:
+        """Parse each row's line, then pack its lists."""
+        parsed = [json.loads(self.lines[number]) for number in rows["decision_id"].to_pylist()]
+        packed = [np.concatenate([np.array(row[name], dtype) for row in parsed]) for name, dtype in _LISTS.items()]
+        return packed[0]
+
+    def from_parquet(self, rows: pa.Table) -> np.ndarray:
+        """Join the chosen rows with the file, in their order, then pack its lists."""
+        self.connection.register(
+            "chosen", rows.select(["decision_id"]).append_column("place", pa.array(np.arange(rows.num_rows)))
+        )
+        lists = ", ".join(_LISTS)
+        query = f"SELECT {lists} FROM chosen JOIN '{self.parquet}' USING (decision_id) ORDER BY place"
+        found = self.connection.sql(query).to_arrow_table().combine_chunks()
+        packed = [found[name].chunk(0).flatten().to_numpy() for name in _LISTS]
+        self.connection.unregister("chosen")
+        return packed[0]
+
+
+_LISTS: dict[str, Any] = {
+    "input_ids": np.int32,
+    "behaviour_logprobs": np.float32,
+    "legal_ids": np.int32,
+    "legal_offsets": np.int32,
+}
+
+
+def _publish_share(paths: RunPaths, names: list[str], publish_s: float) -> dict[str, float]:
+    """What the checksums of a published shard cost: of its rows as they are made, and of the file as it is written."""
+    table = open_shard(paths.shards / names[0])
+    sums = median(_timed(lambda: (row_checksums(table), content_crc(table)))[0] for _ in range(5))
+    return {"publish_ms": 1000 * publish_s, "write_crc_cost_share": sums / publish_s}
+
+
+def _heap_per_gb(paths: RunPaths, names: list[str]) -> float:
+    """Bytes that Arrow holds on its heap once the shards are open, for each GB of them."""
+    before = pa.total_allocated_bytes()
+    tables = [open_shard(paths.shards / name) for name in names]
+    grown = pa.total_allocated_bytes() - before
+    _found(sum(table.num_rows for table in tables), "rows of mapped shards")
+    return grown / sum((paths.shards / name).stat().st_size for name in names) * 1e9
+
+
+def _run_of_facts(root: Path, rows: int, *, shard_groups: int, seed: int) -> RunPaths:
+    """A run whose shards are known by a snapshot alone; the files themselves are empty, and nothing opens them."""
+    paths = RunPaths(root).create()
+    groups = max(rows // ROWS_PER_START_GROUP, 2)
+    (paths.shards / "bench").mkdir()
+    shards = []
+    for first in range(0, groups, shard_groups):
+        some = range(first, min(first + shard_groups, groups))
+        path = paths.shards / "bench" / f"{first:06d}.arrow"
+        path.touch()
+        size, written = file_marks(path) or (0, 0)
+        shards.append(
+            CoveredShard(
+                producer="bench",
+                number=first,
+                next_start_group=some.stop,
+                start_groups=tuple(some),
+                size=size,
+                written_ns=written,
+            )
+        )
+    write_snapshot(paths, facts_of_a_run(shards, seed))
+    return paths
+
+
+def _use_some_rows(paths: RunPaths, index: Index, rows_a_step: int = 2**62) -> None:
+    """Record four of ten advantage groups as trained on: how a run looks that has been at work for long."""
+    names = ", ".join(f'"{name}"' for name in ROWS_SCHEMA.names if name not in ("policy_lag", "advantage_group"))
+    rows = index.connection.sql(
+        f"SELECT {names}, 0::INTEGER AS policy_lag, 0::INTEGER AS advantage_group FROM decisions "
+        "WHERE md5_number(concat_ws(':', start_group, power)) % 10 < 4"
+    ).to_arrow_table()
+    _found(rows.num_rows, "rows that were used")
+    for step, first in enumerate(range(0, rows.num_rows, rows_a_step), 1):
+        write_ledger(paths, "bench", step, rows.slice(first, rows_a_step), {})
+    index.refresh()
+
+
+def _rows_of(index: Index) -> pa.Table:
+    query = (
+        'SELECT shard, "row", decision_id, start_group, fork, ply, power, phase, policy_version, 0::INTEGER AS policy_lag, '
+        'checksum, "return", (-1)::INTEGER AS advantage_group FROM decisions ORDER BY start_group, power, fork'
+    )
+    return index.connection.sql(query).to_arrow_table().cast(ROWS_SCHEMA).combine_chunks()
+
+
+def _draw(pool: pa.Table, seed: int, round_: int) -> pa.Table:
+    """Other whole start groups in every round, as a step chooses them."""
+    groups = np.random.default_rng([seed, round_]).permutation(pool.num_rows // ROWS_PER_START_GROUP)[:STEP_SHARDS]
+    return pool.take(pa.array((groups[:, None] * ROWS_PER_START_GROUP + np.arange(ROWS_PER_START_GROUP)).ravel()))
+
+
+def _query(step: int) -> SelectionQuery:
+    return SelectionQuery(
+        step=step,
+        policy_version=VERSIONS - 1,
+        max_policy_lag=MAX_POLICY_LAG,
+        start_groups=STEP_SHARDS,
+        lineage="bench",
+        seed=0,
+    )
+
+
+def _opened(index: Index) -> Index:
+    _found(index.refresh(), "decisions of a snapshot")
+    _found(not index.refused, "a snapshot that is whole")
+    return index
+
+
+def _bytes_of(batch: Batch) -> int:
+    return sum(getattr(batch, field.name).nbytes for field in fields(batch))
+
+
+def _timed(work: Callable[[], Any]) -> tuple[float, Any]:
+    began = time.perf_counter()
+    done = work()
+    return time.perf_counter() - began, done
+
+
+def _found(something: object, what: str) -> None:
+    if not something:
+        raise DataError(f"the benchmark did not find {what}, so its time would say nothing: report this")

@@ -1,0 +1,152 @@
+"""Rows to measure the trajectory store with: made from a seed, of the shape that rollouts have.
+
+A prompt has 440 (deviation 60) tokens, a completion 24 (8), with ids as unevenly spread as words are. The forks of a start group
+share their prompt by power, and reward components and versions differ as they do in a run: a group is at most three versions
+behind the newest one. Facts without tokens are made as columns, so that a million of them take seconds.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from game.snapshot import POWERS
+from storage.facts import DECISION_FACTS, PLY_FACTS
+from storage.schema import COMPONENTS, Decision, Ply, decision_id
+from storage.snapshots import CoveredShard, IndexSnapshot
+
+FORKS = 6
+ROWS_PER_START_GROUP = FORKS * len(POWERS)
+VERSIONS = 200
+"""Policy versions over which the facts of a run are spread."""
+_TOKENS = 4096
+_PHASE = "S1903M"
+_SAME: dict[str, Any] = {
+    "phase": _PHASE,
+    "ply": 0,
+    "opponents": "policy",
+    "worker": "worker-0",
+    "adapter_hash": "ab" * 16,
+    "status": "complete",
+    "reason": "",
+    "ended": "horizon",
+    "orders_rejected": 0,
+}
+"""What every row holds."""
+
+
+def decisions_of(start_groups: range, seed: int, version: int = 0, producer: str = "bench") -> list[Decision]:
+    """All decisions of one phase of these start groups, tokens and all."""
+    rng = np.random.default_rng([seed, start_groups.start])
+    made = []
+    for start_group in start_groups:
+        prompts = {power: _token_ids(rng, _around(rng, 440, 60)) for power in POWERS}
+        for fork in range(FORKS):  # as forks are played, so rows of one advantage group lie apart
+            for power, prompt in prompts.items():
+                made.append(_decision(rng, prompt, producer, start_group, fork, power, version))
+    return made
+
+
+def plies_of(start_groups: range) -> list[Ply]:
+    """One small ply for each fork."""
+    texts = {"position": "{}", "orders": "{}", "results": "{}"}
+    return [
+        Ply(start_group=group, fork=fork, ply=0, phase=_PHASE, snapshot_id=f"{group:016x}", **texts)
+        for group in start_groups
+        for fork in range(FORKS)
+    ]
+
+
+def facts_of_a_run(shards: Sequence[CoveredShard], seed: int) -> IndexSnapshot:
+    """What a snapshot would hold of a run that consists of these shards, whose start groups follow one another."""
+    rng = np.random.default_rng(seed)
+    counts = [len(shard.start_groups) for shard in shards]
+    groups = np.array([group for shard in shards for group in shard.start_groups], np.int64)
+    names = pa.array([shard.name for shard in shards], pa.string())
+    producers = pa.array([shard.producer for shard in shards], pa.string())
+
+    def by_row(per_group: int) -> dict[str, pa.Array]:
+        """Columns of rows that come shard after shard, start group after start group, fork after fork."""
+        rows = np.repeat(np.arange(len(shards)), np.array(counts) * per_group)
+        begins = np.cumsum([0, *counts[:-1]]) * per_group
+        place = np.arange(len(groups) * per_group)
+        return {
+            "shard": names.take(pa.array(rows)),
+            "producer": producers.take(pa.array(rows)),
+            "row": pa.array((place - begins[rows]).astype(np.int32)),
+            "start_group": pa.array(np.repeat(groups, per_group)),
+            "snapshot_id": pa.array(_ids(np.repeat(groups, per_group))),
+        }
+
+    columns = by_row(ROWS_PER_START_GROUP) | _drawn_facts(rng, groups)
+    plies = by_row(FORKS)
+    plies |= {"fork": pa.array(np.tile(np.arange(FORKS, dtype=np.int16), len(groups)))}
+    return IndexSnapshot(shards=tuple(shards), decisions=_table(columns, DECISION_FACTS), plies=_table(plies, PLY_FACTS))
+
+
+def _drawn_facts(rng: np.random.Generator, groups: np.ndarray) -> dict[str, pa.Array]:
+    n = len(groups) * ROWS_PER_START_GROUP
+    newest = groups * (VERSIONS - 1) // int(groups.max())
+    version = np.maximum(np.repeat(newest - rng.integers(0, 4, len(groups)), ROWS_PER_START_GROUP), 0)
+    columns = {
+        "decision_id": pa.array(np.arange(n, dtype=np.int64) + 1),
+        "fork": pa.array(np.tile(np.repeat(np.arange(FORKS), 1), n // FORKS).astype(np.int16)),
+        "power": pa.array(np.array(POWERS, object)).take(pa.array(np.arange(n) // FORKS % len(POWERS))),
+        "policy_version": pa.array(version.astype(np.int32)),
+        "seed": pa.array(rng.integers(0, 2**62, n)),
+        "checksum": pa.array(rng.integers(0, 2**32, n, dtype=np.uint32)),
+        "game_id": pa.array(_ids(np.repeat(groups // 8, ROWS_PER_START_GROUP))),
+    }
+    drawn = {name: pa.array(rng.integers(-2, 3, n).astype(np.float32)) for name in COMPONENTS}
+    return columns | drawn
+
+
+def _table(columns: dict[str, pa.Array], schema: pa.Schema) -> pa.Table:
+    """The columns by the schema; those that were not given hold the same in every row."""
+    n = len(columns["row"])
+    filled = [columns[f.name] if f.name in columns else pa.repeat(pa.scalar(_SAME.get(f.name, 1), f.type), n) for f in schema]
+    return pa.table(filled, schema=schema)
+
+
+def _ids(numbers: np.ndarray) -> list[str]:
+    return [f"{number:016x}" for number in numbers.tolist()]
+
+
+def _decision(
+    rng: np.random.Generator, prompt: np.ndarray, producer: str, start_group: int, fork: int, power: str, version: int
+) -> Decision:
+    length = _around(rng, 24, 8)
+    widths = rng.choice([1, 1, 2, 5], length)
+    return Decision(
+        decision_id=decision_id(producer, start_group, fork, 0, power),
+        snapshot_id=f"{start_group:016x}",
+        game_id=f"{start_group // 8:016x}",
+        seed=int(rng.integers(0, 2**62)),
+        policy_version=version,
+        input_ids=np.concatenate([prompt, _token_ids(rng, length)]),
+        prompt_len=len(prompt),
+        behaviour_logprobs=-rng.random(length, np.float32),
+        legal_ids=_token_ids(rng, int(widths.sum())),
+        legal_offsets=np.concatenate([[0], np.cumsum(widths)]).astype(np.int32),
+        temperature=1.0,
+        orders=["A PAR - BUR", "F BRE H"],
+        queue_ms=1.5,
+        prefill_ms=4.25,
+        decode_ms=16.0,
+        engine_ms=3.0,
+        cached_tokens=32,
+        **dict(zip(COMPONENTS, rng.integers(-2, 3, len(COMPONENTS)).astype(float).tolist(), strict=True)),
+        start_group=start_group,
+        fork=fork,
+        power=power,
+        **_SAME,
+    )
+
+
+def _token_ids(rng: np.random.Generator, length: int) -> np.ndarray:
+    return (rng.zipf(1.3, length) % _TOKENS).astype(np.int32)
+
+
+def _around(rng: np.random.Generator, middle: float, deviation: float) -> int:
+    return max(2, round(rng.normal(middle, deviation)))
