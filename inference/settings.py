@@ -45,13 +45,13 @@ class InferenceSettings(BaseModel):
     """Keep the key-value blocks of prompts for later prompts that begin alike (vLLM's enable_prefix_caching)."""
     long_prefill_tokens: Annotated[int, Field(ge=0)] = 0
     """Prompts of more tokens are prefilled beside others only in part (vLLM's long_prefill_token_threshold); 0: no such rule."""
-    quantization: str | None = None
-    """vLLM's name of a weight format, such as 'fp8'; rows of a quantised policy must then agree with the unquantised trainer
+    quantization: str = ""
+    """vLLM's name of a weight format, such as 'fp8'; empty: as the weights are. Rows of a quantised policy must then agree with the unquantised trainer
     within the run's mismatch bounds, or the run does not start."""
     model_runner: Literal["v1", "v2"] = "v1"
     """vLLM's model runner: 'v2' needs Triton, and its legal-order adapter was never run on a real card."""
-    enforce_eager: bool | None = None
-    """Run without CUDA graphs and compiling (vLLM's enforce_eager): slower, quick to start; unset: on the CPU only."""
+    enforce_eager: Literal["auto", "on", "off"] = "auto"
+    """Run without CUDA graphs and compiling (vLLM's enforce_eager): slower, quick to start; 'auto': on the CPU only."""
     compile_cache: str = ""
     """Folder where vLLM keeps what it compiled (VLLM_CACHE_ROOT), on a disk that outlives the machine; empty: vLLM's own."""
     kv_cache_gib: Annotated[int, Field(ge=1)] = 1

@@ -49,7 +49,7 @@ def engine_arguments(model: Path, settings: InferenceSettings, *, slots: bool) -
         "model": str(model),
         "skip_tokenizer_init": True,
         "dtype": settings.dtype,
-        "enforce_eager": on_cpu if settings.enforce_eager is None else settings.enforce_eager,
+        "enforce_eager": on_cpu if settings.enforce_eager == "auto" else settings.enforce_eager == "on",
         "max_model_len": settings.max_model_length,
         "max_num_seqs": settings.max_sequences,
         "max_num_batched_tokens": settings.max_batched_tokens,

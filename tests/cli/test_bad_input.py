@@ -100,12 +100,12 @@ REFUSED = [
     (["sql", "--run", "nothing", "select 1"], "there is no run in 'runs/nothing'"),
     (["sql", "--run", "taken", "selec 1"], "SQL failed: Parser Error"),
     (["sql", "--run", "taken", "select * from moves"], "SQL failed: Catalog Error"),
-    (["sql", "--run", "taken", ""], "the statement gives no rows"),
-    (["sql", "--run", "taken", "copy decisions to 'stolen.csv'"], 'Cannot access file "stolen.csv"'),
-    (["sql", "--run", "taken", "attach 'stolen.db'"], "file system operations are disabled"),
+    (["sql", "--run", "taken", ""], "ask one question with SELECT"),
+    (["sql", "--run", "taken", "copy decisions to 'stolen.csv'"], "ask one question with SELECT"),
+    (["sql", "--run", "taken", "attach 'stolen.db'"], "ask one question with SELECT"),
     (["sql", "--run", "taken", "select * from read_csv('secret.csv')"], 'Cannot access file "secret.csv"'),
     (["sql", "--run", "taken", "select * from 'secret.csv'"], "secret.csv"),
-    (["sql", "--run", "taken", "set enable_external_access = true"], "SQL failed"),
+    (["sql", "--run", "taken", "set enable_external_access = true"], "ask one question with SELECT"),
     (["dance"], 'Unknown command "dance"'),
 ]
 IDS = [" ".join(words)[:60] for words, _ in REFUSED]
