@@ -28,6 +28,7 @@ _COMMANDS = {
     "evaluate": ("cli.evaluate:evaluate", "Measure the strength of a policy version."),
     "report": ("cli.report:report", "Write what a run came to as one page."),
     "replay-step": ("cli.replay_step:replay_step", "Run a past step again, and compare it with its record."),
+    "inspect": ("cli.inspect:app", "Look at one decision, one group of forks, or one step of a run."),
     "sql": ("cli.sql:sql", "Ask a run's rows with SQL, also while it trains."),
     "model": ("cli.model:app", "Make and look at the tiny model."),
     "bench": ("cli.bench:app", "Measure this machine against the targets."),

@@ -69,7 +69,7 @@ def again(model: Path) -> Callable[..., Replay]:
     """Replay a step, under the run's settings or others."""
 
     def run(paths: RunPaths, step: int, training: TrainingSettings = SETTINGS, **storage) -> Replay:
-        return replay_step(paths, step, model, training, StorageSettings(**{"max_policy_lag": STEPS} | storage))
+        return replay_step(paths, step, model, training, StorageSettings(max_policy_lag=STEPS, **storage))
 
     return run
 

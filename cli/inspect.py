@@ -1,0 +1,170 @@
+"""`entente inspect`: look at one decision, one group of forks, or one step of a run."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, Parameter
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from telemetry.errors import InputError
+
+if TYPE_CHECKING:
+    from reports.inspect_rows import Decided, Inspector
+
+app = App(name="inspect", help="Look at one decision, one group of forks, or one step of a run.")
+Run = Annotated[str, Parameter(help="Name of the run.")]
+RunsRoot = Annotated[Path, Parameter(help="Folder of all runs.")]
+Picture = Annotated[Path | None, Parameter(help="File to draw the board into, with the orders, as SVG.")]
+
+
+@app.command
+def decision(
+    decision_id: Annotated[int, Parameter(help="Its id, from the column decision_id.")],
+    *,
+    run: Run,
+    runs_root: RunsRoot = Path("runs"),
+    board: Picture = None,
+) -> None:
+    """One decision: prompt, completion, orders with their probabilities, and every token with its legal set.
+
+    Example
+
+        entente inspect decision 8561340446102613373 --run mine --board board.svg
+    """
+    with _opened(run, runs_root) as rows:
+        found = rows.decision(decision_id)
+        _draw(found, board)
+    _print(
+        _title(found), _outcome(found), Text(found.prompt, style="dim"), Text(found.completion), _orders(found), _tokens(found)
+    )
+
+
+@app.command
+def group(
+    start_group: Annotated[int, Parameter(help="Its number, from the column start_group.")],
+    *,
+    run: Run,
+    power: Annotated[str | None, Parameter(help="Whose decisions; default: where the returns are widest.")] = None,
+    phase: Annotated[str | None, Parameter(help="As S1902M; default: where the returns are widest.")] = None,
+    runs_root: RunsRoot = Path("runs"),
+    board: Picture = None,
+) -> None:
+    """An advantage group: its forks by return, and the best and the worst side by side; the board shows the best.
+
+    Examples
+
+        entente inspect group 12 --run mine
+
+        entente inspect group 12 --run mine --power france --phase S1902M --board best.svg
+    """
+    with _opened(run, runs_root) as rows:
+        found = rows.group(start_group, power, phase)
+        _draw(found.best, board)
+    facts = found.facts
+    usable = "usable" if facts["usable"] else "not usable"
+    head = Text(f"start group {start_group} of {facts['producer']}: {facts['power']} in {facts['phase']}", style="bold")
+    said = f"{facts['n']} forks, returns {facts['spread']:.3g} apart, {usable}, trained on by {facts['used']} steps"
+    forks = Table("fork", "return", "version", "status", "decision", box=None)
+    for member in found.members:
+        values = (member["fork"], f"{member['return']:+.3g}", member["policy_version"], member["status"], member["decision_id"])
+        forks.add_row(*map(str, values))
+    sides = [
+        Group(Text(f"{name}: fork {side.facts['fork']}", style="bold"), _outcome(side), _orders(side))
+        for name, side in (("best", found.best), ("worst", found.worst))
+    ]
+    beside = Table.grid(padding=(0, 4))
+    beside.add_row(*sides)
+    _print(head, Text(said), forks, beside)
+
+
+@app.command
+def step(
+    number: Annotated[int, Parameter(help="The step, counted from 1.")],
+    *,
+    run: Run,
+    runs_root: RunsRoot = Path("runs"),
+) -> None:
+    """One step: its figures, and the advantage groups that it trained on, widest returns first.
+
+    Example
+
+        entente inspect step 7 --run mine
+    """
+    with _opened(run, runs_root) as rows:
+        figures, groups = rows.step(number)
+    table = Table("start group", "power", "phase", "decisions", "best", "worst", "lag", "best decision", box=None)
+    for found in groups:
+        named = [str(found[name]) for name in ("start_group", "power", "phase", "decisions")]
+        returns = [f"{found['best']:+.3g}", f"{found['worst']:+.3g}"]
+        table.add_row(*named, *returns, str(found["lag"]), str(found["best_decision"]))
+    told = Table(box=None, show_header=False)
+    for name in sorted(figures):
+        told.add_row(name, f"{figures[name]:.4g}")
+    _print(Text(f"step {number} of run {run}: {len(groups)} advantage groups", style="bold"), table, told)
+
+
+@contextmanager
+def _opened(run: str, runs_root: Path) -> "Iterator[Inspector]":
+    from flows.find_model import TINY, find_tiny, model_here
+    from flows.run_settings import MODEL_FOLDER, settings_of
+    from reports.inspect_rows import Inspector
+    from storage.runs import RunPaths
+
+    paths = RunPaths(runs_root / run)
+    settings = settings_of(paths)
+    name = settings.inference.model
+    model = find_tiny(runs_root / MODEL_FOLDER, settings.tiny_model, settings.prompts) if name == TINY else model_here(name)
+    if model is None:
+        raise InputError(f"the model '{name}' of run '{run}' is gone from this machine: its tokenizer is needed to show text")
+    with Inspector(paths, model, settings.storage.blend, settings.storage.discount) as rows:
+        yield rows
+
+
+def _draw(found: "Decided", file: Path | None) -> None:
+    if file is not None:
+        drawn = found.picture()
+        try:
+            file.write_text(drawn)
+        except OSError as error:
+            raise InputError(f"'{file}' cannot be written: {error.strerror}") from error
+
+
+def _title(found: "Decided") -> Text:
+    facts = found.facts
+    where = f"fork {facts['fork']} of start group {facts['start_group']}, ply {facts['ply']}"
+    return Text(f"{facts['power']} in {facts['phase']}, {where}, by policy version {facts['policy_version']}", style="bold")
+
+
+def _outcome(found: "Decided") -> Text:
+    facts = found.facts
+    parts = ", ".join(f"{name} {value:+.3g}" for name, value in found.components.items() if value)
+    steps = f"trained on in step {', '.join(map(str, found.steps))}" if found.steps else "not trained on"
+    reason = f" ({facts['reason']})" if facts["reason"] else ""
+    return Text(f"{facts['status']}{reason}, return {facts['return']:+.3g}; {parts or 'all components 0'}; {steps}")
+
+
+def _orders(found: "Decided") -> RenderableType:
+    table = Table("order", "probability", "result", box=None)
+    for order, probability in found.orders:
+        results = found.results.get(" ".join(order.split()[:2]), [])
+        table.add_row(Text(order), "" if probability is None else f"{probability:.1%}", Text(", ".join(results) or "-"))
+    return table
+
+
+def _tokens(found: "Decided") -> RenderableType:
+    table = Table("position", "token", "legal tokens", "logprob", box=None)
+    for place, drawn in enumerate(found.drawn):
+        forced = drawn.legal == 1
+        logprob = "forced" if forced else f"{drawn.logprob:.4f}"
+        table.add_row(str(place), Text(repr(drawn.token)), str(drawn.legal), logprob, style="dim" if forced else "")
+    return table
+
+
+def _print(*parts: RenderableType) -> None:
+    console = Console(width=None if Console().is_terminal else 160, highlight=False)
+    for part in parts:
+        console.print(part, soft_wrap=isinstance(part, Text))

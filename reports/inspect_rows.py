@@ -1,0 +1,238 @@
+"""What one decision, one group of forks, or one step was, gathered from a run's rows for a person to read.
+
+Promise: reads only, and while the run trains; every figure is a stored one, or follows from stored ones.
+Never: print, or compute a probability with a model.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+
+from decoding.codec import Codec
+from game.board import Board
+from game.render import frame_around, locations_of, picture
+from game.snapshot import POWERS, Snapshot
+from storage.asking import connect
+from storage.runs import RunPaths
+from storage.schema import COMPONENTS
+from storage.shards import open_plies, open_shard
+from telemetry.errors import InputError
+
+Groups = list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """One completion position."""
+
+    token: str
+    """Its text."""
+    legal: int
+    """Tokens that were legal there; 1: forced."""
+    logprob: float
+    """Of the drawn token under the policy that drew it, over the legal set, nats."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decided:
+    """One decision with all that is stored of it."""
+
+    facts: dict[str, Any]
+    """Its columns of the view `decisions`."""
+    prompt: str
+    completion: str
+    orders: list[tuple[str, float | None]]
+    """Each with its probability given the orders before it; None where the completion does not tell them apart."""
+    drawn: list[Drawn]
+    results: dict[str, list[str]]
+    """By unit of the power: what became of its order; nothing said is success."""
+    steps: list[int]
+    """Steps that trained on it."""
+    board: Board | None
+    """The position; None where the fork's plies were not recorded."""
+
+    @property
+    def components(self) -> dict[str, float]:
+        """Stored reward components."""
+        return {name: float(self.facts[name]) for name in COMPONENTS}
+
+    def picture(self, *, whole: bool = False) -> str:
+        """The board as SVG with the orders, surer ones thicker: what they are about, or the whole of it.
+
+        Raises:
+            InputError: there is no position.
+        """
+        if self.board is None:
+            raise InputError(f"the position of decision {self.facts['decision_id']} was not recorded, so no board can be drawn")
+        power, orders = self.facts["power"], [order for order, _ in self.orders]
+        certainty = {order: probability for order, probability in self.orders if probability is not None}
+        if whole:
+            return picture(self.board, {power: orders}, certainty=certainty)
+        return picture(
+            self.board, {power: orders}, certainty=certainty, frame=frame_around(locations_of(self.board, power, orders))
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forked:
+    """An advantage group: the same power's decisions in the same phase, a fork each."""
+
+    facts: dict[str, Any]
+    """Its columns of the view `groups`."""
+    members: list[dict[str, Any]]
+    """fork, decision_id, return, policy_version, status; best first, failed ones last."""
+    best: Decided
+    worst: Decided
+    """Of those that did not fail."""
+
+
+class Inspector:
+    """A run's rows, opened to be looked at; close it, or use it as a context."""
+
+    def __init__(self, paths: RunPaths, model: Path, blend: Mapping[str, float], discount: float) -> None:
+        """Open the run in `paths`, whose model lies in the folder `model`; `blend` and `discount` make the returns."""
+        self._paths, self._codec = paths, Codec(model)
+        self._connection = connect(paths.root, blend=blend, discount=discount)
+
+    def __enter__(self) -> "Inspector":
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._connection.close()
+
+    def decision(self, decision_id: int) -> Decided:
+        """One decision.
+
+        Raises:
+            InputError: the run has none of this id.
+        """
+        found = _rows(self._connection, "SELECT * FROM decisions WHERE decision_id = ?", decision_id)
+        if not found:
+            raise InputError(
+                f"run '{self._paths.root.name}' has no decision {decision_id}: ask entente sql for ids, "
+                'as in "select decision_id, phase, power from decisions limit 5"'
+            )
+        facts = found[0]
+        path = self._paths.shards / facts["shard"]
+        decisions = open_shard(path)
+        row = decisions.slice(facts["row"], 1).to_pylist()[0]
+        prompt, completion = row["input_ids"][: row["prompt_len"]], row["input_ids"][row["prompt_len"] :]
+        ply = _ply(open_plies(path, decisions).to_pylist(), facts)
+        steps = "SELECT DISTINCT step FROM batches WHERE decision_id = ? ORDER BY step"
+        return Decided(
+            facts=facts,
+            prompt=self._codec.decode(prompt),
+            completion=self._codec.decode(completion),
+            orders=self._orders(row, completion),
+            drawn=[
+                Drawn(token=self._codec.decode([token]), legal=int(legal), logprob=float(logprob))
+                for token, legal, logprob in zip(
+                    completion, np.diff(row["legal_offsets"]), row["behaviour_logprobs"], strict=True
+                )
+            ],
+            results=_results(ply, facts["power"]),
+            steps=[step["step"] for step in _rows(self._connection, steps, decision_id)],
+            board=None if ply is None else Board.restore(_snapshot(ply, facts)),
+        )
+
+    def group(self, start_group: int, power: str | None, phase: str | None) -> Forked:
+        """The advantage group of a start group that is widest in returns, among those of `power` and `phase` if they are given.
+
+        Raises:
+            InputError: there is none.
+        """
+        asked = {"start_group": start_group, "power": power and power.upper(), "phase": phase and phase.upper()}
+        asked = {name: value for name, value in asked.items() if value is not None}
+        where = " AND ".join(f"{name} = ?" for name in asked)
+        widest = f"SELECT * FROM groups WHERE {where} ORDER BY usable DESC, spread DESC, phase, power LIMIT 1"
+        found = _rows(self._connection, widest, *asked.values())
+        if not found:
+            told = ", ".join(f"{name} {value}" for name, value in asked.items())
+            raise InputError(
+                f"run '{self._paths.root.name}' has no group with {told}: ask entente sql \"from groups\" what there is"
+            )
+        facts = found[0]
+        members = _rows(
+            self._connection,
+            """
+            SELECT fork, decision_id, "return", policy_version, status FROM decisions
+            WHERE shard = ? AND start_group = ? AND power = ? AND phase = ?
+            ORDER BY status = 'complete' DESC, "return" DESC, fork
+            """,
+            *(facts[name] for name in ("shard", "start_group", "power", "phase")),
+        )
+        complete = [member for member in members if member["status"] == "complete"] or members
+        best, worst = (self.decision(complete[place]["decision_id"]) for place in (0, -1))
+        return Forked(facts=facts, members=members, best=best, worst=worst)
+
+    def step(self, step: int) -> tuple[dict[str, float], Groups]:
+        """A step's figures, and the advantage groups that it trained on.
+
+        Raises:
+            InputError: the step never was.
+        """
+        name = self._paths.root.name
+        figures = _rows(self._connection, "SELECT name, value FROM metrics WHERE step = ? AND name LIKE 'train/%'", step)
+        groups = _rows(
+            self._connection,
+            """
+            SELECT start_group, power, phase, count(*) AS decisions, max("return") AS best, min("return") AS worst,
+                max(policy_lag) AS lag, arg_max(decision_id, "return") AS best_decision
+            FROM batches WHERE step = ? GROUP BY ALL ORDER BY best - worst DESC, start_group, phase, power
+            """,
+            step,
+        )
+        if not figures and not groups:
+            (newest,) = _rows(self._connection, "SELECT coalesce(max(step), 0) AS step FROM batches")
+            raise InputError(f"step {step} never was: run '{name}' has trained {newest['step']} steps")
+        return {figure["name"]: figure["value"] for figure in figures}, groups
+
+    def _orders(self, row: dict[str, Any], completion: list[int]) -> list[tuple[str, float | None]]:
+        """Each order with the probability of its tokens and of the mark that ends it."""
+        logprobs, begun = [], 0.0
+        for token, logprob in zip(completion, row["behaviour_logprobs"], strict=True):
+            begun += logprob
+            if token in (self._codec.separator_id, self._codec.eos_id):
+                logprobs.append(begun)
+                begun = 0.0
+        told = len(logprobs) == len(row["orders"])
+        return [(order, math.exp(logprobs[place]) if told else None) for place, order in enumerate(row["orders"])]
+
+
+def _rows(connection: duckdb.DuckDBPyConnection, question: str, *values: object) -> list[dict[str, Any]]:
+    return connection.sql(question, params=list(values)).to_arrow_table().to_pylist()
+
+
+def _ply(plies: list[dict[str, Any]], facts: dict[str, Any]) -> dict[str, Any] | None:
+    """The ply at which a decision was taken."""
+    at = [facts[name] for name in ("start_group", "fork", "ply")]
+    return next((ply for ply in plies if [ply["start_group"], ply["fork"], ply["ply"]] == at), None)
+
+
+def _results(ply: dict[str, Any] | None, power: str) -> dict[str, list[str]]:
+    if ply is None:
+        return {}
+    mine = {" ".join(order.split()[:2]) for order in json.loads(ply["orders"]).get(power, [])}
+    return {unit: said for unit, said in json.loads(ply["results"]).items() if unit in mine}
+
+
+def _snapshot(ply: dict[str, Any], facts: dict[str, Any]) -> Snapshot:
+    centres = {power["name"]: len(power["centers"]) for power in json.loads(ply["position"])["powers"]}
+    return Snapshot(
+        snapshot_id=ply["snapshot_id"],
+        phase=ply["phase"],
+        year=int(ply["phase"][1:-1]),
+        season=ply["phase"][0],
+        phase_type=ply["phase"][-1],
+        centres=tuple(centres[power] for power in POWERS),
+        position=ply["position"],
+        source=f"policy:{facts['policy_version']}",
+        game_id=facts["game_id"],
+        seed=facts["seed"],
+    )

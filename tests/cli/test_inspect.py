@@ -1,0 +1,68 @@
+"""`entente inspect` shows a decision, a group and a step, and refuses what is not there in a sentence."""
+
+from collections.abc import Callable
+
+import pytest
+
+from cli import main
+from storage.ledger import MAIN, read_ledger
+
+pytestmark = pytest.mark.vllm
+
+
+@pytest.fixture
+def inspect(trained, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """The command in this process: `inspect("step", 1)`; its exit code."""
+    monkeypatch.setattr("cli.environment.prepare_environment", lambda **how: None)
+
+    def run(*words: object, run: str = "first") -> int:
+        return main.run(["inspect", *map(str, words), "--run", run, "--runs-root", str(trained[1].root.parent)])
+
+    return run
+
+
+@pytest.fixture
+def used(trained) -> dict:
+    """A row that step 1 trained on."""
+    ledger = read_ledger(trained[1], MAIN, 1)
+    assert ledger is not None
+    return ledger.to_pylist()[0]
+
+
+def test_a_decision_is_shown_with_its_tokens_and_its_board_is_drawn(inspect, used, capsys, tmp_path):
+    assert inspect("decision", used["decision_id"], "--board", tmp_path / "board.svg") == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"{used['power']} in {used['phase']}, fork {used['fork']} of start group {used['start_group']}")
+    assert "ORDERS:" in said and "legal tokens" in said and "forced" in said and "trained on in step 1" in said
+    assert (tmp_path / "board.svg").read_text().startswith("<svg")
+
+
+def test_the_best_and_the_worst_fork_stand_side_by_side(inspect, used, capsys):
+    assert inspect("group", used["start_group"]) == 0
+    assert any("best: fork" in line and "worst: fork" in line for line in capsys.readouterr().out.splitlines())
+
+
+def test_a_step_tells_its_groups_and_figures(inspect, used, capsys):
+    assert inspect("step", 1) == 0
+    said = capsys.readouterr().out
+    assert used["power"] in said and "train/gradient_norm" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        pytest.param(("decision", 5), "run 'first' has no decision 5", id="decision"),
+        pytest.param(("group", 999), "run 'first' has no group with start_group 999", id="group"),
+        pytest.param(("step", 9), "step 9 never was", id="step"),
+        pytest.param(("step", "x"), "Invalid value", id="no number"),
+    ],
+)
+def test_what_is_not_there_is_one_sentence_and_exit_code_2(inspect, capsys, words: tuple, sentence: str):
+    assert inspect(*words) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and len(said.err.splitlines()) == 1 and sentence in said.err
+
+
+def test_a_picture_that_cannot_be_written_is_refused(inspect, used, capsys, tmp_path):
+    assert inspect("decision", used["decision_id"], "--board", tmp_path / "none" / "board.svg") == 2
+    assert "cannot be written" in capsys.readouterr().err

@@ -1,0 +1,106 @@
+"""What is shown of a decision, a group or a step is what the run's files hold."""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from flows.run_settings import MODEL_FOLDER, settings_of
+from reports.inspect_rows import Inspector
+from storage.ledger import MAIN, read_ledger
+from storage.runs import RunPaths
+from storage.shards import open_shard
+from telemetry.errors import InputError
+
+pytestmark = pytest.mark.vllm
+
+
+@pytest.fixture(scope="module")
+def paths(trained) -> RunPaths:
+    return trained[1]
+
+
+@pytest.fixture(scope="module")
+def rows(paths: RunPaths) -> Iterator[Inspector]:
+    (model,) = (paths.root.parent / MODEL_FOLDER).glob("tiny-*")
+    storage = settings_of(paths).storage
+    with Inspector(paths, model, storage.blend, storage.discount) as rows:
+        yield rows
+
+
+@pytest.fixture(scope="module")
+def stored(paths: RunPaths) -> list[dict]:
+    """All rows, as the shards hold them."""
+    shards = [file for file in sorted(paths.shards.rglob("*.arrow")) if not file.name.endswith(".plies.arrow")]
+    return [row for shard in shards for row in open_shard(shard).to_pylist()]
+
+
+def test_a_decision_is_shown_as_it_was_drawn(rows, stored):
+    for row in stored[:: max(1, len(stored) // 8)]:
+        shown = rows.decision(row["decision_id"])
+        assert [drawn.legal for drawn in shown.drawn] == np.diff(row["legal_offsets"]).tolist()
+        assert [drawn.logprob for drawn in shown.drawn] == row["behaviour_logprobs"]
+        assert "".join(drawn.token for drawn in shown.drawn) == shown.completion
+        assert [order for order, _ in shown.orders] == row["orders"]
+        assert shown.completion.removesuffix("<|end|>").split("\n") == row["orders"]
+        together = math.prod(probability for _, probability in shown.orders)
+        assert math.log(together) == pytest.approx(sum(row["behaviour_logprobs"]), abs=1e-5)
+
+
+def test_the_board_is_the_position_of_the_prompt_and_its_picture_has_the_orders(rows, stored):
+    for row in (stored[0], stored[-1]):
+        shown = rows.decision(row["decision_id"])
+        assert shown.board is not None and shown.board.phase == row["phase"]
+        line = next(line for line in shown.prompt.splitlines() if line.startswith(f"{row['power']} ") and " | " in line)
+        units = shown.board.units()[row["power"]]
+        assert sorted(units) == sorted(unit for unit in units if unit in line) and units
+        assert shown.picture().startswith("<svg") and shown.picture() != shown.picture(whole=True)
+        assert set(shown.results) <= {" ".join(order.split()[:2]) for order in row["orders"]}
+
+
+def test_a_decision_tells_the_steps_that_trained_on_it(rows, paths, stored):
+    used = set()
+    for step in (1, 2):
+        ledger = read_ledger(paths, MAIN, step)
+        assert ledger is not None
+        ids = ledger["decision_id"].to_pylist()
+        assert all(rows.decision(row).steps == [step] for row in ids[:3])
+        used |= set(ids)
+    idle = [row["decision_id"] for row in stored if row["decision_id"] not in used]
+    assert all(rows.decision(row).steps == [] for row in idle[:2])
+
+
+def test_the_best_and_the_worst_fork_of_a_group_are_those_of_the_returns(rows, paths):
+    ledger = read_ledger(paths, MAIN, 2)
+    assert ledger is not None and ledger.num_rows
+    first = ledger.to_pylist()[0]
+    shown = rows.group(first["start_group"], first["power"].lower(), first["phase"])
+    returns = {
+        row["fork"]: row["return"]
+        for row in ledger.to_pylist()
+        if (row["start_group"], row["power"], row["phase"]) == (first["start_group"], first["power"], first["phase"])
+    }
+    assert {member["fork"]: member["return"] for member in shown.members} == returns
+    assert shown.best.facts["return"] == max(returns.values()) > shown.worst.facts["return"] == min(returns.values())
+    assert rows.group(first["start_group"], None, None).facts["spread"] >= shown.facts["spread"]
+
+
+def test_a_step_s_groups_hold_all_rows_of_its_ledger(rows, paths):
+    figures, groups = rows.step(1)
+    ledger = read_ledger(paths, MAIN, 1)
+    assert ledger is not None and sum(group["decisions"] for group in groups) == ledger.num_rows == figures["train/decisions"]
+
+
+@pytest.mark.parametrize(
+    ("ask", "sentence"),
+    [
+        pytest.param(lambda rows: rows.decision(5), "run 'first' has no decision 5", id="decision"),
+        pytest.param(lambda rows: rows.group(0, "mars", None), "no group with start_group 0, power MARS", id="power"),
+        pytest.param(lambda rows: rows.group(999, None, None), "no group with start_group 999", id="group"),
+        pytest.param(lambda rows: rows.step(3), "step 3 never was: run 'first' has trained 2 steps", id="step"),
+    ],
+)
+def test_what_is_not_there_is_refused(rows, ask, sentence: str):
+    with pytest.raises(InputError, match=sentence):
+        ask(rows)
