@@ -51,6 +51,7 @@ def test_times_are_put_together_as_their_names_say(monkeypatch: pytest.MonkeyPat
     slow(storage_figures, "content_crc", lambda *given: 1.0)
     slow(storage_figures, "write_ledger", lambda *given: 0.375)
     monkeypatch.setattr("benchmarks.storage_figures.time.perf_counter", lambda: now)
+    monkeypatch.setattr("benchmarks.storage_figures.time.process_time", lambda: now)
     metrics = dict(bench_storage(rounds=2, scale=SMALL).metrics)
     assert metrics.pop("heap_bytes_per_gb_mapped") == 0
     assert metrics == {

@@ -227,7 +227,7 @@ def test_a_shard_that_changed_since_its_snapshot_is_read_anew(grown: RunPaths, p
     assert len(index.refused) == (change == "cut")
 
 
-def test_damage_below_a_snapshot_is_found_when_a_row_is_gathered(grown: RunPaths) -> None:
+def test_damage_below_a_snapshot_is_found_when_a_row_is_gathered(grown: RunPaths, publish: Callable[..., Any]) -> None:
     path = grown.shards / "p0" / "000000.arrow"
     marks = os.stat(path)
     content = bytearray(path.read_bytes())
@@ -244,6 +244,12 @@ def test_damage_below_a_snapshot_is_found_when_a_row_is_gathered(grown: RunPaths
     rest = index.select_batch(QUERY).rows
     assert rest.num_rows and "p0/000000.arrow" not in rest["shard"].to_pylist()
     index.gather(rest)
+    publish(range(2, 3), "p1")
+    index.refresh()
+    assert index.snapshot_if_due(1) is not None
+    written, _ = newest_snapshot(grown)
+    assert written is not None and "p0/000000.arrow" not in {shard.name for shard in written.shards}
+    assert "p0/000000.arrow" not in written.decisions["shard"].to_pylist()
 
 
 def test_a_shard_that_was_set_aside_enters_no_snapshot(grown: RunPaths, publish: Callable[..., Any]) -> None:
