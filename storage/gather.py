@@ -84,7 +84,7 @@ def gather(rows: pa.Table, open_shard: Callable[[str], MappedShard]) -> Batch:
     """
     chosen = list(_by_shard(rows, open_shard))
     n = rows.num_rows
-    input_ids, input_offsets = _join(chosen, "input_ids", np.int32, n)
+    input_ids, input_offsets = _join_long(chosen, "input_ids", np.int32, n)
     logprobs, completion_offsets = _join(chosen, "behaviour_logprobs", np.float32, n)
     legal_ids, legal_starts = _join(chosen, "legal_ids", np.int32, n)
     bounds, bound_starts = _join(chosen, "legal_offsets", np.int32, n)
@@ -142,15 +142,34 @@ def _flat(chosen: list[_Chosen], column: str, n_rows: int) -> npt.NDArray[Any]:
 
 def _join(chosen: list[_Chosen], column: str, dtype: type, n_rows: int) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
     """The lists of all rows one after another, and where each begins."""
-    pieces: list[npt.NDArray[Any]] = [np.empty(0, dtype)] * n_rows
     starts = np.zeros(n_rows + 1, np.int64)
+    firsts = np.zeros(n_rows, np.int64)  # where each begins in the shards' values, these laid one after another
+    sources: list[npt.NDArray[Any]] = [np.empty(0, dtype)]
+    before = 0
     for some in chosen:
         offsets, values = some.shard.lists(column)
-        firsts, lasts = offsets[some.rows], offsets[some.rows + 1]
-        starts[some.places + 1] = lasts - firsts
-        for place, first, last in zip(some.places.tolist(), firsts.tolist(), lasts.tolist(), strict=True):
+        begins = offsets[some.rows]
+        starts[some.places + 1] = offsets[some.rows + 1] - begins
+        firsts[some.places] = begins + before
+        sources.append(values)
+        before += len(values)
+    lengths = starts[1:].copy()
+    np.cumsum(starts, out=starts)
+    places = np.repeat(firsts - starts[:-1], lengths) + np.arange(starts[-1])
+    return np.concatenate(sources)[places], starts
+
+
+def _join_long(chosen: list[_Chosen], column: str, dtype: type, n_rows: int) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+    """As ``_join``, list by list: quicker where they have hundreds of values."""
+    pieces: list[npt.NDArray[Any]] = [np.empty(0, dtype)] * n_rows
+    for some in chosen:
+        offsets, values = some.shard.lists(column)
+        firsts, lasts = offsets[some.rows].tolist(), offsets[some.rows + 1].tolist()
+        for place, first, last in zip(some.places.tolist(), firsts, lasts, strict=True):
             pieces[place] = values[first:last]
-    return np.concatenate([np.empty(0, dtype), *pieces]), np.cumsum(starts)
+    starts = np.zeros(n_rows + 1, np.int64)
+    np.cumsum([len(piece) for piece in pieces], out=starts[1:])
+    return np.concatenate([np.empty(0, dtype), *pieces]), starts
 
 
 def _rebase(
