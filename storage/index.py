@@ -173,10 +173,19 @@ class Index:
         try:
             return gather(selection_rows, self._open_mapped)
         except ShardDamaged as error:
-            for table in ("decisions", "advantage_groups", "plies"):
-                self.connection.execute(f"DELETE FROM {table} WHERE shard = ?", [error.shard])
-            self._refuse(error.shard, str(error))
+            self._set_aside(error.shard, str(error))
             raise
+
+    def verified_shards(self) -> list[pa.Table]:
+        """The decisions of all shards taken in, mapped and verified, in the order of their names; those that are damaged, which a
+        snapshot may have hidden, are set aside, so the index holds the rows of these tables and no others."""
+        tables = []
+        for shard in sorted(self._taken_in):
+            try:
+                tables.append(open_shard(self._paths.shards / shard))
+            except DataError as error:
+                self._set_aside(shard, str(error))
+        return tables
 
     def snapshot_if_due(self, every_shards: int) -> Path | None:
         """Write what is known to ``index/`` if enough shards came in since the snapshot before: ``every_shards``, and an eighth
@@ -294,6 +303,11 @@ class Index:
         for statement in statements:
             self.connection.execute(statement)
         self.connection.unregister("valued")
+
+    def _set_aside(self, shard: str, sentence: str) -> None:
+        for table in ("decisions", "advantage_groups", "plies"):
+            self.connection.execute(f"DELETE FROM {table} WHERE shard = ?", [shard])
+        self._refuse(shard, sentence)
 
     def _refuse(self, shard: str, sentence: str) -> None:
         self._mapped.pop(shard, None)

@@ -252,6 +252,20 @@ def test_damage_below_a_snapshot_is_found_when_a_row_is_gathered(grown: RunPaths
     assert "p0/000000.arrow" not in written.decisions["shard"].to_pylist()
 
 
+def test_whoever_asks_for_whole_shards_learns_of_damage_below_a_snapshot(grown: RunPaths) -> None:
+    path = grown.shards / "p0" / "000002.arrow"
+    marks = os.stat(path)
+    damage_rows(path)
+    os.utime(path, ns=(marks.st_atime_ns, marks.st_mtime_ns))
+    index = Index(grown)
+    assert index.refresh() == 128
+    tables = index.verified_shards()
+    assert [shard for shard, _ in index.refused] == ["p0/000002.arrow"]
+    ids = [number for table in tables for number in table["decision_id"].to_pylist()]
+    rows = index.connection.sql('SELECT decision_id FROM decisions ORDER BY shard, "row"').fetchall()
+    assert ids == [number for (number,) in rows] and len(ids) == 96
+
+
 def test_a_shard_that_was_set_aside_enters_no_snapshot(grown: RunPaths, publish: Callable[..., Any]) -> None:
     publish(range(2, 3), "p1")
     damaged = grown.shards / "p0" / "000004.arrow"
