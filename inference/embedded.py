@@ -16,6 +16,12 @@ from inference.vllm_engine import VllmEngine, lora_request
 from telemetry.errors import EngineError, EngineLostError
 
 
+_in_this_process: set["EmbeddedEngine"] = set()
+"""Engines that are up: a shutdown takes vLLM's ranks and groups from all of them, so the last one does it for all."""
+_put_aside: list[Any] = []
+"""vLLM's own of those that were closed before; it shuts itself down when nobody holds it."""
+
+
 class EmbeddedEngine(VllmEngine):
     """The `Engine` contract over vLLM's synchronous `LLMEngine`."""
 
@@ -35,6 +41,7 @@ class EmbeddedEngine(VllmEngine):
             self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments, distributed_executor_backend="uni"))
         except (RuntimeError, ValueError) as error:
             raise EngineError(f"vLLM could not load '{self._model}': {str(error).splitlines()[0]}") from error
+        _in_this_process.add(self)
 
     async def _warm_up(self) -> None:
         try:
@@ -73,9 +80,13 @@ class EmbeddedEngine(VllmEngine):
         if self._engine is not None:
             from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
-            self._engine.engine_core.shutdown()
+            _in_this_process.discard(self)
+            _put_aside.append(self._engine)
             self._engine = None
-            cleanup_dist_env_and_memory()
+            if not _in_this_process:
+                while _put_aside:
+                    _put_aside.pop().engine_core.shutdown()
+                cleanup_dist_env_and_memory()
 
     def _step(self) -> None:
         """One engine step; then again after whatever became ready, for as long as requests are pending."""

@@ -13,7 +13,6 @@ import pyarrow as pa
 
 from storage.index import Index
 from storage.runs import RunPaths
-from storage.shards import open_shard
 from telemetry.errors import InputError
 
 VIEWS = ("decisions", "groups", "batches", "plies", "orders", "tokens", "lag", "snapshots", "metrics", "refused")
@@ -39,8 +38,7 @@ def connect(run_dir: Path, *, blend: Mapping[str, float] | None = None, discount
     index = Index(paths, blend=blend, discount=discount)
     index.refresh()
     connection = index.connection
-    shards = [str(shard) for (shard,) in connection.sql("SELECT DISTINCT shard FROM decisions ORDER BY shard").fetchall()]
-    tables = [open_shard(paths.shards / shard).replace_schema_metadata(None) for shard in shards]
+    tables = [table.replace_schema_metadata(None) for table in index.verified_shards()]
     connection.register("payload", _stacked(tables, _PAYLOAD))
     connection.register("orders", _stacked(tables, ("decision_id", "orders")))
     connection.register("metrics", _metrics(paths.metrics))

@@ -205,7 +205,7 @@ def _aged(folder: Path, pattern: re.Pattern[str], age_s: float, now: float, why:
 
 def _own_folders(paths: RunPaths) -> list[Path]:
     """Folders of a run in which Entente writes under names of its own."""
-    inner = [paths.adapters, paths.checkpoints, paths.scores]
+    inner = [paths.adapters, paths.checkpoints, paths.scores, paths.index]
     deeper = [entry for folder in (paths.shards, paths.ledger) for entry in _entries(folder) if is_folder(entry)]
     return [paths.root, *inner, paths.shards, paths.ledger, *deeper]
 

@@ -63,6 +63,15 @@ def test_slots_that_are_dear_here_give_way_to_merged_weights_and_it_says_why(
 
 
 @pytest.mark.vllm
+def test_an_engine_that_is_closed_leaves_another_of_the_same_process_working(host, vllm_engine, model, positions, tokens):
+    """vLLM's ranks and groups belong to the process, not to one engine."""
+    other = EmbeddedEngine(model, InferenceSettings(**SMALL, adapters="merge_reload"), name="other")
+    host.submit(other.start()).result(timeout=300)
+    host.submit(other.close()).result(timeout=60)
+    assert len(draw(host, vllm_engine, requests_for(positions[:1], tokens, label="left"))) == 7
+
+
+@pytest.mark.vllm
 def test_slots_bound_what_is_held_and_a_rank_too_high_is_refused_before_vllm_hears_of_it(host, model, make_adapter):
     settings = InferenceSettings(**SMALL, adapters="slots", adapter_slots=1, adapter_rank=8)
     engine = EmbeddedEngine(model, settings, name="narrow")
