@@ -15,7 +15,6 @@ from inference.vllm_arguments import engine_arguments, prepare_environment
 from inference.vllm_engine import VllmEngine, lora_request
 from telemetry.errors import EngineError, EngineLostError
 
-
 _in_this_process: set["EmbeddedEngine"] = set()
 """Engines that are up: a shutdown takes vLLM's ranks and groups from all of them, so the last one does it for all."""
 _put_aside: list[Any] = []

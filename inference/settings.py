@@ -46,8 +46,8 @@ class InferenceSettings(BaseModel):
     long_prefill_tokens: Annotated[int, Field(ge=0)] = 0
     """Prompts of more tokens are prefilled beside others only in part (vLLM's long_prefill_token_threshold); 0: no such rule."""
     quantization: str = ""
-    """vLLM's name of a weight format, such as 'fp8'; empty: as the weights are. Rows of a quantised policy must then agree with the unquantised trainer
-    within the run's mismatch bounds, or the run does not start."""
+    """vLLM's name of a weight format, such as 'fp8'; empty: as the weights are. Rows of a quantised policy must agree with the
+    unquantised trainer within the run's mismatch bounds, or the run does not start."""
     model_runner: Literal["v1", "v2"] = "v1"
     """vLLM's model runner: 'v2' needs Triton, and its legal-order adapter was never run on a real card."""
     enforce_eager: Literal["auto", "on", "off"] = "auto"

@@ -98,11 +98,10 @@ class VllmEngine(ABC):
             mode = "merge_reload"
         await self._start(slots=mode != "merge_reload")
         self._idle.set()
-        if mode == "auto":
-            if not await slots_are_cheap(self, self._model, self._settings):
-                await self._stop()
-                await self._start(slots=False)
-                mode = "merge_reload"
+        if mode == "auto" and not await slots_are_cheap(self, self._model, self._settings):
+            await self._stop()
+            await self._start(slots=False)
+            mode = "merge_reload"
         self.adapters = "merge_reload" if mode == "merge_reload" else "slots"
         self._versions = ServedVersions(self.name, self._settings.adapter_slots if self.adapters == "slots" else 0)
         await self._warm_up()
