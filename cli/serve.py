@@ -61,7 +61,7 @@ def serve(
     apply_threads(engine_threads)
     engine_host = EngineHost()
     address = f"{host}:{listener.getsockname()[1]}"
-    engine = EngineSupervisor(lambda: choose_engine(chosen, folder, name=name or address)[0], restarts=chosen.engine_restarts)
+    engine = EngineSupervisor(lambda: choose_engine(chosen, folder, name=name or address), restarts=chosen.engine_restarts)
     try:
         app = worker_app(engine, engine_host, folder, adapters_root, key, Codec(folder).vocabulary_size)
         ready = partial(print, f"serving {folder} on http://{address}", flush=True)

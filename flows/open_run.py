@@ -24,7 +24,7 @@ from flows.cancel_on_sigterm import cancelled_by_sigterm
 from flows.find_model import check_room
 from flows.run_settings import CACHE_FOLDER, MODEL_FOLDER, RunSettings, check_resumed, check_settings, settings_of
 from flows.thread_plan import apply_threads
-from inference.choose_engine import choose_engine
+from inference.choose_engine import choose_engine, engine_here
 from inference.engine import Engine
 from inference.host import EngineHost
 from inference.pool import RemoteEngine
@@ -118,9 +118,8 @@ def make_engine(settings: InferenceSettings, model: Path) -> Engine:
     """The engine that the settings mean: workers by URL, or one in this process, which is built again if it fails."""
     if settings.urls:
         return RemoteEngine(settings, os.environ.get(settings.key_variable), model_fingerprint(model))
-    _, reason = choose_engine(settings, model)
-    reporter().say(reason)
-    return EngineSupervisor(lambda: choose_engine(settings, model)[0], restarts=settings.engine_restarts)
+    reporter().say(engine_here(settings)[1])
+    return EngineSupervisor(lambda: choose_engine(settings, model), restarts=settings.engine_restarts)
 
 
 @asynccontextmanager

@@ -69,8 +69,6 @@ class AsyncEngine(VllmEngine):
     async def _call(self, method: str, *arguments: Any, **named: Any) -> Any:
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        if method == "collective_rpc":
-            arguments, named = arguments[:1], {"kwargs": named["kwargs"]}
         try:
             return await getattr(self._engine, method)(*arguments, **named)
         except EngineDeadError as error:

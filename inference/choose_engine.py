@@ -34,24 +34,33 @@ def engine_kind(wanted: Literal["auto"] | EngineKind, *, has_vllm: bool, has_cud
     return "torch", "torch draws in this process, because no vLLM is installed"
 
 
-def choose_engine(settings: InferenceSettings, model: Path, *, name: str = "") -> tuple[Engine, str]:
-    """The engine for `settings` over the model in `model`, not started yet, and one sentence that says why this one.
+def engine_here(settings: InferenceSettings) -> tuple[EngineKind, str]:
+    """`engine_kind` for `settings` on this machine.
 
     Raises:
         InputError: vLLM is asked for and not installed.
     """
-    kind, reason = engine_kind(settings.engine, has_vllm=importlib.util.find_spec("vllm") is not None, has_cuda=_has_cuda())
+    return engine_kind(settings.engine, has_vllm=importlib.util.find_spec("vllm") is not None, has_cuda=_has_cuda())
+
+
+def choose_engine(settings: InferenceSettings, model: Path, *, name: str = "") -> Engine:
+    """The engine for `settings` over the model in `model`, not started yet.
+
+    Raises:
+        InputError: vLLM is asked for and not installed.
+    """
+    kind, _ = engine_here(settings)
     if kind == "vllm_async":
         from inference.async_engine import AsyncEngine
 
-        return AsyncEngine(model, settings, name=name or "async"), reason
+        return AsyncEngine(model, settings, name=name or "async")
     if kind == "vllm":
         from inference.embedded import EmbeddedEngine
 
-        return EmbeddedEngine(model, settings, name=name or "embedded"), reason
+        return EmbeddedEngine(model, settings, name=name or "embedded")
     from inference.torch_engine import TorchEngine
 
-    return TorchEngine(model, settings, name=name or "torch"), reason
+    return TorchEngine(model, settings, name=name or "torch")
 
 
 def _has_cuda() -> bool:

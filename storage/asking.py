@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from storage.index import Index
 from storage.runs import RunPaths
+from storage.schema import DECISION_SCHEMA
 from telemetry.errors import InputError
 
 VIEWS = ("decisions", "groups", "batches", "plies", "orders", "tokens", "lag", "snapshots", "metrics", "refused")
@@ -77,8 +78,6 @@ def ready(name: str) -> str:
 
 def _stacked(tables: list[pa.Table], columns: tuple[str, ...]) -> pa.Table:
     """These columns of all shards, as one table that still lies in their files."""
-    from storage.schema import DECISION_SCHEMA
-
     wanted = pa.schema([DECISION_SCHEMA.field(name) for name in columns])
     return pa.concat_tables([table.select(columns) for table in tables]) if tables else wanted.empty_table()
 
