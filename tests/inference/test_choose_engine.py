@@ -2,10 +2,12 @@
 
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from flows.open_run import make_engine
 from inference.choose_engine import choose_engine, engine_kind
 from inference.settings import InferenceSettings
 from telemetry.errors import InputError
@@ -44,3 +46,14 @@ def test_asking_loads_neither_torch_nor_vllm():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.vllm
+def test_an_engine_that_was_made_and_closed_leaves_no_folder(model: Path, host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """One is made, not one more to say which."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    engine = make_engine(InferenceSettings(engine="vllm"), model)
+    assert len(list(tmp_path.glob("entente-merged-*"))) == 1
+    host.submit(engine.close()).result(timeout=30)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,43 @@
+"""A version that is served retires what is too old to train on, at the rollouts' engine and at the scorer's."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollouts.settings import RolloutSettings
+from state_cache.settings import CacheSettings
+from state_cache.store import StateCache
+from storage.runs import RunPaths
+from tasks.resources import Resources
+from training.process import Standing
+
+
+class Told:
+    """Remembers what it was told to serve."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    async def publish(self, version: int, adapter: Path, adapter_hash: str) -> None:
+        self.calls.append(("publish", version, adapter_hash))
+
+    async def retire(self, oldest: int) -> None:
+        self.calls.append(("retire", oldest))
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["one engine", "workers kept for evaluation"])
+def test_serving_a_version_retires_those_beyond_the_staleness_budget(tmp_path: Path, host, apart: bool):
+    nothing: Any = None
+    engine: Any = Told()
+    scorer: Any = Told() if apart else engine
+    resources = Resources(
+        paths=RunPaths(tmp_path), model=tmp_path, seed=0, rollouts=RolloutSettings(),
+        cache=StateCache(path=tmp_path, settings=CacheSettings(), train=(), held_out=()),
+        host=host, engine=engine, scorer=scorer, tokens=nothing, trainer=nothing,
+        standing=Standing(step_done=0, adapter=None, adapter_hash="", metrics={}, set_aside=()),
+        provenance={}, past_spreads=nothing, max_policy_lag=2,
+    )  # fmt: skip
+    asyncio.run(resources.serve(7, tmp_path, "hash"))
+    assert engine.calls == scorer.calls == [("publish", 7, "hash"), ("retire", 5)]
