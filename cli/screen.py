@@ -107,13 +107,13 @@ class LineReporter(LogReporter):
 def progress_shown() -> Iterator[None]:
     """Show progress for the length of the block."""
     console = Console(stderr=True)
-    if not console.is_terminal:
-        install(LineReporter())
-        yield
-        return
-    with Live(console=console, refresh_per_second=8, transient=False) as live:
-        install(LiveReporter(live))
-        try:
+    try:
+        if not console.is_terminal:
+            install(LineReporter())
             yield
-        finally:
-            install(LogReporter())
+            return
+        with Live(console=console, refresh_per_second=8, transient=False) as live:
+            install(LiveReporter(live))
+            yield
+    finally:
+        install(LogReporter())

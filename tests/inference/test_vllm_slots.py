@@ -1,7 +1,6 @@
 """vLLM with LoRA slots, and the choice between slots and merged weights; the contract itself is in test_contract.py."""
 
 import gc
-import logging
 import warnings
 from pathlib import Path
 
@@ -20,7 +19,9 @@ from inference.embedded import EmbeddedEngine
 from inference.engine import Generation
 from inference.merge import load_base, merge_adapter
 from inference.settings import InferenceSettings
+from telemetry import progress
 from telemetry.errors import DataError, EngineError, EngineLostError
+from telemetry.progress import LogReporter
 from tests.inference.test_embedded import draw, reference_logprobs, requests_for
 
 SMALL = {"max_model_length": 512, "max_sequences": 32}
@@ -40,15 +41,18 @@ def test_the_noise_of_a_calibration_is_an_adapter_that_any_engine_would_take(mod
 
 @pytest.mark.vllm
 def test_slots_that_are_dear_here_give_way_to_merged_weights_and_it_says_why(
-    host, model, positions, tokens, make_adapter, caplog, monkeypatch
+    host, model, positions, tokens, make_adapter, monkeypatch
 ):
     """On a CPU each token gathers its adapter's weights; the figure is measured, whatever it is here."""
-    caplog.set_level(logging.INFO, "entente")
+    said: list[str] = []
+    onlooker = LogReporter()
+    monkeypatch.setattr(onlooker, "say", said.append)
+    monkeypatch.setattr(progress, "_reporter", onlooker)
     monkeypatch.setattr(calibrate, "_measured", {})  # another test of this process may have measured
     engine = EmbeddedEngine(model, InferenceSettings(**SMALL, adapters="auto"), name="auto")
     try:
         host.submit(engine.start()).result(timeout=300)
-        (sentence,) = [line for line in caplog.messages if line.startswith("adapters: ")]
+        (sentence,) = [line for line in said if line.startswith("adapters: ")]
         assert f"adapters: {engine.adapters}, because slots take " in sentence and " times the base model's time" in sentence
         ratio = float(sentence.split("slots take ")[1].split()[0])
         assert engine.adapters == ("merge_reload" if ratio >= 1.5 else "slots")
@@ -59,7 +63,7 @@ def test_slots_that_are_dear_here_give_way_to_merged_weights_and_it_says_why(
         stats = host.submit(engine.stats()).result(timeout=10)
         assert stats.requests == 1, "neither warm-up nor calibration is counted"
         host.submit(engine.start()).result(timeout=300)
-        assert len([line for line in caplog.messages if line.startswith("adapters: ")]) == 1, "measured once in a process"
+        assert len([line for line in said if line.startswith("adapters: ")]) == 1, "measured once in a process"
     finally:
         host.submit(engine.close()).result(timeout=60)
 
