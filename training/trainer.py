@@ -9,7 +9,6 @@ Nothing here decides *when* to train; and nothing here ever draws a token.
 
 import hashlib
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -25,15 +24,13 @@ from storage.runs import RunPaths, set_aside
 from storage.settings import StorageSettings
 from storage.totals import Totals
 from telemetry.errors import DataError, InputError, TrainingError
-from training.advantages import leave_one_out
 from training.checkpoint import TrainerState, checkpoint_steps, load_checkpoint, save_checkpoint
-from training.loss import clipped_token_loss
-from training.padded_rows import branching_tokens, padded_micro_batches
+from training.padded_rows import padded_micro_batches
 from training.policy import Policy
 from training.settings import TrainingSettings
 from training.step_metrics import Update, selection_metrics, update_metrics
+from training.update import Updater
 
-_SKIPS_ALLOWED = 3
 _MAY_CHANGE = {"keep_checkpoints", "threads", "mismatch_rows", "mismatch_max", "mismatch_mean_bf16", "mismatch_p99_bf16"}
 """Training settings that a resumed run may change: they do not enter the weights."""
 
@@ -88,9 +85,8 @@ class Trainer:
         self._storage = storage
         self._lineage = lineage
         self._index = Index(paths, blend=storage.blend, discount=storage.discount)
-        self._optimiser = torch.optim.AdamW(policy.parameters(), lr=training.learning_rate, betas=(0.9, 0.999), weight_decay=0.0)
+        self._updater = Updater(policy, training)
         self._settings_hash = settings_hash(training)
-        self._skipped_in_a_row = 0
         self.step_done = 0
         self.metrics_done: dict[str, float] = {}
         self.adapter: Adapter | None = None
@@ -102,7 +98,7 @@ class Trainer:
         """Go on from the newest whole checkpoint, if there is one, and make sure that its version is published."""
         for step in reversed(checkpoint_steps(self._paths)):
             try:
-                state = load_checkpoint(self._paths, step, self._policy, self._optimiser)
+                state = load_checkpoint(self._paths, step, self._policy, self._updater.optimiser)
             except DataError as error:
                 set_aside(self._paths.checkpoint(step))
                 self.set_aside.append(str(error))
@@ -112,7 +108,8 @@ class Trainer:
                     f"checkpoint '{self._paths.checkpoint(step)}' was made under other training settings than are given now: "
                     "resume with the run's own, or begin another run"
                 )
-            self.step_done, self._skipped_in_a_row, self.metrics_done = state.step, state.skipped_in_a_row, state.metrics
+            self.step_done, self.metrics_done = state.step, state.metrics
+            self._updater.skipped_in_a_row = state.skipped_in_a_row
             self.adapter = self._publish(state)
             return
 
@@ -188,7 +185,7 @@ class Trainer:
             batch = self._index.gather(rows)
             self._record(step, rows)
         selected = time.perf_counter()
-        updates = list(self._updates(batch))
+        updates = list(self._updater.updates(batch))
         metrics = update_metrics(updates)
         updated = time.perf_counter()
         metrics |= selection_metrics(rows, counts, batch) | {"train/refused_shards": float(len(self._index.refused))}
@@ -204,7 +201,7 @@ class Trainer:
 
         Nothing is written, and the policy is no version of the run afterwards.
         """
-        update = next(self._updates(self._gather_recorded(step, self._recorded(step))), None)
+        update = next(self._updater.updates(self._gather_recorded(step, self._recorded(step))), None)
         return None if update is None else update.outcome
 
     def _select(self, step: int, start_groups: int) -> Selection:
@@ -247,11 +244,11 @@ class Trainer:
             step=step,
             lineage=self._lineage,
             settings_hash=self._settings_hash,
-            skipped_in_a_row=self._skipped_in_a_row,
+            skipped_in_a_row=self._updater.skipped_in_a_row,
             metrics=metrics,
             outcome=outcome,
         )
-        save_checkpoint(self._paths, state, self._policy, self._optimiser, self._settings.keep_checkpoints)
+        save_checkpoint(self._paths, state, self._policy, self._updater.optimiser, self._settings.keep_checkpoints)
         return self._publish(state)
 
     def _publish(self, state: TrainerState) -> Adapter:
@@ -269,49 +266,6 @@ class Trainer:
             threads=torch.get_num_threads(),
             torch=torch.__version__,
         )
-
-    def _updates(self, batch: Batch) -> Iterator[Update]:
-        """The step's updates, one by one, each on its own share of the advantage groups."""
-        advantages = leave_one_out(batch.returns, batch.advantage_groups).astype(np.float32)
-        shares = self._settings.updates_per_step
-        for share in range(shares):
-            rows = np.flatnonzero(batch.advantage_groups % shares == share).tolist()
-            if branching_tokens(batch, rows):
-                yield self._update_once(batch, rows, advantages)
-
-    def _update_once(self, batch: Batch, share: list[int], advantages: np.ndarray) -> Update:
-        """Forward, backward and one optimiser step on the rows `share`; weights stay as they are if anything is not finite."""
-        denominator = branching_tokens(batch, share)
-        self._optimiser.zero_grad(set_to_none=True)
-        losses, gauges = [], []
-        for rows in padded_micro_batches(batch, share, self._settings.micro_batch_rows):
-            if len(rows.token_row) == 0:
-                losses.append(0.0)
-                continue
-            probabilities = self._policy.masked_logprobs(rows)
-            behaviour = torch.from_numpy(rows.behaviour).to(self._policy.device)
-            token_advantages = torch.from_numpy(advantages[rows.batch_row]).to(self._policy.device)
-            tokens = clipped_token_loss(probabilities.chosen, behaviour, token_advantages, self._settings)
-            loss = tokens.loss.sum() / denominator
-            loss.backward()
-            losses.append(float(loss.detach()))
-            measured = [tokens.ratio, tokens.clipped_low, tokens.clipped_high, tokens.left_out]
-            measured += [probabilities.entropy, probabilities.legal_mass]
-            gauges.append(torch.stack([gauge.float() for gauge in measured]).cpu().numpy())
-        loss_sum = sum(losses)
-        norm = float(torch.nn.utils.clip_grad_norm_(self._policy.parameters(), self._settings.max_gradient_norm))
-        finite = bool(np.isfinite(loss_sum) and np.isfinite(norm))
-        if finite:
-            self._optimiser.step()
-            self._skipped_in_a_row = 0
-        else:
-            self._skipped_in_a_row += 1
-            if self._skipped_in_a_row >= _SKIPS_ALLOWED:
-                raise TrainingError(
-                    f"loss or gradient was not finite in {_SKIPS_ALLOWED} updates in a row: lower training.learning_rate"
-                )
-        outcome = UpdateOutcome(loss=loss_sum, gradient_norm=norm, micro_batches=losses)
-        return Update(outcome=outcome, skipped=not finite, gauges=np.concatenate(gauges, axis=1))
 
 
 def describe(mismatch: Mismatch) -> dict[str, float]:

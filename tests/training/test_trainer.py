@@ -20,6 +20,7 @@ from training.padded_rows import branching_tokens, pad, padded_micro_batches
 from training.policy import Policy
 from training.settings import TrainingSettings
 from training.trainer import Trainer
+from training.update import Updater
 
 SETTINGS = TrainingSettings(learning_rate=1e-2, lora_rank=8, lora_alpha=16)
 
@@ -129,7 +130,7 @@ def test_the_gradient_does_not_depend_on_the_micro_batches(paths, model):
         from storage.index import SelectionQuery
 
         query = SelectionQuery(step=1, policy_version=0, max_policy_lag=2, start_groups=4, lineage="x", seed=0)
-        list(trainer._updates(trainer._index.gather(trainer._index.select_batch(query).rows)))
+        list(trainer._updater.updates(trainer._index.gather(trainer._index.select_batch(query).rows)))
         gradients.append(torch.cat([parameter.grad.flatten() for parameter in policy.parameters()]))
     assert float((gradients[0] - gradients[1]).norm() / gradients[1].norm()) < 1e-5
 
@@ -285,10 +286,10 @@ def test_values_that_are_not_finite_leave_the_weights_alone_and_three_in_a_row_s
     groups[-1] = groups[-2]
     batch = type(batch)(**{name: getattr(batch, name) for name in batch.__slots__} | {"advantage_groups": groups})
     for _ in range(2):
-        assert [update.skipped for update in trainer._updates(batch)] == [True]
+        assert [update.skipped for update in trainer._updater.updates(batch)] == [True]
     assert all(torch.equal(old, new) for old, new in zip(before, trainer._policy.parameters(), strict=True))
     with pytest.raises(TrainingError, match="3 updates in a row"):
-        list(trainer._updates(batch))
+        list(trainer._updater.updates(batch))
 
 
 def test_old_checkpoints_go_when_newer_ones_are_whole(paths, model):
@@ -329,10 +330,8 @@ def test_padding_lists_each_branching_token_with_its_own_legal_set(paths):
 def test_a_step_of_several_updates_uses_every_decision_once_and_leaves_the_sampler_behind(paths, model, monkeypatch):
     """Each update takes its own advantage groups; from the second on, the ratio is no longer 1."""
     seen: list[list[int]] = []
-    update_once = Trainer._update_once
-    monkeypatch.setattr(
-        Trainer, "_update_once", lambda self, batch, share, a: seen.append(share) or update_once(self, batch, share, a)
-    )
+    update = Updater.update
+    monkeypatch.setattr(Updater, "update", lambda self, batch, rows, a: seen.append(rows) or update(self, batch, rows, a))
     several = trainer_for(paths, model, SETTINGS.model_copy(update={"updates_per_step": 3})).step(1, 4)
     ledger = read_ledger(paths, "main", 1)
     assert ledger is not None and sorted(row for share in seen for row in share) == list(range(ledger.num_rows))
