@@ -1,0 +1,97 @@
+"""The trainer of old, kept as a baseline that really runs.
+
+Rows are padded, four at a time; a first forward of the reference (the same model with its adapter off, without gradient) and a
+second one of the policy; the log-softmax of both over the whole vocabulary at every position, prompt and padding too; a clipped
+ratio with a sampled KL term over the completion; and activations computed again on the way back (gradient checkpointing), which
+in transformers takes effect only in training mode: the trainer that this one is modelled on left the model in evaluation mode
+and paid for none of what it had asked for. Both are therefore measured.
+
+Never: used outside benchmarks. Its loss is that of the unmasked policy, and its gradient another one than ours.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from storage.gather import Batch
+
+ROWS_EACH = 4
+"""Rows of a forward."""
+KL_WEIGHT = 0.01
+CLIP = 0.2
+
+
+class OldTrainer:
+    """Steps as of old around a peft model; gradients add up in its adapter."""
+
+    def __init__(self, model: Any, *, recompute: bool, rows_each: int = ROWS_EACH) -> None:
+        """`recompute`: compute activations again on the way back instead of keeping them."""
+        self._model, self._recompute, self._rows_each = model, recompute, rows_each
+        self._device = next(model.parameters()).device
+
+    def accumulate(self, batch: Batch, advantages: np.ndarray) -> float:
+        """Forward and backward over all rows of `batch`; the loss, a mean over completion tokens.
+
+        Args:
+            advantages: float32 [rows].
+        """
+        denominator, total = int(batch.completion_offsets[-1]), 0.0
+        with self._training():
+            for first in range(0, len(batch.prompt_lens), self._rows_each):
+                rows = range(first, min(first + self._rows_each, len(batch.prompt_lens)))
+                loss = self._loss(_pad(batch, rows, advantages, self._device)) / denominator
+                loss.backward()
+                total += float(loss.detach())
+        return total
+
+    def _loss(self, rows: dict[str, Tensor]) -> Tensor:
+        with torch.no_grad(), self._model.disable_adapter():
+            reference = self._logprobs(rows)
+        logprobs = self._logprobs(rows)
+        ratio = torch.exp(logprobs - rows["behaviour"])
+        gain = torch.minimum(ratio * rows["advantage"], torch.clamp(ratio, 1 - CLIP, 1 + CLIP) * rows["advantage"])
+        off = reference - logprobs
+        kl = torch.exp(off) - off - 1
+        return ((KL_WEIGHT * kl - gain) * rows["completion"]).sum()
+
+    def _logprobs(self, rows: dict[str, Tensor]) -> Tensor:
+        """[R, L - 1] log-probability of each next token over the whole vocabulary."""
+        logits = self._model(input_ids=rows["ids"], attention_mask=rows["mask"], use_cache=False).logits
+        logprobs = torch.log_softmax(logits[:, :-1].float(), dim=-1)
+        return torch.gather(logprobs, 2, rows["ids"][:, 1:, None])[:, :, 0]
+
+    @contextmanager
+    def _training(self) -> Iterator[None]:
+        """Training mode with recomputation, where that is wanted; as it was before on the way out."""
+        if not self._recompute:
+            yield
+            return
+        self._model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        self._model.train()
+        try:
+            yield
+        finally:
+            self._model.eval()
+            self._model.gradient_checkpointing_disable()
+
+
+def _pad(batch: Batch, rows: Sequence[int], advantages: np.ndarray, device: torch.device) -> dict[str, Tensor]:
+    """Rows padded on the right; columns that belong to next tokens are one shorter."""
+    lengths = np.diff(batch.input_offsets)[list(rows)]
+    shape = (len(rows), int(lengths.max()))
+    ids, mask = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    behaviour, completion = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
+    for here, row in enumerate(rows):
+        length, prompt = int(lengths[here]), int(batch.prompt_lens[row])
+        ids[here, :length] = batch.input_ids[batch.input_offsets[row] : batch.input_offsets[row + 1]]
+        mask[here, :length] = 1
+        first, last = batch.completion_offsets[row], batch.completion_offsets[row + 1]
+        behaviour[here, prompt:length] = batch.behaviour_logprobs[first:last]
+        completion[here, prompt:length] = 1
+    columns = {"ids": ids, "mask": mask, "behaviour": behaviour[:, 1:], "completion": completion[:, 1:]}
+    columns["advantage"] = advantages[list(rows)].astype(np.float32)[:, None]
+    return {name: torch.from_numpy(np.ascontiguousarray(column)).to(device) for name, column in columns.items()}

@@ -1,0 +1,199 @@
+"""What the trainer benchmark trains on: models made from a shape, and batches with the figures that real rollouts have.
+
+Owns data and nothing that measures. A completion is a walk through a tree of legal tokens that is the same for all forks of a
+prompt, as it is where orders are written: a third of its tokens branch, between 3.4 ids on average, the rest is forced. So forks
+share the head of their completions by as much as walks through such a tree do, and are otherwise their own.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3Config
+
+from storage.gather import Batch
+
+BRANCHING_SHARE = 1 / 3
+"""Share of completion tokens with more than one legal id: 9.7 of 28.6 in random play."""
+LEGAL_MEAN = 3.4
+"""Mean size of a legal set that branches."""
+LEGAL_MOST = 18
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One batch: positions x powers x forks decisions."""
+
+    positions: int
+    forks: int
+    """Decisions that share a prompt, and an advantage group."""
+    powers: int = 1
+    """Prompts of a position."""
+    rules: int = 0
+    """Prompt tokens that all positions share."""
+    board: int = 0
+    """Prompt tokens that the powers of a position share."""
+    own: int = 440
+    """Prompt tokens of a power's own."""
+    completion: int = 24
+    spread: float = 0.0
+    """Lengths of own prompt and completion vary evenly by this share of themselves."""
+
+    @property
+    def rows(self) -> int:
+        """Decisions."""
+        return self.positions * self.powers * self.forks
+
+
+CASES = {
+    "g2": Case(positions=4, forks=2),
+    "g6": Case(positions=2, forks=6),
+    "g8": Case(positions=2, forks=8),
+    "g16": Case(positions=1, forks=16),
+    "mixed": Case(positions=3, forks=6, spread=0.5),
+    "masked_32k": Case(positions=2, forks=6),
+    "trie": Case(positions=1, powers=7, forks=6, rules=150, board=230, own=60),
+}
+"""What the time of a step is measured on, by the last word of the figure."""
+MANY_SMALL = Case(positions=8, forks=4, own=60, spread=0.5)
+"""Groups of which several fit into 300 unique tokens, none of the same size."""
+
+
+def made_up_batch(case: Case, *, vocabulary: int, seed: int = 0) -> Batch:
+    """A batch of `case`, always the same for a seed; rows of a group follow one another."""
+    rng = np.random.default_rng(seed)
+    rules = rng.integers(0, vocabulary, case.rules)
+    prompts, completions, legal = [], [], []
+    for _ in range(case.positions):
+        board = rng.integers(0, vocabulary, case.board)
+        for _ in range(case.powers):
+            prompt = np.concatenate([rules, board, rng.integers(0, vocabulary, _about(rng, case.own, case.spread))])
+            tree = _LegalTree(rng, vocabulary)
+            for _ in range(case.forks):
+                ids, sets = tree.walk(_about(rng, case.completion, case.spread))
+                prompts.append(prompt)
+                completions.append(ids)
+                legal.append(sets)
+    sizes = [len(ids) for sets in legal for ids in sets]
+    logprobs = [-np.log(size) + (0.1 * rng.standard_normal() if size > 1 else 0.0) for size in sizes]
+    return Batch(
+        decision_ids=np.arange(case.rows, dtype=np.int64),
+        input_ids=np.concatenate([part for pair in zip(prompts, completions, strict=True) for part in pair]).astype(np.int32),
+        input_offsets=_offsets([len(prompt) + len(ids) for prompt, ids in zip(prompts, completions, strict=True)]),
+        prompt_lens=np.array([len(prompt) for prompt in prompts], np.int32),
+        behaviour_logprobs=np.minimum(np.array(logprobs, np.float32), 0.0),
+        completion_offsets=_offsets([len(ids) for ids in completions]),
+        legal_ids=np.concatenate([ids for sets in legal for ids in sets]).astype(np.int32),
+        legal_offsets=_offsets(sizes),
+        temperatures=np.ones(case.rows, np.float32),
+        returns=rng.standard_normal(case.rows),
+        advantage_groups=np.repeat(np.arange(case.positions * case.powers, dtype=np.int32), case.forks),
+        policy_versions=np.zeros(case.rows, np.int32),
+    )
+
+
+class _LegalTree:
+    """Legal ids after each beginning of a completion, made as they are asked for."""
+
+    def __init__(self, rng: np.random.Generator, vocabulary: int) -> None:
+        self._rng, self._vocabulary = rng, vocabulary
+        self._sets: dict[tuple[int, ...], np.ndarray] = {}
+
+    def walk(self, length: int) -> tuple[list[int], list[np.ndarray]]:
+        """Drawn ids and the legal set of each."""
+        drawn: list[int] = []
+        sets = []
+        for _ in range(length):
+            allowed = self._allowed(tuple(drawn))
+            sets.append(allowed)
+            drawn.append(int(self._rng.choice(allowed)))
+        return drawn, sets
+
+    def _allowed(self, beginning: tuple[int, ...]) -> np.ndarray:
+        if beginning not in self._sets:
+            size = 1
+            if self._rng.random() < BRANCHING_SHARE:
+                # 2 and more, with the mean that was measured; the 95th percentile is then 7, as measured too.
+                size = min(1 + int(self._rng.geometric(1 / (LEGAL_MEAN - 1))), LEGAL_MOST)
+            self._sets[beginning] = np.sort(self._rng.choice(self._vocabulary, size, replace=False))
+        return self._sets[beginning]
+
+
+def _about(rng: np.random.Generator, length: int, spread: float) -> int:
+    return int(round(length * (1 + spread * (2 * rng.random() - 1)))) if spread else length
+
+
+def _offsets(lengths: Sequence[int]) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+
+
+# -- models ----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """A decoder, by its sizes."""
+
+    family: str
+    """"qwen2" or "qwen3"."""
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocabulary: int
+    tied: bool = False
+    """The head is the embedding."""
+
+
+CONFIGS = {"qwen2": Qwen2Config, "qwen3": Qwen3Config}
+TINY = Shape(
+    family="qwen3", hidden=256, layers=4, heads=4, kv_heads=2, head_dim=64, intermediate=768, vocabulary=4096, tied=True
+)
+"""The model of all figures on a CPU."""
+TINY_32K = replace(TINY, vocabulary=32_768)
+QWEN_7B = Shape(
+    family="qwen2", hidden=3584, layers=28, heads=28, kv_heads=4, head_dim=128, intermediate=18_944, vocabulary=152_064
+)
+"""Sizes of Qwen2.5-7B."""
+
+
+def model_of(shape: Shape, *, device: str = "cpu", dtype: torch.dtype = torch.float32, seed: int = 0) -> Any:
+    """A model of random weights, made where it is to lie: no files, no hub.
+
+    Weights are normal with deviation 0.02, those of the head smaller, so that a policy over a legal set is near to even and the
+    ratio to the behaviour logprobs of `made_up_batch` near to 1, as it is in a run.
+    """
+    config = CONFIGS[shape.family](
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        max_position_embeddings=4096,
+        tie_word_embeddings=shape.tied,
+        attention_dropout=0.0,
+    )
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    generator = torch.Generator(device=device).manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.dim() == 1:
+                weight.fill_(0.0 if name.endswith("bias") else 1.0)
+            else:
+                weight.normal_(std=0.02 if "head" not in name else 0.005, generator=generator)
+    return model.eval()
+
+
+def stir_adapter(parameters: Sequence[torch.nn.Parameter], seed: int = 1) -> None:
+    """Move an adapter off its start, where B is zero and half of the gradient with it."""
+    generator = torch.Generator(device=parameters[0].device).manual_seed(seed)
+    with torch.no_grad():
+        for parameter in parameters:
+            parameter.add_(torch.empty_like(parameter).normal_(std=0.01, generator=generator))
