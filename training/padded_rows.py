@@ -45,6 +45,11 @@ def branching_tokens(batch: Batch, rows: Sequence[int]) -> int:
     return sum(int(branching[batch.completion_offsets[row] : batch.completion_offsets[row + 1]].sum()) for row in rows)
 
 
+def branching_decisions(batch: Batch, rows: Sequence[int]) -> int:
+    """Those of some rows that have a branching token."""
+    return sum(branching_tokens(batch, [row]) > 0 for row in rows)
+
+
 def padded_micro_batches(batch: Batch, rows: Sequence[int], rows_each: int) -> Iterator[PaddedRows]:
     """Cut some rows of `batch` into micro-batches of at most `rows_each` decisions, in their order."""
     for first in range(0, len(rows), rows_each):

@@ -28,6 +28,9 @@ class MaskedLogprobs:
 
     chosen: Tensor
     """Log-probability, nats, of the drawn token over its legal set; carries the gradient."""
+    legal: Tensor
+    """[branching tokens, largest legal set]: log-probability of every legal token in the order of the row's legal ids, -inf beyond
+    them; carries the gradient."""
     entropy: Tensor
     """Entropy of the policy over the legal set, nats; detached."""
     legal_mass: Tensor
@@ -91,7 +94,7 @@ class Policy:
             finite = torch.where(torch.isfinite(logprobs), logprobs, torch.zeros_like(logprobs))
             entropy = -(logprobs.exp() * finite).sum(dim=1)
             mass = torch.exp(torch.logsumexp(legal, dim=1) - torch.logsumexp(logits, dim=1))
-        return MaskedLogprobs(chosen=chosen, entropy=entropy, legal_mass=mass)
+        return MaskedLogprobs(chosen=chosen, legal=logprobs, entropy=entropy, legal_mass=mass)
 
     def save_adapter(self, folder: Path) -> None:
         """Write the adapter in peft's layout.

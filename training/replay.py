@@ -30,7 +30,8 @@ from telemetry.progress import reporter
 from training.checkpoint import checkpoint_steps
 from training.policy import Policy, choose_device
 from training.settings import TrainingSettings
-from training.trainer import Trainer, settings_hash
+from training.settings_hash import settings_hash
+from training.trainer import Trainer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,6 +56,34 @@ class TrainingSettings(BaseModel):
     """Tokens whose ratio is below this are left out."""
     outlier_high: Annotated[float, Field(gt=1)] = 100.0
     """Tokens whose ratio is above this are left out."""
+    loss: Literal["clipped", "dppo", "gspo", "sequence_mean"] = "clipped"
+    """Policy loss: clipped ratio per token; per token, masked by how far its probability moved (dppo); one ratio for the whole
+    decision (gspo); or clipped per token with every decision counting the same. docs/training.md has the formulas."""
+    divergence: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """With loss dppo: tokens whose probability moved further than this in the direction of their advantage give no gradient."""
+    importance_cap: Annotated[float, Field(ge=0)] = 0.0
+    """Above 0: ratios are taken against the policy as the step began, and each token weighs its probability then over the
+    sampler's, at most this (2 to 3 is usual); 0: ratios are taken against the sampler directly."""
+    advantage_baseline: Literal["group", "power"] = "group"
+    """What a return is compared with: the mean of the others in its group, or the moving mean of its power's returns."""
+    advantage_scale: Literal["none", "batch", "running"] = "none"
+    """What advantages are divided by: nothing, their root mean square in the step, or its moving mean over past steps; never a
+    group's own deviation, which would overweight near-ties."""
+    moving_decay: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    """What a moving mean keeps of itself at each step."""
+    entropy_weight: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the mean entropy over legal sets, which is then rewarded; 0: off."""
+    kl_weight: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the exact KL divergence from the base model over legal sets; 0: off, and the base is not asked (which costs half
+    a step)."""
+    kl_control: Literal["fixed", "warmup", "adaptive"] = "fixed"
+    """How the KL weight moves: not at all; from 0 to kl_weight over kl_warmup_steps; or by the divergence measured."""
+    kl_warmup_steps: Annotated[int, Field(ge=1)] = 50
+    """Steps over which kl_control warmup raises the weight."""
+    kl_target: Annotated[float, Field(gt=0)] = 0.05
+    """Divergence, nats per branching token, that kl_control adaptive steers to."""
+    legal_mass_weight: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the mean of -log(legal mass) over the probed tokens: keeps the unmasked model on legal orders; 0: off."""
     micro_batch_rows: Annotated[int, Field(ge=1)] = 32
     """Decisions per padded forward; the loss does not depend on it."""
     dtype: Literal["float32", "bfloat16"] = "float32"

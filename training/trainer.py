@@ -7,7 +7,6 @@ stands is repeated on the very rows that it recorded, and a version that was not
 Nothing here decides *when* to train; and nothing here ever draws a token.
 """
 
-import hashlib
 import time
 from dataclasses import asdict, dataclass, replace
 
@@ -28,16 +27,9 @@ from training.checkpoint import TrainerState, checkpoint_steps, load_checkpoint,
 from training.padded_rows import padded_micro_batches
 from training.policy import Policy
 from training.settings import TrainingSettings
+from training.settings_hash import settings_hash
 from training.step_metrics import Update, selection_metrics, update_metrics
 from training.update import Updater
-
-_MAY_CHANGE = {"keep_checkpoints", "threads", "mismatch_rows", "mismatch_max", "mismatch_mean_bf16", "mismatch_p99_bf16"}
-"""Training settings that a resumed run may change: they do not enter the weights."""
-
-
-def settings_hash(training: TrainingSettings) -> str:
-    """Hash of the settings that enter the weights; ledgers and checkpoints carry it."""
-    return hashlib.sha256(training.model_dump_json(exclude=_MAY_CHANGE).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

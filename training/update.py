@@ -15,8 +15,9 @@ from storage.gather import Batch
 from storage.outcome import UpdateOutcome
 from telemetry.errors import TrainingError
 from training.advantages import leave_one_out
-from training.loss import clipped_token_loss
-from training.padded_rows import branching_tokens, padded_micro_batches
+from training.losses.choose import LOSSES
+from training.losses.token_loss import BranchingTokens
+from training.padded_rows import branching_decisions, branching_tokens, padded_micro_batches
 from training.policy import Policy
 from training.settings import TrainingSettings
 from training.step_metrics import Update
@@ -68,20 +69,26 @@ class Updater:
 
     def accumulate(self, batch: Batch, rows: Sequence[int], advantages: np.ndarray) -> Accumulated:
         """Forward and backward over all micro-batches of `rows`; gradients add up in the parameters."""
-        denominator = branching_tokens(batch, rows)
+        kind = LOSSES[self._settings.loss]
+        denominator = kind.denominator(branching_tokens(batch, rows), branching_decisions(batch, rows))
         losses, gauges = [], []
         for micro in padded_micro_batches(batch, rows, self._settings.micro_batch_rows):
             if len(micro.token_row) == 0:
                 losses.append(0.0)
                 continue
             probabilities = self._policy.masked_logprobs(micro)
-            behaviour = torch.from_numpy(micro.behaviour).to(self._policy.device)
-            token_advantages = torch.from_numpy(advantages[micro.batch_row]).to(self._policy.device)
-            tokens = clipped_token_loss(probabilities.chosen, behaviour, token_advantages, self._settings)
-            loss = tokens.loss.sum() / denominator
+            tokens = BranchingTokens(
+                logprobs=probabilities.chosen,
+                behaviour=torch.from_numpy(micro.behaviour).to(self._policy.device),
+                advantages=torch.from_numpy(advantages[micro.batch_row]).to(self._policy.device),
+                decisions=torch.from_numpy(micro.batch_row).to(self._policy.device),
+            )
+            found = kind.of(tokens, self._settings)
+            loss = found.loss.sum() / denominator
             loss.backward()
             losses.append(float(loss.detach()))
-            measured = [tokens.ratio, tokens.clipped_low, tokens.clipped_high, tokens.left_out]
+            ratio = torch.exp(probabilities.chosen.detach() - tokens.behaviour)
+            measured = [ratio, found.clipped_low, found.clipped_high, found.left_out]
             measured += [probabilities.entropy, probabilities.legal_mass]
             gauges.append(torch.stack([gauge.float() for gauge in measured]).cpu().numpy())
         return Accumulated(losses=losses, gauges=np.concatenate(gauges, axis=1))
