@@ -10,7 +10,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from evaluation.settings import EvaluationSettings
 from evaluation.strength import Score
-from storage.runs import RunPaths, durable_write, make_directory
+from storage.files import make_directory
+from storage.runs import RunPaths, durable_write
 from telemetry.errors import DataError
 
 

@@ -14,7 +14,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from storage.runs import RunPaths, make_directory, name_aside, publish_directory, set_aside
+from storage.files import make_directory, name_aside
+from storage.runs import RunPaths, publish_directory, set_aside
 from telemetry.errors import DataError
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")

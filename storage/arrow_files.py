@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from storage.runs import make_directory, name_aside, publish_file
+from storage.files import FILES
 from storage.schema import SCHEMA_VERSION, as_array, row_checksums
 from telemetry.errors import DataError
 
@@ -29,15 +29,12 @@ def write_arrow(table: pa.Table, final: Path, metadata: dict[str, str]) -> bool:
     sealed["metadata_crc32"] = str(_metadata_crc(sealed))
     schema = table.schema.with_metadata(sealed)
     batch = pa.RecordBatch.from_arrays([as_array(column) for column in table.columns], schema=schema)
-    make_directory(final.parent)
-    temp = name_aside(final)
-    try:
+
+    def write(temp: Path) -> None:
         with pa.OSFile(str(temp), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
             writer.write_batch(batch)
-    except BaseException:
-        temp.unlink(missing_ok=True)
-        raise
-    return publish_file(temp, final)
+
+    return FILES.publish(final, write)
 
 
 def read_arrow(path: Path, schema: pa.Schema | None = None) -> pa.Table:
@@ -47,7 +44,7 @@ def read_arrow(path: Path, schema: pa.Schema | None = None) -> pa.Table:
         DataError: the file is missing, damaged, of another schema version, or of other columns.
     """
     try:
-        source = pa.memory_map(str(path))
+        source = FILES.open(path)
     except FileNotFoundError as error:
         raise DataError(f"{path} is missing.") from error
     except pa.ArrowInvalid as error:

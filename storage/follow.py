@@ -7,11 +7,12 @@ intervals, or when the track was lost to a corrupt file, catches whatever that m
 Never: open a file, or say a number twice.
 """
 
-import os
 import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from storage.files import FILES
 
 LOOKAHEAD = 64  # names tried beyond the next one: more than the tasks one producer has in flight
 GAPS_KEPT = 256  # gaps looked at again at every visit; older ones are left to the listing
@@ -66,20 +67,15 @@ class NumberedFiles:
         return number, self._folder / self._name_of(number)
 
     def _exists(self, number: int) -> bool:
-        return number not in self._seen and (self._folder / self._name_of(number)).exists()
+        return number not in self._seen and FILES.exists(self._folder / self._name_of(number))
 
     def _listed(self) -> list[int]:
-        with os.scandir(self._folder) as entries:
-            numbers = [int(match[1]) for entry in entries if (match := self._pattern.fullmatch(entry.name))]
+        numbers = [int(match[1]) for name in FILES.names(self._folder) if (match := self._pattern.fullmatch(name))]
         return sorted(number for number in numbers if number not in self._seen)
 
 
 def follow_folders(parent: Path, followed: dict[str, NumberedFiles], pattern: re.Pattern[str], layout: str) -> None:
     """Begin to follow the folders of ``parent`` that are new; there are a few, each with very many files."""
-    if not parent.is_dir():
-        return
-    with os.scandir(parent) as entries:
-        found = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
-    for folder in found:
+    for folder in FILES.folders(parent):
         if folder not in followed:
             followed[folder] = NumberedFiles(parent / folder, pattern, layout.format)

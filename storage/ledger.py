@@ -13,6 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from storage.arrow_files import read_arrow, write_arrow
+from storage.files import FILES
 from storage.runs import RunPaths, check_name
 from telemetry.errors import DataError
 
@@ -58,12 +59,10 @@ def write_ledger(paths: RunPaths, lineage: str, step: int, rows_table: pa.Table,
 def read_ledger(paths: RunPaths, lineage: str, step: int) -> pa.Table | None:
     """The rows that ``step`` used, in their order, to be gathered again; None if the step is not recorded."""
     path = ledger_path(paths, lineage, step)
-    return read_arrow(path, ROWS_SCHEMA) if path.exists() else None
+    return read_arrow(path, ROWS_SCHEMA) if FILES.exists(path) else None
 
 
 def recorded_steps(paths: RunPaths, lineage: str) -> list[int]:
     """Numbers of the recorded steps, ascending."""
     folder = paths.ledger / check_name(lineage, "The lineage")
-    if not folder.is_dir():
-        return []
-    return sorted(int(match[1]) for entry in folder.iterdir() if (match := STEP_NAME.fullmatch(entry.name)))
+    return sorted(int(match[1]) for name in FILES.names(folder) if (match := STEP_NAME.fullmatch(name)))

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from storage.files import FILES
 from storage.ledger import ledger_path
-from storage.runs import RunPaths, name_aside, publish_file
+from storage.runs import RunPaths
 from telemetry.errors import DataError
 
 
@@ -67,14 +68,8 @@ def outcome_path(paths: RunPaths, lineage: str, step: int) -> Path:
 def write_outcome(paths: RunPaths, lineage: str, step: int, outcome: Outcome) -> None:
     """Record what ``step`` came to; what is recorded already stands."""
     path = outcome_path(paths, lineage, step)
-    if path.exists():
-        return
-    aside = name_aside(path)
-    try:
-        aside.write_text(json.dumps(asdict(outcome), indent=1))
-        publish_file(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
+    if not FILES.exists(path):
+        FILES.publish(path, lambda aside: aside.write_text(json.dumps(asdict(outcome), indent=1)))
 
 
 def read_outcome(paths: RunPaths, lineage: str, step: int) -> Outcome | None:

@@ -22,8 +22,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from storage.adapters import published_versions
 from storage.arrow_files import read_arrow
+from storage.files import name_aside
 from storage.ledger import ROWS_SCHEMA, STEP_NAME
-from storage.runs import RunPaths, name_aside
+from storage.runs import RunPaths
 from telemetry.errors import DataError
 
 _DAY_S = 86_400.0

@@ -1,4 +1,4 @@
-"""Where the files of one run lie, and the only three ways in which a file or folder gets its name.
+"""Where the files of one run lie, and how a folder, or a file that may be replaced, gets its name (storage/files.py: all others).
 
 Promise: whatever bears a final name is whole and on disk. Content is written aside under a name that no
 reader considers (a leading dot, ``.tmp`` at the end), synced, then named in one step, and the folder is
@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from storage.files import make_directory, name_aside, sync_directory, sync_file
 from telemetry.errors import DataError, InputError
 
 _LONGEST_NAME = 100  # files that carry it in their own names stay within the 255 bytes of common file systems
@@ -141,20 +142,6 @@ def set_aside(path: Path) -> Path:
     return aside
 
 
-def make_directory(path: Path) -> None:
-    """Make ``path`` and its missing parents; each is synced, else a crash could lose the files in it."""
-    if path.is_dir():
-        return
-    make_directory(path.parent)
-    path.mkdir(exist_ok=True)
-    sync_directory(path.parent)
-
-
-def name_aside(final: Path) -> Path:
-    """A name beside ``final`` for content in the making: no reader considers it, no two attempts share it."""
-    return final.with_name(f".{final.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
-
-
 def durable_write(path: Path, content: bytes) -> None:
     """Replace the content of ``path``; after a crash it holds the old or the new, never a mixture."""
     temp = name_aside(path)
@@ -165,24 +152,6 @@ def durable_write(path: Path, content: bytes) -> None:
     finally:
         temp.unlink(missing_ok=True)  # a full disk must not be filled further by what could not be finished
     sync_directory(path.parent)
-
-
-def publish_file(temp: Path, final: Path) -> bool:
-    """Name a finished file ``final`` if that is free. False: another attempt was first, whose file stands.
-
-    A hard link and not a rename, because a rename would silently replace what readers have already mapped.
-    """
-    try:
-        sync_file(temp)
-        os.link(temp, final)
-    except FileExistsError:
-        published = False
-    else:
-        published = True
-    finally:
-        temp.unlink()
-    sync_directory(final.parent)
-    return published
 
 
 def publish_directory(temp_dir: Path, final_dir: Path) -> None:
@@ -201,18 +170,3 @@ def publish_directory(temp_dir: Path, final_dir: Path) -> None:
             raise
         raise DataError(f"{final_dir} was published by another process meanwhile; only one of the two may go on.") from error
     sync_directory(final_dir.parent)
-
-
-def sync_file(path: Path) -> None:
-    """Return once the file's content is on the disk."""
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
-
-
-def sync_directory(path: Path) -> None:
-    """Return once the folder's names are on the disk."""
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

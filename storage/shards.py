@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from storage.arrow_files import content_crc, metadata_of, read_arrow, write_arrow
+from storage.files import FILES
 from storage.runs import RunPaths, check_name, set_aside
 from storage.schema import DECISION_SCHEMA, PLY_SCHEMA, Decision, Ply, check_tokens, row_checksums, to_table
 from telemetry.errors import DataError, InputError
@@ -69,7 +70,7 @@ def publish_shard(
         DataError: a row's token columns do not fit one another.
     """
     final = shard_path(paths, producer, first_start_group)
-    if final.exists():
+    if FILES.exists(final):
         return describe_shard(final, open_shard(final), already=True)
     groups = sorted({row.start_group for row in (*decisions, *plies)})
     after = next_start_group if next_start_group is not None else max([first_start_group, *groups]) + 1
@@ -92,7 +93,7 @@ def publish_shard(
         return describe_shard(final, table.replace_schema_metadata(metadata), already=False)
     winner = describe_shard(final, open_shard(final), already=True)
     if winner.plies_path != plies_path:
-        plies_path.unlink()  # named by no shard, as its own decisions lost
+        FILES.remove(plies_path)  # named by no shard, as its own decisions lost
     return winner
 
 
@@ -119,7 +120,7 @@ def coverage(paths: RunPaths, producer: str, first: int, count: int) -> Coverage
     while at < end:
         path = shard_path(paths, producer, at)
         shard = None
-        if path.exists():
+        if FILES.exists(path):
             try:
                 shard = describe_shard(path, open_shard(path), already=True)
             except DataError as error:

@@ -28,7 +28,8 @@ import pyarrow.parquet as pq
 
 from storage.arrow_files import metadata_of
 from storage.facts import DECISION_FACTS, PLY_FACTS
-from storage.runs import RunPaths, make_directory, name_aside, publish_file
+from storage.files import FILES
+from storage.runs import RunPaths
 from storage.schema import SCHEMA_VERSION, as_array
 from telemetry.errors import DataError
 
@@ -94,7 +95,6 @@ def file_marks(path: Path | str) -> tuple[int, int] | None:
 
 def write_snapshot(paths: RunPaths, snapshot: IndexSnapshot) -> Path | None:
     """Publish it under the next number; None if another process took that number, whose file is as good."""
-    make_directory(paths.index)
     final = paths.index / f"snap-{max(_numbers(paths.index), default=0) + 1:06d}.parquet"
     plies_crc = _content_crc(snapshot.plies)
     plies = final.with_name(f"{final.stem}.{plies_crc:08x}.plies.parquet")
@@ -130,7 +130,7 @@ def drop_old_snapshots(paths: RunPaths, keep: int = KEPT) -> None:
     newest = sorted(_numbers(paths.index))[-keep:]
     for path, number in list(_files(paths.index)):
         if number < min(newest):
-            path.unlink(missing_ok=True)
+            FILES.remove(path)
 
 
 def _read(path: Path) -> IndexSnapshot:
@@ -182,13 +182,8 @@ def _check(path: Path, table: pa.Table, schema: pa.Schema, crc: str) -> None:
 
 
 def _publish(table: pa.Table, final: Path, metadata: dict[str, str]) -> bool:
-    temp = name_aside(final)
-    try:
-        pq.write_table(table.replace_schema_metadata(metadata), temp, compression="zstd", compression_level=1)
-    except BaseException:
-        temp.unlink(missing_ok=True)
-        raise
-    return publish_file(temp, final)
+    sealed = table.replace_schema_metadata(metadata)
+    return FILES.publish(final, lambda temp: pq.write_table(sealed, temp, compression="zstd", compression_level=1))
 
 
 def _content_crc(table: pa.Table) -> int:
@@ -243,12 +238,7 @@ def _shards_of(text: str) -> Iterator[CoveredShard]:
 
 def _files(folder: Path) -> Iterator[tuple[Path, int]]:
     """Files of snapshots, with their numbers; nothing where there is no such folder."""
-    try:
-        with os.scandir(folder) as entries:
-            names = [entry.name for entry in entries]
-    except FileNotFoundError:
-        return
-    for name in names:
+    for name in FILES.names(folder):
         if match := _NAME.fullmatch(name):
             yield folder / name, int(match[1])
 

@@ -45,7 +45,7 @@ def test_a_folder_is_listed_once_then_followed_by_name(tmp_path: Path, monkeypat
     put(tmp_path, 0, 4)
     files = follow_folder(tmp_path)
     assert new(files) == [0, 4]
-    monkeypatch.setattr(follow.os, "scandir", None)
+    monkeypatch.setattr("os.scandir", None)
     put(tmp_path, 5, 3)
     assert new(files) == [3, 5]
     assert new(files) == []

@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from storage.files import name_aside
 from storage.ledger import ROWS_SCHEMA, write_ledger
 from storage.retention import (
     RetentionSettings,
@@ -20,7 +21,7 @@ from storage.retention import (
     remove,
     size_of,
 )
-from storage.runs import RunPaths, name_aside, set_aside
+from storage.runs import RunPaths, set_aside
 from telemetry.errors import DataError
 
 TIGHT = RetentionSettings(keep_adapters=1, keep_adapter_every=0, keep_checkpoints=1)

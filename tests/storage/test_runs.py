@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from storage.runs import RunPaths, check_name, durable_write, publish_directory, publish_file
+from storage.files import publish_file
+from storage.runs import RunPaths, check_name, durable_write, publish_directory
 from telemetry.errors import DataError, InputError
 
 

@@ -1,0 +1,106 @@
+"""The interface to the files: published once, whole or not at all; whoever puts another store behind it runs these."""
+
+import multiprocessing
+import os
+from pathlib import Path
+
+import pytest
+
+from storage.files import FileStore, PosixFiles, publish_file
+
+
+@pytest.fixture(params=[PosixFiles], ids=["posix"])
+def store(request: pytest.FixtureRequest) -> FileStore:
+    """Every store there is."""
+    return request.param()
+
+
+def test_the_first_to_publish_a_name_keeps_it(store: FileStore, tmp_path: Path) -> None:
+    final = tmp_path / "deep" / "er" / "name"
+    assert store.publish(final, lambda temp: temp.write_bytes(b"first")) is True
+    assert store.publish(final, lambda temp: temp.write_bytes(b"second")) is False
+    assert store.open(final).read() == b"first" and store.names(final.parent) == ["name"]
+    assert store.folders(tmp_path) == ["deep"] and store.names(tmp_path / "nowhere") == store.folders(tmp_path / "no") == []
+
+
+def test_a_name_is_not_there_before_its_content_is_whole(store: FileStore, tmp_path: Path) -> None:
+    def write(temp: Path) -> None:
+        temp.write_bytes(b"ha")
+        assert not store.exists(final) and store.names(tmp_path) == []
+        temp.write_bytes(b"whole")
+
+    final = tmp_path / "name"
+    assert store.publish(final, write) and store.exists(final)
+    assert store.open(final).read() == b"whole"
+
+
+def test_what_cannot_be_finished_leaves_nothing_and_the_name_free(store: FileStore, tmp_path: Path) -> None:
+    def full(temp: Path) -> None:
+        temp.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        store.publish(tmp_path / "name", full)
+    assert list(tmp_path.iterdir()) == []
+    assert store.publish(tmp_path / "name", lambda temp: temp.write_bytes(b"whole"))
+
+
+def test_who_has_a_file_open_keeps_it_when_its_name_goes(store: FileStore, tmp_path: Path) -> None:
+    store.publish(tmp_path / "name", lambda temp: temp.write_bytes(b"held" * 5000))
+    held = store.open(tmp_path / "name")
+    store.remove(tmp_path / "name")
+    store.remove(tmp_path / "name")  # and a second time is nothing
+    assert held.read() == b"held" * 5000 and not store.exists(tmp_path / "name")
+    with pytest.raises(FileNotFoundError):
+        store.open(tmp_path / "name")
+
+
+def _race(folder: str, number: int, start: object, wins: object) -> None:
+    start.wait()  # type: ignore[attr-defined]
+    for name in range(40):
+        if PosixFiles().publish(Path(folder, str(name)), lambda temp: temp.write_bytes(bytes([number]) * 3000)):
+            wins.put((name, number))  # type: ignore[attr-defined]
+
+
+def test_of_two_processes_that_publish_the_same_names_each_name_has_one_winner_and_its_bytes(tmp_path: Path) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    start, wins = spawn.Barrier(2), spawn.Queue()
+    racers = [spawn.Process(target=_race, args=(str(tmp_path), number, start, wins)) for number in (1, 2)]
+    for racer in racers:
+        racer.start()
+    won = dict(wins.get(timeout=60) for _ in range(40))
+    for racer in racers:
+        racer.join(60)
+        assert racer.exitcode == 0
+    assert (
+        wins.empty() and sorted(won) == list(range(40)) and sorted(os.listdir(tmp_path), key=int) == [str(n) for n in range(40)]
+    )
+    assert all((tmp_path / str(name)).read_bytes() == bytes([number]) * 3000 for name, number in won.items())
+
+
+@pytest.mark.parametrize("error", [FileExistsError(17, "exists"), OSError(5, "lost")], ids=["taken", "no answer"])
+def test_a_link_that_was_made_though_its_answer_says_otherwise_counts_as_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError
+) -> None:
+    """As a network file system may do that sends a request twice."""
+    link = os.link
+
+    def lies(source: Path, target: Path) -> None:
+        link(source, target)
+        raise error
+
+    monkeypatch.setattr(os, "link", lies)
+    (tmp_path / ".temp").write_bytes(b"mine")
+    assert publish_file(tmp_path / ".temp", tmp_path / "final") is True
+    assert [path.name for path in tmp_path.iterdir()] == ["final"]
+
+
+def test_a_link_that_failed_for_another_reason_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(source: Path, target: Path) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "link", fails)
+    (tmp_path / ".temp").write_bytes(b"mine")
+    with pytest.raises(OSError, match="Input/output"):
+        publish_file(tmp_path / ".temp", tmp_path / "final")
+    assert list(tmp_path.iterdir()) == []
