@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class TinyModelSettings(BaseModel):
@@ -40,7 +40,15 @@ class TrainingSettings(BaseModel):
     lora_alpha: Annotated[float, Field(gt=0)] = 32.0
     """Scale numerator: an update counts alpha / rank."""
     learning_rate: Annotated[float, Field(gt=0)] = 5e-6
-    """AdamW rate, constant; 5e-6 for 7B-class models, about 3e-3 for the tiny one."""
+    """AdamW rate, the highest of the schedule; 5e-6 for 7B-class models, about 3e-3 for the tiny one."""
+    rate_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """What the learning rate does after its warm-up: stay, or fall until decay_steps in a straight line or along a cosine."""
+    warm_up_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps over which the learning rate rises to its full value in a straight line; 0: no warm-up."""
+    decay_steps: Annotated[int, Field(ge=0)] = 0
+    """Step at which a linear or cosine schedule reaches its end; steps beyond it keep the last rate."""
+    final_rate_share: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Share of the learning rate that is left at the end of a linear or cosine schedule; at 0 the steps beyond teach nothing."""
     updates_per_step: Annotated[int, Field(ge=1, le=64)] = 1
     """Optimiser updates of a step, each on its own share of the step's advantage groups; every decision is used once. More
     learn faster from the same rollouts; the ratio's clip bounds how far the later ones stray from the sampler."""
@@ -86,6 +94,13 @@ class TrainingSettings(BaseModel):
     """Weight of the mean of -log(legal mass) over the probed tokens: keeps the unmasked model on legal orders; 0: off."""
     micro_batch_rows: Annotated[int, Field(ge=1)] = 32
     """Decisions per padded forward; the loss does not depend on it."""
+    token_budget: Annotated[int, Field(ge=0)] = 0
+    """Unique tokens of a packed micro-batch; 0: as many as fit, found by one measured forward and backward on a GPU, and a fixed
+    number on a CPU. Halved where memory runs out. The loss does not depend on it."""
+    recompute: bool = False
+    """Compute activations again on the way back instead of keeping them: a third more work for a fraction of the memory."""
+    compile: bool = False
+    """Compile the model's blocks with torch.compile; on a CPU the first step then takes half a minute and gains little."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of the frozen base; the adapter is float32 always."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -104,3 +119,12 @@ class TrainingSettings(BaseModel):
     """Newest checkpoints kept; older ones are deleted when a newer one is whole."""
     seed: int = 0
     """Seed of the adapter's initial weights."""
+
+    @model_validator(mode="after")
+    def _schedule_has_an_end(self) -> "TrainingSettings":
+        if self.rate_schedule != "constant" and self.decay_steps <= self.warm_up_steps:
+            raise ValueError(
+                f"training.decay_steps {self.decay_steps} must lie after training.warm_up_steps {self.warm_up_steps} for the "
+                f"{self.rate_schedule} schedule: name the step at which the rate has fallen, usually the run's number of steps"
+            )
+        return self

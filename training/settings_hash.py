@@ -9,9 +9,19 @@ import hashlib
 from training.settings import TrainingSettings
 
 MAY_CHANGE = frozenset(
-    {"keep_checkpoints", "threads", "mismatch_rows", "mismatch_max", "mismatch_mean_bf16", "mismatch_p99_bf16"}
+    {
+        "keep_checkpoints",
+        "threads",
+        "token_budget",
+        "recompute",
+        "compile",
+        "mismatch_rows",
+        "mismatch_max",
+        "mismatch_mean_bf16",
+        "mismatch_p99_bf16",
+    }
 )
-"""Settings that a resumed run may change: they do not enter the weights."""
+"""Settings that a resumed run may change: they do not enter the weights, or no further than the last bits of a sum."""
 FROM_THE_FIRST = frozenset(
     {
         "lora_rank",

@@ -1,0 +1,40 @@
+"""The learning rate of a step: a warm-up, and what comes after it.
+
+    rate(s) = learning_rate * w(s) * d(s)                            s: number of the step, from 1
+    w(s) = min(1, s / warm_up_steps)                                 1 without a warm-up
+    d(s) = 1                                                         constant
+    d(s) = 1 - (1 - final_rate_share) * p                            linear;  p = part of the way from the warm-up's
+    d(s) = f + (1 - f) * (1 + cos(pi p)) / 2,  f = final_rate_share  cosine      end to decay_steps, from 0 to 1
+
+A function of the step's number and the settings and of nothing else, so the number in a checkpoint is all of its state: a resumed
+or replayed step has the rate that it had, bit for bit. All updates of a step have the same rate.
+Never: touch a weight.
+"""
+
+import math
+
+import torch
+
+from training.settings import TrainingSettings
+
+
+def rate_at(step: int, settings: TrainingSettings) -> float:
+    """Learning rate of step `step`, from 1 upwards."""
+    warm = settings.warm_up_steps
+    rising = min(1.0, step / warm) if warm else 1.0
+    return settings.learning_rate * rising * _decay(step, settings)
+
+
+def _decay(step: int, settings: TrainingSettings) -> float:
+    if settings.rate_schedule == "constant":
+        return 1.0
+    first, last = settings.warm_up_steps, settings.decay_steps
+    part = min(1.0, max(0.0, (step - first) / (last - first)))
+    left = (1 + math.cos(math.pi * part)) / 2 if settings.rate_schedule == "cosine" else 1 - part
+    return settings.final_rate_share + (1 - settings.final_rate_share) * left
+
+
+def set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
+    """Have `optimiser` take its next steps at `rate`."""
+    for group in optimiser.param_groups:
+        group["lr"] = rate
