@@ -16,17 +16,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import duckdb
 import pyarrow as pa
 
 from storage.arrow_files import read_arrow
-from storage.facts import DECISION_FACTS, PLY_FACTS, decision_facts, numbered, ply_facts, with_constants
+from storage.fact_tables import FactTables, ShardFacts, record_rows
+from storage.facts import decision_facts, ply_facts
 from storage.follow import NumberedFiles, follow_folders
 from storage.gather import Batch, ShardDamaged, gather
 from storage.ledger import ROWS_SCHEMA, STEP_NAME
 from storage.mapped import MappedShard
 from storage.runs import RunPaths
-from storage.schema import COMPONENTS, WEIGHTS
+from storage.schema import WEIGHTS
 from storage.shards import SHARD_NAME, describe_shard, open_plies, open_shard
 from storage.snapshots import CoveredShard, IndexSnapshot, drop_old_snapshots, file_marks, newest_snapshot, write_snapshot
 from storage.totals import Totals
@@ -35,8 +35,6 @@ from telemetry.errors import DataError, InputError
 _SQL = {path.stem: path.read_text() for path in sorted(Path(__file__).parent.glob("*.sql"))}
 _MAPPED = 128  # shards kept mapped for gathering; the kernel limits mappings per process
 _LOADED_TOGETHER = 256  # shards inserted by one statement
-_USED_GROUP = ["lineage", "shard", "start_group", "power", "phase"]
-_RETURN_NEEDS = ["shard", "start_group", "fork", "power", "ply", *COMPONENTS]
 STANDINGS = ("eligible", "used", "unusable", "ahead", "expired", "no_spread")
 
 
@@ -70,16 +68,6 @@ class Selection:
     """Advantage groups of the whole run by standing (select_batch.sql); eligible = chosen + waiting."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Facts:
-    """What verified shards give to the index."""
-
-    decisions: pa.Table
-    """Facts of their decisions."""
-    plies: pa.Table
-    """Facts of their plies."""
-
-
 class Index:
     """One process's view of a run; ``refresh`` takes in what was published since."""
 
@@ -88,7 +76,7 @@ class Index:
         if unknown := sorted(set(weights) - set(WEIGHTS)):
             raise InputError(f"The blend weighs {', '.join(unknown)}; known components are {', '.join(WEIGHTS)}.")
         self._paths = paths
-        self._return_rule = {name: float(weights.get(name, 0.0)) for name in WEIGHTS} | {"discount": float(discount)}
+        self._tables = FactTables({name: float(weight) for name, weight in weights.items()}, float(discount))
         self._producers: dict[str, NumberedFiles] = {}
         self._lineages: dict[str, NumberedFiles] = {}
         self._known_groups: dict[str, set[int]] = {}
@@ -96,16 +84,14 @@ class Index:
         self._in_snapshot = 0
         self._opened = False
         self._mapped: OrderedDict[str, MappedShard] = OrderedDict()
-        self.connection = duckdb.connect(":memory:")
-        self.connection.execute("SET enable_progress_bar = false")
-        self._make_tables()
+        self.connection = self._tables.connection
 
     def refresh(self) -> int:
         """Take in new shards and ledger records; returns the number of new decisions."""
         self._take_in_ledgers()
         new_rows = 0 if self._opened else self._take_in_snapshot()
         self._opened = True
-        waiting: list[_Facts] = []
+        waiting: list[ShardFacts] = []
         follow_folders(self._paths.shards, self._producers, SHARD_NAME, "{:06d}.arrow")
         for producer, files in self._producers.items():
             for number, path in files.arrivals():
@@ -123,22 +109,22 @@ class Index:
                 waiting.append(facts)
                 new_rows += facts.decisions.num_rows
                 if len(waiting) == _LOADED_TOGETHER:
-                    self._load(waiting)
+                    self._tables.add_shards(waiting)
                     waiting = []
-        self._load(waiting)
+        self._tables.add_shards(waiting)
         return new_rows
 
     @property
     def refused(self) -> list[tuple[str, str]]:
         """Shards and snapshots set aside, each with the sentence that says why."""
-        return self.connection.sql("SELECT shard, sentence FROM refused ORDER BY shard").fetchall()
+        return self._tables.refused()
 
     def select_batch(self, query: SelectionQuery) -> Selection:
         """Rows for one step by the contract in ``select_batch.sql``; ``refresh`` before shows what is new."""
         values = {name: getattr(query, name) for name in query.__slots__}
         standing, choice = self.connection.extract_statements(_SQL["select_batch"])
         self.connection.execute(standing, {name: values[name] for name in standing.named_parameters})
-        rows = self._rows(choice.query, {name: values[name] for name in choice.named_parameters})
+        rows = self._tables.chosen(choice.query, {name: values[name] for name in choice.named_parameters})
         found = dict(self.connection.sql("SELECT standing, count(*) FROM standings GROUP BY ALL").fetchall())
         chosen = len(set(rows["advantage_group"].to_pylist()))
         counts = {name: found.get(name, 0) for name in STANDINGS}
@@ -148,7 +134,7 @@ class Index:
 
     def fresh_rows(self, *, policy_version: int, limit: int) -> pa.Table:
         """At most ``limit`` complete rows of exactly this version, as a selection without groups (-1)."""
-        return self._rows(
+        return self._tables.chosen(
             """
             SELECT shard, row, decision_id, start_group, fork, ply, power, phase, policy_version,
                 0::INTEGER AS policy_lag, checksum, "return", (-1)::INTEGER AS advantage_group
@@ -160,9 +146,7 @@ class Index:
 
     def totals(self) -> Totals:
         """Count over everything that was taken in."""
-        (played,) = self.connection.sql("SELECT count(*), coalesce(sum(orders_rejected), 0) FROM decisions").fetchall()
-        (trained,) = self.connection.sql("SELECT coalesce(max(policy_lag), 0) FROM batches").fetchall()
-        return Totals(decisions=int(played[0]), orders_rejected=int(played[1]), max_policy_lag=int(trained[0]))
+        return self._tables.totals()
 
     def gather(self, selection_rows: pa.Table) -> Batch:
         """Verified arrays of a selection's, or a recorded step's, rows.
@@ -194,32 +178,11 @@ class Index:
         if every_shards == 0 or new < max(every_shards, len(self._taken_in) // 8):
             return None
         self._in_snapshot = len(self._taken_in)
-        decisions = self.connection.sql('SELECT * EXCLUDE ("return") FROM decisions').to_arrow_table()
-        plies = self.connection.sql("FROM plies").to_arrow_table()
-        snapshot = IndexSnapshot(
-            shards=tuple(self._taken_in.values()),
-            decisions=decisions.select(DECISION_FACTS.names).cast(DECISION_FACTS),
-            plies=plies.select(PLY_FACTS.names).cast(PLY_FACTS),
-        )
+        facts = self._tables.facts()
+        snapshot = IndexSnapshot(shards=tuple(self._taken_in.values()), decisions=facts.decisions, plies=facts.plies)
         written = write_snapshot(self._paths, snapshot)
         drop_old_snapshots(self._paths)
         return written
-
-    def _make_tables(self) -> None:
-        """Every table takes its columns from an empty instance of what will be inserted."""
-        nothing = _Facts(decisions=DECISION_FACTS.empty_table(), plies=PLY_FACTS.empty_table())
-        self._with_returns(
-            [nothing], "CREATE TABLE decisions AS FROM valued", f"CREATE TABLE advantage_groups AS {_SQL['advantage_groups']}"
-        )
-        refused = pa.schema({"shard": pa.string(), "sentence": pa.string()}).empty_table()
-        for table, rows in {
-            "plies": nothing.plies,
-            "batches": _record("", 0, ROWS_SCHEMA.empty_table()),
-            "used_groups": _record("", 0, ROWS_SCHEMA.empty_table()).select(_USED_GROUP),
-            "refused": refused,
-        }.items():
-            self._with_arrow(rows, f"CREATE TABLE {table} AS FROM arrow")
-        self.connection.execute(_GROUPS_VIEW)
 
     def _take_in_ledgers(self) -> None:
         follow_folders(self._paths.ledger, self._lineages, STEP_NAME, "step-{:06d}.arrow")
@@ -228,17 +191,12 @@ class Index:
             for lineage, files in self._lineages.items():
                 for step, path in files.arrivals():
                     try:
-                        waiting.append(_record(lineage, step, read_arrow(path, ROWS_SCHEMA)))
+                        waiting.append(record_rows(lineage, step, read_arrow(path, ROWS_SCHEMA)))
                     except DataError:
                         files.put_back(step)  # or the next refresh would take its rows for unused
                         raise
         finally:  # as those before it are not met again
-            if waiting:
-                self._with_arrow(
-                    pa.concat_tables(waiting),
-                    "INSERT INTO batches BY NAME FROM arrow",
-                    f"INSERT INTO used_groups BY NAME SELECT DISTINCT {', '.join(_USED_GROUP)} FROM arrow",
-                )
+            self._tables.add_records(waiting)
 
     def _take_in_snapshot(self) -> int:
         """Begin with what a snapshot knows of the shards that are still there; the others come in as if there were none."""
@@ -253,10 +211,10 @@ class Index:
             self._known_groups.setdefault(shard.producer, set()).update(shard.start_groups)
         self._in_snapshot = len(part.shards)
         if part.shards:
-            self._load([_Facts(decisions=part.decisions, plies=part.plies)])
+            self._tables.add_shards([ShardFacts(decisions=part.decisions, plies=part.plies)])
         return part.decisions.num_rows
 
-    def _facts_of(self, producer: str, number: int, path: Path) -> _Facts:
+    def _facts_of(self, producer: str, number: int, path: Path) -> ShardFacts:
         """Verify a shard and its plies and take their facts; DataError if either cannot be relied on."""
         marks = file_marks(path) or (0, 0)  # before it is read: another file under its name would have others
         decisions = open_shard(path)
@@ -276,52 +234,16 @@ class Index:
             size=marks[0],
             written_ns=marks[1],
         )
-        return _Facts(decisions=decision_facts(decisions, producer, name), plies=ply_facts(plies, producer, name))
-
-    def _load(self, shards: list[_Facts]) -> None:
-        if not shards:
-            return
-        self._with_returns(
-            shards,
-            "INSERT INTO decisions BY NAME FROM valued",
-            f"INSERT INTO advantage_groups BY NAME {_SQL['advantage_groups']}",
-        )
-        self._with_arrow(pa.concat_tables([s.plies for s in shards]), "INSERT INTO plies BY NAME FROM arrow")
-
-    def _with_returns(self, shards: list[_Facts], *statements: str) -> None:
-        """Run the statements over ``valued``: the shards' decisions with their returns.
-
-        Returns never change once a start group is whole, so they are computed as its shard comes in.
-        """
-        decisions = pa.concat_tables([shard.decisions for shard in shards])
-        # few columns only, since the whole of them would be sorted along
-        self.connection.register("incoming", numbered(decisions.select(_RETURN_NEEDS), "place"))
-        query = f'SELECT "return" FROM ({_SQL["returns"]}) ORDER BY place'
-        returns = self.connection.sql(query, params=self._return_rule).to_arrow_table()
-        self.connection.unregister("incoming")
-        self.connection.register("valued", decisions.append_column("return", returns["return"]))
-        for statement in statements:
-            self.connection.execute(statement)
-        self.connection.unregister("valued")
+        return ShardFacts(decisions=decision_facts(decisions, producer, name), plies=ply_facts(plies, producer, name))
 
     def _set_aside(self, shard: str, sentence: str) -> None:
-        for table in ("decisions", "advantage_groups", "plies"):
-            self.connection.execute(f"DELETE FROM {table} WHERE shard = ?", [shard])
+        self._tables.drop_shard(shard)
         self._refuse(shard, sentence)
 
     def _refuse(self, shard: str, sentence: str) -> None:
         self._mapped.pop(shard, None)
         self._taken_in.pop(shard, None)
-        self.connection.execute("INSERT INTO refused VALUES (?, ?)", [shard, sentence])
-
-    def _with_arrow(self, table: pa.Table, *statements: str) -> None:
-        self.connection.register("arrow", table)
-        for statement in statements:
-            self.connection.execute(statement)
-        self.connection.unregister("arrow")
-
-    def _rows(self, query: str, values: dict[str, object]) -> pa.Table:
-        return self.connection.sql(query, params=values).to_arrow_table().cast(ROWS_SCHEMA).combine_chunks()
+        self._tables.refuse(shard, sentence)
 
     def _open_mapped(self, shard: str) -> MappedShard:
         if shard in self._mapped:
@@ -337,18 +259,3 @@ class Index:
         if len(self._mapped) > _MAPPED:
             self._mapped.popitem(last=False)
         return mapped
-
-
-_GROUPS_VIEW = """
-CREATE VIEW "groups" AS
-SELECT g.*, (
-    SELECT count(DISTINCT (b.lineage, b.step)) FROM batches AS b
-    WHERE b.shard = g.shard AND b.start_group = g.start_group AND b.power = g.power AND b.phase = g.phase
-) AS used
-FROM advantage_groups AS g
-"""
-
-
-def _record(lineage: str, step: int, rows: pa.Table) -> pa.Table:
-    """Rows of a ledger as ``batches`` shows them."""
-    return with_constants(numbered(rows.replace_schema_metadata(None), "place"), lineage=lineage, step=step)

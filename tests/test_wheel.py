@@ -48,7 +48,7 @@ def test_presets_and_whatever_else_the_code_reads_are_in_the_wheel(names: set[st
     found = (path for room in ROOMS for path in (ROOT / room).rglob("*") if path.is_file() and "__pycache__" not in path.parts)
     read = {str(path.relative_to(ROOT)) for path in found if path.suffix != ".py"}
     assert {f"flows/presets/{preset}.toml" for preset in ("laptop", "single-gpu", "cluster")} <= read <= names
-    assert {"storage/returns.sql", "reports/page.html.jinja"} <= read
+    assert {"storage/select_batch.sql", "reports/page.html.jinja"} <= read
 
 
 def test_the_licence_and_the_notice_travel_and_tests_and_scraps_do_not(names: set[str]):

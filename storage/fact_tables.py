@@ -1,0 +1,140 @@
+"""The tables that an index asks: an in-memory DuckDB with the facts of every row, of every ply, and what ledgers recorded.
+
+Promise: a table takes its columns from an empty instance of what is inserted, so schema and tables cannot drift. Returns never
+change once a start group is whole, so they and their advantage groups are made as its shard comes in, and kept.
+Never: touch a file, or choose rows.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+
+from storage.facts import DECISION_FACTS, PLY_FACTS, numbered, with_constants
+from storage.ledger import ROWS_SCHEMA
+from storage.returns import returns_of
+from storage.totals import Totals
+
+_GROUPS = Path(__file__).with_name("advantage_groups.sql").read_text()
+_USED_GROUP = ["lineage", "shard", "start_group", "power", "phase"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardFacts:
+    """What verified shards give to the index."""
+
+    decisions: pa.Table
+    """Facts of their decisions."""
+    plies: pa.Table
+    """Facts of their plies."""
+
+
+class FactTables:
+    """Tables ``decisions``, ``advantage_groups``, ``plies``, ``batches``, ``used_groups``, ``refused``, and the view ``groups``.
+
+    Attributes:
+        connection: to be asked by one thread at a time.
+    """
+
+    def __init__(self, weights: Mapping[str, float], discount: float) -> None:
+        """``weights`` and ``discount`` of the returns; see ``returns.returns_of``."""
+        self._weights, self._discount = weights, discount
+        self.connection = duckdb.connect(":memory:")
+        self.connection.execute("SET enable_progress_bar = false")
+        self._insert_decisions(
+            DECISION_FACTS.empty_table(),
+            "CREATE TABLE decisions AS FROM valued",
+            f"CREATE TABLE advantage_groups AS {_GROUPS}",
+        )
+        refused = pa.schema({"shard": pa.string(), "sentence": pa.string()}).empty_table()
+        record = record_rows("", 0, ROWS_SCHEMA.empty_table())
+        for table, rows in {
+            "plies": PLY_FACTS.empty_table(),
+            "batches": record,
+            "used_groups": record.select(_USED_GROUP),
+            "refused": refused,
+        }.items():
+            self._with(rows, "arrow", f"CREATE TABLE {table} AS FROM arrow")
+        self.connection.execute(_GROUPS_VIEW)
+
+    def add_shards(self, shards: Sequence[ShardFacts]) -> None:
+        """Take in facts of shards, together, as statements cost more than their rows."""
+        if not shards:
+            return
+        self._insert_decisions(
+            pa.concat_tables([shard.decisions for shard in shards]),
+            "INSERT INTO decisions BY NAME FROM valued",
+            f"INSERT INTO advantage_groups BY NAME {_GROUPS}",
+        )
+        self._with(pa.concat_tables([shard.plies for shard in shards]), "arrow", "INSERT INTO plies BY NAME FROM arrow")
+
+    def add_records(self, records: Sequence[pa.Table]) -> None:
+        """Take in what ledgers recorded, as ``record_rows`` gives it."""
+        if not records:
+            return
+        self._with(
+            pa.concat_tables(records),
+            "arrow",
+            "INSERT INTO batches BY NAME FROM arrow",
+            f"INSERT INTO used_groups BY NAME SELECT DISTINCT {', '.join(_USED_GROUP)} FROM arrow",
+        )
+
+    def drop_shard(self, shard: str) -> None:
+        """Forget the rows of a shard; what ledgers recorded of them stands."""
+        for table in ("decisions", "advantage_groups", "plies"):
+            self.connection.execute(f"DELETE FROM {table} WHERE shard = ?", [shard])
+
+    def refuse(self, name: str, sentence: str) -> None:
+        """Note a shard or snapshot that is set aside."""
+        self.connection.execute("INSERT INTO refused VALUES (?, ?)", [name, sentence])
+
+    def refused(self) -> list[tuple[str, str]]:
+        """What was set aside, each with its sentence."""
+        return self.connection.sql("SELECT shard, sentence FROM refused ORDER BY shard").fetchall()
+
+    def facts(self) -> ShardFacts:
+        """Everything that shards gave, without returns."""
+        decisions = self.connection.sql('SELECT * EXCLUDE ("return") FROM decisions').to_arrow_table()
+        plies = self.connection.sql("FROM plies").to_arrow_table()
+        return ShardFacts(
+            decisions=decisions.select(DECISION_FACTS.names).cast(DECISION_FACTS),
+            plies=plies.select(PLY_FACTS.names).cast(PLY_FACTS),
+        )
+
+    def chosen(self, query: str, values: Mapping[str, object]) -> pa.Table:
+        """The rows that a query over the tables chooses, with the columns of ``ledger.ROWS_SCHEMA``."""
+        return self.connection.sql(query, params=dict(values)).to_arrow_table().cast(ROWS_SCHEMA).combine_chunks()
+
+    def totals(self) -> Totals:
+        """Count over everything that was taken in."""
+        (played,) = self.connection.sql("SELECT count(*), coalesce(sum(orders_rejected), 0) FROM decisions").fetchall()
+        (trained,) = self.connection.sql("SELECT coalesce(max(policy_lag), 0) FROM batches").fetchall()
+        return Totals(decisions=int(played[0]), orders_rejected=int(played[1]), max_policy_lag=int(trained[0]))
+
+    def _insert_decisions(self, decisions: pa.Table, *statements: str) -> None:
+        returns = returns_of(decisions, self._weights, self._discount)
+        self._with(decisions.append_column("return", pa.array(returns, pa.float64())), "valued", *statements)
+
+    def _with(self, table: pa.Table, name: str, *statements: str) -> None:
+        """Run the statements while the table bears that name."""
+        self.connection.register(name, table)
+        for statement in statements:
+            self.connection.execute(statement)
+        self.connection.unregister(name)
+
+
+_GROUPS_VIEW = """
+CREATE VIEW "groups" AS
+SELECT g.*, (
+    SELECT count(DISTINCT (b.lineage, b.step)) FROM batches AS b
+    WHERE b.shard = g.shard AND b.start_group = g.start_group AND b.power = g.power AND b.phase = g.phase
+) AS used
+FROM advantage_groups AS g
+"""
+
+
+def record_rows(lineage: str, step: int, rows: pa.Table) -> pa.Table:
+    """Rows of a ledger as ``batches`` shows them."""
+    return with_constants(numbered(rows.replace_schema_metadata(None), "place"), lineage=lineage, step=step)
