@@ -122,7 +122,7 @@ class _LegalTree:
 
 
 def _about(rng: np.random.Generator, length: int, spread: float) -> int:
-    return int(round(length * (1 + spread * (2 * rng.random() - 1)))) if spread else length
+    return round(length * (1 + spread * (2 * rng.random() - 1))) if spread else length
 
 
 def _offsets(lengths: Sequence[int]) -> np.ndarray:
@@ -150,9 +150,7 @@ class Shape:
 
 
 CONFIGS = {"qwen2": Qwen2Config, "qwen3": Qwen3Config}
-TINY = Shape(
-    family="qwen3", hidden=256, layers=4, heads=4, kv_heads=2, head_dim=64, intermediate=768, vocabulary=4096, tied=True
-)
+TINY = Shape(family="qwen3", hidden=256, layers=4, heads=4, kv_heads=2, head_dim=64, intermediate=768, vocabulary=4096, tied=True)
 """The model of all figures on a CPU."""
 TINY_32K = replace(TINY, vocabulary=32_768)
 QWEN_7B = Shape(
