@@ -1,6 +1,7 @@
 """The rate rises, stays or falls as its formula says, and is a function of the step alone."""
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ def test_a_falling_schedule_is_highest_after_its_warm_up_and_ends_at_its_share(n
     falling = settings(rate_schedule=name, warm_up_steps=2, decay_steps=12, final_rate_share=0.25)
     rates = [rate_at(step, falling) for step in range(1, 15)]
     assert rates[1] == 2.0 and rates[11:] == [0.5, 0.5, 0.5]
-    assert all(late < early for early, late in zip(rates[1:11], rates[2:12], strict=True))
+    assert all(late < early for early, late in pairwise(rates[1:12]))
     assert rates[6] == pytest.approx(2.0 * (0.25 + 0.75 / 2))  # half way down, on both
 
 
@@ -37,7 +38,7 @@ def test_the_cosine_is_a_cosine():
 
 
 def test_a_falling_schedule_without_an_end_is_refused_with_both_numbers():
-    with pytest.raises(ValidationError, match="decay_steps 5 must lie after training.warm_up_steps 5 for the linear"):
+    with pytest.raises(ValidationError, match=r"decay_steps 5 must lie after training.warm_up_steps 5 for the linear"):
         settings(rate_schedule="linear", warm_up_steps=5, decay_steps=5)
 
 
