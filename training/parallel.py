@@ -1,11 +1,11 @@
 """Data parallel over advantage groups: several processes, each with the whole model, share the rows of an update.
 
-The first process leads: it owns the optimiser, the checkpoints and the run, and is the trainer that the flow speaks to. The others
-follow: for each update they get the rows and the adapter as it is, compute the gradient of their share, and add it to the leader's.
-Followers keep nothing, so a resumed run needs nothing of them, and one that starts late or anew is no other follower.
+The first process leads: it owns the optimiser, the checkpoints and the run, and is the trainer that the flow speaks to. The
+others follow: for each update they get the rows and the adapter as it is, compute the gradient of their share, and add it to the
+leader's. Followers keep nothing, so a resumed run needs nothing of them, and one that starts anew is no other follower.
 
-Promise: an update's sum is divided by constants of the *whole* update wherever its rows are, so losses and gradients add up to those
-of one process; an advantage group is never split.
+Promise: an update's sum is divided by constants of the *whole* update wherever its rows are, so losses and gradients add up to
+those of one process; an advantage group is never split.
 The variables are those that torchrun sets (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT); gloo on CPUs, NCCL on GPUs.
 """
 
