@@ -1,0 +1,96 @@
+"""The branching tokens of some decisions: what the loss is a sum over, whichever way their hidden states are computed.
+
+A token is branching if more than one was legal at its place; a forced token's probability is 1 whatever the weights, so it
+carries neither loss nor gradient.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from storage.gather import Batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BranchingTokens:
+    """B branching tokens, K the largest of their legal sets; each token is listed for each decision that drew it."""
+
+    batch_row: np.ndarray
+    """int64 [B]: row within the whole batch, for advantages and policy versions; a row's tokens stand together, in order."""
+    completion_index: np.ndarray
+    """int64 [B]: place among the completion positions of the whole batch."""
+    legal_ids: np.ndarray
+    """int64 [B, K]: the legal set; padding repeats its first id and is masked."""
+    legal_mask: np.ndarray
+    """bool [B, K]."""
+    chosen: np.ndarray
+    """int64 [B]: column of the drawn token in legal_ids."""
+    behaviour: np.ndarray
+    """float32 [B]: behaviour logprob, nats."""
+    temperature: np.ndarray
+    """float32 [B]."""
+
+
+def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """The integers of the half-open ranges [start, start + length), one range after another."""
+    ends = np.cumsum(lengths)
+    return np.repeat(starts - (ends - lengths), lengths) + np.arange(ends[-1] if len(ends) else 0)
+
+
+def count_branching(batch: Batch, rows: Sequence[int] | np.ndarray) -> int:
+    """Branching tokens of some rows: the constant denominator of an update on them."""
+    before = np.concatenate([[0], np.cumsum(np.diff(batch.legal_offsets) > 1)])
+    rows = np.asarray(rows, np.int64)
+    return int((before[batch.completion_offsets[rows + 1]] - before[batch.completion_offsets[rows]]).sum())
+
+
+def branching_indices(batch: Batch, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The branching tokens of `rows`, row after row.
+
+    Returns:
+        completion_index: int64 [B].
+        place: int64 [B]: the place in `rows` of the row that each belongs to.
+    """
+    starts = batch.completion_offsets[rows]
+    lengths = batch.completion_offsets[rows + 1] - starts
+    index = ranges(starts, lengths)
+    place = np.repeat(np.arange(len(rows)), lengths)
+    branching = batch.legal_offsets[index + 1] - batch.legal_offsets[index] > 1
+    return index[branching], place[branching]
+
+
+def positions_of(batch: Batch, batch_row: np.ndarray, completion_index: np.ndarray) -> np.ndarray:
+    """Position of each completion token in its row, prompt counted; int64 [B]."""
+    return batch.prompt_lens[batch_row] + completion_index - batch.completion_offsets[batch_row]
+
+
+def branching_fields(batch: Batch, batch_row: np.ndarray, completion_index: np.ndarray) -> dict[str, np.ndarray]:
+    """The fields of `BranchingTokens` for these tokens of the batch.
+
+    Raises:
+        ValueError: a drawn token is not in its own legal set.
+    """
+    first = batch.legal_offsets[completion_index]
+    sizes = batch.legal_offsets[completion_index + 1] - first
+    column = np.arange(int(sizes.max()) if len(sizes) else 1)
+    legal_mask = column[None, :] < sizes[:, None]
+    legal_ids = batch.legal_ids[first[:, None] + np.where(legal_mask, column[None, :], 0)].astype(np.int64)
+    drawn = batch.input_ids[batch.input_offsets[batch_row] + positions_of(batch, batch_row, completion_index)]
+    return {
+        "batch_row": batch_row,
+        "completion_index": completion_index,
+        "legal_ids": legal_ids,
+        "legal_mask": legal_mask,
+        "chosen": _column_of(drawn, legal_ids, legal_mask),
+        "behaviour": batch.behaviour_logprobs[completion_index].astype(np.float32),
+        "temperature": batch.temperatures[batch_row].astype(np.float32),
+    }
+
+
+def _column_of(drawn: np.ndarray, legal_ids: np.ndarray, legal_mask: np.ndarray) -> np.ndarray:
+    """Column of each drawn token in its legal set."""
+    hit = (legal_ids == drawn[:, None]) & legal_mask
+    if not hit.any(axis=1).all():
+        raise ValueError(f"{int((~hit.any(axis=1)).sum())} drawn tokens are not in their own legal sets")
+    return hit.argmax(axis=1)

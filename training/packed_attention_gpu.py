@@ -1,0 +1,123 @@
+"""The packed attention on CUDA: torch's flex attention over a block-sparse tree mask, or one variable-length flash call.
+
+Flex: the rule k <= q < leave[k] as a mask function; blocks that no token sees are skipped. It is compiled once per length, so
+lengths are rounded up to few values, inside the attention alone: the rest of the model computes no padding.
+Varlen: one sequence per segment, its own tokens against gathered keys: those above it, then its own, causal at the end. Flash knows
+no float32.
+"""
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from training.trie_plan import PackedMicroBatch
+
+_SMALLEST = 1024
+
+
+def padded_length(tokens: int) -> int:
+    """The length that flex attention is compiled for: a power of two, or one and a half times one, and at least 1,024."""
+    power = 1 << max(tokens - 1, _SMALLEST - 1).bit_length()
+    return power * 3 // 4 if _SMALLEST < power and tokens <= power * 3 // 4 else power
+
+
+@cache
+def _compiled(device: str) -> Any:
+    """Flex attention, compiled for CUDA; as it is elsewhere (forward only, for tests of the mask)."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    # One graph a length, some twenty at most; more than the default limit would end in the uncompiled form, T x T.
+    torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
+    return torch.compile(flex_attention, dynamic=False) if device == "cuda" else flex_attention
+
+
+class FlexAttention:
+    """Flex attention over the forest."""
+
+    def __init__(self, micro: PackedMicroBatch, device: torch.device) -> None:
+        from torch.nn.attention.flex_attention import create_block_mask
+
+        self._tokens = len(micro.input_ids)
+        self._length = padded_length(self._tokens)
+        # A token of the padding sees itself alone, so that no softmax is empty.
+        padded = np.arange(1, self._length + 1)
+        padded[: self._tokens] = micro.leaves
+        leaves = torch.from_numpy(padded.astype(np.int32)).to(device)
+
+        def sees(batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            return (k <= q) & (q < leaves[k])
+
+        self._mask = create_block_mask(sees, None, None, self._length, self._length, device=str(device))
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """As `PackedAttention`."""
+        short = self._length - self._tokens
+        query, key, value = (torch.nn.functional.pad(values, (0, 0, 0, short)) for values in (query, key, value))
+        attended = _compiled(query.device.type)(
+            query, key, value, block_mask=self._mask, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
+        )
+        return attended[:, :, : self._tokens].transpose(1, 2)
+
+
+class VarlenAttention:
+    """One flash call over all segments."""
+
+    def __init__(self, micro: PackedMicroBatch, device: torch.device) -> None:
+        starts, depths = micro.segment_starts, micro.positions[micro.segment_starts[:-1]]
+        lengths = np.diff(starts)
+        keys = _keys_of_segments(micro, depths + lengths)
+        self._keys = torch.from_numpy(keys).to(device)
+        self._query_ends = torch.from_numpy(starts.astype(np.int32)).to(device)
+        self._key_ends = torch.from_numpy(np.concatenate([[0], np.cumsum(depths + lengths)]).astype(np.int32)).to(device)
+        self._most = int(lengths.max()), int((depths + lengths).max())
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """As `PackedAttention`."""
+        key, value = (_Gather.apply(values.transpose(1, 2)[0], self._keys) for values in (key, value))
+        attended, *_ = torch.ops.aten._flash_attention_forward(
+            query.transpose(1, 2)[0].contiguous(),
+            key,
+            value,
+            self._query_ends,
+            self._key_ends,
+            *self._most,
+            0.0,
+            True,  # causal, aligned at the end: a segment's last token sees all of its keys
+            False,
+            scale=scale,
+        )
+        return attended[None]
+
+
+def _keys_of_segments(micro: PackedMicroBatch, key_counts: np.ndarray) -> np.ndarray:
+    """For each segment the tokens above it and its own, one after another; written along the trail from the root, as in the plan."""
+    trail = np.empty(int(key_counts.max()), np.int64)
+    keys = np.empty(int(key_counts.sum()), np.int64)
+    at = 0
+    bounds = zip(micro.segment_starts[:-1].tolist(), micro.segment_starts[1:].tolist(), key_counts.tolist(), strict=True)
+    for low, high, count in bounds:
+        trail[count - (high - low) : count] = np.arange(low, high)
+        keys[at : at + count] = trail[:count]
+        at += count
+    return keys
+
+
+class _Gather(torch.autograd.Function):
+    """Rows by index; their gradients are added up in float32, for a prompt's keys are gathered once per answer."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, index: Tensor) -> Tensor:  # type: ignore[override]
+        """rows[index]."""
+        ctx.save_for_backward(index)
+        ctx.rows = rows.shape[0]
+        return rows.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+        """Sum by index."""
+        (index,) = ctx.saved_tensors
+        whole = torch.zeros((ctx.rows, *gradient.shape[1:]), dtype=torch.float32, device=gradient.device)
+        return whole.index_add_(0, index, gradient.float()).to(gradient.dtype), None
