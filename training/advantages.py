@@ -1,9 +1,63 @@
 """Group-relative advantages: a decision against the others that faced the same choice.
 
 A group holds the decisions of one power, at one phase, of the forks of one snapshot: only facts known before the decision.
+Moving figures are those of the steps before, never of the step they are used in: so no decision's own return is in what it is
+compared with. They go into checkpoints.
 """
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
 import numpy as np
+
+from training.settings import TrainingSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MovingFigures:
+    """What past steps say of returns and advantages."""
+
+    power_means: Mapping[str, float] = field(default_factory=dict)
+    """Moving mean return of each power's decisions."""
+    mean_square: float | None = None
+    """Moving mean of the squared advantages, before any division; None before the first step."""
+
+
+def advantages_of(
+    returns: np.ndarray, groups: np.ndarray, powers: Sequence[str], settings: TrainingSettings, before: MovingFigures
+) -> tuple[np.ndarray, MovingFigures]:
+    """The advantage of each decision of a step, and the moving figures after it.
+
+    With advantage_baseline power (role-conditioned advantages: Liu et al. 2025, SPIRAL, arXiv 2506.24119) a power that no step
+    has had yet is compared within its groups.
+
+    Args:
+        returns: float [rows].
+        groups: int [rows], as in `leave_one_out`.
+        powers: [rows] the power that each decision was made for.
+        before: the figures of the steps before.
+
+    Returns:
+        float32 [rows], and the figures that the next step is to be given.
+    """
+    named = np.asarray(powers, dtype=object)
+    found = leave_one_out(returns, groups)
+    if settings.advantage_baseline == "power":
+        for power, mean in before.power_means.items():
+            found = np.where(named == power, returns - mean, found)
+    keeps = settings.moving_decay
+    means = dict(before.power_means)
+    for power in sorted(set(powers)):
+        mean = float(returns[named == power].mean())
+        means[power] = keeps * means[power] + (1 - keeps) * mean if power in means else mean
+    square = float(np.square(found).mean()) if len(found) else None
+    after = before.mean_square
+    if square is not None:
+        after = square if after is None else keeps * after + (1 - keeps) * square
+    divisor = {"none": None, "batch": square, "running": square if before.mean_square is None else before.mean_square}
+    if by := divisor[settings.advantage_scale]:
+        found = found / np.sqrt(by)
+    return found.astype(np.float32), MovingFigures(power_means=means, mean_square=after)
 
 
 def leave_one_out(returns: np.ndarray, groups: np.ndarray) -> np.ndarray:

@@ -21,7 +21,9 @@ import torch
 from storage.outcome import Outcome, outcome_from
 from storage.runs import RunPaths, publish_directory
 from telemetry.errors import DataError
+from training.advantages import MovingFigures
 from training.policy import Policy
+from training.reference_kl import KlController
 
 _FORMAT = 2
 
@@ -42,6 +44,10 @@ class TrainerState:
     """What the step reported: a run killed before it could log them logs them when it is resumed."""
     outcome: Outcome | None = None
     """What the step computed, for its replays; None in the checkpoint of a version that did not keep it."""
+    kl: KlController = field(default_factory=KlController)
+    """Where the weight of the divergence from the base stands."""
+    moving: MovingFigures = field(default_factory=MovingFigures)
+    """What the steps so far say of returns and advantages."""
 
 
 def save_checkpoint(paths: RunPaths, state: TrainerState, policy: Policy, optimiser: torch.optim.Optimizer, keep: int) -> Path:
@@ -88,6 +94,9 @@ def _write(aside: Path, state: TrainerState, policy: Policy, optimiser: torch.op
         "skipped_in_a_row": state.skipped_in_a_row,
         "metrics": state.metrics,
         "outcome": None if state.outcome is None else asdict(state.outcome),
+        # As JSON, which gives every float64 back bit for bit.
+        "kl": asdict(state.kl),
+        "moving": asdict(state.moving),
         "files": files,
     }
     (aside / "manifest.json").write_text(json.dumps(record, indent=1))
@@ -122,6 +131,8 @@ def load_checkpoint(paths: RunPaths, step: int, policy: Policy, optimiser: torch
         skipped_in_a_row=record["skipped_in_a_row"],
         metrics=record["metrics"],
         outcome=outcome_from(record["outcome"]) if record.get("outcome") else None,
+        kl=KlController(**record.get("kl", {})),
+        moving=MovingFigures(**record.get("moving", {})),
     )
 
 

@@ -37,6 +37,8 @@ class PaddedRows:
     """float32 [B]."""
     batch_row: np.ndarray
     """int64 [B]: row within the whole batch, for advantages."""
+    completion_index: np.ndarray
+    """int64 [B]: place among the completion positions of the whole batch."""
 
 
 def branching_tokens(batch: Batch, rows: Sequence[int]) -> int:
@@ -91,6 +93,7 @@ def pad(batch: Batch, rows: Sequence[int]) -> PaddedRows:
         behaviour=batch.behaviour_logprobs[index].astype(np.float32),
         temperature=batch.temperatures[batch_row].astype(np.float32),
         batch_row=batch_row,
+        completion_index=index,
     )
 
 

@@ -5,6 +5,8 @@ log pi(a) = z_a / T - log sum_{b legal} exp(z_b / T)        (the masked policy; 
 
 import errno
 import json
+import resource
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,8 +31,8 @@ class MaskedLogprobs:
     chosen: Tensor
     """Log-probability, nats, of the drawn token over its legal set; carries the gradient."""
     legal: Tensor
-    """[branching tokens, largest legal set]: log-probability of every legal token in the order of the row's legal ids, -inf beyond
-    them; carries the gradient."""
+    """[branching tokens, largest legal set]: log-probability of every legal token in the order of the row's legal ids, -inf
+    beyond them; carries the gradient."""
     entropy: Tensor
     """Entropy of the policy over the legal set, nats; detached."""
     legal_mass: Tensor
@@ -95,6 +97,15 @@ class Policy:
             entropy = -(logprobs.exp() * finite).sum(dim=1)
             mass = torch.exp(torch.logsumexp(legal, dim=1) - torch.logsumexp(logits, dim=1))
         return MaskedLogprobs(chosen=chosen, legal=logprobs, entropy=entropy, legal_mass=mass)
+
+    def memory_metrics(self) -> dict[str, float]:
+        """The most memory that this process had so far, and on a GPU that tensors took since this was asked last."""
+        kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        peaks = {"memory/trainer_peak_mib": kib / (2**20 if sys.platform == "darwin" else 2**10)}
+        if self.device.type == "cuda":
+            peaks["memory/trainer_gpu_peak_mib"] = torch.cuda.max_memory_allocated(self.device) / 2**20
+            torch.cuda.reset_peak_memory_stats(self.device)
+        return peaks
 
     def save_adapter(self, folder: Path) -> None:
         """Write the adapter in peft's layout.

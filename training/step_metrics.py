@@ -3,14 +3,48 @@
 Never: compute a loss, or touch a weight.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from storage.gather import Batch
 from storage.outcome import UpdateOutcome
+
+MISMATCH_ALARM = 0.05
+"""Mean |log ratio| at lag 0, nats, beyond which mask, temperature, ids or weights of trainer and engine differ."""
+_LAGS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gauges:
+    """What was seen of an update's branching tokens, before its optimiser step; all of shape [tokens]."""
+
+    batch_row: npt.NDArray[np.int64]
+    """Row of the batch that the token belongs to."""
+    log_ratio: npt.NDArray[np.float32]
+    """log(pi / b), nats: against the policy that drew it, whatever the loss takes its ratio against."""
+    entropy: npt.NDArray[np.float32]
+    """Of the policy over the legal set, nats."""
+    legal_mass: npt.NDArray[np.float32]
+    """Unmasked probability of the legal set; no number where it was not probed."""
+    kl: npt.NDArray[np.float32]
+    """Divergence from the base over the legal set, nats; no number where the base was not asked."""
+    clipped_low: npt.NDArray[np.bool_]
+    clipped_high: npt.NDArray[np.bool_]
+    left_out: npt.NDArray[np.bool_]
+    """As in `TokenLoss`."""
+
+    @staticmethod
+    def of_all(parts: "Sequence[Gauges]") -> "Gauges":
+        """One after another."""
+        joined: dict[str, Any] = {
+            field.name: np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(Gauges)
+        }
+        return Gauges(**joined)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,17 +54,22 @@ class Update:
     outcome: UpdateOutcome
     skipped: bool
     """Its loss or gradient was not finite, and the weights stayed as they were."""
-    gauges: np.ndarray
-    """float32 [6, branching tokens]: ratio, clipped low, clipped high, left out, entropy, legal mass."""
+    gauges: Gauges
+    kl_weight: float
+    """What the divergence from the base weighed."""
+    forward_s: float
+    """Seconds of its forwards, as the host saw them."""
+    backward_s: float
 
 
 def update_metrics(updates: Sequence[Update]) -> dict[str, float]:
     """Quantiles and shares over the branching tokens of all updates."""
     if not updates:
         return {"train/skipped": 1.0, "train/branching_tokens": 0.0}
-    gauges = np.concatenate([update.gauges for update in updates], axis=1)
-    ratio, low, high, left_out, entropy, mass = gauges.astype(np.float64)
+    seen = Gauges.of_all([update.gauges for update in updates])
+    ratio = np.exp(seen.log_ratio.astype(np.float64))
     off = np.abs(ratio - 1)
+    masked = seen.clipped_low | seen.clipped_high | seen.left_out
     return {
         "train/loss": float(np.mean([update.outcome.loss for update in updates])),
         "train/gradient_norm": float(np.max([update.outcome.gradient_norm for update in updates])),
@@ -39,22 +78,94 @@ def update_metrics(updates: Sequence[Update]) -> dict[str, float]:
         "train/ratio_off_p50": float(np.quantile(off, 0.5)),
         "train/ratio_off_p99": float(np.quantile(off, 0.99)),
         "train/ratio_off_max": float(off.max()),
-        "train/clipped_low_share": float(low.mean()),
-        "train/clipped_high_share": float(high.mean()),
-        "train/left_out_share": float(left_out.mean()),
-        "train/entropy": float(entropy.mean()),
-        "train/legal_mass_p10": float(np.quantile(mass, 0.1)),
-        "train/legal_mass_p50": float(np.quantile(mass, 0.5)),
+        "train/clipped_low_share": float(seen.clipped_low.mean()),
+        "train/clipped_high_share": float(seen.clipped_high.mean()),
+        "train/left_out_share": float(seen.left_out.mean()),
+        "train/masked_share": float(masked.mean()),
+        "train/effective_sample_share": effective_share(np.where(seen.left_out, 0.0, ratio)),
+        "train/entropy": float(seen.entropy.mean(dtype=np.float64)),
+        "train/kl_weight": float(np.mean([update.kl_weight for update in updates])),
+        "train/forward_s": sum(update.forward_s for update in updates),
+        "train/backward_s": sum(update.backward_s for update in updates),
+        **_quantiles("train/entropy", seen.entropy, p10=0.1, p50=0.5),
+        **_quantiles("train/legal_mass", seen.legal_mass, p10=0.1, p50=0.5),
+        **_quantiles("train/kl", seen.kl, p50=0.5, p99=0.99),
     }
+
+
+def effective_share(weights: np.ndarray) -> float:
+    """(sum w)^2 / (n sum w^2): how many equally weighted samples would say as much, as a share (Kish 1965)."""
+    squares = float(np.square(weights).sum())
+    return float(weights.sum()) ** 2 / (len(weights) * squares) if squares else 0.0
+
+
+def _quantiles(name: str, values: np.ndarray, **which: float) -> dict[str, float]:
+    """Quantiles of what is a number; none if nothing is."""
+    known = values[np.isfinite(values)].astype(np.float64)
+    return {f"{name}_{suffix}": float(np.quantile(known, q)) for suffix, q in which.items()} if len(known) else {}
+
+
+def lag_zero_metrics(updates: Sequence[Update], batch: Batch, version: int) -> dict[str, float]:
+    """Ratios of the tokens that the trained version drew itself, before any update moved it: nothing if there are none.
+
+    They tell whether trainer and engine still compute the same policy, in every step and not only before the first.
+    """
+    if not updates:
+        return {}
+    first = updates[0].gauges
+    gap = np.abs(first.log_ratio[batch.policy_versions[first.batch_row] == version].astype(np.float64))
+    if not len(gap):
+        return {}
+    mean = float(gap.mean())
+    return {
+        "train/log_ratio_lag0_mean": mean,
+        "train/log_ratio_lag0_p50": float(np.quantile(gap, 0.5)),
+        "train/log_ratio_lag0_p99": float(np.quantile(gap, 0.99)),
+        "train/log_ratio_lag0_max": float(gap.max()),
+        "train/ratio_lag0_off_p50": float(np.quantile(np.expm1(gap), 0.5)),
+        "train/ratio_lag0_off_p99": float(np.quantile(np.expm1(gap), 0.99)),
+        "train/mismatch_alarm": float(not mean <= MISMATCH_ALARM),
+    }
+
+
+def alarm(step: int, metrics: Mapping[str, float]) -> str:
+    """The sentence that the log is owed; empty if all is well."""
+    if not metrics.get("train/mismatch_alarm"):
+        return ""
+    mean = metrics["train/log_ratio_lag0_mean"]
+    return (
+        f"step {step}: at lag 0 the log-probabilities of trainer and engine are {mean:.2g} nats apart on average, more than "
+        f"{MISMATCH_ALARM}: look for a mask, a temperature, token ids or an adapter that only one of them has"
+    )
 
 
 def selection_metrics(rows: pa.Table, counts: dict[str, int], batch: Batch) -> dict[str, float]:
     """Figures of the rows that a step uses; `counts` are those of the selection, none where it is repeated."""
     lag = np.asarray(rows.column("policy_lag"))
-    return {
-        "train/decisions": float(rows.num_rows),
-        "train/tokens": float(len(batch.input_ids)),
-        "train/return_mean": float(batch.returns.mean()) if len(batch.returns) else 0.0,
-        "train/policy_lag_p50": float(np.quantile(lag, 0.5)) if len(lag) else 0.0,
-        "train/policy_lag_max": float(lag.max()) if len(lag) else 0.0,
-    } | {f"train/groups_{name}": float(count) for name, count in counts.items()}
+    return (
+        {
+            "train/decisions": float(rows.num_rows),
+            "train/tokens": float(len(batch.input_ids)),
+            "train/return_mean": float(batch.returns.mean()) if len(batch.returns) else 0.0,
+            "train/policy_lag_p50": float(np.quantile(lag, 0.5)) if len(lag) else 0.0,
+            "train/policy_lag_max": float(lag.max()) if len(lag) else 0.0,
+        }
+        | _lag_histogram(lag)
+        | {f"train/groups_{name}": float(count) for name, count in counts.items()}
+    )
+
+
+def _lag_histogram(lag: np.ndarray) -> dict[str, float]:
+    """Shares of the rows by policy lag."""
+    if not len(lag):
+        return {}
+    shares = {f"train/policy_lag_{value}_share": float((lag == value).mean()) for value in range(_LAGS)}
+    return shares | {"train/policy_lag_more_share": float((lag >= _LAGS).mean())}
+
+
+def rate_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Tokens per second of the step's updates: as rows hold them, and those that the loss is over."""
+    seconds = metrics["train/update_s"]
+    names = {"train/tokens": "train/tokens_per_s", "train/branching_tokens": "train/branching_tokens_per_s"}
+    names |= {"train/unique_tokens": "train/unique_tokens_per_s"}
+    return {rate: metrics[name] / seconds for name, rate in names.items() if name in metrics and seconds > 0}

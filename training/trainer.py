@@ -7,6 +7,7 @@ stands is repeated on the very rows that it recorded, and a version that was not
 Nothing here decides *when* to train; and nothing here ever draws a token.
 """
 
+import logging
 import time
 from dataclasses import asdict, dataclass, replace
 
@@ -28,8 +29,10 @@ from training.padded_rows import padded_micro_batches
 from training.policy import Policy
 from training.settings import TrainingSettings
 from training.settings_hash import settings_hash
-from training.step_metrics import Update, selection_metrics, update_metrics
+from training.step_metrics import Update, alarm, lag_zero_metrics, rate_metrics, selection_metrics, update_metrics
 from training.update import Updater
+
+logger = logging.getLogger("entente.trainer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +105,7 @@ class Trainer:
                 )
             self.step_done, self.metrics_done = state.step, state.metrics
             self._updater.skipped_in_a_row = state.skipped_in_a_row
+            self._updater.kl, self._updater.moving = state.kl, state.moving
             self.adapter = self._publish(state)
             return
 
@@ -177,11 +181,14 @@ class Trainer:
             batch = self._index.gather(rows)
             self._record(step, rows)
         selected = time.perf_counter()
-        updates = list(self._updater.updates(batch))
-        metrics = update_metrics(updates)
+        updates = list(self._updater.updates(batch, rows["power"].to_pylist()))
         updated = time.perf_counter()
+        metrics = update_metrics(updates) | lag_zero_metrics(updates, batch, self.step_done)
         metrics |= selection_metrics(rows, counts, batch) | {"train/refused_shards": float(len(self._index.refused))}
         metrics |= {"train/select_s": selected - began, "train/update_s": updated - selected}
+        metrics |= rate_metrics(metrics) | self._policy.memory_metrics()
+        if sentence := alarm(step, metrics):
+            logger.warning("%s", sentence)
         self.adapter = self._save(step, metrics, self._outcome(updates))
         self.step_done = step
         self._index.snapshot_if_due(self._storage.snapshot_every_shards)
@@ -193,7 +200,8 @@ class Trainer:
 
         Nothing is written, and the policy is no version of the run afterwards.
         """
-        update = next(self._updater.updates(self._gather_recorded(step, self._recorded(step))), None)
+        rows = self._recorded(step)
+        update = next(self._updater.updates(self._gather_recorded(step, rows), rows["power"].to_pylist()), None)
         return None if update is None else update.outcome
 
     def _select(self, step: int, start_groups: int) -> Selection:
@@ -239,6 +247,8 @@ class Trainer:
             skipped_in_a_row=self._updater.skipped_in_a_row,
             metrics=metrics,
             outcome=outcome,
+            kl=self._updater.kl,
+            moving=self._updater.moving,
         )
         save_checkpoint(self._paths, state, self._policy, self._updater.optimiser, self._settings.keep_checkpoints)
         return self._publish(state)

@@ -5,6 +5,7 @@ micro-batches never changes it; and weights stay as they are where loss or gradi
 Never: choose rows, or write a file.
 """
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -14,13 +15,14 @@ import torch
 from storage.gather import Batch
 from storage.outcome import UpdateOutcome
 from telemetry.errors import TrainingError
-from training.advantages import leave_one_out
-from training.losses.choose import LOSSES
-from training.losses.token_loss import BranchingTokens
-from training.padded_rows import branching_decisions, branching_tokens, padded_micro_batches
-from training.policy import Policy
+from training.advantages import MovingFigures, advantages_of
+from training.losses.token_loss import DrawnTokens
+from training.objective import Objective
+from training.padded_rows import PaddedRows, branching_decisions, branching_tokens, padded_micro_batches
+from training.policy import MaskedLogprobs, Policy
+from training.reference_kl import KlController, after_step, kl_weight
 from training.settings import TrainingSettings
-from training.step_metrics import Update
+from training.step_metrics import Gauges, Update
 
 _SKIPS_ALLOWED = 3
 
@@ -31,8 +33,13 @@ class Accumulated:
 
     losses: list[float]
     """Per micro-batch, already divided by the update's constant: their sum is the update's loss."""
-    gauges: np.ndarray
-    """float32 [6, branching tokens], as in `Update`."""
+    gauges: Gauges
+    """Over the update's branching tokens."""
+    kl_weight: float
+    """What the divergence weighed."""
+    forward_s: float
+    """Seconds of the forwards, those of the reference included, as the host saw them."""
+    backward_s: float
 
 
 class Updater:
@@ -41,6 +48,8 @@ class Updater:
     Attributes:
         optimiser: its state goes into checkpoints.
         skipped_in_a_row: updates since the last finite one; goes into checkpoints.
+        kl: where the weight of the divergence from the base stands; goes into checkpoints.
+        moving: what past steps say of returns and advantages; goes into checkpoints.
     """
 
     def __init__(self, policy: Policy, settings: TrainingSettings) -> None:
@@ -48,50 +57,116 @@ class Updater:
         self._settings = settings
         self.optimiser = torch.optim.AdamW(policy.parameters(), lr=settings.learning_rate, betas=(0.9, 0.999), weight_decay=0.0)
         self.skipped_in_a_row = 0
+        self.kl = KlController()
+        self.moving = MovingFigures()
 
-    def updates(self, batch: Batch) -> Iterator[Update]:
-        """The step's updates, one by one, each on its own share of the advantage groups."""
-        advantages = leave_one_out(batch.returns, batch.advantage_groups).astype(np.float32)
+    def updates(self, batch: Batch, powers: Sequence[str] | None = None) -> Iterator[Update]:
+        """The step's updates, one by one, each on its own share of the advantage groups; after the last, what moves from step to
+        step has moved.
+
+        Args:
+            powers: [rows of the batch] the power of each decision; None: they are taken for one power's.
+        """
+        named = [""] * len(batch.returns) if powers is None else powers
+        advantages, moved = advantages_of(batch.returns, batch.advantage_groups, named, self._settings, self.moving)
         shares = self._settings.updates_per_step
-        for share in range(shares):
-            rows = np.flatnonzero(batch.advantage_groups % shares == share).tolist()
-            if branching_tokens(batch, rows):
-                yield self.update(batch, rows, advantages)
+        rows = [np.flatnonzero(batch.advantage_groups % shares == share).tolist() for share in range(shares)]
+        rows = [share for share in rows if branching_tokens(batch, share)]
+        anchors = self._anchors(batch, rows[1:]) if self._settings.importance_cap else None
+        divergences = []
+        for share in rows:
+            update = self.update(batch, share, advantages, anchors)
+            divergences.append(update.gauges.kl)
+            yield update
+        measured = np.concatenate([np.empty(0, np.float32), *divergences]).astype(np.float64)
+        measured = measured[np.isfinite(measured)]
+        self.kl = after_step(self.kl, float(measured.mean()) if len(measured) else None, self._settings)
+        self.moving = moved
 
-    def update(self, batch: Batch, rows: Sequence[int], advantages: np.ndarray) -> Update:
+    def _anchors(self, batch: Batch, later: Sequence[Sequence[int]]) -> np.ndarray:
+        """float32 [completion positions]: log-probabilities as the step begins, for the rows of its later updates; elsewhere no
+        number, since a first update is itself where the step begins."""
+        anchors = np.full(len(batch.behaviour_logprobs), np.nan, np.float32)
+        with torch.no_grad():
+            for share in later:
+                for micro in padded_micro_batches(batch, share, self._settings.micro_batch_rows):
+                    if len(micro.batch_row):
+                        anchors[micro.completion_index] = self._policy.masked_logprobs(micro).chosen.cpu().numpy()
+        return anchors
+
+    def update(self, batch: Batch, rows: Sequence[int], advantages: np.ndarray, anchors: np.ndarray | None = None) -> Update:
         """Forward, backward and one optimiser step on `rows`.
 
         Args:
             advantages: float32 [rows of the batch], of every row of the batch.
+            anchors: as in `accumulate`.
         """
         self.optimiser.zero_grad(set_to_none=True)
-        return self.apply(self.accumulate(batch, rows, advantages))
+        return self.apply(self.accumulate(batch, rows, advantages, anchors))
 
-    def accumulate(self, batch: Batch, rows: Sequence[int], advantages: np.ndarray) -> Accumulated:
-        """Forward and backward over all micro-batches of `rows`; gradients add up in the parameters."""
-        kind = LOSSES[self._settings.loss]
-        denominator = kind.denominator(branching_tokens(batch, rows), branching_decisions(batch, rows))
-        losses, gauges = [], []
+    def accumulate(
+        self, batch: Batch, rows: Sequence[int], advantages: np.ndarray, anchors: np.ndarray | None = None
+    ) -> Accumulated:
+        """Forward and backward over all micro-batches of `rows`; gradients add up in the parameters.
+
+        Args:
+            advantages: float32 [rows of the batch], of every row of the batch.
+            anchors: float32 [completion positions of the batch], what ratios are taken against; the present policy where it is no
+                number; None: the policies that drew the tokens.
+        """
+        objective = self._objective(batch, rows)
+        losses, gauges, forward_s, backward_s = [], [], 0.0, 0.0
         for micro in padded_micro_batches(batch, rows, self._settings.micro_batch_rows):
-            if len(micro.token_row) == 0:
+            if len(micro.batch_row) == 0:
                 losses.append(0.0)
                 continue
-            probabilities = self._policy.masked_logprobs(micro)
-            tokens = BranchingTokens(
-                logprobs=probabilities.chosen,
-                behaviour=torch.from_numpy(micro.behaviour).to(self._policy.device),
-                advantages=torch.from_numpy(advantages[micro.batch_row]).to(self._policy.device),
-                decisions=torch.from_numpy(micro.batch_row).to(self._policy.device),
-            )
-            found = kind.of(tokens, self._settings)
-            loss = found.loss.sum() / denominator
+            began = time.perf_counter()
+            found = self._policy.masked_logprobs(micro)
+            reference = self._reference(micro) if objective.kl_weight else None
+            loss, seen = objective.add(self._drawn(micro, found, advantages, anchors), found, reference, micro.batch_row)
+            gauges.append(seen)
+            forwarded = time.perf_counter()
             loss.backward()
             losses.append(float(loss.detach()))
-            ratio = torch.exp(probabilities.chosen.detach() - tokens.behaviour)
-            measured = [ratio, found.clipped_low, found.clipped_high, found.left_out]
-            measured += [probabilities.entropy, probabilities.legal_mass]
-            gauges.append(torch.stack([gauge.float() for gauge in measured]).cpu().numpy())
-        return Accumulated(losses=losses, gauges=np.concatenate(gauges, axis=1))
+            forward_s += forwarded - began
+            backward_s += time.perf_counter() - forwarded
+        return Accumulated(
+            losses=losses,
+            gauges=Gauges.of_all(gauges),
+            kl_weight=objective.kl_weight,
+            forward_s=forward_s,
+            backward_s=backward_s,
+        )
+
+    def _objective(self, batch: Batch, rows: Sequence[int]) -> Objective:
+        """The loss of an update on `rows`, with its constants."""
+        tokens = branching_tokens(batch, rows)
+        return Objective(
+            settings=self._settings,
+            kl_weight=kl_weight(self.kl, self._settings),
+            branching_tokens=tokens,
+            decisions=branching_decisions(batch, rows),
+            probed_tokens=tokens,
+        )
+
+    def _drawn(self, micro: PaddedRows, found: MaskedLogprobs, advantages: np.ndarray, anchors: np.ndarray | None) -> DrawnTokens:
+        """The tokens of a micro-batch as the losses take them."""
+        device, anchor = self._policy.device, None
+        if anchors is not None:
+            then = torch.from_numpy(anchors[micro.completion_index]).to(device)
+            anchor = torch.where(torch.isfinite(then), then, found.chosen.detach())
+        return DrawnTokens(
+            logprobs=found.chosen,
+            behaviour=torch.from_numpy(micro.behaviour).to(device),
+            advantages=torch.from_numpy(advantages[micro.batch_row]).to(device),
+            decisions=torch.from_numpy(micro.batch_row).to(device),
+            anchor=anchor,
+        )
+
+    def _reference(self, micro: PaddedRows) -> torch.Tensor:
+        """The base model's log-probabilities over the same legal sets."""
+        with torch.no_grad(), self._policy.model.disable_adapter():
+            return self._policy.masked_logprobs(micro).legal
 
     def apply(self, accumulated: Accumulated) -> Update:
         """Clip the gradient and take the optimiser step, unless something is not finite.
@@ -112,4 +187,11 @@ class Updater:
                     f"loss or gradient was not finite in {_SKIPS_ALLOWED} updates in a row: lower training.learning_rate"
                 )
         outcome = UpdateOutcome(loss=loss, gradient_norm=norm, micro_batches=accumulated.losses)
-        return Update(outcome=outcome, skipped=not finite, gauges=accumulated.gauges)
+        return Update(
+            outcome=outcome,
+            skipped=not finite,
+            gauges=accumulated.gauges,
+            kl_weight=accumulated.kl_weight,
+            forward_s=accumulated.forward_s,
+            backward_s=accumulated.backward_s,
+        )

@@ -7,7 +7,7 @@ from training.losses.clipped import clipped_loss
 from training.losses.dppo import dppo_loss
 from training.losses.gspo import gspo_loss
 from training.losses.sequence_mean import sequence_mean_loss
-from training.losses.token_loss import BranchingTokens, TokenLoss
+from training.losses.token_loss import DrawnTokens, TokenLoss
 from training.settings import TrainingSettings
 
 
@@ -15,7 +15,7 @@ from training.settings import TrainingSettings
 class PolicyLoss:
     """A loss by name."""
 
-    of: Callable[[BranchingTokens, TrainingSettings], TokenLoss]
+    of: Callable[[DrawnTokens, TrainingSettings], TokenLoss]
     """Loss of each branching token of a micro-batch, before the division."""
     per_decision: bool
     """Divide the sum by the update's decisions that have a branching token, not by its branching tokens."""

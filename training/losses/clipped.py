@@ -9,11 +9,11 @@ For a branching token with ratio r = pi / b (current over behaviour probability,
 
 import torch
 
-from training.losses.token_loss import BranchingTokens, TokenLoss, clipped, log_importance, log_ratio, outliers, truncated
+from training.losses.token_loss import DrawnTokens, TokenLoss, clipped, log_importance, log_ratio, outliers, truncated
 from training.settings import TrainingSettings
 
 
-def clipped_loss(tokens: BranchingTokens, settings: TrainingSettings) -> TokenLoss:
+def clipped_loss(tokens: DrawnTokens, settings: TrainingSettings) -> TokenLoss:
     """Loss of each branching token, before the division by the update's constant."""
     left_out = outliers(tokens, settings)
     loss, low, high = clipped(torch.exp(log_ratio(tokens, left_out)), tokens.advantages, settings)

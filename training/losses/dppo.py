@@ -8,11 +8,11 @@ not of ratio: a rare token may grow many times over before it moved the policy b
 
 import torch
 
-from training.losses.token_loss import BranchingTokens, TokenLoss, log_importance, log_ratio, outliers, truncated
+from training.losses.token_loss import DrawnTokens, TokenLoss, log_importance, log_ratio, outliers, truncated
 from training.settings import TrainingSettings
 
 
-def dppo_loss(tokens: BranchingTokens, settings: TrainingSettings) -> TokenLoss:
+def dppo_loss(tokens: DrawnTokens, settings: TrainingSettings) -> TokenLoss:
     """Loss of each branching token, before the division by the update's constant."""
     left_out = outliers(tokens, settings)
     against = tokens.behaviour if tokens.anchor is None else tokens.anchor

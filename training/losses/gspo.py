@@ -10,7 +10,7 @@ tokens; decisions have about ten, so the bounds are those of the other losses: c
 import torch
 
 from training.losses.token_loss import (
-    BranchingTokens,
+    DrawnTokens,
     TokenLoss,
     clipped,
     decision_means,
@@ -23,7 +23,7 @@ from training.losses.token_loss import (
 from training.settings import TrainingSettings
 
 
-def gspo_loss(tokens: BranchingTokens, settings: TrainingSettings) -> TokenLoss:
+def gspo_loss(tokens: DrawnTokens, settings: TrainingSettings) -> TokenLoss:
     """Loss of each branching token, before the division by the update's decisions."""
     place, sizes = numbered(tokens.decisions)
     left_out = decision_means(outliers(tokens, settings).float(), place, sizes)[place] > 0

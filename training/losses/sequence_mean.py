@@ -9,11 +9,11 @@ decision; that bias is why the token mean is the default (Liu et al. 2025, arXiv
 from dataclasses import replace
 
 from training.losses.clipped import clipped_loss
-from training.losses.token_loss import BranchingTokens, TokenLoss, numbered
+from training.losses.token_loss import DrawnTokens, TokenLoss, numbered
 from training.settings import TrainingSettings
 
 
-def sequence_mean_loss(tokens: BranchingTokens, settings: TrainingSettings) -> TokenLoss:
+def sequence_mean_loss(tokens: DrawnTokens, settings: TrainingSettings) -> TokenLoss:
     """Loss of each branching token, before the division by the update's decisions."""
     found = clipped_loss(tokens, settings)
     place, sizes = numbered(tokens.decisions)

@@ -14,7 +14,7 @@ from training.settings import TrainingSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BranchingTokens:
+class DrawnTokens:
     """The branching tokens of a micro-batch; all of shape [tokens], nats where they are logarithms."""
 
     logprobs: Tensor
@@ -44,19 +44,19 @@ class TokenLoss:
     """bool: its ratio to the policy that drew it was outside the outlier bounds, or no number."""
 
 
-def log_ratio(tokens: BranchingTokens, left_out: Tensor) -> Tensor:
+def log_ratio(tokens: DrawnTokens, left_out: Tensor) -> Tensor:
     """log(pi / anchor), with the gradient; 0 where left out, since what is no number would pass `where` as a gradient."""
     against = tokens.behaviour if tokens.anchor is None else tokens.anchor
     return torch.where(left_out, torch.zeros_like(against), tokens.logprobs - against)
 
 
-def outliers(tokens: BranchingTokens, settings: TrainingSettings) -> Tensor:
+def outliers(tokens: DrawnTokens, settings: TrainingSettings) -> Tensor:
     """bool: pi / b is outside [outlier_low, outlier_high], or no number."""
     ratio = torch.exp((tokens.logprobs - tokens.behaviour).detach())
     return (ratio < settings.outlier_low) | (ratio > settings.outlier_high) | ~torch.isfinite(ratio)
 
 
-def log_importance(tokens: BranchingTokens) -> Tensor:
+def log_importance(tokens: DrawnTokens) -> Tensor:
     """log(anchor / b), detached: 0 where the ratio is taken against b itself."""
     return torch.zeros_like(tokens.behaviour) if tokens.anchor is None else tokens.anchor - tokens.behaviour
 

@@ -1,0 +1,84 @@
+"""What one micro-batch adds to the loss of an update: policy loss, divergence, entropy and legal mass, each a sum divided by a
+constant of the whole update.
+
+    loss = 1 / D sum L_t  +  1 / N sum (kl_weight KL_t - entropy_weight H_t)  +  1 / P legal_mass_weight sum -log M_t
+
+L: the policy loss; D: its denominator, branching tokens or decisions; N: branching tokens; P: those of them that are probed for
+their legal mass. All are counted over the whole update before its first forward, so how it is cut never enters.
+
+Never: compute a forward, or know how rows are laid out.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from training.losses.choose import LOSSES
+from training.losses.token_loss import DrawnTokens, TokenLoss
+from training.policy import MaskedLogprobs
+from training.reference_kl import exact_kl, legal_entropy
+from training.settings import TrainingSettings
+from training.step_metrics import Gauges
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """The loss of one update."""
+
+    settings: TrainingSettings
+    kl_weight: float
+    """Weight of the divergence in this step; at 0 no reference is needed."""
+    branching_tokens: int
+    """N."""
+    decisions: int
+    """Those of the update that have a branching token."""
+    probed_tokens: int
+    """P."""
+
+    def add(
+        self, tokens: DrawnTokens, found: MaskedLogprobs, reference: Tensor | None, batch_row: np.ndarray
+    ) -> tuple[Tensor, Gauges]:
+        """What a micro-batch adds to the loss, with its gradient, and what was seen on the way.
+
+        Args:
+            reference: legal log-probabilities of the base model, as `found.legal`; None where its weight is 0.
+            batch_row: int64 [tokens], the row of the whole batch that each token belongs to.
+        """
+        kind = LOSSES[self.settings.loss]
+        policy = kind.of(tokens, self.settings)
+        loss = policy.loss.sum() / kind.denominator(self.branching_tokens, self.decisions)
+        entropy = legal_entropy(found.legal if self.settings.entropy_weight else found.legal.detach())
+        if self.settings.entropy_weight:
+            loss = loss - self.settings.entropy_weight * entropy.sum() / self.branching_tokens
+        kl = None
+        if reference is not None:
+            kl = exact_kl(found.legal, reference)
+            loss = loss + self.kl_weight * kl.sum() / self.branching_tokens
+        if self.settings.legal_mass_weight and self.probed_tokens:
+            probed = torch.isfinite(found.legal_mass)
+            surprise = -torch.log(torch.where(probed, found.legal_mass, 1.0))
+            loss = loss + self.settings.legal_mass_weight * surprise.sum() / self.probed_tokens
+        return loss, _gauges(tokens, policy, found, entropy, kl, batch_row)
+
+
+def _gauges(
+    tokens: DrawnTokens, policy: TokenLoss, found: MaskedLogprobs, entropy: Tensor, kl: Tensor | None, batch_row: np.ndarray
+) -> Gauges:
+    figures: Sequence[Tensor] = [tokens.logprobs - tokens.behaviour, entropy, found.legal_mass]
+    figures = [*figures, torch.full_like(entropy, float("nan")) if kl is None else kl]
+    guards = [policy.clipped_low, policy.clipped_high, policy.left_out]
+    # One copy from the device, not seven.
+    seen = torch.stack([figure.detach().float() for figure in (*figures, *guards)]).cpu().numpy()
+    return Gauges(
+        batch_row=batch_row,
+        log_ratio=seen[0],
+        entropy=seen[1],
+        legal_mass=seen[2],
+        kl=seen[3],
+        clipped_low=seen[4] > 0,
+        clipped_high=seen[5] > 0,
+        left_out=seen[6] > 0,
+    )
