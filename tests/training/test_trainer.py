@@ -331,7 +331,7 @@ def test_a_step_of_several_updates_uses_every_decision_once_and_leaves_the_sampl
     """Each update takes its own advantage groups; from the second on, the ratio is no longer 1."""
     seen: list[list[int]] = []
     update = Updater.update
-    monkeypatch.setattr(Updater, "update", lambda self, batch, rows, a: seen.append(rows) or update(self, batch, rows, a))
+    monkeypatch.setattr(Updater, "update", lambda self, batch, rows, *of: seen.append(rows) or update(self, batch, rows, *of))
     several = trainer_for(paths, model, SETTINGS.model_copy(update={"updates_per_step": 3})).step(1, 4)
     ledger = read_ledger(paths, "main", 1)
     assert ledger is not None and sorted(row for share in seen for row in share) == list(range(ledger.num_rows))
