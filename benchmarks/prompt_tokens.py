@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.outcome import Outcome, Target
 from game.board import POWERS, Board
@@ -103,7 +104,13 @@ def json_prompt(board: Board, legal: LegalOrders) -> str:
 
 
 def general_tokenizer() -> Count:
-    """Counts with the tekken file that the installed `mistral_common` ships.
+    """Counts with `general_tokens`."""
+    tokenizer = general_tokens()
+    return lambda text: len(tokenizer.encode(text, bos=False, eos=False))
+
+
+def general_tokens() -> Any:
+    """The tokenizer of the tekken file that the installed `mistral_common` ships.
 
     Raises:
         InputError: the package is not there, or ships the file no more.
@@ -116,8 +123,7 @@ def general_tokenizer() -> Count:
     file = Path(str(mistral_common.__file__)).parent / "data" / GENERAL
     if not file.is_file():
         raise InputError(f"The installed mistral_common ships no {GENERAL}: install the locked version.")
-    tokenizer = Tekkenizer.from_file(file)
-    return lambda text: len(tokenizer.encode(text, bos=False, eos=False))
+    return Tekkenizer.from_file(file)
 
 
 def _figures(cases: list[Case], count: Count, prefix: str) -> dict[str, float]:

@@ -83,8 +83,8 @@ def _batch(eos_id: int, number: int, slot: int) -> list[GenerationRequest]:
     ]
 
 
-def write_noise(folder: Path, model: Path, rank: int) -> Path:
-    """An adapter of random weights on every linear layer of the model's blocks, in peft's layout; its folder."""
+def write_noise(folder: Path, model: Path, rank: int, spread: float = 1e-3) -> Path:
+    """An adapter of random weights, N(0, spread), on every linear layer of the model's blocks, in peft's layout; its folder."""
     import torch
     from safetensors.torch import save_file
 
@@ -96,8 +96,8 @@ def write_noise(folder: Path, model: Path, rank: int) -> Path:
         for kind, (out_features, in_features) in shapes.items():
             part = "self_attn" if kind in ("q_proj", "k_proj", "v_proj", "o_proj") else "mlp"
             name = f"base_model.model.model.layers.{layer}.{part}.{kind}"
-            tensors[f"{name}.lora_A.weight"] = 1e-3 * torch.randn(rank, in_features)
-            tensors[f"{name}.lora_B.weight"] = 1e-3 * torch.randn(out_features, rank)
+            tensors[f"{name}.lora_A.weight"] = spread * torch.randn(rank, in_features)
+            tensors[f"{name}.lora_B.weight"] = spread * torch.randn(out_features, rank)
     save_file(tensors, folder / WEIGHTS_FILE)
     described = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": sorted(shapes), "bias": "none"}
     (folder / CONFIG_FILE).write_text(json.dumps(described | {"base_model_name_or_path": str(model), "task_type": "CAUSAL_LM"}))
