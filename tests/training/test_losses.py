@@ -1,0 +1,155 @@
+"""Every policy loss against a float64 loop in plain Python, value and slope; and the loop's slopes against differences."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from tests.training.loss_oracle import ORACLES, Token
+from training.losses.choose import LOSSES
+from training.losses.token_loss import DrawnTokens
+from training.settings import TrainingSettings
+
+EDGES = (1e-4, 0.8, 1.28, 3.0, 100.0)
+NAMES = sorted(LOSSES)
+
+
+@st.composite
+def drawn_tokens(draw: st.DrawFn, anchored: bool) -> list[Token]:
+    """Some decisions' tokens, in mixed order, none of them on an edge between two cases."""
+    tokens = []
+    for decision in range(draw(st.integers(1, 5))):
+        advantage = draw(st.sampled_from([-3.0, -0.7, 0.4, 2.5]))
+        for _ in range(draw(st.integers(1, 5))):
+            now, drawn = draw(st.floats(-7, -0.01)), draw(st.floats(-7, -0.01))
+            near = draw(st.booleans())  # so that whole decisions stay within the bounds, too
+            drawn = min(now + (drawn + 3.5) / 20, -0.001) if near else drawn
+            against = draw(st.floats(-7, -0.01)) if anchored else None
+            tokens.append(Token(now=now, drawn=drawn, advantage=advantage, decision=decision, against=against))
+    assume(not any(near_an_edge(tokens, at) for at in range(len(tokens))))
+    return draw(st.permutations(tokens))
+
+
+def near_an_edge(tokens: list[Token], at: int) -> bool:
+    token = tokens[at]
+    mine = [other for other in tokens if other.decision == token.decision]
+    ratios = [math.exp(token.now - token.drawn), math.exp(token.now - token.anchor)]
+    ratios.append(math.exp(sum(other.now - other.anchor for other in mine) / len(mine)))
+    moved = abs(math.exp(token.now) - math.exp(token.anchor))
+    return any(abs(ratio / edge - 1) < 1e-3 for ratio in ratios for edge in EDGES) or abs(moved - 0.2) < 1e-3
+
+
+def found(name: str, tokens: list[Token], cap: float, dtype: torch.dtype = torch.float64):
+    """Loss per token and slope per token as the trainer computes them, divided by the update's constant."""
+    kind = LOSSES[name]
+    logprobs = torch.tensor([token.now for token in tokens], dtype=dtype, requires_grad=True)
+    anchored = tokens[0].against is not None
+    given = DrawnTokens(
+        logprobs=logprobs,
+        behaviour=torch.tensor([token.drawn for token in tokens], dtype=dtype),
+        advantages=torch.tensor([token.advantage for token in tokens], dtype=dtype),
+        decisions=torch.tensor([7 * token.decision + 3 for token in tokens]),
+        anchor=torch.tensor([token.anchor for token in tokens], dtype=dtype) if anchored else None,
+    )
+    loss = kind.of(given, TrainingSettings(importance_cap=cap))
+    divided = loss.loss / kind.denominator(len(tokens), len({token.decision for token in tokens}))
+    divided.sum().backward()
+    return divided.detach(), logprobs.grad, loss
+
+
+@pytest.mark.parametrize("cap", [0.0, 2.0], ids=["against the sampler", "truncated weights"])
+@pytest.mark.parametrize("name", NAMES)
+@settings(deadline=None, max_examples=60)
+@given(data=st.data())
+def test_value_and_slope_are_those_of_the_loop(name: str, cap: float, data: st.DataObject):
+    tokens = data.draw(drawn_tokens(anchored=cap > 0))
+    expected = ORACLES[name](tokens, cap)
+    loss, slope, guards = found(name, tokens, cap)
+    assert loss.sum().item() == pytest.approx(sum(part.loss for part in expected), rel=1e-9, abs=1e-12)
+    assert slope.tolist() == pytest.approx([part.slope for part in expected], rel=1e-9, abs=1e-12)
+    acted = [
+        "out" if out else "high" if high else "low" if low else ""
+        for out, high, low in zip(guards.left_out, guards.clipped_high, guards.clipped_low, strict=True)
+    ]
+    assert acted == [part.guard for part in expected]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(deadline=None, max_examples=40)
+@given(data=st.data())
+def test_the_loop_s_slopes_are_those_of_differences(name: str, data: st.DataObject):
+    cap = data.draw(st.sampled_from([0.0, 2.0]))
+    tokens = data.draw(drawn_tokens(anchored=cap > 0))
+    at, step = data.draw(st.integers(0, len(tokens) - 1)), 1e-5
+    ends = []
+    for side in (step, -step):
+        moved = [replace(token, now=token.now + side) if place == at else token for place, token in enumerate(tokens)]
+        ends.append(sum(part.loss for part in ORACLES[name](moved, cap)))
+    assert (ends[0] - ends[1]) / (2 * step) == pytest.approx(ORACLES[name](tokens, cap)[at].slope, rel=1e-4, abs=1e-7)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_on_policy_the_better_decision_is_made_likelier(name: str):
+    tokens = [Token(-1.0, -1.0, 3.0, 0), Token(-2.0, -2.0, -0.5, 1)]
+    _, slope, _ = found(name, tokens, 0.0)
+    assert slope.tolist() == pytest.approx([-3.0 / 2, 0.5 / 2])
+
+
+@pytest.mark.parametrize("name", ["clipped", "sequence_mean", "gspo"])
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "moves"),
+    [(1.5, 1.0, False), (1.5, -1.0, True), (0.5, 1.0, True), (0.5, -1.0, False), (4.0, -1.0, False), (1e3, 1.0, False)],
+    ids=["up and good", "up and bad", "down and good", "down and bad", "far up and bad", "outlier"],
+)
+def test_the_clip_acts_on_the_side_where_the_step_was_already_taken(name: str, ratio: float, advantage: float, moves: bool):
+    _, slope, _ = found(name, [Token(-8.0 + math.log(ratio), -8.0, advantage, 0)], 0.0)
+    assert bool(slope.abs().sum() > 0) is moves
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "advantage", "moves"),
+    [(0.5, 0.75, 1.0, False), (0.5, 0.75, -1.0, True), (0.5, 0.25, -1.0, False), (0.5, 0.25, 1.0, True), (0.01, 0.05, 1.0, True)],
+    ids=["up and good", "up and bad", "down and bad", "down and good", "rare, five times likelier"],
+)
+def test_dppo_masks_by_how_far_the_probability_moved(before: float, now: float, advantage: float, moves: bool):
+    _, slope, _ = found("dppo", [Token(math.log(now), math.log(before), advantage, 0)], 0.0)
+    assert bool(slope.abs().sum() > 0) is moves
+
+
+def test_with_truncated_weights_a_token_weighs_no_more_than_the_cap():
+    tokens = [Token(-1.0, -1.0 - math.log(5), 1.0, 0, against=-1.0), Token(-1.0, -1.0 + math.log(2), 1.0, 1, against=-1.0)]
+    _, slope, _ = found("clipped", tokens, 2.0)
+    assert slope.tolist() == pytest.approx([-2.0 / 2, -0.5 / 2])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_no_number_is_left_out_and_reaches_no_gradient(name: str):
+    tokens = [
+        Token(-1.0, -1.0, 1.0, 0),
+        Token(-200.0, -1.0, 1.0, 1),
+        Token(-0.1, -500.0, 1.0, 2),
+        Token(float("nan"), -1.0, 1.0, 3),
+    ]
+    loss, slope, guards = found(name, tokens, 0.0, torch.float32)
+    assert guards.left_out.tolist() == [False, True, True, True]
+    assert loss.tolist()[1:] == [0, 0, 0] and slope.tolist()[1:] == [0, 0, 0] and slope[0] < 0
+
+
+def test_gspo_leaves_out_the_whole_decision_of_an_outlier():
+    tokens = [Token(-1.0, -1.0, 1.0, 0), Token(-1.0, -20.0, 1.0, 0), Token(-1.0, -1.0, 1.0, 1)]
+    _, slope, guards = found("gspo", tokens, 0.0)
+    assert guards.left_out.tolist() == [True, True, False] and slope.tolist() == pytest.approx([0, 0, -0.5])
+
+
+@pytest.mark.parametrize("name", ["gspo", "sequence_mean"])
+def test_a_long_decision_counts_as_much_as_a_short_one(name: str):
+    tokens = [Token(-1.0, -1.0, 1.0, 0)] + [Token(-1.0, -1.0, 1.0, 1)] * 4
+    _, slope, _ = found(name, tokens, 0.0)
+    assert slope[0].item() == pytest.approx(slope[1:].sum().item()) == pytest.approx(-0.5)
+
+
+def test_the_setting_names_exactly_the_losses_there_are():
+    assert set(TrainingSettings.model_json_schema()["properties"]["loss"]["enum"]) == set(LOSSES)
