@@ -9,6 +9,7 @@ Nothing here decides *when* to train; and nothing here ever draws a token.
 
 import logging
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -27,6 +28,7 @@ from telemetry.errors import DataError, InputError, TrainingError
 from training.checkpoint import TrainerState, checkpoint_steps, load_checkpoint, save_checkpoint
 from training.padded_rows import padded_micro_batches
 from training.policy import Policy
+from training.schedule import rate_at, set_rate
 from training.settings import TrainingSettings
 from training.settings_hash import settings_hash
 from training.step_metrics import Update, alarm, lag_zero_metrics, rate_metrics, selection_metrics, update_metrics
@@ -181,11 +183,12 @@ class Trainer:
             batch = self._index.gather(rows)
             self._record(step, rows)
         selected = time.perf_counter()
-        updates = list(self._updater.updates(batch, rows["power"].to_pylist()))
+        updates = list(self._updates(step, batch, rows))
         updated = time.perf_counter()
         metrics = update_metrics(updates) | lag_zero_metrics(updates, batch, self.step_done)
         metrics |= selection_metrics(rows, counts, batch) | {"train/refused_shards": float(len(self._index.refused))}
         metrics |= {"train/select_s": selected - began, "train/update_s": updated - selected}
+        metrics |= {"train/learning_rate": rate_at(step, self._settings)}
         metrics |= rate_metrics(metrics) | self._policy.memory_metrics()
         if sentence := alarm(step, metrics):
             logger.warning("%s", sentence)
@@ -201,8 +204,13 @@ class Trainer:
         Nothing is written, and the policy is no version of the run afterwards.
         """
         rows = self._recorded(step)
-        update = next(self._updater.updates(self._gather_recorded(step, rows), rows["power"].to_pylist()), None)
+        update = next(self._updates(step, self._gather_recorded(step, rows), rows), None)
         return None if update is None else update.outcome
+
+    def _updates(self, step: int, batch: Batch, rows: pa.Table) -> Iterator[Update]:
+        """The step's updates, at the step's learning rate."""
+        set_rate(self._updater.optimiser, rate_at(step, self._settings))
+        return self._updater.updates(batch, rows["power"].to_pylist())
 
     def _select(self, step: int, start_groups: int) -> Selection:
         return self._index.select_batch(
