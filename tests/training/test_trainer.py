@@ -340,3 +340,26 @@ def test_a_step_of_several_updates_uses_every_decision_once_and_leaves_the_sampl
         {groups[r] for r in one} & {groups[r] for r in other} for one in seen for other in seen if one is not other
     )
     assert several.metrics["train/ratio_off_max"] > 1e-3
+
+
+def test_a_scheduled_run_takes_each_step_at_its_rate_and_resumes_bitwise(played, model, tmp_path):
+    settings = SETTINGS.model_copy(
+        update={"rate_schedule": "linear", "warm_up_steps": 1, "decay_steps": 3, "final_rate_share": 0.5, "kl_weight": 0.1}
+    )
+    hashes = []
+    for resumed in (False, True):
+        shutil.copytree(played.root, tmp_path / str(resumed))
+        paths = RunPaths(tmp_path / str(resumed))
+        trainer = trainer_for(paths, model, settings)
+        first = trainer.step(1, 2)
+        if resumed:
+            trainer = trainer_for(paths, model, settings)
+        second = trainer.step(2, 2)
+        assert (first.metrics["train/learning_rate"], second.metrics["train/learning_rate"]) == (1e-2, 0.75e-2)
+        assert trainer._updater.optimiser.param_groups[0]["lr"] == 0.75e-2
+        hashes.append(second.adapter.adapter_hash)
+    assert hashes[0] == hashes[1]
+    shutil.copytree(played.root, tmp_path / "constant")
+    constant = trainer_for(RunPaths(tmp_path / "constant"), model, settings.model_copy(update={"rate_schedule": "constant"}))
+    constant.step(1, 2)
+    assert constant.step(2, 2).adapter.adapter_hash != hashes[0]
