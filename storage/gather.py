@@ -1,12 +1,14 @@
-"""From chosen rows to arrays: tokens are copied once, out of the mapped shards, in the recorded order.
+"""From chosen rows to arrays: tokens are copied once, out of the mapped shards into memory that is used again, in the recorded
+order.
 
 Promise: a shard of which a row is used is looked at again: its mapped bytes are those that were verified row by row when it was
 mapped, every one of them, and the chosen rows' stored checksums are those that the choice recorded. A shard that differs is
-refused by name, never handed on; nor is anything in it interpreted, for changed offsets would lead anywhere.
+refused by name, never handed on; nor is anything in it interpreted, for changed offsets would lead anywhere. Rows that follow one
+another in a shard, as those of an advantage group do, are copied as one piece.
 Never: choose rows, compute advantages, pad, or touch a tensor.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,14 +16,17 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from storage.mapped import MappedShard
+from storage.mapped import MappedShard, ShardDamaged
+from storage.packing import PackingBuffers
 from storage.schema import as_array
-from telemetry.errors import DataError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Decisions as flat arrays, in order: R rows, T tokens, C completion positions, L legal ids."""
+    """Decisions as flat arrays, in order: R rows, T tokens, C completion positions, L legal ids.
+
+    They are whoever's who holds them: nothing writes into them again (storage/packing.py).
+    """
 
     decision_ids: npt.NDArray[np.int64]
     """[R] identity of each row."""
@@ -49,134 +54,130 @@ class Batch:
     """[R] policy version that drew each completion."""
 
 
-_FLAT_TYPES = {
-    "decision_id": np.int64,
-    "prompt_len": np.int32,
-    "temperature": np.float32,
-    "policy_version": np.int32,
-}
+_Run = tuple[MappedShard, int, int]
+"""Rows of one shard that follow one another there and in the batch: the first, and the one after the last."""
+_Lengths = npt.NDArray[np.int64]
 
 
-class ShardDamaged(DataError):
-    """Chosen rows cannot be had from their shard; ``shard`` names its file below ``shards/``."""
-
-    def __init__(self, sentence: str, shard: str) -> None:
-        super().__init__(sentence)
-        self.shard = shard
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Chosen:
-    """The chosen rows of one shard."""
-
-    shard: MappedShard
-    rows: npt.NDArray[np.int32]
-    """[n] their numbers in the shard."""
-    places: npt.NDArray[np.int64]
-    """[n] their places in the batch."""
-
-
-def gather(rows: pa.Table, open_shard: Callable[[str], MappedShard]) -> Batch:
+def gather(rows: pa.Table, open_shard: Callable[[str], MappedShard], buffers: PackingBuffers) -> Batch:
     """One batch of ``rows`` (of a selection or a ledger); ``open_shard`` maps a shard by its name and verifies it.
 
     Raises:
         ShardDamaged: a row's bytes are not those that were published, or not those that were chosen.
     """
-    chosen = list(_by_shard(rows, open_shard))
-    n = rows.num_rows
-    input_ids, input_offsets = _join_long(chosen, "input_ids", np.int32, n)
-    logprobs, completion_offsets = _join(chosen, "behaviour_logprobs", np.float32, n)
-    legal_ids, legal_starts = _join(chosen, "legal_ids", np.int32, n)
-    bounds, bound_starts = _join(chosen, "legal_offsets", np.int32, n)
+    runs = _runs(rows, open_shard)
+    _refuse_replaced(rows, runs)
+    input_offsets, legal_starts = (_offsets(_lengths(runs, name)) for name in ("input_ids", "legal_ids"))
+    prompt_lens = _join([shard.columns["prompt_len"][first:after] for shard, first, after in runs], np.int32)
+    n_completion = np.diff(input_offsets) - prompt_lens
+    completion_offsets = _offsets(n_completion)
+    n_positions = int(completion_offsets[-1])
+    tokens, logprobs, legal_ids, legal_offsets, bounds = buffers.arrays(
+        [
+            (np.int32, int(input_offsets[-1])),
+            (np.float32, n_positions),
+            (np.int32, int(legal_starts[-1])),
+            (np.int64, n_positions + 1),
+            (np.int32, n_positions + rows.num_rows),
+        ]
+    )
+    for name, packed in zip(_PACKED, (tokens, logprobs, legal_ids, bounds), strict=True):
+        _pack(runs, name, packed)
+    _rebase(bounds, completion_offsets, np.repeat(legal_starts[:-1], n_completion), legal_offsets)
     return Batch(
-        decision_ids=_flat(chosen, "decision_id", n),
-        input_ids=input_ids,
+        decision_ids=_single(runs, "decision_id", np.int64),
+        input_ids=tokens,
         input_offsets=input_offsets,
-        prompt_lens=_flat(chosen, "prompt_len", n),
+        prompt_lens=prompt_lens,
         behaviour_logprobs=logprobs,
         completion_offsets=completion_offsets,
         legal_ids=legal_ids,
-        legal_offsets=_rebase(bounds, bound_starts, legal_starts),
-        temperatures=_flat(chosen, "temperature", n),
+        legal_offsets=legal_offsets,
+        temperatures=_single(runs, "temperature", np.float32),
         returns=as_array(rows["return"]).to_numpy().astype(np.float64),
         advantage_groups=as_array(rows["advantage_group"]).to_numpy().astype(np.int32),
-        policy_versions=_flat(chosen, "policy_version", n),
+        policy_versions=_single(runs, "policy_version", np.int32),
     )
 
 
-def _by_shard(rows: pa.Table, open_shard: Callable[[str], MappedShard]) -> Iterator[_Chosen]:
-    """The chosen rows shard by shard, each verified."""
-    shards = as_array(rows["shard"]).dictionary_encode()
-    numbers, checksums = as_array(rows["row"]).to_numpy(), as_array(rows["checksum"]).to_numpy()
-    indices = shards.indices.to_numpy()
-    for index, name in enumerate(shards.dictionary.to_pylist()):
-        places = np.flatnonzero(indices == index)
-        chosen = _Chosen(shard=open_shard(name), rows=numbers[places], places=places)
-        _verify(name, chosen, checksums[places])
-        yield chosen
+_PACKED = ("input_ids", "behaviour_logprobs", "legal_ids", "legal_offsets")
 
 
-def _verify(name: str, chosen: _Chosen, recorded: npt.NDArray[np.uint32]) -> None:
-    table, numbers = chosen.shard.table, chosen.rows
-    beyond = numbers[(numbers < 0) | (numbers >= table.num_rows)]
-    if len(beyond):
-        raise ShardDamaged(f"Shard {name} has no row {beyond[0]}; the shard is not the one that was chosen from.", name)
-    if not chosen.shard.as_verified():
+def _runs(rows: pa.Table, open_shard: Callable[[str], MappedShard]) -> list[_Run]:
+    """The chosen rows in their order, as few runs as they make; every shard is verified."""
+    names = as_array(rows["shard"]).dictionary_encode()
+    which, numbers = names.indices.to_numpy(), as_array(rows["row"]).to_numpy()
+    shards = [_verified(open_shard(name)) for name in names.dictionary.to_pylist()]
+    breaks = np.flatnonzero((np.diff(numbers) != 1) | (np.diff(which) != 0)) + 1
+    begins = np.concatenate([np.zeros(min(1, len(numbers)), np.int64), breaks])
+    ends = np.append(breaks, len(numbers))[: len(begins)]
+    runs = zip(which[begins].tolist(), numbers[begins].tolist(), (numbers[ends - 1] + 1).tolist(), strict=True)
+    return [_within(shards[shard], first, after) for shard, first, after in runs]
+
+
+def _verified(shard: MappedShard) -> MappedShard:
+    if not shard.as_verified():
         raise ShardDamaged(
-            f"Shard {name} changed since it was opened: its checksum is wrong; remove the shard or restore it.", name
+            f"Shard {shard.name} changed since it was opened: its checksum is wrong; remove the shard or restore it.", shard.name
         )
-    foreign = numbers[chosen.shard.flat("checksum")[numbers] != recorded]
+    return shard
+
+
+def _within(shard: MappedShard, first: int, after: int) -> _Run:
+    if first < 0 or after > shard.n_rows:
+        beyond = first if first < 0 else max(first, shard.n_rows)
+        raise ShardDamaged(f"Shard {shard.name} has no row {beyond}; the shard is not the one that was chosen from.", shard.name)
+    return shard, first, after
+
+
+def _refuse_replaced(rows: pa.Table, runs: list[_Run]) -> None:
+    foreign = np.flatnonzero(_single(runs, "checksum", np.uint32) != as_array(rows["checksum"]).to_numpy())
     if len(foreign):
-        raise ShardDamaged(
-            f"Shard {name}, row {foreign[0]} was replaced after it was chosen; restore the run's shards.",
-            name,
-        )
+        name, row = rows["shard"][int(foreign[0])].as_py(), rows["row"][int(foreign[0])]
+        raise ShardDamaged(f"Shard {name}, row {row} was replaced after it was chosen; restore the run's shards.", name)
 
 
-def _flat(chosen: list[_Chosen], column: str, n_rows: int) -> npt.NDArray[Any]:
-    values = np.empty(n_rows, _FLAT_TYPES[column])
-    for some in chosen:
-        values[some.places] = some.shard.flat(column)[some.rows]
-    return values
+def _single(runs: list[_Run], column: str, kind: type[np.generic]) -> npt.NDArray[Any]:
+    """[R] a column of single numbers."""
+    return _join([shard.columns[column][first:after] for shard, first, after in runs], kind)
 
 
-def _join(chosen: list[_Chosen], column: str, dtype: type, n_rows: int) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
-    """The lists of all rows one after another, and where each begins."""
-    starts = np.zeros(n_rows + 1, np.int64)
-    firsts = np.zeros(n_rows, np.int64)  # where each begins in the shards' values, these laid one after another
-    sources: list[npt.NDArray[Any]] = [np.empty(0, dtype)]
-    before = 0
-    for some in chosen:
-        offsets, values = some.shard.lists(column)
-        begins = offsets[some.rows]
-        starts[some.places + 1] = offsets[some.rows + 1] - begins
-        firsts[some.places] = begins + before
-        sources.append(values)
-        before += len(values)
-    lengths = starts[1:].copy()
-    np.cumsum(starts, out=starts)
-    places = np.repeat(firsts - starts[:-1], lengths) + np.arange(starts[-1])
-    return np.concatenate(sources)[places], starts
+def _join(pieces: list[npt.NDArray[Any]], kind: type[np.generic]) -> npt.NDArray[Any]:
+    return np.concatenate(pieces, dtype=kind) if pieces else np.empty(0, kind)
 
 
-def _join_long(chosen: list[_Chosen], column: str, dtype: type, n_rows: int) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
-    """As ``_join``, list by list: quicker where they have hundreds of values."""
-    pieces: list[npt.NDArray[Any]] = [np.empty(0, dtype)] * n_rows
-    for some in chosen:
-        offsets, values = some.shard.lists(column)
-        firsts, lasts = offsets[some.rows].tolist(), offsets[some.rows + 1].tolist()
-        for place, first, last in zip(some.places.tolist(), firsts, lasts, strict=True):
-            pieces[place] = values[first:last]
-    starts = np.zeros(n_rows + 1, np.int64)
-    np.cumsum([len(piece) for piece in pieces], out=starts[1:])
-    return np.concatenate([np.empty(0, dtype), *pieces]), starts
+def _lengths(runs: list[_Run], column: str) -> _Lengths:
+    """[R] how many values each row's list has."""
+    starts = [shard.lists[column][0][first:after] for shard, first, after in runs]
+    ends = [shard.lists[column][0][first + 1 : after + 1] for shard, first, after in runs]
+    return _join(ends, np.int64) - _join(starts, np.int64)
+
+
+def _offsets(lengths: _Lengths) -> _Lengths:
+    """[R + 1] where each row begins, if they lie one after another."""
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+def _pack(runs: list[_Run], column: str, packed: npt.NDArray[Any]) -> None:
+    """Copy the lists of all rows one after another."""
+    pieces = []
+    for shard, first, after in runs:
+        offsets, values = shard.lists[column]
+        pieces.append(values[offsets[first] : offsets[after]])
+    if pieces:
+        np.concatenate(pieces, out=packed)
 
 
 def _rebase(
-    bounds: npt.NDArray[np.int32], bound_starts: npt.NDArray[np.int64], legal_starts: npt.NDArray[np.int64]
-) -> npt.NDArray[np.int64]:
-    """One CSR over all completion positions: each row's offsets, moved to its legal ids in the batch, without its leading 0."""
+    bounds: npt.NDArray[np.int32],
+    completion_offsets: npt.NDArray[np.int64],
+    legal_before: npt.NDArray[np.int64],
+    legal_offsets: npt.NDArray[np.int64],
+) -> None:
+    """Fill one CSR over all positions: each row's bounds without the leading 0, moved behind the legal ids before it."""
     follow = np.ones(len(bounds), bool)
-    follow[bound_starts[:-1]] = False
-    moved = bounds[follow] + np.repeat(legal_starts[:-1], np.diff(bound_starts) - 1)
-    return np.concatenate([np.zeros(1, np.int64), moved])
+    follow[completion_offsets[:-1] + np.arange(len(completion_offsets) - 1)] = False
+    legal_offsets[0] = 0
+    np.add(bounds[follow], legal_before, out=legal_offsets[1:])

@@ -11,7 +11,6 @@ Never: let DuckDB hold or return token lists, write into the run but for ``snaps
 between threads (an open DuckDB result owns its connection; make one index per thread).
 """
 
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,18 +21,18 @@ from storage.arrow_files import read_arrow
 from storage.fact_tables import FactTables, ShardFacts, record_rows
 from storage.facts import decision_facts, ply_facts
 from storage.follow import NumberedFiles, follow_folders
-from storage.gather import Batch, ShardDamaged, gather
+from storage.gather import Batch, gather
 from storage.ledger import ROWS_SCHEMA, STEP_NAME
-from storage.mapped import MappedShard
+from storage.mapped import MappedShards, ShardDamaged
+from storage.packing import PackingBuffers
 from storage.runs import RunPaths
 from storage.schema import WEIGHTS
-from storage.shards import SHARD_NAME, describe_shard, open_plies, open_shard
+from storage.shards import SHARD_NAME, describe_shard, map_shard, open_plies, open_shard
 from storage.snapshots import CoveredShard, IndexSnapshot, drop_old_snapshots, file_marks, newest_snapshot, write_snapshot
 from storage.totals import Totals
 from telemetry.errors import DataError, InputError
 
 _SQL = {path.stem: path.read_text() for path in sorted(Path(__file__).parent.glob("*.sql"))}
-_MAPPED = 128  # shards kept mapped for gathering; the kernel limits mappings per process
 _LOADED_TOGETHER = 256  # shards inserted by one statement
 STANDINGS = ("eligible", "used", "unusable", "ahead", "expired", "no_spread")
 
@@ -83,7 +82,8 @@ class Index:
         self._taken_in: dict[str, CoveredShard] = {}
         self._in_snapshot = 0
         self._opened = False
-        self._mapped: OrderedDict[str, MappedShard] = OrderedDict()
+        self._mapped = MappedShards(paths.shards)
+        self._buffers = PackingBuffers()
         self.connection = self._tables.connection
 
     def refresh(self) -> int:
@@ -155,7 +155,7 @@ class Index:
             DataError: a row is damaged. Its shard is set aside before, so a new selection does without it.
         """
         try:
-            return gather(selection_rows, self._open_mapped)
+            return gather(selection_rows, self._mapped.get, self._buffers)
         except ShardDamaged as error:
             self._set_aside(error.shard, str(error))
             raise
@@ -217,7 +217,8 @@ class Index:
     def _facts_of(self, producer: str, number: int, path: Path) -> ShardFacts:
         """Verify a shard and its plies and take their facts; DataError if either cannot be relied on."""
         marks = file_marks(path) or (0, 0)  # before it is read: another file under its name would have others
-        decisions = open_shard(path)
+        file = map_shard(path)
+        decisions = file.table
         shard = describe_shard(path, decisions, already=True)
         known = self._known_groups.setdefault(producer, set())
         if twice := known.intersection(shard.start_groups):
@@ -225,7 +226,7 @@ class Index:
         plies = open_plies(path, decisions)
         known.update(shard.start_groups)
         name = f"{producer}/{path.name}"
-        self._keep_mapped(name, decisions)
+        self._mapped.keep(name, file)
         self._taken_in[name] = CoveredShard(
             producer=producer,
             number=number,
@@ -241,21 +242,6 @@ class Index:
         self._refuse(shard, sentence)
 
     def _refuse(self, shard: str, sentence: str) -> None:
-        self._mapped.pop(shard, None)
+        self._mapped.drop(shard)
         self._taken_in.pop(shard, None)
         self._tables.refuse(shard, sentence)
-
-    def _open_mapped(self, shard: str) -> MappedShard:
-        if shard in self._mapped:
-            self._mapped.move_to_end(shard)
-            return self._mapped[shard]
-        try:
-            return self._keep_mapped(shard, open_shard(self._paths.shards / shard))
-        except DataError as error:
-            raise ShardDamaged(str(error), shard) from error
-
-    def _keep_mapped(self, shard: str, table: pa.Table) -> MappedShard:
-        mapped = self._mapped[shard] = MappedShard(table)
-        if len(self._mapped) > _MAPPED:
-            self._mapped.popitem(last=False)
-        return mapped
