@@ -114,10 +114,15 @@ async def prepare_cache(settings: RunSettings) -> StateCache:
     return await asyncio.to_thread(open_cache, await build_state_cache(settings.cache, settings.runs_root))
 
 
-def make_engine(settings: InferenceSettings, model: Path) -> Engine:
-    """The engine that the settings mean: workers by URL, or one in this process, which is built again if it fails."""
+def make_engine(settings: InferenceSettings, model: Path, *, scraped_into: Path | None = None) -> Engine:
+    """The engine that the settings mean: workers by URL, or one in this process, which is built again if it fails.
+
+    Args:
+        scraped_into: file that keeps what workers' Prometheus pages say.
+    """
     if settings.urls:
-        return RemoteEngine(settings, os.environ.get(settings.key_variable), model_fingerprint(model))
+        key = os.environ.get(settings.key_variable)
+        return RemoteEngine(settings, key, model_fingerprint(model), scraped_into=scraped_into)
     reporter().say(engine_here(settings)[1])
     return EngineSupervisor(lambda: choose_engine(settings, model), restarts=settings.engine_restarts)
 
@@ -152,7 +157,7 @@ async def open_run(settings: RunSettings, *, resume: bool = False) -> AsyncItera
         stack.callback(past_spreads.close)
         host = EngineHost()
         stack.callback(host.close)
-        engine = make_engine(settings.inference, model)
+        engine = make_engine(settings.inference, model, scraped_into=paths.workers)
         stack.push_async_callback(_close_engine, host, engine)
         scorer = engine
         if settings.inference.evaluation_urls:

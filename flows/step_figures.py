@@ -10,7 +10,7 @@ from dataclasses import asdict
 import numpy as np
 
 from flows.keep_ahead import StepRollouts
-from inference.engine import EngineStats, TroubledEngine
+from inference.engine import EngineStats, ScrapedEngine, TroubledEngine
 from tasks.resources import Resources
 from tasks.training import TrainedStep
 from telemetry.devices import GpuSampler, give_back_memory, resident_mib
@@ -40,6 +40,8 @@ class StepClock:
         figures = trained.metrics | self._times(began, now) | await self._rollout_figures(rolled, began, now)
         before, self._events = self._events, _events(self._resources)
         figures |= {f"engine/{name}": float(count - before.get(name, 0)) for name, count in self._events.items()}
+        if isinstance(self._resources.engine, ScrapedEngine):
+            figures |= self._resources.engine.scraped()
         give_back_memory()
         figures |= {
             "memory/flow_mib": resident_mib(os.getpid()),

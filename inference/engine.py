@@ -91,6 +91,15 @@ class TroubledEngine(Protocol):
         ...
 
 
+@runtime_checkable
+class ScrapedEngine(Protocol):
+    """An engine whose workers' Prometheus pages are read on a beat."""
+
+    def scraped(self) -> dict[str, float]:
+        """Registered `workers/` figures since the last call."""
+        ...
+
+
 class Engine(Protocol):
     """What rollouts ask of inference. All methods run on the client's one event loop."""
 

@@ -20,6 +20,7 @@ from inference.pool_versions import Served
 from inference.pool_worker import CallFailed, PoolWorker, VersionMoved
 from inference.settings import InferenceSettings
 from inference.wire import MAX_BODY, check_answer, pack_request
+from inference.worker_scrape import WorkerScrape
 from telemetry.errors import DataError, EngineError, EngineLostError, EntenteError, VersionGoneError
 
 STRIKES = 3
@@ -59,7 +60,10 @@ class _Job:
 class RemoteEngine:
     """The `Engine` contract over HTTP, by as many workers as `settings.urls` names."""
 
-    def __init__(self, settings: InferenceSettings, key: str | None, model_fingerprint: str) -> None:
+    def __init__(
+        self, settings: InferenceSettings, key: str | None, model_fingerprint: str, *, scraped_into: Path | None = None
+    ) -> None:
+        """`scraped_into`: file that keeps what the workers' Prometheus pages said."""
         self.name = "remote"
         self._settings = settings
         self._roster = Roster(settings, key, model_fingerprint)
@@ -70,10 +74,14 @@ class RemoteEngine:
         self._sent: dict[PoolWorker, set[_Job]] = {worker: set() for worker in self._roster.workers}
         self._arrivals = itertools.count()
         self._nonce = uuid.uuid4().hex[:8]
+        self._scrape = WorkerScrape(settings.scrape_s, scraped_into)
+        self._scraping: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Wait until the workers are ready, accept the key, and serve this run's model; see `Roster.start`."""
         await self._roster.start()
+        if self._settings.scrape_s:
+            self._scraping = asyncio.create_task(self._scrape.run(lambda: self._by_url, self._page))
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """Draw one completion on some worker; see `Engine.generate`."""
@@ -121,8 +129,15 @@ class RemoteEngine:
         names = ("retries", "ejections", "readmissions", "timeouts", "rejected_answers", "moved_versions", "publish_refusals")
         return {name: self._roster.events[name] for name in names}
 
+    def scraped(self) -> dict[str, float]:
+        """Registered `workers/` figures of the pages read since the last call; {} where none are read."""
+        return self._scrape.take() if self._scraping is not None else {}
+
     async def close(self) -> None:
         """Close the connections, fail what waits; the workers go on."""
+        if self._scraping is not None:
+            self._scraping.cancel()
+            await asyncio.gather(self._scraping, return_exceptions=True)
         calls = [job.call for jobs in self._sent.values() for job in jobs if job.call is not None]
         self._fail_waiting(EngineLostError("the pool was closed"))
         for jobs in self._sent.values():
@@ -132,6 +147,13 @@ class RemoteEngine:
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
         await self._roster.close()
+
+    @property
+    def _by_url(self) -> dict[str, PoolWorker]:
+        return {worker.url: worker for worker in self._roster.workers}
+
+    async def _page(self, url: str) -> str:
+        return await self._by_url[url].page(self._roster.session, self._settings.scrape_s)
 
     def _all_waiting(self) -> list[_Job]:
         return [job for queue in self._waiting.values() for job in queue]

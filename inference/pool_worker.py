@@ -150,6 +150,10 @@ class PoolWorker:
         self._last = now
         return {name: self._gone_by[name] + now[name] for name in _COUNTS}
 
+    async def page(self, session: aiohttp.ClientSession, timeout_s: float) -> str:
+        """Its Prometheus page; raises as `health`."""
+        return (await self._call(session, "GET", "/metrics", timeout=aiohttp.ClientTimeout(total=timeout_s))).decode()
+
     async def _json(
         self, session: aiohttp.ClientSession, method: str, path: str, timeout_s: float, **body: Any
     ) -> dict[str, Any]:

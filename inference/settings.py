@@ -79,6 +79,9 @@ class InferenceSettings(BaseModel):
     heartbeat_s: Annotated[float, Field(gt=0)] = 10.0
     """Seconds between two looks at a worker, and until it must have answered; after two in vain it gets no more work and its
     requests go elsewhere. One that was lost is looked at sooner, and then ever more rarely, up to this."""
+    scrape_s: Annotated[float, Field(ge=0)] = 10.0
+    """Seconds between two readings of a worker's Prometheus page (its queue, its key-value cache), which go into the run's
+    figures and into its workers.jsonl; 0: never."""
     no_worker_timeout_s: Annotated[float, Field(ge=0)] = 120.0
     """Seconds to wait for a worker to come back when none is left, or start_timeout_s for one that says that it warms up; then
     requests fail with a sentence."""

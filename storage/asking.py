@@ -7,6 +7,7 @@ can change nothing. Token lists stay in the mapped shards until a question names
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -16,7 +17,7 @@ from storage.runs import RunPaths
 from storage.schema import DECISION_SCHEMA
 from telemetry.errors import InputError
 
-VIEWS = ("decisions", "groups", "batches", "plies", "orders", "tokens", "lag", "snapshots", "metrics", "refused")
+VIEWS = ("decisions", "groups", "batches", "plies", "orders", "tokens", "lag", "snapshots", "metrics", "workers", "refused")
 QUERIES = {file.stem: file.read_text() for file in sorted((Path(__file__).parent / "queries").glob("*.sql"))}
 """Ready questions by name; the first line of each says what it answers."""
 _VIEWS_SQL = Path(__file__).with_name("views.sql").read_text()
@@ -43,6 +44,7 @@ def connect(run_dir: Path, *, blend: Mapping[str, float] | None = None, discount
     connection.register("payload", _stacked(tables, _PAYLOAD))
     connection.register("orders", _stacked(tables, ("decision_id", "orders")))
     connection.register("metrics", _metrics(paths.metrics))
+    connection.register("workers", _workers(paths.workers))
     connection.execute(_VIEWS_SQL)
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")
@@ -83,18 +85,25 @@ def _stacked(tables: list[pa.Table], columns: tuple[str, ...]) -> pa.Table:
 
 
 def _metrics(file: Path) -> pa.Table:
-    """The run's figures as rows (step, name, value); a line that was cut is left out."""
-    steps, names, values = [], [], []
+    """The run's figures as rows (step, name, value)."""
+    return _long(file, {"step": pa.int32()})
+
+
+def _workers(file: Path) -> pa.Table:
+    """What workers' pages said as rows (time, worker, name, value): a series' value at its changes; time in seconds of 1970."""
+    return _long(file, {"time": pa.float64(), "worker": pa.string()})
+
+
+def _long(file: Path, keys: Mapping[str, pa.DataType]) -> pa.Table:
+    """Lines of JSON as rows: their keys, then the name and value of each figure; a line that was cut is left out."""
+    rows: list[list[Any]] = []
     for line in file.read_text().splitlines() if file.is_file() else ():
         try:
             figures = json.loads(line)
-        except ValueError:
+            place = [figures.pop(key) for key in keys]
+        except (ValueError, KeyError, AttributeError):
             continue
-        step = figures.pop("step")
-        for name, value in figures.items():
-            if isinstance(value, int | float):
-                steps.append(step)
-                names.append(name)
-                values.append(float(value))
-    columns = {"step": pa.array(steps, pa.int32()), "name": pa.array(names, pa.string()), "value": pa.array(values, pa.float64())}
-    return pa.table(columns)
+        rows += [[*place, name, float(value)] for name, value in figures.items() if isinstance(value, int | float)]
+    columns = list(zip(*rows, strict=True)) if rows else [()] * (len(keys) + 2)
+    types = {**keys, "name": pa.string(), "value": pa.float64()}
+    return pa.table({name: pa.array(column, kind) for (name, kind), column in zip(types.items(), columns, strict=True)})

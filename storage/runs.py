@@ -60,6 +60,10 @@ class RunPaths:
         return self.root / "metrics.jsonl"
 
     @property
+    def workers(self) -> Path:
+        return self.root / "workers.jsonl"
+
+    @property
     def scores(self) -> Path:
         return self.root / "scores"
 

@@ -52,6 +52,15 @@ METRICS: dict[str, Metric] = (
         publish_refusals=("workers", "that could not serve a new version, and were ejected"),
     )
     | _group(
+        "workers",
+        pages_read=("pages", "workers' Prometheus pages read on the beat"),
+        pages_unread=("pages", "that did not come, or not in Prometheus's format"),
+        running_mean=("requests", "mean requests in flight at a worker, over its readings"),
+        waiting_mean=("requests", "mean requests in vLLM's own queue at a worker"),
+        waiting_max=("requests", "the most of them"),
+        kv_cache_share_max=("share", "the fullest key-value cache of any worker"),
+    )
+    | _group(
         "train",
         loss=("nats", "loss by training.loss over branching tokens, with the terms that have a weight"),
         gradient_norm=("", "largest of the step's updates, before clipping"),

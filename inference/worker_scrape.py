@@ -1,0 +1,104 @@
+"""The workers' Prometheus pages, read on a beat: what happened at them between two steps, not only at the step's end.
+
+Every worker has the same few series of ours; one over vLLM has vLLM's beside them, of which the key-value cache's use and the
+queue are the ones that tell why it is slow. A page that cannot be read is counted and never an error: the pool notices by itself
+when a worker is gone.
+"""
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+OURS, VLLMS = "entente_", "vllm:"
+LARGEST_FILE = 32 << 20
+"""Bytes after which the file of readings begins anew; the one before is kept beside it."""
+_RUNNING, _WAITING, _CACHE = "entente_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"
+
+
+def read_series(page: str) -> dict[str, float]:
+    """Value by name of a page's series of ours and of vLLM's; labels are summed over, but of shares the largest counts.
+
+    Histograms keep their sum and count. Buckets, times of creation and other programs' series are left out.
+
+    Raises:
+        ValueError: the text is not in Prometheus's format.
+    """
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            name = sample.name
+            if not name.startswith((OURS, VLLMS)) or name.endswith(("_bucket", "_created")):
+                continue
+            if name.endswith("_perc"):
+                found[name] = max(found.get(name, 0.0), sample.value)
+            else:
+                found[name] = found.get(name, 0.0) + sample.value
+    return found
+
+
+class WorkerScrape:
+    """Reads pages on a beat and keeps what a step is told of them; lives on one event loop."""
+
+    def __init__(self, beat_s: float, file: Path | None = None) -> None:
+        """Begin with nothing read.
+
+        Args:
+            beat_s: seconds between two readings of a worker, above 0.
+            file: takes each reading as a line of JSON, of the series that changed since the worker's line before.
+        """
+        self._beat_s, self._file = beat_s, file
+        self._told: dict[str, dict[str, float]] = {}
+        self._unread = 0
+        self._readings: list[dict[str, float]] = []
+
+    async def run(self, workers: Callable[[], Iterable[str]], read: Callable[[str], Awaitable[str]]) -> None:
+        """Read the pages of `workers()` (addresses) by `read` on every beat, until cancelled."""
+        while True:
+            began = time.monotonic()
+            await asyncio.gather(*(self._one(worker, read) for worker in workers()))
+            await asyncio.sleep(max(0.0, self._beat_s - (time.monotonic() - began)))
+
+    async def _one(self, worker: str, read: Callable[[str], Awaitable[str]]) -> None:
+        try:
+            series = read_series(await asyncio.wait_for(read(worker), self._beat_s))
+        except Exception:  # whatever is wrong with a worker is the pool's to find and to say
+            self._unread += 1
+            return
+        self._readings.append(series)
+        if self._file is not None:
+            before = self._told.get(worker, {})
+            changed = {name: value for name, value in series.items() if before.get(name) != value}
+            self._told[worker] = series
+            line = {"time": round(time.time(), 3), "worker": worker, **changed}
+            await asyncio.to_thread(_append, self._file, json.dumps(line) + "\n")
+
+    def take(self) -> dict[str, float]:
+        """Registered `workers/` figures since the last call."""
+        readings, self._readings, unread, self._unread = self._readings, [], self._unread, 0
+        figures = {"pages_read": float(len(readings)), "pages_unread": float(unread)}
+        for name, series, fold in (
+            ("running_mean", _RUNNING, _mean),
+            ("waiting_mean", _WAITING, _mean),
+            ("waiting_max", _WAITING, max),
+            ("kv_cache_share_max", _CACHE, max),
+        ):
+            values = [reading[series] for reading in readings if series in reading]
+            if values:
+                figures[name] = fold(values)
+        return {f"workers/{name}": value for name, value in figures.items()}
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _append(file: Path, line: str) -> None:
+    if file.exists() and file.stat().st_size > LARGEST_FILE:
+        os.replace(file, file.with_suffix(".before.jsonl"))
+    with file.open("a", encoding="utf-8") as out:
+        out.write(line)

@@ -1,0 +1,138 @@
+"""Workers' Prometheus pages, read on a beat: what a step and a question in SQL are told of them."""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from decoding.model_files import model_fingerprint
+from inference import worker_scrape
+from inference.engine import ScrapedEngine
+from inference.host import EngineHost
+from inference.pool import RemoteEngine
+from inference.settings import InferenceSettings
+from inference.worker_scrape import WorkerScrape, read_series
+from storage.asking import ask, connect
+from storage.runs import RunPaths
+from telemetry.metrics import METRICS
+from tests.inference.conftest import KEY
+from tests.inference.plain_worker import PlainEngine, WorkerHere
+
+
+def test_a_page_gives_ours_and_vllms_series_summed_over_labels_without_buckets():
+    registry = CollectorRegistry()
+    refusals = Counter("entente_refusals", "", ["kind"], registry=registry)
+    refusals.labels("busy").inc(2)
+    refusals.labels("malformed").inc(3)
+    share = Gauge("vllm:kv_cache_usage_perc", "", ["engine"], registry=registry)
+    share.labels("0").set(0.25)
+    share.labels("1").set(0.75)
+    Histogram("entente_queue_seconds", "", registry=registry).observe(0.5)
+    Gauge("python_gc", "", registry=registry).set(1)
+    assert read_series(generate_latest(registry).decode()) == {
+        "entente_refusals_total": 5.0,
+        "vllm:kv_cache_usage_perc": 0.75,
+        "entente_queue_seconds_count": 1.0,
+        "entente_queue_seconds_sum": 0.5,
+    }
+    with pytest.raises(ValueError):
+        read_series("<html>a proxy's page</html>")
+
+
+@pytest.fixture
+def pair(model: Path, tmp_path: Path, host: EngineHost) -> Iterator[Callable[..., tuple[RemoteEngine, list[WorkerHere]]]]:
+    """Two workers and a pool over them: `pair(scrape_s=0.05, into=file)`."""
+    opened: list[tuple[RemoteEngine, list[WorkerHere]]] = []
+
+    def start(*, scrape_s: float, into: Path | None = None) -> tuple[RemoteEngine, list[WorkerHere]]:
+        workers = [WorkerHere(PlainEngine(f"plain-{n}"), model, tmp_path).begin() for n in range(2)]
+        settings = InferenceSettings(urls=tuple(worker.url for worker in workers), scrape_s=scrape_s, start_timeout_s=30)
+        pool = RemoteEngine(settings, KEY, model_fingerprint(model), scraped_into=into)
+        host.submit(pool.start()).result(timeout=30)
+        opened.append((pool, workers))
+        return pool, workers
+
+    yield start
+    for pool, workers in opened:
+        host.submit(pool.close()).result(timeout=30)
+        for worker in workers:
+            worker.stop()
+
+
+def wait_for(true: Callable[[], bool], seconds: float = 20.0) -> None:
+    until = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def test_pages_are_read_on_the_beat_and_kept_for_sql_and_a_worker_that_is_gone_is_counted(pair, host: EngineHost, tmp_path: Path):
+    paths = RunPaths(tmp_path / "run").create()
+    pool, workers = pair(scrape_s=0.05, into=paths.workers)
+    assert isinstance(pool, ScrapedEngine)
+    wait_for(lambda: paths.workers.is_file() and len(paths.workers.read_text().splitlines()) >= 6)
+    figures = pool.scraped()
+    assert figures["workers/pages_read"] >= 6 and figures["workers/pages_unread"] == 0
+    assert figures["workers/running_mean"] == 0 and set(figures) <= set(METRICS)
+    workers[0].stop()
+    found = dict.fromkeys(figures, 0.0)
+
+    def gone() -> bool:
+        for name, value in pool.scraped().items():
+            found[name] += value
+        return found["workers/pages_unread"] >= 2 and found["workers/pages_read"] >= 2
+
+    wait_for(gone)
+    lines = [json.loads(line) for line in paths.workers.read_text().splitlines()]
+    assert {line["worker"] for line in lines} == {worker.url for worker in workers}
+    later = [line for line in lines if line["worker"] == workers[1].url][1:]
+    assert all("entente_requests_total" not in line for line in later), "a series is written where it changed"
+    answer = ask(connect(paths.root), "SELECT DISTINCT worker, value FROM workers WHERE name = 'entente_requests_total'")
+    assert sorted(answer["worker"].to_pylist()) == sorted(worker.url for worker in workers)
+
+
+def test_a_beat_of_nothing_reads_nothing(pair, host: EngineHost, tmp_path: Path):
+    pool, _ = pair(scrape_s=0, into=tmp_path / "workers.jsonl")
+    time.sleep(0.2)
+    assert pool.scraped() == {} and not (tmp_path / "workers.jsonl").exists()
+
+
+def test_a_page_that_is_none_or_hangs_is_counted_and_hinders_no_other(host: EngineHost):
+    async def read(url: str) -> str:
+        if url == "hangs":
+            await asyncio.sleep(60)
+        return {"fine": "entente_running 3\n", "html": "<html>"}[url]
+
+    async def some_beats() -> dict[str, float]:
+        scrape = WorkerScrape(0.1)
+        task = asyncio.create_task(scrape.run(lambda: ["fine", "html", "hangs"], read))
+        await asyncio.sleep(0.35)
+        task.cancel()
+        return scrape.take()
+
+    figures = host.submit(some_beats()).result(timeout=10)
+    assert figures["workers/running_mean"] == 3 and figures["workers/pages_read"] >= 2
+    assert figures["workers/pages_unread"] >= figures["workers/pages_read"] + 1
+    assert "workers/kv_cache_share_max" not in figures, "what no page tells is not made up"
+
+
+def test_the_file_of_readings_is_bounded(host: EngineHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(worker_scrape, "LARGEST_FILE", 500)
+    file = tmp_path / "workers.jsonl"
+
+    async def read(url: str) -> str:
+        return f"entente_running {time.monotonic()}\n"
+
+    async def some_beats() -> None:
+        task = asyncio.create_task(WorkerScrape(0.002, file).run(lambda: ["one"], read))
+        await asyncio.sleep(0.5)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    host.submit(some_beats()).result(timeout=10)
+    sizes = {each.name: each.stat().st_size for each in tmp_path.iterdir()}
+    assert set(sizes) == {"workers.jsonl", "workers.before.jsonl"} and max(sizes.values()) < 1000
