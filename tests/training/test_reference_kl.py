@@ -1,4 +1,4 @@
-"""Exact divergence and entropy over legal sets against loops in plain Python, their slopes against differences; the controller."""
+"""Exact divergence and entropy over legal sets against plain loops, their slopes against differences; the KL controller."""
 
 import json
 import math
