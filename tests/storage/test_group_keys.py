@@ -1,0 +1,117 @@
+"""Advantage groups are made of what was known before a decision: no outcome can part two decisions that faced the same choice.
+
+Grouping by what a decision led to would compare winners with winners, and whatever made them win would teach nothing.
+"""
+
+import random
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import storage.index
+from storage.index import Index, SelectionQuery
+from storage.runs import RunPaths
+from storage.schema import COMPONENTS, Decision
+from storage.shards import publish_shard
+
+KNOWN_BEFORE = {"start_group", "snapshot_id", "power", "phase", "game_id", "opponents"}
+"""Facts of the choice that a decision faced."""
+WHICH = {"decision_id", "fork", "ply", "seed"}
+"""What tells decisions that faced the same choice apart, and is no outcome either."""
+
+
+def decisions_of(rows: Any) -> list[Decision]:
+    """Three forks of three start groups; two powers, two phases; the second fork skips a phase, so its plies are others."""
+    rng, made = random.Random(1), []
+    for start_group in range(3):
+        for fork in range(4):
+            phases = ["S1901M", "F1901M"] if fork == 1 else ["S1901M", "F1901R", "F1901M"]
+            for ply, phase in enumerate(phases):
+                for power in ("FRANCE", "TURKEY"):
+                    made.append(rows.make_decision(rng, start_group=start_group, fork=fork, ply=ply, phase=phase, power=power))
+    return made
+
+
+def with_other_outcomes(decisions: list[Decision], seed: int) -> list[Decision]:
+    """The same choices, answered and ended in another way, so that every group has spread."""
+    rng, changed = random.Random(seed), []
+    for decision in decisions:
+        outcome: dict[str, Any] = {name: float(rng.randrange(-40, 40)) / 8 for name in COMPONENTS}
+        outcome |= {"ended": rng.choice(["horizon", "won", "eliminated", "settled"]), "policy_version": rng.randrange(2)}
+        outcome |= {
+            "orders": [rng.choice(["A PAR H", "A PAR - BUR"])],
+            "behaviour_logprobs": [-rng.random() for _ in decision.behaviour_logprobs],
+        }
+        changed.append(replace(decision, **outcome))
+    return changed
+
+
+def groups_of(folder: Path, decisions: list[Decision]) -> set[frozenset[int]]:
+    """The decisions that a step would compare with one another."""
+    paths = RunPaths(folder).create()
+    publish_shard(paths, "p0", 0, decisions, [], {}, next_start_group=3)
+    index = Index(paths)
+    index.refresh()
+    query = SelectionQuery(step=1, policy_version=1, max_policy_lag=9, start_groups=9, lineage="main", seed=0)
+    groups: dict[int, set[int]] = {}
+    for row in index.select_batch(query).rows.to_pylist():
+        groups.setdefault(row["advantage_group"], set()).add(row["decision_id"])
+    return {frozenset(members) for members in groups.values()}
+
+
+def outcomes_part_them(folder: Path, rows: Any) -> bool:
+    """Whether decisions are grouped otherwise once their outcomes are others."""
+    decisions = decisions_of(rows)
+    found = [groups_of(folder / str(seed), with_other_outcomes(decisions, seed)) for seed in range(4)]
+    assert all(found), "nothing was chosen, so nothing was seen"
+    return any(groups != found[0] for groups in found)
+
+
+def test_a_group_is_one_snapshot_one_power_and_one_phase_name(tmp_path: Path, rows: Any) -> None:
+    decisions = with_other_outcomes(decisions_of(rows), 0)
+    expected: dict[tuple[str, str, str], set[int]] = {}
+    for decision in decisions:
+        expected.setdefault((decision.snapshot_id, decision.power, decision.phase), set()).add(decision.decision_id)
+    assert groups_of(tmp_path / "run", decisions) == {frozenset(members) for members in expected.values()}
+
+
+def test_no_outcome_parts_a_group(tmp_path: Path, rows: Any) -> None:
+    assert not outcomes_part_them(tmp_path, rows)
+
+
+@pytest.mark.parametrize("smuggled", ["d.centres_gained > 1", "d.ended", "d.survival > 0", '"return" > 1', "d.policy_version"])
+def test_an_outcome_that_is_smuggled_into_the_key_is_found(
+    tmp_path: Path, rows: Any, smuggled: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = storage.index._SQL["select_batch"]
+    key = "d.power, d.phase) - 1)"
+    assert key in honest, "the key is written in another way now: smuggle there"
+    monkeypatch.setitem(storage.index._SQL, "select_batch", honest.replace(key, f"d.power, d.phase, {smuggled}) - 1)"))
+    assert outcomes_part_them(tmp_path, rows)
+
+
+def test_every_column_but_the_key_s_is_changed_or_says_who_decides(rows: Any) -> None:
+    """A column that comes later is an outcome until somebody says otherwise here."""
+    before = decisions_of(rows)
+    after = with_other_outcomes(before, 3)
+    changed = {
+        f.name
+        for f in fields(Decision)
+        if any(getattr(b, f.name) != getattr(a, f.name) for b, a in zip(before, after, strict=True))
+    }
+    cost = {
+        "queue_ms",
+        "prefill_ms",
+        "decode_ms",
+        "engine_ms",
+        "cached_tokens",
+        "worker",
+        "adapter_hash",
+        "checksum",
+        "temperature",
+    }
+    tokens = {"input_ids", "prompt_len", "legal_ids", "legal_offsets"}
+    refused = {"status", "reason", "orders_rejected"}  # a group with one of these is not trained on at all
+    assert {f.name for f in fields(Decision)} == changed | KNOWN_BEFORE | WHICH | cost | tokens | refused
