@@ -25,12 +25,13 @@ import pyarrow.parquet as pq
 from benchmarks.outcome import Outcome, Target
 from benchmarks.storage_rows import ROWS_PER_START_GROUP, VERSIONS, decisions_of, facts_of_a_run, plies_of
 from storage.gather import Batch, gather
-from storage.index import Index, SelectionQuery
+from storage.index import Index
 from storage.ledger import ROWS_SCHEMA, write_ledger
 from storage.mapped import MappedShards
 from storage.packing import PackingBuffers
 from storage.runs import RunPaths
 from storage.schema import as_array, row_checksums
+from storage.selection import SelectionQuery
 from storage.shards import open_plies, open_shard, publish_shard
 from storage.snapshots import CoveredShard, file_marks, write_snapshot
 from telemetry.errors import DataError, InputError

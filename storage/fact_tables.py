@@ -18,7 +18,7 @@ from storage.returns import returns_of
 from storage.totals import Totals
 
 _GROUPS = Path(__file__).with_name("advantage_groups.sql").read_text()
-_USED_GROUP = ["lineage", "shard", "start_group", "power", "phase"]
+_USED_GROUP = ["lineage", "step", "shard", "start_group", "power", "phase"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

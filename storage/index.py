@@ -11,8 +11,8 @@ Never: let DuckDB hold or return token lists, write into the run but for ``snaps
 between threads (an open DuckDB result owns its connection; make one index per thread).
 """
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -23,48 +23,18 @@ from storage.facts import decision_facts, ply_facts
 from storage.follow import NumberedFiles, follow_folders
 from storage.gather import Batch, gather
 from storage.ledger import ROWS_SCHEMA, STEP_NAME
+from storage.lineages import counts_as_used
 from storage.mapped import MappedShards, ShardDamaged
 from storage.packing import PackingBuffers
 from storage.runs import RunPaths
 from storage.schema import WEIGHTS
+from storage.selection import Selection, SelectionQuery, select
 from storage.shards import SHARD_NAME, describe_shard, map_shard, open_plies, open_shard
 from storage.snapshots import CoveredShard, IndexSnapshot, drop_old_snapshots, file_marks, newest_snapshot, write_snapshot
 from storage.totals import Totals
 from telemetry.errors import DataError, InputError
 
-_SQL = {path.stem: path.read_text() for path in sorted(Path(__file__).parent.glob("*.sql"))}
 _LOADED_TOGETHER = 256  # shards inserted by one statement
-STANDINGS = ("eligible", "used", "unusable", "ahead", "expired", "no_spread")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SelectionQuery:
-    """What a trainer step asks for."""
-
-    step: int
-    """The step that will use the rows; enters only the order of ties."""
-    policy_version: int
-    """Version that the trainer holds, from which the lag is counted."""
-    max_policy_lag: int
-    """Versions that the oldest row of an advantage group may lie behind."""
-    start_groups: int
-    """Start groups wanted, at most."""
-    lineage: str
-    """The ledger in which a row may stand once."""
-    seed: int
-    """Seed of the order of ties."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
-    """The rows for one step; fewer start groups than asked for, or none, if there are no more fresh ones."""
-
-    rows: pa.Table
-    """In the batch's order, with the columns of ``ledger.ROWS_SCHEMA``."""
-    start_groups: int
-    """Start groups that the rows belong to."""
-    counts: dict[str, int]
-    """Advantage groups of the whole run by standing (select_batch.sql); eligible = chosen + waiting."""
 
 
 class Index:
@@ -119,18 +89,20 @@ class Index:
         """Shards and snapshots set aside, each with the sentence that says why."""
         return self._tables.refused()
 
+    def seen(self) -> str:
+        """The start groups that were looked at, as JSON: producer -> [first, after the last] of each stretch of shards."""
+        spans: dict[str, list[list[int]]] = {}
+        for shard in sorted(self._taken_in.values(), key=lambda shard: (shard.producer, shard.number)):
+            stretches = spans.setdefault(shard.producer, [])
+            if stretches and stretches[-1][1] == shard.number:
+                stretches[-1][1] = shard.next_start_group
+            else:
+                stretches.append([shard.number, shard.next_start_group])
+        return json.dumps(spans, separators=(",", ":"))
+
     def select_batch(self, query: SelectionQuery) -> Selection:
         """Rows for one step by the contract in ``select_batch.sql``; ``refresh`` before shows what is new."""
-        values = {name: getattr(query, name) for name in query.__slots__}
-        standing, choice = self.connection.extract_statements(_SQL["select_batch"])
-        self.connection.execute(standing, {name: values[name] for name in standing.named_parameters})
-        rows = self._tables.chosen(choice.query, {name: values[name] for name in choice.named_parameters})
-        found = dict(self.connection.sql("SELECT standing, count(*) FROM standings GROUP BY ALL").fetchall())
-        chosen = len(set(rows["advantage_group"].to_pylist()))
-        counts = {name: found.get(name, 0) for name in STANDINGS}
-        counts |= {"chosen": chosen, "waiting": counts["eligible"] - chosen}
-        start_groups = len(set(zip(rows["shard"].to_pylist(), rows["start_group"].to_pylist(), strict=True)))
-        return Selection(rows=rows, start_groups=start_groups, counts=counts)
+        return select(self.connection, query, counts_as_used(self._paths, query.lineage))
 
     def fresh_rows(self, *, policy_version: int, limit: int) -> pa.Table:
         """At most ``limit`` complete rows of exactly this version, as a selection without groups (-1)."""

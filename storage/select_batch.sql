@@ -1,13 +1,21 @@
 -- Which rows a trainer step uses. Two statements; both are pure in the tables and their parameters.
 --
 -- 1. The standing of every advantage group for a trainer at $policy_version, by the first rule it breaks:
---      used       a row of it is in the ledger of $lineage: no decision is trained on twice
+--      used       ledgers of the lineage, or of those it was forked from up to the fork, name it $max_uses times
+--                 ($lineages, each with the last step of it that counts, $until)
 --      unusable   fewer than 2 decisions, a failed one, a rejected order, or a return that is not a number
 --      ahead      a row is of a version that the trainer has not reached (it went back to a checkpoint)
 --      expired    its oldest row lies more than $max_policy_lag versions behind
---      no_spread  its returns differ by a millionth at most (rounding of float32 components): no gradient
+--      no_spread  its returns differ by $min_spread at most, or by a millionth (rounding of float32 components): no gradient
 --      eligible   none of these
 CREATE OR REPLACE TEMP TABLE standings AS
+WITH counted AS (SELECT unnest($lineages::VARCHAR[]) AS lineage, unnest($until::INTEGER[]) AS until),
+uses AS (
+    SELECT shard, start_group, power, phase, count(*)::INTEGER AS uses
+    FROM used_groups JOIN counted USING (lineage)
+    WHERE step <= until
+    GROUP BY ALL
+)
 SELECT
     producer,
     shard,
@@ -16,37 +24,75 @@ SELECT
     phase,
     $policy_version - oldest_version AS group_lag,
     CASE
-        WHEN EXISTS (
-            FROM used_groups AS u
-            WHERE u.lineage = $lineage AND u.shard = g.shard AND u.start_group = g.start_group
-                AND u.power = g.power AND u.phase = g.phase
-        ) THEN 'used'
+        WHEN uses >= $max_uses THEN 'used'
         WHEN NOT usable THEN 'unusable'
         WHEN newest_version > $policy_version THEN 'ahead'
         WHEN group_lag > $max_policy_lag THEN 'expired'
-        WHEN spread <= 1e-6 THEN 'no_spread'
+        WHEN spread <= greatest($min_spread, 1e-6) THEN 'no_spread'
         ELSE 'eligible'
     END AS standing
-FROM advantage_groups AS g;
+FROM advantage_groups LEFT JOIN uses USING (shard, start_group, power, phase);
 
--- 2. All eligible advantage groups of the $start_groups freshest start groups, in the batch's order.
---    A start group is as fresh as its oldest eligible row; then the lower number comes first; those of two
---    producers that tie in both are ordered by a hash of $seed and $step (md5: DuckDB may change its own).
-WITH candidates AS (
-    SELECT producer, shard, start_group, max(group_lag) AS oldest_lag
-    FROM standings
-    WHERE standing = 'eligible'
-    GROUP BY producer, shard, start_group
-),
-chosen AS (
+-- 2. The chosen advantage groups, each whole, and their rows in the batch's order.
+--    What is drawn ($draw) is a whole start group, with all its eligible advantage groups, or a single advantage group; as many
+--    as $start_groups start groups, or as the advantage groups that so many of them hold on average.
+--    Drawn without replacement with weight $freshness ^ lag of the oldest row (Efraimidis and Spirakis: the smallest -ln(u) / weight
+--    are taken, here by their logarithms), u a hash of lineage, seed, step and the name of what is drawn (md5: DuckDB may change
+--    its own). With $balance_powers each power gets one before any gets a second one, and so on; start groups in which the
+--    policy plays several powers are balanced by themselves and count as one power.
+WITH start_groups AS (
     SELECT
+        producer,
         shard,
         start_group,
-        row_number() OVER (
-            ORDER BY oldest_lag, start_group, md5(concat_ws(':', $seed, $step, producer)), producer
-        ) AS place
-    FROM candidates
-    QUALIFY place <= $start_groups
+        CASE WHEN min(power) = max(power) THEN min(power) ELSE '' END AS power_played,
+        count(*) FILTER (standing IN ('eligible', 'used')) AS teaches,
+        count(*) FILTER (standing = 'eligible') AS eligible
+    FROM standings
+    WHERE group_lag BETWEEN 0 AND $max_policy_lag
+    GROUP BY ALL
+    HAVING eligible > 0
+),
+drawable AS (
+    SELECT
+        s.producer,
+        s.shard,
+        s.start_group,
+        CASE WHEN $draw = 'start_group' THEN '' ELSE concat_ws(':', power, phase) END AS part,
+        CASE WHEN $draw = 'start_group' THEN any_value(power_played) ELSE any_value(power) END AS balanced,
+        max(group_lag) AS oldest_lag
+    FROM standings AS s JOIN start_groups USING (shard, start_group)
+    WHERE standing = 'eligible'
+    GROUP BY ALL
+),
+keyed AS (
+    SELECT
+        *,
+        md5_number_upper(concat_ws(':', $lineage, $seed, $step, producer, start_group, part)) AS hashed,
+        ln(-ln((hashed // 4096 + 0.5) / 4503599627370496)) - oldest_lag * ln($freshness) AS draw_key
+    FROM drawable
+),
+ranked AS (
+    SELECT
+        *,
+        CASE
+            WHEN $balance_powers THEN row_number() OVER (PARTITION BY balanced ORDER BY draw_key, producer, start_group, part)
+            ELSE 0
+        END AS round
+    FROM keyed
+),
+drawn AS (
+    SELECT shard, start_group, part, row_number() OVER (ORDER BY round, draw_key, producer, start_group, part) AS place
+    FROM ranked
+    QUALIFY place <= (
+        SELECT CASE WHEN $draw = 'start_group' THEN $start_groups ELSE ceil($start_groups * avg(teaches)) END FROM start_groups
+    )
+),
+chosen AS (
+    SELECT s.shard, s.start_group, s.power, s.phase, min(place) OVER (PARTITION BY s.shard, s.start_group) AS place
+    FROM drawn JOIN standings AS s
+        ON s.shard = drawn.shard AND s.start_group = drawn.start_group AND s.standing = 'eligible'
+        AND (drawn.part = '' OR drawn.part = concat_ws(':', s.power, s.phase))
 )
 SELECT
     d.shard,
@@ -63,7 +109,6 @@ SELECT
     d.return,
     (dense_rank() OVER (ORDER BY c.place, d.power, d.phase) - 1)::INTEGER AS advantage_group
 FROM chosen AS c
-JOIN standings AS s ON s.shard = c.shard AND s.start_group = c.start_group AND s.standing = 'eligible'
 JOIN decisions AS d
-    ON d.shard = s.shard AND d.start_group = s.start_group AND d.power = s.power AND d.phase = s.phase
+    ON d.shard = c.shard AND d.start_group = c.start_group AND d.power = c.power AND d.phase = c.phase
 ORDER BY advantage_group, d.fork, d.ply, d.row;

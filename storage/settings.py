@@ -1,6 +1,6 @@
 """Settings of storage: what a return is made of, and how old a row may be when it is trained on."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -36,6 +36,23 @@ class StorageSettings(BaseModel):
     """Factor per later decision of the same power in the fork; 1 counts all fully; the horizon is short."""
     max_policy_lag: Annotated[int, Field(ge=0)] = 2
     """Policy versions that a group's oldest row may lie behind the trainer; others allow 2 to 4."""
+    hard_policy_lag: Annotated[int, Field(ge=0)] = 0
+    """Versions back to which a step reaches, one by one, where it finds too few rows within `max_policy_lag`; if that is no
+    less: it never does, and trains on fewer rows instead."""
+    shortage_wait_s: Annotated[float, Field(ge=0)] = 0.0
+    """Seconds that a step waits for more rows before it reaches back or trains on fewer; 0 where none can come but its own
+    rollouts, which are there before it begins."""
+    max_uses: Annotated[int, Field(ge=1)] = 1
+    """Steps that may train on the same advantage group; more learn faster from a rollout, further from what drew it."""
+    min_spread: Annotated[float, Field(ge=0)] = 0.0
+    """Advantage groups whose returns differ by this or less are left out; more than 0 biases what is learned."""
+    draw: Literal["start_group", "advantage_group"] = "start_group"
+    """What a step draws where more is fresh than it wants: whole start groups, whose rows share boards and so much of their
+    prompts; or single advantage groups, as many as so many start groups hold on average, which balances powers more finely."""
+    freshness: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Factor of the odds of being drawn for each version that the oldest row lies behind; 1: age does not matter."""
+    balance_powers: bool = True
+    """Every power gets one of what is drawn before any gets a second one, where the policy plays one power in a start group."""
     snapshot_every_shards: Annotated[int, Field(ge=0)] = 64
     """New shards after which the trainer's process writes what its index knows to `index/`, from where the next index opens; once
     there are many, an eighth of them, so that a long run is not written again and again. 0: never."""

@@ -17,15 +17,18 @@ import pyarrow as pa
 import torch
 
 from storage.adapters import Adapter, publish_adapter
+from storage.choose_batch import Choice, choose_batch
 from storage.gather import Batch
-from storage.index import Index, Selection, SelectionQuery
-from storage.ledger import MAIN, read_ledger, recorded_steps, write_ledger
+from storage.index import Index
+from storage.ledger import read_ledger, recorded_steps, write_ledger
 from storage.outcome import Outcome, UpdateOutcome, write_outcome
 from storage.runs import RunPaths, set_aside
+from storage.selection import selection_rule
 from storage.settings import StorageSettings
 from storage.totals import Totals
-from telemetry.errors import DataError, InputError, TrainingError
+from telemetry.errors import DataError, TrainingError
 from training.checkpoint import TrainerState, checkpoint_steps, load_checkpoint, save_checkpoint
+from training.lineage import Fork, lineage_to_go_on_in
 from training.padded_rows import padded_micro_batches
 from training.policy import Policy
 from training.schedule import rate_at, set_rate
@@ -62,6 +65,7 @@ class Trainer:
     """Owns the policy and its optimiser for one run; goes on where the run's files stand.
 
     Attributes:
+        lineage: the ledger of the steps to come.
         step_done: the newest step whose checkpoint stands; the policy version it holds.
         metrics_done: what that step reported.
         adapter: that version as published; None before the first step.
@@ -74,13 +78,15 @@ class Trainer:
         policy: Policy,
         training: TrainingSettings,
         storage: StorageSettings,
-        lineage: str = MAIN,
+        *,
+        lineage: str | None = None,
+        fork: Fork | None = None,
     ) -> None:
+        """`lineage`: None for the one in which the run goes on; `fork` opens another, whose settings may be others."""
         self._paths = paths
         self._policy = policy
         self._settings = training
         self._storage = storage
-        self._lineage = lineage
         self._index = Index(paths, blend=storage.blend, discount=storage.discount)
         self._updater = Updater(policy, training)
         self._settings_hash = settings_hash(training)
@@ -88,11 +94,14 @@ class Trainer:
         self.metrics_done: dict[str, float] = {}
         self.adapter: Adapter | None = None
         self.set_aside: list[str] = []
-        self._restore()
-        self._to_repeat = [step for step in recorded_steps(paths, lineage) if step > self.step_done]
+        state = self._restore()
+        self.lineage = lineage or lineage_to_go_on_in(paths, state, self._settings_hash, storage, fork)
+        if state is not None:
+            self.adapter = self._publish(state)
+        self._to_repeat = [step for step in recorded_steps(paths, self.lineage) if step > self.step_done]
 
-    def _restore(self) -> None:
-        """Go on from the newest whole checkpoint, if there is one, and make sure that its version is published."""
+    def _restore(self) -> TrainerState | None:
+        """Stand where the newest whole checkpoint does, if there is one."""
         for step in reversed(checkpoint_steps(self._paths)):
             try:
                 state = load_checkpoint(self._paths, step, self._policy, self._updater.optimiser)
@@ -100,16 +109,11 @@ class Trainer:
                 set_aside(self._paths.checkpoint(step))
                 self.set_aside.append(str(error))
                 continue
-            if state.settings_hash != self._settings_hash:
-                raise InputError(
-                    f"checkpoint '{self._paths.checkpoint(step)}' was made under other training settings than are given now: "
-                    "resume with the run's own, or begin another run"
-                )
             self.step_done, self.metrics_done = state.step, state.metrics
             self._updater.skipped_in_a_row = state.skipped_in_a_row
             self._updater.kl, self._updater.moving = state.kl, state.moving
-            self.adapter = self._publish(state)
-            return
+            return state
+        return None
 
     def fresh_rows(self) -> int:
         """Rows to compare trainer and engine on: those of the version that the trainer holds, up to the settings' number."""
@@ -176,12 +180,11 @@ class Trainer:
             rows, counts = self._recorded(step), {}
             batch = self._gather_recorded(step, rows)
         else:
-            self._index.refresh()
-            selection = self._select(step, start_groups)
-            rows, counts = selection.rows, selection.counts
+            choice = self._choose(step, start_groups)
+            rows, counts = choice.selection.rows, choice.selection.counts
             # Gathered before the ledger: a damaged row must not take the step's name.
             batch = self._index.gather(rows)
-            self._record(step, rows)
+            self._record(step, choice)
         selected = time.perf_counter()
         updates = list(self._updates(step, batch, rows))
         updated = time.perf_counter()
@@ -212,22 +215,25 @@ class Trainer:
         set_rate(self._updater.optimiser, rate_at(step, self._settings))
         return self._updater.updates(batch, rows["power"].to_pylist())
 
-    def _select(self, step: int, start_groups: int) -> Selection:
-        return self._index.select_batch(
-            SelectionQuery(
-                step=step,
-                policy_version=self.step_done,
-                max_policy_lag=self._storage.max_policy_lag,
-                start_groups=start_groups,
-                lineage=self._lineage,
-                seed=self._settings.seed,
-            )
+    def _choose(self, step: int, start_groups: int) -> Choice:
+        choice = choose_batch(
+            self._index,
+            self._storage,
+            step=step,
+            policy_version=self.step_done,
+            start_groups=start_groups,
+            lineage=self.lineage,
+            seed=self._settings.seed,
         )
+        if choice.patient:
+            logger.warning("%s", choice.shortage)
+        return choice
 
-    def _record(self, step: int, rows: pa.Table) -> None:
+    def _record(self, step: int, choice: Choice) -> None:
         """Write the step's ledger, the fence: whoever finds it taken is not alone on the run."""
         about = {"policy_version": str(self.step_done), "settings_hash": self._settings_hash}
-        if not write_ledger(self._paths, self._lineage, step, rows, about):
+        about |= {"selection": choice.selection.query.told(), "shortage": choice.shortage, "seen": self._index.seen()}
+        if not write_ledger(self._paths, self.lineage, step, choice.selection.rows, about | selection_rule()):
             raise TrainingError(
                 f"another trainer already holds step {step} of '{self._paths.root.name}': "
                 "two trainers cannot share a run; stop one"
@@ -235,7 +241,7 @@ class Trainer:
 
     def _recorded(self, step: int) -> pa.Table:
         """The rows that the step's ledger names: they are used again as recorded, never chosen again."""
-        rows = read_ledger(self._paths, self._lineage, step)
+        rows = read_ledger(self._paths, self.lineage, step)
         if rows is None:
             raise DataError(f"the ledger of step {step} is gone from '{self._paths.ledger}': restore it from a copy")
         return rows
@@ -250,7 +256,7 @@ class Trainer:
         """Make the step last, and publish its version from what lasts."""
         state = TrainerState(
             step=step,
-            lineage=self._lineage,
+            lineage=self.lineage,
             settings_hash=self._settings_hash,
             skipped_in_a_row=self._updater.skipped_in_a_row,
             metrics=metrics,

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-import storage.index
-from storage.index import Index, SelectionQuery
+import storage.selection
+from storage.index import Index
 from storage.runs import RunPaths
 from storage.schema import COMPONENTS, Decision
+from storage.selection import SelectionQuery
 from storage.shards import publish_shard
 
 KNOWN_BEFORE = {"start_group", "snapshot_id", "power", "phase", "game_id", "opponents"}
@@ -85,10 +86,10 @@ def test_no_outcome_parts_a_group(tmp_path: Path, rows: Any) -> None:
 def test_an_outcome_that_is_smuggled_into_the_key_is_found(
     tmp_path: Path, rows: Any, smuggled: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = storage.index._SQL["select_batch"]
+    honest = storage.selection._SQL
     key = "d.power, d.phase) - 1)"
     assert key in honest, "the key is written in another way now: smuggle there"
-    monkeypatch.setitem(storage.index._SQL, "select_batch", honest.replace(key, f"d.power, d.phase, {smuggled}) - 1)"))
+    monkeypatch.setattr(storage.selection, "_SQL", honest.replace(key, f"d.power, d.phase, {smuggled}) - 1)"))
     assert outcomes_part_them(tmp_path, rows)
 
 

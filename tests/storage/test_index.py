@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from storage.asking import connect
-from storage.index import Index, SelectionQuery
+from storage.index import Index
 from storage.ledger import read_ledger, write_ledger
 from storage.runs import RunPaths
+from storage.selection import SelectionQuery
 from storage.shards import open_shard, publish_shard
 from telemetry.errors import DataError, InputError
 

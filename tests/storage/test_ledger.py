@@ -5,9 +5,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from storage.index import Index, SelectionQuery
+from storage.index import Index
 from storage.ledger import ROWS_SCHEMA, ledger_path, read_ledger, recorded_steps, write_ledger
 from storage.runs import RunPaths
+from storage.selection import SelectionQuery
 from telemetry.errors import DataError
 
 

@@ -1,22 +1,27 @@
 """Returns and selection, compared with plain loops over the dataclasses."""
 
+import hashlib
+import math
 import random
-from collections import defaultdict
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
-from storage.index import Index, SelectionQuery
+from storage.index import Index
 from storage.ledger import write_ledger
 from storage.runs import RunPaths
 from storage.schema import COMPONENTS, Decision
+from storage.selection import SelectionQuery
 from storage.shards import publish_shard
 
 BLEND = {name: 1.0 - 0.375 * place for place, name in enumerate(COMPONENTS)}
 BLEND |= {f"final_{name}": 0.25 * place - 1.0 for place, name in enumerate(COMPONENTS)}  # every one with a weight of its own
 POWERS = ("FRANCE", "ITALY", "TURKEY")
 PHASES = ("S1901M", "F1901M", "F1901R", "W1901A", "S1902M")
+Group = tuple[str, int, str, str]
+"""Producer, start group, power, phase."""
 
 
 @dataclass(frozen=True)
@@ -83,38 +88,65 @@ def naive_returns(run: list[Row], blend: dict[str, float], discount: float) -> d
     return returns
 
 
+def uniform(query: SelectionQuery, producer: str, start_group: int, part: str) -> float:
+    """As the contract says: between 0 and 1, from a hash."""
+    told = f"{query.lineage}:{query.seed}:{query.step}:{producer}:{start_group}:{part}"
+    return ((int.from_bytes(hashlib.md5(told.encode()).digest()[:8], "little") >> 12) + 0.5) / 2**52
+
+
 def naive_selection(
-    run: list[Row], returns: dict[int, float], used: set[int], query: SelectionQuery
+    run: list[Row], returns: dict[int, float], uses: Counter[int], query: SelectionQuery
 ) -> tuple[list[set[int]], dict[str, int]]:
-    """Chosen advantage groups, and the standing of all; of two producers that tie, p0 comes first here."""
-    groups: dict[tuple[str, int, str, str], list[Decision]] = defaultdict(list)
+    """Chosen advantage groups in the batch's order, and how many there are of each standing."""
+    groups: dict[Group, list[Decision]] = defaultdict(list)
     for row in run:
         groups[row.producer, row.decision.start_group, row.decision.power, row.decision.phase].append(row.decision)
-    counts: dict[str, int] = defaultdict(int)
-    eligible: dict[tuple[str, int], list[tuple[str, str]]] = defaultdict(list)
-    for (producer, start_group, power, phase), members in groups.items():
+    standing: dict[Group, str] = {}
+    lag: dict[Group, int] = {}
+    for group, members in groups.items():
         versions = [member.policy_version for member in members]
         values = [returns[member.decision_id] for member in members]
-        if any(member.decision_id in used for member in members):
-            counts["used"] += 1
+        lag[group] = query.policy_version - min(versions)
+        if min(uses[member.decision_id] for member in members) >= query.max_uses:
+            standing[group] = "used"
         elif len(members) < 2 or any(member.status != "complete" or member.orders_rejected for member in members):
-            counts["unusable"] += 1
+            standing[group] = "unusable"
         elif max(versions) > query.policy_version:
-            counts["ahead"] += 1
-        elif query.policy_version - min(versions) > query.max_policy_lag:
-            counts["expired"] += 1
-        elif len(set(values)) == 1:
-            counts["no_spread"] += 1
+            standing[group] = "ahead"
+        elif lag[group] > query.max_policy_lag:
+            standing[group] = "expired"
+        elif max(values) - min(values) <= max(query.min_spread, 1e-6):
+            standing[group] = "no_spread"
         else:
-            counts["eligible"] += 1
-            eligible[producer, start_group].append((power, phase))
-
-    def oldest(place: tuple[str, int]) -> int:
-        return min(member.policy_version for kind in eligible[place] for member in groups[(*place, *kind)])
-
-    order = sorted(eligible, key=lambda place: (-oldest(place), place[1], place[0]))
-    chosen = [(*place, *kind) for place in order[: query.start_groups] for kind in sorted(eligible[place])]
-    return [{member.decision_id for member in groups[group]} for group in chosen], counts
+            standing[group] = "eligible"
+    fresh = {group for group in groups if 0 <= lag[group] <= query.max_policy_lag}
+    eligible = {group for group in groups if standing[group] == "eligible"}
+    starts = {group[:2] for group in eligible}
+    pools: dict[str, list[tuple[float, str, int, str]]] = defaultdict(list)
+    if query.draw == "start_group":
+        wanted = query.start_groups
+        for producer, number in starts:
+            played = {power for p, n, power, _ in fresh if (p, n) == (producer, number)}
+            age = max(lag[group] for group in eligible if group[:2] == (producer, number))
+            key = -math.log(uniform(query, producer, number, "")) / query.freshness**age
+            pools[played.pop() if len(played) == 1 else ""].append((key, producer, number, ""))
+    else:
+        teach = sum(standing[group] in ("eligible", "used") and group[:2] in starts for group in fresh)
+        wanted = math.ceil(query.start_groups * teach / len(starts)) if starts else 0
+        for producer, number, power, phase in eligible:
+            age = lag[producer, number, power, phase]
+            key = -math.log(uniform(query, producer, number, f"{power}:{phase}")) / query.freshness**age
+            pools[power].append((key, producer, number, f"{power}:{phase}"))
+    drawn = sorted(
+        (turn if query.balance_powers else 0, *each) for pool in pools.values() for turn, each in enumerate(sorted(pool))
+    )[:wanted]
+    place = {}
+    for at, (_, _, producer, number, _) in enumerate(drawn):
+        place.setdefault((producer, number), at)
+    parts = {each[2:] for each in drawn}
+    chosen = [group for group in eligible if {(*group[:2], ""), (*group[:2], f"{group[2]}:{group[3]}")} & parts]
+    chosen.sort(key=lambda group: (place[group[:2]], *group[2:]))
+    return [{member.decision_id for member in groups[group]} for group in chosen], Counter(standing.values())
 
 
 @pytest.mark.parametrize("discount", [1.0, 0.5, 0.0])
@@ -127,21 +159,34 @@ def test_returns_equal_a_plain_loop(paths: RunPaths, rows: Any, seed: int, disco
     assert found == pytest.approx(naive_returns(run, BLEND, discount), abs=1e-12)
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_steps_choose_what_a_plain_loop_chooses_and_use_no_row_twice(paths: RunPaths, rows: Any, seed: int) -> None:
+@pytest.mark.parametrize("draw", ["start_group", "advantage_group"])
+@pytest.mark.parametrize("seed", range(8))
+def test_steps_choose_what_a_plain_loop_chooses_and_use_no_row_too_often(
+    paths: RunPaths, rows: Any, seed: int, draw: Any
+) -> None:
     run = random_run(paths, rows, seed)
     returns = naive_returns(run, {"centres_gained": 1.0}, 1.0)
     index = Index(paths)
-    used: set[int] = set()
-    trained: list[int] = []
+    uses: Counter[int] = Counter()
     index.refresh()
     taken_elsewhere = index.select_batch(query(1, policy_version=9, max_policy_lag=9, start_groups=99)).rows
     assert write_ledger(paths, "other", 1, taken_elsewhere, {})
     for step in range(1, 7):
         index.refresh()
-        asked = query(step, policy_version=step - 1, max_policy_lag=seed % 4, start_groups=1 + seed % 3)
+        asked = query(
+            step,
+            policy_version=step - 1,
+            max_policy_lag=seed % 4,
+            start_groups=1 + seed % 3,
+            seed=seed,
+            draw=draw,
+            max_uses=1 + seed % 2,
+            min_spread=seed % 3 / 2,
+            freshness=(1.0, 0.5, 1e-6)[seed % 3],
+            balance_powers=seed % 4 > 1,
+        )
         selection = index.select_batch(asked)
-        expected, counts = naive_selection(run, returns, used, asked)
+        expected, counts = naive_selection(run, returns, uses, asked)
         found: dict[int, set[int]] = defaultdict(set)
         for row in selection.rows.to_pylist():
             found[row["advantage_group"]].add(row["decision_id"])
@@ -150,23 +195,14 @@ def test_steps_choose_what_a_plain_loop_chooses_and_use_no_row_twice(paths: RunP
         assert {name: count for name, count in selection.counts.items() if count and name not in ("chosen", "waiting")} == counts
         assert sorted(found) == list(range(len(found))), "advantage groups are numbered from 0 without gaps"
         assert selection.counts["chosen"] == len(found) == counts["eligible"] - selection.counts["waiting"]
-        if not _tie_at_the_edge(run, returns, used, asked):
-            assert sorted(map(sorted, found.values())) == sorted(map(sorted, expected))
-        trained += selection.rows["decision_id"].to_pylist()
-        used.update(trained)
+        assert [found[number] for number in sorted(found)] == expected
+        uses.update(selection.rows["decision_id"].to_pylist())
         assert write_ledger(paths, "main", step, selection.rows, {})
-    assert len(trained) == len(set(trained))
+        assert max(uses.values(), default=0) <= asked.max_uses
 
 
-def _tie_at_the_edge(run: list[Row], returns: dict[int, float], used: set[int], asked: SelectionQuery) -> bool:
-    """True where the seeded order of two producers decides who is in."""
-    turned = [Row({"p0": "p1", "p1": "p0"}[row.producer], row.decision) for row in run]
-    one, other = (naive_selection(rows, returns, used, asked)[0] for rows in (run, turned))
-    return sorted(map(sorted, one)) != sorted(map(sorted, other))
-
-
-def query(step: int, **given: int) -> SelectionQuery:
-    asked = {"policy_version": 0, "max_policy_lag": 2, "start_groups": 4, "seed": 0} | given
+def query(step: int, **given: Any) -> SelectionQuery:
+    asked: dict[str, Any] = {"policy_version": 0, "max_policy_lag": 2, "start_groups": 4, "seed": 0} | given
     return SelectionQuery(step=step, lineage="main", **asked)
 
 
@@ -198,29 +234,58 @@ def test_an_index_that_grew_with_the_run_chooses_like_a_fresh_one(paths: RunPath
     assert grown.select_batch(query(1)).rows.equals(fresh.select_batch(query(1)).rows)
 
 
-def test_only_ties_depend_on_the_seed(paths: RunPaths, rows: Any) -> None:
+def one_power_runs(paths: RunPaths, rows: Any, played: dict[int, tuple[str, int]]) -> Index:
+    """A start group of each number, in which one power plays under one version."""
     rng = random.Random(3)
-    for producer in ("p0", "p1"):
-        decisions, plies = rows.make_shard_rows(rng, range(2), producer, forks=6)
-        publish_shard(paths, producer, 0, decisions, plies, {})
+    for number, (power, version) in played.items():
+        decisions = [
+            rows.make_decision(
+                rng, start_group=number, fork=fork, power=power, policy_version=version, centres_gained=float(fork)
+            )
+            for fork in range(3)
+        ]
+        publish_shard(paths, "p0", number, decisions, [], {})
     index = Index(paths)
     index.refresh()
-    firsts = {index.select_batch(query(1, start_groups=1, seed=seed)).rows["shard"][0].as_py() for seed in range(20)}
-    assert firsts == {"p0/000000.arrow", "p1/000000.arrow"}
-    for seed in range(5):
-        groups = index.select_batch(query(1, start_groups=2, seed=seed)).rows["start_group"].to_pylist()
-        assert set(groups) == {0}, "the lower number comes before any tie is broken"
+    return index
 
 
-def test_fresher_start_groups_come_first(paths: RunPaths, rows: Any) -> None:
-    rng = random.Random(3)
-    for first, version in ((0, 3), (1, 5), (2, 4)):
-        decisions, plies = rows.make_shard_rows(rng, range(first, first + 1), forks=8, policy_version=version)
-        publish_shard(paths, "p0", first, decisions, plies, {})
-    index = Index(paths)
-    index.refresh()
-    rows_chosen = index.select_batch(query(6, policy_version=5, start_groups=2)).rows
-    assert list(dict.fromkeys(rows_chosen["start_group"].to_pylist())) == [1, 2]
+def test_the_draw_follows_lineage_step_and_seed_and_nothing_else(paths: RunPaths, rows: Any) -> None:
+    index = one_power_runs(paths, rows, {number: ("FRANCE", 0) for number in range(8)})
+
+    def drawn(**given: Any) -> tuple[int, ...]:
+        asked = replace(query(1, start_groups=2), **given)
+        return tuple(dict.fromkeys(index.select_batch(asked).rows["start_group"].to_pylist()))
+
+    assert drawn() == drawn()
+    for name, others in (("seed", range(6)), ("step", range(6)), ("lineage", [f"l{n}" for n in range(6)])):
+        assert len({drawn(**{name: other}) for other in others}) > 2, name
+
+
+def test_an_older_start_group_is_drawn_half_as_often_for_each_version(paths: RunPaths, rows: Any) -> None:
+    index = one_power_runs(paths, rows, {number: ("FRANCE", 5 - number % 3) for number in range(150)})
+
+    def shares(freshness: float) -> list[float]:
+        asked = [query(6, policy_version=5, start_groups=10, seed=seed, freshness=freshness) for seed in range(12)]
+        drawn = [group for one in asked for group in set(index.select_batch(one).rows["start_group"].to_pylist())]
+        return [sum(group % 3 == lag for group in drawn) / len(drawn) for lag in range(3)]
+
+    assert shares(0.5) == pytest.approx([4 / 7, 2 / 7, 1 / 7], abs=0.12)
+    assert shares(1.0) == pytest.approx([1 / 3, 1 / 3, 1 / 3], abs=0.12)
+    assert shares(1e-9) == [1.0, 0.0, 0.0], "the freshest, always"
+
+
+def test_each_power_gets_one_before_any_gets_a_second(paths: RunPaths, rows: Any) -> None:
+    plenty = {number: ("FRANCE", 0) for number in range(12)} | {12: ("ITALY", 0), 13: ("TURKEY", 0)}
+    index = one_power_runs(paths, rows, plenty)
+
+    def powers(balance: bool, seed: int) -> Counter[str]:
+        rows_chosen = index.select_batch(query(1, start_groups=4, seed=seed, balance_powers=balance)).rows
+        pairs = set(zip(rows_chosen["start_group"].to_pylist(), rows_chosen["power"].to_pylist(), strict=True))
+        return Counter(power for _, power in pairs)
+
+    assert all(powers(True, seed) == {"FRANCE": 2, "ITALY": 1, "TURKEY": 1} for seed in range(6))
+    assert any("ITALY" not in powers(False, seed) for seed in range(6))
 
 
 def test_a_return_that_is_not_a_number_is_never_trained_on(paths: RunPaths, rows: Any) -> None:

@@ -13,9 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from storage import snapshots
-from storage.index import Index, SelectionQuery
+from storage.index import Index
 from storage.ledger import write_ledger
 from storage.runs import RunPaths
+from storage.selection import SelectionQuery
 from storage.shards import map_shard
 from storage.snapshots import newest_snapshot, write_snapshot
 from telemetry.errors import DataError

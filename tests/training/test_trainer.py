@@ -127,7 +127,7 @@ def test_the_gradient_does_not_depend_on_the_micro_batches(paths, model):
                 parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
         trainer = Trainer(paths, policy, settings, StorageSettings())
         trainer._index.refresh()
-        from storage.index import SelectionQuery
+        from storage.selection import SelectionQuery
 
         query = SelectionQuery(step=1, policy_version=0, max_policy_lag=2, start_groups=4, lineage="x", seed=0)
         list(trainer._updater.updates(trainer._index.gather(trainer._index.select_batch(query).rows)))
