@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from storage.gather import Batch
+from training.mass_probe import probed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,11 +39,26 @@ def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     return np.repeat(starts - (ends - lengths), lengths) + np.arange(ends[-1] if len(ends) else 0)
 
 
-def count_branching(batch: Batch, rows: Sequence[int] | np.ndarray) -> int:
-    """Branching tokens of some rows: the constant denominator of an update on them."""
+def branching_counts(batch: Batch, rows: Sequence[int] | np.ndarray) -> np.ndarray:
+    """int64 [rows]: branching tokens of each of some rows."""
     before = np.concatenate([[0], np.cumsum(np.diff(batch.legal_offsets) > 1)])
     rows = np.asarray(rows, np.int64)
-    return int((before[batch.completion_offsets[rows + 1]] - before[batch.completion_offsets[rows]]).sum())
+    return before[batch.completion_offsets[rows + 1]] - before[batch.completion_offsets[rows]]
+
+
+def branching_tokens(batch: Batch, rows: Sequence[int] | np.ndarray) -> int:
+    """Branching tokens of some rows: the constant denominator of an update on them."""
+    return int(branching_counts(batch, rows).sum())
+
+
+def branching_decisions(batch: Batch, rows: Sequence[int] | np.ndarray) -> int:
+    """Those of some rows that have a branching token."""
+    return int((branching_counts(batch, rows) > 0).sum())
+
+
+def probed_tokens(batch: Batch, rows: Sequence[int] | np.ndarray) -> int:
+    """Those branching tokens of some rows whose legal mass is probed."""
+    return int(probed(branching_indices(batch, np.asarray(rows, np.int64))[0]).sum())
 
 
 def branching_indices(batch: Batch, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

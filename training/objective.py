@@ -18,7 +18,7 @@ from torch import Tensor
 
 from training.losses.choose import LOSSES
 from training.losses.token_loss import DrawnTokens, TokenLoss
-from training.policy import MaskedLogprobs
+from training.masked_logprobs import MaskedLogprobs
 from training.reference_kl import exact_kl, legal_entropy
 from training.settings import TrainingSettings
 from training.step_metrics import Gauges

@@ -1,8 +1,8 @@
 """Attention over a forest of token paths in depth-first order: each token sees the tokens above it and itself.
 
 In that order (`trie_plan`), token q sees token k exactly if k <= q < leave[k]. So any range of tokens sees nothing before it but
-the ancestors of its first token. On a CPU the forest is cut into such ranges, each one call of torch's fused attention over gathered
-keys; where to cut is what costs least. `DenseAttention` writes the rule out as a mask: slow, plain, everywhere.
+the ancestors of its first token. On a CPU the forest is cut into such ranges, each one call of torch's fused attention over
+gathered keys; where to cut is what costs least. `DenseAttention` writes the rule out as a mask: slow, plain, everywhere.
 
 The functions enter transformers through its attention registry, so that its models and peft's layers stay untouched.
 """
@@ -10,6 +10,7 @@ The functions enter transformers through its attention registry, so that its mod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -208,7 +209,7 @@ def _ranges(micro: PackedMicroBatch) -> list[_Range]:
     while bounds[-1]:
         bounds.append(int(origin[bounds[-1]]))
     places = [int(cuts[bound]) for bound in reversed(bounds)]
-    return [_range(leaves, begin, end) for begin, end in zip(places[:-1], places[1:], strict=True)]
+    return [_range(leaves, begin, end) for begin, end in pairwise(places)]
 
 
 def _range(leaves: np.ndarray, begin: int, end: int) -> _Range:

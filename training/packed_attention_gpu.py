@@ -2,8 +2,8 @@
 
 Flex: the rule k <= q < leave[k] as a mask function; blocks that no token sees are skipped. It is compiled once per length, so
 lengths are rounded up to few values, inside the attention alone: the rest of the model computes no padding.
-Varlen: one sequence per segment, its own tokens against gathered keys: those above it, then its own, causal at the end. Flash knows
-no float32.
+Varlen: one sequence per segment, its own tokens against gathered keys: those above it, then its own, causal at the end. Flash
+knows no float32.
 """
 
 from functools import cache
@@ -21,7 +21,7 @@ _SMALLEST = 1024
 def padded_length(tokens: int) -> int:
     """The length that flex attention is compiled for: a power of two, or one and a half times one, and at least 1,024."""
     power = 1 << max(tokens - 1, _SMALLEST - 1).bit_length()
-    return power * 3 // 4 if _SMALLEST < power and tokens <= power * 3 // 4 else power
+    return power * 3 // 4 if power > _SMALLEST and tokens <= power * 3 // 4 else power
 
 
 @cache
@@ -93,7 +93,7 @@ class VarlenAttention:
 
 
 def _keys_of_segments(micro: PackedMicroBatch, key_counts: np.ndarray) -> np.ndarray:
-    """For each segment the tokens above it and its own, one after another; written along the trail from the root, as in the plan."""
+    """For each segment the tokens above it and its own; written along the trail from the root, as in the plan."""
     trail = np.empty(int(key_counts.max()), np.int64)
     keys = np.empty(int(key_counts.sum()), np.int64)
     at = 0

@@ -1,7 +1,7 @@
 """The forward of a packed micro-batch: hidden states where a branching token is predicted, each token path computed once.
 
-Promise: the same numbers as the padded forward but for the order of sums; models that it does not cover are named by `not_covered`,
-and take the padded path.
+Promise: the same numbers as the padded forward but for the order of sums; models that it does not cover are named by
+`not_covered`, and take the padded path.
 """
 
 from typing import Any

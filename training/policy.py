@@ -1,42 +1,30 @@
 """The policy under training: a frozen base with a LoRA adapter, and its probabilities over legal sets.
 
-log pi(a) = z_a / T - log sum_{b legal} exp(z_b / T)        (the masked policy; z: logits, T: temperature of the row)
+Never: know how rows are laid out, or what a loss is.
 """
 
 import errno
 import json
 import resource
 import sys
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors import SafetensorError
-from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from telemetry.errors import InputError
-from training.padded_rows import PaddedRows
+from training.branching import BranchingTokens
+from training.masked_logprobs import MaskedLogprobs, masked_logprobs
+from training.packed_forward import not_covered
+from training.row_checks import Model
 from training.settings import TrainingSettings
 
 LORA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MaskedLogprobs:
-    """What one forward says of the branching tokens; all [branching tokens], float32."""
-
-    chosen: Tensor
-    """Log-probability, nats, of the drawn token over its legal set; carries the gradient."""
-    legal: Tensor
-    """[branching tokens, largest legal set]: log-probability of every legal token in the order of the row's legal ids, -inf
-    beyond them; carries the gradient."""
-    entropy: Tensor
-    """Entropy of the policy over the legal set, nats; detached."""
-    legal_mass: Tensor
-    """Probability that the unmasked model puts on the legal set; detached."""
 
 
 def choose_device(wanted: str) -> torch.device:
@@ -51,10 +39,16 @@ def choose_device(wanted: str) -> torch.device:
 
 
 class Policy:
-    """Base model plus adapter on one device."""
+    """Base model plus adapter on one device.
+
+    Attributes:
+        attention: how packed micro-batches attend, as in `attention_for`.
+    """
 
     def __init__(self, model: Path, settings: TrainingSettings) -> None:
         self.device = choose_device(settings.device)
+        self.attention = "auto"
+        self._settings = settings
         torch.manual_seed(settings.seed)
         base: Any = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, settings.dtype))
         config = LoraConfig(
@@ -68,6 +62,11 @@ class Policy:
         )
         self.model: PeftModel = get_peft_model(base, config, autocast_adapter_dtype=True)  # type: ignore[assignment]
         self.model.to(self.device)
+        if settings.dtype == "bfloat16":
+            for module in self.model.modules():
+                if isinstance(module, BaseTunerLayer):
+                    # Else every adapter makes a float32 copy of what it reads.
+                    vars(module)["cast_input_dtype_enabled"] = False
         # Evaluation mode: with dropout 0 the forward is the same, and nothing may ever make it differ.
         self.model.eval()
 
@@ -75,28 +74,28 @@ class Policy:
         """The adapter's weights, in a fixed order."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
-    def masked_logprobs(self, rows: PaddedRows) -> MaskedLogprobs:
-        """One padded forward; the head is applied at branching positions only, and the softmax taken in float32."""
-        causal: Any = self.model.base_model.model
-        hidden = causal.model(
-            input_ids=torch.from_numpy(rows.input_ids).to(self.device),
-            attention_mask=torch.from_numpy(rows.attention_mask).to(self.device),
-            use_cache=False,
-        ).last_hidden_state
-        at = hidden[
-            torch.from_numpy(rows.token_row).to(self.device),
-            torch.from_numpy(rows.token_position).to(self.device),
-        ]
-        logits = causal.lm_head(at).float() / torch.from_numpy(rows.temperature).to(self.device)[:, None]
-        legal = torch.gather(logits, 1, torch.from_numpy(rows.legal_ids).to(self.device))
-        legal = legal.masked_fill(~torch.from_numpy(rows.legal_mask).to(self.device), float("-inf"))
-        logprobs = torch.log_softmax(legal, dim=1)
-        chosen = torch.gather(logprobs, 1, torch.from_numpy(rows.chosen).to(self.device)[:, None])[:, 0]
-        with torch.no_grad():
-            finite = torch.where(torch.isfinite(logprobs), logprobs, torch.zeros_like(logprobs))
-            entropy = -(logprobs.exp() * finite).sum(dim=1)
-            mass = torch.exp(torch.logsumexp(legal, dim=1) - torch.logsumexp(logits, dim=1))
-        return MaskedLogprobs(chosen=chosen, legal=logprobs, entropy=entropy, legal_mass=mass)
+    def masked_logprobs(self, micro: BranchingTokens) -> MaskedLogprobs:
+        """One forward of a packed or padded micro-batch."""
+        with self._numbers():
+            return masked_logprobs(
+                self.model.base_model.model, micro, self.attention, mass_gradient=self._settings.legal_mass_weight > 0
+            )
+
+    @property
+    def reads(self) -> Model:
+        """What a row must fit into."""
+        config: Any = self.model.config
+        return Model(vocabulary=config.vocab_size, longest=config.max_position_embeddings)
+
+    def not_covered(self) -> str | None:
+        """Why the packed forward does not fit this model, in one sentence; None if it does."""
+        return not_covered(self.model)
+
+    def _numbers(self) -> AbstractContextManager[Any]:
+        """With a base in bfloat16 the adapter's products are bfloat16 too, from float32 weights."""
+        if self._settings.dtype == "float32":
+            return nullcontext()
+        return torch.autocast(self.device.type, torch.bfloat16)
 
     def memory_metrics(self) -> dict[str, float]:
         """The most memory that this process had so far, and on a GPU that tensors took since this was asked last."""

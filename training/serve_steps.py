@@ -19,9 +19,10 @@ from storage.runs import RunPaths, held
 from storage.settings import StorageSettings
 from telemetry.errors import EntenteError, InputError, TrainingError, disk_full
 from telemetry.parent import end_with_parent
+from training.mismatch import describe
 from training.policy import Policy
 from training.settings import TrainingSettings
-from training.trainer import Trainer, describe
+from training.trainer import Trainer
 
 _FORMER_TRAINER_S = 20.0
 """A trainer whose parent was killed ends within a second; this is for a machine that is very busy."""

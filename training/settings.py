@@ -92,6 +92,9 @@ class TrainingSettings(BaseModel):
     """Divergence, nats per branching token, that kl_control adaptive steers to."""
     legal_mass_weight: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the mean of -log(legal mass) over the probed tokens: keeps the unmasked model on legal orders; 0: off."""
+    layout: Literal["packed", "padded"] = "packed"
+    """How rows lie in a forward: every token path that they share once, or each row whole and padded, which is the slow and plain
+    way; packed falls back to it where it does not fit the model or fails its check."""
     micro_batch_rows: Annotated[int, Field(ge=1)] = 32
     """Decisions per padded forward; the loss does not depend on it."""
     token_budget: Annotated[int, Field(ge=0)] = 0

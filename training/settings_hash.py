@@ -12,6 +12,7 @@ MAY_CHANGE = frozenset(
     {
         "keep_checkpoints",
         "threads",
+        "layout",
         "token_budget",
         "recompute",
         "compile",

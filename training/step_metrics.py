@@ -55,8 +55,14 @@ class Update:
     skipped: bool
     """Its loss or gradient was not finite, and the weights stayed as they were."""
     gauges: Gauges
+    raw_tokens: int
+    """Tokens of its rows."""
+    unique_tokens: int
+    """Tokens that its forwards computed."""
     kl_weight: float
     """What the divergence from the base weighed."""
+    plan_s: float
+    """Seconds of cutting its rows into micro-batches."""
     forward_s: float
     """Seconds of its forwards, as the host saw them."""
     backward_s: float
@@ -75,6 +81,7 @@ def update_metrics(updates: Sequence[Update]) -> dict[str, float]:
         "train/gradient_norm": float(np.max([update.outcome.gradient_norm for update in updates])),
         "train/skipped": float(np.mean([update.skipped for update in updates])),
         "train/branching_tokens": float(ratio.size),
+        "train/unique_tokens": float(sum(update.unique_tokens for update in updates)),
         "train/ratio_off_p50": float(np.quantile(off, 0.5)),
         "train/ratio_off_p99": float(np.quantile(off, 0.99)),
         "train/ratio_off_max": float(off.max()),
@@ -85,6 +92,7 @@ def update_metrics(updates: Sequence[Update]) -> dict[str, float]:
         "train/effective_sample_share": effective_share(np.where(seen.left_out, 0.0, ratio)),
         "train/entropy": float(seen.entropy.mean(dtype=np.float64)),
         "train/kl_weight": float(np.mean([update.kl_weight for update in updates])),
+        "train/plan_s": sum(update.plan_s for update in updates),
         "train/forward_s": sum(update.forward_s for update in updates),
         "train/backward_s": sum(update.backward_s for update in updates),
         **_quantiles("train/entropy", seen.entropy, p10=0.1, p50=0.5),

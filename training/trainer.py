@@ -10,9 +10,8 @@ Nothing here decides *when* to train; and nothing here ever draws a token.
 import logging
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
-import numpy as np
 import pyarrow as pa
 import torch
 
@@ -29,8 +28,9 @@ from storage.totals import Totals
 from telemetry.errors import DataError, TrainingError
 from training.checkpoint import TrainerState, checkpoint_steps, load_checkpoint, save_checkpoint
 from training.lineage import Fork, lineage_to_go_on_in
-from training.padded_rows import padded_micro_batches
+from training.mismatch import Mismatch, measure_mismatch, refuse_mismatch
 from training.policy import Policy
+from training.row_checks import only, sound_rows
 from training.schedule import rate_at, set_rate
 from training.settings import TrainingSettings
 from training.settings_hash import settings_hash
@@ -38,16 +38,6 @@ from training.step_metrics import Update, alarm, lag_zero_metrics, rate_metrics,
 from training.update import Updater
 
 logger = logging.getLogger("entente.trainer")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mismatch:
-    """How far trainer and engine are apart on rows of the version both hold; nats over branching tokens."""
-
-    tokens: int
-    mean: float
-    p99: float
-    largest: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,35 +126,9 @@ class Trainer:
         rows = self._index.fresh_rows(policy_version=self.step_done, limit=self._settings.mismatch_rows)
         if rows.num_rows == 0:
             raise TrainingError(f"no rows of policy version {self.step_done} to compare trainer and engine on")
-        batch = self._index.gather(rows)
-        gaps = []
-        with torch.no_grad():
-            for micro in padded_micro_batches(batch, range(len(batch.prompt_lens)), self._settings.micro_batch_rows):
-                gaps.append(np.abs(self._policy.masked_logprobs(micro).chosen.cpu().numpy() - micro.behaviour))
-        gap = np.concatenate(gaps)
-        found = Mismatch(
-            tokens=len(gap),
-            mean=float(gap.mean()),
-            p99=float(np.quantile(gap, 0.99)),
-            largest=float(gap.max()),
-        )
-        self._refuse(found)
+        found = measure_mismatch(self._updater, self._sound(self._index.gather(rows), rows)[0])
+        refuse_mismatch(found, self.step_done, self._settings)
         return found
-
-    def _refuse(self, found: Mismatch) -> None:
-        limits = self._settings
-        if limits.dtype == "float32":
-            bad = not found.largest <= limits.mismatch_max
-            rule = f"largest difference {found.largest:.2g} nats, {limits.mismatch_max:.2g} allowed"
-        else:
-            bad = not (found.mean <= limits.mismatch_mean_bf16 and found.p99 <= limits.mismatch_p99_bf16)
-            allowed = f"{limits.mismatch_mean_bf16} and {limits.mismatch_p99_bf16} allowed"
-            rule = f"mean {found.mean:.2g} and p99 {found.p99:.2g} nats, {allowed}"
-        if bad:
-            raise TrainingError(
-                f"trainer and engine disagree on version {self.step_done} over {found.tokens} tokens ({rule}): "
-                "legal mask, temperature, token ids or weights differ between the two; the run does not start"
-            )
 
     def step(self, step: int, start_groups: int) -> StepReport:
         """Train step `step` on rows of at most `start_groups` start groups, and publish policy version `step`.
@@ -186,10 +150,12 @@ class Trainer:
             batch = self._index.gather(rows)
             self._record(step, choice)
         selected = time.perf_counter()
-        updates = list(self._updates(step, batch, rows))
+        batch, powers, refused = self._sound(batch, rows)
+        updates = list(self._updates(step, batch, powers))
         updated = time.perf_counter()
         metrics = update_metrics(updates) | lag_zero_metrics(updates, batch, self.step_done)
         metrics |= selection_metrics(rows, counts, batch) | {"train/refused_shards": float(len(self._index.refused))}
+        metrics |= {"train/refused_rows": float(refused), "train/packed": float(self._updater.layout.packed)}
         metrics |= {"train/select_s": selected - began, "train/update_s": updated - selected}
         metrics |= {"train/learning_rate": rate_at(step, self._settings)}
         metrics |= rate_metrics(metrics) | self._policy.memory_metrics()
@@ -207,13 +173,24 @@ class Trainer:
         Nothing is written, and the policy is no version of the run afterwards.
         """
         rows = self._recorded(step)
-        update = next(self._updates(step, self._gather_recorded(step, rows), rows), None)
+        batch, powers, _ = self._sound(self._gather_recorded(step, rows), rows)
+        update = next(self._updates(step, batch, powers), None)
         return None if update is None else update.outcome
 
-    def _updates(self, step: int, batch: Batch, rows: pa.Table) -> Iterator[Update]:
+    def _sound(self, batch: Batch, rows: pa.Table) -> tuple[Batch, list[str], int]:
+        """What of a gathered batch is fit to be trained on, the power of each row, and how many rows are at fault."""
+        powers = rows["power"].to_pylist()
+        kept, refused = sound_rows(batch, self._policy.reads)
+        for row in refused:
+            logger.warning("%s", row.sentence)
+        if len(kept) == len(powers):
+            return batch, powers, 0
+        return only(batch, kept), [powers[row] for row in kept], len(refused)
+
+    def _updates(self, step: int, batch: Batch, powers: list[str]) -> Iterator[Update]:
         """The step's updates, at the step's learning rate."""
         set_rate(self._updater.optimiser, rate_at(step, self._settings))
-        return self._updater.updates(batch, rows["power"].to_pylist())
+        return self._updater.updates(batch, powers)
 
     def _choose(self, step: int, start_groups: int) -> Choice:
         choice = choose_batch(
@@ -282,8 +259,3 @@ class Trainer:
             threads=torch.get_num_threads(),
             torch=torch.__version__,
         )
-
-
-def describe(mismatch: Mismatch) -> dict[str, float]:
-    """The mismatch as metrics."""
-    return {f"mismatch/{name}": float(value) for name, value in asdict(mismatch).items()}

@@ -1,18 +1,19 @@
 """From decisions to packed micro-batches: every token path that decisions share is laid out once.
 
-The decisions of a batch are sorted by their tokens. In that order each decision needs only the tokens after what it shares with the
-one before it, so laying these down one after another writes their trie in depth-first order: rules, board, power and answers are
-shared on whatever levels they are equal, without anyone naming the levels. The tokens below a token then stand right behind it, up
-to `leave`: token q sees token k exactly if k <= q < leave[k].
+The decisions of a batch are sorted by their tokens. In that order each decision needs only the tokens after what it shares with
+the one before it, so laying these down one after another writes their trie in depth-first order: rules, board, power and answers
+are shared on whatever levels they are equal, without anyone naming the levels. The tokens below a token then stand right behind
+it, up to `leave`: token q sees token k exactly if k <= q < leave[k].
 
-Promise: within a micro-batch no token path stands twice; a decision lies whole in one micro-batch; a micro-batch holds no more than
-the budget of tokens, unless it is a single decision longer than that; subtrees stay together where they fit, else their prefix is
-repeated. Tokens behind the last one that a branching token needs are left out. Same rows, same plan.
+Promise: within a micro-batch no token path stands twice; a decision lies whole in one micro-batch; a micro-batch holds no more
+than the budget of tokens, unless it is a single decision longer than that; subtrees stay together where they fit, else their
+prefix is repeated. Tokens behind the last one that a branching token needs are left out. Same rows, same plan.
 Never: look at a return, or touch a tensor.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -160,7 +161,7 @@ def _pieces(shared: np.ndarray, low: int, high: int, tokens, budget: int) -> Ite
     inner = shared[low + 1 : high]
     cuts = [low, *(low + 1 + np.flatnonzero(inner == inner.min())).tolist(), high]
     begin = low
-    for first, end in zip(cuts[:-1], cuts[1:], strict=True):
+    for first, end in pairwise(cuts):
         if tokens(begin, end) <= budget:
             continue
         if begin < first:

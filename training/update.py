@@ -16,13 +16,16 @@ from storage.gather import Batch
 from storage.outcome import UpdateOutcome
 from telemetry.errors import TrainingError
 from training.advantages import MovingFigures, advantages_of
+from training.branching import BranchingTokens, branching_decisions, branching_tokens, probed_tokens
+from training.layout import Cut, Layout
 from training.losses.token_loss import DrawnTokens
+from training.masked_logprobs import MaskedLogprobs
 from training.objective import Objective
-from training.padded_rows import PaddedRows, branching_decisions, branching_tokens, padded_micro_batches
-from training.policy import MaskedLogprobs, Policy
+from training.policy import Policy
 from training.reference_kl import KlController, after_step, kl_weight
 from training.settings import TrainingSettings
 from training.step_metrics import Gauges, Update
+from training.token_budget import TokenBudget
 
 _SKIPS_ALLOWED = 3
 
@@ -35,8 +38,13 @@ class Accumulated:
     """Per micro-batch, already divided by the update's constant: their sum is the update's loss."""
     gauges: Gauges
     """Over the update's branching tokens."""
+    raw_tokens: int
+    unique_tokens: int
+    """As in `Cut`."""
     kl_weight: float
     """What the divergence weighed."""
+    plan_s: float
+    """Seconds of cutting the rows into micro-batches."""
     forward_s: float
     """Seconds of the forwards, those of the reference included, as the host saw them."""
     backward_s: float
@@ -46,6 +54,9 @@ class Updater:
     """Owns the optimiser of a policy, and makes the updates of a step.
 
     Attributes:
+        policy: the policy.
+        layout: how its rows are laid out.
+        budget: how many tokens a packed micro-batch may have.
         optimiser: its state goes into checkpoints.
         skipped_in_a_row: updates since the last finite one; goes into checkpoints.
         kl: where the weight of the divergence from the base stands; goes into checkpoints.
@@ -53,7 +64,9 @@ class Updater:
     """
 
     def __init__(self, policy: Policy, settings: TrainingSettings) -> None:
-        self._policy = policy
+        self.policy = policy
+        self.layout = Layout(policy, settings)
+        self.budget = TokenBudget(settings, policy.device)
         self._settings = settings
         self.optimiser = torch.optim.AdamW(policy.parameters(), lr=settings.learning_rate, betas=(0.9, 0.999), weight_decay=0.0)
         self.skipped_in_a_row = 0
@@ -89,10 +102,14 @@ class Updater:
         anchors = np.full(len(batch.behaviour_logprobs), np.nan, np.float32)
         with torch.no_grad():
             for share in later:
-                for micro in padded_micro_batches(batch, share, self._settings.micro_batch_rows):
+                for micro in self.cut(batch, share).micro_batches:
                     if len(micro.batch_row):
-                        anchors[micro.completion_index] = self._policy.masked_logprobs(micro).chosen.cpu().numpy()
+                        anchors[micro.completion_index] = self.policy.masked_logprobs(micro).chosen.cpu().numpy()
         return anchors
+
+    def cut(self, batch: Batch, rows: Sequence[int]) -> Cut:
+        """Micro-batches of `rows` in the layout and the budget of training."""
+        return self.layout.cut(batch, rows, self.budget.tokens)
 
     def update(self, batch: Batch, rows: Sequence[int], advantages: np.ndarray, anchors: np.ndarray | None = None) -> Update:
         """Forward, backward and one optimiser step on `rows`.
@@ -101,27 +118,61 @@ class Updater:
             advantages: float32 [rows of the batch], of every row of the batch.
             anchors: as in `accumulate`.
         """
-        self.optimiser.zero_grad(set_to_none=True)
         return self.apply(self.accumulate(batch, rows, advantages, anchors))
 
     def accumulate(
         self, batch: Batch, rows: Sequence[int], advantages: np.ndarray, anchors: np.ndarray | None = None
     ) -> Accumulated:
-        """Forward and backward over all micro-batches of `rows`; gradients add up in the parameters.
+        """The gradient of `rows`, over all their micro-batches; it stands in the parameters, and nothing from before does.
 
         Args:
             advantages: float32 [rows of the batch], of every row of the batch.
             anchors: float32 [completion positions of the batch], what ratios are taken against; the present policy where it is no
                 number; None: the policies that drew the tokens.
         """
+
+        def one_micro_batch(_: int) -> int:
+            micro = self.cut(batch, rows).micro_batches[0]
+            self._forward_and_backward([micro], objective, advantages, anchors)
+            return len(getattr(micro, "positions", micro.batch_row))
+
+        def all_of_them(_: int) -> Accumulated:
+            self.optimiser.zero_grad(set_to_none=True)
+            began = time.perf_counter()
+            cut = self.cut(batch, rows)
+            plan_s = time.perf_counter() - began
+            losses, gauges, forward_s, backward_s = self._forward_and_backward(cut.micro_batches, objective, advantages, anchors)
+            return Accumulated(
+                losses=losses,
+                gauges=gauges,
+                raw_tokens=cut.raw_tokens,
+                unique_tokens=cut.unique_tokens,
+                kl_weight=objective.kl_weight,
+                plan_s=plan_s,
+                forward_s=forward_s,
+                backward_s=backward_s,
+            )
+
         objective = self._objective(batch, rows)
+        if self.layout.packed:
+            self.budget.settle(one_micro_batch)
+        return self.budget.within_memory(all_of_them)
+
+    def _forward_and_backward(
+        self,
+        micro_batches: Sequence[BranchingTokens],
+        objective: Objective,
+        advantages: np.ndarray,
+        anchors: np.ndarray | None,
+    ) -> tuple[list[float], Gauges, float, float]:
+        """Each micro-batch's loss, what was seen, and seconds of forwards and backwards; gradients add up in the parameters."""
         losses, gauges, forward_s, backward_s = [], [], 0.0, 0.0
-        for micro in padded_micro_batches(batch, rows, self._settings.micro_batch_rows):
+        for micro in micro_batches:
             if len(micro.batch_row) == 0:
                 losses.append(0.0)
                 continue
             began = time.perf_counter()
-            found = self._policy.masked_logprobs(micro)
+            found = self.policy.masked_logprobs(micro)
             reference = self._reference(micro) if objective.kl_weight else None
             loss, seen = objective.add(self._drawn(micro, found, advantages, anchors), found, reference, micro.batch_row)
             gauges.append(seen)
@@ -130,13 +181,7 @@ class Updater:
             losses.append(float(loss.detach()))
             forward_s += forwarded - began
             backward_s += time.perf_counter() - forwarded
-        return Accumulated(
-            losses=losses,
-            gauges=Gauges.of_all(gauges),
-            kl_weight=objective.kl_weight,
-            forward_s=forward_s,
-            backward_s=backward_s,
-        )
+        return losses, Gauges.of_all(gauges), forward_s, backward_s
 
     def _objective(self, batch: Batch, rows: Sequence[int]) -> Objective:
         """The loss of an update on `rows`, with its constants."""
@@ -146,12 +191,14 @@ class Updater:
             kl_weight=kl_weight(self.kl, self._settings),
             branching_tokens=tokens,
             decisions=branching_decisions(batch, rows),
-            probed_tokens=tokens,
+            probed_tokens=probed_tokens(batch, rows),
         )
 
-    def _drawn(self, micro: PaddedRows, found: MaskedLogprobs, advantages: np.ndarray, anchors: np.ndarray | None) -> DrawnTokens:
+    def _drawn(
+        self, micro: BranchingTokens, found: MaskedLogprobs, advantages: np.ndarray, anchors: np.ndarray | None
+    ) -> DrawnTokens:
         """The tokens of a micro-batch as the losses take them."""
-        device, anchor = self._policy.device, None
+        device, anchor = self.policy.device, None
         if anchors is not None:
             then = torch.from_numpy(anchors[micro.completion_index]).to(device)
             anchor = torch.where(torch.isfinite(then), then, found.chosen.detach())
@@ -163,10 +210,10 @@ class Updater:
             anchor=anchor,
         )
 
-    def _reference(self, micro: PaddedRows) -> torch.Tensor:
+    def _reference(self, micro: BranchingTokens) -> torch.Tensor:
         """The base model's log-probabilities over the same legal sets."""
-        with torch.no_grad(), self._policy.model.disable_adapter():
-            return self._policy.masked_logprobs(micro).legal
+        with torch.no_grad(), self.policy.model.disable_adapter():
+            return self.policy.masked_logprobs(micro).legal
 
     def apply(self, accumulated: Accumulated) -> Update:
         """Clip the gradient and take the optimiser step, unless something is not finite.
@@ -175,7 +222,7 @@ class Updater:
             TrainingError: three updates in a row were not finite.
         """
         loss = sum(accumulated.losses)
-        norm = float(torch.nn.utils.clip_grad_norm_(self._policy.parameters(), self._settings.max_gradient_norm))
+        norm = float(torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self._settings.max_gradient_norm))
         finite = bool(np.isfinite(loss) and np.isfinite(norm))
         if finite:
             self.optimiser.step()
@@ -191,7 +238,10 @@ class Updater:
             outcome=outcome,
             skipped=not finite,
             gauges=accumulated.gauges,
+            raw_tokens=accumulated.raw_tokens,
+            unique_tokens=accumulated.unique_tokens,
             kl_weight=accumulated.kl_weight,
+            plan_s=accumulated.plan_s,
             forward_s=accumulated.forward_s,
             backward_s=accumulated.backward_s,
         )

@@ -15,8 +15,9 @@ from storage.runs import RunPaths
 from storage.settings import StorageSettings
 from telemetry.errors import InputError, TrainingError
 from training.advantages import leave_one_out
+from training.branching import branching_tokens
 from training.checkpoint import checkpoint_steps
-from training.padded_rows import branching_tokens, pad, padded_micro_batches
+from training.padded_rows import pad, padded_micro_batches
 from training.policy import Policy
 from training.settings import TrainingSettings
 from training.trainer import Trainer

@@ -1,0 +1,65 @@
+"""How far trainer and engine are apart on rows of a version that both hold, and the refusal to start where that is too far.
+
+Never: choose the rows, or move a weight.
+"""
+
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import torch
+
+from storage.gather import Batch
+from telemetry.errors import TrainingError
+from training.settings import TrainingSettings
+from training.update import Updater
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mismatch:
+    """Differences of log-probabilities; nats over branching tokens."""
+
+    tokens: int
+    mean: float
+    p99: float
+    largest: float
+
+
+def measure_mismatch(updater: Updater, batch: Batch) -> Mismatch:
+    """Compare stored behaviour log-probabilities with the policy's, computed the way that training computes them.
+
+    Raises:
+        TrainingError: there is nothing to compare.
+    """
+    gaps = [np.empty(0, np.float32)]
+    with torch.no_grad():
+        for micro in updater.cut(batch, range(len(batch.prompt_lens))).micro_batches:
+            gaps.append(np.abs(updater.policy.masked_logprobs(micro).chosen.cpu().numpy() - micro.behaviour))
+    gap = np.concatenate(gaps)
+    if not len(gap):
+        raise TrainingError("the newest rows hold no branching token to compare trainer and engine on, or are all at fault")
+    return Mismatch(tokens=len(gap), mean=float(gap.mean()), p99=float(np.quantile(gap, 0.99)), largest=float(gap.max()))
+
+
+def refuse_mismatch(found: Mismatch, version: int, limits: TrainingSettings) -> None:
+    """Refuse to start where the two differ by more than the settings allow.
+
+    Raises:
+        TrainingError: mask, temperature, ids or weights are then not the sampler's.
+    """
+    if limits.dtype == "float32":
+        bad = not found.largest <= limits.mismatch_max
+        rule = f"largest difference {found.largest:.2g} nats, {limits.mismatch_max:.2g} allowed"
+    else:
+        bad = not (found.mean <= limits.mismatch_mean_bf16 and found.p99 <= limits.mismatch_p99_bf16)
+        allowed = f"{limits.mismatch_mean_bf16} and {limits.mismatch_p99_bf16} allowed"
+        rule = f"mean {found.mean:.2g} and p99 {found.p99:.2g} nats, {allowed}"
+    if bad:
+        raise TrainingError(
+            f"trainer and engine disagree on version {version} over {found.tokens} tokens ({rule}): "
+            "legal mask, temperature, token ids or weights differ between the two; the run does not start"
+        )
+
+
+def describe(mismatch: Mismatch) -> dict[str, float]:
+    """The mismatch as metrics."""
+    return {f"mismatch/{name}": float(value) for name, value in asdict(mismatch).items()}

@@ -1,0 +1,119 @@
+"""Rows that must not be trained on, found before any forward: each is refused by name, and its whole advantage group is left out.
+
+A group without one of its members would compare the others with the wrong mean; so it goes as a whole.
+Never: mend a row.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from storage.gather import Batch
+from training.branching import ranges
+
+_ABOVE_ZERO = 1e-3
+"""Nats by which a rounded log-probability may exceed 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """A row that is not trained on, and why."""
+
+    decision_id: int
+    why: str
+
+    @property
+    def sentence(self) -> str:
+        """In words."""
+        return f"decision {self.decision_id} is not trained on, nor is its advantage group: {self.why}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """What rows are held against."""
+
+    vocabulary: int
+    longest: int
+    """Tokens that it can read."""
+
+
+def sound_rows(batch: Batch, model: Model) -> tuple[np.ndarray, list[Refused]]:
+    """Rows whose advantage group is sound, ascending, and the rows at fault."""
+    faults: dict[int, str] = {}
+    for bad, why in _faults(batch, model):
+        for row in np.flatnonzero(bad).tolist():
+            faults.setdefault(row, why)
+    refused = [Refused(decision_id=int(batch.decision_ids[row]), why=faults[row]) for row in sorted(faults)]
+    out = np.zeros(len(batch.decision_ids), bool)
+    out[list(faults)] = True
+    grouped = batch.advantage_groups >= 0
+    out |= grouped & np.isin(batch.advantage_groups, batch.advantage_groups[out & grouped])
+    return np.flatnonzero(~out), refused
+
+
+def _faults(batch: Batch, model: Model) -> list[tuple[np.ndarray, str]]:
+    """bool [rows] of each fault, and its words; the first that applies is named."""
+    n = len(batch.decision_ids)
+    prompts, lengths = batch.prompt_lens.astype(np.int64), np.diff(batch.input_offsets)
+    positions = np.diff(batch.completion_offsets)
+    disagree = (prompts < 1) | (lengths - prompts != positions) | (positions < 0)
+    covered = min(len(batch.legal_offsets) - 1, len(batch.behaviour_logprobs))
+    disagree |= batch.completion_offsets[1:] > covered
+    # What follows looks tokens up by these lengths, so only where they agree.
+    row = np.repeat(np.arange(n), np.where(disagree, 0, positions))
+    agreeing = ~disagree
+    at = ranges(batch.completion_offsets[:-1][agreeing], positions[agreeing])
+    token = ranges((batch.input_offsets[:-1] + prompts)[agreeing], positions[agreeing])
+    drawn, logprobs = batch.input_ids[token], batch.behaviour_logprobs[at]
+    sizes = batch.legal_offsets[at + 1] - batch.legal_offsets[at]
+    legal = batch.legal_ids[ranges(batch.legal_offsets[at], np.maximum(sizes, 0))]
+    owner = np.repeat(np.arange(len(at)), np.maximum(sizes, 0))
+    without = np.ones(len(at), bool)
+    without[owner[legal == drawn[owner]]] = False
+    foreign = np.zeros(n, bool)
+    foreign[row[owner[(legal < 0) | (legal >= model.vocabulary)]]] = True
+    everywhere = np.repeat(np.arange(n), lengths)
+    beyond = (batch.input_ids < 0) | (batch.input_ids >= model.vocabulary)
+    if len(everywhere) == len(beyond):
+        foreign[everywhere[beyond]] = True
+
+    def rows_of(bad: np.ndarray) -> np.ndarray:
+        found = np.zeros(n, bool)
+        found[row[bad]] = True
+        return found
+
+    return [
+        (disagree, "the lengths of its tokens, log-probabilities and legal sets disagree"),
+        (lengths > model.longest, f"it is longer than the {model.longest} tokens that the model reads"),
+        (foreign, f"it holds token ids beyond the model's vocabulary of {model.vocabulary}"),
+        (rows_of(without), "a legal set lacks the token that was drawn from it"),
+        (rows_of(~np.isfinite(logprobs)), "a behaviour log-probability is not a finite number"),
+        (rows_of(logprobs > _ABOVE_ZERO), "a behaviour log-probability is above 0"),
+        (~(np.isfinite(batch.temperatures) & (batch.temperatures > 0)), "its temperature is not a positive number"),
+        (~np.isfinite(batch.returns), "its return is not a finite number"),
+    ]
+
+
+def only(batch: Batch, rows: Sequence[int] | np.ndarray) -> Batch:
+    """The batch of some rows whose lengths agree, in the order given."""
+    chosen = np.asarray(rows, np.int64)
+
+    def parts(offsets: np.ndarray, which: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        lengths = offsets[which + 1] - offsets[which]
+        return ranges(offsets[which], lengths), np.concatenate([[0], np.cumsum(lengths)])
+
+    tokens, input_offsets = parts(batch.input_offsets, chosen)
+    positions, completion_offsets = parts(batch.completion_offsets, chosen)
+    legal, legal_offsets = parts(batch.legal_offsets, positions)
+    taken: dict[str, Any] = {
+        "input_ids": batch.input_ids[tokens],
+        "input_offsets": input_offsets,
+        "behaviour_logprobs": batch.behaviour_logprobs[positions],
+        "completion_offsets": completion_offsets,
+        "legal_ids": batch.legal_ids[legal],
+        "legal_offsets": legal_offsets,
+    }
+    flat = {field.name: getattr(batch, field.name)[chosen] for field in fields(Batch) if field.name not in taken}
+    return Batch(**taken, **flat)
