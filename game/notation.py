@@ -1,9 +1,10 @@
 """How orders are spelled in an answer: in full, or by slot.
 
 Owns both directions' only rule: `answers` gives, for each legal order, the line that stands for it. In slot notation the
-prompt has numbered the sites from 1 and the line leaves out what its place tells: "- BUR" on the line of the unit in Paris,
-and where a power chooses among sites, "2" for the second unit disbanded, "1 A" and "3 F/SC" for what is built where. A
-site's lines differ from one another, and where sites are chosen, so do all lines.
+line leaves out what its place and the board tell: "BUR" on the line of the army in Paris that moves there, "S PAR BUR" on that
+of one which supports it. Where a power chooses among sites, the prompt has numbered them from 1, and the line is "2" for the
+second unit disbanded, "1 A" and "3 F/SC" for what is built where. A site's lines differ from one another, and where sites are
+chosen, so do all lines.
 """
 
 from collections.abc import Sequence
@@ -43,4 +44,5 @@ def _in_slot(order: str, number: int, kind: OrderKind) -> str:
         return str(number)
     if kind is OrderKind.BUILD:
         return f"{number} {unit}{location[3:]}"  # the place is the slot's; a fleet's coast is not
-    return " ".join(action)
+    # The board tells what kind of unit stands in a place, and a place alone is where to.
+    return " ".join(word for word in action if word not in ("-", "A", "F", "R"))

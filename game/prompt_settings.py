@@ -16,8 +16,8 @@ class PromptSettings(BaseModel):
     """What a prompt says of legal orders: 'none', since the decoder allows no others anyway; 'factored', each unit's
     options by kind on one line; 'lines', every order on a line of its own (long: raise inference.max_model_length)."""
     order_notation: OrderNotation = "full"
-    """How an order is answered: 'full', as "A PAR - BUR"; 'slot', only what the unit does, as "- BUR", the prompt having
-    numbered the units: fewer tokens to draw, none of them forced by the unit's name."""
+    """How an order is answered: 'full', as "A PAR - BUR"; 'slot', only what the unit does, as "BUR" or "S MAR BUR": half
+    the tokens to draw, none of them forced by the unit's name."""
 
 
 DEFAULT_PROMPTS = PromptSettings()

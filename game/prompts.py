@@ -20,7 +20,8 @@ if TYPE_CHECKING:  # Only for its type: prompts of stored games are read without
 _INTRODUCTION = "Diplomacy without press. Each power: units | supply centres. "
 _HOW_TO_ANSWER = {
     "full": "Answer one order per line, in the order of the units named.\n",
-    "slot": "Answer what each unit does, one per line, in the order of their numbers; builds and disbands by number.\n",
+    "slot": "Answer what each unit does, one per line, in the order of the units named: BUR, BUR VIA, H, S PAR, S PAR BUR, "
+    "C PAR BUR; builds and disbands by number.\n",
 }
 _HOW_TO_READ = {
     "none": "",
@@ -53,10 +54,10 @@ def power_text(legal: LegalOrders, board: "Board", settings: PromptSettings = DE
     """
     owed = [str(legal.picks)] if legal.kind in (OrderKind.BUILD, OrderKind.DISBAND) else []
     head = _line(legal.power, legal.kind.upper(), *owed)
-    sites = list(legal.sites)
-    if settings.order_notation == "slot":
+    sites, lists_lines = list(legal.sites), settings.legal_orders == "lines"
+    if settings.order_notation == "slot" and (lists_lines or legal.kind in (OrderKind.BUILD, OrderKind.DISBAND)):
+        # Numbers cost every prompt tokens of its own: only where an answer, or a line of the prompt, names one.
         sites = [_line(str(number), site) for number, site in enumerate(sites, start=1)]
-    lists_lines = settings.legal_orders == "lines"
     if legal.kind is OrderKind.RETREAT and not lists_lines:
         open_to = board.dislodged()[legal.power]
         sites = [_line(site, "R", *open_to[unit]) for site, unit in zip(sites, legal.sites, strict=True)]

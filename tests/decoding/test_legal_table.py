@@ -198,8 +198,8 @@ def test_scripted_orders_have_a_path_too(tables: TableBuilder):
 def test_an_answer_in_slot_notation_leaves_out_what_its_place_tells(tokens: Tokens):
     tables = TableBuilder(tokens.codec, "slot")
     for legal, orders, text in [
-        (MOVEMENT, ["F BRE - MAO", "A PAR S F BRE"], "- MAO\nS F BRE"),
-        (RETREAT, ["A VEN R TUS"], "R TUS"),
+        (MOVEMENT, ["F BRE - MAO", "A PAR S F BRE"], "MAO\nS BRE"),
+        (RETREAT, ["A VEN R TUS"], "TUS"),
         (BUILD, ["F STP/SC B", "WAIVE"], "2 F/SC\nWAIVE"),
         (DISBAND, ["F CON D", "F BLA D"], "2\n4"),
     ]:

@@ -105,11 +105,23 @@ WAYS = [
 ]
 
 
-def test_slots_number_the_units(trieste_falls: Board) -> None:
+def test_slots_number_the_sites_only_where_an_answer_or_a_line_names_a_number(trieste_falls: Board, self_play) -> None:
     (retreat,) = trieste_falls.legal_orders().values()
-    assert power_text(retreat, trieste_falls, SLOT) == "AUSTRIA RETREAT 1 F TRI R ADR ALB\nORDERS:\n"
+    assert power_text(retreat, trieste_falls, SLOT) == "AUSTRIA RETREAT F TRI R ADR ALB\nORDERS:\n"
     board = Board.start()
-    assert power_text(board.legal_orders()["FRANCE"], board, SLOT) == "FRANCE MOVEMENT 1 F BRE 2 A MAR 3 A PAR\nORDERS:\n"
+    france = board.legal_orders()["FRANCE"]
+    assert power_text(france, board, SLOT) == "FRANCE MOVEMENT F BRE A MAR A PAR\nORDERS:\n"
+    told = power_text(france, board, PromptSettings(order_notation="slot", legal_orders="lines"))
+    assert told.startswith("FRANCE MOVEMENT 1 F BRE 2 A MAR 3 A PAR\n1 ENG\n")
+    chosen = [
+        (own, power_text(own, board, SLOT))
+        for board, legal, _ in self_play(3, phases=30)
+        for own in legal.values()
+        if own.kind in (OrderKind.BUILD, OrderKind.DISBAND)
+    ]
+    assert {own.kind for own, _ in chosen} == {OrderKind.BUILD, OrderKind.DISBAND}
+    for own, text in chosen:
+        assert all(f" {number} {site}" in text for number, site in enumerate(own.sites, start=1))
 
 
 def test_factored_options_go_by_unit_and_place() -> None:
