@@ -7,8 +7,6 @@ gathered keys; where to cut is what costs least. `DenseAttention` writes the rul
 The functions enter transformers through its attention registry, so that its models and peft's layers stay untouched.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Protocol
@@ -16,7 +14,9 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AttentionInterface
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from training.trie_plan import PackedMicroBatch
 
@@ -47,24 +47,28 @@ class PackedAttention(Protocol):
 
 def _attend(
     module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **given: Any
-) -> tuple[Tensor, None]:
-    """What transformers calls in each layer; the micro-batch's attention comes through the model's keyword arguments."""
-    return given["packed_attention"](query, key, value, given["scaling"]), None
+) -> tuple[Tensor, Any]:
+    """What transformers calls in each layer: the micro-batch's attention, if the model was given one, else its usual one."""
+    packed: PackedAttention | None = given.pop("packed_attention", None)
+    if packed is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **given)
+    return packed(query, key, value, given["scaling"]), None
 
 
-# No mask is registered under the name: transformers then makes none, and looks for no packing of its own.
 AttentionInterface.register(_NAME, _attend)
+AttentionMaskInterface.register(_NAME, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
 
 
-@contextmanager
-def attending_packed(config: Any) -> Iterator[None]:
-    """Within it, the model of `config` attends by its keyword argument `packed_attention`."""
-    before = config._attn_implementation
+def attend_packed(config: Any, attention: PackedAttention, device: torch.device) -> dict[str, Any]:
+    """Arguments that have the model of `config` attend so. Its other forwards stay what they are.
+
+    The model keeps the registered name: were it taken back after the forward, layers computed again on the way back would
+    attend in another way than before.
+    """
     config._attn_implementation = _NAME
-    try:
-        yield
-    finally:
-        config._attn_implementation = before
+    # A mask of four dimensions is handed on as it is, so transformers makes none; one of two would have packed decisions see
+    # each other, and none at all has it look for packing of its own.
+    return {"packed_attention": attention, "attention_mask": torch.empty((1, 1, 1, 0), device=device)}
 
 
 class DenseAttention:
@@ -77,9 +81,9 @@ class DenseAttention:
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """As `PackedAttention`."""
-        attended = torch.nn.functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=self._sees, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
-        )
+        # Repeated, since the fused kernels know a mask or shared keys but not both.
+        key, value = (values.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for values in (key, value))
+        attended = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=self._sees, scale=scale)
         return attended.transpose(1, 2)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from training.packed_attention import DenseAttention, PackedAttention, RangeAttention, attending_packed
+from training.packed_attention import DenseAttention, PackedAttention, RangeAttention, attend_packed
 from training.trie_plan import PackedMicroBatch
 
 COVERED = ("llama", "qwen2", "qwen3")
@@ -48,15 +48,12 @@ def attention_for(micro: PackedMicroBatch, kind: str, device: torch.device) -> P
 def packed_hidden(causal: Any, micro: PackedMicroBatch, kind: str = "auto") -> Tensor:
     """Last hidden states [H, width] at `micro.hidden_at`; `causal`: the causal model within peft's."""
     device = causal.lm_head.weight.device
-    with attending_packed(causal.config):
-        hidden = causal.model(
-            input_ids=to_device(micro.input_ids, device)[None],
-            position_ids=to_device(micro.positions, device)[None],
-            # An all-ones mask would let packed decisions see each other.
-            attention_mask=None,
-            use_cache=False,
-            packed_attention=attention_for(micro, kind, device),
-        ).last_hidden_state
+    hidden = causal.model(
+        input_ids=to_device(micro.input_ids, device)[None],
+        position_ids=to_device(micro.positions, device)[None],
+        use_cache=False,
+        **attend_packed(causal.config, attention_for(micro, kind, device), device),
+    ).last_hidden_state
     return hidden[0].index_select(0, to_device(micro.hidden_at, device))
 
 
