@@ -1,0 +1,145 @@
+"""The whole loss of an update, from logits: against float64 loops in plain Python, its slopes against differences of those."""
+
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from tests.training.loss_oracle import ORACLES, Token, divergence, entropy, legal_mass, masked
+from training.losses.choose import LOSSES
+from training.losses.token_loss import DrawnTokens
+from training.masked_logprobs import MaskedLogprobs
+from training.objective import Objective
+from training.settings import TrainingSettings
+from training.step_metrics import Gauges
+
+VOCABULARY = 9
+TERMS = {
+    "policy alone": {},
+    "with divergence": {"kl_weight": 0.3},
+    "with entropy": {"entropy_weight": 0.2},
+    "with legal mass": {"legal_mass_weight": 0.5},
+    "with all": {"kl_weight": 0.3, "entropy_weight": 0.2, "legal_mass_weight": 0.5},
+}
+
+
+class Update:
+    """A made-up update: positions with logits, legal sets and drawn tokens of a few decisions; every third position is probed."""
+
+    def __init__(self, seed: int = 0) -> None:
+        dice = random.Random(seed)
+        self.decisions = [0, 0, 0, 1, 2, 2, 3, 3, 3, 3]
+        self.sets = [sorted(dice.sample(range(VOCABULARY), dice.randint(2, 5))) for _ in self.decisions]
+        self.drawn = [dice.randrange(len(legal)) for legal in self.sets]
+        self.logits, self.base = ([[dice.gauss(0, 1.5) for _ in range(VOCABULARY)] for _ in self.decisions] for _ in range(2))
+        self.advantages = [1.5, -0.5, 2.0, -1.25]
+        now = self.policies(self.logits)
+        self.behaviour = [now[at][self.sets[at][self.drawn[at]]] + dice.gauss(0, 0.5) for at in range(len(self.decisions))]
+        self.probed = [at % 3 == 0 for at in range(len(self.decisions))]
+
+    def policies(self, logits: list[list[float]]) -> list[dict[int, float]]:
+        return [masked(row, legal) for row, legal in zip(logits, self.sets, strict=True)]
+
+    def oracle(self, name: str, settings: TrainingSettings, logits: list[list[float]]) -> float:
+        """The loss by loops."""
+        policies, references, n = self.policies(logits), self.policies(self.base), len(self.decisions)
+        tokens = [
+            Token(policies[at][self.sets[at][self.drawn[at]]], self.behaviour[at], self.advantages[decision], decision)
+            for at, decision in enumerate(self.decisions)
+        ]
+        loss = sum(part.loss for part in ORACLES[name](tokens))
+        loss += settings.kl_weight * sum(divergence(p, r) for p, r in zip(policies, references, strict=True)) / n
+        loss -= settings.entropy_weight * sum(map(entropy, policies)) / n
+        masses = [legal_mass(row, s) for row, s, p in zip(logits, self.sets, self.probed, strict=True) if p]
+        return loss - settings.legal_mass_weight * sum(map(math.log, masses)) / len(masses)
+
+    def found(self, name: str, settings: TrainingSettings, micro_batches: list[list[int]]) -> tuple[float, torch.Tensor, Gauges]:
+        """The loss and its slopes by logit as the trainer adds them up over micro-batches."""
+        objective = Objective(
+            settings=settings.model_copy(update={"loss": name}),
+            kl_weight=settings.kl_weight,
+            branching_tokens=len(self.decisions),
+            decisions=len(set(self.decisions)),
+            probed_tokens=sum(self.probed),
+        )
+        logits, total, seen = torch.tensor(self.logits, dtype=torch.float64, requires_grad=True), 0.0, []
+        for rows in micro_batches:
+            at = [place for place, decision in enumerate(self.decisions) if decision in rows]
+            tokens, forward = self.forward(logits, at)
+            reference = self.forward(torch.tensor(self.base, dtype=torch.float64), at)[1].legal if settings.kl_weight else None
+            loss, gauges = objective.add(tokens, forward, reference, np.array([self.decisions[place] for place in at]))
+            loss.backward()
+            total += loss.item()
+            seen.append(gauges)
+        assert logits.grad is not None
+        return total, logits.grad, Gauges.of_all(seen)
+
+    def forward(self, logits: torch.Tensor, at: list[int]) -> tuple[DrawnTokens, MaskedLogprobs]:
+        widest = max(len(self.sets[place]) for place in at)
+        rows = [torch.cat([logits[p][self.sets[p]], logits.new_full((widest - len(self.sets[p]),), -math.inf)]) for p in at]
+        legal = torch.stack(rows)
+        mass = (legal.logsumexp(1) - logits[at].logsumexp(1)).exp()
+        logprobs = legal.log_softmax(1)
+        chosen = logprobs[range(len(at)), [self.drawn[place] for place in at]]
+        tokens = DrawnTokens(
+            logprobs=chosen,
+            behaviour=torch.tensor([self.behaviour[place] for place in at], dtype=torch.float64),
+            advantages=torch.tensor([self.advantages[self.decisions[place]] for place in at], dtype=torch.float64),
+            decisions=torch.tensor([self.decisions[place] for place in at]),
+        )
+        probed = torch.tensor([self.probed[place] for place in at])
+        mass = torch.where(probed, mass, torch.full_like(mass, math.nan))
+        return tokens, MaskedLogprobs(chosen=chosen, legal=logprobs, legal_mass=mass)
+
+
+@pytest.mark.parametrize("terms", TERMS.values(), ids=TERMS)
+@pytest.mark.parametrize("name", sorted(LOSSES))
+def test_loss_and_slopes_by_every_logit_are_those_of_the_loops(name: str, terms: dict):
+    update, settings = Update(), TrainingSettings(**terms)
+    loss, slopes, _ = update.found(name, settings, [[0, 1, 2, 3]])
+    assert loss == pytest.approx(update.oracle(name, settings, update.logits), rel=1e-9)
+    for at in range(len(update.decisions)):
+        for token in range(VOCABULARY):
+            ends = []
+            for side in (1e-6, -1e-6):
+                moved = [list(row) for row in update.logits]
+                moved[at][token] += side
+                ends.append(update.oracle(name, settings, moved))
+            assert slopes[at, token].item() == pytest.approx((ends[0] - ends[1]) / 2e-6, abs=1e-7)
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+def test_how_an_update_is_cut_changes_nothing(name: str):
+    update, settings = Update(), TrainingSettings(**TERMS["with all"])
+    whole, cut = (update.found(name, settings, rows) for rows in ([[0, 1, 2, 3]], [[2], [0, 3], [1]]))
+    assert cut[0] == pytest.approx(whole[0], rel=1e-12)
+    torch.testing.assert_close(cut[1], whole[1], rtol=1e-12, atol=1e-15)
+
+
+def test_what_is_not_legal_has_no_slope_but_through_the_legal_mass():
+    update = Update()
+    illegal = torch.ones(len(update.decisions), VOCABULARY, dtype=torch.bool)
+    for at, legal in enumerate(update.sets):
+        illegal[at, legal] = False
+    _, slopes, _ = update.found("clipped", TrainingSettings(kl_weight=0.3, entropy_weight=0.2), [[0, 1, 2, 3]])
+    assert bool((slopes[illegal] == 0).all()) and bool((slopes[~illegal] != 0).any())
+    _, slopes, _ = update.found("clipped", TrainingSettings(legal_mass_weight=0.5), [[0, 1, 2, 3]])
+    probed = illegal & torch.tensor(update.probed)[:, None]
+    assert bool((slopes[probed] > 0).all()), "what is not legal must become rarer"
+    assert bool((slopes[illegal & ~probed] == 0).all())
+
+
+def test_what_was_seen_is_what_the_loops_say():
+    update = Update()
+    _, _, seen = update.found("clipped", TrainingSettings(kl_weight=0.3), [[0, 1, 2, 3]])
+    policies, references = update.policies(update.logits), update.policies(update.base)
+    now = [policies[at][update.sets[at][update.drawn[at]]] for at in range(len(update.decisions))]
+    assert seen.batch_row.tolist() == update.decisions
+    assert seen.log_ratio.tolist() == pytest.approx([p - b for p, b in zip(now, update.behaviour, strict=True)], rel=1e-5)
+    assert seen.entropy.tolist() == pytest.approx([entropy(p) for p in policies], rel=1e-5)
+    assert seen.kl.tolist() == pytest.approx([divergence(p, r) for p, r in zip(policies, references, strict=True)], rel=1e-5)
+    masses = [legal_mass(row, legal) for row, legal in zip(update.logits, update.sets, strict=True)]
+    assert seen.legal_mass[update.probed].tolist() == pytest.approx([m for m, p in zip(masses, update.probed, strict=True) if p])
+    assert np.isnan(seen.legal_mass[~np.array(update.probed)]).all()

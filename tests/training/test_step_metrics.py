@@ -1,0 +1,127 @@
+"""What a step says of itself: quantiles and shares against plain loops, the alarm at lag 0, names that are registered."""
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from storage.outcome import UpdateOutcome
+from telemetry.metrics import check
+from training.step_metrics import (
+    MISMATCH_ALARM,
+    Gauges,
+    Update,
+    alarm,
+    effective_share,
+    lag_zero_metrics,
+    rate_metrics,
+    selection_metrics,
+    update_metrics,
+)
+
+VERSION = 5
+VERSIONS = np.array([5, 5, 4, 3], np.int32)
+"""By row of the batch."""
+
+
+def batch() -> Any:
+    """Four rows, of which two are of the version trained."""
+    return SimpleNamespace(policy_versions=VERSIONS, input_ids=np.zeros(80), returns=np.array([1.0, 0.0, 2.0, 1.0]))
+
+
+def gauges(seed: int, rows: list[int], **given: Any) -> Gauges:
+    dice, n = random.Random(seed), len(rows)
+    figures: dict[str, Any] = {
+        "batch_row": np.array(rows),
+        "log_ratio": np.array([dice.gauss(0, 0.01) for _ in rows], np.float32),
+        "entropy": np.array([dice.random() for _ in rows], np.float32),
+        "legal_mass": np.array([dice.random() if place % 2 else np.nan for place in range(n)], np.float32),
+        "kl": np.full(n, np.nan, np.float32),
+        "clipped_low": np.array([dice.random() < 0.2 for _ in rows]),
+        "clipped_high": np.array([dice.random() < 0.2 for _ in rows]),
+        "left_out": np.array([dice.random() < 0.1 for _ in rows]),
+    }
+    return Gauges(**(figures | given))
+
+
+def update(seen: Gauges, **given: Any) -> Update:
+    figures: dict[str, Any] = {
+        "outcome": UpdateOutcome(loss=0.5, gradient_norm=2.0, micro_batches=[0.5]),
+        "skipped": False,
+        "raw_tokens": 80,
+        "unique_tokens": 30,
+        "kl_weight": 0.0,
+        "plan_s": 0.1,
+        "forward_s": 1.0,
+        "backward_s": 2.0,
+    }
+    return Update(gauges=seen, **(figures | given))
+
+
+def test_figures_are_over_the_tokens_of_all_updates():
+    parts = [gauges(1, [0, 0, 1, 2, 2, 3]), gauges(2, [0, 1, 1, 3])]
+    found = update_metrics([update(part) for part in parts])
+    tokens = [(part, at) for part in parts for at in range(len(part.batch_row))]
+    ratios = [float(np.exp(np.float64(part.log_ratio[at]))) for part, at in tokens]
+    left = [bool(part.left_out[at]) for part, at in tokens]
+    guarded = [bool(part.left_out[at] or part.clipped_low[at] or part.clipped_high[at]) for part, at in tokens]
+    assert found["train/branching_tokens"] == 10 and found["train/unique_tokens"] == 60
+    assert found["train/masked_share"] == pytest.approx(sum(guarded) / 10)
+    kept = [0.0 if out else ratio for ratio, out in zip(ratios, left, strict=True)]
+    assert found["train/effective_sample_share"] == pytest.approx(sum(kept) ** 2 / (10 * sum(w * w for w in kept)))
+    entropies = sorted(float(part.entropy[at]) for part, at in tokens)
+    assert entropies[0] <= found["train/entropy_p10"] <= found["train/entropy_p50"] <= entropies[-1]
+    masses = [float(part.legal_mass[at]) for part, at in tokens if part.legal_mass[at] == part.legal_mass[at]]
+    assert found["train/legal_mass_p50"] == pytest.approx(float(np.median(masses)))
+    assert "train/kl_p50" not in found, "the base was not asked"
+
+
+def test_the_divergence_is_told_where_it_was_measured():
+    kl = np.array([0.1, 0.2, 0.3], np.float32)
+    found = update_metrics([update(gauges(1, [0, 1, 2], kl=kl), kl_weight=0.25)])
+    assert found["train/kl_p50"] == pytest.approx(0.2) and found["train/kl_weight"] == 0.25
+
+
+@pytest.mark.parametrize(("weights", "share"), [([1, 1, 1, 1], 1.0), ([1, 0, 0, 0], 0.25), ([3, 1], 0.8), ([0, 0], 0.0)])
+def test_effective_samples_are_a_share_of_the_samples(weights: list[float], share: float):
+    assert effective_share(np.array(weights, float)) == pytest.approx(share)
+
+
+def test_lag_zero_figures_are_of_the_first_update_and_of_rows_that_the_trained_version_drew():
+    first = gauges(1, [0, 1, 2, 3], log_ratio=np.array([0.01, -0.03, 5.0, 5.0], np.float32))
+    second = gauges(2, [0], log_ratio=np.array([9.0], np.float32))
+    found = lag_zero_metrics([update(first), update(second)], batch(), VERSION)
+    assert found["train/log_ratio_lag0_mean"] == pytest.approx(0.02) and found["train/log_ratio_lag0_max"] == pytest.approx(0.03)
+    assert found["train/mismatch_alarm"] == 0 and alarm(1, found) == ""
+    assert lag_zero_metrics([update(first)], batch(), VERSION + 1) == {}, "nothing was drawn by that version"
+
+
+@pytest.mark.parametrize("gap", [1.1 * MISMATCH_ALARM, -1.1 * MISMATCH_ALARM, float("nan")])
+def test_the_alarm_is_a_metric_and_a_sentence(gap: float):
+    seen = gauges(1, [0, 1], log_ratio=np.array([gap, gap], np.float32))
+    found = lag_zero_metrics([update(seen)], batch(), VERSION)
+    assert found["train/mismatch_alarm"] == 1
+    assert alarm(7, found).startswith("step 7: at lag 0 the log-probabilities of trainer and engine are")
+
+
+def test_lags_are_told_as_a_histogram_of_rows():
+    rows = pa.table({"policy_lag": [0, 0, 1, 2, 3, 7, 7, 7]})
+    found = selection_metrics(rows, {"no_spread": 3}, batch())
+    shares = [found[f"train/policy_lag_{name}_share"] for name in ("0", "1", "2", "more")]
+    assert shares == [0.25, 0.125, 0.125, 0.5] and found["train/groups_no_spread"] == 3
+
+
+def test_rates_are_tokens_over_the_seconds_of_the_updates():
+    figures = {"train/update_s": 4.0, "train/tokens": 80.0, "train/unique_tokens": 20.0, "train/branching_tokens": 8.0}
+    found = rate_metrics(figures)
+    assert [found[f"train/{name}_per_s"] for name in ("tokens", "unique_tokens", "branching_tokens")] == [20, 5, 2]
+
+
+def test_every_name_is_registered():
+    updates = [update(gauges(1, [0, 1], kl=np.ones(2, np.float32)))]
+    rows = pa.table({"policy_lag": [0, 1]})
+    found = update_metrics(updates) | lag_zero_metrics(updates, batch(), VERSION) | selection_metrics(rows, {}, batch())
+    check(found | rate_metrics(found | {"train/update_s": 1.0}) | update_metrics([]))

@@ -1,0 +1,258 @@
+"""What the trainer makes of a real run's rows, against a plain forward of one row after another and float64 loops over it; and
+what moves from step to step, across a resumption."""
+
+import asyncio
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from storage.adapters import read_adapter
+from storage.gather import Batch
+from storage.index import Index, SelectionQuery
+from storage.ledger import MAIN
+from storage.outcome import read_outcome
+from storage.runs import RunPaths
+from storage.settings import StorageSettings
+from tests.training.loss_oracle import ORACLES, Token, divergence, entropy, legal_mass, masked
+from training.advantages import leave_one_out
+from training.mass_probe import probed
+from training.policy import Policy
+from training.replay import replay_step
+from training.settings import TrainingSettings
+from training.trainer import Trainer
+from training.update import Updater
+
+SETTINGS = TrainingSettings(learning_rate=1e-2, lora_rank=4, lora_alpha=8, device="cpu")
+MOVING = SETTINGS.model_copy(
+    update={
+        "updates_per_step": 2,
+        "advantage_baseline": "power",
+        "advantage_scale": "running",
+        "importance_cap": 2.0,
+        "kl_weight": 0.1,
+        "kl_control": "adaptive",
+        "kl_target": 1e-4,
+        "entropy_weight": 0.01,
+    }
+)
+"""Everything on that a step hands to the next one."""
+
+
+@pytest.fixture(scope="module")
+def played(exact_engine, model, tokens, positions, tmp_path_factory) -> RunPaths:
+    """One run with rows; tests copy it."""
+    from rollouts.roll_out import plan_start_groups, roll_out
+    from rollouts.settings import RolloutSettings
+    from storage.shards import publish_shard
+
+    paths = RunPaths(tmp_path_factory.mktemp("played") / "run").create()
+    settings = RolloutSettings(start_groups=4, forks_per_group=4, horizon_years=1)
+    plan = plan_start_groups([(positions[index], "FRANCE") for index in range(4)], 0, settings)
+    rolled = asyncio.run(roll_out(plan, exact_engine(), tokens, settings, producer="local", seed=5))
+    publish_shard(paths, "local", 0, rolled.decisions, rolled.plies, {}, next_start_group=4)
+    return paths
+
+
+@pytest.fixture
+def paths(played: RunPaths, tmp_path: Path) -> RunPaths:
+    return RunPaths(shutil.copytree(played.root, tmp_path / "copy"))
+
+
+def batch_of(paths: RunPaths) -> Batch:
+    index = Index(paths)
+    index.refresh()
+    query = SelectionQuery(step=1, policy_version=0, max_policy_lag=2, start_groups=2, lineage="x", seed=0)
+    return index.gather(index.select_batch(query).rows)
+
+
+def drawn_by_another(batch: Batch) -> Batch:
+    """The batch as if every third row had been drawn with far higher odds than it was, and every third with far lower ones."""
+    gap = np.repeat(np.arange(len(batch.returns)) % 3 - 1, np.diff(batch.completion_offsets))
+    return replace(batch, behaviour_logprobs=batch.behaviour_logprobs + 0.5 * gap.astype(np.float32))
+
+
+def stirred(model: Path, settings: TrainingSettings) -> Policy:
+    """A policy that left the sampler: ratios are no longer 1, and guards act."""
+    policy = Policy(model, settings)
+    dice = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(0.15 * torch.randn(parameter.shape, generator=dice))
+    return policy
+
+
+class Loops:
+    """The loss of a batch, one row after another through the model as transformers has it, then plain Python."""
+
+    def __init__(self, batch: Batch, settings: TrainingSettings) -> None:
+        self._batch, self._settings = batch, settings
+        self._advantages = leave_one_out(batch.returns, batch.advantage_groups)
+
+    def rows(self, policy: Policy) -> list[tuple[int, int, list[int], list[float]]]:
+        """Row, completion index, legal set and all logits of every branching token."""
+        found, batch = [], self._batch
+        for row in range(len(batch.returns)):
+            ids = batch.input_ids[batch.input_offsets[row] : batch.input_offsets[row + 1]]
+            with torch.no_grad():
+                logits = policy.model(input_ids=torch.tensor(ids[None].astype(np.int64))).logits[0].double()
+            for place in range(batch.completion_offsets[row], batch.completion_offsets[row + 1]):
+                legal = batch.legal_ids[batch.legal_offsets[place] : batch.legal_offsets[place + 1]].tolist()
+                if len(legal) > 1:
+                    position = int(batch.prompt_lens[row] + place - batch.completion_offsets[row])
+                    found.append((row, place, legal, logits[position - 1].tolist()))
+        return found
+
+    def tokens(self, policy: Policy) -> tuple[list[Token], list[dict[int, float]], list[float]]:
+        """Drawn tokens, policies at their positions, and the legal masses of the probed ones."""
+        batch, tokens, policies, masses = self._batch, [], [], []
+        for row, place, legal, logits in self.rows(policy):
+            over = masked(logits, legal)
+            start = batch.input_offsets[row] + batch.prompt_lens[row] - batch.completion_offsets[row]
+            drawn = int(batch.input_ids[start + place])
+            tokens.append(Token(over[drawn], float(batch.behaviour_logprobs[place]), float(self._advantages[row]), row))
+            policies.append(over)
+            if probed(np.array([place]))[0]:
+                masses.append(legal_mass(logits, legal))
+        return tokens, policies, masses
+
+    def loss(self, policy: Policy) -> float:
+        settings = self._settings
+        tokens, policies, masses = self.tokens(policy)
+        loss = sum(part.loss for part in ORACLES[settings.loss](tokens))
+        if settings.kl_weight:
+            with policy.model.disable_adapter():
+                references = self.tokens(policy)[1]
+            gaps = [divergence(p, r) for p, r in zip(policies, references, strict=True)]
+            loss += settings.kl_weight * sum(gaps) / len(gaps)
+        loss -= settings.entropy_weight * sum(map(entropy, policies)) / len(policies)
+        if settings.legal_mass_weight:
+            loss -= settings.legal_mass_weight * sum(float(np.log(mass)) for mass in masses) / len(masses)
+        return loss
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {"loss": "clipped"},
+        {"loss": "dppo"},
+        {"loss": "gspo"},
+        {"loss": "sequence_mean"},
+        {"kl_weight": 0.3, "entropy_weight": 0.1, "legal_mass_weight": 0.2},
+    ],
+    ids=["clipped", "dppo", "gspo", "sequence mean", "all terms"],
+)
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+def test_the_gradient_of_an_update_is_the_slope_of_the_loops_loss(paths, model, chosen: dict[str, Any], layout: str):
+    """Along the gradient itself, where a wrong sign, mask, side or constant would show."""
+    settings = SETTINGS.model_copy(update=chosen | {"layout": layout})
+    policy, batch = stirred(model, settings), drawn_by_another(batch_of(paths))
+    advantages = leave_one_out(batch.returns, batch.advantage_groups).astype(np.float32)
+    done = Updater(policy, settings).accumulate(batch, range(len(batch.returns)), advantages)
+    loops = Loops(batch, settings)
+    assert sum(done.losses) == pytest.approx(loops.loss(policy), abs=2e-6)
+    assert (done.gauges.clipped_low | done.gauges.clipped_high).any(), "no guard acted, so none was tested"
+    weights = policy.parameters()
+    direction = [torch.zeros_like(weight) if weight.grad is None else weight.grad.clone() for weight in weights]
+    length = float(torch.stack([part.norm() for part in direction]).norm())
+    ends, step = [], 2e-4
+    for side in (step, -2 * step):
+        with torch.no_grad():
+            for weight, part in zip(weights, direction, strict=True):
+                weight.add_(part, alpha=side / length)
+        ends.append(loops.loss(policy))
+    assert (ends[0] - ends[1]) / (2 * step) == pytest.approx(length, rel=0.02)
+
+
+def trained(paths: RunPaths, model: Path, settings: TrainingSettings, steps: range) -> Trainer:
+    trainer = Trainer(paths, Policy(model, settings), settings, StorageSettings(max_policy_lag=9))
+    assert trainer.step_done == steps[0] - 1
+    for step in steps:
+        trainer.step(step, 1)
+    return trainer
+
+
+def test_what_moves_from_step_to_step_is_resumed_bitwise(played, model, tmp_path):
+    """Three steps in one go, and with another process' worth of state before each."""
+    hashes, ends = [], []
+    for name, cuts in {"whole": [range(1, 4)], "cut": [range(1, 2), range(2, 3), range(3, 4)]}.items():
+        paths = RunPaths(shutil.copytree(played.root, tmp_path / name))
+        trainers = [trained(paths, model, MOVING, steps) for steps in cuts]
+        ends.append((trainers[-1]._updater.kl, trainers[-1]._updater.moving))
+        hashes.append([read_adapter(paths, step).adapter_hash for step in (1, 2, 3)])
+    assert hashes[0] == hashes[1] and ends[0] == ends[1]
+    kl, moving = ends[0]
+    assert kl.steps == 3 and kl.factor != 1 and moving.power_means and moving.mean_square, "nothing moved, so nothing was tested"
+
+
+def test_a_state_that_is_lost_gives_another_step(played, model, tmp_path):
+    """The test above has teeth: with the state left out of it, the same checkpoint goes on elsewhere."""
+    hashes = []
+    for forgets in (False, True):
+        paths = RunPaths(shutil.copytree(played.root, tmp_path / str(forgets)))
+        trained(paths, model, MOVING, range(1, 3))
+        trainer = Trainer(paths, Policy(model, MOVING), MOVING, StorageSettings(max_policy_lag=9))
+        if forgets:
+            fresh = Updater(trainer._updater.policy, MOVING)
+            trainer._updater.kl, trainer._updater.moving = fresh.kl, fresh.moving
+        hashes.append(trainer.step(3, 1).adapter.adapter_hash)
+    assert hashes[0] != hashes[1]
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["from a checkpoint", "from the first weights"])
+def test_a_step_with_moving_state_is_replayed_bitwise(paths, model, kept: bool):
+    trained(paths, model, MOVING, range(1, 4))
+    if not kept:
+        shutil.rmtree(paths.checkpoints)
+    found = replay_step(paths, 3, model, MOVING, StorageSettings(max_policy_lag=9))
+    assert found.difference is None and found.replayed == read_outcome(paths, MAIN, 3)
+
+
+def test_the_base_is_asked_only_while_its_weight_is_above_zero(paths, model, monkeypatch):
+    asked = []
+    honest = Updater._reference
+    monkeypatch.setattr(Updater, "_reference", lambda self, micro: asked.append(1) or honest(self, micro))
+    trained(paths, model, SETTINGS, range(1, 2))
+    assert not asked
+    warming = SETTINGS.model_copy(update={"kl_weight": 0.1, "kl_control": "warmup", "kl_warmup_steps": 2})
+    shutil.rmtree(paths.checkpoints)
+    shutil.rmtree(paths.ledger / MAIN)
+    trainer = Trainer(paths, Policy(model, warming), warming, StorageSettings())
+    first = trainer.step(1, 1).metrics
+    assert not asked and first["train/kl_weight"] == 0 and "train/kl_p50" not in first
+    second = trainer.step(2, 1).metrics
+    assert asked and second["train/kl_weight"] == 0.05 and second["train/kl_p99"] >= second["train/kl_p50"] > 0
+
+
+def test_the_reference_is_the_base_and_not_the_sampler(paths, model):
+    """With the adapter off the policy is the base, whose rows these are: the divergence is that from version 0."""
+    settings = SETTINGS.model_copy(update={"kl_weight": 0.1})
+    policy, batch = stirred(model, settings), batch_of(paths)
+    updater = Updater(policy, settings)
+    micro = updater.cut(batch, range(len(batch.returns))).micro_batches[0]
+    base = Policy(model, settings).masked_logprobs(micro).legal
+    torch.testing.assert_close(updater._reference(micro), base.detach(), rtol=0, atol=1e-6)
+    ours = policy.masked_logprobs(micro)
+    assert float((ours.legal - base).detach()[torch.isfinite(base)].abs().max()) > 0.01 and ours.legal.requires_grad
+
+
+def test_with_truncated_weights_later_updates_are_held_to_where_the_step_began(paths, model):
+    """The first update's ratio is 1 whatever the lag; the second one's is not, and only there a guard can act."""
+    settings = SETTINGS.model_copy(update={"importance_cap": 2.0, "updates_per_step": 2, "clip_low": 1e-6, "clip_high": 1e-6})
+    policy = stirred(model, settings)
+    updates = list(Updater(policy, settings).updates(batch_of(paths)))
+    clipped = [bool((update.gauges.clipped_low | update.gauges.clipped_high).any()) for update in updates]
+    assert clipped == [False, True]
+    assert all(float(np.abs(update.gauges.log_ratio).max()) > 0.01 for update in updates), "the gauge is against the sampler"
+
+
+def test_a_step_s_figures_have_the_lag_zero_gap_and_the_controller_s_weight(paths, model):
+    trainer = Trainer(paths, Policy(model, MOVING), MOVING, StorageSettings())
+    metrics = trainer.step(1, 1).metrics
+    assert 0 <= metrics["train/log_ratio_lag0_mean"] < 1e-4 and metrics["train/mismatch_alarm"] == 0
+    assert metrics["train/policy_lag_0_share"] == 1 and metrics["memory/trainer_peak_mib"] > 10
+    assert metrics["train/unique_tokens"] <= metrics["train/tokens"] and metrics["train/branching_tokens_per_s"] > 0
