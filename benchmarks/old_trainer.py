@@ -32,6 +32,7 @@ class OldTrainer:
         """`recompute`: compute activations again on the way back instead of keeping them."""
         self._model, self._recompute, self._rows_each = model, recompute, rows_each
         self._device = next(model.parameters()).device
+        self._half = any(weight.dtype == torch.bfloat16 for weight in model.parameters())
 
     def accumulate(self, batch: Batch, advantages: np.ndarray) -> float:
         """Forward and backward over all rows of `batch`; the loss, a mean over completion tokens.
@@ -40,7 +41,8 @@ class OldTrainer:
             advantages: float32 [rows].
         """
         denominator, total = int(batch.completion_offsets[-1]), 0.0
-        with self._training():
+        # Beside a base in bfloat16 the adapter's products are bfloat16 too, as they are in our own step.
+        with self._training(), torch.autocast(self._device.type, torch.bfloat16, enabled=self._half):
             for first in range(0, len(batch.prompt_lens), self._rows_each):
                 rows = range(first, min(first + self._rows_each, len(batch.prompt_lens)))
                 loss = self._loss(_pad(batch, rows, advantages, self._device)) / denominator

@@ -2,7 +2,7 @@
 
 import json as jsonlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, Parameter
 from rich.console import Console
@@ -116,6 +116,38 @@ def decode(
     outcome = bench_decode(
         rounds=rounds, seed=seed, model=model, models_root=runs_root / MODEL_FOLDER, http=http, settings=settings
     )
+    _show(outcome, json=json)
+
+
+@app.command
+def trainer(
+    *,
+    repeats: Annotated[int, Parameter(help="Times that each arm is measured, in turn; the median counts.")] = 5,
+    only: Annotated[list[str] | None, Parameter(help="Names of what to measure, such as g6 or resume; default: all.")] = None,
+    device: Annotated[Literal["cpu", "cuda"], Parameter(help="cuda: random weights in the shape of Qwen2.5-7B instead.")] = "cpu",
+    seed: Annotated[int, Parameter(help="Seed of the rows.")] = 0,
+    json: AsJson = False,
+) -> None:
+    """The training step beside the trainer of old: time, memory, and whether both paths come to one gradient. Takes minutes.
+
+    Example
+
+        entente bench trainer --json
+        entente bench trainer --only g6 --only mixed --repeats 3
+    """
+    if device == "cuda":
+        from benchmarks.trainer_gpu import main as measure_on_gpu
+
+        measure_on_gpu(["--repeats", str(repeats), *(["--json"] if json else [])])
+        return
+    from cli.screen import progress_shown
+    from flows.thread_plan import apply_threads
+
+    apply_threads(1)  # CPU seconds of one thread can be compared
+    from benchmarks.trainer import bench_trainer
+
+    with progress_shown():
+        outcome = bench_trainer(repeats=repeats, only=only or (), seed=seed)
     _show(outcome, json=json)
 
 

@@ -15,7 +15,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from telemetry.errors import InputError
 from training.branching import BranchingTokens
@@ -45,12 +45,15 @@ class Policy:
         attention: how packed micro-batches attend, as in `attention_for`.
     """
 
-    def __init__(self, model: Path, settings: TrainingSettings) -> None:
+    def __init__(self, model: Path | PreTrainedModel, settings: TrainingSettings) -> None:
+        """`model`: a folder, or a base that is in memory already; peft wraps its modules in place."""
         self.device = choose_device(settings.device)
         self.attention = "auto"
         self._settings = settings
         torch.manual_seed(settings.seed)
-        base: Any = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, settings.dtype))
+        base: Any = model
+        if not isinstance(model, PreTrainedModel):
+            base = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, settings.dtype))
         config = LoraConfig(
             r=settings.lora_rank,
             lora_alpha=settings.lora_alpha,  # type: ignore[arg-type]  # peft divides; a float is as good
@@ -58,7 +61,7 @@ class Policy:
             target_modules=list(LORA_MODULES),
             task_type="CAUSAL_LM",
             # Left null, some servers look the base up on a hub at load time.
-            base_model_name_or_path=str(model),
+            base_model_name_or_path=str(model) if isinstance(model, Path) else None,
         )
         self.model: PeftModel = get_peft_model(base, config, autocast_adapter_dtype=True)  # type: ignore[assignment]
         self.model.to(self.device)

@@ -1,0 +1,256 @@
+"""The trainer's figures are of what they say: the old way is really the old way, and a wrong path shows."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import trainer, trainer_gpu
+from benchmarks.old_trainer import OldTrainer
+from benchmarks.trainer import TARGETS, Old, Ours, bench_trainer, exactness, one_thread, saved_bytes, speedups
+from benchmarks.trainer_cases import CASES, LEGAL_MEAN, TINY, Case, Shape, made_up_batch, model_of
+from benchmarks.trainer_on_device import relative_error, step_flops
+from benchmarks.trainer_resume import equal_share, resume_equal_share
+from telemetry.errors import InputError
+from training.trie_plan import plan
+
+SHAPE = Shape(family="qwen3", hidden=64, layers=2, heads=2, kv_heads=1, head_dim=32, intermediate=96, vocabulary=512, tied=True)
+SMALL = Case(positions=2, forks=3, own=40, completion=12)
+
+
+@pytest.fixture
+def batch():
+    return made_up_batch(SMALL, vocabulary=SHAPE.vocabulary)
+
+
+# -- cases -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_has_the_figures_of_rollouts():
+    batch = made_up_batch(Case(positions=40, forks=8, own=8), vocabulary=4096)
+    sizes = np.diff(batch.legal_offsets)
+    assert (sizes > 1).mean() == pytest.approx(1 / 3, abs=0.03)
+    assert sizes[sizes > 1].mean() == pytest.approx(LEGAL_MEAN, rel=0.1)
+    assert np.quantile(sizes[sizes > 1], 0.95) in (6, 7, 8)
+    assert np.all((batch.behaviour_logprobs == 0) | (sizes > 1))
+
+
+def test_every_drawn_token_is_legal_and_forks_that_began_alike_have_the_same_choice(batch):
+    seen: dict[tuple, tuple] = {}
+    for row in range(SMALL.rows):
+        ids = batch.input_ids[batch.input_offsets[row] : batch.input_offsets[row + 1]].tolist()
+        for place, at in enumerate(range(batch.completion_offsets[row], batch.completion_offsets[row + 1])):
+            here = int(batch.prompt_lens[row]) + place
+            legal = tuple(batch.legal_ids[batch.legal_offsets[at] : batch.legal_offsets[at + 1]].tolist())
+            assert ids[here] in legal and len(set(legal)) == len(legal)
+            assert seen.setdefault(tuple(ids[:here]), legal) == legal
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_the_cases_are_what_their_names_say(name: str):
+    case = CASES[name]
+    batch = made_up_batch(case, vocabulary=4096)
+    assert len(batch.prompt_lens) == case.rows and set(np.bincount(batch.advantage_groups)) == {case.forks}
+    rows = [tuple(ids) for ids in np.split(batch.input_ids, batch.input_offsets[1:-1])]
+    assert len(set(rows)) > 0.8 * case.rows  # distinct completions, mostly
+    if name != "mixed":
+        assert set(batch.prompt_lens) == {440} and set(np.diff(batch.completion_offsets)) == {24}
+    if name == "trie":
+        assert len({row[:380] for row in rows}) == 1 and len({row[:440] for row in rows}) == 7
+
+
+# -- the old way -----------------------------------------------------------------------------------------------------------
+
+
+def forwards_of(model: torch.nn.Module) -> list[bool]:
+    """A list that grows by one entry at each run of the first block: whether gradients were on.
+
+    It grows as the block's last part begins: a recomputation stops within that, as soon as it has all that was not kept.
+    """
+    runs: list[bool] = []
+    model.base_model.model.model.layers[0].mlp.register_forward_pre_hook(lambda *_: runs.append(torch.is_grad_enabled()))
+    return runs
+
+
+@pytest.mark.parametrize(("recompute", "runs_a_chunk"), [(True, 3), (False, 2)])
+def test_the_old_way_asks_the_reference_and_computes_again_only_where_it_should(batch, recompute: bool, runs_a_chunk: int):
+    """Two chunks of at most four rows: reference, policy, and the policy's blocks once more on the way back."""
+    old = Old(SHAPE, recompute=recompute)
+    runs = forwards_of(old.policy.model)
+    old(batch)
+    assert len(runs) == 2 * runs_a_chunk and runs.count(False) == 2
+    assert not old.policy.model.training and not old.policy.model.base_model.model.model.layers[0].gradient_checkpointing
+
+
+def test_recomputation_changes_memory_and_not_the_gradient(batch):
+    gradients, kept = [], []
+    for recompute in (True, False):
+        old = Old(SHAPE, recompute=recompute)
+        kept.append(saved_bytes(old.policy, lambda old=old: old(batch)))
+        gradients.append(np.concatenate([weight.grad.flatten().numpy() for weight in old.policy.parameters()]))
+    assert relative_error(*gradients) < 1e-5
+    assert kept[0] < 0.7 * kept[1]
+
+
+def test_the_old_loss_is_that_of_a_plain_loop(batch):
+    """Row by row, without padding or chunks, over the whole vocabulary."""
+    old, advantages = Old(SHAPE, recompute=True), batch.returns.astype(np.float32)
+    model, total = old.policy.model, 0.0
+    for row in range(SMALL.rows):
+        ids = torch.from_numpy(batch.input_ids[batch.input_offsets[row] : batch.input_offsets[row + 1]].astype(np.int64))[None]
+        completion = slice(int(batch.prompt_lens[row]) - 1, ids.shape[1] - 1)
+        with torch.no_grad():
+            with model.disable_adapter():
+                reference = torch.log_softmax(model(ids).logits[0, completion].double(), -1)
+            policy = torch.log_softmax(model(ids).logits[0, completion].double(), -1)
+        drawn = ids[0, int(batch.prompt_lens[row]) :, None]
+        now, then = policy.gather(1, drawn)[:, 0], reference.gather(1, drawn)[:, 0]
+        behaviour = torch.from_numpy(batch.behaviour_logprobs[batch.completion_offsets[row] : batch.completion_offsets[row + 1]])
+        ratio, advantage = torch.exp(now - behaviour), float(advantages[row])
+        gain = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+        total += float((0.01 * (torch.exp(then - now) - (then - now) - 1) - gain).sum())
+    assert OldTrainer(model, recompute=True).accumulate(batch, advantages) == pytest.approx(
+        total / int(batch.completion_offsets[-1]), rel=1e-4
+    )
+
+
+# -- figures ---------------------------------------------------------------------------------------------------------------
+
+
+def test_the_two_paths_agree_and_a_wrong_one_shows(monkeypatch: pytest.MonkeyPatch):
+    with one_thread():
+        honest = exactness(SMALL, SHAPE, seed=0)
+        assert honest["loss_diff"] <= 1e-6 and honest["grad_rel_error"] <= 1e-5
+        from training import layout, trie_plan
+
+        def crooked(*given):
+            """As if the answers of a group stood at each other's places."""
+            found = plan(*given)
+            for micro in found.micro_batches:
+                micro.positions[-1] += 1
+            return found
+
+        monkeypatch.setattr(layout, "plan", crooked)
+        monkeypatch.setattr(layout.Layout, "_check", lambda self, *given: None)
+        assert trie_plan.plan is plan and exactness(SMALL, SHAPE, seed=0)["grad_rel_error"] > 1e-5
+
+
+def test_times_are_the_medians_of_ratios_taken_in_turn(monkeypatch: pytest.MonkeyPatch):
+    """With a clock that only the arms move."""
+    clock, order = [0.0], []
+    speeds = {"ours": iter([1.0, 1.0, 2.0, 1.0]), "old": iter([9.0, 5.0, 6.0, 8.0]), "fresh": iter([9.0, 4.0, 4.0, 6.0])}
+
+    def arm(name: str):
+        def run(self, batch) -> float:
+            order.append(name)
+            clock[0] += next(speeds[name])
+            return 0.0
+
+        return run
+
+    monkeypatch.setattr(trainer.time, "process_time", lambda: clock[0])
+    monkeypatch.setattr(Ours, "__call__", arm("ours"))
+    monkeypatch.setattr(Old, "__call__", lambda self, batch: arm("old" if self._trainer._recompute else "fresh")(self, batch))
+    found = speedups("g2", SMALL, SHAPE, repeats=3, seed=0, no_recompute=True)
+    assert found["speedup_g2"] == 5.0  # of 5, 3 and 8
+    assert found["speedup_g2_no_recompute"] == 4.0  # of 4, 2 and 6
+    assert order == ["ours", "old", "fresh"] * 4
+    assert 0 < found["unique_token_share_g2"] < 1
+
+
+def test_saved_bytes_are_of_distinct_storages_and_without_the_models_own():
+    policy = Ours(SHAPE).policy
+    weight = policy.parameters()[0]
+    factor = torch.ones(weight.shape)
+
+    def work() -> None:
+        (weight * factor).sum().backward()
+        torch.exp(weight).sum().backward()
+
+    # Of the product the factor is kept (the weight is the model's), of the exponential its result.
+    assert saved_bytes(policy, work) == 2 * weight.numel() * 4
+
+
+def test_a_resumed_trainer_is_compared_tensor_by_tensor():
+    one = {"a": torch.ones(2), "b": torch.zeros(2)}
+    assert equal_share(one, dict(one)) == 1.0
+    assert equal_share(one, one | {"b": torch.tensor([0.0, 1e-38])}) == 0.5
+    assert equal_share(one, {"a": one["a"]}) == 0.5
+    assert equal_share(one, one | {"c": torch.ones(1)}) == 2 / 3
+    assert equal_share(one, one | {"b": torch.zeros(2, dtype=torch.float64)}) == 0.5
+
+
+def test_operations_are_counted_as_the_formula_says():
+    positions = np.array([0, 1, 2])
+    weights = 2 * (64 * 64 + 2 * 64 * 32 + 64 * 64 + 3 * 64 * 96)
+    adapter = 2 * 4 * (64 + 64 + 2 * (64 + 32) + 64 + 64 + 3 * (64 + 96))
+    assert step_flops(SHAPE, 4, positions) == 3 * (4 * weights + 6 * adapter) + 12 * 64 * 2 * (1 + 2 + 3)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [({"repeats": 0}, "nothing to measure in 0 repeats"), ({"only": ["g6", "g7"]}, "measures no 'g7', but g2, g6")],
+)
+def test_nothing_to_measure_is_the_users_mistake(given: dict, sentence: str):
+    with pytest.raises(InputError, match=sentence):
+        bench_trainer(**given)
+
+
+def test_each_case_gives_its_figures_and_their_targets(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(trainer, "TINY", SHAPE)
+    monkeypatch.setattr(trainer, "CASES", {"g6": SMALL})
+    outcome = bench_trainer(repeats=1, only=["g6", "microbatch"])
+    assert set(outcome.targets) == {"speedup_g6", "speedup_g6_no_recompute", "microbatch_grad_rel_error"}
+    assert set(outcome.metrics) == set(outcome.targets) | {"unique_token_share_g6"}
+    assert 0 < outcome.metrics["microbatch_grad_rel_error"] < 1e-5
+
+
+@pytest.mark.slow
+def test_a_resumed_trainer_is_the_same_bit_for_bit(tmp_path: Path):
+    assert resume_equal_share(tmp_path) == 1.0
+
+
+@pytest.mark.slow
+def test_the_whole_benchmark_ends_with_one_object(entente):
+    done = entente("bench", "trainer", "--repeats", "1", "--json", timeout=600)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["benchmark"] == "trainer" and set(told["targets"]) == set(TARGETS)
+
+
+# -- on a device -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_script_for_a_gpu_says_each_figure_and_goes_on_where_one_fails(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(trainer_gpu, "SHAPES", {"tiny": SHAPE})
+    monkeypatch.setattr(trainer_gpu, "TINY", SHAPE)
+    monkeypatch.setattr(trainer_gpu, "BUDGETS", (64,))
+    monkeypatch.setattr(trainer_gpu, "SMALL_CASES", {"g8": SMALL, "three_level": SMALL})
+    ours = trainer_gpu.Bench.ours
+
+    def out_of_memory(self, batch, **how):
+        if how.get("attention") == "dense":
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return ours(self, batch, **how)
+
+    monkeypatch.setattr(trainer_gpu.Bench, "ours", out_of_memory)
+    trainer_gpu.main(["--shape", "tiny", "--device", "cpu", "--repeats", "1", "--json", "--out", str(tmp_path / "figures.json")])
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert told == json.loads((tmp_path / "figures.json").read_text())
+    assert told["failures"] == {f"{name}.dense": "OutOfMemoryError: CUDA out of memory" for name in ("g8", "three_level")}
+    assert told["metrics"]["agreement_bf16.ranges_grad_rel_error"] < 0.2
+    assert told["metrics"]["agreement_fp32.ranges_grad_rel_error"] < 1e-5
+    assert {"g8.speedup.old_over_ranges", "three_level.old_no_recompute.step_s", "budget_64.micro_batches"} <= set(
+        told["metrics"]
+    )
+
+
+def test_random_models_are_made_where_they_are_to_lie_and_are_the_same_for_a_seed():
+    one, other = model_of(SHAPE), model_of(SHAPE, dtype=torch.bfloat16)
+    assert {weight.dtype for weight in other.parameters()} == {torch.bfloat16}
+    assert one.model.rotary_emb.inv_freq.dtype == torch.float32
+    pairs = list(zip(one.parameters(), model_of(SHAPE).parameters(), strict=True))
+    assert all(torch.equal(left, right) for left, right in pairs)
+    assert TINY.hidden == 256
