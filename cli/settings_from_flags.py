@@ -17,7 +17,9 @@ ConfigFiles = Annotated[
 SettingsFlags = Annotated[RunSettings | None, Parameter(name="*", help="Any setting, by its dotted name.")]
 
 
-def settings_from(preset: str, config: list[Path] | None, flags: RunSettings | None, *, resume: bool = False) -> RunSettings:
+def settings_from(
+    preset: str, config: list[Path] | None, flags: RunSettings | None, *, resume: bool = False, fork: bool = False
+) -> RunSettings:
     """The checked settings tree; only flags that were given override. A run that is resumed brings its own tree.
 
     Raises:
@@ -25,5 +27,5 @@ def settings_from(preset: str, config: list[Path] | None, flags: RunSettings | N
     """
     overrides = {} if flags is None else flags.model_dump(exclude_unset=True)
     if resume:
-        return resumed_settings(config or (), overrides)
+        return resumed_settings(config or (), overrides, fork=fork)
     return layered_settings(preset, config or (), overrides)

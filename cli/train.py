@@ -12,6 +12,7 @@ from cli.dry_run import DryRun, show_plan
 from cli.prefect_server import prefect_server
 from cli.screen import progress_shown
 from cli.settings_from_flags import ConfigFiles, Preset, SettingsFlags, settings_from
+from telemetry.errors import InputError
 
 
 def train(
@@ -19,6 +20,9 @@ def train(
     preset: Preset = "laptop",
     config: ConfigFiles = None,
     resume: Annotated[bool, Parameter(help="Go on with the run that --run names, where its files stand.", negative="")] = False,
+    fork_lineage: Annotated[
+        str, Parameter(help="With --resume: go on after the newest checkpoint under other settings, in a lineage of this name.")
+    ] = "",
     json: Annotated[bool, Parameter(help="Print the summary as one JSON object, last line.", negative="")] = False,
     dry_run: DryRun = False,
     settings: SettingsFlags = None,
@@ -43,22 +47,26 @@ def train(
 
         entente train --run mine --resume --steps 80   more steps for a run that is done
 
+        entente train --run mine --resume --fork-lineage hot --training.learning-rate 1e-3
+
         entente train --steps 500 --dry-run         what that would take, without starting it
     """
-    chosen = settings_from(preset, config, settings, resume=resume)
+    if fork_lineage and not resume:
+        raise InputError("--fork-lineage goes on with a run that exists: give --resume and --run too")
+    chosen = settings_from(preset, config, settings, resume=resume, fork=bool(fork_lineage))
     if dry_run:
         from flows.plan_run import plan_train
 
         return show_plan(plan_train(chosen, resume=resume), json=json)
     from flows.open_run import check_inputs, named
 
-    check_inputs(chosen, resume=resume)
+    check_inputs(chosen, resume=resume, fork_lineage=fork_lineage)
     from flows.train_policy import train_policy
 
     chosen = named(chosen)
     try:
         with prefect_server(), progress_shown():
-            summary = asyncio.run(train_policy(chosen, resume=resume))
+            summary = asyncio.run(train_policy(chosen, resume=resume, fork_lineage=fork_lineage))
     except BaseException:
         if chosen.paths.settings.is_file():
             root = "" if chosen.runs_root == Path("runs") else f" --runs-root {chosen.runs_root}"

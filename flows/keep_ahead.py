@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from flows.run_settings import PipelineSettings
-from storage.ledger import MAIN, ledger_path
+from storage.ledger import ledger_path
 from storage.shards import Coverage, coverage
 from tasks.resources import PRODUCER, Resources
 from tasks.rollouts import RolloutReport, report_of, roll_out_groups
@@ -89,7 +89,7 @@ class RolloutsAhead:
 
     def _submit(self, step: int) -> list[asyncio.Task[RolloutReport]]:
         """Tasks for the start groups of `step` that no shard holds: all of them, but for a run that is resumed."""
-        if ledger_path(self._resources.paths, MAIN, step).exists():
+        if ledger_path(self._resources.paths, self._resources.standing.lineage, step).exists():
             return []  # its rows were chosen already, and the trainer will ask for these very ones
         start_groups = self._resources.rollouts.start_groups
         published = coverage(self._resources.paths, PRODUCER, (step - 1) * start_groups, start_groups)

@@ -22,7 +22,15 @@ from decoding.model_files import max_position, model_fingerprint, resolve_model
 from flows.build_state_cache import build_state_cache
 from flows.cancel_on_sigterm import cancelled_by_sigterm
 from flows.find_model import check_room
-from flows.run_settings import CACHE_FOLDER, MODEL_FOLDER, RunSettings, check_resumed, check_settings, settings_of
+from flows.run_settings import (
+    CACHE_FOLDER,
+    MODEL_FOLDER,
+    RunSettings,
+    changed_settings,
+    check_resumed,
+    check_settings,
+    settings_of,
+)
 from flows.thread_plan import apply_threads
 from inference.choose_engine import choose_engine, engine_here
 from inference.engine import Engine
@@ -33,6 +41,7 @@ from inference.supervisor import EngineSupervisor
 from rollouts.fork import Tokens
 from state_cache.store import StateCache, find_cache, open_cache
 from storage.learnable_aside import PastSpreadsAside
+from storage.lineages import check_new_lineage, current_lineage
 from storage.runs import RunPaths, durable_write, held, set_aside
 from tasks.preparation import make_model
 from tasks.resources import Resources
@@ -51,7 +60,7 @@ def named(settings: RunSettings) -> RunSettings:
     return settings.model_copy(update={"run": f"{model}-seed{settings.seed}-{stamp}"})
 
 
-def check_inputs(settings: RunSettings, *, resume: bool = False) -> None:
+def check_inputs(settings: RunSettings, *, resume: bool = False, fork_lineage: str = "") -> None:
     """Refuse what can be refused at once, before a server starts or a game is played.
 
     Raises:
@@ -60,7 +69,9 @@ def check_inputs(settings: RunSettings, *, resume: bool = False) -> None:
     """
     check_settings(settings)
     if resume:
-        check_resumed(settings_of(settings.paths), settings)
+        check_resumed(settings_of(settings.paths), settings, fork=bool(fork_lineage))
+        if fork_lineage:
+            check_new_lineage(settings.paths, fork_lineage)
     elif settings.run and settings.paths.settings.exists():
         raise InputError(
             f"run '{settings.run}' exists already in {settings.runs_root}: go on with it by --resume, "
@@ -128,14 +139,14 @@ def make_engine(settings: InferenceSettings, model: Path, *, scraped_into: Path 
 
 
 @asynccontextmanager
-async def open_run(settings: RunSettings, *, resume: bool = False) -> AsyncIterator[Resources]:
+async def open_run(settings: RunSettings, *, resume: bool = False, fork_lineage: str = "") -> AsyncIterator[Resources]:
     """A run's resources, ready to play and train: a fresh one's, or with `resume` those of one that goes on where it stands.
 
     Raises:
         InputError: the settings contradict each other or the run's own, its name is taken or missing, it is being trained, or
             it has more steps behind it than are asked for.
     """
-    check_inputs(settings, resume=resume)
+    check_inputs(settings, resume=resume, fork_lineage=fork_lineage)
     engine_threads, trainer_threads = settings.threads
     apply_threads(engine_threads)
     paths = settings.paths
@@ -151,7 +162,8 @@ async def open_run(settings: RunSettings, *, resume: bool = False) -> AsyncItera
             stack.push(partial(_free_the_name, paths))  # registered first, so it comes last
             durable_write(paths.settings, settings.model_dump_json(indent=1).encode())
         training = settings.training.model_copy(update={"seed": settings.seed})
-        trainer = TrainerProcess(paths, model, training, settings.storage, trainer_threads)
+        fork = _fork(settings, fork_lineage) if fork_lineage else None
+        trainer = TrainerProcess(paths, model, training, settings.storage, trainer_threads, fork)
         stack.push_async_callback(asyncio.to_thread, trainer.close)
         past_spreads = PastSpreadsAside(paths, blend=settings.storage.blend, discount=settings.storage.discount)
         stack.callback(past_spreads.close)
@@ -199,6 +211,18 @@ def _free_the_name(
     if isinstance(error, InputError) and not any(paths.shards.iterdir()):
         shutil.rmtree(paths.root)
     return False
+
+
+def _fork(settings: RunSettings, name: str) -> dict[str, Any]:
+    """What the trainer is told of a lineage to open; the settings of the one that it leaves stay beside its ledger."""
+    stored, paths = settings_of(settings.paths), settings.paths
+    changed = changed_settings(stored, settings)
+    told = ", ".join(f"{setting} {after!r} for {before!r}" for setting, (before, after) in changed.items())
+    reporter().say(f"lineage '{name}' begins: {told or 'the settings stay as they are'}")
+    left = paths.ledger / current_lineage(paths) / "settings.json"
+    if current_lineage(paths) != name and left.parent.is_dir():
+        durable_write(left, stored.model_dump_json(indent=1).encode())
+    return {"name": name, "changed": changed}
 
 
 def _check_standing(settings: RunSettings, standing: Standing) -> None:

@@ -12,7 +12,7 @@ from flows.run_settings import settings_of
 from state_cache.settings import CacheSettings
 from state_cache.store import MANIFEST, version_name
 from state_cache.verify import versions
-from storage.ledger import MAIN, recorded_steps
+from storage.lineages import last_step
 from storage.runs import RunPaths, check_name, set_aside
 from telemetry.errors import InputError
 from telemetry.progress import reporter
@@ -27,7 +27,7 @@ def refreshed_settings(runs_root: Path, run: str, share: float) -> CacheSettings
     paths = RunPaths(runs_root / check_name(run, "run"))
     stored = settings_of(paths)
     # The rollouts of a step that has a ledger are all published; those of later ones may come in any order.
-    groups = max(recorded_steps(paths, MAIN), default=0) * stored.rollouts.start_groups
+    groups = last_step(paths) * stored.rollouts.start_groups
     if not groups:
         raise InputError(f"run '{run}' has not trained a step yet: refresh the cache once it has")
     if not 0 < share < 1:
@@ -39,7 +39,7 @@ def refreshed_settings(runs_root: Path, run: str, share: float) -> CacheSettings
 def newest_run(runs_root: Path) -> str:
     """Name of the run that recorded a trainer step last; empty if none did."""
     steps = [
-        step for step in runs_root.glob("*/ledger/main/step-*.arrow") if not step.relative_to(runs_root).parts[0].startswith("_")
+        step for step in runs_root.glob("*/ledger/*/step-*.arrow") if not step.relative_to(runs_root).parts[0].startswith("_")
     ]
     return max(steps, key=lambda step: step.stat().st_mtime).relative_to(runs_root).parts[0] if steps else ""
 

@@ -125,8 +125,13 @@ def layered_settings(preset: str, files: Iterable[Path] = (), overrides: Mapping
     return settings
 
 
-def resumed_settings(files: Iterable[Path] = (), overrides: Mapping[str, Any] | None = None) -> RunSettings:
+def resumed_settings(
+    files: Iterable[Path] = (), overrides: Mapping[str, Any] | None = None, *, fork: bool = False
+) -> RunSettings:
     """Settings of a run that is to go on: its own, with files and overrides laid over them.
+
+    Args:
+        fork: in a lineage of its own, where more may change.
 
     Raises:
         InputError: no run is named, it is not there, or something that its rows and weights rest on would change.
@@ -145,7 +150,7 @@ def resumed_settings(files: Iterable[Path] = (), overrides: Mapping[str, Any] | 
         settings = RunSettings.model_validate(_merged(stored.model_dump(), {**wished, "runs_root": root}))
     except ValidationError as error:
         raise InputError(one_sentence(error)) from error
-    check_resumed(stored, settings)
+    check_resumed(stored, settings, fork=fork)
     check_settings(settings)
     return settings
 
@@ -164,19 +169,36 @@ MAY_CHANGE = (
 """Settings that a resumed run may change: neither its rows nor its weights would be others."""
 
 
-def check_resumed(stored: RunSettings, wanted: RunSettings) -> None:
-    """Refuse to go on with a run under settings that would make it another run.
+MAY_CHANGE_IN_A_FORK = ("training", "storage", "rollouts")
+"""Settings that a run may change besides if it goes on in a lineage of its own: its steps before are then another history."""
+_NEVER_CHANGE = ("training.lora_rank", "training.lora_alpha", "training.seed", "rollouts.start_groups")
+"""Of those, what the checkpoint's weights, and the numbers of the start groups, rest on."""
+
+
+def changed_settings(stored: RunSettings, wanted: RunSettings) -> dict[str, list[Any]]:
+    """Settings that differ and shape rows or weights, by their dotted names: [before, after]."""
+    before, after = _leaves(stored.model_dump(mode="json")), _leaves(wanted.model_dump(mode="json"))
+    differ = (name for name in before | after if before.get(name) != after.get(name) and not _among(name, MAY_CHANGE))
+    return {name: [before.get(name), after.get(name)] for name in differ}
+
+
+def _among(name: str, names: Iterable[str]) -> bool:
+    return any(name == each or name.startswith(f"{each}.") for each in names)
+
+
+def check_resumed(stored: RunSettings, wanted: RunSettings, *, fork: bool = False) -> None:
+    """Refuse to go on with a run under settings that would make it another run, or in a `fork` would not fit its checkpoint.
 
     Raises:
         InputError: names the first such setting, both values, and the cure.
     """
-    before, after = _leaves(stored.model_dump(mode="json")), _leaves(wanted.model_dump(mode="json"))
-    for name in before | after:
-        lasting = not any(name == free or name.startswith(f"{free}.") for free in MAY_CHANGE)
-        if lasting and before.get(name) != after.get(name):
+    for name, (before, after) in changed_settings(stored, wanted).items():
+        forkable = _among(name, MAY_CHANGE_IN_A_FORK) and not _among(name, _NEVER_CHANGE)
+        if not (fork and forkable):
+            cure = "leave it out, go on in a lineage of its own with --fork-lineage NAME," if forkable else "leave it out,"
             raise InputError(
-                f"run '{stored.run}' was begun with {name} {before.get(name)!r} and cannot go on with {after.get(name)!r}: "
-                "leave it out, or begin another run"
+                f"run '{stored.run}' was begun with {name} {before!r} and cannot go on with {after!r}: "
+                f"{cure} or begin another run"
             )
 
 

@@ -36,17 +36,18 @@ _CLEAR_EVERY = 20
 
 
 @flow(name="train-policy", flow_run_name=training_name)
-async def train_policy(settings: RunSettings, resume: bool = False) -> dict[str, Any]:
+async def train_policy(settings: RunSettings, resume: bool = False, fork_lineage: str = "") -> dict[str, Any]:
     """Train `settings.steps` steps and return the summary that is also written to the run's `summary.json`.
 
     Args:
         settings: Everything that shapes the run.
         resume: Go on with the run that `settings.run` names, after its newest step.
+        fork_lineage: With `resume`, go on in a new lineage of this name, whose settings may be others.
     """
     began, settings = time.monotonic(), named(settings)
     if resume and (summary := finished_summary(settings)) is not None:
         return summary
-    async with open_run(settings, resume=resume) as resources:
+    async with open_run(settings, resume=resume, fork_lineage=fork_lineage) as resources:
         standing = resources.standing
         scores = await score_policy(resources, settings, "base")
         if standing.adapter is not None:

@@ -74,6 +74,18 @@ def current_lineage(paths: RunPaths) -> str:
     return max(lineages(paths), key=lambda fork: fork.number).name if lineages(paths) else MAIN
 
 
+def check_new_lineage(paths: RunPaths, name: str) -> None:
+    """Refuse a name that a lineage has already, but for the newest one before its first step, which may be opened again.
+
+    Raises:
+        InputError: another name is needed.
+    """
+    check_name(name, "The lineage")
+    begun = name == MAIN or recorded_steps(paths, name)
+    if begun or (read_lineage(paths, name) is not None and current_lineage(paths) != name):
+        raise InputError(f"run '{paths.root.name}' has a lineage '{name}' already: choose another name for the new one")
+
+
 def open_lineage(
     paths: RunPaths, name: str, *, parent: str, after_step: int, settings_hash: str, changed: Mapping[str, Any] | None = None
 ) -> Lineage:
@@ -82,8 +94,9 @@ def open_lineage(
     Raises:
         InputError: there is another lineage of that name.
     """
+    check_new_lineage(paths, name)
     standing = read_lineage(paths, name)
-    if standing is None and name != MAIN and not recorded_steps(paths, name):
+    if standing is None:
         fork = Lineage(
             name=name,
             number=len(lineages(paths)) + 1,
@@ -95,13 +108,8 @@ def open_lineage(
         FILES.publish(lineage_path(paths, name), lambda aside: aside.write_text(json.dumps(asdict(fork), indent=1)))
         standing = read_lineage(paths, name)
     same = (parent, after_step, settings_hash)
-    if (
-        standing is None
-        or (standing.parent, standing.after_step, standing.settings_hash) != same
-        or current_lineage(paths) != name
-        or recorded_steps(paths, name)
-    ):
-        raise InputError(f"run '{paths.root.name}' has a lineage '{name}' already: choose another name for the new one")
+    if standing is None or (standing.parent, standing.after_step, standing.settings_hash) != same:
+        raise InputError(f"run '{paths.root.name}' has a lineage '{name}' for other settings: choose another name for this one")
     return standing
 
 
@@ -117,6 +125,13 @@ def counts_as_used(paths: RunPaths, name: str, before_step: int | None = None) -
         name, until = fork.parent, min(until, fork.after_step)
         counted[name] = until
     return counted
+
+
+def last_step(paths: RunPaths) -> int:
+    """The newest step that the lineage in which a run goes on has recorded, or takes over from its parent; 0 if there is none."""
+    name = current_lineage(paths)
+    fork = read_lineage(paths, name)
+    return max([fork.after_step if fork else 0, *recorded_steps(paths, name)])
 
 
 def lineage_at(paths: RunPaths, step: int, name: str | None = None) -> str:

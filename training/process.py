@@ -11,6 +11,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,13 +37,27 @@ class Standing:
     """What that step reported."""
     set_aside: tuple[str, ...]
     """Sentences about damaged checkpoints that were passed over."""
+    lineage: str
+    """Ledger of the steps to come."""
 
 
 class TrainerProcess:
     """A running trainer child; every call blocks until it answers (call it from a thread, not from an event loop)."""
 
-    def __init__(self, paths: RunPaths, model: Path, training: TrainingSettings, storage: StorageSettings, threads: int) -> None:
-        """Start the child; it loads the model while the caller goes on. `ready` waits for it."""
+    def __init__(
+        self,
+        paths: RunPaths,
+        model: Path,
+        training: TrainingSettings,
+        storage: StorageSettings,
+        threads: int,
+        fork: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Start the child; it loads the model while the caller goes on. `ready` waits for it.
+
+        Args:
+            fork: fields of a `training.lineage.Fork`, to go on under other settings.
+        """
         self._log = paths.trainer_log
         parent, child = socket.socketpair()
         environment = {key: value for key, value in os.environ.items() if key not in ("LD_PRELOAD",)}
@@ -72,6 +87,7 @@ class TrainerProcess:
                 "model": str(model),
                 "training": training.model_dump(mode="json"),
                 "storage": storage.model_dump(mode="json"),
+                "fork": fork,
             }
         )
         self._standing: Standing | None = None
@@ -91,6 +107,7 @@ class TrainerProcess:
                 adapter_hash=answer.get("adapter_hash", ""),
                 metrics=answer["metrics"],
                 set_aside=tuple(answer["set_aside"]),
+                lineage=answer["lineage"],
             )
         return self._standing
 

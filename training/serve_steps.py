@@ -19,6 +19,7 @@ from storage.runs import RunPaths, held
 from storage.settings import StorageSettings
 from telemetry.errors import EntenteError, InputError, TrainingError, disk_full
 from telemetry.parent import end_with_parent
+from training.lineage import Fork
 from training.mismatch import describe
 from training.policy import Policy
 from training.settings import TrainingSettings
@@ -49,6 +50,7 @@ def main(descriptor: int) -> None:
                     "step_done": trainer.step_done,
                     "metrics": trainer.metrics_done,
                     "set_aside": trainer.set_aside,
+                    "lineage": trainer.lineage,
                     **_published(trainer.adapter),
                 }
             else:
@@ -78,7 +80,8 @@ def _open(message: dict[str, Any], lock: ExitStack) -> Trainer:
     training = TrainingSettings.model_validate(message["training"])
     storage = StorageSettings.model_validate(message["storage"])
     policy = Policy(Path(message["model"]), training)
-    return Trainer(paths, policy, training, storage)
+    fork = Fork(**message["fork"]) if message.get("fork") else None
+    return Trainer(paths, policy, training, storage, fork=fork)
 
 
 def _answer(trainer: Trainer, message: dict[str, Any]) -> dict[str, Any]:

@@ -80,7 +80,8 @@ def field(monkeypatch: pytest.MonkeyPatch) -> Field:
 
 def ahead(**pipeline: Any) -> RolloutsAhead:
     nothing_yet = RunPaths(Path("/nonexistent"))
-    resources: Any = SimpleNamespace(rollouts=SimpleNamespace(start_groups=START_GROUPS), paths=nothing_yet)
+    standing = SimpleNamespace(lineage="main")
+    resources: Any = SimpleNamespace(rollouts=SimpleNamespace(start_groups=START_GROUPS), paths=nothing_yet, standing=standing)
     return RolloutsAhead(resources, PipelineSettings(**pipeline), LAST_STEP)
 
 
