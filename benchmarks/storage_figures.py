@@ -3,7 +3,8 @@
 Promises: every time is a median of rounds that found something (what comes out empty is an error, not a fast figure), in CPU
 time of all threads, so that others' work on the machine does not enter; only what waits for the disk (publishing, ledgers) is
 told by the clock. Both sides of a ratio are measured in turns in one run, on the same rows; files that are read lie in the page
-cache.
+cache. What a step gathers, and the plain copy of as many bytes that it is held against, come from memory beyond all caches; the
+program that does it has just done a little of the same (gather_first_ms: it has not).
 The old ways: a line of JSON for each row, as the system before this one kept them, and a Parquet file with the token lists in it.
 Never: measured here are cold disks and network file systems.
 """
@@ -125,8 +126,10 @@ def _gathering(folder: Path, rounds: int, scale: float, seed: int) -> dict[str, 
         _found(taken == ROWS_PER_START_GROUP, "the rows of a new shard")
         attach.append(took)
     names = [f"bench/{number:06d}.arrow" for number in range(len(attach))]
-    pool = _rows_of(index)
+    everything = _rows_of(index)
+    pool, few = everything.slice(ROWS_PER_START_GROUP), everything.slice(0, 3)
     draws = [_draw(pool, seed, round_) for round_ in range(rounds + 1)]
+    scattered = [_draw_scattered(pool, seed, round_) for round_ in range(rounds + 1)]
     ledger = [
         _waited(lambda step=step, rows=rows: write_ledger(paths, "bench", step, rows, {}))[0] for step, rows in enumerate(draws)
     ]
@@ -135,31 +138,43 @@ def _gathering(folder: Path, rounds: int, scale: float, seed: int) -> dict[str, 
         "ledger_ms": 1000 * median(ledger[1:]),
         "heap_bytes_per_gb_mapped": _heap_per_gb(paths, names),
         **_publish_share(paths, names, median(publish[1:])),
-        **_gather_ratios(index, paths, names, draws, folder, round(PARQUET_ROWS * scale)),
+        **_gather_ratios(index, paths, names, draws, scattered, few, folder, round(PARQUET_ROWS * scale)),
     }
 
 
 def _gather_ratios(
-    index: Index, paths: RunPaths, names: list[str], draws: list[pa.Table], folder: Path, parquet_rows: int
+    index: Index,
+    paths: RunPaths,
+    names: list[str],
+    draws: list[pa.Table],
+    scattered: list[pa.Table],
+    few: pa.Table,
+    folder: Path,
+    parquet_rows: int,
 ) -> dict[str, float]:
-    """Gathering against a plain copy of as many bytes, against lines of JSON and against Parquet, in turns."""
+    """Gathering against a plain copy of as many bytes, against lines of JSON and against Parquet, in turns, each time from memory
+    that no cache holds, and so with rows that lie one by one among others."""
     tables = {name: open_shard(paths.shards / name) for name in names}
     old = _OldWays.of(tables, folder, parquet_rows)
-    cold = np.ones(
-        max(16, round(256 * parquet_rows / PARQUET_ROWS)) * 2**20 // 8
-    )  # beyond any cache, and written, so that a copy out of it comes from memory
-    times: dict[str, list[float]] = {name: [] for name in ("gather", "memcpy", "json", "parquet")}
-    for number, rows in enumerate(draws):
-        took, batch = _timed(lambda rows=rows: index.gather(rows))
+    far = np.ones(max(16, round(256 * parquet_rows / PARQUET_ROWS)) * 2**20 // 8)  # more than any cache holds
+    copied = np.ones(len(far) // 4)
+
+    def gathered(rows: pa.Table) -> tuple[float, Batch]:
+        return _timed_cold(lambda: index.gather(rows), far, lambda: index.gather(few))
+
+    times: dict[str, list[float]] = {name: [] for name in ("gather", "first", "scattered", "memcpy", "json", "parquet")}
+    for number, (rows, others) in enumerate(zip(draws, scattered, strict=True)):
+        took, batch = gathered(rows)
         _found(len(batch.input_ids), "the tokens of a batch")
-        size = _bytes_of(batch) // 8
-        source = cold[(number * size) % (len(cold) - size) :][:size]
-        target = np.ones(size)
+        source = far[number * 64 :][: _bytes_of(batch) // 8]
+        copy = _timed_cold(lambda source=source: _plain_copy(copied, source), far, lambda: _plain_copy(copied[-64:], far[-64:]))
         found = {
             "gather": (took, batch.input_ids),
-            "memcpy": (_timed(lambda target=target, source=source: _plain_copy(target, source))[0], batch.input_ids),
-            "json": _timed(lambda rows=rows: old.from_json(rows)),
-            "parquet": _timed(lambda rows=rows: old.from_parquet(rows)),
+            "first": (_timed_cold(lambda rows=rows: index.gather(rows), far)[0], batch.input_ids),
+            "scattered": (gathered(others)[0], batch.input_ids),
+            "memcpy": (copy[0], batch.input_ids),
+            "json": _timed_cold(lambda rows=rows: old.from_json(rows), far),
+            "parquet": _timed_cold(lambda rows=rows: old.from_parquet(rows), far),
         }
         for name, (seconds, tokens) in found.items():
             _found(np.array_equal(tokens, batch.input_ids), f"the same tokens by way of {name}")
@@ -168,28 +183,34 @@ def _gather_ratios(
     middle = {name: median(some) for name, some in times.items()}
     return {
         "gather_ms": 1000 * middle["gather"],
+        "gather_first_ms": 1000 * middle["first"],
         "gather_over_memcpy": middle["gather"] / middle["memcpy"],
+        "gather_scattered_over_memcpy": middle["scattered"] / middle["memcpy"],
         "gather_vs_json": middle["json"] / middle["gather"],
         "gather_vs_parquet": middle["parquet"] / middle["gather"],
-        "gather_crc_cost_share": _looking_again(index, paths, draws, cold),
+        "gather_crc_cost_share": _looking_again(index, paths, draws, few, far),
     }
 
 
 def _plain_copy(target: np.ndarray, source: np.ndarray) -> None:
-    np.copyto(target, source)
+    np.copyto(target[: len(source)], source)
 
 
-def _looking_again(index: Index, paths: RunPaths, draws: list[pa.Table], cold: np.ndarray) -> float:
-    """The share of gathering that goes if nobody looks whether shards changed since they were mapped; out of cold memory."""
+def _looking_again(index: Index, paths: RunPaths, draws: list[pa.Table], few: pa.Table, far: np.ndarray) -> float:
+    """The share of gathering that goes if nobody looks whether shards changed since they were mapped."""
     trusted, buffers = MappedShards(paths.shards), PackingBuffers()
-    for name in {name for rows in draws for name in rows["shard"].to_pylist()}:
+    for name in {name for rows in (few, *draws) for name in rows["shard"].to_pylist()}:
         trusted.get(name).as_verified = lambda: True
     looked, trusting = [], []
     for rows in draws * LOOKS:
-        cold.sum()
-        looked.append(_timed(lambda rows=rows: index.gather(rows))[0])
-        cold.sum()
-        trusting.append(_timed(lambda rows=rows: gather(rows, trusted.get, buffers))[0])
+        looked.append(_timed_cold(lambda rows=rows: index.gather(rows), far, lambda: index.gather(few))[0])
+        trusting.append(
+            _timed_cold(
+                lambda rows=rows: gather(rows, trusted.get, buffers),
+                far,
+                lambda: gather(few, trusted.get, buffers),
+            )[0]
+        )
     return max(0.0, 1 - median(trusting) / median(looked))
 
 
@@ -308,6 +329,12 @@ def _draw(pool: pa.Table, seed: int, round_: int) -> pa.Table:
     return pool.take(pa.array((groups[:, None] * ROWS_PER_START_GROUP + np.arange(ROWS_PER_START_GROUP)).ravel()))
 
 
+def _draw_scattered(pool: pa.Table, seed: int, round_: int) -> pa.Table:
+    """As many single rows, as no step chooses them: each has to be copied by itself."""
+    rows = np.random.default_rng([seed, round_, 1]).permutation(pool.num_rows)[: STEP_SHARDS * ROWS_PER_START_GROUP]
+    return pool.take(pa.array(rows))
+
+
 def _query(step: int) -> SelectionQuery:
     return SelectionQuery(
         step=step,
@@ -333,6 +360,15 @@ def _timed(work: Callable[[], Any], clock: Callable[[], float] = lambda: time.pr
     began = clock()
     done = work()
     return clock() - began, done
+
+
+def _timed_cold(work: Callable[[], Any], far: np.ndarray, before: Callable[[], Any] | None = None) -> tuple[float, Any]:
+    """As `_timed`, after memory was read that leaves no room in any cache for what the work reads or writes. Nor for the program
+    itself, but for what `before` brings back: a little of the same work, on other data."""
+    far.sum()
+    if before is not None:
+        before()
+    return _timed(work)
 
 
 def _waited(work: Callable[[], Any]) -> tuple[float, Any]:

@@ -56,7 +56,6 @@ class Batch:
 
 _Run = tuple[MappedShard, int, int]
 """Rows of one shard that follow one another there and in the batch: the first, and the one after the last."""
-_Lengths = npt.NDArray[np.int64]
 
 
 def gather(rows: pa.Table, open_shard: Callable[[str], MappedShard], buffers: PackingBuffers) -> Batch:
@@ -105,14 +104,20 @@ _PACKED = ("input_ids", "behaviour_logprobs", "legal_ids", "legal_offsets")
 
 def _runs(rows: pa.Table, open_shard: Callable[[str], MappedShard]) -> list[_Run]:
     """The chosen rows in their order, as few runs as they make; every shard is verified."""
-    names = as_array(rows["shard"]).dictionary_encode()
-    which, numbers = names.indices.to_numpy(), as_array(rows["row"]).to_numpy()
-    shards = [_verified(open_shard(name)) for name in names.dictionary.to_pylist()]
-    breaks = np.flatnonzero((np.diff(numbers) != 1) | (np.diff(which) != 0)) + 1
-    begins = np.concatenate([np.zeros(min(1, len(numbers)), np.int64), breaks])
-    ends = np.append(breaks, len(numbers))[: len(begins)]
-    runs = zip(which[begins].tolist(), numbers[begins].tolist(), (numbers[ends - 1] + 1).tolist(), strict=True)
-    return [_within(shards[shard], first, after) for shard, first, after in runs]
+    names = rows["shard"].to_pylist()
+    shards = {name: _verified(open_shard(name)) for name in dict.fromkeys(names)}
+    found: list[tuple[str, int, int]] = []
+    name, first, after = None, 0, 0
+    # a plain loop: at this length it costs less than a handful of calls into Arrow and numpy
+    for next_name, number in zip(names, rows["row"].to_pylist(), strict=True):
+        if number != after or next_name != name:
+            if name is not None:
+                found.append((name, first, after))
+            name, first = next_name, number
+        after = number + 1
+    if name is not None:
+        found.append((name, first, after))
+    return [_within(shards[name], first, after) for name, first, after in found]
 
 
 def _verified(shard: MappedShard) -> MappedShard:
@@ -146,14 +151,14 @@ def _join(pieces: list[npt.NDArray[Any]], kind: type[np.generic]) -> npt.NDArray
     return np.concatenate(pieces, dtype=kind) if pieces else np.empty(0, kind)
 
 
-def _lengths(runs: list[_Run], column: str) -> _Lengths:
+def _lengths(runs: list[_Run], column: str) -> npt.NDArray[np.int32]:
     """[R] how many values each row's list has."""
     starts = [shard.lists[column][0][first:after] for shard, first, after in runs]
     ends = [shard.lists[column][0][first + 1 : after + 1] for shard, first, after in runs]
-    return _join(ends, np.int64) - _join(starts, np.int64)
+    return _join(ends, np.int32) - _join(starts, np.int32)
 
 
-def _offsets(lengths: _Lengths) -> _Lengths:
+def _offsets(lengths: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
     """[R + 1] where each row begins, if they lie one after another."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
