@@ -1,0 +1,261 @@
+"""The packed forward says what the padded one says, for every model that it covers, and refuses the others."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+import training.layout
+from tests.training.batches import VOCABULARY, batch_of, three_levels
+from training.masked_logprobs import masked_logprobs
+from training.packed_attention import DenseAttention, RangeAttention
+from training.packed_attention_gpu import FlexAttention, VarlenAttention, padded_length
+from training.packed_forward import not_covered, packed_hidden
+from training.padded_rows import pad
+from training.policy import Policy
+from training.settings import TrainingSettings
+from training.trie_plan import plan
+from training.update import Updater
+
+KINDS: dict[str, tuple[type, type]] = {
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "mistral": (MistralConfig, MistralForCausalLM),
+}
+SETTINGS = TrainingSettings(lora_rank=4, lora_alpha=8, device="cpu")
+CPU = torch.device("cpu")
+
+
+def base(kind: str = "qwen3", *, tied: bool = True, kv_heads: int = 2, **more: Any) -> Any:
+    """A small model with random weights."""
+    config, model = KINDS[kind]
+    torch.manual_seed(0)
+    return model(
+        config(
+            vocab_size=VOCABULARY,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=kv_heads,
+            max_position_embeddings=128,
+            tie_word_embeddings=tied,
+            pad_token_id=None,
+            **more,
+        )
+    )
+
+
+def policy_of(model: Any, settings: TrainingSettings = SETTINGS) -> Policy:
+    """A policy whose adapter is no longer 0, so that every weight has a gradient."""
+    policy = Policy(model, settings)
+    dice = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for weight in policy.parameters():
+            weight.add_(0.1 * torch.randn(weight.shape, generator=dice))
+    return policy
+
+
+def step(policy: Policy, batch: Any, **change: Any) -> tuple[float, torch.Tensor, Updater]:
+    """Loss and gradient of all rows as training computes them."""
+    updater = Updater(policy, SETTINGS.model_copy(update=change))
+    advantages = (batch.returns - batch.returns.mean()).astype(np.float32)
+    found = updater.accumulate(batch, range(len(batch.returns)), advantages)
+    return sum(found.losses), torch.cat([weight.grad.flatten() for weight in policy.parameters()]), updater
+
+
+def apart(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Norm of the difference over the norm."""
+    return float((one - other).norm() / other.norm())
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama"])
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("kv_heads", [4, 2, 1], ids=["heads of their own", "shared keys", "one key head"])
+def test_packed_and_padded_have_the_same_loss_and_gradient(kind, tied, kv_heads):
+    policy, batch = policy_of(base(kind, tied=tied, kv_heads=kv_heads)), three_levels()
+    packed, gradient, updater = step(policy, batch)
+    padded, oracle, plain = step(policy, batch, layout="padded")
+    assert updater.layout.packed and not updater.layout.fallback and not plain.layout.packed
+    assert abs(packed - padded) <= 1e-6 and apart(gradient, oracle) <= 1e-5
+    assert float(oracle.norm()) > 1e-3
+
+
+@pytest.mark.parametrize("budget", [1, 30, 45, 80, 10_000])
+def test_the_gradient_does_not_depend_on_the_budget(budget):
+    policy, batch = policy_of(base()), three_levels(positions=3)
+    whole, oracle, _ = step(policy, batch, token_budget=4096)
+    cut, gradient, _ = step(policy, batch, token_budget=budget)
+    assert abs(cut - whole) <= 1e-6 and apart(gradient, oracle) <= 1e-5
+
+
+def test_layers_that_are_computed_again_on_the_way_back_attend_as_before():
+    policy, batch = policy_of(base()), three_levels()
+    _, oracle, _ = step(policy, batch)
+    policy.model.train()
+    policy.model.base_model.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    _, gradient, _ = step(policy, batch)
+    assert apart(gradient, oracle) <= 1e-6
+
+
+def test_the_reference_and_the_legal_mass_are_those_of_the_padded_path():
+    policy, batch = policy_of(base()), three_levels(positions=4)
+    (micro,) = plan(batch, range(len(batch.returns)), 4096).micro_batches
+    rows = pad(batch, range(len(batch.returns)))
+    with torch.no_grad(), policy.model.disable_adapter():
+        packed, padded = policy.masked_logprobs(micro), policy.masked_logprobs(rows)
+    here, there = np.argsort(micro.completion_index), np.argsort(rows.completion_index)
+    torch.testing.assert_close(packed.chosen[here], padded.chosen[there], atol=1e-6, rtol=0)
+    torch.testing.assert_close(packed.legal_mass[here], padded.legal_mass[there], atol=1e-6, rtol=0, equal_nan=True)
+    known = torch.isfinite(packed.legal_mass)
+    assert 0 < int(known.sum()) < len(known) / 3
+
+
+def test_packed_decisions_do_not_see_each_other():
+    """An all-ones attention mask, as a packed row has it elsewhere, would let them; nothing would fail."""
+    policy = policy_of(base())
+    causal = policy.model.base_model.model
+    alone, beside = batch_of([([1, 2, 3], [4, 5, 6])], widest=9), batch_of([([9, 8], [7, 7]), ([1, 2, 3], [4, 5, 6])], widest=9)
+    (one,), (other,) = (plan(batch, range(len(batch.returns)), 100).micro_batches for batch in (alone, beside))
+    with torch.no_grad():
+        own = packed_hidden(causal, one)
+        for kind in ("ranges", "dense"):
+            both = packed_hidden(causal, other, kind)
+            same = both[[place in other.token_hidden[other.batch_row == 1] for place in range(len(both))]]
+            torch.testing.assert_close(same, own, atol=1e-5, rtol=0)
+        trap = causal.model(
+            input_ids=torch.from_numpy(other.input_ids)[None],
+            position_ids=torch.from_numpy(other.positions)[None],
+            attention_mask=torch.ones(1, len(other.input_ids), dtype=torch.long),
+            use_cache=False,
+        ).last_hidden_state[0, other.hidden_at]
+        assert float((trap - both).abs().max()) > 1e-2, "the trap is none, so this test says nothing"
+
+
+def queries(tokens: int, heads: int = 4, key_heads: int = 2, width: int = 16) -> list[torch.Tensor]:
+    dice = torch.Generator().manual_seed(2)
+    return [torch.randn(1, tokens, count, width, generator=dice).transpose(1, 2) for count in (heads, key_heads, key_heads)]
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_every_attention_is_that_of_the_mask():
+    batch = three_levels(positions=6, powers=3, forks=4)
+    (micro,) = plan(batch, range(len(batch.returns)), 4096).micro_batches
+    tokens, scale = len(micro.input_ids), 0.25
+    place = np.arange(tokens)
+    rule = torch.from_numpy((place[None, :] <= place[:, None]) & (place[:, None] < micro.leaves[None, :]))
+    query, key, value = queries(tokens)
+    scores = (query @ key.repeat_interleave(2, 1).transpose(2, 3)) * scale
+    oracle = (scores.masked_fill(~rule, float("-inf")).softmax(-1) @ value.repeat_interleave(2, 1)).transpose(1, 2)
+    with torch.no_grad():
+        for attention in (DenseAttention(micro, CPU), RangeAttention(micro), FlexAttention(micro, CPU)):
+            torch.testing.assert_close(attention(query, key, value, scale), oracle, atol=1e-5, rtol=0)
+
+
+def test_the_gradient_of_ranges_is_that_of_the_mask():
+    batch = three_levels(positions=3, powers=3, forks=5)
+    (micro,) = plan(batch, range(len(batch.returns)), 4096).micro_batches
+    found = []
+    for attention in (DenseAttention(micro, CPU), RangeAttention(micro)):
+        given = [values.clone().requires_grad_() for values in queries(len(micro.input_ids))]
+        attention(*given, 0.25).square().sum().backward()
+        found.append([values.grad for values in given])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+
+
+def test_keys_of_the_variable_length_call_are_those_that_a_segment_sees():
+    batch = three_levels(positions=3)
+    (micro,) = plan(batch, range(len(batch.returns)), 4096).micro_batches
+    call = VarlenAttention(micro, CPU)
+    bounds = zip(call._query_ends[:-1], call._query_ends[1:], call._key_ends[:-1], call._key_ends[1:], strict=True)
+    for low, high, first, end in bounds:
+        keys = call._keys[first:end].tolist()
+        seen = [key for key in range(int(high)) if micro.leaves[key] >= high]
+        assert keys == seen and keys[-int(high - low) :] == list(range(low, high))
+
+
+def test_lengths_are_rounded_up_to_few_and_by_half_at_most():
+    lengths = {padded_length(tokens) for tokens in range(1, 20_000)}
+    assert len(lengths) < 12 and all(length % 128 == 0 for length in lengths)
+    assert all(tokens <= padded_length(tokens) <= max(1024, 1.5 * tokens) for tokens in range(1, 20_000))
+
+
+@pytest.mark.parametrize(
+    ("made", "why"),
+    [
+        (lambda: base("mistral"), "knows llama, qwen2, qwen3 and not 'mistral'"),
+        (lambda: base("qwen3", use_sliding_window=True, sliding_window=8, max_window_layers=1), "sliding window"),
+    ],
+    ids=["another architecture", "sliding window"],
+)
+def test_what_is_not_covered_is_padded_and_says_why(made, why):
+    policy, batch = policy_of(made()), three_levels()
+    _, _, updater = step(policy, batch)
+    assert not updater.layout.packed and why in updater.layout.fallback
+
+
+def test_an_adapter_on_the_head_is_not_covered():
+    from peft import LoraConfig, get_peft_model
+
+    model = get_peft_model(base(tied=False), LoraConfig(r=2, target_modules=["q_proj", "lm_head"], task_type="CAUSAL_LM"))
+    assert "adapter changes the head" in (not_covered(model) or "")
+
+
+def test_a_packed_forward_that_is_wrong_is_found_at_the_start_and_not_used(monkeypatch):
+    """One visible token too many, as a wrong mask has it."""
+    policy, batch = policy_of(base()), three_levels()
+    _, oracle, _ = step(policy, batch, layout="padded")
+    honest = training.layout.plan
+
+    def wrong(*arguments: Any) -> Any:
+        made = honest(*arguments)
+        leaves = [np.where(np.arange(len(m.segment_leaves)) == 1, len(m.input_ids), m.segment_leaves) for m in made.micro_batches]
+        return replace(
+            made, micro_batches=tuple(replace(m, segment_leaves=to) for m, to in zip(made.micro_batches, leaves, strict=True))
+        )
+
+    monkeypatch.setattr(training.layout, "plan", wrong)
+    _, gradient, updater = step(policy, batch)
+    assert not updater.layout.packed and "rows are padded" in updater.layout.fallback and "allowed" in updater.layout.fallback
+    assert torch.equal(gradient, oracle)
+
+
+def test_a_packed_forward_that_breaks_does_not_end_the_run(monkeypatch):
+    policy, batch = policy_of(base()), three_levels()
+
+    def broken(*_: Any) -> None:
+        raise RuntimeError("no kernel")
+
+    monkeypatch.setattr(RangeAttention, "__call__", broken)
+    _, _, updater = step(policy, batch)
+    assert not updater.layout.packed and "failed with RuntimeError" in updater.layout.fallback
+
+
+def test_in_bfloat16_the_two_paths_are_close_and_the_check_passes():
+    settings = SETTINGS.model_copy(update={"dtype": "bfloat16"})
+    policy, batch = policy_of(base().to(torch.bfloat16), settings), three_levels()
+    packed, gradient, updater = step(policy, batch, dtype="bfloat16")
+    padded, oracle, _ = step(policy, batch, dtype="bfloat16", layout="padded")
+    assert updater.layout.packed, updater.layout.fallback
+    assert abs(packed - padded) < 5e-3 and apart(gradient, oracle) < 0.1
+    assert all(weight.dtype == torch.float32 for weight in policy.parameters())
+
+
+def test_an_unknown_micro_batch_has_no_forward(tmp_path: Path):
+    with pytest.raises(TypeError, match="no forward is known"):
+        masked_logprobs(base(), object())  # type: ignore[arg-type]

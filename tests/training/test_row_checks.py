@@ -1,0 +1,109 @@
+"""Rows at fault are named, and go with their whole advantage group; all others stay as they are."""
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+
+from storage.gather import Batch
+from tests.training.batches import VOCABULARY, three_levels
+from training.row_checks import Model, only, sound_rows
+
+MODEL = Model(vocabulary=VOCABULARY, longest=128)
+BAD = 4
+"""The row that each fault is put into; of group 1, rows 3 to 5."""
+
+
+def changed(batch: Batch, name: str, at: int, value: float) -> Batch:
+    """With one entry of one column altered."""
+    column = getattr(batch, name).copy()
+    column[at] = value
+    return replace(batch, **{name: column})
+
+
+def lacking_its_token(batch: Batch) -> Batch:
+    at = int(batch.completion_offsets[BAD])
+    drawn = batch.input_ids[batch.input_offsets[BAD] + batch.prompt_lens[BAD]]
+    first, end = batch.legal_offsets[at], batch.legal_offsets[at + 1]
+    place = int(first) + int(np.flatnonzero(batch.legal_ids[first:end] == drawn)[0])
+    return changed(batch, "legal_ids", place, (drawn + 1) % VOCABULARY)
+
+
+def with_no_legal_token(batch: Batch) -> Batch:
+    at = int(batch.completion_offsets[BAD])
+    offsets = batch.legal_offsets.copy()
+    gone = offsets[at + 1] - offsets[at]
+    ids = np.delete(batch.legal_ids, slice(offsets[at], offsets[at + 1]))
+    offsets[at + 1 :] -= gone
+    return replace(batch, legal_ids=ids, legal_offsets=offsets)
+
+
+def too_long(batch: Batch) -> Batch:
+    """Its prompt grows, and with it all that lies behind it moves."""
+    more, first = 200, int(batch.input_offsets[BAD])
+    offsets = batch.input_offsets.copy()
+    offsets[BAD + 1 :] += more
+    longer = changed(batch, "prompt_lens", BAD, batch.prompt_lens[BAD] + more)
+    return replace(longer, input_ids=np.insert(batch.input_ids, first, [1] * more).astype(np.int32), input_offsets=offsets)
+
+
+FAULTS: dict[str, tuple[Callable[[Batch], Batch], str]] = {
+    "its own token": (lacking_its_token, "lacks the token that was drawn"),
+    "an empty legal set": (with_no_legal_token, "lacks the token that was drawn"),
+    "lengths": (lambda b: changed(b, "prompt_lens", BAD, b.prompt_lens[BAD] - 1), "legal sets disagree"),
+    "no prompt": (lambda b: changed(b, "prompt_lens", BAD, 0), "legal sets disagree"),
+    "NaN": (lambda b: changed(b, "behaviour_logprobs", int(b.completion_offsets[BAD]), float("nan")), "not a finite number"),
+    "above 0": (lambda b: changed(b, "behaviour_logprobs", int(b.completion_offsets[BAD]), 0.5), "above 0"),
+    "too long": (too_long, "longer than the 128 tokens that the model reads"),
+    "foreign token": (lambda b: changed(b, "input_ids", int(b.input_offsets[BAD]), VOCABULARY), "beyond the model's vocabulary"),
+    "negative token": (lambda b: changed(b, "input_ids", int(b.input_offsets[BAD]), -1), "beyond the model's vocabulary"),
+    "temperature": (lambda b: changed(b, "temperatures", BAD, 0.0), "temperature is not a positive number"),
+    "return": (lambda b: changed(b, "returns", BAD, float("inf")), "return is not a finite number"),
+}
+
+
+@pytest.mark.parametrize(("spoil", "why"), FAULTS.values(), ids=FAULTS)
+def test_a_row_at_fault_is_named_and_its_group_left_out(spoil, why):
+    kept, refused = sound_rows(spoil(three_levels()), MODEL)
+    assert [row.decision_id for row in refused] == [1000 + BAD] and why in refused[0].sentence
+    assert "decision 1004 is not trained on, nor is its advantage group" in refused[0].sentence
+    assert kept.tolist() == [row for row in range(12) if row not in (3, 4, 5)]
+
+
+def test_sound_rows_all_stay():
+    kept, refused = sound_rows(three_levels(), MODEL)
+    assert kept.tolist() == list(range(12)) and refused == []
+
+
+def test_rows_outside_any_group_go_alone():
+    batch = replace(three_levels(), advantage_groups=np.full(12, -1, np.int32))
+    kept, refused = sound_rows(changed(batch, "temperatures", BAD, float("nan")), MODEL)
+    assert kept.tolist() == [row for row in range(12) if row != BAD] and len(refused) == 1
+
+
+def test_several_faults_are_one_refusal_each():
+    batch = changed(changed(three_levels(), "returns", 0, float("nan")), "returns", BAD, float("nan"))
+    kept, refused = sound_rows(changed(batch, "temperatures", BAD, -1.0), MODEL)
+    assert [row.decision_id for row in refused] == [1000, 1004] and kept.tolist() == list(range(6, 12))
+
+
+def test_some_rows_of_a_batch_are_those_rows_and_nothing_else():
+    batch, chosen = three_levels(), [7, 2, 11]
+    few = only(batch, chosen)
+    for here, row in enumerate(chosen):
+        assert few.input_ids[few.input_offsets[here] : few.input_offsets[here + 1]].tolist() == (
+            batch.input_ids[batch.input_offsets[row] : batch.input_offsets[row + 1]].tolist()
+        )
+        here_at, there_at = few.completion_offsets[here], batch.completion_offsets[row]
+        assert few.completion_offsets[here + 1] - here_at == batch.completion_offsets[row + 1] - there_at
+        for place in range(int(few.completion_offsets[here + 1] - here_at)):
+            legal = few.legal_ids[few.legal_offsets[here_at + place] : few.legal_offsets[here_at + place + 1]]
+            there = batch.legal_ids[batch.legal_offsets[there_at + place] : batch.legal_offsets[there_at + place + 1]]
+            assert legal.tolist() == there.tolist()
+            assert few.behaviour_logprobs[here_at + place] == batch.behaviour_logprobs[there_at + place]
+    flat = {"decision_ids", "prompt_lens", "temperatures", "returns", "advantage_groups", "policy_versions"}
+    assert flat <= {field.name for field in fields(Batch)}
+    assert all(getattr(few, name).tolist() == getattr(batch, name)[chosen].tolist() for name in flat)
+    whole = only(batch, range(12))
+    assert all(np.array_equal(getattr(whole, field.name), getattr(batch, field.name)) for field in fields(Batch))
