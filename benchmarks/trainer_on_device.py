@@ -31,9 +31,9 @@ BUDGET = 8192
 
 
 def free_memory() -> None:
-    """Give back what nobody holds."""
-    gc.collect()
+    """Give back the card's memory that nobody holds."""
     if torch.cuda.is_available():
+        gc.collect()
         torch.cuda.empty_cache()
 
 
@@ -96,11 +96,13 @@ class Bench:
     def ours(self, batch: Batch, **how: Any) -> Callable[[], float]:
         """A step of ours, by settings and `attention`; it fails where packed rows would be padded after all."""
         attention = how.pop("attention", "auto")
-        updater = Updater(self.policy, self.settings.model_copy(update={"token_budget": BUDGET, **how}))
+        settings = self.settings.model_copy(update={"token_budget": BUDGET, **how})
+        updater = Updater(self.policy, settings)
         advantages, rows = batch.returns.astype(np.float32), list(range(len(batch.prompt_lens)))
 
         def step() -> float:
             self.policy.attention = attention
+            self.policy.recompute(settings.recompute)
             self.policy.model.zero_grad(set_to_none=True)
             loss = sum(updater.accumulate(batch, rows, advantages).losses)
             if updater.layout.fallback:
@@ -114,6 +116,7 @@ class Bench:
         trainer, advantages = OldTrainer(self.policy.model, recompute=recompute), batch.returns.astype(np.float32)
 
         def step() -> float:
+            self.policy.recompute(False)  # it turns that on and off by itself
             self.policy.model.zero_grad(set_to_none=True)
             return trainer.accumulate(batch, advantages)
 

@@ -45,6 +45,7 @@ class PackedAttention(Protocol):
         ...
 
 
+@torch.compiler.disable  # where blocks are compiled: kernels of its own, and another object for each micro-batch
 def _attend(
     module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **given: Any
 ) -> tuple[Tensor, Any]:

@@ -72,6 +72,9 @@ class Policy:
                     vars(module)["cast_input_dtype_enabled"] = False
         # Evaluation mode: with dropout 0 the forward is the same, and nothing may ever make it differ.
         self.model.eval()
+        self.recompute(settings.recompute)
+        if settings.compile:
+            self._compile()
 
     def parameters(self) -> list[torch.nn.Parameter]:
         """The adapter's weights, in a fixed order."""
@@ -89,6 +92,21 @@ class Policy:
         """What a row must fit into."""
         config: Any = self.model.config
         return Model(vocabulary=config.vocab_size, longest=config.max_position_embeddings)
+
+    def recompute(self, on: bool) -> None:
+        """From here on keep a block's input only and compute the rest again on the way back, or keep everything."""
+        if not on:
+            self.model.gradient_checkpointing_disable()
+            self.model.eval()
+            return
+        self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        # transformers computes again in training mode only, whatever was enabled; dropout is 0.
+        self.model.train()
+
+    def _compile(self) -> None:
+        """Compile the blocks, for any length; attention is left as it is, for it brings its own kernels."""
+        for block in self.model.base_model.model.model.layers:
+            block.compile(dynamic=True)
 
     def not_covered(self) -> str | None:
         """Why the packed forward does not fit this model, in one sentence; None if it does."""
