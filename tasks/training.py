@@ -8,6 +8,8 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from tasks.resources import Resources
+from telemetry.progress import reporter
+from training.step_metrics import alarm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +46,8 @@ async def train_step(resources: Resources, step: int) -> TrainedStep:
     with resources.spans.span("train"):
         # In a thread: a blocked event loop would stop the rollouts that run meanwhile.
         answer = await asyncio.to_thread(resources.trainer.step, step, resources.rollouts.start_groups)
+    if sentence := alarm(step, answer["metrics"]):
+        reporter().say(sentence)
     return TrainedStep(
         version=step,
         adapter=Path(answer["adapter"]),

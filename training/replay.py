@@ -237,8 +237,9 @@ class _Replayer:
         return Difference(step=step, what=what, recorded="published", replayed=f"{mean:.3g} off")
 
     def _from_adapter(self, trainer: Trainer, step: int) -> UpdateOutcome | None:
-        """The first update of `step` from the published weights of the version before, where the replay did not reach them."""
-        if not self._paths.adapter(step - 1).exists():
+        """The first update of `step` from the published weights of the version before, where the replay did not reach them; None
+        also where weights are not all that the step began from."""
+        if self._training.hands_on_state or not self._paths.adapter(step - 1).exists():
             return None
         self._policy.load_adapter(read_adapter(self._paths, step - 1).path)
         return trainer.rehearse(step)

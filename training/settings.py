@@ -131,3 +131,18 @@ class TrainingSettings(BaseModel):
                 f"{self.rate_schedule} schedule: name the step at which the rate has fallen, usually the run's number of steps"
             )
         return self
+
+    @model_validator(mode="after")
+    def _a_weight_to_control(self) -> "TrainingSettings":
+        if self.kl_control != "fixed" and not self.kl_weight:
+            raise ValueError(
+                f"training.kl_control {self.kl_control} has nothing to move while training.kl_weight is 0: "
+                "give a weight, such as 0.01"
+            )
+        return self
+
+    @property
+    def hands_on_state(self) -> bool:
+        """Whether a step begins from more than weights: from what moved in the steps before it."""
+        moving = self.advantage_baseline == "power" or self.advantage_scale == "running"
+        return moving or self.kl_control != "fixed"

@@ -95,9 +95,9 @@ def update_metrics(updates: Sequence[Update]) -> dict[str, float]:
         "train/plan_s": sum(update.plan_s for update in updates),
         "train/forward_s": sum(update.forward_s for update in updates),
         "train/backward_s": sum(update.backward_s for update in updates),
-        **_quantiles("train/entropy", seen.entropy, p10=0.1, p50=0.5),
-        **_quantiles("train/legal_mass", seen.legal_mass, p10=0.1, p50=0.5),
-        **_quantiles("train/kl", seen.kl, p50=0.5, p99=0.99),
+        **_quantiles("entropy", seen.entropy, p10=0.1, p50=0.5),
+        **_quantiles("legal_mass", seen.legal_mass, p10=0.1, p50=0.5),
+        **_quantiles("kl", seen.kl, p50=0.5, p99=0.99),
     }
 
 
@@ -110,7 +110,7 @@ def effective_share(weights: np.ndarray) -> float:
 def _quantiles(name: str, values: np.ndarray, **which: float) -> dict[str, float]:
     """Quantiles of what is a number; none if nothing is."""
     known = values[np.isfinite(values)].astype(np.float64)
-    return {f"{name}_{suffix}": float(np.quantile(known, q)) for suffix, q in which.items()} if len(known) else {}
+    return {f"train/{name}_{suffix}": float(np.quantile(known, q)) for suffix, q in which.items()} if len(known) else {}
 
 
 def lag_zero_metrics(updates: Sequence[Update], batch: Batch, version: int) -> dict[str, float]:

@@ -78,7 +78,8 @@ def by_loop(steps: list[list[tuple[str, int, float]]], settings: TrainingSetting
     return found
 
 
-figures = st.tuples(st.sampled_from(["FRANCE", "ITALY", "TURKEY"]), st.floats(-9, 9), st.floats(-9, 9))
+eighths = st.integers(-72, 72).map(lambda whole: whole / 8)
+figures = st.tuples(st.sampled_from(["FRANCE", "ITALY", "TURKEY"]), eighths, eighths)
 a_step = st.lists(figures, min_size=1, max_size=6).map(
     lambda pairs: [(power, group, value) for group, (power, *two) in enumerate(pairs) for value in two]
 )

@@ -2,6 +2,7 @@
 what moves from step to step, across a resumption."""
 
 import asyncio
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from storage.adapters import read_adapter
 from storage.gather import Batch
 from storage.index import Index, SelectionQuery
 from storage.ledger import MAIN
-from storage.outcome import read_outcome
+from storage.outcome import outcome_path, read_outcome
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
 from tests.training.loss_oracle import ORACLES, Token, divergence, entropy, legal_mass, masked
@@ -210,6 +211,23 @@ def test_a_step_with_moving_state_is_replayed_bitwise(paths, model, kept: bool):
         shutil.rmtree(paths.checkpoints)
     found = replay_step(paths, 3, model, MOVING, StorageSettings(max_policy_lag=9))
     assert found.difference is None and found.replayed == read_outcome(paths, MAIN, 3)
+
+
+def test_a_step_that_began_from_more_than_weights_is_not_rehearsed_from_weights_alone(paths, model):
+    """An earlier step that differs leaves the one asked for unreached; from its adapter it would seem to differ, too."""
+    trained(paths, model, MOVING, range(1, 4))
+    for file in paths.checkpoints.glob("*/manifest.json"):
+        file.unlink()
+    stored = json.loads(outcome_path(paths, MAIN, 1).read_bytes())
+    stored["updates"][0]["micro_batches"][0] += 1.0
+    outcome_path(paths, MAIN, 1).write_text(json.dumps(stored))
+    found = replay_step(paths, 3, model, MOVING, StorageSettings(max_policy_lag=9))
+    assert found.difference is not None and found.difference.step == 1 and found.replayed is None and found.from_adapter is None
+
+
+def test_a_controller_without_a_weight_is_refused():
+    with pytest.raises(ValueError, match="nothing to move while"):
+        TrainingSettings(kl_control="adaptive")
 
 
 def test_the_base_is_asked_only_while_its_weight_is_above_zero(paths, model, monkeypatch):

@@ -1,0 +1,101 @@
+"""`entente lab`: try other losses on the batches of a run."""
+
+import json as jsonlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter, validators
+
+from telemetry.errors import InputError
+
+if TYPE_CHECKING:
+    from training.lab import Comparison
+
+_FIGURES = ("masked_share", "effective_sample_share", "gradient_norm", "loss")
+
+
+def lab(
+    *,
+    run: Annotated[str, Parameter(help="Name of the run.")],
+    steps: Annotated[int, Parameter(help="Newest recorded steps to look at.", validator=validators.Number(gte=1))] = 3,
+    caps: Annotated[list[float] | None, Parameter(help="Caps of truncated importance weights.", consume_multiple=True)] = None,
+    runs_root: Annotated[Path, Parameter(help="Folder of all runs.")] = Path("runs"),
+    json: Annotated[bool, Parameter(help="Print the comparison as one JSON object, last line.", negative="")] = False,
+) -> None:
+    """Compare losses on batches that a run trained on, at its newest checkpoint, without a new rollout.
+
+    For each loss: the share of tokens that it masks, the share of samples that effectively count, the norm of its gradient, and
+    the cosine between its gradient and the one of the run's own loss. Medians over the steps. The run is not changed, and may
+    be at work.
+
+    Examples
+
+        entente lab --run mine
+
+        entente lab --run mine --steps 8 --caps 1 2 5 --json
+    """
+    from flows.find_model import TINY, find_tiny, model_here
+    from flows.run_settings import MODEL_FOLDER, settings_of
+    from flows.thread_plan import apply_threads, usable_cores
+    from storage.runs import RunPaths
+
+    caps = [1.0, 2.0, 3.0] if caps is None else caps
+    if bad := [cap for cap in caps if not cap > 0]:
+        raise InputError(f"a cap of importance weights is above 0, and {bad[0]:g} is not")
+    paths = RunPaths(runs_root / run)
+    settings = settings_of(paths)
+    name = settings.inference.model
+    model = find_tiny(runs_root / MODEL_FOLDER, settings.tiny_model, settings.prompts) if name == TINY else model_here(name)
+    if model is None:
+        raise InputError(f"the model '{name}' of run '{run}' is gone from this machine: restore it")
+    apply_threads(usable_cores())
+    from cli.screen import progress_shown
+    from training.lab import compare
+
+    training = settings.training.model_copy(update={"seed": settings.seed})
+    with progress_shown():
+        found = compare(paths, model.resolve(), training, settings.storage, steps, caps)
+    _show(found, run)
+    if json:
+        print(jsonlib.dumps(_facts(found, run)))
+
+
+def _show(found: "Comparison", run: str) -> None:
+    """The comparison as a table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    names = list(found.tried)
+    over = "recorded steps " + ", ".join(map(str, sorted(found.steps)))
+    tokens, lag = sum(found.branching_tokens), sum(found.lags) / len(found.lags)
+    table = Table(box=None, padding=(0, 2))
+    for title in ("loss", "masked", "effective", "gradient", f"cosine to {names[0]}"):
+        table.add_column(title, justify="left" if title == "loss" else "right")
+    for name in names:
+        masked, effective, norm, _ = (found.median(name, figure) for figure in _FIGURES)
+        cosine = found.cosines[names[0]][name]
+        table.add_row(name, f"{masked:.1%}", f"{effective:.1%}", f"{norm:.3g}", f"{cosine:+.3f}")
+    console = Console(highlight=False)
+    console.print(
+        f"run {run} at version {found.version}, {over}: {tokens} branching tokens, {lag:.1f} versions behind on average"
+    )
+    console.print(table)
+
+
+def _facts(found: "Comparison", run: str) -> dict[str, Any]:
+    """The comparison as data; figures are medians over the steps, and by step."""
+    from dataclasses import asdict
+
+    return {
+        "run": run,
+        "version": found.version,
+        "steps": list(found.steps),
+        "branching_tokens": list(found.branching_tokens),
+        "lags": list(found.lags),
+        "losses": {
+            name: {figure: found.median(name, figure) for figure in _FIGURES} | {"by_step": [asdict(step) for step in tried]}
+            for name, tried in found.tried.items()
+        },
+        # No number where a gradient is zero, which JSON has no word for.
+        "cosines": {one: {other: c if c == c else None for other, c in row.items()} for one, row in found.cosines.items()},
+    }
