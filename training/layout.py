@@ -39,9 +39,9 @@ TOLERANCES = {
     ("cpu", "float32"): Tolerance(loss=1e-6, gradient=1e-5),
     ("cuda", "float32"): Tolerance(loss=1e-4, gradient=1e-3),
     ("cpu", "bfloat16"): Tolerance(loss=0.02, gradient=0.1),
-    ("cuda", "bfloat16"): Tolerance(loss=0.02, gradient=0.1),
+    ("cuda", "bfloat16"): Tolerance(loss=0.05, gradient=0.2),
 }
-"""In bfloat16 the two paths round in other places: 1e-4 and 2e-2 are usual for a small model."""
+"""In bfloat16 the two paths round in other places: 1e-4 and 2e-2 are usual for a small model, and more for a deep one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

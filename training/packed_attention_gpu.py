@@ -56,9 +56,11 @@ class FlexAttention:
         """As `PackedAttention`."""
         short = self._length - self._tokens
         query, key, value = (torch.nn.functional.pad(values, (0, 0, 0, short)) for values in (query, key, value))
-        attended = _compiled(query.device.type)(
-            query, key, value, block_mask=self._mask, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
-        )
+        # All three have the model's number format already; mixed precision has nothing to choose here.
+        with torch.autocast(query.device.type, enabled=False):
+            attended = _compiled(query.device.type)(
+                query, key, value, block_mask=self._mask, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
+            )
         return attended[:, :, : self._tokens].transpose(1, 2)
 
 

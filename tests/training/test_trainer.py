@@ -1,12 +1,14 @@
 """The trainer learns what it should, refuses what it must, and repeats itself bitwise."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+import training.layout
 import training.trainer
 from storage.adapters import read_adapter
 from storage.index import Index
@@ -120,8 +122,8 @@ def test_a_step_makes_better_decisions_likelier_and_worse_ones_rarer(paths, mode
 
 def test_the_gradient_does_not_depend_on_the_micro_batches(paths, model):
     gradients = []
-    for rows in (3, 64):
-        settings = SETTINGS.model_copy(update={"micro_batch_rows": rows, "max_gradient_norm": 1e9})
+    for cut in ({"token_budget": 400}, {"token_budget": 8192}, {"layout": "padded", "micro_batch_rows": 3}):
+        settings = SETTINGS.model_copy(update={**cut, "max_gradient_norm": 1e9})
         policy = Policy(model, settings)
         with torch.no_grad():
             for parameter in policy.parameters():  # away from B = 0, where half the gradient vanishes
@@ -133,7 +135,45 @@ def test_the_gradient_does_not_depend_on_the_micro_batches(paths, model):
         query = SelectionQuery(step=1, policy_version=0, max_policy_lag=2, start_groups=4, lineage="x", seed=0)
         list(trainer._updater.updates(trainer._index.gather(trainer._index.select_batch(query).rows)))
         gradients.append(torch.cat([parameter.grad.flatten() for parameter in policy.parameters()]))
-    assert float((gradients[0] - gradients[1]).norm() / gradients[1].norm()) < 1e-5
+    for gradient in gradients[1:]:
+        assert float((gradient - gradients[0]).norm() / gradients[0].norm()) < 1e-5
+
+
+def test_a_step_packs_and_says_how_much_it_saved(paths, model):
+    metrics = trainer_for(paths, model).step(1, 4).metrics
+    assert metrics["train/packed"] == 1.0 and metrics["train/refused_rows"] == 0.0
+    assert metrics["train/branching_tokens"] < metrics["train/unique_tokens"] < metrics["train/tokens"] / 2
+    assert 0 < metrics["train/plan_s"] < metrics["train/update_s"]
+
+
+def test_a_step_whose_packed_path_fails_its_check_is_padded_and_says_so(paths, model, monkeypatch):
+    monkeypatch.setattr(training.layout, "TOLERANCES", {("cpu", "float32"): training.layout.Tolerance(loss=-1.0, gradient=0.0)})
+    trainer = trainer_for(paths, model)
+    metrics = trainer.step(1, 4).metrics
+    assert metrics["train/packed"] == 0.0 and metrics["train/unique_tokens"] == metrics["train/tokens"]
+    assert "rows are padded, several times slower than packed" in trainer._updater.layout.fallback
+
+
+def test_a_row_at_fault_is_counted_and_the_step_goes_on_without_its_group(paths, model, monkeypatch):
+    from storage.index import Index
+
+    honest, seen = Index.gather, []
+
+    def damaged(self, rows):
+        batch = honest(self, rows)
+        logprobs = batch.behaviour_logprobs.copy()
+        logprobs[batch.completion_offsets[1]] = float("nan")
+        return replace(batch, behaviour_logprobs=logprobs)
+
+    update = Updater.update
+    monkeypatch.setattr(Updater, "update", lambda self, batch, *rest: seen.append(batch) or update(self, batch, *rest))
+    monkeypatch.setattr(Index, "gather", damaged)
+    metrics = trainer_for(paths, model).step(1, 4).metrics
+    ledger = read_ledger(paths, "main", 1)
+    assert ledger is not None and metrics["train/refused_rows"] == 1.0 and metrics["train/skipped"] == 0.0
+    groups, decisions = ledger["advantage_group"].to_pylist(), ledger["decision_id"].to_pylist()
+    left = {decision for decision, group in zip(decisions, groups, strict=True) if group != groups[1]}
+    assert set(seen[0].decision_ids.tolist()) == left and len(left) < len(decisions)
 
 
 def test_the_ledger_is_written_before_the_forward(paths, model, monkeypatch):
