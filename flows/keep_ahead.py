@@ -5,6 +5,7 @@ A pure rule says how many start groups a task takes; everything else is bookkeep
 
 import asyncio
 import math
+import time
 from dataclasses import dataclass
 from typing import Self
 
@@ -44,6 +45,10 @@ class StepRollouts:
 
     reports: tuple[RolloutReport, ...]
     """None where the step is repeated from its ledger."""
+    waited: tuple[float, float]
+    """When the flow asked for them and when it had them, monotonic seconds."""
+    ready_share: float
+    """Share of its tasks that were done when the flow asked; 1 where there were none to wait for."""
 
 
 class RolloutsAhead:
@@ -65,12 +70,15 @@ class RolloutsAhead:
 
     async def take(self, step: int) -> StepRollouts:
         """Wait for the rollouts of `step`; a task that failed for good fails here."""
-        played = await asyncio.gather(*self._in_flight[step])
+        tasks, asked = self._in_flight[step], time.monotonic()
+        ready = sum(task.done() for task in tasks) / len(tasks) if tasks else 1.0
+        played = await asyncio.gather(*tasks)
         del self._in_flight[step]
         if played:
             self._group_s = max(report.seconds for report in played) / sum(report.start_groups for report in played)
         found = self._found.pop(step, None)
-        return StepRollouts(reports=(*played, found) if found else tuple(played))
+        reports = (*played, found) if found else tuple(played)
+        return StepRollouts(reports=reports, waited=(asked, time.monotonic()), ready_share=ready)
 
     async def all_played(self) -> None:
         """Wait for everything in flight, without taking it."""

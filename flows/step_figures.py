@@ -37,7 +37,7 @@ class StepClock:
         """All registered figures of the step that ends now."""
         began, now = self._step_began, time.monotonic()
         self._step_began = now
-        figures = trained.metrics | self._times(began, now) | await self._rollout_figures(rolled, began, now)
+        figures = trained.metrics | self._times(rolled, began, now) | await self._rollout_figures(rolled, began, now)
         before, self._events = self._events, _events(self._resources)
         figures |= {f"engine/{name}": float(count - before.get(name, 0)) for name, count in self._events.items()}
         if isinstance(self._resources.engine, ScrapedEngine):
@@ -50,12 +50,13 @@ class StepClock:
         figures |= self._gpu.sample()
         return figures
 
-    def _times(self, began: float, now: float) -> dict[str, float]:
+    def _times(self, rolled: StepRollouts, began: float, now: float) -> dict[str, float]:
         spans, step_s = self._resources.spans, now - began
         train_s, orchestration_s = spans.seconds("train", began, now), spans.uncovered(began, now)
         times = {
             "time/step_s": step_s,
             "time/rollout_s": spans.seconds("rollout", began, now),
+            "time/rollout_wait_s": spans.seconds("rollout", *rolled.waited),
             "time/train_s": train_s,
             "time/publish_s": spans.seconds("publish", began, now),
             "time/orchestration_s": orchestration_s,
@@ -74,6 +75,7 @@ class StepClock:
         before, self._stats = self._stats, after
         gained = {name: getattr(after, name) - getattr(before, name) for name in asdict(after)}
         gained_now = {
+            "rollout/ready_share": rolled.ready_share,
             "rollout/prompt_tokens": float(gained["prompt_tokens"]),
             "rollout/cached_tokens": float(gained["cached_tokens"]),
             "rollout/prefix_hit_share": gained["cached_tokens"] / max(1, gained["prompt_tokens"]),

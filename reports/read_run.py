@@ -126,6 +126,20 @@ def read_run(paths: RunPaths) -> RunFacts:
     )
 
 
+def read_figures(paths: RunPaths) -> tuple[Mapping[str, Any], dict[int, dict[str, float]]]:
+    """Settings, and figures by whole step, of a run; nothing else is read.
+
+    Raises:
+        InputError: there is no run in that folder.
+    """
+    if not paths.settings.is_file():
+        raise InputError(f"there is no run in '{paths.root}': it has no settings.json")
+    records = _metrics(paths.metrics, [])
+    return json.loads(paths.settings.read_text()), {
+        step: figures for step, figures in sorted(records.items()) if "time/step_s" in figures
+    }
+
+
 def _metrics(file: Path, troubles: list[str]) -> dict[int, dict[str, float]]:
     """Figures by step; later lines win. A line that is no record is counted and left out."""
     records: dict[int, dict[str, float]] = {}

@@ -27,6 +27,7 @@ METRICS: dict[str, Metric] = (
         failed=("forks", "forks that ended early with a reason"),
         set_aside=("files", "damaged shards found and played again"),
         orders_rejected=("orders", "orders the game engine refused; must be 0"),
+        ready_share=("share", "of the step's rollout tasks that were done when the flow asked for them"),
         prompt_tokens=("tokens", "counted at the request"),
         cached_tokens=("tokens", "prompt tokens found in the prefix cache"),
         prefix_hit_share=("share", "cached_tokens / prompt_tokens"),
@@ -131,7 +132,8 @@ METRICS: dict[str, Metric] = (
     | _group(
         "time",
         step_s=("s", "wall time of the step"),
-        rollout_s=("s", "inside rollout tasks, as the step waited for them"),
+        rollout_s=("s", "with a rollout task at work, whether the step waited for it or not"),
+        rollout_wait_s=("s", "with a rollout task at work and nothing else to do: the wait for rollouts"),
         train_s=("s", "inside the train task"),
         publish_s=("s", "merging, reloading, emptying the prefix cache"),
         orchestration_s=("s", "the rest: Prefect and the flow itself"),

@@ -1,0 +1,81 @@
+"""`entente explain-step` and `entente explain-run`: who waited for whom, and which setting moves it."""
+
+import json as jsonlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+from rich.console import Console
+from rich.table import Table
+
+from telemetry.errors import InputError
+
+if TYPE_CHECKING:
+    from reports.explain import Explanation
+
+Run = Annotated[str, Parameter(help="Name of the run.")]
+RunsRoot = Annotated[Path, Parameter(help="Folder of all runs.")]
+AsJson = Annotated[bool, Parameter(help="Print one JSON object instead.", negative="")]
+_WIDTH = 30
+
+
+def explain_step(
+    step: Annotated[int, Parameter(help="Number of the step.")],
+    *,
+    run: Run,
+    runs_root: RunsRoot = Path("runs"),
+    json: AsJson = False,
+) -> None:
+    """Where the seconds of one step went, whether it was slower than the others, why, and what to change.
+
+    Example
+
+        entente explain-step 3 --run mine
+    """
+    from reports.explain import explain_step
+
+    steps, settings = _read(run, runs_root)
+    if step not in steps:
+        raise InputError(f"run '{run}' has no figures of step {step}: there are those of {min(steps)} to {max(steps)}")
+    _show(explain_step(steps, step, settings), json=json)
+
+
+def explain_run(*, run: Run, runs_root: RunsRoot = Path("runs"), json: AsJson = False) -> None:
+    """Where the seconds of all steps went, what limits the run, and which setting moves it; also while it trains.
+
+    Example
+
+        entente explain-run --run mine
+    """
+    from reports.explain import explain_run
+
+    _show(explain_run(*_read(run, runs_root)), json=json)
+
+
+def _read(run: str, runs_root: Path) -> tuple[Mapping[int, Mapping[str, float]], Mapping[str, Any]]:
+    from reports.read_run import read_figures
+    from storage.runs import RunPaths
+
+    settings, steps = read_figures(RunPaths(runs_root / run))
+    if not steps:
+        raise InputError(f"run '{run}' has no whole step yet: there is nothing to explain")
+    return steps, settings
+
+
+def _show(found: "Explanation", *, json: bool) -> None:
+    from reports.explain import PARTS
+
+    if json:
+        print(jsonlib.dumps(found.as_object()))
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0), title=f"{found.title}: {found.seconds:,.1f} s", title_justify="left")
+    for name in ("", "", "s", ""):
+        table.add_column(name, justify="right" if name == "s" else "left", no_wrap=True)
+    for part, seconds in found.parts.items():
+        bar = "█" * round(_WIDTH * found.share(part))
+        table.add_row(f"{found.share(part):4.0%}", f"[cyan]{bar:<{_WIDTH}}[/]", f"{seconds:,.2f}", f"{part}: {PARTS[part]}")
+    console = Console(highlight=False)
+    console.print(table)
+    for sentence in found.sentences:
+        console.print(f"- {sentence}", markup=False)

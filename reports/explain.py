@@ -1,0 +1,219 @@
+"""Who waited for whom: the seconds of a step by cause, and in sentences what limits a run and which setting moves it.
+
+A step of the training flow is one line of time: it waits for rollouts, chooses and gathers rows, packs, computes, saves, swaps
+the engine's weights, and the rest is the flow's own. Its parts therefore add up to it. Pure: figures in, words out.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+Figures = Mapping[str, float]
+
+PARTS = {
+    "rollouts": "waiting for rollouts",
+    "store": "choosing rows, writing the ledger, gathering tokens",
+    "pack": "planning what to compute once",
+    "compute": "forward, backward, optimiser",
+    "save": "checkpoint and adapter",
+    "swap": "giving the engine the new version",
+    "flow": "Prefect, and handing over between processes",
+}
+"""Part of a step -> what happens in it, in the order of a step."""
+SLOW = 1.3
+"""Times the usual step from which a step is called slow."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """Where the seconds went."""
+
+    title: str
+    seconds: float
+    parts: dict[str, float]
+    """Seconds by name of PARTS; they add up to `seconds`."""
+    sentences: list[str]
+    """What limits it, why, and which setting moves it; most important first."""
+
+    def share(self, part: str) -> float:
+        """Part of the whole, 0 to 1."""
+        return self.parts[part] / self.seconds if self.seconds else 0.0
+
+    def as_object(self) -> dict[str, Any]:
+        """For JSON."""
+        shares = {part: self.share(part) for part in self.parts}
+        return {"title": self.title, "seconds": self.seconds, "parts": self.parts, "shares": shares, "sentences": self.sentences}
+
+
+def parts_of(figures: Figures) -> dict[str, float]:
+    """Seconds of one step by part; a figure that the step lacks counts as none, and what is left over is the flow's."""
+    get = figures.get
+    pack, update = get("train/plan_s", 0.0), get("train/update_s", 0.0)
+    known = {
+        "rollouts": get("time/rollout_wait_s", 0.0),
+        "store": get("train/select_s", 0.0),
+        "pack": pack,
+        "compute": max(0.0, update - pack),
+        "save": get("train/save_s", 0.0),
+        "swap": get("time/publish_s", 0.0),
+    }
+    # A step that was repeated after a kill has its trainer's figures from before it: no part may exceed the whole.
+    left = get("time/step_s", 0.0)
+    parts = {}
+    for name, seconds in known.items():
+        parts[name] = min(seconds, left)
+        left -= parts[name]
+    return parts | {"flow": left}
+
+
+def explain_step(steps: Mapping[int, Figures], step: int, settings: Mapping[str, Any]) -> Explanation:
+    """Step `step` of a run: `steps` has the figures of all its steps, `settings` its resolved tree."""
+    figures, others = steps[step], [parts_of(steps[other]) for other in steps if other != step]
+    parts, seconds = parts_of(figures), figures["time/step_s"]
+    sentences = []
+    if len(others) >= 2 and (slower := _slower(parts, others)):
+        sentences.append(f"Step {step} {slower}.")
+    limit = max(parts, key=parts.__getitem__)
+    sentences += [f"{_most(limit, parts, seconds)}.", *_cause(limit, [figures], steps, settings)]
+    return Explanation(title=f"step {step}", seconds=seconds, parts=parts, sentences=sentences)
+
+
+def explain_run(steps: Mapping[int, Figures], settings: Mapping[str, Any]) -> Explanation:
+    """All of a run's steps together."""
+    each = [parts_of(figures) for figures in steps.values()]
+    parts = {name: sum(found[name] for found in each) for name in PARTS}
+    seconds = sum(figures["time/step_s"] for figures in steps.values())
+    limit = max(parts, key=parts.__getitem__)
+    trained = sum(figures.get("train/decisions", 0.0) for figures in steps.values())
+    waiting = 1 - sum(parts[name] for name in ("store", "pack", "compute", "save")) / seconds
+    sentences = [
+        f"{len(steps)} steps at {3600 * len(steps) / seconds:,.0f} an hour, {trained / seconds:,.1f} decisions trained a second; "
+        f"the trainer waited {waiting:.0%} of the time.",
+        f"{_most(limit, parts, seconds)}.",
+        *_cause(limit, list(steps.values()), steps, settings),
+    ]
+    without = seconds - parts[limit]
+    if 0 < without < seconds:
+        sentences.append(f"Were that free, the run would make {3600 * len(steps) / without:,.0f} steps an hour.")
+    if slow := [step for step in steps if _is_slow(step, steps)]:
+        sentences.append(
+            f"Slow steps, {SLOW:g} times the usual and more: {', '.join(map(str, slow[:8]))}{', ...' * (len(slow) > 8)}; "
+            "`entente explain-step` says why."
+        )
+    return Explanation(title=f"{len(steps)} steps", seconds=seconds, parts=parts, sentences=sentences)
+
+
+def _is_slow(step: int, steps: Mapping[int, Figures]) -> bool:
+    others = [figures["time/step_s"] for other, figures in steps.items() if other != step]
+    return len(others) >= 2 and steps[step]["time/step_s"] >= SLOW * median(others)
+
+
+def _slower(parts: Mapping[str, float], others: list[dict[str, float]]) -> str:
+    """How much longer than usual it took, and where; '' if it did not."""
+    seconds, usual = sum(parts.values()), median(sum(other.values()) for other in others)
+    if seconds < SLOW * usual:
+        return ""
+    more = {name: parts[name] - median(other[name] for other in others) for name in parts}
+    worst = max(more, key=more.__getitem__)
+    return (
+        f"took {seconds / usual:.1f} times as long as the median of the others ({seconds:.1f} s, {usual:.1f} s); "
+        f"{more[worst]:.1f} s of it is {PARTS[worst]}"
+    )
+
+
+def _most(limit: str, parts: Mapping[str, float], seconds: float) -> str:
+    return f"Most of the time, {parts[limit] / seconds:.0%}, went into {PARTS[limit]}"
+
+
+def _cause(limit: str, told: list[Figures], steps: Mapping[int, Figures], settings: Mapping[str, Any]) -> list[str]:
+    """Why that part is long, and what to change."""
+    if limit == "rollouts":
+        return [*_troubles(told), *_buffer(told, steps, settings), *_engine(told, settings)]
+    share = _mean(told, "train/unique_tokens") / max(1.0, _mean(told, "train/tokens"))
+    return {
+        "store": [
+            "Rows are chosen and copied while nothing else runs: look at the disk under the run's folder, and lower "
+            "storage.snapshot_every_shards if many shards are new."
+        ],
+        "pack": ["Planning takes longer the more rows a step has: lower rollouts.start_groups, or raise training.token_budget."],
+        "compute": [
+            f"The trainer is the limit: {_mean(told, 'train/unique_tokens_per_s'):,.0f} unique tokens a second, {share:.0%} of "
+            "the raw ones. More forks of fewer positions (rollouts.forks_per_group) share more of them; a GPU (training.device), "
+            "more threads (training.threads) or fewer decisions (rollouts.start_groups) make it shorter."
+        ],
+        "save": ["Checkpoints and adapters are synced to disk each step: put the run's folder (runs_root) on a faster one."],
+        "swap": ["Merging and reloading stops the engine: inference.adapters 'slots' serves versions side by side."],
+        "flow": [
+            "Prefect's cost is by task: raise pipeline.groups_per_task, or play more start groups in a step "
+            "(rollouts.start_groups)."
+        ],
+    }[limit]
+
+
+def _troubles(told: list[Figures]) -> list[str]:
+    names = {
+        "engine/ejections": "workers left the pool",
+        "engine/engine_restarts": "engines were built again",
+        "engine/timeouts": "requests timed out",
+        "engine/retries": "requests were asked again elsewhere",
+        "rollout/failed": "forks failed",
+    }
+    found = {words: _sum(told, name) for name, words in names.items()}
+    said = ", ".join(f"{count:.0f} {words}" for words, count in found.items() if count)
+    return [f"Something was wrong meanwhile: {said}; see `entente report` and the workers' own logs."] if said else []
+
+
+def _buffer(told: list[Figures], steps: Mapping[int, Figures], settings: Mapping[str, Any]) -> list[str]:
+    depth = int(settings.get("pipeline", {}).get("buffer_depth", 0))
+    rollouts = median(figures.get("time/rollout_s", 0.0) for figures in steps.values())
+    training = median(sum(parts_of(figures)[name] for name in PARTS if name != "rollouts") for figures in steps.values())
+    if depth == 0:
+        longer = max(rollouts, training)
+        return [
+            f"Rollouts and training take turns, because pipeline.buffer_depth is 0: {rollouts:.1f} s and {training:.1f} s. With "
+            f"a depth of 1 or 2, inside storage.max_policy_lag, a step would take about {longer:.1f} s."
+        ]
+    ready = _mean(told, "rollout/ready_share")
+    if ready >= 1:
+        return []
+    return [
+        f"The buffer was exhausted: {ready:.0%} of what the trainer asked for was there. Rollouts of a step take "
+        f"{rollouts:.1f} s, the trainer's own work {training:.1f} s, so the {depth} steps that pipeline.buffer_depth keeps ahead "
+        "are used up after the first steps, and from then on every step waits; a deeper buffer only puts that off."
+    ]
+
+
+def _engine(told: list[Figures], settings: Mapping[str, Any]) -> list[str]:
+    inference = settings.get("inference", {})
+    queue, work = (
+        _mean(told, "rollout/queue_ms_p50"),
+        _mean(told, "rollout/prefill_ms_p50") + _mean(told, "rollout/decode_ms_p50"),
+    )
+    if _sum(told, "rollout/preemptions"):
+        return [
+            f"The engine put {_sum(told, 'rollout/preemptions'):.0f} requests back because its key-value cache was full: raise "
+            "inference.gpu_memory_share (on a CPU inference.kv_cache_gib), or lower inference.max_sequences."
+        ]
+    if queue > work > 0:
+        return [
+            f"Requests waited longer in the queue ({queue:.0f} ms) than they took to draw ({work:.0f} ms): add a worker "
+            "(`entente serve`, inference.urls), or raise inference.max_sequences if its memory allows."
+        ]
+    most, together = float(inference.get("max_sequences", 0)), _mean(told, "rollout/occupancy")
+    if 0 < together < most / 4:
+        return [
+            f"The engine drew {together:.0f} requests together of the {most:.0f} it could: play more at a time "
+            "(rollouts.start_groups, rollouts.forks_per_group, or pipeline.buffer_depth)."
+        ]
+    hit = _mean(told, "rollout/prefix_hit_share")
+    return [f"The engine is busy ({together:.0f} requests together, {hit:.0%} of prompt tokens cached): add a worker or a GPU."]
+
+
+def _mean(told: list[Figures], name: str) -> float:
+    values = [figures[name] for figures in told if name in figures]
+    return sum(values) / len(values) if values else 0.0
+
+
+def _sum(told: list[Figures], name: str) -> float:
+    return sum(figures.get(name, 0.0) for figures in told)
