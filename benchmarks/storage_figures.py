@@ -25,11 +25,10 @@ import pyarrow.parquet as pq
 
 from benchmarks.outcome import Outcome, Target
 from benchmarks.storage_rows import ROWS_PER_START_GROUP, VERSIONS, decisions_of, facts_of_a_run, plies_of
-from storage.gather import Batch, gather
+from storage.gather import Batch
 from storage.index import Index
 from storage.ledger import ROWS_SCHEMA, write_ledger
-from storage.mapped import MappedShards
-from storage.packing import PackingBuffers
+from storage.mapped import MappedShard, MappedShards
 from storage.runs import RunPaths
 from storage.schema import as_array, row_checksums
 from storage.selection import SelectionQuery
@@ -43,8 +42,6 @@ STEP_SHARDS = 12
 GATHERED_SHARDS = 64
 PARQUET_ROWS = 84_000
 """Rows of the Parquet file that a step's rows are sought in, most of them of other decisions."""
-LOOKS = 4
-"""Times that each round's rows are gathered, with and without a look at whether shards changed: the difference is small."""
 OTHER_BLEND = {"centres_gained": 0.5, "sos_share": 2.0, "survival": 1.0}
 TARGETS = {
     "select_1e6_ms": Target(at_most=100.0),
@@ -159,18 +156,22 @@ def _gather_ratios(
     far = np.ones(max(16, round(256 * parquet_rows / PARQUET_ROWS)) * 2**20 // 8)  # more than any cache holds
     copied = np.ones(len(far) // 4)
 
+    shards = MappedShards(paths.shards)
+
     def gathered(rows: pa.Table) -> tuple[float, Batch]:
         return _timed_cold(lambda: index.gather(rows), far, lambda: index.gather(few))
 
-    times: dict[str, list[float]] = {name: [] for name in ("gather", "first", "scattered", "memcpy", "json", "parquet")}
+    times: dict[str, list[float]] = {name: [] for name in ("gather", "first", "look", "scattered", "memcpy", "json", "parquet")}
     for number, (rows, others) in enumerate(zip(draws, scattered, strict=True)):
         took, batch = gathered(rows)
         _found(len(batch.input_ids), "the tokens of a batch")
         source = far[number * 64 :][: _bytes_of(batch) // 8]
         copy = _timed_cold(lambda source=source: _plain_copy(copied, source), far, lambda: _plain_copy(copied[-64:], far[-64:]))
+        looked_at = [shards.get(name) for name in dict.fromkeys(rows["shard"].to_pylist())]
         found = {
             "gather": (took, batch.input_ids),
             "first": (_timed_cold(lambda rows=rows: index.gather(rows), far)[0], batch.input_ids),
+            "look": (_timed_cold(lambda shards=looked_at: _look_again(shards), far)[0], batch.input_ids),
             "scattered": (gathered(others)[0], batch.input_ids),
             "memcpy": (copy[0], batch.input_ids),
             "json": _timed_cold(lambda rows=rows: old.from_json(rows), far),
@@ -188,7 +189,7 @@ def _gather_ratios(
         "gather_scattered_over_memcpy": middle["scattered"] / middle["memcpy"],
         "gather_vs_json": middle["json"] / middle["gather"],
         "gather_vs_parquet": middle["parquet"] / middle["gather"],
-        "gather_crc_cost_share": _looking_again(index, paths, draws, few, far),
+        "gather_crc_cost_share": middle["look"] / middle["first"],
     }
 
 
@@ -196,22 +197,9 @@ def _plain_copy(target: np.ndarray, source: np.ndarray) -> None:
     np.copyto(target[: len(source)], source)
 
 
-def _looking_again(index: Index, paths: RunPaths, draws: list[pa.Table], few: pa.Table, far: np.ndarray) -> float:
-    """The share of gathering that goes if nobody looks whether shards changed since they were mapped."""
-    trusted, buffers = MappedShards(paths.shards), PackingBuffers()
-    for name in {name for rows in (few, *draws) for name in rows["shard"].to_pylist()}:
-        trusted.get(name).as_verified = lambda: True
-    looked, trusting = [], []
-    for rows in draws * LOOKS:
-        looked.append(_timed_cold(lambda rows=rows: index.gather(rows), far, lambda: index.gather(few))[0])
-        trusting.append(
-            _timed_cold(
-                lambda rows=rows: gather(rows, trusted.get, buffers),
-                far,
-                lambda: gather(few, trusted.get, buffers),
-            )[0]
-        )
-    return max(0.0, 1 - median(trusting) / median(looked))
+def _look_again(shards: list[MappedShard]) -> bool:
+    """What gathering does to find a shard that changed since it was mapped."""
+    return all(shard.as_verified() for shard in shards)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import xxhash
+from xxhash import xxh3_64_intdigest
 
 from storage.files import FILES
 from storage.schema import SCHEMA_VERSION, as_array, row_checksums
@@ -34,12 +34,12 @@ class MappedFile:
         """``mark`` is the hash of ``content``, taken before it was verified."""
         self.table = table
         self.sums = sums
-        self._content = content
+        self._content = memoryview(content)
         self._mark = mark
 
     def as_verified(self) -> bool:
         """True if no byte of the file has changed since; looking runs about as fast as memory is read."""
-        return _hash(self._content) == self._mark
+        return xxh3_64_intdigest(self._content) == self._mark
 
 
 def content_crc(table: pa.Table, sums: _Sums | None = None) -> int:
@@ -82,7 +82,7 @@ def map_arrow(path: Path, schema: pa.Schema | None = None) -> MappedFile:
         raise DataError(f"{path} is missing.") from error
     except pa.ArrowInvalid as error:
         raise DataError(f"{path} cannot be mapped ({error}); {_CURE}") from error
-    mark = _hash(content)
+    mark = xxh3_64_intdigest(memoryview(content))
     try:
         table = _read_whole(content)
         found = metadata_of(table)
@@ -109,10 +109,6 @@ def metadata_of(table: pa.Table) -> dict[str, str]:
 
 
 _CURE = "remove the file, or restore it from a copy."
-
-
-def _hash(content: pa.Buffer) -> int:
-    return xxhash.xxh3_64_intdigest(memoryview(content))
 
 
 def _read_whole(content: pa.Buffer) -> pa.Table:

@@ -229,20 +229,16 @@ def row_checksums(table: pa.Table) -> npt.NDArray[np.uint32]:
     n_rows = table.num_rows
     heads: list[npt.NDArray[np.uint8]] = []
     bodies: list[list[bytes | memoryview]] = []
-    for name in table.column_names:
-        if name == "checksum":
-            continue
-        for offsets, width, content in _parts(as_array(table[name])):
+    for column in (table.drop_columns("checksum") if "checksum" in table.column_names else table).columns:
+        for offsets, width, content in _parts(as_array(column)):
             if offsets is None:
                 heads.append(np.frombuffer(content, np.uint8).reshape(n_rows, width))
                 continue
-            ends = offsets.astype(np.int64) * width
+            ends = np.multiply(offsets, width, dtype=np.int64)
             heads.append((ends[1:] - ends[:-1]).view(np.uint8).reshape(n_rows, 8))
-            cuts = ends.tolist()
-            bodies.append([content[start:end] for start, end in pairwise(cuts)])
-    size = sum(head.shape[1] for head in heads)
-    joined = np.concatenate(heads, axis=1).tobytes() if heads else b""
-    rows = zip([joined[at * size : (at + 1) * size] for at in range(n_rows)], *bodies, strict=True)
+            bodies.append([content[start:end] for start, end in pairwise(ends.tolist())])
+    head = np.concatenate(heads, axis=1) if heads else np.zeros((n_rows, 0), np.uint8)
+    rows = zip(head, *bodies, strict=True)
     return np.array([zlib.crc32(b"".join(row)) for row in rows], np.uint32)
 
 
@@ -252,19 +248,18 @@ _Part = tuple[npt.NDArray[np.int32] | None, int, bytes | memoryview]
 
 def _parts(array: pa.Array) -> list[_Part]:
     """The bytes behind a column; a list of strings has two parts, its strings' lengths and their text."""
-    kind = array.type
-    if pa.types.is_dictionary(kind):
-        return _parts(array.dictionary_decode())
-    if pa.types.is_string(kind):
+    if isinstance(array, pa.StringArray):
         return [(*_text(array),)]
-    if pa.types.is_list(kind):
-        offsets = array.offsets.to_numpy()
-        if pa.types.is_string(kind.value_type):
-            ends, width, text = _text(array.values)
+    if isinstance(array, pa.ListArray):
+        offsets, values = array.offsets.to_numpy(), array.values
+        if isinstance(values, pa.StringArray):
+            ends, width, text = _text(values)
             lengths = ends[1:] - ends[:-1]
             return [(offsets, lengths.itemsize, lengths.tobytes()), (ends[offsets], width, text)]
-        return [(offsets, kind.value_type.byte_width, _content(array.values))]
-    return [(None, kind.byte_width, _content(array))]
+        return [(offsets, *_content(values))]
+    if isinstance(array, pa.DictionaryArray):
+        return _parts(array.dictionary_decode())
+    return [(None, *_content(array))]
 
 
 def _text(array: pa.StringArray) -> tuple[npt.NDArray[np.int32], int, bytes]:
@@ -274,13 +269,12 @@ def _text(array: pa.StringArray) -> tuple[npt.NDArray[np.int32], int, bytes]:
     return np.frombuffer(offsets, np.int32, len(array) + 1, array.offset * 4), 1, bytes(text)  # whose cuts cost less than views
 
 
-def _content(array: pa.Array) -> memoryview:
-    """The values of an array of numbers, as bytes."""
-    _, values = array.buffers()
+def _content(array: pa.Array) -> tuple[int, memoryview]:
+    """Bytes of a value, and all values of an array of numbers, as bytes."""
+    width, (_, values) = array.type.byte_width, array.buffers()
     if values is None:
-        return memoryview(b"")
-    width = array.type.byte_width
-    return memoryview(values)[array.offset * width : (array.offset + len(array)) * width]
+        return width, memoryview(b"")
+    return width, memoryview(values)[array.offset * width : (array.offset + len(array)) * width]
 
 
 def _numpy(column: pa.Array | pa.ChunkedArray) -> npt.NDArray[Any]:

@@ -46,7 +46,7 @@ def test_times_are_put_together_as_their_names_say(monkeypatch: pytest.MonkeyPat
     slow(storage_figures, "_plain_copy", lambda target, source: 0.125)
     slow(storage_figures._OldWays, "from_json", lambda *given: 50.0)
     slow(storage_figures._OldWays, "from_parquet", lambda *given: 200.0)
-    slow(storage_figures, "gather", lambda *given: 0.9375)
+    slow(storage_figures, "_look_again", lambda *given: 0.0625)
     slow(storage_figures, "publish_shard", lambda *given: 16.0)
     slow(storage_figures, "row_checksums", lambda table: 0.5)
     slow(storage_figures, "write_ledger", lambda *given: 0.375)
