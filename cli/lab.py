@@ -76,9 +76,8 @@ def _show(found: "Comparison", run: str) -> None:
         cosine = found.cosines[names[0]][name]
         table.add_row(name, f"{masked:.1%}", f"{effective:.1%}", f"{norm:.3g}", f"{cosine:+.3f}")
     console = Console(highlight=False)
-    console.print(
-        f"run {run} at version {found.version}, {over}: {tokens} branching tokens, {lag:.1f} versions behind on average"
-    )
+    head = f"run {run} at version {found.version}, {over}: {tokens} branching tokens, {lag:.1f} versions behind on average"
+    console.print(head, soft_wrap=True)
     console.print(table)
 
 

@@ -30,7 +30,13 @@ ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
 PERFORMANCE = (ROOT / "docs" / "performance.md").read_text()
-PAGES = {"README.md": README, "docs/architecture.md": ARCHITECTURE, "docs/performance.md": PERFORMANCE}
+TRAINING = (ROOT / "docs" / "training.md").read_text()
+PAGES = {
+    "README.md": README,
+    "docs/architecture.md": ARCHITECTURE,
+    "docs/performance.md": PERFORMANCE,
+    "docs/training.md": TRAINING,
+}
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PACKAGES = PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
 DEPLOYMENTS = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
@@ -173,6 +179,39 @@ def test_files_and_metrics_that_are_named_exist(page: str):
     rooms = {name.split("/")[0] for name in METRICS}
     named = {span for span in spans(PAGES[page]) if re.fullmatch(rf"({'|'.join(rooms)})/\w+", span)}
     assert named <= set(METRICS)
+
+
+def pinning_tests(page: str) -> set[tuple[str, str]]:
+    """File and name of every test that a page says pins something."""
+    return set(re.findall(r"(tests/[\w/]+\.py)::(\w+)", page))
+
+
+def test_every_test_that_is_said_to_pin_a_formula_is_there():
+    named = pinning_tests(TRAINING)
+    defined = {
+        (str(file.relative_to(ROOT)), node.name)
+        for file in (ROOT / "tests").rglob("test_*.py")
+        for node in ast.parse(file.read_text()).body
+        if isinstance(node, ast.FunctionDef)
+    }
+    assert len(named) > 20 and sorted(named - defined) == []
+
+
+def test_every_row_of_the_page_of_formulas_names_its_test():
+    tables = re.findall(r"^\|(?=[^\n]*\bpinned by)[^\n]*\n\|[-|]+\n((?:\|[^\n]*\n)+)", TRAINING, re.MULTILINE)
+    rows = [row for table in tables for row in table.splitlines()]
+    assert len(rows) > 30 and [row for row in rows if not pinning_tests(row.rstrip("| ").rpartition(" | ")[2])] == []
+
+
+def test_every_loss_and_weight_of_training_is_told_on_the_page_of_formulas():
+    from training.losses.choose import LOSSES
+    from training.settings import TrainingSettings
+
+    weighed = {
+        name for name in TrainingSettings.model_fields if re.search(r"weight|divergence|cap$|clip|advantage|moving|kl_", name)
+    }
+    told = {name for name in [*LOSSES, *weighed] if re.search(rf"\b{name}\b", TRAINING)}
+    assert sorted({*LOSSES, *weighed} - told) == []
 
 
 def test_the_prompt_that_is_shown_is_the_one_that_the_code_writes():

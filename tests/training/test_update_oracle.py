@@ -225,6 +225,19 @@ def test_a_step_that_began_from_more_than_weights_is_not_rehearsed_from_weights_
     assert found.difference is not None and found.difference.step == 1 and found.replayed is None and found.from_adapter is None
 
 
+def test_a_gradient_that_is_too_long_is_scaled_down_and_told_as_it_was(paths, model):
+    settings = SETTINGS.model_copy(update={"max_gradient_norm": 1e-3})
+    updater, batch = Updater(Policy(model, settings), settings), batch_of(paths)
+    advantages = leave_one_out(batch.returns, batch.advantage_groups).astype(np.float32)
+    accumulated = updater.accumulate(batch, range(len(batch.returns)), advantages)
+    before = [weight.grad.clone() for weight in updater.policy.parameters() if weight.grad is not None]
+    length = float(torch.cat([part.flatten() for part in before]).norm())
+    assert updater.apply(accumulated).outcome.gradient_norm == pytest.approx(length, rel=1e-5) and length > 1e-2
+    after = [weight.grad for weight in updater.policy.parameters() if weight.grad is not None]
+    for clipped, whole in zip(after, before, strict=True):
+        torch.testing.assert_close(clipped, whole * (1e-3 / length), rtol=1e-3, atol=1e-12)
+
+
 def test_a_controller_without_a_weight_is_refused():
     with pytest.raises(ValueError, match="nothing to move while"):
         TrainingSettings(kl_control="adaptive")
