@@ -14,10 +14,11 @@ import torch
 
 from storage.gather import Batch
 from training.branching import BranchingTokens, branching_counts
-from training.padded_rows import pad, padded_micro_batches
+from training.packed_forward import attentions
+from training.padded_rows import PaddedRows, pad, padded_micro_batches
 from training.policy import Policy
 from training.settings import TrainingSettings
-from training.trie_plan import plan
+from training.trie_plan import PackedMicroBatch, plan
 
 logger = logging.getLogger("entente.trainer")
 _CHECKED_ROWS = 4
@@ -48,7 +49,7 @@ TOLERANCES = {
 class Cut:
     """An update's rows as micro-batches."""
 
-    micro_batches: tuple[BranchingTokens, ...]
+    micro_batches: tuple[PackedMicroBatch, ...] | tuple[PaddedRows, ...]
     """Rows without a branching token may be in none of them."""
     raw_tokens: int
     """Tokens of the rows, prompts and completions."""
@@ -74,7 +75,7 @@ class Layout:
             self._fall_back(reason)
 
     def cut(self, batch: Batch, rows: Sequence[int], token_budget: int) -> Cut:
-        """Micro-batches of `rows`; the first time, after the check."""
+        """Micro-batches of `rows`; the first time, after the check, which chooses how the policy attends."""
         if self.packed and not self._checked:
             self._check(batch, rows)
         if self.packed:
@@ -85,28 +86,41 @@ class Layout:
         return Cut(micro_batches=micro_batches, raw_tokens=tokens, unique_tokens=tokens)
 
     def _check(self, batch: Batch, rows: Sequence[int]) -> None:
-        """Send a few rows both ways, and fall back where they part."""
+        """Send a few rows both ways; take the first attention that agrees with padding, or pad."""
         few = _few(batch, np.asarray(rows, np.int64))
         if not len(few):
             return  # nothing of this batch is trained on; the next one is asked
         self._checked = True
+        padded = self._loss_and_gradient([pad(batch, few)])
+        wanted, reasons = self._policy.attention, []
+        for kind in attentions(wanted, self._policy.device):
+            self._policy.attention = kind
+            reason = self._parted(batch, few, padded)
+            if not reason:
+                return
+            logger.warning("packed attention '%s' is not used: %s", kind, reason)
+            reasons.append(f"{kind}: {reason}")
+        self._policy.attention = wanted
+        self._fall_back("; ".join(reasons))
+
+    def _parted(self, batch: Batch, few: np.ndarray, padded: tuple[float, torch.Tensor]) -> str:
+        """How the packed path parts from the padded one; empty if it does not."""
         try:
-            packed = self._loss_and_gradient(plan(batch, few, _CHECKED_TOKENS).micro_batches)
+            found, gradient = self._loss_and_gradient(plan(batch, few, _CHECKED_TOKENS).micro_batches)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # a kernel that does not compile here must not end the run
             logger.warning("the packed forward failed", exc_info=True)
-            self._fall_back(f"the packed forward failed with {type(error).__name__}")
-            return
-        padded = self._loss_and_gradient([pad(batch, few)])
+            return f"it failed with {type(error).__name__}"
         allowed = TOLERANCES[self._policy.device.type, self._settings.dtype]
-        loss = abs(packed[0] - padded[0])
-        gradient = float((packed[1] - padded[1]).norm() / padded[1].norm().clamp_min(1e-30))
-        if not (loss <= allowed.loss and gradient <= allowed.gradient):
-            self._fall_back(
-                f"over {len(few)} rows the packed loss is {loss:.2g} nats off ({allowed.loss:.2g} allowed) and its gradient "
-                f"{gradient:.2g} ({allowed.gradient:.2g} allowed)"
-            )
+        loss = abs(found - padded[0])
+        apart = float((gradient - padded[1]).norm() / padded[1].norm().clamp_min(1e-30))
+        if loss <= allowed.loss and apart <= allowed.gradient:
+            return ""
+        return (
+            f"over {len(few)} rows its loss is {loss:.2g} nats off ({allowed.loss:.2g} allowed) and its gradient {apart:.2g} "
+            f"({allowed.gradient:.2g} allowed)"
+        )
 
     def _fall_back(self, reason: str) -> None:
         self.packed, self.fallback = False, f"rows are padded, several times slower than packed: {reason}"
@@ -119,7 +133,8 @@ class Layout:
         count = sum(len(micro.batch_row) for micro in micro_batches)
         for micro in micro_batches:
             share = torch.from_numpy(np.cos(micro.completion_index).astype(np.float32) / count).to(self._policy.device)
-            loss = (self._policy.masked_logprobs(micro).chosen * share).sum()
+            with torch.enable_grad():  # whoever asks first may want none
+                loss = (self._policy.masked_logprobs(micro).chosen * share).sum()
             parts = torch.autograd.grad(loss, weights)
             gradient += torch.cat([part.flatten() for part in parts])
             total += float(loss.detach())

@@ -32,10 +32,17 @@ def not_covered(model: Any) -> str | None:
     return None
 
 
+def attentions(wanted: str, device: torch.device) -> tuple[str, ...]:
+    """Kinds of packed attention to try on a device, the quickest first; `wanted` alone, unless it is auto."""
+    if wanted != "auto":
+        return (wanted,)
+    return ("ranges", "dense") if device.type == "cpu" else ("flex", "dense")
+
+
 def attention_for(micro: PackedMicroBatch, kind: str, device: torch.device) -> PackedAttention:
-    """The attention of a micro-batch; `kind`: auto, ranges (CPU), flex or varlen (CUDA), dense."""
+    """The attention of a micro-batch; `kind`: auto, ranges (CPU), flex or varlen (CUDA; varlen for 16 bits only), dense."""
     if kind == "auto":
-        kind = "ranges" if device.type == "cpu" else "flex"
+        kind = attentions(kind, device)[0]
     if kind == "ranges":
         return RangeAttention(micro)
     if kind == "dense":

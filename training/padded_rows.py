@@ -25,6 +25,11 @@ class PaddedRows(BranchingTokens):
     token_position: np.ndarray
     """int64 [B]: position whose hidden state predicts it, i.e. its own position minus 1."""
 
+    @property
+    def tokens(self) -> int:
+        """Tokens that the forward computes, padding left out."""
+        return int(self.attention_mask.sum())
+
 
 def padded_micro_batches(batch: Batch, rows: Sequence[int], rows_each: int) -> Iterator[PaddedRows]:
     """Cut some rows of `batch` into micro-batches of at most `rows_each` decisions, in their order."""

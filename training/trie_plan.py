@@ -47,6 +47,11 @@ class PackedMicroBatch(BranchingTokens):
     """int64 [B, K]: place of each of `legal_ids` in `head_ids`."""
 
     @property
+    def tokens(self) -> int:
+        """Tokens that the forward computes."""
+        return len(self.input_ids)
+
+    @property
     def leaves(self) -> np.ndarray:
         """int64 [T]: per token, the end of the tokens below it, itself included."""
         return np.repeat(self.segment_leaves, np.diff(self.segment_starts))

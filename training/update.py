@@ -20,14 +20,14 @@ from training.branching import BranchingTokens, branching_decisions, branching_t
 from training.layout import Cut, Layout
 from training.losses.token_loss import DrawnTokens
 from training.masked_logprobs import MaskedLogprobs
+from training.not_finite import IN_A_ROW, NotFinite
 from training.objective import Objective
+from training.parallel import Peers, Work, lead
 from training.policy import Policy
 from training.reference_kl import KlController, after_step, kl_weight
 from training.settings import TrainingSettings
 from training.step_metrics import Gauges, Update
 from training.token_budget import TokenBudget
-
-_SKIPS_ALLOWED = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +49,20 @@ class Accumulated:
     """Seconds of the forwards, those of the reference included, as the host saw them."""
     backward_s: float
 
+    @classmethod
+    def of_all(cls, parts: Sequence["Accumulated"]) -> "Accumulated":
+        """One of what several processes did at the same time."""
+        return cls(
+            losses=[loss for part in parts for loss in part.losses],
+            gauges=Gauges.of_all([part.gauges for part in parts]),
+            raw_tokens=sum(part.raw_tokens for part in parts),
+            unique_tokens=sum(part.unique_tokens for part in parts),
+            kl_weight=parts[0].kl_weight,
+            plan_s=max(part.plan_s for part in parts),
+            forward_s=max(part.forward_s for part in parts),
+            backward_s=max(part.backward_s for part in parts),
+        )
+
 
 class Updater:
     """Owns the optimiser of a policy, and makes the updates of a step.
@@ -61,9 +75,11 @@ class Updater:
         skipped_in_a_row: updates since the last finite one; goes into checkpoints.
         kl: where the weight of the divergence from the base stands; goes into checkpoints.
         moving: what past steps say of returns and advantages; goes into checkpoints.
+        skipped: updates of the present step that were not finite.
     """
 
-    def __init__(self, policy: Policy, settings: TrainingSettings) -> None:
+    def __init__(self, policy: Policy, settings: TrainingSettings, peers: Peers | None = None) -> None:
+        """`peers`: processes that this one leads, and that share its updates."""
         self.policy = policy
         self.layout = Layout(policy, settings)
         self.budget = TokenBudget(settings, policy.device)
@@ -72,6 +88,8 @@ class Updater:
         self.skipped_in_a_row = 0
         self.kl = KlController()
         self.moving = MovingFigures()
+        self.skipped: list[NotFinite] = []
+        self._peers = peers
 
     def updates(self, batch: Batch, powers: Sequence[str] | None = None) -> Iterator[Update]:
         """The step's updates, one by one, each on its own share of the advantage groups; after the last, what moves from step to
@@ -79,7 +97,11 @@ class Updater:
 
         Args:
             powers: [rows of the batch] the power of each decision; None: they are taken for one power's.
+
+        Raises:
+            TrainingError: three updates in a row were not finite.
         """
+        self.skipped = []
         named = [""] * len(batch.returns) if powers is None else powers
         advantages, moved = advantages_of(batch.returns, batch.advantage_groups, named, self._settings, self.moving)
         shares = self._settings.updates_per_step
@@ -87,8 +109,16 @@ class Updater:
         rows = [share for share in rows if branching_tokens(batch, share)]
         anchors = self._anchors(batch, rows[1:]) if self._settings.importance_cap else None
         divergences = []
-        for share in rows:
+        for number, share in enumerate(rows):
             update = self.update(batch, share, advantages, anchors)
+            if update.skipped:
+                named = batch.decision_ids[share].tolist()
+                self.skipped.append(NotFinite(number=number, decision_ids=named, outcome=update.outcome))
+            if self.skipped_in_a_row >= IN_A_ROW:
+                raise TrainingError(
+                    f"loss or gradient was not finite in {IN_A_ROW} updates in a row: lower training.learning_rate, and look at "
+                    "the rows that the run's folder not_finite names"
+                )
             divergences.append(update.gauges.kl)
             yield update
         measured = np.concatenate([np.empty(0, np.float32), *divergences]).astype(np.float64)
@@ -131,39 +161,42 @@ class Updater:
                 number; None: the policies that drew the tokens.
         """
 
+        work = Work(batch=batch, rows=rows, advantages=advantages, anchors=anchors, objective=self._objective(batch, rows))
+        if self._peers is None:
+            return self.gradient(work, rows)
+        return Accumulated.of_all(lead(self._peers, work, self.policy.parameters(), self.gradient))
+
+    def gradient(self, work: Work, rows: Sequence[int]) -> Accumulated:
+        """The gradient of some of an update's rows, or all of them; in the parameters stands nothing from before."""
+
         def one_micro_batch(_: int) -> int:
-            micro = self.cut(batch, rows).micro_batches[0]
-            self._forward_and_backward([micro], objective, advantages, anchors)
-            return len(getattr(micro, "positions", micro.batch_row))
+            micro = self.cut(work.batch, rows).micro_batches[0]
+            self._forward_and_backward([micro], work)
+            return micro.tokens
 
         def all_of_them(_: int) -> Accumulated:
             self.optimiser.zero_grad(set_to_none=True)
             began = time.perf_counter()
-            cut = self.cut(batch, rows)
+            cut = self.cut(work.batch, rows)
             plan_s = time.perf_counter() - began
-            losses, gauges, forward_s, backward_s = self._forward_and_backward(cut.micro_batches, objective, advantages, anchors)
+            losses, gauges, forward_s, backward_s = self._forward_and_backward(cut.micro_batches, work)
             return Accumulated(
                 losses=losses,
                 gauges=gauges,
                 raw_tokens=cut.raw_tokens,
                 unique_tokens=cut.unique_tokens,
-                kl_weight=objective.kl_weight,
+                kl_weight=work.objective.kl_weight,
                 plan_s=plan_s,
                 forward_s=forward_s,
                 backward_s=backward_s,
             )
 
-        objective = self._objective(batch, rows)
-        if self.layout.packed:
+        if self.layout.packed and branching_tokens(work.batch, rows):
             self.budget.settle(one_micro_batch)
         return self.budget.within_memory(all_of_them)
 
     def _forward_and_backward(
-        self,
-        micro_batches: Sequence[BranchingTokens],
-        objective: Objective,
-        advantages: np.ndarray,
-        anchors: np.ndarray | None,
+        self, micro_batches: Sequence[BranchingTokens], work: Work
     ) -> tuple[list[float], Gauges, float, float]:
         """Each micro-batch's loss, what was seen, and seconds of forwards and backwards; gradients add up in the parameters."""
         losses, gauges, forward_s, backward_s = [], [], 0.0, 0.0
@@ -173,8 +206,9 @@ class Updater:
                 continue
             began = time.perf_counter()
             found = self.policy.masked_logprobs(micro)
-            reference = self._reference(micro) if objective.kl_weight else None
-            loss, seen = objective.add(self._drawn(micro, found, advantages, anchors), found, reference, micro.batch_row)
+            reference = self._reference(micro) if work.objective.kl_weight else None
+            drawn = self._drawn(micro, found, work.advantages, work.anchors)
+            loss, seen = work.objective.add(drawn, found, reference, micro.batch_row)
             gauges.append(seen)
             forwarded = time.perf_counter()
             loss.backward()
@@ -216,23 +250,13 @@ class Updater:
             return self.policy.masked_logprobs(micro).legal
 
     def apply(self, accumulated: Accumulated) -> Update:
-        """Clip the gradient and take the optimiser step, unless something is not finite.
-
-        Raises:
-            TrainingError: three updates in a row were not finite.
-        """
+        """Clip the gradient and take the optimiser step, unless something is not finite."""
         loss = sum(accumulated.losses)
         norm = float(torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self._settings.max_gradient_norm))
         finite = bool(np.isfinite(loss) and np.isfinite(norm))
         if finite:
             self.optimiser.step()
-            self.skipped_in_a_row = 0
-        else:
-            self.skipped_in_a_row += 1
-            if self.skipped_in_a_row >= _SKIPS_ALLOWED:
-                raise TrainingError(
-                    f"loss or gradient was not finite in {_SKIPS_ALLOWED} updates in a row: lower training.learning_rate"
-                )
+        self.skipped_in_a_row = 0 if finite else self.skipped_in_a_row + 1
         outcome = UpdateOutcome(loss=loss, gradient_norm=norm, micro_batches=accumulated.losses)
         return Update(
             outcome=outcome,

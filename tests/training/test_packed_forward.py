@@ -21,7 +21,7 @@ from transformers import (
 import training.layout
 from tests.training.batches import VOCABULARY, batch_of, three_levels
 from training.masked_logprobs import masked_logprobs
-from training.packed_attention import DenseAttention, RangeAttention
+from training.packed_attention import DenseAttention, PackedAttention, RangeAttention
 from training.packed_attention_gpu import FlexAttention, VarlenAttention, padded_length
 from training.packed_forward import not_covered, packed_hidden
 from training.padded_rows import pad
@@ -70,12 +70,17 @@ def policy_of(model: Any, settings: TrainingSettings = SETTINGS) -> Policy:
     return policy
 
 
+def gradient_of(policy: Policy) -> torch.Tensor:
+    """All that stands in the parameters, flat."""
+    return torch.cat([weight.grad.flatten() for weight in policy.parameters() if weight.grad is not None])
+
+
 def step(policy: Policy, batch: Any, **change: Any) -> tuple[float, torch.Tensor, Updater]:
     """Loss and gradient of all rows as training computes them."""
     updater = Updater(policy, SETTINGS.model_copy(update=change))
     advantages = (batch.returns - batch.returns.mean()).astype(np.float32)
     found = updater.accumulate(batch, range(len(batch.returns)), advantages)
-    return sum(found.losses), torch.cat([weight.grad.flatten() for weight in policy.parameters()]), updater
+    return sum(found.losses), gradient_of(policy), updater
 
 
 def apart(one: torch.Tensor, other: torch.Tensor) -> float:
@@ -106,8 +111,7 @@ def test_the_gradient_does_not_depend_on_the_budget(budget):
 def test_layers_that_are_computed_again_on_the_way_back_attend_as_before():
     policy, batch = policy_of(base()), three_levels()
     _, oracle, _ = step(policy, batch)
-    policy.model.train()
-    policy.model.base_model.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    policy.recompute(True)
     _, gradient, _ = step(policy, batch)
     assert apart(gradient, oracle) <= 1e-6
 
@@ -128,7 +132,7 @@ def test_the_reference_and_the_legal_mass_are_those_of_the_padded_path():
 def test_packed_decisions_do_not_see_each_other():
     """An all-ones attention mask, as a packed row has it elsewhere, would let them; nothing would fail."""
     policy = policy_of(base())
-    causal = policy.model.base_model.model
+    causal: Any = policy.model.base_model.model
     alone, beside = batch_of([([1, 2, 3], [4, 5, 6])], widest=9), batch_of([([9, 8], [7, 7]), ([1, 2, 3], [4, 5, 6])], widest=9)
     (one,), (other,) = (plan(batch, range(len(batch.returns)), 100).micro_batches for batch in (alone, beside))
     with torch.no_grad():
@@ -162,7 +166,8 @@ def test_every_attention_is_that_of_the_mask():
     scores = (query @ key.repeat_interleave(2, 1).transpose(2, 3)) * scale
     oracle = (scores.masked_fill(~rule, float("-inf")).softmax(-1) @ value.repeat_interleave(2, 1)).transpose(1, 2)
     with torch.no_grad():
-        for attention in (DenseAttention(micro, CPU), RangeAttention(micro), FlexAttention(micro, CPU)):
+        kinds: list[PackedAttention] = [DenseAttention(micro, CPU), RangeAttention(micro), FlexAttention(micro, CPU)]
+        for attention in kinds:
             torch.testing.assert_close(attention(query, key, value, scale), oracle, atol=1e-5, rtol=0)
 
 
@@ -172,7 +177,7 @@ def test_the_gradient_of_ranges_is_that_of_the_mask():
     found = []
     for attention in (DenseAttention(micro, CPU), RangeAttention(micro)):
         given = [values.clone().requires_grad_() for values in queries(len(micro.input_ids))]
-        attention(*given, 0.25).square().sum().backward()
+        attention(given[0], given[1], given[2], 0.25).square().sum().backward()
         found.append([values.grad for values in given])
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
@@ -235,15 +240,24 @@ def test_a_packed_forward_that_is_wrong_is_found_at_the_start_and_not_used(monke
     assert torch.equal(gradient, oracle)
 
 
-def test_a_packed_forward_that_breaks_does_not_end_the_run(monkeypatch):
+def broken(*_: Any) -> None:
+    raise RuntimeError("no kernel")
+
+
+def test_an_attention_that_breaks_gives_way_to_the_plain_one(monkeypatch):
     policy, batch = policy_of(base()), three_levels()
-
-    def broken(*_: Any) -> None:
-        raise RuntimeError("no kernel")
-
+    _, oracle, _ = step(policy, batch, layout="padded")
     monkeypatch.setattr(RangeAttention, "__call__", broken)
+    _, gradient, updater = step(policy, batch)
+    assert updater.layout.packed and policy.attention == "dense" and apart(gradient, oracle) <= 1e-5
+
+
+def test_a_packed_forward_that_breaks_altogether_does_not_end_the_run(monkeypatch):
+    policy, batch = policy_of(base()), three_levels()
+    for kind in (RangeAttention, DenseAttention):
+        monkeypatch.setattr(kind, "__call__", broken)
     _, _, updater = step(policy, batch)
-    assert not updater.layout.packed and "failed with RuntimeError" in updater.layout.fallback
+    assert not updater.layout.packed and "ranges: it failed with RuntimeError; dense: it" in updater.layout.fallback
 
 
 def test_in_bfloat16_the_two_paths_are_close_and_the_check_passes():

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ BAD = 4
 """The row that each fault is put into; of group 1, rows 3 to 5."""
 
 
-def changed(batch: Batch, name: str, at: int, value: float) -> Batch:
+def changed(batch: Batch, name: str, at: int, value: Any) -> Batch:
     """With one entry of one column altered."""
     column = getattr(batch, name).copy()
     column[at] = value
@@ -44,7 +45,7 @@ def too_long(batch: Batch) -> Batch:
     more, first = 200, int(batch.input_offsets[BAD])
     offsets = batch.input_offsets.copy()
     offsets[BAD + 1 :] += more
-    longer = changed(batch, "prompt_lens", BAD, batch.prompt_lens[BAD] + more)
+    longer = changed(batch, "prompt_lens", BAD, int(batch.prompt_lens[BAD]) + more)
     return replace(longer, input_ids=np.insert(batch.input_ids, first, [1] * more).astype(np.int32), input_offsets=offsets)
 
 

@@ -71,7 +71,9 @@ def chosen_logprobs(policy: Policy, batch) -> np.ndarray:
 
 
 def test_at_lag_zero_trainer_and_sampler_agree(paths, model):
-    found = trainer_for(paths, model).measure_mismatch()
+    trainer = trainer_for(paths, model)
+    found = trainer.measure_mismatch()
+    assert trainer._updater.layout.packed, trainer._updater.layout.fallback
     assert found.tokens > 100 and found.largest < 1e-4
 
 
