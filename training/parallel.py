@@ -10,7 +10,7 @@ The variables are those that torchrun sets (RANK, WORLD_SIZE, LOCAL_RANK, MASTER
 """
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from storage.gather import Batch
+from training.objective import Objective
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +83,48 @@ def join_peers(device: torch.device) -> Peers | None:
         device = torch.device("cuda", torch.cuda.current_device())
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     return Peers(rank=dist.get_rank(), size=size, device=device)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """An update, as its processes need to know it."""
+
+    batch: Batch
+    rows: Sequence[int]
+    """All rows of the update."""
+    advantages: np.ndarray
+    """float32 [rows of the batch]."""
+    anchors: np.ndarray | None
+    """As `Updater.accumulate` takes them."""
+    objective: Objective
+    """The loss, with its constants of the whole update."""
+
+
+Gradient = Callable[[Work, Sequence[int]], Any]
+"""Puts the gradient of some rows of an update into the parameters; what it found comes to the leader."""
+
+
+def lead(peers: Peers, work: Work, parameters: Sequence[Parameter], gradient: Gradient) -> list[Any]:
+    """One update together with the followers; the whole gradient stands in the parameters.
+
+    Returns:
+        What each process found, by rank.
+    """
+    peers.tell(work)
+    return _take_part(peers, work, parameters, gradient)
+
+
+def follow(peers: Peers, parameters: Sequence[Parameter], gradient: Gradient) -> None:
+    """Take part in every update, until the leader dismisses its followers."""
+    while (work := peers.tell()) is not None:
+        _take_part(peers, work, parameters, gradient)
+
+
+def _take_part(peers: Peers, work: Work, parameters: Sequence[Parameter], gradient: Gradient) -> list[Any]:
+    peers.align(parameters)
+    found = gradient(work, shares(work.batch, work.rows, peers.size)[peers.rank])
+    peers.add_gradients(parameters)
+    return peers.collect(found)
 
 
 def shares(batch: Batch, rows: Sequence[int], size: int) -> list[list[int]]:

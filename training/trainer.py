@@ -29,6 +29,7 @@ from telemetry.errors import DataError, TrainingError
 from training.checkpoint import TrainerState, checkpoint_steps, load_checkpoint, save_checkpoint
 from training.lineage import Fork, lineage_to_go_on_in
 from training.mismatch import Mismatch, measure_mismatch, refuse_mismatch
+from training.not_finite import set_rows_aside
 from training.policy import Policy
 from training.row_checks import only, sound_rows
 from training.schedule import rate_at, set_rate
@@ -151,7 +152,12 @@ class Trainer:
             self._record(step, choice)
         selected = time.perf_counter()
         batch, powers, refused = self._sound(batch, rows)
-        updates = list(self._updates(step, batch, powers))
+        try:
+            updates = list(self._updates(step, batch, powers))
+        finally:
+            for found in self._updater.skipped:
+                file = set_rows_aside(self._paths, self.lineage, step, found, rows)
+                logger.warning("an update of step %d was not finite and is skipped; its rows are named in %s", step, file)
         updated = time.perf_counter()
         metrics = update_metrics(updates) | lag_zero_metrics(updates, batch, self.step_done)
         metrics |= selection_metrics(rows, counts, batch) | {"train/refused_shards": float(len(self._index.refused))}
