@@ -7,13 +7,17 @@ covers as they come in, the others when a row of them is first gathered (storage
 open). What cannot be verified is set aside with a sentence (``refused``) and the rest goes on; a ledger that
 cannot be verified is an error, since nobody could then say what was trained on. Selection is deterministic, and
 does not depend on whether there was a snapshot.
-Never: let DuckDB hold or return token lists, write into the run but for ``snapshot_if_due``, or share one index
-between threads (an open DuckDB result owns its connection; make one index per thread).
+Its methods may be called by several threads, and follow one another; ``connection`` is for one thread, which calls no
+method meanwhile (an open DuckDB result owns its connection).
+Never: let DuckDB hold or return token lists, or write into the run but for ``snapshot_if_due``.
 """
 
 import json
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
+from functools import wraps
 from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar
 
 import pyarrow as pa
 
@@ -24,6 +28,7 @@ from storage.follow import NumberedFiles, follow_folders
 from storage.gather import Batch, gather
 from storage.ledger import ROWS_SCHEMA, STEP_NAME
 from storage.lineages import counts_as_used
+from storage.look_ahead import LookAhead
 from storage.mapped import MappedShards, ShardDamaged
 from storage.packing import PackingBuffers
 from storage.runs import RunPaths
@@ -35,6 +40,21 @@ from storage.totals import Totals
 from telemetry.errors import DataError, InputError
 
 _LOADED_TOGETHER = 256  # shards inserted by one statement
+
+
+_Given = ParamSpec("_Given")
+_Answer = TypeVar("_Answer")
+
+
+def _alone(method: "Callable[Concatenate[Index, _Given], _Answer]") -> "Callable[Concatenate[Index, _Given], _Answer]":
+    """The method, run while no other of the index runs."""
+
+    @wraps(method)
+    def run(self: "Index", *given: _Given.args, **named: _Given.kwargs) -> _Answer:
+        with self._busy:
+            return method(self, *given, **named)
+
+    return run
 
 
 class Index:
@@ -54,8 +74,11 @@ class Index:
         self._opened = False
         self._mapped = MappedShards(paths.shards)
         self._buffers = PackingBuffers()
+        self._ahead = LookAhead()
+        self._busy = threading.RLock()
         self.connection = self._tables.connection
 
+    @_alone
     def refresh(self) -> int:
         """Take in new shards and ledger records; returns the number of new decisions."""
         self._take_in_ledgers()
@@ -85,10 +108,12 @@ class Index:
         return new_rows
 
     @property
+    @_alone
     def refused(self) -> list[tuple[str, str]]:
         """Shards and snapshots set aside, each with the sentence that says why."""
         return self._tables.refused()
 
+    @_alone
     def seen(self) -> str:
         """The start groups that were looked at, as JSON: producer -> [first, after the last] of each stretch of shards."""
         spans: dict[str, list[list[int]]] = {}
@@ -100,10 +125,12 @@ class Index:
                 stretches.append([shard.number, shard.next_start_group])
         return json.dumps(spans, separators=(",", ":"))
 
+    @_alone
     def select_batch(self, query: SelectionQuery) -> Selection:
         """Rows for one step by the contract in ``select_batch.sql``; ``refresh`` before shows what is new."""
         return select(self.connection, query, counts_as_used(self._paths, query.lineage))
 
+    @_alone
     def fresh_rows(self, *, policy_version: int, limit: int) -> pa.Table:
         """At most ``limit`` complete rows of exactly this version, as a selection without groups (-1)."""
         return self._tables.chosen(
@@ -116,6 +143,7 @@ class Index:
             {"policy_version": policy_version, "limit": limit},
         )
 
+    @_alone
     def totals(self) -> Totals:
         """Count over everything that was taken in."""
         return self._tables.totals()
@@ -126,12 +154,32 @@ class Index:
         Raises:
             DataError: a row is damaged. Its shard is set aside before, so a new selection does without it.
         """
+        if (ready := self._ahead.batch_of(selection_rows)) is not None:
+            return ready
+        return self._gather(selection_rows)
+
+    def look_ahead(self, query: SelectionQuery) -> None:
+        """Make ready what the next step will likely ask, in another thread: take in what is new, choose, and gather.
+
+        The next step asks all the same, of what is there by then; it is spared the work that was done already, and is handed the
+        batch if it chooses the same rows. So ``query`` may be a guess, and nothing that a step trains on depends on it.
+        """
+        self._ahead.begin(lambda: self._likely(query))
+
+    @_alone
+    def _likely(self, query: SelectionQuery) -> tuple[pa.Table, Batch]:
+        self.refresh()
+        rows = self.select_batch(query).rows
+        return rows, self._gather(rows)
+
+    def _gather(self, rows: pa.Table) -> Batch:
         try:
-            return gather(selection_rows, self._mapped.get, self._buffers)
+            return gather(rows, self._mapped.get, self._buffers)
         except ShardDamaged as error:
             self._set_aside(error.shard, str(error))
             raise
 
+    @_alone
     def verified_shards(self) -> list[pa.Table]:
         """The decisions of all shards taken in, mapped and verified, in the order of their names; those that are damaged, which a
         snapshot may have hidden, are set aside, so the index holds the rows of these tables and no others."""
@@ -143,6 +191,7 @@ class Index:
                 self._set_aside(shard, str(error))
         return tables
 
+    @_alone
     def snapshot_if_due(self, every_shards: int) -> Path | None:
         """Write what is known to ``index/`` if enough shards came in since the snapshot before: ``every_shards``, and an eighth
         of all; 0 is never. Of older snapshots the newest one stays. For one process of a run: its trainer's."""
@@ -209,6 +258,7 @@ class Index:
         )
         return ShardFacts(decisions=decision_facts(decisions, producer, name), plies=ply_facts(plies, producer, name))
 
+    @_alone
     def _set_aside(self, shard: str, sentence: str) -> None:
         self._tables.drop_shard(shard)
         self._refuse(shard, sentence)
