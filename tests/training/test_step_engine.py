@@ -1,0 +1,105 @@
+"""What may not change a gradient does not: too little memory, recomputation, compiled blocks. What is not finite is named."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.trainer_cases import Case, Shape, made_up_batch, model_of, stir_adapter
+from storage.ledger import read_ledger
+from storage.settings import StorageSettings
+from telemetry.errors import TrainingError
+from training.policy import Policy
+from training.settings import TrainingSettings
+from training.trainer import Trainer
+from training.update import Updater
+
+SHAPE = Shape(family="qwen2", hidden=64, layers=2, heads=2, kv_heads=1, head_dim=32, intermediate=96, vocabulary=512)
+CASE = Case(positions=4, forks=4, own=60, completion=12, spread=0.3)
+
+
+@pytest.fixture
+def batch():
+    return made_up_batch(CASE, vocabulary=SHAPE.vocabulary)
+
+
+def updater_for(**settings) -> Updater:
+    given = TrainingSettings(device="cpu", **settings)
+    policy = Policy(model_of(SHAPE), given)
+    stir_adapter(policy.parameters())
+    return Updater(policy, given)
+
+
+def gradient_of(updater: Updater, batch) -> np.ndarray:
+    updater.accumulate(batch, range(CASE.rows), batch.returns.astype(np.float32))
+    return np.concatenate([weight.grad.double().flatten().numpy() for weight in updater.policy.parameters()])
+
+
+def off(one: np.ndarray, other: np.ndarray) -> float:
+    return float(np.linalg.norm(one - other) / np.linalg.norm(other))
+
+
+def test_an_update_that_runs_out_of_memory_half_way_is_done_again_in_halves_with_the_same_gradient(batch, monkeypatch):
+    """With a card that cannot take more than 150 tokens at once, and only says so when some of the gradient stands already."""
+    expected = gradient_of(updater_for(), batch)
+    small, tried = updater_for(token_budget=1024, kl_weight=0.0), []
+    honest = type(small.policy).masked_logprobs
+
+    def with_little_memory(self, micro):
+        tokens = len(micro.input_ids)
+        tried.append(tokens)
+        if tokens > 150 and len(tried) != 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return honest(self, micro)
+
+    small.layout._checked = True
+    monkeypatch.setattr("training.token_budget.LEAST", 64)
+    monkeypatch.setattr(type(small.policy), "masked_logprobs", with_little_memory)
+    tried.append(0)  # the very first forward fails as well
+    assert off(gradient_of(small, batch), expected) < 1e-6
+    assert small.budget.tokens == 128 and max(tried) > 150
+
+
+def blocks_run(updater: Updater) -> list[int]:
+    runs: list[int] = []
+    updater.policy.model.base_model.model.model.layers[0].mlp.register_forward_pre_hook(lambda *_: runs.append(1))
+    return runs
+
+
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+def test_recomputation_runs_blocks_twice_and_changes_no_bit_of_the_gradient(batch, layout: str):
+    plain, thrifty = updater_for(layout=layout), updater_for(layout=layout, recompute=True)
+    gradient_of(plain, batch), gradient_of(thrifty, batch)  # the first step checks itself
+    once, twice = blocks_run(plain), blocks_run(thrifty)
+    assert np.array_equal(gradient_of(thrifty, batch), gradient_of(plain, batch))
+    assert len(twice) == 2 * len(once) > 0 and not thrifty.layout.fallback
+
+
+@pytest.mark.slow
+def test_compiled_blocks_come_to_the_same_gradient(batch):
+    compiled = updater_for(compile=True)
+    assert off(gradient_of(compiled, batch), gradient_of(updater_for(), batch)) < 1e-5
+    assert not compiled.layout.fallback
+
+
+def test_rows_of_an_update_that_is_not_finite_are_named_in_a_file_and_three_stop_the_run(
+    run_with_rows, exact_engine, model, monkeypatch
+):
+    paths = run_with_rows(exact_engine(), groups=6, forks=4)
+    settings = TrainingSettings(learning_rate=1e-2)
+    trainer = Trainer(paths, Policy(model, settings), settings, StorageSettings())
+    before = [weight.detach().clone() for weight in trainer._policy.parameters()]
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *_: torch.tensor(float("inf")))
+    for step in (1, 2):
+        assert trainer.step(step, 2).metrics["train/skipped"] == 1.0
+    with pytest.raises(TrainingError, match="3 updates in a row: lower training.learning_rate, and look at the rows"):
+        trainer.step(3, 2)
+    assert all(torch.equal(old, new) for old, new in zip(before, trainer._policy.parameters(), strict=True))
+    files = sorted((paths.root / "not_finite").iterdir())
+    assert [file.name for file in files] == [f"main-step-00000{step}-update-0.json" for step in (1, 2, 3)]
+    for step, file in enumerate(files, start=1):
+        told, ledger = json.loads(file.read_text()), read_ledger(paths, "main", step)
+        assert ledger is not None and told["gradient_norm"] == "inf" and float(told["loss"]) == float(told["loss"])
+        assert [row["decision_id"] for row in told["rows"]] == ledger["decision_id"].to_pylist()
+        assert told["rows"][0]["shard"] == ledger["shard"][0].as_py()
