@@ -94,7 +94,7 @@ class Bench:
         return made_up_batch(case, vocabulary=self.shape.vocabulary)
 
     def ours(self, batch: Batch, **how: Any) -> Callable[[], float]:
-        """A step of ours, by settings and `attention`; it fails where packed rows would be padded after all."""
+        """A step of ours, by settings and `attention`; it fails where another path would be taken than was asked for."""
         attention = how.pop("attention", "auto")
         settings = self.settings.model_copy(update={"token_budget": BUDGET, **how})
         updater = Updater(self.policy, settings)
@@ -105,8 +105,8 @@ class Bench:
             self.policy.recompute(settings.recompute)
             self.policy.model.zero_grad(set_to_none=True)
             loss = sum(updater.accumulate(batch, rows, advantages).losses)
-            if updater.layout.fallback:
-                raise TrainingError(updater.layout.fallback)
+            if updater.layout.fallback or self.policy.attention != attention != "auto":
+                raise TrainingError(updater.layout.fallback or f"'{attention}' did not pass its check, and gave way")
             return loss
 
         return step

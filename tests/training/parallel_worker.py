@@ -1,4 +1,4 @@
-"""What each process of the data-parallel tests runs, under torchrun or alone: one update of a small model; the leader writes it down.
+"""What each process of the data-parallel tests runs, under torchrun or alone: two updates of a small model.
 
 python parallel_worker.py FILE
 """
