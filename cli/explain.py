@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Run = Annotated[str, Parameter(help="Name of the run.")]
 RunsRoot = Annotated[Path, Parameter(help="Folder of all runs.")]
 AsJson = Annotated[bool, Parameter(help="Print one JSON object instead.", negative="")]
-_WIDTH = 30
+_WIDTH = 20
 
 
 def explain_step(
@@ -69,13 +69,15 @@ def _show(found: "Explanation", *, json: bool) -> None:
     if json:
         print(jsonlib.dumps(found.as_object()))
         return
-    table = Table(box=None, padding=(0, 2, 0, 0), title=f"{found.title}: {found.seconds:,.1f} s", title_justify="left")
-    for name in ("", "", "s", ""):
-        table.add_column(name, justify="right" if name == "s" else "left", no_wrap=True)
+    table = Table(box=None, padding=(0, 1, 0, 0), show_header=False)
+    for justify in ("left", "right", "right", "left", "left"):
+        table.add_column(justify=justify, no_wrap=True)  # type: ignore[arg-type]
     for part, seconds in found.parts.items():
         bar = "█" * round(_WIDTH * found.share(part))
-        table.add_row(f"{found.share(part):4.0%}", f"[cyan]{bar:<{_WIDTH}}[/]", f"{seconds:,.2f}", f"{part}: {PARTS[part]}")
+        shares = f"{found.share(part):.0%}", f"{seconds:,.2f} s"
+        table.add_row(part, *shares, f"[cyan]{bar:<{_WIDTH}}[/]", f"[dim]{PARTS[part]}[/]")
     console = Console(highlight=False)
+    console.print(f"[bold]{found.title}: {found.seconds:,.1f} s[/]")
     console.print(table)
     for sentence in found.sentences:
         console.print(f"- {sentence}", markup=False)

@@ -13,12 +13,12 @@ Figures = Mapping[str, float]
 
 PARTS = {
     "rollouts": "waiting for rollouts",
-    "store": "choosing rows, writing the ledger, gathering tokens",
-    "pack": "planning what to compute once",
+    "store": "choosing and gathering rows",
+    "pack": "planning what is shared",
     "compute": "forward, backward, optimiser",
     "save": "checkpoint and adapter",
-    "swap": "giving the engine the new version",
-    "flow": "Prefect, and handing over between processes",
+    "swap": "a new version for the engine",
+    "flow": "Prefect, and handing over",
 }
 """Part of a step -> what happens in it, in the order of a step."""
 SLOW = 1.3
