@@ -78,9 +78,13 @@ class Index:
         self._busy = threading.RLock()
         self.connection = self._tables.connection
 
-    @_alone
     def refresh(self) -> int:
         """Take in new shards and ledger records; returns the number of new decisions."""
+        self._ahead.settle()  # so that nothing is taken in behind the back of whoever chooses now
+        return self._refresh()
+
+    @_alone
+    def _refresh(self) -> int:
         self._take_in_ledgers()
         new_rows = 0 if self._opened else self._take_in_snapshot()
         self._opened = True
@@ -168,7 +172,7 @@ class Index:
 
     @_alone
     def _likely(self, query: SelectionQuery) -> tuple[pa.Table, Batch]:
-        self.refresh()
+        self._refresh()
         rows = self.select_batch(query).rows
         return rows, self._gather(rows)
 

@@ -8,7 +8,7 @@ Never: write a ledger, or choose for a step.
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import pyarrow as pa
 
@@ -28,21 +28,26 @@ class LookAhead:
 
     def begin(self, make: Callable[[], _Ready]) -> None:
         """Let the thread ``make`` rows and their batch; what was made ready before is forgotten."""
-        self._forget()
+        self.settle()
         with self._lock:
             self._work = self._thread.submit(_made, make)
 
+    def settle(self) -> None:
+        """Wait for what is in the making; what has not begun is taken back, as waiting for it would gain nothing."""
+        with self._lock:
+            if self._work is not None and self._work.cancel():
+                self._work = None
+            work = self._work
+        if work is not None:
+            wait([work])
+
     def batch_of(self, rows: pa.Table) -> Batch | None:
         """The batch made ready, if it is of these rows; there is none afterwards."""
-        work = self._forget()
-        ready = work.result() if work is not None else None
-        return ready[1] if ready is not None and ready[0].equals(rows) else None
-
-    def _forget(self) -> Future[_Ready | None] | None:
-        """The work, unless it has not begun: then it is taken back, as waiting for it would gain nothing."""
+        self.settle()
         with self._lock:
             work, self._work = self._work, None
-        return work if work is not None and not work.cancel() else None
+        ready = work.result() if work is not None else None
+        return ready[1] if ready is not None and ready[0].equals(rows) else None
 
 
 def _made(make: Callable[[], _Ready]) -> _Ready | None:

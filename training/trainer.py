@@ -20,6 +20,7 @@ from storage.choose_batch import Choice, choose_batch
 from storage.gather import Batch
 from storage.index import Index
 from storage.ledger import read_ledger, recorded_steps, write_ledger
+from storage.mapped import ShardDamaged
 from storage.outcome import Outcome, UpdateOutcome, write_outcome
 from storage.runs import RunPaths, set_aside
 from storage.selection import selection_rule
@@ -30,6 +31,7 @@ from training.checkpoint import TrainerState, checkpoint_steps, load_checkpoint,
 from training.lineage import Fork, lineage_to_go_on_in
 from training.mismatch import Mismatch, measure_mismatch, refuse_mismatch
 from training.not_finite import set_rows_aside
+from training.parallel import Peers
 from training.policy import Policy
 from training.row_checks import only, sound_rows
 from training.schedule import rate_at, set_rate
@@ -72,14 +74,16 @@ class Trainer:
         *,
         lineage: str | None = None,
         fork: Fork | None = None,
+        peers: Peers | None = None,
     ) -> None:
-        """`lineage`: None for the one in which the run goes on; `fork` opens another, whose settings may be others."""
+        """`lineage`: None for the one in which the run goes on; `fork` opens another, whose settings may be others; `peers`:
+        processes that follow this one."""
         self._paths = paths
         self._policy = policy
         self._settings = training
         self._storage = storage
         self._index = Index(paths, blend=storage.blend, discount=storage.discount)
-        self._updater = Updater(policy, training)
+        self._updater = Updater(policy, training, peers)
         self._settings_hash = settings_hash(training)
         self.step_done = 0
         self.metrics_done: dict[str, float] = {}
@@ -136,7 +140,7 @@ class Trainer:
 
         Raises:
             TrainingError: the step is not the next one, another trainer holds it, or three steps in a row were not finite.
-            DataError: a chosen row's checksum is wrong.
+            DataError: a row that the step's ledger names, from before, is damaged.
         """
         if step != self.step_done + 1:
             raise TrainingError(f"step {step} was asked for, but the next one is {self.step_done + 1}")
@@ -145,11 +149,10 @@ class Trainer:
             rows, counts = self._recorded(step), {}
             batch = self._gather_recorded(step, rows)
         else:
-            choice = self._choose(step, start_groups)
+            choice, batch = self._draw(step, start_groups)
             rows, counts = choice.selection.rows, choice.selection.counts
-            # Gathered before the ledger: a damaged row must not take the step's name.
-            batch = self._index.gather(rows)
             self._record(step, choice)
+            self._index.look_ahead(replace(choice.selection.query, step=step + 1, policy_version=step))
         selected = time.perf_counter()
         batch, powers, refused = self._sound(batch, rows)
         try:
@@ -197,6 +200,18 @@ class Trainer:
         """The step's updates, at the step's learning rate."""
         set_rate(self._updater.optimiser, rate_at(step, self._settings))
         return self._updater.updates(batch, powers)
+
+    def _draw(self, step: int, start_groups: int) -> tuple[Choice, Batch]:
+        """A choice and its rows, gathered before the ledger: a damaged row must not take the step's name.
+
+        The index sets a damaged shard aside, so the next choice is made without it.
+        """
+        while True:
+            choice = self._choose(step, start_groups)
+            try:
+                return choice, self._index.gather(choice.selection.rows)
+            except ShardDamaged as error:
+                logger.warning("step %d chooses again: %s", step, error)
 
     def _choose(self, step: int, start_groups: int) -> Choice:
         choice = choose_batch(
