@@ -12,6 +12,7 @@ The variables are those that torchrun sets (RANK, WORLD_SIZE, LOCAL_RANK, MASTER
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -81,7 +82,8 @@ def join_peers(device: torch.device) -> Peers | None:
     if device.type == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         device = torch.device("cuda", torch.cuda.current_device())
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    # Followers wait for the next update as long as its rollouts take; a process that is gone is noticed otherwise.
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(days=30))
     return Peers(rank=dist.get_rank(), size=size, device=device)
 
 

@@ -19,6 +19,7 @@ from storage.runs import RunPaths, held
 from storage.settings import StorageSettings
 from telemetry.errors import EntenteError, InputError, TrainingError, disk_full
 from telemetry.parent import end_with_parent
+from training.followers import start_followers
 from training.lineage import Fork
 from training.mismatch import describe
 from training.policy import Policy
@@ -79,9 +80,10 @@ def _open(message: dict[str, Any], lock: ExitStack) -> Trainer:
         raise InputError(f"another trainer works on run '{paths.root.name}': wait for it, or stop it")
     training = TrainingSettings.model_validate(message["training"])
     storage = StorageSettings.model_validate(message["storage"])
+    peers = start_followers(Path(message["model"]), training)
     policy = Policy(Path(message["model"]), training)
     fork = Fork(**message["fork"]) if message.get("fork") else None
-    return Trainer(paths, policy, training, storage, fork=fork)
+    return Trainer(paths, policy, training, storage, fork=fork, peers=peers)
 
 
 def _answer(trainer: Trainer, message: dict[str, Any]) -> dict[str, Any]:

@@ -108,6 +108,9 @@ class TrainingSettings(BaseModel):
     """Number format of the frozen base; the adapter is float32 always."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the trainer computes; auto takes a GPU if there is one."""
+    processes: Annotated[int, Field(ge=1, le=64)] = 1
+    """Processes that share the advantage groups of each update, each with the whole model: on CUDA a GPU each, all on this
+    machine. The loss does not depend on it."""
     threads: Annotated[int, Field(ge=0)] = 0
     """CPU threads of the trainer; 0: planned from the cores and from what computes at the same time."""
     mismatch_rows: Annotated[int, Field(ge=1)] = 64

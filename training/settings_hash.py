@@ -11,6 +11,7 @@ from training.settings import TrainingSettings
 MAY_CHANGE = frozenset(
     {
         "keep_checkpoints",
+        "processes",
         "threads",
         "layout",
         "token_budget",

@@ -5,11 +5,18 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from benchmarks.trainer_cases import Case, made_up_batch
+from storage.runs import RunPaths
+from storage.settings import StorageSettings
+from telemetry.errors import TrainingError
 from training.parallel import join_peers, shares
+from training.process import TrainerProcess
+from training.settings import TrainingSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = ROOT / "tests" / "training" / "parallel_worker.py"
@@ -58,3 +65,44 @@ def test_shares_are_whole_groups_of_neighbours_and_about_equal(size: int):
 
 def test_no_rows_leave_every_process_idle():
     assert shares(made_up_batch(Case(positions=1, forks=2, own=4), vocabulary=64), [], 3) == [[], [], []]
+
+
+@pytest.mark.slow
+def test_a_trainer_with_a_follower_trains_as_alone_resumes_and_leaves_no_process(run_with_rows, exact_engine, model):
+    """Two steps by two processes, the second by new ones, against two steps by one."""
+    settings = TrainingSettings(learning_rate=1e-2, device="cpu")
+    weights = {}
+    for processes in (1, 2):
+        paths = run_with_rows(exact_engine(), groups=4, forks=4, name=f"with-{processes}")
+        for step in (1, 2):
+            trainer = TrainerProcess(
+                paths, model, settings.model_copy(update={"processes": processes}), StorageSettings(), threads=1
+            )
+            try:
+                assert trainer.ready().step_done == step - 1
+                family = [trainer.pid, *(child.pid for child in psutil.Process(trainer.pid).children())]
+                assert len(family) == processes
+                adapter = Path(trainer.step(step, 2)["adapter"])
+            finally:
+                trainer.close()
+            _, alive = psutil.wait_procs([psutil.Process(pid) for pid in family if psutil.pid_exists(pid)], timeout=10)
+            assert not alive
+        weights[processes] = load_file(adapter / "adapter_model.safetensors")
+    for name, one in weights[1].items():
+        torch.testing.assert_close(one, weights[2][name], rtol=0, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_follower_that_dies_ends_its_trainer(model, tmp_path: Path):
+    settings = TrainingSettings(device="cpu", processes=2)
+    paths = RunPaths(tmp_path / "run").create()
+    trainer = TrainerProcess(paths, model, settings, StorageSettings(), threads=1)
+    try:
+        trainer.ready()
+        psutil.Process(trainer.pid).children()[0].kill()
+        with pytest.raises(TrainingError, match="exit code 1"):
+            while True:
+                trainer.fresh_rows()
+        assert "follower 1 of the trainer ended with exit code -9" in paths.trainer_log.read_text()
+    finally:
+        trainer.close()

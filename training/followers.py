@@ -1,0 +1,80 @@
+"""The processes that follow a trainer on its machine: started with it, gone with it.
+
+    python -m training.followers MODEL SETTINGS        one of them, with torchrun's variables in its environment
+
+Promise: a follower that dies ends its trainer at once, for a sum that waits for it would wait for ever; the trainer's own
+end is that of its followers. Like it they write to the trainer's log.
+Never: read a run's files, or keep anything between updates.
+"""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import torch
+
+from telemetry.errors import InputError
+from telemetry.parent import end_with_parent
+from training.parallel import Peers, follow, join_peers
+from training.policy import Policy, choose_device
+from training.settings import TrainingSettings
+from training.update import Updater
+
+
+def start_followers(model: Path, settings: TrainingSettings) -> Peers | None:
+    """Start what `training.processes` asks for beside this process, and meet them; None if it asks for none.
+
+    Raises:
+        InputError: there are fewer GPUs than processes.
+    """
+    if settings.processes == 1:
+        return None
+    device = choose_device(settings.device)
+    if device.type == "cuda" and torch.cuda.device_count() < settings.processes:
+        raise InputError(
+            f"training.processes is {settings.processes} but torch sees {torch.cuda.device_count()} GPUs here, and each process "
+            "needs one of its own: lower it"
+        )
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _free_port(), "WORLD_SIZE": str(settings.processes)}
+    for rank in range(1, settings.processes):
+        follower = subprocess.Popen(
+            [sys.executable, "-P", "-m", "training.followers", str(model), settings.model_dump_json()],
+            stdin=subprocess.DEVNULL,
+            env=os.environ | common | _place(rank),
+        )
+        threading.Thread(target=_end_with, args=(follower, rank), name=f"follower-{rank}", daemon=True).start()
+    os.environ |= common | _place(0)
+    return join_peers(device)
+
+
+def _free_port() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
+
+
+def _place(rank: int) -> dict[str, str]:
+    return {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+
+
+def _end_with(follower: subprocess.Popen[bytes], rank: int) -> None:
+    code = follower.wait()
+    sys.stderr.write(f"follower {rank} of the trainer ended with exit code {code}, and the trainer with it\n")
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def main(model: Path, settings: TrainingSettings) -> None:
+    """Follow until the leader is gone."""
+    end_with_parent()
+    peers = join_peers(choose_device(settings.device))
+    assert peers is not None, "a follower is never alone"
+    policy = Policy(model, settings)
+    follow(peers, policy.parameters(), Updater(policy, settings).gradient)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), TrainingSettings.model_validate_json(sys.argv[2]))
