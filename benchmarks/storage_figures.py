@@ -286,7 +286,7 @@ def _run_of_facts(root: Path, rows: int, *, shard_groups: int, seed: int) -> Run
                 written_ns=written,
             )
         )
-    write_snapshot(paths, facts_of_a_run(shards, seed))
+    write_snapshot(paths.index, facts_of_a_run(shards, seed))
     return paths
 
 

@@ -17,7 +17,7 @@ from cli.environment import PREFECT_DAYS
 from inference.memory_plan import size_text
 from storage.retention import Removable, RetentionSettings, is_folder, removable_asides, removable_in_run, remove, size_of
 from storage.runs import RunPaths, check_name, held
-from telemetry.errors import DataError, InputError
+from telemetry.errors import DataError, EntenteError, InputError
 
 _Names = Annotated[list[str] | None, Parameter(help="Only these runs, and neither caches nor Prefect.", negative="")]
 _Whole = Annotated[
@@ -38,14 +38,17 @@ def clean(
 ) -> None:
     """Remove old adapters and checkpoints, W&B's local folders, what killed processes left, and Prefect's old flow runs.
 
-    Shards, ledgers, scores and figures always stay, and so does every adapter that a resumed run or a score refers to. A run that
-    a process is at work on is left alone.
+    Ledgers, scores and figures always stay, and so does every adapter that a resumed run or a score refers to. Shards stay unless
+    --shards-gb bounds them, and of those that go the facts of each row stay, for `entente sql`. A run that a process is at work
+    on is left alone.
 
     Examples
 
         entente clean --dry-run                     what would go
 
         entente clean --run mine --keep-adapters 5
+
+        entente clean --run mine --shards-gb 20 --archive-shards --dry-run
 
         entente clean --whole-run mine --no-prefect
     """
@@ -54,6 +57,8 @@ def clean(
     runs = [_known_run(runs_root, name) for name in run or ()] if run or whole_run else _all_runs(runs_root)
     everywhere = not run and not whole_run
     found: list[Removable] = []
+    freed: list[Removable] = []
+    later: list[Removable] = []
     with ExitStack() as stack:
         for paths in whole:
             if _at_rest(stack, paths, dry_run):
@@ -61,14 +66,19 @@ def clean(
         for paths in runs:
             if _at_rest(stack, paths, dry_run):
                 found += _removable(paths, chosen)
+                now, after_grace = _old_shards(paths, chosen, dry_run=dry_run)
+                freed, later = freed + now, later + after_grace
         if everywhere:
             found += [each for folder in _shared_folders(runs_root) for each in removable_asides(folder, chosen)]
-        _show(found)
+        _show([*found, *freed, *later])
         if not dry_run:
             for each in found:
                 remove(each)
-    total = sum(each.size for each in found)
-    print(f"{size_text(total)} {'would be' if dry_run else 'were'} freed" if found else "nothing is old enough to go")
+    total = sum(each.size for each in [*found, *freed])
+    print(f"{size_text(total)} {'would be' if dry_run else 'were'} freed" if found or freed else "nothing is old enough to go")
+    if later:
+        size, hours = size_text(sum(each.size for each in later)), f"{chosen.shard_grace_hours:g}"
+        print(f"{size} of shards {'would be' if dry_run else 'were'} given up: clean again in {hours} h to remove them")
     if prefect and everywhere:
         _clean_prefect(prefect_days, dry_run=dry_run)
     if dry_run:
@@ -81,6 +91,25 @@ def _removable(paths: RunPaths, settings: RetentionSettings) -> list[Removable]:
     except DataError as error:
         print(f"{paths.root}: left alone, for {error}")
         return []
+
+
+def _old_shards(paths: RunPaths, settings: RetentionSettings, *, dry_run: bool) -> tuple[list[Removable], list[Removable]]:
+    """Files of shards that go, and of those that are given up and go later; unless `dry_run`, that is done here."""
+    if settings.shards_gb == 0 and not is_folder(paths.retired):
+        return [], []
+    from flows.run_settings import settings_of
+    from storage.index import Index
+    from storage.retire import RunAge, retire, to_be_given_up
+
+    try:
+        storage = settings_of(paths).storage
+        found = to_be_given_up(paths, storage, settings)
+        if not dry_run:
+            retire(paths, Index(paths), RunAge.of(paths, storage), settings)
+        return found
+    except EntenteError as error:
+        print(f"{paths.root}: its shards are left alone, for {error}")
+        return [], []
 
 
 def _at_rest(stack: ExitStack, paths: RunPaths, dry_run: bool) -> bool:

@@ -32,7 +32,7 @@ from telemetry.progress import reporter
 from telemetry.sinks import MetricLog
 
 _CLEAR_EVERY = 20
-"""Steps between two looks at which old adapters may go."""
+"""Steps between two looks at which old adapters and shards may go."""
 
 
 @flow(name="train-policy", flow_run_name=training_name)
@@ -72,6 +72,7 @@ async def train_policy(settings: RunSettings, resume: bool = False, fork_lineage
                     page.step(step, figures)
                     if step % _CLEAR_EVERY == 0:
                         await asyncio.to_thread(drop_old_adapters, resources.paths, settings.retention)
+                        await asyncio.to_thread(resources.trainer.retire, settings.retention)
             scores |= await score_policy(resources, settings, "trained")
             scores |= await score_scripted(resources, settings)
             log.log(

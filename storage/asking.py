@@ -11,7 +11,9 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
+import pyarrow.dataset as ds
 
+from storage.archive import archive_path
 from storage.index import Index
 from storage.runs import RunPaths
 from storage.schema import DECISION_SCHEMA
@@ -21,7 +23,7 @@ VIEWS = ("decisions", "groups", "batches", "plies", "orders", "tokens", "lag", "
 QUERIES = {file.stem: file.read_text() for file in sorted((Path(__file__).parent / "queries").glob("*.sql"))}
 """Ready questions by name; the first line of each says what it answers."""
 _VIEWS_SQL = Path(__file__).with_name("views.sql").read_text()
-_PAYLOAD = ("decision_id", "input_ids", "prompt_len", "behaviour_logprobs", "legal_offsets")
+_LISTS = ("decision_id", "input_ids", "prompt_len", "behaviour_logprobs", "legal_offsets", "orders")
 _READ_ONLY = {duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN}
 
 
@@ -41,8 +43,10 @@ def connect(run_dir: Path, *, blend: Mapping[str, float] | None = None, discount
     index.refresh()
     connection = index.connection
     tables = [table.replace_schema_metadata(None) for table in index.verified_shards()]
-    connection.register("payload", _stacked(tables, _PAYLOAD))
-    connection.register("orders", _stacked(tables, ("decision_id", "orders")))
+    connection.register("live", _stacked(tables, _LISTS))
+    connection.register("archived", _archived(paths, index))
+    connection.execute("CREATE VIEW payload AS FROM live UNION ALL BY NAME FROM archived")
+    connection.execute("CREATE VIEW orders AS SELECT decision_id, orders FROM payload")
     connection.register("metrics", _metrics(paths.metrics))
     connection.register("workers", _workers(paths.workers))
     connection.execute(_VIEWS_SQL)
@@ -82,6 +86,13 @@ def _stacked(tables: list[pa.Table], columns: tuple[str, ...]) -> pa.Table:
     """These columns of all shards, as one table that still lies in their files."""
     wanted = pa.schema([DECISION_SCHEMA.field(name) for name in columns])
     return pa.concat_tables([table.select(columns) for table in tables]) if tables else wanted.empty_table()
+
+
+def _archived(paths: RunPaths, index: Index) -> pa.Table | ds.Dataset:
+    """The same columns of the shards that were given up and lie in the archive; read from there when a question names them."""
+    files = [path for shard in index.retired() if (path := archive_path(paths, shard.name)).is_file()]
+    wanted = _stacked([], _LISTS).schema
+    return ds.dataset([str(file) for file in files], schema=wanted, format="parquet") if files else wanted.empty_table()
 
 
 def _metrics(file: Path) -> pa.Table:

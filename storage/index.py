@@ -14,13 +14,15 @@ Never: let DuckDB hold or return token lists, or write into the run but for ``sn
 
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from storage.archive import archived
 from storage.arrow_files import read_arrow
 from storage.fact_tables import FactTables, ShardFacts, record_rows
 from storage.facts import decision_facts, ply_facts
@@ -29,13 +31,14 @@ from storage.gather import Batch, gather
 from storage.ledger import ROWS_SCHEMA, STEP_NAME
 from storage.lineages import counts_as_used
 from storage.look_ahead import LookAhead
-from storage.mapped import MappedShards, ShardDamaged
+from storage.mapped import MappedShard, MappedShards, ShardDamaged
 from storage.packing import PackingBuffers
 from storage.runs import RunPaths
 from storage.schema import WEIGHTS
 from storage.selection import Selection, SelectionQuery, select
 from storage.shards import SHARD_NAME, describe_shard, map_shard, open_plies, open_shard
 from storage.snapshots import CoveredShard, IndexSnapshot, drop_old_snapshots, file_marks, newest_snapshot, write_snapshot
+from storage.tombstones import Tombstones
 from storage.totals import Totals
 from telemetry.errors import DataError, InputError
 
@@ -70,6 +73,8 @@ class Index:
         self._lineages: dict[str, NumberedFiles] = {}
         self._known_groups: dict[str, set[int]] = {}
         self._taken_in: dict[str, CoveredShard] = {}
+        self._tombstones = Tombstones(paths)
+        self._retired: dict[str, CoveredShard] = {}
         self._in_snapshot = 0
         self._opened = False
         self._mapped = MappedShards(paths.shards)
@@ -86,21 +91,24 @@ class Index:
     @_alone
     def _refresh(self) -> int:
         self._take_in_ledgers()
-        new_rows = 0 if self._opened else self._take_in_snapshot()
+        new_rows = self._take_in_tombstones()
+        new_rows += 0 if self._opened else self._take_in_snapshot()
         self._opened = True
         waiting: list[ShardFacts] = []
         follow_folders(self._paths.shards, self._producers, SHARD_NAME, "{:06d}.arrow")
         for producer, files in self._producers.items():
             for number, path in files.arrivals():
                 name = f"{producer}/{path.name}"
-                if name in self._taken_in:  # from the snapshot
-                    files.covers(number, self._taken_in[name].next_start_group)
+                if known := self._taken_in.get(name) or self._retired.get(name):  # from a snapshot or a tombstone
+                    files.covers(number, known.next_start_group)
                     continue
                 try:
                     facts = self._facts_of(producer, number, path)
                 except DataError as error:
-                    self._refuse(name, str(error))
-                    files.lost_track()
+                    new_rows += self._take_in_tombstones()  # it may have been given up just now
+                    if name not in self._retired:
+                        self._refuse(name, str(error))
+                        files.lost_track()
                     continue
                 files.covers(number, self._taken_in[name].next_start_group)
                 waiting.append(facts)
@@ -121,7 +129,8 @@ class Index:
     def seen(self) -> str:
         """The start groups that were looked at, as JSON: producer -> [first, after the last] of each stretch of shards."""
         spans: dict[str, list[list[int]]] = {}
-        for shard in sorted(self._taken_in.values(), key=lambda shard: (shard.producer, shard.number)):
+        known = [*self._taken_in.values(), *self._retired.values()]
+        for shard in sorted(known, key=lambda shard: (shard.producer, shard.number)):
             stretches = spans.setdefault(shard.producer, [])
             if stretches and stretches[-1][1] == shard.number:
                 stretches[-1][1] = shard.next_start_group
@@ -178,8 +187,10 @@ class Index:
 
     def _gather(self, rows: pa.Table) -> Batch:
         try:
-            return gather(rows, self._mapped.get, self._buffers)
+            return gather(rows, self._open, self._buffers)
         except ShardDamaged as error:
+            if error.shard in self._retired:
+                raise  # its facts are whole
             self._set_aside(error.shard, str(error))
             raise
 
@@ -192,8 +203,32 @@ class Index:
             try:
                 tables.append(open_shard(self._paths.shards / shard))
             except DataError as error:
-                self._set_aside(shard, str(error))
+                self._take_in_tombstones()  # it may have been given up just now
+                if shard not in self._retired:
+                    self._set_aside(shard, str(error))
         return tables
+
+    def holds(self, shard: str) -> CoveredShard | None:
+        """The shard of this name, if its rows lie in ``shards/`` and were not given up."""
+        return self._taken_in.get(shard)
+
+    @_alone
+    def retired(self) -> list[CoveredShard]:
+        """Shards that were given up: facts of their rows are here, tokens at most in the archive."""
+        return list(self._retired.values())
+
+    @_alone
+    def facts_of(self, shards: Sequence[CoveredShard]) -> IndexSnapshot:
+        """What is known of these shards."""
+        among_them = pc.field("shard").isin([shard.name for shard in shards])
+        facts = self._tables.facts()
+        decisions, plies = (table.filter(among_them) for table in (facts.decisions, facts.plies))
+        return IndexSnapshot(shards=tuple(shards), decisions=decisions.combine_chunks(), plies=plies.combine_chunks())
+
+    @_alone
+    def answers(self, query: str, values: Mapping[str, object] | None = None) -> list[tuple]:
+        """What a query over the tables finds."""
+        return self.connection.sql(query, params=dict(values or {})).fetchall()
 
     @_alone
     def snapshot_if_due(self, every_shards: int) -> Path | None:
@@ -203,9 +238,7 @@ class Index:
         if every_shards == 0 or new < max(every_shards, len(self._taken_in) // 8):
             return None
         self._in_snapshot = len(self._taken_in)
-        facts = self._tables.facts()
-        snapshot = IndexSnapshot(shards=tuple(self._taken_in.values()), decisions=facts.decisions, plies=facts.plies)
-        written = write_snapshot(self._paths, snapshot)
+        written = write_snapshot(self._paths.index, self.facts_of(list(self._taken_in.values())))
         drop_old_snapshots(self._paths)
         return written
 
@@ -230,7 +263,8 @@ class Index:
             self._refuse(f"{path.parent.name}/{path.name}", sentence)
         if found is None:
             return 0
-        part = found.only([shard for shard in found.shards if shard.still_there(self._paths)])
+        there = [s for s in found.shards if s.name not in self._retired and s.still_there(self._paths)]
+        part = found.only(there)
         for shard in part.shards:
             self._taken_in[shard.name] = shard
             self._known_groups.setdefault(shard.producer, set()).update(shard.start_groups)
@@ -238,6 +272,38 @@ class Index:
         if part.shards:
             self._tables.add_shards([ShardFacts(decisions=part.decisions, plies=part.plies)])
         return part.decisions.num_rows
+
+    def _take_in_tombstones(self) -> int:
+        """Know which shards were given up, and keep the facts of their rows; returns how many rows were not known before."""
+        found, damaged = self._tombstones.arrivals()
+        for path, sentence in damaged:
+            self._tables.refuse(f"{path.parent.name}/{path.name}", sentence)
+        new_rows = 0
+        for tombstone in found:
+            unknown = [shard for shard in tombstone.shards if shard.name not in self._taken_in | self._retired]
+            for shard in tombstone.shards:
+                self._in_snapshot -= self._taken_in.pop(shard.name, None) is not None and self._in_snapshot > 0
+                self._mapped.drop(shard.name)
+                self._retired[shard.name] = shard
+                self._known_groups.setdefault(shard.producer, set()).update(shard.start_groups)
+            if unknown:
+                part = tombstone.only(unknown)
+                self._tables.add_shards([ShardFacts(decisions=part.decisions, plies=part.plies)])
+                new_rows += part.decisions.num_rows
+        return new_rows
+
+    def _open(self, shard: str) -> MappedShard:
+        try:
+            return self._mapped.get(shard)
+        except ShardDamaged as error:
+            self._take_in_tombstones()
+            if shard not in self._retired:
+                raise
+            try:
+                return MappedShard(shard, archived(self._paths, shard))
+            except DataError as missing:
+                sentence = f"Shard {shard} was given up as its rows were too old, and cannot be had from the archive: {missing}"
+                raise ShardDamaged(sentence, shard) from error
 
     def _facts_of(self, producer: str, number: int, path: Path) -> ShardFacts:
         """Verify a shard and its plies and take their facts; DataError if either cannot be relied on."""

@@ -3,7 +3,7 @@
 Promises: the rule is pure and looks at facts alone; what cannot be read counts as needed; only names that Entente itself gives
 are ever removed; a symbolic link is neither followed nor removed; a removed folder loses its name at once, so no reader meets
 half of it.
-Never: touch a shard, a ledger, a score, a metric or a setting, or a run that a process is at work on.
+Never: touch a shard (storage/retire.py may), a ledger, a score, a metric or a setting, or a run that a process is at work on.
 """
 
 import json
@@ -55,6 +55,17 @@ class RetentionSettings(BaseModel):
     training.keep_checkpoints by itself."""
     wandb_days: Annotated[float, Field(ge=0)] = 30.0
     """Days after which a run's local W&B folders go; `wandb sync` has had its time, and metrics.jsonl holds the same figures."""
+    shards_gb: Annotated[float, Field(ge=0)] = 0.0
+    """Gigabytes that a run's shards may take; beyond that the oldest are given up, as far as the next three settings allow.
+    0: all stay."""
+    stale_versions: Annotated[int, Field(ge=0)] = 8
+    """Versions beyond the staleness budget for which rows stay, whatever room they take."""
+    replay_steps: Annotated[int, Field(ge=0)] = 100
+    """Newest steps whose rows stay, whatever room they take, so that these steps can be replayed."""
+    archive_shards: bool = False
+    """Keep what is given up as compressed Parquet in `archive/`; without that the facts of its rows stay, and their tokens go."""
+    shard_grace_hours: Annotated[float, Field(ge=0)] = 1.0
+    """Hours between giving up a shard and removing it; somebody may still read it, over a network file system too."""
     aside_hours: Annotated[float, Field(ge=0.1)] = 1.0
     """Hours after which an unfinished file counts as left behind by a killed process; nothing takes nearly so long to write."""
     damaged_days: Annotated[float, Field(ge=0)] = 30.0
@@ -103,13 +114,18 @@ def adapters_to_keep(standing: Standing, settings: RetentionSettings) -> frozens
     return versions & (newest | milestones | ahead | standing.replayed | standing.scored)
 
 
+def whole_checkpoints(paths: RunPaths) -> list[int]:
+    """Steps of the checkpoints that have a manifest, rising."""
+    return sorted(_numbers(paths.checkpoints, _CHECKPOINT, whole="manifest.json"))
+
+
 def standing_of(paths: RunPaths, settings: RetentionSettings) -> Standing:
     """The facts of a run, read from its files.
 
     Raises:
         DataError: a ledger or score that says what is needed cannot be read; nobody can then say what may go.
     """
-    checkpoints = frozenset(_numbers(paths.checkpoints, _CHECKPOINT, whole="manifest.json"))
+    checkpoints = frozenset(whole_checkpoints(paths))
     kept = checkpoints_to_keep(checkpoints, settings)
     oldest = min(kept, default=0)
     return Standing(
@@ -206,8 +222,8 @@ def _aged(folder: Path, pattern: re.Pattern[str], age_s: float, now: float, why:
 
 def _own_folders(paths: RunPaths) -> list[Path]:
     """Folders of a run in which Entente writes under names of its own."""
-    inner = [paths.adapters, paths.checkpoints, paths.scores, paths.index]
-    deeper = [entry for folder in (paths.shards, paths.ledger) for entry in _entries(folder) if is_folder(entry)]
+    inner = [paths.adapters, paths.checkpoints, paths.scores, paths.index, paths.retired, paths.archive]
+    deeper = [entry for folder in (paths.shards, paths.ledger, paths.archive) for entry in _entries(folder) if is_folder(entry)]
     return [paths.root, *inner, paths.shards, paths.ledger, *deeper]
 
 

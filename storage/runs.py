@@ -48,6 +48,14 @@ class RunPaths:
         return self.root / "index"
 
     @property
+    def retired(self) -> Path:
+        return self.root / "retired"
+
+    @property
+    def archive(self) -> Path:
+        return self.root / "archive"
+
+    @property
     def adapters(self) -> Path:
         return self.root / "adapters"
 

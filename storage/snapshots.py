@@ -93,9 +93,9 @@ def file_marks(path: Path | str) -> tuple[int, int] | None:
     return found.st_size, found.st_mtime_ns
 
 
-def write_snapshot(paths: RunPaths, snapshot: IndexSnapshot) -> Path | None:
-    """Publish it under the next number; None if another process took that number, whose file is as good."""
-    final = paths.index / f"snap-{max(_numbers(paths.index), default=0) + 1:06d}.parquet"
+def write_snapshot(folder: Path, snapshot: IndexSnapshot) -> Path | None:
+    """Publish it in ``folder`` under the next number; None if another process took that number, whose file is as good."""
+    final = folder / f"snap-{max(_numbers(folder), default=0) + 1:06d}.parquet"
     plies_crc = _content_crc(snapshot.plies)
     plies = final.with_name(f"{final.stem}.{plies_crc:08x}.plies.parquet")
     _publish(snapshot.plies, plies, {})
@@ -117,7 +117,7 @@ def newest_snapshot(paths: RunPaths) -> tuple[IndexSnapshot | None, list[tuple[P
     for number in sorted(_numbers(paths.index), reverse=True):
         path = paths.index / f"snap-{number:06d}.parquet"
         try:
-            return _read(path), passed_over
+            return read_snapshot(path), passed_over
         except FileNotFoundError:
             continue  # taken away meanwhile, or only its plies were written
         except DataError as error:
@@ -133,7 +133,18 @@ def drop_old_snapshots(paths: RunPaths, keep: int = KEPT) -> None:
             FILES.remove(path)
 
 
-def _read(path: Path) -> IndexSnapshot:
+def snapshot_files(folder: Path) -> list[tuple[int, Path]]:
+    """Numbers and files of the snapshots in ``folder``, rising."""
+    return sorted((number, path) for path, number in _files(folder) if path.suffixes == [".parquet"])
+
+
+def read_snapshot(path: Path) -> IndexSnapshot:
+    """A snapshot, verified.
+
+    Raises:
+        DataError: it cannot be relied on.
+        FileNotFoundError: it is not there.
+    """
     decisions, found = _read_parquet(path)
     if "layout" not in found or "metadata_crc32" not in found:
         raise DataError(f"{path} is no index snapshot of Entente; {_CURE}")

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from storage.retention import RetentionSettings
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
 from storage.totals import Totals
@@ -118,6 +119,10 @@ class TrainerProcess:
     def totals(self) -> Totals:
         """See `Trainer.totals`."""
         return Totals(**self._ask({"op": "totals"}))
+
+    def retire(self, settings: RetentionSettings) -> int:
+        """See `Trainer.retire`."""
+        return int(self._ask({"op": "retire", "settings": settings.model_dump(mode="json")})["freed"])
 
     def measure_mismatch(self) -> dict[str, float]:
         """See `Trainer.measure_mismatch`; as metrics."""

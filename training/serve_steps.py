@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from storage.adapters import Adapter
+from storage.retention import RetentionSettings
 from storage.runs import RunPaths, held
 from storage.settings import StorageSettings
 from telemetry.errors import EntenteError, InputError, TrainingError, disk_full
@@ -89,6 +90,8 @@ def _open(message: dict[str, Any], lock: ExitStack) -> Trainer:
 def _answer(trainer: Trainer, message: dict[str, Any]) -> dict[str, Any]:
     if message["op"] == "mismatch":
         return {"metrics": describe(trainer.measure_mismatch())}
+    if message["op"] == "retire":
+        return {"freed": trainer.retire(RetentionSettings.model_validate(message["settings"]))}
     if message["op"] == "totals":
         return asdict(trainer.totals())
     if message["op"] == "fresh_rows":

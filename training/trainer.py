@@ -22,6 +22,8 @@ from storage.index import Index
 from storage.ledger import read_ledger, recorded_steps, write_ledger
 from storage.mapped import ShardDamaged
 from storage.outcome import Outcome, UpdateOutcome, write_outcome
+from storage.retention import RetentionSettings
+from storage.retire import RunAge, retire
 from storage.runs import RunPaths, set_aside
 from storage.selection import selection_rule
 from storage.settings import StorageSettings
@@ -175,6 +177,10 @@ class Trainer:
         self._index.snapshot_if_due(self._storage.snapshot_every_shards)
         metrics["train/save_s"] = time.perf_counter() - updated
         return StepReport(step=step, adapter=self.adapter, metrics=metrics)
+
+    def retire(self, settings: RetentionSettings) -> int:
+        """Give up shards that are too old for any step, if the run's have outgrown their budget; bytes that were freed."""
+        return retire(self._paths, self._index, RunAge.of(self._paths, self._storage), settings)
 
     def rehearse(self, step: int) -> UpdateOutcome | None:
         """The first update of a recorded step, from the weights that the policy holds now; None if it had no update.

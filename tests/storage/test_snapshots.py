@@ -327,7 +327,7 @@ def test_who_comes_second_to_a_number_leaves_the_file_of_the_first(grown: RunPat
     assert found is not None
     before = {file: file.read_bytes() for file in grown.index.iterdir()}
     monkeypatch.setattr(snapshots, "_numbers", lambda folder: set())
-    assert write_snapshot(grown, found) is None
+    assert write_snapshot(grown.index, found) is None
     assert {file: file.read_bytes() for file in grown.index.iterdir()} == before
 
 

@@ -1,0 +1,290 @@
+"""What a run gives up to stay within its disk goes by the rule alone, tombstone first; facts stay, and tokens with an archive."""
+
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+from cli.clean import clean
+from storage.archive import archive_path
+from storage.asking import connect
+from storage.index import Index
+from storage.ledger import write_ledger
+from storage.retention import RetentionSettings
+from storage.retire import RunAge, retirable, retire
+from storage.runs import RunPaths
+from storage.selection import SelectionQuery
+from storage.shards import publish_shard
+from storage.tombstones import bury, shard_bytes
+from telemetry.errors import DataError
+
+TIGHT = RetentionSettings(shards_gb=1e-9, stale_versions=2, replay_steps=3, shard_grace_hours=0)
+"""No room at all: whatever may go, goes."""
+
+
+def opened(paths: RunPaths) -> Index:
+    index = Index(paths)
+    index.refresh()
+    return index
+
+
+@pytest.fixture
+def run(paths: RunPaths, rows: Any) -> RunPaths:
+    """Ten steps: start group n is of version n, and step n + 1 was trained on it, but for every third, which nobody used."""
+    rng = random.Random(4)
+    index = Index(paths)
+    for number in range(10):
+        decisions, plies = rows.make_shard_rows(rng, range(number, number + 1), policy_version=number, forks=4)
+        publish_shard(paths, "p0", number, decisions, plies, {})
+        index.refresh()
+        query = SelectionQuery(step=number + 1, policy_version=number, max_policy_lag=0, start_groups=1, lineage="main", seed=0)
+        chosen = index.select_batch(query).rows
+        assert chosen.num_rows
+        assert write_ledger(paths, "main", number + 1, chosen if number % 3 else chosen.slice(0, 0), {})
+    return paths
+
+
+def age(**given: int) -> RunAge:
+    return RunAge(**({"policy_version": 10, "oldest_checkpoint": 8, "max_policy_lag": 2} | given))
+
+
+def going(paths: RunPaths, settings: RetentionSettings = TIGHT, **given: int) -> list[int]:
+    return [shard.number for shard in retirable(paths, opened(paths), age(**given), settings)]
+
+
+def test_only_rows_that_nothing_can_need_again_may_go(run: RunPaths) -> None:
+    # Version 10, lag 2 and 2 of grace: rows of versions up to 5. The last 3 steps are 8, 9, 10, on start groups 7, 8, 9.
+    assert going(run) == [0, 1, 2, 3, 4, 5]
+    assert going(run, max_policy_lag=5) == [0, 1, 2]
+    assert going(run, oldest_checkpoint=2) == [0, 1, 3], "steps from 3 on may be repeated: all they used stays"
+    assert going(run, TIGHT.model_copy(update={"stale_versions": 0})) == [0, 1, 2, 3, 4, 5, 6, 7][:7]
+    assert going(run, TIGHT.model_copy(update={"replay_steps": 6})) == [0, 1, 2, 3]
+    assert going(run, TIGHT.model_copy(update={"shards_gb": 0})) == [], "no budget, nothing goes"
+
+
+def test_a_ledger_of_any_lineage_holds_its_rows(run: RunPaths) -> None:
+    index = opened(run)
+    chosen = index.select_batch(
+        SelectionQuery(step=1, policy_version=2, max_policy_lag=0, start_groups=1, lineage="hot", seed=0)
+    ).rows
+    assert set(chosen["start_group"].to_pylist()) == {2}
+    assert write_ledger(run, "hot", 9, chosen, {})
+    assert going(run) == [0, 1, 3, 4, 5]
+
+
+def test_the_oldest_go_first_and_no_more_than_must(run: RunPaths) -> None:
+    a_shard = shard_bytes(run) / 10
+    settings = TIGHT.model_copy(update={"shards_gb": 8.5 * a_shard / 1e9})
+    assert going(run, settings) == [0, 1]
+    freed = retire(run, Index(run), age(), settings)
+    assert freed > 1.5 * a_shard and shard_bytes(run) <= 8.5 * a_shard
+    assert going(run, settings) == []
+
+
+QUESTIONS = [
+    "from decisions order by all",
+    "select * exclude used from groups order by all",
+    "from batches order by all",
+    "from plies order by all",
+    "from lag",
+]
+
+
+@pytest.mark.parametrize("archive", [False, True], ids=["facts", "archive"])
+def test_what_went_still_answers_questions(run: RunPaths, archive: bool) -> None:
+    tokens, orders = "from tokens order by decision_id, place", "from orders order by decision_id"
+    with connect(run.root) as before:
+        expected = [before.sql(question).fetchall() for question in QUESTIONS]
+        all_tokens, all_orders = before.sql(tokens).fetchall(), before.sql(orders).fetchall()
+    live = opened(run)
+    size = shard_bytes(run)
+    freed = retire(run, Index(run), age(), TIGHT.model_copy(update={"archive_shards": archive}))
+    assert freed == size - shard_bytes(run) > 0
+    assert sorted(path.name[:6] for path in (run.shards / "p0").glob("*[0-9].arrow")) == [f"{n:06d}" for n in range(6, 10)]
+    with connect(run.root) as after:
+        assert [after.sql(question).fetchall() for question in QUESTIONS] == expected
+        some_tokens, some_orders = after.sql(tokens).fetchall(), after.sql(orders).fetchall()
+        assert after.sql("from refused").fetchall() == []
+    kept = after_version(run, 6)
+    assert some_tokens == (all_tokens if archive else [row for row in all_tokens if row[0] in kept])
+    assert some_orders == (all_orders if archive else [row for row in all_orders if row[0] in kept])
+    assert live.refresh() == 0 and live.refused == [], "who had the rows already keeps them"
+    assert {shard.number for shard in live.retired()} == set(range(6))
+    again = opened(run)
+    assert again.seen() == live.seen() == '{"p0":[[0,10]]}'
+    assert again.snapshot_if_due(1) is not None
+    assert known(opened(run)) == known(again) == known(live), "a snapshot and a tombstone do not tell of the same row"
+
+
+def after_version(paths: RunPaths, version: int) -> set[int]:
+    found = opened(paths).connection.execute("select decision_id from decisions where policy_version >= ?", [version])
+    return {row for (row,) in found.fetchall()}
+
+
+def known(index: Index) -> list[Any]:
+    return [index.connection.sql(f"from {name} order by all").fetchall() for name in ("decisions", "plies", "advantage_groups")]
+
+
+def test_a_step_on_rows_that_went_repeats_from_the_archive_or_says_why_not(run: RunPaths) -> None:
+    index = opened(run)
+    rows = index.connection.sql("from batches where step = 2 order by place").to_arrow_table().drop_columns(["lineage", "step"])
+    before = index.gather(rows).input_ids.copy()
+    retire(run, Index(run), age(), TIGHT.model_copy(update={"archive_shards": True}))
+    assert (opened(run).gather(rows).input_ids == before).all()
+    path = archive_path(run, "p0/000001.arrow")
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 4
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"000001\.arrow was given up.*000001\.parquet"):
+        opened(run).gather(rows)
+    assert opened(run).refused == []
+
+
+def test_stock_duckdb_reads_tombstones_and_archive(run: RunPaths) -> None:
+    retire(run, Index(run), age(), TIGHT.model_copy(update={"archive_shards": True}))
+    with duckdb.connect() as stock:
+        facts = stock.sql(f"select count(*) from '{run.retired}/snap-??????.parquet'").fetchall()
+        tokens = stock.sql(f"select count(*), sum(len(input_ids)) > 0, any_value(power) from '{run.archive}/p0/??????.parquet'")
+        assert facts == [(6 * 16,)] and tokens.fetchall() == [(6 * 16, True, "FRANCE")]
+
+
+def test_nothing_is_removed_before_its_grace_nor_anything_else_under_its_name(run: RunPaths) -> None:
+    patient = TIGHT.model_copy(update={"shard_grace_hours": 1.0})
+    assert retire(run, Index(run), age(), patient) == 0
+    assert len(list((run.shards / "p0").iterdir())) == 20
+    assert opened(run).gather(opened(run).fresh_rows(policy_version=0, limit=9)).input_ids.size, "it is there until then"
+    assert going(run, patient) == [], "what was given up is not counted twice"
+    stranger = run.shards / "p0" / "000002.arrow"
+    content = stranger.read_bytes()
+    stranger.unlink()
+    stranger.write_bytes(content + b"!")
+    freed = bury(run, 0)
+    assert freed and sorted(path.name[:6] for path in (run.shards / "p0").glob("*.plies.arrow")) == [
+        "000002",
+        *(f"{number:06d}" for number in range(6, 10)),
+    ]
+    assert stranger.exists() and bury(run, 0) == 0
+
+
+def test_a_damaged_shard_is_not_given_up(run: RunPaths) -> None:
+    opened(run).snapshot_if_due(1)  # which hides the damage
+    path = run.shards / "p0" / "000001.arrow"
+    content, stat = bytearray(path.read_bytes()), path.stat()
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    retire(run, Index(run), age(), TIGHT.model_copy(update={"archive_shards": True}))
+    assert {shard.number for shard in opened(run).retired()} == {0, 2, 3, 4, 5} and path.exists()
+
+
+def test_a_damaged_tombstone_is_named_and_what_it_names_stays(run: RunPaths) -> None:
+    retire(run, Index(run), age(), TIGHT.model_copy(update={"shard_grace_hours": 1.0}))
+    (tombstone,) = run.retired.glob("snap-??????.parquet")
+    tombstone.write_bytes(b"PAR1 no more")
+    assert bury(run, 0) == 0
+    index = opened(run)
+    assert [name for name, _ in index.refused] == ["retired/snap-000001.parquet"] and index.totals().decisions == 160
+
+
+RETIRER = """
+import os, signal, sys
+from pathlib import Path
+from storage.index import Index
+from storage.retention import RetentionSettings
+from storage.retire import RunAge, retire
+from storage.runs import RunPaths
+
+calls_left = int(sys.argv[2])
+
+def dying(call):
+    def wrapped(*arguments, **named):
+        global calls_left
+        if calls_left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        calls_left -= 1
+        return call(*arguments, **named)
+    return wrapped
+
+os.fsync, os.link, os.unlink = dying(os.fsync), dying(os.link), dying(os.unlink)
+settings = RetentionSettings(shards_gb=1e-9, stale_versions=2, replay_steps=3, shard_grace_hours=0, archive_shards=True)
+paths = RunPaths(Path(sys.argv[1]))
+retire(paths, Index(paths), RunAge(policy_version=10, oldest_checkpoint=8, max_policy_lag=2), settings)
+"""
+
+
+@pytest.mark.parametrize("calls", [0, 5, 51, 56, 60, 63, 66])
+def test_killed_anywhere_it_loses_nothing_and_the_next_call_goes_on(run: RunPaths, calls: int) -> None:
+    with connect(run.root) as asked:
+        expected = asked.sql("from tokens order by decision_id, place").fetchall()
+    command = [sys.executable, "-c", RETIRER, str(run.root), str(calls)]
+    ended = subprocess.run(
+        command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False, env={"PYTHONPATH": "."}
+    )
+    assert ended.returncode == -9, ended.stderr
+    with connect(run.root) as asked:
+        assert asked.sql("from tokens order by decision_id, place").fetchall() == expected
+        assert asked.sql("from refused").fetchall() == []
+    retire(run, Index(run), age(), TIGHT.model_copy(update={"archive_shards": True}))
+    assert len(list((run.shards / "p0").glob("*[0-9].arrow"))) == 4
+    with connect(run.root) as asked:
+        assert asked.sql("from tokens order by decision_id, place").fetchall() == expected
+
+
+def test_readers_during_retention_see_every_row_at_every_moment(run: RunPaths) -> None:
+    """Indexes of all ages, while shards are given up one by one."""
+    failures: list[Any] = []
+    stop = threading.Event()
+    expected = known(opened(run))
+
+    def read(make: Callable[[], Index]) -> None:
+        while not stop.is_set():
+            index = make()
+            index.refresh()
+            index.refresh()
+            if known(index) != expected or index.refused:
+                failures.append((index.refused, [len(table) for table in known(index)]))
+
+    old = opened(run)
+    readers = [threading.Thread(target=read, args=(make,)) for make in (lambda: old, lambda: Index(run))]
+    for reader in readers:
+        reader.start()
+    a_shard = shard_bytes(run) / 10 / 1e9
+    for left in range(9, 3, -1):
+        retire(run, Index(run), age(), TIGHT.model_copy(update={"shards_gb": (left + 0.5) * a_shard}))
+        time.sleep(0.02)
+    stop.set()
+    for reader in readers:
+        reader.join()
+    assert failures == [] and len(opened(run).retired()) >= 5
+
+
+def test_clean_says_which_shards_go_and_removes_those_after_their_grace(
+    run: RunPaths, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.settings.write_text("{}")
+    for step in (9, 10):
+        run.checkpoint(step).mkdir()
+        (run.checkpoint(step) / "manifest.json").write_text("{}")
+
+    def said(*, dry_run: bool = False, **given: float) -> str:
+        settings = TIGHT.model_copy(update=given)
+        clean(run=[run.root.name], runs_root=run.root.parent, dry_run=dry_run, settings=settings)
+        return capsys.readouterr().out
+
+    before = sorted(run.root.rglob("*"))
+    told = said(dry_run=True, shard_grace_hours=2)
+    assert "shard too old to train on" in told and "12 " in told and "would be given up: clean again in 2 h" in told
+    assert [path for path in sorted(run.root.rglob("*")) if ".lock" not in path.name] == before
+    assert "were given up" in said(shard_grace_hours=2) and len(list((run.shards / "p0").iterdir())) == 20
+    told = said(dry_run=True)
+    assert "shard given up before" in told and "would be freed" in told
+    assert "were freed" in said() and len(list((run.shards / "p0").iterdir())) == 8
+    assert "nothing is old enough to go" in said()
