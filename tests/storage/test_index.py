@@ -1,7 +1,6 @@
 """The index follows a run as it is written, hands on verified rows only, and leaves no way to write."""
 
 import os
-import random
 import subprocess
 import sys
 from itertools import pairwise
@@ -294,31 +293,3 @@ def damage(path: Path) -> None:
     content[len(content) // 2] ^= 1
     path.unlink()
     path.write_bytes(content)
-
-
-def test_one_flipped_bit_in_a_mapped_shard_is_found_wherever_a_used_row_has_it(paths: RunPaths, publish: Any) -> None:
-    """In place, below the mapping, as no one may: the bytes that change are those that were verified when it was mapped."""
-    shard, _ = publish(range(2), forks=6)
-    index = Index(paths)
-    index.refresh()
-    rows = index.select_batch(QUERY).rows
-    whole = index.gather(rows)
-    content = shard.path.read_bytes()
-    payload = content.index(np.asarray(open_shard(shard.path)["input_ids"].chunk(0).values).tobytes())
-    rng = random.Random(4)
-    places = [payload + rng.randrange(2000) for _ in range(12)] + [rng.randrange(len(content)) for _ in range(24)]
-    found = 0
-    with shard.path.open("r+b", buffering=0) as file:
-        for place in places:
-            os.pwrite(file.fileno(), bytes([content[place] ^ 1 << rng.randrange(8)]), place)
-            try:
-                batch = index.gather(rows)
-            except DataError:
-                found += 1
-                index = Index(paths)
-                os.pwrite(file.fileno(), content[place : place + 1], place)
-                index.refresh()
-            else:  # outside of all rows that are used: between two columns, or in what only opening reads
-                assert all(np.array_equal(getattr(batch, name), getattr(whole, name)) for name in type(whole).__slots__)
-                os.pwrite(file.fileno(), content[place : place + 1], place)
-    assert found > 12

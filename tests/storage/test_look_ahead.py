@@ -11,11 +11,12 @@ import pyarrow as pa
 import pytest
 
 from storage.gather import Batch
-from storage.index import Index, SelectionQuery
+from storage.index import Index
 from storage.ledger import write_ledger
 from storage.mapped import MappedShards
 from storage.packing import KEPT, PackingBuffers
 from storage.runs import RunPaths
+from storage.selection import SelectionQuery
 from storage.shards import open_shard
 
 QUERY = SelectionQuery(step=1, policy_version=0, max_policy_lag=0, start_groups=2, lineage="main", seed=0)

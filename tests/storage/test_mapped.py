@@ -1,0 +1,99 @@
+"""However many shards a run has, few are mapped at a time, and reading one costs no heap."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from storage.gather import gather
+from storage.index import Index
+from storage.mapped import MAPPED, MappedShards, ShardDamaged
+from storage.packing import PackingBuffers
+from storage.runs import RunPaths
+
+MAPS = Path("/proc/self/maps")
+
+
+def mappings(paths: RunPaths) -> int:
+    """Files of the run's shards that this process has mapped."""
+    return sum(str(paths.shards) in line for line in MAPS.read_text().splitlines())
+
+
+@pytest.mark.skipif(not MAPS.exists(), reason="only Linux lists a process's mappings")
+def test_no_more_shards_are_mapped_than_the_bound(paths: RunPaths, publish: Callable[..., Any]) -> None:
+    for first in range(12):
+        publish(range(first, first + 1), forks=6)
+    index = Index(paths)
+    index._mapped = MappedShards(paths.shards, bound=4)
+    assert index.refresh() == 12 * 24
+    assert mappings(paths) <= 4, "taking shards in maps them, and lets go of them again"
+    rows = index.fresh_rows(policy_version=0, limit=10_000)
+    assert len(set(rows["shard"].to_pylist())) == 12
+    batch = index.gather(rows)
+    assert (len(batch.decision_ids), len(index._mapped)) == (rows.num_rows, 4)
+    assert mappings(paths) <= 4
+
+
+def test_the_bound_leaves_room_for_what_else_a_process_maps() -> None:
+    assert MAPPED <= 65_530 // 100
+
+
+def test_the_shards_asked_for_last_stay_mapped(paths: RunPaths, publish: Callable[..., Any]) -> None:
+    names = [f"p0/{first:06d}.arrow" for first in range(3)]
+    for first in range(3):
+        publish(range(first, first + 1))
+    shards = MappedShards(paths.shards, bound=2)
+    first, _, _ = shards.get(names[0]), shards.get(names[1]), shards.get(names[0])
+    shards.get(names[2])
+    assert shards.get(names[0]) is first
+    shards.drop(names[0])
+    assert shards.get(names[0]) is not first
+
+
+def test_a_shard_that_was_let_go_can_be_read_on(paths: RunPaths, publish: Callable[..., Any]) -> None:
+    """As by a thread that gathers from it, while others map shards; even if retention takes the file away."""
+    publish(range(1))
+    publish(range(1, 2))
+    shards = MappedShards(paths.shards, bound=1)
+    held = shards.get("p0/000000.arrow")
+    before = held.columns["decision_id"].tolist()
+    shards.get("p0/000001.arrow")
+    (paths.shards / "p0" / "000000.arrow").unlink()
+    assert held.as_verified() and held.columns["decision_id"].tolist() == before
+    with pytest.raises(ShardDamaged, match=r"000000\.arrow is missing"):
+        shards.get("p0/000000.arrow")
+
+
+def test_gathering_takes_no_heap_of_arrows_and_copies_nothing_but_the_batch(paths: RunPaths, publish: Callable[..., Any]) -> None:
+    publish(range(3), forks=6)
+    index = Index(paths)
+    index.refresh()
+    rows = index.fresh_rows(policy_version=0, limit=10_000)
+    shards, buffers = MappedShards(paths.shards), PackingBuffers()
+    before = pa.total_allocated_bytes()
+    shard = shards.get("p0/000000.arrow")
+    assert pa.total_allocated_bytes() == before
+    assert not any(values.flags.owndata or values.flags.writeable for _, values in shard.lists.values())
+    batch = gather(rows, shards.get, buffers)
+    assert pa.total_allocated_bytes() == before
+    assert batch.input_ids.flags.writeable and batch.input_ids.base is not None
+
+
+@pytest.mark.parametrize("order", ["as chosen", "backwards", "interleaved"])
+def test_rows_come_in_the_order_asked_for_however_they_lie(paths: RunPaths, publish: Callable[..., Any], order: str) -> None:
+    published = {}
+    for first in (0, 2):
+        published |= {row.decision_id: row for row in publish(range(first, first + 2), forks=4)[1]}
+    index = Index(paths)
+    index.refresh()
+    rows = index.fresh_rows(policy_version=0, limit=10_000)
+    places = np.arange(rows.num_rows)
+    rows = rows.take({"as chosen": places, "backwards": places[::-1], "interleaved": places.reshape(2, -1).T.ravel()}[order])
+    batch = index.gather(rows)
+    assert batch.decision_ids.tolist() == rows["decision_id"].to_pylist()
+    starts = batch.input_offsets.tolist()
+    for number, low, high in zip(batch.decision_ids.tolist(), starts, starts[1:], strict=False):
+        assert batch.input_ids[low:high].tolist() == published[number].input_ids
