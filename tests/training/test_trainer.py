@@ -406,3 +406,48 @@ def test_a_scheduled_run_takes_each_step_at_its_rate_and_resumes_bitwise(played,
     constant = trainer_for(RunPaths(tmp_path / "constant"), model, settings.model_copy(update={"rate_schedule": "constant"}))
     constant.step(1, 2)
     assert constant.step(2, 2).adapter.adapter_hash != hashes[0]
+
+
+def test_a_step_writes_an_index_snapshot_when_one_is_due(paths, model):
+    """From where the next trainer, and whoever asks of the run, opens without reading every shard."""
+    never, often = (StorageSettings(snapshot_every_shards=shards) for shards in (0, 1))
+    Trainer(paths, Policy(model, SETTINGS), SETTINGS, never).step(1, 4)
+    assert list(paths.index.glob("*")) == []
+    Trainer(paths, Policy(model, SETTINGS), SETTINGS, often).step(2, 4)
+    assert [path.name for path in paths.index.glob("snap-000001.parquet")] == ["snap-000001.parquet"]
+    index = Index(paths)
+    index.refresh()
+    assert index.totals().decisions == len(whole_batch(paths).decision_ids) and index.refused == []
+
+
+def test_a_step_chooses_again_where_a_chosen_shard_is_damaged_and_the_run_goes_on(paths, model, tmp_path):
+    """One bit, flipped below the mapping after the shard was taken in."""
+    from storage.schema import Decision, Ply
+    from storage.shards import open_plies, open_shard, publish_shard
+
+    source, split = paths.shards / "local" / "000000.arrow", RunPaths(tmp_path / "split").create()
+    decisions, plies = open_shard(source).to_pylist(), open_plies(source).to_pylist()
+    for first in (0, 2):
+        mine = range(first, first + 2)
+        publish_shard(
+            split,
+            "local",
+            first,
+            [Decision(**row) for row in decisions if row["start_group"] in mine],
+            [Ply(**row) for row in plies if row["start_group"] in mine],
+            {},
+            next_start_group=first + 2,
+        )
+    trainer = trainer_for(split, model)
+    assert trainer.totals().decisions == len(decisions)
+    damaged = split.shards / "local" / "000002.arrow"
+    content = damaged.read_bytes()
+    with damaged.open("r+b", buffering=0) as file:
+        file.seek(content.index(np.asarray(open_shard(damaged)["input_ids"].chunk(0).values).tobytes()) + 4)
+        file.write(bytes([content[file.tell()] ^ 1]))
+    report = trainer.step(1, 4)
+    ledger = read_ledger(split, "main", 1)
+    assert ledger is not None and set(ledger["shard"].to_pylist()) == {"local/000000.arrow"}
+    assert report.metrics["train/refused_shards"] == 1
+    trainer.step(2, 4)
+    assert recorded_steps(split, "main") == [1, 2]
