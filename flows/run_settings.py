@@ -20,6 +20,7 @@ from state_cache.settings import CacheSettings
 from storage.retention import RetentionSettings
 from storage.runs import RunPaths, check_name
 from storage.settings import StorageSettings
+from telemetry.alerts import AlertSettings
 from telemetry.errors import InputError
 from telemetry.sinks import TelemetrySettings
 from training.settings import TinyModelSettings, TrainingSettings
@@ -81,6 +82,8 @@ class RunSettings(BaseModel):
     """How it is interleaved."""
     telemetry: TelemetrySettings = TelemetrySettings()
     """Where figures go."""
+    alerts: AlertSettings = AlertSettings()
+    """When the run calls for help, and how."""
     retention: RetentionSettings = RetentionSettings()
     """How long what grows is kept; a run at work lets old adapters go, `entente clean` all the rest."""
 
@@ -156,13 +159,13 @@ def resumed_settings(
 
 
 MAY_CHANGE = (
-    "run", "runs_root", "steps", "evaluation", "pipeline", "telemetry", "retention",
+    "run", "runs_root", "steps", "evaluation", "pipeline", "telemetry", "alerts", "retention",
     "inference.urls", "inference.key_variable", "inference.max_sequences", "inference.max_batched_tokens",
     "inference.block_size", "inference.kv_cache_gib", "inference.gpu_memory_share", "inference.threads",
     "inference.start_timeout_s", "inference.request_timeout_s",
     "inference.max_in_flight", "inference.affinity_margin", "inference.long_prompt_tokens", "inference.evaluation_urls",
     "inference.request_attempts", "inference.heartbeat_s", "inference.no_worker_timeout_s", "inference.engine_restarts",
-    "inference.drain_s",
+    "inference.drain_s", "inference.scrape_s",
     "training.threads", "training.keep_checkpoints", "training.mismatch_rows", "training.mismatch_max",
     "training.mismatch_mean_bf16", "training.mismatch_p99_bf16",
 )  # fmt: skip

@@ -23,6 +23,7 @@ from flows.step_figures import StepClock
 from storage.retention import drop_old_adapters
 from storage.runs import durable_write
 from storage.totals import Totals
+from tasks.alerts import AlertDesk
 from tasks.artifacts import RunPage, show_result
 from tasks.report import write_report_page
 from tasks.resources import Resources
@@ -55,7 +56,8 @@ async def train_policy(settings: RunSettings, resume: bool = False, fork_lineage
         with _open_log(resources, settings) as log:
             clock = StepClock(resources, await resources.host.run(resources.engine.stats()))
             page = RunPage(settings.run, settings.steps)
-            async with page, RolloutsAhead(resources, settings.pipeline, settings.steps) as ahead:
+            desk = AlertDesk(resources.paths, settings.alerts, max_policy_lag=settings.storage.max_policy_lag)
+            async with page, desk, RolloutsAhead(resources, settings.pipeline, settings.steps) as ahead:
                 for step in range(standing.step_done + 1, settings.steps + 1):
                     ahead.top_up(step)
                     reporter().waiting("rollouts")
@@ -70,6 +72,7 @@ async def train_policy(settings: RunSettings, resume: bool = False, fork_lineage
                     log.log(step, figures)
                     reporter().step(step, settings.steps, figures)
                     page.step(step, figures)
+                    desk.step(step, figures)
                     if step % _CLEAR_EVERY == 0:
                         await asyncio.to_thread(drop_old_adapters, resources.paths, settings.retention)
                         await asyncio.to_thread(resources.trainer.retire, settings.retention)

@@ -1,0 +1,80 @@
+"""Alerts of a run on their way: to whoever looks on, into the run's folder, to Prefect as events, and to the user's hooks.
+
+Promise: raising an alert never delays or ends the run. A hook's failure is said once for each hook that fails in a new way.
+"""
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Self
+
+from prefect.events import emit_event
+
+from storage.runs import RunPaths
+from telemetry.alerts import Alert, AlertSettings, Figures, Watch, carry
+from telemetry.progress import reporter
+
+BEAT_S = 5.0
+"""Seconds between two looks at how long the run has been quiet."""
+EVENT = "entente.alert"
+"""Prefect's name of an alert is this, a dot and the rule's."""
+
+
+class AlertDesk:
+    """Watches one run while its block lasts."""
+
+    def __init__(self, paths: RunPaths, settings: AlertSettings, *, max_policy_lag: int) -> None:
+        self._watch = Watch(paths.root.name, settings, max_policy_lag=max_policy_lag, folder=paths.root)
+        self._settings, self._file = settings, paths.alerts
+        self._last_step = time.monotonic()
+        self._looking: asyncio.Task[None] | None = None
+        self._carried: set[asyncio.Task[None]] = set()
+        self._said: set[str] = set()
+
+    def step(self, step: int, figures: Figures) -> None:
+        """A step is done."""
+        self._last_step = time.monotonic()
+        self._raise(self._watch.step(step, figures))
+
+    async def __aenter__(self) -> Self:
+        self._looking = asyncio.create_task(self._look())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._looking is not None
+        self._looking.cancel()
+        await asyncio.gather(self._looking, *self._carried, return_exceptions=True)
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT_S)
+            self._raise(self._watch.quiet(time.monotonic() - self._last_step))
+
+    def _raise(self, alerts: list[Alert]) -> None:
+        for alert in alerts:
+            reporter().say(f"alert ({alert.name}): {alert.sentence}")
+            carried = asyncio.create_task(asyncio.to_thread(self._carry, alert))
+            self._carried.add(carried)
+            carried.add_done_callback(self._arrived)
+
+    def _carry(self, alert: Alert) -> None:
+        _append(self._file, alert.as_json() + "\n")
+        emit_event(
+            event=f"{EVENT}.{alert.name}",
+            resource={"prefect.resource.id": f"entente.run.{alert.run}", "prefect.resource.name": alert.run},
+            payload={"step": alert.step, "sentence": alert.sentence},
+        )
+        for trouble in carry(alert, self._settings):
+            if trouble not in self._said:
+                self._said.add(trouble)
+                reporter().say(f"{trouble}; the run goes on")
+
+    def _arrived(self, carried: asyncio.Task[None]) -> None:
+        self._carried.discard(carried)
+        if not carried.cancelled() and (error := carried.exception()) is not None:
+            reporter().say(f"an alert was lost on its way ({type(error).__name__}: {error}); the run goes on")
+
+
+def _append(file: Path, line: str) -> None:
+    with file.open("a", encoding="utf-8") as out:
+        out.write(line)

@@ -1,0 +1,92 @@
+"""A run's alerts on their way: said, kept, sent to Prefect and to hooks, and never in the way of the run."""
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage.runs import RunPaths
+from tasks import alerts
+from tasks.alerts import AlertDesk
+from telemetry import progress
+from telemetry.alerts import AlertSettings
+from telemetry.progress import LogReporter
+
+FIGURES = {"train/entropy": 0.5}
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    found: list[str] = []
+    onlooker = LogReporter()
+    monkeypatch.setattr(onlooker, "say", found.append)
+    monkeypatch.setattr(progress, "_reporter", onlooker)
+    return found
+
+
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    monkeypatch.setattr(alerts, "emit_event", lambda **event: found.append(event))
+    return found
+
+
+def test_an_alert_reaches_log_file_prefect_and_hook_and_a_slow_hook_delays_no_step(
+    tmp_path: Path, said: list[str], events: list[dict[str, Any]]
+):
+    paths = RunPaths(tmp_path / "mine").create()
+    settings = AlertSettings(entropy_floor=1.0, command=f"sleep 0.5; cat > '{tmp_path}/told'")
+
+    async def run() -> float:
+        async with AlertDesk(paths, settings, max_policy_lag=2) as desk:
+            began = time.monotonic()
+            for step in (1, 2, 3):
+                desk.step(step, FIGURES)
+            return time.monotonic() - began
+
+    assert asyncio.run(run()) < 0.3
+    (line,) = paths.alerts.read_text().splitlines()
+    told = json.loads(line)
+    assert told == json.loads((tmp_path / "told").read_text()), "the block ends when hooks have ended"
+    assert (told["name"], told["run"], told["step"]) == ("entropy", "mine", 1)
+    assert said == [f"alert (entropy): {told['sentence']}"]
+    (event,) = events
+    assert event["event"] == "entente.alert.entropy" and event["resource"]["prefect.resource.id"] == "entente.run.mine"
+    assert event["payload"] == {"step": 1, "sentence": told["sentence"]}
+
+
+def test_a_hook_that_fails_is_said_once_and_an_alert_that_gets_lost_too(
+    tmp_path: Path, said: list[str], events: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+):
+    paths = RunPaths(tmp_path / "mine").create()
+    settings = AlertSettings(entropy_floor=1.0, command="exit 3")
+
+    async def run(low: tuple[int, ...]) -> None:
+        async with AlertDesk(paths, settings, max_policy_lag=2) as desk:
+            for step in range(1, 6):
+                desk.step(step, FIGURES if step in low else {"train/entropy": 2.0})
+
+    asyncio.run(run((1, 3, 5)))
+    assert len([each for each in said if each.startswith("alert (entropy)")]) == 3
+    assert [each for each in said if "command" in each] == ["alerts.command ended with 3: it said nothing; the run goes on"]
+    said.clear()
+    monkeypatch.setattr(alerts, "emit_event", lambda **event: 1 / 0)
+    asyncio.run(run((1,)))
+    assert "an alert was lost on its way (ZeroDivisionError: division by zero); the run goes on" in said
+
+
+def test_a_quiet_run_is_said_to_be_stalled(
+    tmp_path: Path, said: list[str], events: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(alerts, "BEAT_S", 0.02)
+
+    async def run() -> None:
+        settings = AlertSettings(stalled_minutes=0.2 / 60)
+        async with AlertDesk(RunPaths(tmp_path / "mine").create(), settings, max_policy_lag=2):
+            await asyncio.sleep(0.6)
+
+    asyncio.run(run())
+    assert [event["event"] for event in events] == ["entente.alert.stalled"]

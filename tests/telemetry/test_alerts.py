@@ -1,0 +1,145 @@
+"""Alerts: each rule begins to hold once, ends, and begins again; hooks carry them and never raise."""
+
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from telemetry import alerts
+from telemetry.alerts import Alert, AlertSettings, Watch, carry
+
+CALM = {
+    "train/skipped": 0.0,
+    "train/return_mean": 0.1,
+    "train/policy_lag_p50": 1.0,
+    "train/log_ratio_lag0_p99": 0.002,
+    "train/entropy": 0.8,
+    "train/groups_no_spread": 2.0,
+    "train/groups_eligible": 20.0,
+    "engine/ejections": 0.0,
+}
+SETTINGS = AlertSettings(no_progress_steps=4, lag_at_cap_steps=3)
+
+
+def watch(tmp_path: Path, settings: AlertSettings = SETTINGS) -> Watch:
+    return Watch("mine", settings, max_policy_lag=2, folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "steps", "said"),
+    [
+        ("not_finite", {"train/skipped": 1.0}, 1, "an update was skipped"),
+        ("lag_at_cap", {"train/policy_lag_p50": 2.0}, 3, "for 3 steps half the rows were 2 versions old"),
+        ("mismatch", {"train/log_ratio_lag0_p99": 0.03}, 1, "differ by 0.03 nats (99th percentile at lag 0), usually by 0.002"),
+        ("entropy", {"train/entropy": 0.01}, 1, "entropy is 0.010 nats, under 0.02"),
+        ("no_spread", {"train/groups_no_spread": 198.0}, 1, "91% of fresh groups have the same return"),
+        ("worker_lost", {"engine/ejections": 2.0}, 1, "2 inference workers left the pool"),
+    ],
+)
+def test_an_alert_is_raised_when_its_rule_begins_to_hold_and_again_after_it_was_over(
+    tmp_path: Path, name: str, wrong: dict[str, float], steps: int, said: str
+):
+    looking, number = watch(tmp_path), 0
+
+    def some(figures: dict[str, float], count: int) -> list[list[str]]:
+        nonlocal number
+        raised = []
+        for _ in range(count):
+            number += 1
+            # Returns rise, so that a long calm is progress.
+            found = looking.step(number, CALM | {"train/return_mean": 0.1 * number} | figures)
+            assert all(alert.run == "mine" and alert.step == number for alert in found)
+            raised.append([alert.name for alert in found])
+            if found:
+                assert said in found[0].sentence and f"mine, step {number}" in found[0].sentence
+        return raised
+
+    assert some({}, 8) == [[]] * 8
+    assert some(wrong, steps + 1) == [[]] * (steps - 1) + [[name], []], "once, when it begins"
+    assert some({}, 1) == [[]]
+    assert some(wrong, steps)[-1] == [name], "over for a step, it may begin again"
+
+
+def test_no_progress_is_a_mean_that_did_not_rise(tmp_path: Path):
+    looking = watch(tmp_path)
+    flat = [looking.step(step, CALM | {"train/return_mean": 0.5}) for step in range(1, 10)]
+    assert [alert.name for found in flat for alert in found] == ["no_progress"] and flat[7], "after twice four steps"
+    rising = watch(tmp_path)
+    assert not any(rising.step(step, CALM | {"train/return_mean": 0.01 * step}) for step in range(1, 20))
+
+
+def test_a_run_is_stalled_once_and_no_longer_after_a_step(tmp_path: Path):
+    looking = watch(tmp_path)
+    assert looking.quiet(29 * 60) == []
+    (alert,) = looking.quiet(31 * 60)
+    assert alert.name == "stalled" and "no step was finished for 31 minutes" in alert.sentence
+    assert looking.quiet(32 * 60) == []
+    looking.step(1, CALM)
+    assert looking.quiet(0) == [] and [alert.name for alert in looking.quiet(40 * 60)] == ["stalled"]
+
+
+def test_a_filling_disk_is_said_before_it_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    free = 5.0
+    monkeypatch.setattr(alerts.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": free * 2**30}))
+    looking = watch(tmp_path)
+    assert looking.step(1, CALM) == []
+    free = 1.5
+    (alert,) = looking.step(2, CALM)
+    assert alert.name == "disk" and "1.5 GiB are free" in alert.sentence
+
+
+def test_rules_that_are_set_to_nothing_are_silent(tmp_path: Path):
+    off = {name: 0 for name in AlertSettings.model_fields if name not in ("command", "webhook")}
+    looking = watch(tmp_path, AlertSettings.model_validate(off))
+    bad = {"train/policy_lag_p50": 9.0, "train/log_ratio_lag0_p99": 5.0, "train/entropy": 0.0, "train/groups_no_spread": 1e6}
+    assert not any(looking.step(step, CALM | bad) for step in range(1, 12)) and looking.quiet(1e9) == []
+
+
+@pytest.fixture
+def endpoint() -> Iterator[tuple[str, list[bytes]]]:
+    """A webhook that answers, and what it was told."""
+    told: list[bytes] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            told.append(self.rfile.read(int(self.headers["content-length"])))
+            self.send_response(500 if self.path == "/broken" else 204)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}", told
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+ALERT = Alert(name="entropy", run="mine", step=7, sentence="mine, step 7: it's low")
+
+
+def test_hooks_are_given_the_alert_as_one_json_object(endpoint: tuple[str, list[bytes]], tmp_path: Path):
+    url, told = endpoint
+    assert carry(ALERT, AlertSettings(command=f"cat > '{tmp_path}/told'", webhook=url)) == []
+    expected = {"name": "entropy", "run": "mine", "step": 7, "sentence": "mine, step 7: it's low"}
+    assert json.loads((tmp_path / "told").read_text()) == json.loads(told[0]) == expected
+
+
+def test_what_is_wrong_with_a_hook_is_a_sentence(endpoint: tuple[str, list[bytes]], monkeypatch: pytest.MonkeyPatch):
+    url, _ = endpoint
+    monkeypatch.setattr(alerts, "HOOK_TIMEOUT_S", 0.5)
+    for settings, said in [
+        (AlertSettings(command="echo no such thing >&2; exit 3"), "alerts.command ended with 3: no such thing"),
+        (AlertSettings(command="sleep 30"), "alerts.command did not end within 0.5 s"),
+        (AlertSettings(webhook=f"{url}/broken"), f"alerts.webhook '{url}/broken' could not be told: HTTP Error 500"),
+        (AlertSettings(webhook="http://127.0.0.1:9/"), "could not be told"),
+        (AlertSettings(webhook="nonsense"), "alerts.webhook 'nonsense' could not be told"),
+    ]:
+        (sentence,) = carry(ALERT, settings)
+        assert said in sentence
