@@ -102,7 +102,9 @@ class RolloutsAhead:
         start_groups = self._resources.rollouts.start_groups
         published = coverage(self._resources.paths, PRODUCER, (step - 1) * start_groups, start_groups)
         self._note_what_stands(step, published)
-        each = groups_per_task(start_groups, self._pipeline, self._group_s)
+        # What branches off a start group is played in the same task.
+        family = self._resources.rollouts.family
+        each = -(-groups_per_task(start_groups, self._pipeline, self._group_s) // family) * family
         work = roll_out_groups.with_options(
             timeout_seconds=self._pipeline.rollout_timeout_s,
             retries=self._pipeline.rollout_retries,

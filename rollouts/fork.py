@@ -52,6 +52,8 @@ class ForkPlan:
     """Years without any centre changing hands after which the fork ends; 0: never for that."""
     temperature: float
     snapshot_id: str
+    counted_from: str = ""
+    """Phase from which the horizon is counted; empty: the fork's first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +178,7 @@ class _Watch:
     """Tells when a fork has nothing left to play for, and why."""
 
     def __init__(self, plan: ForkPlan, board: Board) -> None:
-        self._plan, self._start = plan, board.phase
+        self._plan, self._start = plan, plan.counted_from or board.phase
         self._policy = [power for power, seat in plan.seats.items() if seat == POLICY]
         self._centres, self._changed = board.centres(), board.phase
 

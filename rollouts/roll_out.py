@@ -8,7 +8,7 @@ fork, or to the fork's end.
 import asyncio
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,7 +16,8 @@ from game.board import POWERS, Board
 from game.scores import Standing, components
 from game.snapshot import Snapshot
 from inference.engine import Engine
-from rollouts.fork import POLICY, Drawn, ForkPlan, PlayedFork, Tokens, play_fork
+from rollouts.fork import POLICY, Drawn, ForkPlan, PlayedFork, PlayedPly, Tokens, play_fork
+from rollouts.seeds import dice
 from rollouts.settings import RolloutSettings
 from storage.schema import Decision, Ply, decision_id
 from telemetry.errors import EngineError
@@ -30,6 +31,11 @@ class StartGroup:
     """Handed out once per producer, growing."""
     snapshot: Snapshot
     power: str | None
+    branch_at: int = 0
+    """Movement phases after which it branches off the newest start group before it that does not branch; 0: it begins at its own
+    snapshot."""
+    counted_from: str = ""
+    """Phase from which its horizon is counted; empty: its snapshot's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +87,7 @@ async def roll_out(
                         settled_years=settings.settled_years,
                         temperature=settings.temperature,
                         snapshot_id=group.snapshot.snapshot_id,
+                        counted_from=group.counted_from,
                     ),
                     board.fork(),
                     engine,
@@ -93,7 +100,13 @@ async def roll_out(
             on_group(group.number)
         return group, forks
 
-    played = await asyncio.gather(*(roll_out_group(group) for group in groups))
+    async def roll_out_family(family: Sequence[StartGroup]) -> list[tuple[StartGroup, list[PlayedFork]]]:
+        first = await roll_out_group(family[0])
+        rest = (roll_out_group(branched_off(group, *first, f"{producer}/{seed}/{group.number}")) for group in family[1:])
+        return [first, *await asyncio.gather(*rest)]
+
+    families = await asyncio.gather(*(roll_out_family(family) for family in _families(groups)))
+    played = [group for family in families for group in family]
     forks = [fork for _, group_forks in played for fork in group_forks]
     failed = [fork for fork in forks if fork.status != "complete"]
     if len(failed) > settings.max_failed_share * len(forks):
@@ -188,12 +201,63 @@ def _plies(group: StartGroup, number: int, fork: PlayedFork) -> list[Ply]:
     ]
 
 
+def _families(groups: Sequence[StartGroup]) -> list[list[StartGroup]]:
+    """Each start group that begins at its own snapshot, with those that branch off it."""
+    families: list[list[StartGroup]] = []
+    for group in groups:
+        if group.branch_at:
+            families[-1].append(group)
+        else:
+            families.append([group])
+    return families
+
+
+def branched_off(group: StartGroup, origin: StartGroup, forks: Sequence[PlayedFork], name: str) -> StartGroup:
+    """`group`, to begin at the board that one of these forks of `origin` reached after its number of movement phases.
+
+    Which fork is drawn by `name`, from those that played on from there: not by what became of it. Where none got so far,
+    `group` begins at its own snapshot.
+    """
+    reached = [ply for fork in forks if fork.status == "complete" and (ply := _movement(fork, group.branch_at)) is not None]
+    if not reached:
+        return replace(group, branch_at=0)
+    ply, start = dice(name, "branch").choice(reached), origin.snapshot
+    board = Board.restore(replace(start, snapshot_id=ply.snapshot_id, position=ply.position, phase=ply.phase))
+    source = f"branch of start group {origin.number}"
+    return StartGroup(
+        number=group.number,
+        snapshot=board.snapshot(game_id=start.game_id, seed=start.seed, source=source),
+        power=origin.power,
+        branch_at=group.branch_at,
+        counted_from=start.phase,
+    )
+
+
+def _movement(fork: PlayedFork, number: int) -> PlayedPly | None:
+    """The fork's movement phase of this number after its first ply, if it gave orders in it."""
+    later = [ply for ply in fork.plies[1:] if ply.phase.endswith("M") and ply.orders]
+    return later[number - 1] if len(later) >= number else None
+
+
 def plan_start_groups(
     positions: Sequence[tuple[Snapshot, str]], first_number: int, settings: RolloutSettings
 ) -> list[StartGroup]:
-    """Start groups for sampled (snapshot, power) pairs, numbered from `first_number`."""
+    """Start groups for sampled (snapshot, power) pairs, numbered from `first_number`.
+
+    With branches, all but one of each family branch off that one, and have their position only for want of a better. Families
+    begin at multiples of their size; one whose first is not among these has no branches.
+    """
     alone = settings.policy_powers == "one"
-    return [
-        StartGroup(number=first_number + index, snapshot=snapshot, power=power if alone else None)
-        for index, (snapshot, power) in enumerate(positions)
-    ]
+    groups = []
+    for index, (snapshot, power) in enumerate(positions):
+        number = first_number + index
+        place = number % settings.family
+        groups.append(
+            StartGroup(
+                number=number,
+                snapshot=snapshot,
+                power=power if alone else None,
+                branch_at=settings.branch_at[place - 1] if 0 < place <= index else 0,
+            )
+        )
+    return groups

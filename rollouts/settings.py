@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from game.settings import BoardPath
 
@@ -20,6 +20,10 @@ class RolloutSettings(BaseModel):
     """
     forks_per_group: Annotated[int, Field(ge=2, le=256)] = 8
     """Forks of each snapshot; more lowers the variance of advantages for little, since they share their prefix."""
+    branch_at: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    """Movement phases after the first, as 1 for the next one, at each of which one fork of every position is forked again: that
+    board becomes a start group of its own, which ends when the first would have. So later phases have groups of truly one board,
+    too. They count among start_groups, which must divide by one more than these."""
     horizon_years: Annotated[int, Field(ge=1, le=20)] = 3
     """Game years from the fork's phase to its end."""
     settled_years: Annotated[int, Field(ge=0, le=20)] = 2
@@ -34,3 +38,17 @@ class RolloutSettings(BaseModel):
     """Share of a task's forks that may fail before the task itself does."""
     board_path: BoardPath = BoardPath.FAST
     """'fast', or 'plain': the game engine's public calls only, several times slower, the same games."""
+
+    @property
+    def family(self) -> int:
+        """Start groups that come of one position: its own, and one for each branch."""
+        return 1 + len(self.branch_at)
+
+    @model_validator(mode="after")
+    def _whole_families(self) -> "RolloutSettings":
+        if self.start_groups % self.family:
+            raise ValueError(
+                f"rollouts.start_groups {self.start_groups} does not divide by {self.family}, the start groups of a position "
+                f"with rollouts.branch_at {list(self.branch_at)}: take a multiple"
+            )
+        return self

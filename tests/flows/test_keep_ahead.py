@@ -78,10 +78,11 @@ def field(monkeypatch: pytest.MonkeyPatch) -> Field:
     return field
 
 
-def ahead(**pipeline: Any) -> RolloutsAhead:
+def ahead(family: int = 1, **pipeline: Any) -> RolloutsAhead:
     nothing_yet = RunPaths(Path("/nonexistent"))
     standing = SimpleNamespace(lineage="main")
-    resources: Any = SimpleNamespace(rollouts=SimpleNamespace(start_groups=START_GROUPS), paths=nothing_yet, standing=standing)
+    rollouts = SimpleNamespace(start_groups=START_GROUPS, family=family)
+    resources: Any = SimpleNamespace(rollouts=rollouts, paths=nothing_yet, standing=standing)
     return RolloutsAhead(resources, PipelineSettings(**pipeline), LAST_STEP)
 
 
@@ -116,6 +117,21 @@ def test_every_start_group_of_every_step_is_rolled_out_once(field: Field, each: 
     asyncio.run(run())
     groups = [(step, first + offset) for step, first, count in field.begun for offset in range(count)]
     assert sorted(groups) == [(group // START_GROUPS + 1, group) for group in range(LAST_STEP * START_GROUPS)]
+
+
+@pytest.mark.parametrize("family", [2, 3])
+@pytest.mark.parametrize("each", [1, 2, 4, 5], ids=lambda each: f"groups_per_task={each}")
+def test_what_branches_off_a_start_group_is_played_in_its_task(field: Field, each: int, family: int):
+    async def run() -> None:
+        async with ahead(family, buffer_depth=0, groups_per_task=each) as rollouts:
+            rollouts.top_up(1)
+            await field.steps_running()
+            field.end(1)
+            await rollouts.take(1)
+
+    asyncio.run(run())
+    assert sum(count for _, _, count in field.begun) == START_GROUPS
+    assert all(first % family == 0 and count % family == 0 for _, first, count in field.begun)
 
 
 def test_the_measured_time_of_a_start_group_sizes_later_tasks_unless_the_run_must_repeat(field: Field):
