@@ -13,7 +13,6 @@ import pytest
 from storage.gather import Batch
 from storage.index import Index
 from storage.ledger import write_ledger
-from storage.mapped import MappedShards
 from storage.packing import KEPT, PackingBuffers
 from storage.runs import RunPaths
 from storage.selection import SelectionQuery
@@ -196,8 +195,8 @@ def test_arrays_of_one_batch_do_not_overlap_and_begin_where_their_type_may() -> 
 def test_several_threads_gather_from_one_index(run: RunPaths) -> None:
     """With fewer shards mapped than the rows lie in, so that shards come and go below the gathering."""
     index = Index(run)
+    index._mapped._bound = 1
     index.refresh()
-    index._mapped = MappedShards(run.shards, bound=1)
     rows = index.select_batch(replace(QUERY, start_groups=6)).rows
     mixed = [rows.take(pa.array(np.random.default_rng(seed).permutation(rows.num_rows))) for seed in range(4)]
     assert len(set(rows["shard"].to_pylist())) == 3

@@ -27,7 +27,7 @@ def test_no_more_shards_are_mapped_than_the_bound(paths: RunPaths, publish: Call
     for first in range(12):
         publish(range(first, first + 1), forks=6)
     index = Index(paths)
-    index._mapped = MappedShards(paths.shards, bound=4)
+    index._mapped._bound = 4
     assert index.refresh() == 12 * 24
     assert mappings(paths) <= 4, "taking shards in maps them, and lets go of them again"
     rows = index.fresh_rows(policy_version=0, limit=10_000)

@@ -44,7 +44,7 @@ def snapshot_of(paths: RunPaths) -> Path:
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the shards that are opened from here on."""
     names: list[str] = []
-    for module in ("index", "mapped"):
+    for module in ("intake", "mapped"):
         monkeypatch.setattr(f"storage.{module}.map_shard", lambda path: names.append(path.name) or map_shard(path))
     return names
 
