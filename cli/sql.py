@@ -21,6 +21,9 @@ def sql(
     *,
     run: Annotated[str, Parameter(help="Name of the run.")],
     runs_root: Annotated[Path, Parameter(help="Folder of all runs.")] = Path("runs"),
+    as_of: Annotated[
+        int | None, Parameter(help="A step: show the run as it was when its rows were chosen; adds the table standings.")
+    ] = None,
     format: Annotated[Format, Parameter(help="How the answer is given; json: one object a line.")] = "table",
     output: Annotated[Path | None, Parameter(help="File to write the answer to; parquet needs one.")] = None,
 ) -> None:
@@ -35,9 +38,11 @@ def sql(
 
         entente sql --run mine @return_by_version_and_power
 
+        entente sql --run mine --as-of 12 "select standing, count(*) from standings group by all"
+
         entente sql --run mine "from tokens where not forced" --format parquet --output tokens.parquet
     """
-    from flows.run_settings import settings_of
+    from flows.run_settings import settings_at, settings_of
     from storage.asking import QUERIES, ask, connect, ready
     from storage.runs import RunPaths
 
@@ -47,8 +52,9 @@ def sql(
         raise InputError("--output takes an answer as --format csv, json or parquet, and parquet needs it")
     question = ready(query[1:]) if query.startswith("@") else query
     # The run's own blend, so that "return" is what the trainer saw.
-    storage = settings_of(RunPaths(runs_root / run)).storage
-    with connect(runs_root / run, blend=storage.blend, discount=storage.discount) as connection:
+    paths = RunPaths(runs_root / run)
+    storage = (settings_of(paths) if as_of is None else settings_at(paths, as_of)).storage
+    with connect(paths.root, blend=storage.blend, discount=storage.discount, as_of=as_of) as connection:
         answer = ask(connection, question)
     if format == "table" and output is None:
         _show(answer.to_pylist(), answer.column_names)

@@ -17,6 +17,7 @@ from game.prompt_settings import PromptSettings
 from inference.settings import InferenceSettings
 from rollouts.settings import RolloutSettings
 from state_cache.settings import CacheSettings
+from storage.lineages import lineage_at
 from storage.retention import RetentionSettings
 from storage.runs import RunPaths, check_name
 from storage.settings import StorageSettings
@@ -227,6 +228,13 @@ def settings_of(paths: RunPaths) -> RunSettings:
         return RunSettings.model_validate_json(paths.settings.read_bytes())
     except ValidationError as error:
         raise InputError(f"'{paths.settings}' is not of this version or was altered: {one_sentence(error)}") from error
+
+
+def settings_at(paths: RunPaths, step: int) -> RunSettings:
+    """The settings under which a step was, or will be, made: a run may have forked since."""
+    settings = settings_of(paths)
+    left = paths.ledger / lineage_at(paths, step) / "settings.json"
+    return RunSettings.model_validate_json(left.read_bytes()) if left.is_file() else settings
 
 
 def check_settings(settings: RunSettings) -> None:

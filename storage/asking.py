@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from storage.archive import archive_path
+from storage.as_of import go_back, step_then
 from storage.index import Index
 from storage.runs import RunPaths
 from storage.schema import DECISION_SCHEMA
@@ -27,14 +28,18 @@ _LISTS = ("decision_id", "input_ids", "prompt_len", "behaviour_logprobs", "legal
 _READ_ONLY = {duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN}
 
 
-def connect(run_dir: Path, *, blend: Mapping[str, float] | None = None, discount: float = 1.0) -> duckdb.DuckDBPyConnection:
+def connect(
+    run_dir: Path, *, blend: Mapping[str, float] | None = None, discount: float = 1.0, as_of: int | None = None
+) -> duckdb.DuckDBPyConnection:
     """A DuckDB connection with the views of `VIEWS` over the run in `run_dir`, as it is now.
 
     Args:
         blend: weights of the column "return"; the trainer's, or others.
+        as_of: a step: show what was there when its rows were chosen; the table `standings` then says of every advantage group
+            whether it could be trained on.
 
     Raises:
-        InputError: it is no run.
+        InputError: it is no run, or there is no such step.
     """
     paths = RunPaths(Path(run_dir))
     if not paths.shards.is_dir():
@@ -42,10 +47,14 @@ def connect(run_dir: Path, *, blend: Mapping[str, float] | None = None, discount
     index = Index(paths, blend=blend, discount=discount)
     index.refresh()
     connection = index.connection
+    payload = "FROM live UNION ALL BY NAME FROM archived"
+    if as_of is not None:
+        go_back(index, paths, step_then(paths, as_of))
+        payload = f"FROM ({payload}) SEMI JOIN decisions USING (decision_id)"
     tables = [table.replace_schema_metadata(None) for table in index.verified_shards()]
     connection.register("live", _stacked(tables, _LISTS))
     connection.register("archived", _archived(paths, index))
-    connection.execute("CREATE VIEW payload AS FROM live UNION ALL BY NAME FROM archived")
+    connection.execute(f"CREATE VIEW payload AS {payload}")
     connection.execute("CREATE VIEW orders AS SELECT decision_id, orders FROM payload")
     connection.register("metrics", _metrics(paths.metrics))
     connection.register("workers", _workers(paths.workers))

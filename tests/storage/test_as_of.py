@@ -1,0 +1,111 @@
+"""What a past step was chosen from, asked much later, is what its trainer saw then, group by group."""
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from storage.as_of import go_back, step_then
+from storage.asking import connect
+from storage.choose_batch import choose_batch
+from storage.index import Index
+from storage.ledger import ROWS_SCHEMA, write_ledger
+from storage.lineages import open_lineage
+from storage.runs import RunPaths
+from storage.schema import Decision
+from storage.settings import StorageSettings
+from storage.shards import publish_shard
+from telemetry.errors import InputError
+
+Group = tuple[str, int, str, str]
+
+
+def standing_by_hand(
+    published: list[tuple[str, Decision]], used: Counter[Group], version: int, settings: StorageSettings
+) -> dict[Group, str]:
+    """The standing of every advantage group, by a plain loop over what had been published."""
+    groups: dict[Group, list[Decision]] = {}
+    for producer, row in published:
+        groups.setdefault((producer, row.start_group, row.power, row.phase), []).append(row)
+    later: dict[tuple[str, int, int, str], list[Decision]] = {}
+    for producer, row in published:
+        later.setdefault((producer, row.start_group, row.fork, row.power), []).append(row)
+    found = {}
+    for group, members in groups.items():
+        returns = [
+            sum(other.centres_gained for other in later[group[0], row.start_group, row.fork, row.power] if other.ply >= row.ply)
+            for row in members
+        ]
+        oldest = min(row.policy_version for row in members)
+        if used[group] >= settings.max_uses:
+            found[group] = "used"
+        elif len(members) < 2:
+            found[group] = "unusable"
+        elif max(row.policy_version for row in members) > version:
+            found[group] = "ahead"
+        elif version - oldest > settings.max_policy_lag:
+            found[group] = "expired"
+        else:
+            found[group] = "eligible" if max(returns) - min(returns) > 1e-6 else "no_spread"
+    return found
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_step_asked_later_shows_what_was_eligible_then(paths: RunPaths, rows: Any, seed: int) -> None:
+    rng, settings = random.Random(seed), StorageSettings(max_uses=1 + seed % 2, freshness=0.7)
+    published: list[tuple[str, Decision]] = []
+    used: Counter[Group] = Counter()
+    expected: dict[int, dict[Group, str]] = {}
+    chosen: dict[int, list[int]] = {}
+    nexts, lineage, trainer = {"p0": 0, "p1": 0}, "main", Index(paths)
+    for step in range(1, 9):
+        for _ in range(rng.randint(0, 3)):
+            producer = rng.choice(["p0", "p1"])
+            number = nexts[producer]
+            nexts[producer] += rng.choice([1, 1, 2])  # a gap now and then
+            version = max(0, step - 1 - rng.choice([0, 0, 1, 3]))
+            some, plies = rows.make_shard_rows(rng, range(number, number + 1), producer, forks=3, policy_version=version)
+            publish_shard(paths, producer, number, some, plies, {})
+            published += [(producer, row) for row in some]
+        if step == 5:  # forked after step 3: what step 4 used is free again
+            used.subtract({(p, r.start_group, r.power, r.phase) for p, r in published if r.decision_id in chosen[4]})
+            open_lineage(paths, "hot", parent="main", after_step=3, settings_hash="x")
+            lineage, step_of = "hot", 4
+        else:
+            step_of = step if step < 5 else step - 1
+        choice = choose_batch(
+            trainer, settings, step=step_of, policy_version=step - 1, start_groups=2, lineage=lineage, seed=seed
+        ).selection
+        expected[step] = standing_by_hand(published, used, step - 1, settings)
+        chosen[step] = choice.rows["decision_id"].to_pylist()
+        told = {"selection": choice.query.told(), "seen": trainer.seen(), "shortage": ""}
+        assert write_ledger(paths, lineage, step_of, choice.rows, told)
+        for group in {(r["shard"].split("/")[0], r["start_group"], r["power"], r["phase"]) for r in choice.rows.to_pylist()}:
+            used[group] += 1
+    for step in (1, 2, 3, 5, 6, 7, 8):
+        step_of = step if step < 5 else step - 1
+        index = Index(paths)
+        index.refresh()
+        again = go_back(index, paths, step_then(paths, step_of))
+        found = index.answers("SELECT producer, start_group, power, phase, standing FROM standings")
+        assert {tuple(row[:4]): row[4] for row in found} == expected[step]
+        assert again.rows["decision_id"].to_pylist() == chosen[step], "and the choice is the same"
+        with connect(paths.root, as_of=step_of) as asked:
+            assert dict(asked.sql("select standing, count(*) from standings group by all").fetchall()) == Counter(
+                expected[step].values()
+            )
+            (tokens,) = asked.sql("select count(distinct decision_id) from tokens").fetchall()[0]
+            (decisions,) = asked.sql("select count(*) from decisions").fetchall()[0]
+            assert tokens == decisions == sum(1 for p, r in published if (p, r.start_group, r.power, r.phase) in expected[step])
+            assert asked.sql("select count(*) from batches where step >= ?", params=[step_of]).fetchall() == [(0,)]
+
+
+def test_a_step_that_never_was_or_does_not_tell_is_refused(paths: RunPaths) -> None:
+    with pytest.raises(InputError, match="step 3 never was: run 'a' has none yet"):
+        step_then(paths, 3)
+    assert write_ledger(paths, "main", 1, ROWS_SCHEMA.empty_table(), {})
+    with pytest.raises(InputError, match="step 3 never was: run 'a' has steps 1 to 1"):
+        step_then(paths, 3)
+    with pytest.raises(InputError, match="does not tell what it was chosen from"):
+        step_then(paths, 1)
