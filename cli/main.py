@@ -26,6 +26,7 @@ _COMMANDS = {
     "cache": ("cli.cache:app", "Build, refresh, show and verify the frozen positions that rollouts start from."),
     "serve": ("cli.serve:serve", "Serve an inference worker over HTTP."),
     "evaluate": ("cli.evaluate:evaluate", "Measure the strength of a policy version."),
+    "watch": ("cli.watch:watch", "Watch a run's figures on one screen, while it trains."),
     "report": ("cli.report:report", "Write what a run came to as one page."),
     "explain-step": ("cli.explain:explain_step", "Say where one step's seconds went, why, and what to change."),
     "explain-run": ("cli.explain:explain_run", "Say what limits a run, and which setting moves it."),

@@ -126,6 +126,56 @@ def read_run(paths: RunPaths) -> RunFacts:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunProgress:
+    """How far a run is, from the few files that say so."""
+
+    name: str
+    planned: int
+    """Steps that the settings ask for."""
+    steps: dict[int, dict[str, float]]
+    """Per finished step, its registered figures."""
+    alerts: list[str]
+    """Sentences of the alerts so far."""
+    at_work: bool
+    """Whether a process of this machine holds the run's lock."""
+    is_over: bool
+    """It wrote its summary, of as many steps as the settings ask for."""
+    quiet_s: float
+    """Seconds since the run last wrote a figure."""
+
+
+def read_progress(paths: RunPaths) -> RunProgress:
+    """Look at a run without opening its rows; quick however long it has become.
+
+    Raises:
+        InputError: there is no run in that folder.
+    """
+    settings, steps = read_figures(paths)
+    planned = int(settings["steps"])
+    newest = max(file.stat().st_mtime for file in (paths.settings, paths.metrics) if file.is_file())
+    return RunProgress(
+        name=paths.root.name,
+        planned=planned,
+        steps=steps,
+        alerts=_alerts(paths.alerts),
+        at_work=_is_held(paths.lock),
+        is_over=paths.summary.is_file() and max(steps, default=0) >= planned,
+        quiet_s=time.time() - newest,
+    )
+
+
+def _alerts(file: Path) -> list[str]:
+    said = []
+    for line in file.read_text().splitlines() if file.is_file() else ():
+        try:
+            alert = json.loads(line)
+            said.append(f"alert ({alert['name']}): {alert['sentence']}")
+        except (ValueError, KeyError, TypeError):
+            continue
+    return said
+
+
 def read_figures(paths: RunPaths) -> tuple[Mapping[str, Any], dict[int, dict[str, float]]]:
     """Settings, and figures by whole step, of a run; nothing else is read.
 

@@ -1,0 +1,83 @@
+"""One screen of a run, drawn from its files."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+import time
+
+import pytest
+
+from cli.watch import sparkline
+from storage.runs import RunPaths
+from tests.conftest import Entente
+
+
+@pytest.mark.parametrize(
+    ("values", "width", "curve"),
+    [
+        ([0, 1, 2, 3, 4, 5, 6, 7], 8, "▁▂▃▄▅▆▇█"),
+        ([0, 0, 7, 7], 2, "▁█"),
+        ([5, 5, 5], 32, "▁▁▁"),
+        ([1.0], 32, "▁"),
+        ([0] * 90 + [1] * 10, 10, "▁▁▁▁▁▁▁▁▁█"),
+    ],
+)
+def test_a_curve_has_the_means_of_its_stretches_from_lowest_to_highest(values: list[float], width: int, curve: str):
+    assert sparkline(values, width) == curve
+
+
+def test_a_run_that_is_done_is_shown_once_with_curves_time_and_alerts(workplace: Entente, trained, tmp_path):
+    paths: RunPaths = trained[1]
+    alert = {"name": "entropy", "run": "first", "step": 1, "sentence": "first, step 1: it is low"}
+    paths.alerts.write_text(json.dumps(alert) + '\n{"name": "cut')
+    try:
+        shown = workplace("watch", "--run", "first").stdout
+    finally:
+        paths.alerts.unlink()
+    assert "first: 2 of 2 steps; it is done" in shown
+    assert all(title in shown for title in ("return", "entropy", "lag", "prefix hits", "rollouts", "compute", "flow"))
+    assert "GPU" not in shown, "what was not measured is not shown"
+    assert "alert (entropy): first, step 1: it is low" in shown and "cut" not in shown
+
+
+def test_a_run_at_work_is_watched_until_it_is_done(workplace: Entente, trained):
+    """In a terminal: the screen follows the files, and the command ends with the run."""
+    paths: RunPaths = trained[1]
+    summary = paths.summary.read_bytes()
+    paths.summary.unlink()
+    terminal, theirs = pty.openpty()
+    words = ["watch", "--run", "first", "--runs-root", str(paths.root.parent), "--beat-s", "0.2"]
+    command = [sys.executable, "-m", "cli.main", *words]
+    watching = subprocess.Popen(command, stdout=theirs, stderr=theirs, env={**os.environ, "COLUMNS": "100", "TERM": "xterm"})
+    os.close(theirs)
+    try:
+        time.sleep(3)
+        assert watching.poll() is None, "the run wrote no summary yet"
+        paths.summary.write_bytes(summary)
+        assert watching.wait(timeout=30) == 0
+        shown = _read(terminal)
+        assert "it is not at work" in shown and "it is done" in shown
+    finally:
+        paths.summary.write_bytes(summary)
+        watching.kill()
+        watching.wait()
+        os.close(terminal)
+
+
+def _read(terminal: int) -> str:
+    """All that was written; a terminal whose other end is closed says so with an error."""
+    found = b""
+    while True:
+        try:
+            found += os.read(terminal, 1 << 16)
+        except OSError:
+            return found.decode(errors="replace")
+
+
+def test_what_cannot_be_watched_is_one_sentence(workplace: Entente, trained):
+    cases = [(("--run", "nowhere"), "there is no run in"), (("--run", "first", "--beat-s", "0"), "--beat-s must be above 0")]
+    for words, said in cases:
+        refused = workplace("watch", *words)
+        assert refused.returncode == 2 and said in refused.stderr
