@@ -151,6 +151,33 @@ def trainer(
     _show(outcome, json=json)
 
 
+@app.command
+def branching(
+    *,
+    batches: Annotated[int, Parameter(help="Batches of each arm.")] = 24,
+    groups: Annotated[int, Parameter(help="Start groups of a batch, branches included; an even number.")] = 4,
+    runs_root: Annotated[Path, Parameter(help="Folder of all runs; the tiny model lies there, or is made.")] = Path("runs"),
+    seed: Seed = 0,
+    json: AsJson = False,
+) -> None:
+    """Branching rollouts: the noise of a gradient per decision, beside plain forks. Takes minutes.
+
+    Example
+
+        entente bench branching --json
+    """
+    from cli.screen import progress_shown
+    from flows.run_settings import MODEL_FOLDER
+    from flows.thread_plan import apply_threads
+
+    apply_threads(1)
+    from benchmarks.branching import bench_branching
+
+    with progress_shown():
+        outcome = bench_branching(batches=batches, groups=groups, seed=seed, models_root=runs_root / MODEL_FOLDER)
+    _show(outcome, json=json)
+
+
 def _show(outcome: "Outcome", *, json: bool) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column(f"bench {outcome.benchmark}", no_wrap=True)
