@@ -143,7 +143,8 @@ class Intake:
             self._refuse(f"{path.parent.name}/{path.name}", sentence)
         if found is None:
             return 0
-        there = [s for s in found.shards if s.name not in self.retired and s.still_there(self._paths)]
+        folder = str(self._paths.shards)
+        there = [shard for shard in found.shards if shard.name not in self.retired and shard.still_there(folder)]
         part = found.only(there)
         for shard in part.shards:
             self.shards[shard.name] = shard

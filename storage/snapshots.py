@@ -59,9 +59,9 @@ class CoveredShard:
         """As rows and ledgers name it, below ``shards/``."""
         return f"{self.producer}/{self.number:06d}.arrow"
 
-    def still_there(self, paths: RunPaths) -> bool:
-        """True if a file of its name, size and time of writing lies in the run."""
-        return file_marks(f"{paths.shards}/{self.name}") == (self.size, self.written_ns)
+    def still_there(self, shards: str) -> bool:
+        """True if a file of its name, size and time of writing lies in ``shards``, a run's; as text, since there are thousands."""
+        return file_marks(f"{shards}/{self.name}") == (self.size, self.written_ns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

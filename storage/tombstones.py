@@ -67,7 +67,7 @@ def files_of(paths: RunPaths, shards: Iterable[CoveredShard]) -> list[Path]:
         if shard.producer not in plies:
             plies[shard.producer] = _plies(paths.shards / shard.producer)
         path = paths.shards / shard.name
-        if shard.still_there(paths):
+        if shard.still_there(str(paths.shards)):
             found.append(path)
         elif file_marks(path) is not None:
             continue  # another file under its name, with plies of its own
