@@ -22,6 +22,7 @@ import torch
 from benchmarks.trainer_cases import QWEN_7B, TINY, Case
 from benchmarks.trainer_on_device import Bench, free_memory, matrix_rate, relative_error
 from storage.gather import Batch
+from training.policy import choose_device
 
 SHAPES = {"7b": QWEN_7B, "tiny": TINY}
 CASES = {
@@ -91,7 +92,12 @@ def bench_trainer_gpu(
     repeats: int = 3,
     compiled: bool = False,
 ) -> Figures:
-    """Measure; `shape` "tiny" is for seeing, even on a CPU, that everything runs."""
+    """Measure; `shape` "tiny" is for seeing, even on a CPU, that everything runs.
+
+    Raises:
+        InputError: 'cuda' without a GPU.
+    """
+    choose_device(device)
     figures, where = Figures(out, limit_s), torch.device(device)
     cases = CASES if shape == "7b" else SMALL_CASES
     on_card = where.type == "cuda"

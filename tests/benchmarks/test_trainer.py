@@ -254,3 +254,9 @@ def test_random_models_are_made_where_they_are_to_lie_and_are_the_same_for_a_see
     pairs = list(zip(one.parameters(), model_of(SHAPE).parameters(), strict=True))
     assert all(torch.equal(left, right) for left, right in pairs)
     assert TINY.hidden == 256
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_the_script_for_one_says_so():
+    with pytest.raises(InputError, match="torch sees no GPU here"):
+        trainer_gpu.bench_trainer_gpu(device="cuda")
