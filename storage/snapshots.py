@@ -60,7 +60,7 @@ class CoveredShard:
         return f"{self.producer}/{self.number:06d}.arrow"
 
     def still_there(self, shards: str) -> bool:
-        """True if a file of its name, size and time of writing lies in ``shards``, a run's; as text, since there are thousands."""
+        """True if a file of its name, size and time of writing lies in ``shards``, the run's folder as text."""
         return file_marks(f"{shards}/{self.name}") == (self.size, self.written_ns)
 
 
