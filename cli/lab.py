@@ -18,7 +18,9 @@ def lab(
     *,
     run: Annotated[str, Parameter(help="Name of the run.")],
     steps: Annotated[int, Parameter(help="Newest recorded steps to look at.", validator=validators.Number(gte=1))] = 3,
-    caps: Annotated[list[float] | None, Parameter(help="Caps of truncated importance weights.", consume_multiple=True)] = None,
+    caps: Annotated[
+        list[float] | None, Parameter(help="Caps of truncated importance weights.", consume_multiple=True, negative="")
+    ] = None,
     runs_root: Annotated[Path, Parameter(help="Folder of all runs.")] = Path("runs"),
     json: Annotated[bool, Parameter(help="Print the comparison as one JSON object, last line.", negative="")] = False,
 ) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from transformers.utils.logging import disable_progress_bar
 
 from storage.gather import Batch
 from storage.index import Index
@@ -102,6 +103,7 @@ def compare(
     """
     if not recorded_steps(paths, MAIN) or not checkpoint_steps(paths):
         raise InputError(f"run '{paths.root.name}' has no finished step to compare losses on yet: train it, or wait")
+    disable_progress_bar()  # of loading the model; what a person wants to see is the steps
     updater = Updater(Policy(model, training), training)
     state = _newest(paths, updater)
     index = Index(paths, blend=storage.blend, discount=storage.discount)
@@ -123,7 +125,7 @@ def compare(
         cosines.append(_cosines(gradients))
         tokens.append(branching_tokens(batch, range(len(sound))))
         lags.append(float(np.mean(state.step - batch.policy_versions)))
-        reporter().stage("lab", len(used), steps)
+        reporter().stage("steps compared", len(used), steps)
     if not used:
         raise InputError(f"no step of run '{paths.root.name}' had rows to learn from: there is nothing to compare losses on")
     mean = np.mean(cosines, axis=0)
