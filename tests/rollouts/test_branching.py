@@ -24,7 +24,8 @@ FIRST = 12
 
 
 def play(engine, tokens, positions, settings: RolloutSettings = SETTINGS, first: int = FIRST) -> RolledOut:
-    pairs = [(positions[number % len(positions)], "FRANCE") for number in range(settings.start_groups)]
+    powers = ["FRANCE" if number % 3 == 0 else "ITALY" for number in range(settings.start_groups)]
+    pairs = [(positions[number % len(positions)], power) for number, power in enumerate(powers)]
     groups = plan_start_groups(pairs, first, settings)
     return asyncio.run(roll_out(groups, engine, tokens, settings, producer="local", seed=3))
 
@@ -66,6 +67,10 @@ def test_its_first_decisions_faced_the_very_same_prompt_and_legal_orders(branche
         if row.start_group % 3 == 0 and row.ply > 0:
             later[row.start_group, row.phase].add(tuple(row.input_ids[: row.prompt_len]))
     assert max(map(len, later.values())) > 1, "plain forks of a later phase stand at different boards"
+
+
+def test_the_policy_plays_the_same_power_in_a_branch_as_in_its_origin(branched):
+    assert {row.power for row in branched.decisions} == {"FRANCE"}
 
 
 def test_a_branch_ends_when_its_origin_would_have(branched):
