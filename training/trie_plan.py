@@ -11,7 +11,7 @@ prefix is repeated. Tokens behind the last one that a branching token needs are 
 Never: look at a return, or touch a tensor.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -85,7 +85,6 @@ class _Paths:
         """Some of them, `places` ascending: what two have in common is the least that any two between them have."""
         # Each range of reduceat runs on to the next one's start, which is just behind the place it is for.
         shared = np.minimum.reduceat(self.shared[: places[-1] + 1], np.concatenate([[0], places[:-1] + 1]))
-        shared[0] = 0
         return _Paths(self.rows[places], self.lengths[places], shared)
 
 
@@ -158,7 +157,7 @@ def _bins(paths: _Paths, budget: int) -> list[np.ndarray]:
     return [np.concatenate([np.arange(low, high) for low, high in sorted(runs)]) for runs in content]
 
 
-def _pieces(shared: np.ndarray, low: int, high: int, tokens, budget: int) -> Iterator[tuple[int, int]]:
+def _pieces(shared: np.ndarray, low: int, high: int, tokens: Callable[[int, int], int], budget: int) -> Iterator[tuple[int, int]]:
     """Cut the paths [low, high) at the branchings nearest to the root into runs that fit; runs of siblings stay together."""
     if high - low == 1 or tokens(low, high) <= budget:
         yield low, high

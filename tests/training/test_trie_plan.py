@@ -60,6 +60,7 @@ def test_any_rows_are_laid_out_once_and_can_be_read_back(rows, budget):
         assert len(trail) <= budget or alone
         assert micro.segment_starts[0] == 0 and micro.segment_starts[-1] == len(trail)
         assert (np.diff(micro.segment_starts) > 0).all()
+        assert (micro.segment_leaves[1:] != micro.segment_leaves[:-1]).all(), "a segment is cut where nothing branches"
     assert sorted(seen) == branching_of(batch)
     assert made.branching_tokens == branching_tokens(batch, range(len(rows))) == len(seen)
     assert made.unique_tokens == sum(len(micro.input_ids) for micro in made.micro_batches) <= made.raw_tokens
