@@ -23,6 +23,8 @@ except ImportError as error:  # found before any command could say it
 
 _COMMANDS = {
     "train": ("cli.train:train", "Train a policy: roll out, train, publish, repeat."),
+    "up": ("cli.up:up", "Start Prefect's server, deployments and a worker on this machine."),
+    "down": ("cli.up:down", "End what `entente up` began."),
     "cache": ("cli.cache:app", "Build, refresh, show and verify the frozen positions that rollouts start from."),
     "serve": ("cli.serve:serve", "Serve an inference worker over HTTP."),
     "evaluate": ("cli.evaluate:evaluate", "Measure the strength of a policy version."),

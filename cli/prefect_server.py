@@ -55,7 +55,7 @@ def prefect_server() -> Iterator[None]:
     address = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
     listener.close()
     try:
-        _wait_until_up(process, address, log)
+        wait_until_up(process, address, log)
         _tell_prefect(address)
         yield
     finally:
@@ -78,7 +78,12 @@ def _check(address: str) -> None:
         ) from error
 
 
-def _wait_until_up(process: subprocess.Popen[bytes], address: str, log: Path) -> None:
+def wait_until_up(process: subprocess.Popen[bytes], address: str, log: Path) -> None:
+    """Return once the server of `process`, which writes `log`, answers at `address`.
+
+    Raises:
+        InputError: it ended, or does not answer in time.
+    """
     limit = float(os.environ.get(_STARTS_WITHIN_S, "120"))
     until = time.monotonic() + limit
     while True:

@@ -1,0 +1,118 @@
+"""`entente up` and `entente down`, for real: a server, a pool, deployments and a worker, begun once and ended whole."""
+
+import http.server
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder with the project's deployments, whose processes end with the test."""
+    for name in ("prefect.yaml", "prefect.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "flows").symlink_to(ROOT / "flows")
+    yield tmp_path
+    entente(tmp_path, "down")
+
+
+def entente(folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    return subprocess.run(
+        [sys.executable, "-m", "cli.main", *words],
+        cwd=folder,
+        env=kept | {"PYTHONPATH": str(ROOT), "PREFECT_WORKER_QUERY_SECONDS": "2"} | environment,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def begun(folder: Path) -> list[psutil.Process]:
+    return [psutil.Process(each["pid"]) for each in json.loads((folder / ".prefect" / "up.json").read_text())]
+
+
+def test_up_starts_what_the_ui_needs_again_is_harmless_and_down_ends_it_and_nothing_else(folder: Path):
+    port = str(free_port())
+    first = entente(folder, "up", "--port", port)
+    assert first.returncode == 0, first.stderr
+    assert "server          started" in first.stdout and "worker          started" in first.stdout
+    server, worker = begun(folder)
+    body = urllib.request.Request(
+        f"http://127.0.0.1:{port}/api/deployments/filter", data=b"{}", headers={"content-type": "application/json"}
+    )
+    with urllib.request.urlopen(body, timeout=20) as answer:
+        found = json.load(answer)
+    assert all(each["work_pool_name"] == "local" for each in found)
+    for flow in ("build-state-cache", "train-policy", "evaluate-policy"):
+        assert f"{flow}/local" in first.stdout
+
+    worker.kill()
+    worker.wait(10)
+    second = entente(folder, "up", "--port", port)
+    assert "server          answers" in second.stdout and "work pool       local is there" in second.stdout
+    assert "worker          started" in second.stdout, "what died is begun again"
+    same, other = begun(folder)
+    assert same == server and other != worker
+
+    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        ended = entente(folder, "down")
+        assert ended.stdout.splitlines()[0].startswith("worker") and "server          ended" in ended.stdout
+        assert not server.is_running() and not other.is_running() and bystander.poll() is None
+        assert "nothing that `entente up` began here" in entente(folder, "down").stdout
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+def test_a_number_that_another_process_bears_by_now_is_left_alone(folder: Path):
+    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        (folder / ".prefect").mkdir()
+        record = [{"what": "server", "pid": bystander.pid, "started": 12345.0}]
+        (folder / ".prefect" / "up.json").write_text(json.dumps(record))
+        assert "nothing that `entente up` began here" in entente(folder, "down").stdout
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+def test_what_cannot_be_is_one_sentence_and_begins_nothing(folder: Path, tmp_path_factory: pytest.TempPathFactory):
+    other = http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler)
+    thread = threading.Thread(target=other.serve_forever)
+    thread.start()
+    try:
+        port = str(other.server_port)
+        for said, where, words, environment in [
+            ("there is no prefect.yaml here", tmp_path_factory.mktemp("empty"), ("up",), {}),
+            (f"port {port} is taken by something that is no Prefect server", folder, ("up", "--port", port), {}),
+            ("no Prefect server answers at PREFECT_API_URL", folder, ("up",), {"PREFECT_API_URL": "http://127.0.0.1:9/api"}),
+        ]:
+            refused = entente(where, *words, **environment)
+            assert refused.returncode == 2 and said in refused.stderr and len(refused.stderr.splitlines()) == 1
+            assert not (where / ".prefect" / "up.json").exists()
+    finally:
+        other.shutdown()
+        thread.join()
+        other.server_close()
