@@ -25,7 +25,7 @@ class FileStore(Protocol):
         """
         ...
 
-    def exists(self, path: Path) -> bool:
+    def exists(self, path: Path | str) -> bool:
         """Whether a file of this name was published."""
         ...
 
@@ -59,8 +59,12 @@ class PosixFiles:
             raise
         return publish_file(temp, final)
 
-    def exists(self, path: Path) -> bool:
-        return path.exists()
+    def exists(self, path: Path | str) -> bool:
+        try:
+            os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
 
     def names(self, folder: Path) -> list[str]:
         try:

@@ -24,6 +24,7 @@ class NumberedFiles:
 
     def __init__(self, folder: Path, pattern: re.Pattern[str], name_of: Callable[[int], str]) -> None:
         self._folder = folder
+        self._within = f"{folder}/"  # dozens of names are tried at every visit, and a path for each would cost more than asking
         self._pattern = pattern
         self._name_of = name_of
         self._next = 0
@@ -67,7 +68,7 @@ class NumberedFiles:
         return number, self._folder / self._name_of(number)
 
     def _exists(self, number: int) -> bool:
-        return number not in self._seen and FILES.exists(self._folder / self._name_of(number))
+        return number not in self._seen and FILES.exists(f"{self._within}{self._name_of(number)}")
 
     def _listed(self) -> list[int]:
         numbers = [int(match[1]) for name in FILES.names(self._folder) if (match := self._pattern.fullmatch(name))]
