@@ -105,7 +105,8 @@ class Policy:
 
     def _compile(self) -> None:
         """Compile the blocks, for any length; attention is left as it is, for it brings its own kernels."""
-        for block in self.model.base_model.model.model.layers:
+        model: Any = self.model
+        for block in model.base_model.model.model.layers:
             block.compile(dynamic=True)
 
     def not_covered(self) -> str | None:
