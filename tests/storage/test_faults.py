@@ -1,0 +1,170 @@
+"""Writers killed anywhere, two at once under one name, somebody reading all the while: whole shards or none, and none lost."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from storage.index import Index
+from storage.runs import RunPaths
+from storage.shards import open_plies, open_shard
+
+ROOT = Path(__file__).parents[2]
+MAKERS = Path(__file__).with_name("conftest.py")
+FORKS, PER_GROUP = 6, 6 * 4  # forks, and decisions of a start group
+
+WRITER = """
+import os, random, runpy, sys
+from pathlib import Path
+from storage.runs import RunPaths
+from storage.shards import publish_shard
+
+makers, paths = runpy.run_path(sys.argv[2]), RunPaths(Path(sys.argv[1]))
+print("ready", flush=True)
+for number in range(int(sys.argv[3]), int(sys.argv[4])):
+    decisions, plies = makers["make_shard_rows"](random.Random(number), range(number, number + 1), sys.argv[5], forks=6)
+    publish_shard(paths, sys.argv[5], number, decisions, plies, {})
+    print(number, flush=True)
+"""
+READER = """
+import sys, time
+from pathlib import Path
+from storage.index import Index
+from storage.runs import RunPaths
+
+paths = RunPaths(Path(sys.argv[1]))
+followed, looks = Index(paths), 0
+print("ready", flush=True)
+known = set()
+while not Path(sys.argv[2]).exists():
+    index = followed if looks % 4 else Index(paths)
+    index.refresh()
+    groups = index.connection.sql("SELECT producer, start_group, count(*) FROM decisions GROUP BY ALL").fetchall()
+    assert all(rows == 24 for _, _, rows in groups), groups
+    assert not index.refused, index.refused
+    now = {group[:2] for group in groups}
+    assert known <= now, "a published shard was lost"
+    plies = index.connection.sql("SELECT DISTINCT producer, start_group FROM plies").fetchall()
+    assert set(plies) == now
+    known, looks = now, looks + 1
+    if now:
+        index.gather(index.fresh_rows(policy_version=0, limit=5))
+followed.refresh()
+print(followed.totals().decisions, looks, flush=True)
+"""
+
+
+@pytest.fixture
+def start() -> Any:
+    """Start a program; whatever still runs at the end is killed."""
+    begun: list[subprocess.Popen[str]] = []
+
+    def begin(program: str, *words: object) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", program, *map(str, words)]
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        begun.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment))
+        assert begun[-1].stdout is not None and begun[-1].stdout.readline() == "ready\n"
+        return begun[-1]
+
+    yield begin
+    for process in begun:
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def kill_one(paths: RunPaths, start: Callable[..., Any], first: int, dice: random.Random) -> list[int]:
+    """Kill a writer at a random moment of publishing one shard after another; what it said it had published."""
+    writer = start(WRITER, paths.root, MAKERS, first, 10**6, "p0")
+    time.sleep(dice.uniform(0.0, 0.12))
+    writer.send_signal(signal.SIGKILL)
+    out, _ = writer.communicate()
+    return [int(line) for line in out.splitlines()]
+
+
+@pytest.mark.parametrize("kills", [10, pytest.param(100, marks=pytest.mark.slow)])
+def test_writers_killed_at_any_moment_leave_whole_shards_and_lose_none_while_somebody_reads(
+    paths: RunPaths, start: Callable[..., Any], tmp_path: Path, kills: int
+) -> None:
+    dice, done = random.Random(), tmp_path / "done"
+    reader = start(READER, paths.root, done)
+    said: set[int] = set()
+    for _ in range(kills):
+        said.update(kill_one(paths, start, max(said, default=-1) + 1, dice))
+    done.touch()
+    out, _ = reader.communicate(timeout=60)
+    assert reader.returncode == 0, "the reader saw a part of a shard, or lost one"
+    rows, looks = map(int, out.split())
+    index = Index(paths)
+    index.refresh()
+    published = {number for (number,) in index.answers("SELECT DISTINCT start_group FROM decisions")}
+    assert said <= published and len(published - said) <= kills, "at most the last one of each was published and not said"
+    assert index.refused == [] and rows == PER_GROUP * len(published) and looks > 3
+    for number in published:
+        shard = paths.shards / "p0" / f"{number:06d}.arrow"
+        assert (open_shard(shard).num_rows, open_plies(shard).num_rows) == (PER_GROUP, FORKS * 2)
+
+
+def test_of_two_writers_of_the_same_names_each_name_has_one_and_readers_see_it_whole(
+    paths: RunPaths, start: Callable[..., Any], tmp_path: Path
+) -> None:
+    done = tmp_path / "done"
+    reader = start(READER, paths.root, done)
+    writers = [start(WRITER, paths.root, MAKERS, 0, 25, "p0") for _ in range(2)]
+    for writer in writers:
+        writer.communicate(timeout=60)
+        assert writer.returncode == 0
+    done.touch()
+    out, _ = reader.communicate(timeout=60)
+    assert reader.returncode == 0 and int(out.split()[0]) == 25 * PER_GROUP
+    assert len(list((paths.shards / "p0").iterdir())) == 50, "one file of decisions and one of plies for each"
+
+
+def test_a_writer_that_is_stopped_for_a_while_harms_nobody(paths: RunPaths, start: Callable[..., Any], tmp_path: Path) -> None:
+    """As on a machine that swaps: half a publication lies there for long."""
+    writer = start(WRITER, paths.root, MAKERS, 0, 400, "p0")
+    dice, seen, index = random.Random(), 0, Index(paths)
+    for _ in range(12):
+        psutil.Process(writer.pid).suspend()
+        seen += index.refresh()
+        assert index.refused == [] and seen % PER_GROUP == 0
+        psutil.Process(writer.pid).resume()
+        time.sleep(dice.uniform(0.0, 0.03))
+    assert seen
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"ARROW1\0\0", b"\0" * 4096, b"PAR1 and more", b"{}" * 100], ids=["empty", "cut", "zeros", "parquet", "json"]
+)
+@pytest.mark.parametrize("what", ["shard", "plies", "snapshot", "tombstone", "ledger folder"])
+def test_a_foreign_file_among_them_is_named_and_the_rest_goes_on(
+    paths: RunPaths, publish: Callable[..., Any], content: bytes, what: str
+) -> None:
+    shard, _ = publish(range(1))
+    publish(range(1, 2))
+    (paths.ledger / "main").mkdir()
+    stranger = {
+        "shard": shard.path.with_name("000009.arrow"),
+        "plies": shard.plies_path,
+        "snapshot": paths.index / "snap-000001.parquet",
+        "tombstone": paths.retired / "snap-000001.parquet",
+        "ledger folder": paths.ledger / "main" / "notes.txt",
+    }[what]
+    stranger.parent.mkdir(exist_ok=True)
+    stranger.unlink(missing_ok=True)
+    stranger.write_bytes(content)
+    index = Index(paths)
+    index.refresh()
+    named = [name for name, _ in index.refused]
+    expected = {"shard": ["p0/000009.arrow"], "plies": ["p0/000000.arrow"], "ledger folder": []}
+    assert named == expected.get(what, [f"{stranger.parent.name}/{stranger.name}"])
+    assert index.totals().decisions == (12 if what == "plies" else 24)
