@@ -174,7 +174,13 @@ def carry(alert: Alert, settings: AlertSettings) -> list[str]:
     if settings.command:
         try:
             done = subprocess.run(
-                settings.command, shell=True, input=told + "\n", text=True, capture_output=True, timeout=HOOK_TIMEOUT_S, check=False
+                settings.command,
+                shell=True,
+                input=told + "\n",
+                text=True,
+                capture_output=True,
+                timeout=HOOK_TIMEOUT_S,
+                check=False,
             )
             if done.returncode:
                 said = (done.stderr or done.stdout).strip().splitlines()
