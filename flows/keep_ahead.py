@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from flows.run_settings import PipelineSettings
+from storage.follow import LOOKAHEAD
 from storage.ledger import ledger_path
 from storage.shards import Coverage, coverage
 from tasks.resources import PRODUCER, Resources
@@ -44,7 +45,7 @@ class StepRollouts:
     """The rollouts of one step."""
 
     reports: tuple[RolloutReport, ...]
-    """None where the step is repeated from its ledger."""
+    """None where the step is repeated from its ledger, or enough lay ready."""
     waited: tuple[float, float]
     """When the flow asked for them and when it had them, monotonic seconds."""
     ready_share: float
@@ -61,12 +62,26 @@ class RolloutsAhead:
         self._in_flight: dict[int, list[asyncio.Task[RolloutReport]]] = {}
         self._found: dict[int, RolloutReport] = {}
         self._group_s: float | None = None
+        self._paused_at = 0
 
-    def top_up(self, step: int) -> None:
-        """Submit what is not in flight yet up to `step` plus the buffer depth."""
-        for wanted in range(step, min(step + self._pipeline.buffer_depth, self._last_step) + 1):
+    def top_up(self, step: int, ready: int = 0) -> None:
+        """Submit what is not in flight yet up to `step` plus the buffer depth; less if enough lies ready.
+
+        Args:
+            ready: advantage groups that steps may still train on and have not.
+        """
+        enough = 0 < self._pipeline.ready_groups_max <= ready
+        if enough and step not in self._in_flight and self._may_pause(step):
+            reporter().say(f"step {step} plays nothing: {ready} advantage groups lie ready")
+            self._in_flight[step], self._paused_at = [], step
+        depth = 0 if enough else self._pipeline.buffer_depth
+        for wanted in range(step, min(step + depth, self._last_step) + 1):
             if wanted not in self._in_flight:
                 self._in_flight[wanted] = self._submit(wanted)
+
+    def _may_pause(self, step: int) -> bool:
+        """Not in two steps running, nor over more numbers than an index looks ahead: it would find what comes after late."""
+        return self._paused_at != step - 1 and self._resources.rollouts.start_groups < LOOKAHEAD
 
     async def take(self, step: int) -> StepRollouts:
         """Wait for the rollouts of `step`; a task that failed for good fails here."""

@@ -189,6 +189,7 @@ async def open_run(settings: RunSettings, *, resume: bool = False, fork_lineage:
             rollouts=settings.rollouts,
             past_spreads=past_spreads,
             max_policy_lag=settings.storage.max_policy_lag,
+            full_disk_wait_s=settings.pipeline.full_disk_wait_s,
             cache=cache,
             host=host,
             engine=engine,

@@ -38,6 +38,11 @@ class PipelineSettings(BaseModel):
 
     buffer_depth: Annotated[int, Field(ge=0, le=64)] = 2
     """Steps of rollouts in flight while the trainer trains; 0 alternates the two: no policy lag, and repeatable."""
+    ready_groups_max: Annotated[int, Field(ge=0)] = 0
+    """Advantage groups left ready for later steps at which rollouts pause: none run ahead, and every other step plays none of its
+    own. 0: no bound; a step plays about as much as it trains on anyway."""
+    full_disk_wait_s: Annotated[float, Field(ge=0)] = 60.0
+    """Seconds for which finished rollouts wait in memory for room on a full disk, before the run ends, to be resumed."""
     deterministic: bool = False
     """One rollout task a step and nothing decided by measured time, so that a seed repeats a whole CPU run; needs
     buffer_depth 0.

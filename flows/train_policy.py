@@ -57,9 +57,10 @@ async def train_policy(settings: RunSettings, resume: bool = False, fork_lineage
             clock = StepClock(resources, await resources.host.run(resources.engine.stats()))
             page = RunPage(settings.run, settings.steps)
             desk = AlertDesk(resources.paths, settings.alerts, max_policy_lag=settings.storage.max_policy_lag)
+            ready = 0  # advantage groups left for later steps
             async with page, desk, RolloutsAhead(resources, settings.pipeline, settings.steps) as ahead:
                 for step in range(standing.step_done + 1, settings.steps + 1):
-                    ahead.top_up(step)
+                    ahead.top_up(step, ready)
                     reporter().waiting("rollouts")
                     rolled = await ahead.take(step)
                     agreement = await _agreement(resources, ahead) if step == standing.step_done + 1 else {}
@@ -73,6 +74,7 @@ async def train_policy(settings: RunSettings, resume: bool = False, fork_lineage
                     reporter().step(step, settings.steps, figures)
                     page.step(step, figures)
                     desk.step(step, figures)
+                    ready = int(figures.get("train/groups_waiting", 0))
                     if step % _CLEAR_EVERY == 0:
                         await asyncio.to_thread(drop_old_adapters, resources.paths, settings.retention)
                         await asyncio.to_thread(resources.trainer.retire, settings.retention)

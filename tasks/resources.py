@@ -48,6 +48,8 @@ class Resources:
     """What the run's start groups taught so far, for the sampler."""
     max_policy_lag: int
     """The staleness budget, versions."""
+    full_disk_wait_s: float = 0.0
+    """Seconds for which finished rollouts wait for room on a full disk."""
     spans: Spans = field(default_factory=Spans)
 
     async def serve(self, version: int, adapter: Path, adapter_hash: str) -> None:

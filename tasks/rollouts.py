@@ -6,6 +6,7 @@ and its groups are.
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -17,9 +18,13 @@ from prefect.cache_policies import NO_CACHE
 from game.snapshot import Snapshot
 from rollouts.roll_out import plan_start_groups, roll_out
 from state_cache.sampling import sample_start_positions
-from storage.shards import Coverage, coverage, open_shard, publish_shard
+from storage.shards import Coverage, Shard, coverage, open_shard, publish_shard
 from tasks.resources import PROBE, PRODUCER, Resources
+from telemetry.errors import disk_full
 from telemetry.progress import reporter
+
+_LOOK_S = 2.0
+"""Seconds between two tries to publish on a full disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,8 +126,37 @@ async def _play(resources: Resources, stage: str, producer: str, positions: list
             on_group=on_group,
         )
     )
-    publish = partial(publish_shard, next_start_group=first_group + len(positions))
-    await asyncio.to_thread(publish, resources.paths, producer, first_group, played.decisions, played.plies, resources.provenance)
+    await publish_when_there_is_room(
+        partial(
+            publish_shard,
+            resources.paths,
+            producer,
+            first_group,
+            played.decisions,
+            played.plies,
+            resources.provenance,
+            next_start_group=first_group + len(positions),
+        ),
+        resources.full_disk_wait_s,
+    )
+
+
+async def publish_when_there_is_room(publish: Callable[[], Shard], wait_s: float) -> Shard:
+    """Publish what was played; while the disk is full it stays in memory and nothing more is played in its place.
+
+    Raises:
+        OSError: there was no room for `wait_s` seconds.
+    """
+    until = time.monotonic() + wait_s
+    while True:
+        try:
+            return await asyncio.to_thread(publish)
+        except OSError as error:
+            full, left = disk_full(error), until - time.monotonic()
+            if full is None or left <= 0:
+                raise
+            reporter().say(f"{full}; rollouts pause, for {left:.0f} s at most")
+            await asyncio.sleep(min(_LOOK_S, left))
 
 
 def report_of(found: Coverage, count: int) -> RolloutReport:

@@ -187,3 +187,34 @@ def test_whatever_ends_the_training_ends_the_rollouts_in_flight(field: Field, er
         assert field.cancelled == {1, 2, 3} and field.running == {}
 
     asyncio.run(run())
+
+
+def test_where_enough_lies_ready_nothing_runs_ahead_and_every_other_step_plays_nothing(field: Field):
+    played: dict[int, set[int]] = {}
+
+    async def run() -> None:
+        async with ahead(buffer_depth=2, ready_groups_max=10) as rollouts:
+            for step, ready in enumerate([0, 10, 25, 25, 3], start=1):
+                rollouts.top_up(step, ready)
+                await field.steps_running()
+                played[step] = {begun for begun, _, _ in field.begun}
+                for wanted in played[step]:
+                    field.end(wanted)
+                taken = await rollouts.take(step)
+                assert bool(taken.reports) == (step in played[step])
+
+    asyncio.run(run())
+    assert played == {1: {1, 2, 3}, 2: {1, 2, 3}, 3: {1, 2, 3}, 4: {1, 2, 3}, 5: {1, 2, 3, 5}}
+
+
+def test_it_never_pauses_in_two_steps_running(field: Field):
+    async def run() -> None:
+        async with ahead(buffer_depth=0, ready_groups_max=1) as rollouts:
+            for step in range(1, LAST_STEP + 1):
+                rollouts.top_up(step, 5)
+                await field.steps_running()
+                field.end(step)
+                await rollouts.take(step)
+
+    asyncio.run(run())
+    assert [step for step, _, _ in field.begun] == [1, 3, 5]

@@ -242,8 +242,8 @@ def test_a_full_disk_is_said_in_a_sentence_and_the_run_goes_on_when_there_is_roo
     try:
         for shared in ("_models", "_state_cache"):
             (disk / shared).symlink_to(workplace.folder / "runs" / shared)
-        words = ["train", "--runs-root", str(disk), "--run", "full"]
-        done = workplace(*words, "--config", "small.toml", "--steps", "30", "--training.keep-checkpoints", "30")
+        words, fast = ["train", "--runs-root", str(disk), "--run", "full"], ["--pipeline.full-disk-wait-s", "1"]
+        done = workplace(*words, "--config", "small.toml", "--steps", "30", "--training.keep-checkpoints", "30", *fast)
         assert done.returncode == 1
         *_, hint, sentence = done.stderr.splitlines()
         assert "--resume" in hint and str(disk) in hint
