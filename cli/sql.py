@@ -21,16 +21,15 @@ def sql(
     *,
     run: Annotated[str, Parameter(help="Name of the run.")],
     runs_root: Annotated[Path, Parameter(help="Folder of all runs.")] = Path("runs"),
-    as_of: Annotated[
-        int | None, Parameter(help="A step: show the run as it was when its rows were chosen; adds the table standings.")
-    ] = None,
+    as_of: Annotated[int | None, Parameter(help="A step: show the run as it was when its rows were chosen.")] = None,
     format: Annotated[Format, Parameter(help="How the answer is given; json: one object a line.")] = "table",
     output: Annotated[Path | None, Parameter(help="File to write the answer to; parquet needs one.")] = None,
 ) -> None:
     """Ask a run's rows with DuckDB's SQL, also while it trains; nothing is locked and nothing can be changed.
 
     Views: decisions (a row each), groups (advantage groups), batches (what each step trained on), plies, orders, tokens (a row
-    per completion position), lag, snapshots, metrics (step, name, value), refused.
+    per completion position), lag, snapshots, standings (which groups the next step could train on), metrics (step, name, value),
+    workers, refused.
 
     Examples
 

@@ -6,16 +6,16 @@ Never: change a run, or go back in an index that anybody else asks.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
 from storage.arrow_files import metadata_of
 from storage.index import Index
 from storage.ledger import read_ledger, recorded_steps
-from storage.lineages import counts_as_used, lineage_at
+from storage.lineages import counts_as_used, current_lineage, last_step, lineage_at
 from storage.runs import RunPaths
-from storage.selection import Selection, SelectionQuery, select
+from storage.selection import Selection, SelectionQuery, make_standings, select
 from telemetry.errors import InputError
 
 
@@ -79,6 +79,16 @@ def go_back(index: Index, paths: RunPaths, then: StepThen) -> Selection:
         connection.execute(f"DELETE FROM {table} WHERE NOT ({kept})", [value for pair in counted.items() for value in pair])
     connection.unregister("seen")
     return select(connection, then.query, counted)
+
+
+def stand_now(index: Index, paths: RunPaths) -> None:
+    """Make ``standings`` for the step that comes next, by the rule of the newest one."""
+    lineage, step = current_lineage(paths), last_step(paths)
+    query = SelectionQuery(step=step + 1, policy_version=step, max_policy_lag=2, start_groups=1, lineage=lineage, seed=0)
+    newest = read_ledger(paths, lineage_at(paths, step), step)
+    if newest is not None and "selection" in (told := metadata_of(newest)):
+        query = replace(SelectionQuery.of(told["selection"]), step=step + 1, policy_version=step, lineage=lineage)
+    make_standings(index.connection, query, counts_as_used(paths, lineage))
 
 
 _SEEN = pa.schema({"producer": pa.string(), "first": pa.int64(), "after": pa.int64()})

@@ -14,13 +14,16 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from storage.archive import archive_path
-from storage.as_of import go_back, step_then
+from storage.as_of import go_back, stand_now, step_then
 from storage.index import Index
 from storage.runs import RunPaths
 from storage.schema import DECISION_SCHEMA
 from telemetry.errors import InputError
 
-VIEWS = ("decisions", "groups", "batches", "plies", "orders", "tokens", "lag", "snapshots", "metrics", "workers", "refused")
+VIEWS = (
+    "decisions", "groups", "batches", "plies", "orders", "tokens", "lag", "snapshots", "standings", "metrics", "workers",
+    "refused",
+)  # fmt: skip
 QUERIES = {file.stem: file.read_text() for file in sorted((Path(__file__).parent / "queries").glob("*.sql"))}
 """Ready questions by name; the first line of each says what it answers."""
 _VIEWS_SQL = Path(__file__).with_name("views.sql").read_text()
@@ -35,8 +38,8 @@ def connect(
 
     Args:
         blend: weights of the column "return"; the trainer's, or others.
-        as_of: a step: show what was there when its rows were chosen; the table `standings` then says of every advantage group
-            whether it could be trained on.
+        as_of: a step: show what was there when its rows were chosen, and in `standings` which advantage groups it could train
+            on; else these are of the step that comes next.
 
     Raises:
         InputError: it is no run, or there is no such step.
@@ -48,7 +51,9 @@ def connect(
     index.refresh()
     connection = index.connection
     payload = "FROM live UNION ALL BY NAME FROM archived"
-    if as_of is not None:
+    if as_of is None:
+        stand_now(index, paths)
+    else:
         go_back(index, paths, step_then(paths, as_of))
         payload = f"FROM ({payload}) SEMI JOIN decisions USING (decision_id)"
     tables = [table.replace_schema_metadata(None) for table in index.verified_shards()]

@@ -83,9 +83,9 @@ def select(connection: duckdb.DuckDBPyConnection, query: SelectionQuery, counts_
     Args:
         counts_as_used: lineages whose ledgers say what was used, each with its last step that counts.
     """
-    standing, choice = connection.extract_statements(_SQL)
-    values = asdict(query) | {"lineages": list(counts_as_used), "until": list(counts_as_used.values())}
-    connection.execute(standing, {name: values[name] for name in standing.named_parameters})
+    _, choice = connection.extract_statements(_SQL)
+    make_standings(connection, query, counts_as_used)
+    values = asdict(query)
     chosen = connection.sql(choice.query, params={name: values[name] for name in choice.named_parameters})
     rows = chosen.to_arrow_table().cast(ROWS_SCHEMA).combine_chunks()
     found = dict(connection.sql("SELECT standing, count(*) FROM standings GROUP BY ALL").fetchall())
@@ -94,6 +94,13 @@ def select(connection: duckdb.DuckDBPyConnection, query: SelectionQuery, counts_
     counts |= {"chosen": groups, "waiting": counts["eligible"] - groups}
     start_groups = len(set(zip(rows["shard"].to_pylist(), rows["start_group"].to_pylist(), strict=True)))
     return Selection(rows=rows, start_groups=start_groups, counts=counts, query=query)
+
+
+def make_standings(connection: duckdb.DuckDBPyConnection, query: SelectionQuery, counts_as_used: Mapping[str, int]) -> None:
+    """Make the table ``standings``: of every advantage group, whether the step could train on it; see `select`."""
+    standing, _ = connection.extract_statements(_SQL)
+    values = asdict(query) | {"lineages": list(counts_as_used), "until": list(counts_as_used.values())}
+    connection.execute(standing, {name: values[name] for name in standing.named_parameters})
 
 
 def selection_rule() -> dict[str, str]:

@@ -36,7 +36,7 @@ def test_serving_a_version_retires_those_beyond_the_staleness_budget(tmp_path: P
         paths=RunPaths(tmp_path), model=tmp_path, seed=0, rollouts=RolloutSettings(),
         cache=StateCache(path=tmp_path, settings=CacheSettings(), train=(), held_out=()),
         host=host, engine=engine, scorer=scorer, tokens=nothing, trainer=nothing,
-        standing=Standing(step_done=0, adapter=None, adapter_hash="", metrics={}, set_aside=()),
+        standing=Standing(step_done=0, adapter=None, adapter_hash="", metrics={}, set_aside=(), lineage="main"),
         provenance={}, past_spreads=nothing, max_policy_lag=2,
     )  # fmt: skip
     asyncio.run(resources.serve(7, tmp_path, "hash"))
