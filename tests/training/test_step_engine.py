@@ -1,6 +1,7 @@
 """What may not change a gradient does not: too little memory, recomputation, compiled blocks. What is not finite is named."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -24,9 +25,9 @@ def batch():
     return made_up_batch(CASE, vocabulary=SHAPE.vocabulary)
 
 
-def updater_for(**settings) -> Updater:
+def updater_for(shape: Shape = SHAPE, **settings) -> Updater:
     given = TrainingSettings(device="cpu", **settings)
-    policy = Policy(model_of(SHAPE), given)
+    policy = Policy(model_of(shape), given)
     stir_adapter(policy.parameters())
     return Updater(policy, given)
 
@@ -75,9 +76,11 @@ def test_recomputation_runs_blocks_twice_and_changes_no_bit_of_the_gradient(batc
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch's compiler looks at every tensor
 def test_compiled_blocks_come_to_the_same_gradient(batch):
-    compiled = updater_for(compile=True)
-    assert off(gradient_of(compiled, batch), gradient_of(updater_for(), batch)) < 1e-5
+    one_block = replace(SHAPE, layers=1)  # each takes the compiler half a minute
+    compiled = updater_for(one_block, compile=True)
+    assert off(gradient_of(compiled, batch), gradient_of(updater_for(one_block), batch)) < 1e-5
     assert not compiled.layout.fallback
 
 
