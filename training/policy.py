@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from telemetry.errors import InputError
 from training.branching import BranchingTokens
 from training.masked_logprobs import MaskedLogprobs, masked_logprobs
+from training.packed_attention import take_over_attention
 from training.packed_forward import not_covered
 from training.row_checks import Model
 from training.settings import TrainingSettings
@@ -105,8 +106,11 @@ class Policy:
 
     def _compile(self) -> None:
         """Compile the blocks, for any length; attention is left as it is, for it brings its own kernels."""
-        model: Any = self.model
-        for block in model.base_model.model.model.layers:
+        causal: Any = self.model.base_model.model
+        take_over_attention(causal.config)
+        # A graph for packed and one for padded rows, with and without a gradient, of the first block and of the others.
+        torch._dynamo.config.recompile_limit = max(32, torch._dynamo.config.recompile_limit)
+        for block in causal.model.layers:
             block.compile(dynamic=True)
 
     def not_covered(self) -> str | None:
