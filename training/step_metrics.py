@@ -17,6 +17,7 @@ from storage.outcome import UpdateOutcome
 MISMATCH_ALARM = 0.05
 """Mean |log ratio| at lag 0, nats, beyond which mask, temperature, ids or weights of trainer and engine differ."""
 _LAGS = 3
+_GAUGE_TYPES = {"batch_row": np.int64, "clipped_low": np.bool_, "clipped_high": np.bool_, "left_out": np.bool_}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +41,11 @@ class Gauges:
 
     @staticmethod
     def of_all(parts: "Sequence[Gauges]") -> "Gauges":
-        """One after another."""
-        joined: dict[str, Any] = {
-            field.name: np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(Gauges)
-        }
+        """One after another; of none, no tokens."""
+        joined: dict[str, Any] = {}
+        for field in fields(Gauges):
+            nothing = np.empty(0, _GAUGE_TYPES.get(field.name, np.float32))
+            joined[field.name] = np.concatenate([nothing, *(getattr(part, field.name) for part in parts)])
         return Gauges(**joined)
 
 

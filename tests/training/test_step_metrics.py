@@ -79,6 +79,16 @@ def test_figures_are_over_the_tokens_of_all_updates():
     assert "train/kl_p50" not in found, "the base was not asked"
 
 
+def test_gauges_of_no_micro_batch_are_empty_and_keep_their_types():
+    """As those of a process that has no row of an update."""
+    seen = gauges(1, [0, 1])
+    joined = Gauges.of_all([Gauges.of_all([]), seen])
+    assert len(Gauges.of_all([]).log_ratio) == 0
+    for name in ("batch_row", "log_ratio", "clipped_low", "left_out", "kl"):
+        np.testing.assert_array_equal(getattr(joined, name), getattr(seen, name))
+        assert getattr(joined, name).dtype == getattr(seen, name).dtype
+
+
 def test_the_divergence_is_told_where_it_was_measured():
     kl = np.array([0.1, 0.2, 0.3], np.float32)
     found = update_metrics([update(gauges(1, [0, 1, 2], kl=kl), kl_weight=0.25)])
