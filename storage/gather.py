@@ -67,7 +67,7 @@ def gather(rows: pa.Table, open_shard: Callable[[str], MappedShard], buffers: Pa
     runs = _runs(rows, open_shard)
     _refuse_replaced(rows, runs)
     input_offsets, legal_starts = (_offsets(_lengths(runs, name)) for name in ("input_ids", "legal_ids"))
-    prompt_lens = _join([shard.columns["prompt_len"][first:after] for shard, first, after in runs], np.int32)
+    prompt_lens = _single(runs, "prompt_len", np.int32)
     n_completion = np.diff(input_offsets) - prompt_lens
     completion_offsets = _offsets(n_completion)
     n_positions = int(completion_offsets[-1])
