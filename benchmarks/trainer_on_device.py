@@ -98,6 +98,8 @@ class Bench:
         attention = how.pop("attention", "auto")
         settings = self.settings.model_copy(update={"token_budget": BUDGET, **how})
         updater = Updater(self.policy, settings)
+        if settings.compile:
+            self.policy.compile_blocks()  # for good: whoever wants blocks that are not compiled comes before
         advantages, rows = batch.returns.astype(np.float32), list(range(len(batch.prompt_lens)))
 
         def step() -> float:

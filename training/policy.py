@@ -75,7 +75,7 @@ class Policy:
         self.model.eval()
         self.recompute(settings.recompute)
         if settings.compile:
-            self._compile()
+            self.compile_blocks()
 
     def parameters(self) -> list[torch.nn.Parameter]:
         """The adapter's weights, in a fixed order."""
@@ -104,8 +104,8 @@ class Policy:
         # transformers computes again in training mode only, whatever was enabled; dropout is 0.
         self.model.train()
 
-    def _compile(self) -> None:
-        """Compile the blocks, for any length; attention is left as it is, for it brings its own kernels."""
+    def compile_blocks(self) -> None:
+        """Compile the blocks from here on, for any length; attention is left as it is, for it brings its own kernels."""
         causal: Any = self.model.base_model.model
         take_over_attention(causal.config)
         # A graph for packed and one for padded rows, with and without a gradient, of the first block and of the others.

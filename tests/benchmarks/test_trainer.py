@@ -250,6 +250,16 @@ def test_the_script_for_a_gpu_says_each_figure_and_goes_on_where_one_fails(tmp_p
     )
 
 
+def test_a_step_with_compiled_blocks_has_them_compiled(monkeypatch: pytest.MonkeyPatch):
+    compiled = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **how: compiled.append(type(self).__name__))
+    bench = trainer_gpu.Bench(SHAPE, torch.device("cpu"), torch.float32)
+    bench.ours(bench.batch(SMALL))
+    assert not compiled
+    bench.ours(bench.batch(SMALL), compile=True)
+    assert compiled == ["Qwen3DecoderLayer"] * SHAPE.layers
+
+
 def test_random_models_are_made_where_they_are_to_lie_and_are_the_same_for_a_seed():
     one, other = model_of(SHAPE), model_of(SHAPE, dtype=torch.bfloat16)
     assert {weight.dtype for weight in other.parameters()} == {torch.bfloat16}
