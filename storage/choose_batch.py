@@ -29,6 +29,14 @@ class Choice:
     patient: bool
     """It waited, or reached back further than the budget says."""
 
+    def metrics(self) -> dict[str, float]:
+        """For the run's figures."""
+        return {
+            "train/start_groups": float(self.selection.start_groups),
+            "train/shortage_wait_s": self.waited_s,
+            "train/policy_lag_allowed": float(self.selection.query.max_policy_lag),
+        }
+
 
 def choose_batch(
     index: Index,

@@ -14,6 +14,7 @@ Never: let DuckDB hold or return token lists, or write into the run but for ``sn
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
@@ -91,7 +92,7 @@ class Index:
     @_alone
     def select_batch(self, query: SelectionQuery) -> Selection:
         """Rows for one step by the contract in ``select_batch.sql``; ``refresh`` before shows what is new."""
-        return select(self.connection, query, counts_as_used(self._paths, query.lineage))
+        return replace(select(self.connection, query, counts_as_used(self._paths, query.lineage)), seen=self.seen())
 
     @_alone
     def fresh_rows(self, *, policy_version: int, limit: int) -> pa.Table:

@@ -70,6 +70,8 @@ class Selection:
     """Advantage groups of the whole run by standing (select_batch.sql); eligible = chosen + waiting."""
     query: SelectionQuery
     """What was asked."""
+    seen: str = ""
+    """What was looked at; see `Index.seen`."""
 
     @property
     def enough(self) -> bool:

@@ -148,11 +148,11 @@ class Trainer:
             raise TrainingError(f"step {step} was asked for, but the next one is {self.step_done + 1}")
         began = time.perf_counter()
         if step in self._to_repeat:
-            rows, counts = self._recorded(step), {}
+            rows, counts, drawn = self._recorded(step), {}, {}
             batch = self._gather_recorded(step, rows)
         else:
             choice, batch = self._draw(step, start_groups)
-            rows, counts = choice.selection.rows, choice.selection.counts
+            rows, counts, drawn = choice.selection.rows, choice.selection.counts, choice.metrics()
             self._record(step, choice)
             self._index.look_ahead(replace(choice.selection.query, step=step + 1, policy_version=step))
         selected = time.perf_counter()
@@ -165,7 +165,7 @@ class Trainer:
                 logger.warning("an update of step %d was not finite and is skipped; its rows are named in %s", step, file)
         updated = time.perf_counter()
         metrics = update_metrics(updates) | lag_zero_metrics(updates, batch, self.step_done)
-        metrics |= selection_metrics(rows, counts, batch) | {"train/refused_shards": float(len(self._index.refused))}
+        metrics |= drawn | selection_metrics(rows, counts, batch) | {"train/refused_shards": float(len(self._index.refused))}
         metrics |= {"train/refused_rows": float(refused), "train/packed": float(self._updater.layout.packed)}
         metrics |= {"train/select_s": selected - began, "train/update_s": updated - selected}
         metrics |= {"train/learning_rate": rate_at(step, self._settings)}
@@ -236,7 +236,7 @@ class Trainer:
     def _record(self, step: int, choice: Choice) -> None:
         """Write the step's ledger, the fence: whoever finds it taken is not alone on the run."""
         about = {"policy_version": str(self.step_done), "settings_hash": self._settings_hash}
-        about |= {"selection": choice.selection.query.told(), "shortage": choice.shortage, "seen": self._index.seen()}
+        about |= {"selection": choice.selection.query.told(), "shortage": choice.shortage, "seen": choice.selection.seen}
         if not write_ledger(self._paths, self.lineage, step, choice.selection.rows, about | selection_rule()):
             raise TrainingError(
                 f"another trainer already holds step {step} of '{self._paths.root.name}': "
