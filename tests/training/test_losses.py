@@ -57,6 +57,7 @@ def found(name: str, tokens: list[Token], cap: float, dtype: torch.dtype = torch
     loss = kind.of(given, TrainingSettings(importance_cap=cap))
     divided = loss.loss / kind.denominator(len(tokens), len({token.decision for token in tokens}))
     divided.sum().backward()
+    assert logprobs.grad is not None
     return divided.detach(), logprobs.grad, loss
 
 
