@@ -32,12 +32,12 @@ def replay_step(
         entente replay-step --run mine --step 7 --json
     """
     from flows.find_model import TINY, find_tiny, model_here
-    from flows.run_settings import MODEL_FOLDER, settings_of
+    from flows.run_settings import MODEL_FOLDER, settings_at
     from flows.thread_plan import apply_threads, usable_cores
     from storage.runs import RunPaths
 
     paths = RunPaths(runs_root / run)
-    settings = settings_of(paths)
+    settings = settings_at(paths, step)
     name = settings.inference.model
     model = find_tiny(runs_root / MODEL_FOLDER, settings.tiny_model, settings.prompts) if name == TINY else model_here(name)
     if model is None:

@@ -21,7 +21,8 @@ from transformers.utils.logging import disable_progress_bar
 from storage.adapters import ADAPTER_FILES, read_adapter
 from storage.arrow_files import metadata_of
 from storage.index import Index
-from storage.ledger import MAIN, ledger_path, read_ledger, recorded_steps
+from storage.ledger import ledger_path, read_ledger, recorded_steps
+from storage.lineages import lineage_at, read_lineage
 from storage.outcome import Outcome, UpdateOutcome, read_outcome
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
@@ -101,9 +102,18 @@ class _Replayer:
     """One replay: the run, its scratch folder, and the trainer that is resumed there."""
 
     def __init__(
-        self, paths: RunPaths, scratch: RunPaths, model: Path, training: TrainingSettings, storage: StorageSettings
+        self,
+        paths: RunPaths,
+        scratch: RunPaths,
+        lineage: str,
+        model: Path,
+        training: TrainingSettings,
+        storage: StorageSettings,
     ) -> None:
         self._paths, self._scratch = paths, scratch
+        self._lineage = lineage
+        fork = read_lineage(paths, lineage)
+        self._first = fork.after_step if fork else 0  # before it other settings held
         self._training, self._storage = training.model_copy(update={"keep_checkpoints": 1}), storage
         self._policy = Policy(model, training)
 
@@ -115,7 +125,7 @@ class _Replayer:
         origin = f"the checkpoint of step {start}" if start else "the first weights"
         reporter().say(f"replaying {_steps(steps)} from {origin}")
         returns_difference, difference = self._returns_differ(steps), self._repeat(trainer, start, step, tolerance)
-        replayed = read_outcome(self._scratch, MAIN, step)
+        replayed = read_outcome(self._scratch, self._lineage, step)
         if difference is None and tolerance is not EXACT:
             difference = self._weights_differ(steps, tolerance)
         if replayed is not None:
@@ -136,9 +146,10 @@ class _Replayer:
 
     def _resumed(self, step: int) -> Trainer:
         """A trainer that stands at the nearest checkpoint before `step` which is whole, with all that it needs from there on."""
-        for start in [*(kept for kept in reversed(checkpoint_steps(self._paths)) if kept < step), 0]:
+        kept = [start for start in reversed(checkpoint_steps(self._paths)) if self._first <= start < step]
+        for start in [*kept, 0] if self._first == 0 else kept:
             shutil.rmtree(self._scratch.root)
-            for folder in (self._scratch.checkpoints, self._scratch.ledger / MAIN, self._scratch.shards):
+            for folder in (self._scratch.checkpoints, self._scratch.ledger / self._lineage, self._scratch.shards):
                 folder.mkdir(parents=True)
             try:
                 # Copied, not linked: a trainer removes the checkpoints that it no longer keeps.
@@ -148,19 +159,22 @@ class _Replayer:
                 continue
             for number in range(start + 1, step + 1):
                 self._bring(number)
-            trainer = Trainer(self._scratch, self._policy, self._training, self._storage)
+            trainer = Trainer(self._scratch, self._policy, self._training, self._storage, lineage=self._lineage)
             if trainer.step_done == start:
                 return trainer
             for sentence in trainer.set_aside:
                 reporter().say(f"passed over: {sentence}".replace(str(self._scratch.root), str(self._paths.root)))
-        raise AssertionError("a trainer without a checkpoint stands at 0")
+        raise InputError(
+            f"lineage '{self._lineage}' of run '{self._paths.root.name}' goes on from step {self._first}, and no checkpoint from "
+            f"there to step {step} is kept: it cannot be replayed"
+        )
 
     def _bring(self, step: int) -> None:
         """Copy the ledger of `step`, and link the shards that it names."""
-        rows = read_ledger(self._paths, MAIN, step)
+        rows = read_ledger(self._paths, self._lineage, step)
         if rows is None:
             raise InputError(f"the ledger of step {step} is gone from '{self._paths.ledger}': restore it from a copy")
-        shutil.copyfile(ledger_path(self._paths, MAIN, step), ledger_path(self._scratch, MAIN, step))
+        shutil.copyfile(ledger_path(self._paths, self._lineage, step), ledger_path(self._scratch, self._lineage, step))
         for name in dict.fromkeys(rows["shard"].to_pylist()):
             shard, link = self._paths.shards / name, self._scratch.shards / name
             if not shard.is_file():
@@ -200,7 +214,7 @@ class _Replayer:
 
     def _differs(self, step: int, tolerance: Tolerance) -> Difference | None:
         """Compare one step; on CPU also the hash with the recorded one and the published one, where they are kept."""
-        recorded, again = read_outcome(self._paths, MAIN, step), read_outcome(self._scratch, MAIN, step)
+        recorded, again = read_outcome(self._paths, self._lineage, step), read_outcome(self._scratch, self._lineage, step)
         if recorded is None or again is None:
             return None
         if len(recorded.updates) != len(again.updates):
@@ -229,7 +243,7 @@ class _Replayer:
         again = load_file(self._scratch.adapter(step) / weights_file)
         gap = sum(float((published[name].double() - again[name].double()).abs().sum()) for name in published)
         mean = gap / sum(weights.numel() for weights in published.values())
-        updates = sum(len(outcome.updates) for number in steps if (outcome := read_outcome(self._scratch, MAIN, number)))
+        updates = sum(len(outcome.updates) for number in steps if (outcome := read_outcome(self._scratch, self._lineage, number)))
         allowed = tolerance.weights * self._training.learning_rate * updates
         if mean <= allowed:
             return None
@@ -266,7 +280,7 @@ def replay_step(paths: RunPaths, step: int, model: Path, training: TrainingSetti
             scratch = RunPaths(Path(folder) / "run")
             scratch.root.mkdir()
             try:
-                replayer = _Replayer(paths, scratch, model, training, storage)
+                replayer = _Replayer(paths, scratch, lineage_at(paths, step), model, training, storage)
                 return replayer.run(step, recorded, EXACT if on_cpu else TOLERANCES[training.dtype])
             except EntenteError as error:
                 error.args = (str(error).replace(str(scratch.root), str(paths.root)),)  # the user has files of the run only
@@ -277,17 +291,18 @@ def replay_step(paths: RunPaths, step: int, model: Path, training: TrainingSetti
 
 def _recorded(paths: RunPaths, step: int, training: TrainingSettings) -> Outcome:
     """What was recorded of a step that can be replayed."""
-    steps, name = recorded_steps(paths, MAIN), paths.root.name
+    lineage = lineage_at(paths, step)
+    steps, name = recorded_steps(paths, lineage), paths.root.name
     if step not in steps:
         if steps and 0 < step < steps[-1]:
             raise InputError(f"the ledger of step {step} is gone from '{paths.ledger}': restore it from a copy")
         there = f"has steps 1 to {steps[-1]}" if steps else "has none yet"
         raise InputError(f"step {step} never was: run '{name}' {there}")
-    recorded = read_outcome(paths, MAIN, step)
+    recorded = read_outcome(paths, lineage, step)
     if recorded is None:
         why = "is not done yet: ask again later" if step == steps[-1] else "has no outcome beside its ledger to be compared with"
         raise InputError(f"step {step} of run '{name}' {why}")
-    rows = read_ledger(paths, MAIN, step)
+    rows = read_ledger(paths, lineage, step)
     if rows is not None and metadata_of(rows)["settings_hash"] != settings_hash(training):
         raise InputError(
             f"step {step} of run '{name}' was made under other training settings than '{paths.settings}' has now: "
