@@ -27,9 +27,9 @@ def sql(
 ) -> None:
     """Ask a run's rows with DuckDB's SQL, also while it trains; nothing is locked and nothing can be changed.
 
-    Views: decisions (a row each), groups (advantage groups), batches (what each step trained on), plies, orders, tokens (a row
-    per completion position), lag, snapshots, standings (which groups the next step could train on), metrics (step, name, value),
-    workers, refused.
+    Views: decisions (a row each), groups (advantage groups), batches (what each step trained on; trained: without what a fork
+    left behind), plies, orders, tokens (a row per completion position), lag, snapshots, standings (which groups the next step
+    could train on), metrics (step, name, value), workers, refused.
 
     Examples
 

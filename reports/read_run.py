@@ -20,11 +20,10 @@ import numpy as np
 from evaluation.score_files import ScoreRecord, read_scores
 from evaluation.strength import cluster_bootstrap
 from storage.asking import connect
+from storage.lineages import last_step
 from storage.runs import RunPaths
 from telemetry.errors import DataError, InputError
 
-LINEAGE = "main"
-"""The ledger that a run's trainer writes."""
 _RESAMPLES = 2000
 
 
@@ -117,7 +116,7 @@ def read_run(paths: RunPaths) -> RunFacts:
         mismatch={name: value for name, value in records.get(0, {}).items() if name.startswith("mismatch/")},
         scores=_scores(paths, troubles),
         summary=_json(paths.summary, troubles),
-        begun_step=_newest_ledger_step(paths),
+        begun_step=last_step(paths),
         quiet_s=time.time() - _last_written(paths),
         at_work=_is_held(paths.lock),
         environment=_json(paths.environment, troubles),
@@ -225,11 +224,6 @@ def _json(file: Path, troubles: list[str]) -> dict[str, Any] | None:
         return None
 
 
-def _newest_ledger_step(paths: RunPaths) -> int:
-    names = [file.stem.removeprefix("step-") for file in (paths.ledger / LINEAGE).glob("step-*.arrow")]
-    return max((int(name) for name in names if name.isdigit()), default=0)
-
-
 def _is_held(lock: Path) -> bool:
     """Whether a process holds the lock; asked with a shared one, which is given back at once."""
     if not lock.is_file():
@@ -261,15 +255,13 @@ def _rows(paths: RunPaths, storage: Mapping[str, Any], troubles: list[str]) -> R
 
 
 def _ask(connection: duckdb.DuckDBPyConnection) -> RowFacts:
-    trained = connection.execute(
-        'SELECT step, shard, start_group, "return" FROM batches WHERE lineage = ? ORDER BY step, place', [LINEAGE]
-    ).fetchnumpy()
+    trained = connection.execute('SELECT step, shard, start_group, "return" FROM trained ORDER BY step, place').fetchnumpy()
     groups = np.array([f"{shard}:{group}" for shard, group in zip(trained["shard"], trained["start_group"], strict=True)])
     intervals = {}
     for step in np.unique(trained["step"]).tolist():
         rows = trained["step"] == step
         intervals[step] = cluster_bootstrap(np.asarray(trained["return"][rows], float), groups[rows], _RESAMPLES, step)
-    lags = "SELECT policy_lag, count(*) FROM batches WHERE lineage = ? GROUP BY ALL ORDER BY ALL"
+    lags = "SELECT policy_lag, count(*) FROM trained GROUP BY ALL ORDER BY ALL"
     drawn = """SELECT policy_version, avg("return") FROM decisions WHERE status = 'complete' GROUP BY ALL ORDER BY ALL"""
     failed = """
         SELECT reason, count(DISTINCT (shard, start_group, fork)) AS forks FROM decisions WHERE status <> 'complete'
@@ -279,7 +271,7 @@ def _ask(connection: duckdb.DuckDBPyConnection) -> RowFacts:
     return RowFacts(
         return_intervals=intervals,
         return_of_all=dict(connection.sql(drawn).fetchall()),
-        lags=dict(connection.execute(lags, [LINEAGE]).fetchall()),
+        lags=dict(connection.execute(lags).fetchall()),
         failures=connection.sql(failed).fetchall(),
         refused=connection.sql("SELECT shard, sentence FROM refused ORDER BY shard").fetchall(),
         decisions=decisions,

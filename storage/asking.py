@@ -16,13 +16,14 @@ import pyarrow.dataset as ds
 from storage.archive import archive_path
 from storage.as_of import go_back, stand_now, step_then
 from storage.index import Index
+from storage.lineages import counts_as_used, current_lineage
 from storage.runs import RunPaths
 from storage.schema import DECISION_SCHEMA
 from telemetry.errors import InputError
 
 VIEWS = (
     "decisions", "groups", "batches", "plies", "orders", "tokens", "lag", "snapshots", "standings", "metrics", "workers",
-    "refused",
+    "refused", "trained",
 )  # fmt: skip
 QUERIES = {file.stem: file.read_text() for file in sorted((Path(__file__).parent / "queries").glob("*.sql"))}
 """Ready questions by name; the first line of each says what it answers."""
@@ -61,6 +62,7 @@ def connect(
     connection.register("archived", _archived(paths, index))
     connection.execute(f"CREATE VIEW payload AS {payload}")
     connection.execute("CREATE VIEW orders AS SELECT decision_id, orders FROM payload")
+    connection.register("ancestry", _ancestry(paths))
     connection.register("metrics", _metrics(paths.metrics))
     connection.register("workers", _workers(paths.workers))
     connection.execute(_VIEWS_SQL)
@@ -107,6 +109,12 @@ def _archived(paths: RunPaths, index: Index) -> pa.Table | ds.Dataset:
     files = [path for shard in index.retired() if (path := archive_path(paths, shard.name)).is_file()]
     wanted = _stacked([], _LISTS).schema
     return ds.dataset([str(file) for file in files], schema=wanted, format="parquet") if files else wanted.empty_table()
+
+
+def _ancestry(paths: RunPaths) -> pa.Table:
+    """The lineage in which the run goes on and those it was forked from, each with the last step of it that counts."""
+    counted = counts_as_used(paths, current_lineage(paths))
+    return pa.table({"lineage": list(counted), "until": pa.array(counted.values(), pa.int32())})
 
 
 def _metrics(file: Path) -> pa.Table:

@@ -30,3 +30,8 @@ SELECT
     ) AS mean_spread,
     max(d.policy_version) AS newest_version
 FROM decisions AS d GROUP BY d.snapshot_id ORDER BY d.snapshot_id;
+
+-- What the run's steps trained on, in the one history that led to where it is: without what it left by a fork.
+CREATE VIEW trained AS
+SELECT b.* FROM batches AS b JOIN ancestry AS a ON b.lineage = a.lineage AND b.step <= a.until
+ORDER BY b.step, b.place;

@@ -6,6 +6,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from storage.asking import connect
 from storage.index import Index
 from storage.ledger import ROWS_SCHEMA, ledger_path, write_ledger
 from storage.lineages import (
@@ -77,6 +78,11 @@ def test_a_fork_uses_again_what_its_parent_used_after_it_and_nothing_before(path
     taken = [step(number, "hot") for number in (2, 3)]
     assert not ids(first) & ids(*taken)
     assert ids(*taken) == ids(second, third), "all that was left after step 1"
+    with connect(paths.root) as asked:
+        history = asked.sql("select lineage, step, list(decision_id order by place) from trained group by all order by step")
+        named = [("main", 1), ("hot", 2), ("hot", 3)]
+        found = [(*name, table["decision_id"].to_pylist()) for name, table in zip(named, (first, *taken), strict=True)]
+        assert history.fetchall() == found, "the one history that led here"
 
 
 @pytest.mark.parametrize(
