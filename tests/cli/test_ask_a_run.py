@@ -46,8 +46,9 @@ def test_an_answer_is_a_table_with_a_head(workplace, trained):
 def test_every_view_that_the_help_names_is_there(trained, view: str):
     _, paths, _ = trained
     assert view in (sql.__doc__ or "")
+    may_be_empty = ("refused", "workers")  # nothing is damaged, and no worker has a URL
     with connect(paths.root) as run:
-        assert (ask(run, f"select * from {view}").num_rows > 0) is (view != "refused")
+        assert (ask(run, f"select * from {view}").num_rows > 0) is (view not in may_be_empty)
 
 
 @pytest.mark.parametrize("name", QUERIES)
