@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from storage.retention import RetentionSettings
 from storage.runs import RunPaths, held
 from storage.settings import StorageSettings
 from telemetry.errors import InputError, TrainingError
@@ -35,6 +36,22 @@ def test_it_trains_and_publishes_and_its_errors_arrive_as_sentences(run_with_row
     finally:
         trainer.close()
     assert not psutil.pid_exists(trainer.pid)
+
+
+def test_it_gives_up_shards_when_it_is_told_to_and_trains_on(run_with_rows, exact_engine, model):
+    paths = run_with_rows(exact_engine(), groups=2, forks=3)
+    trainer = TrainerProcess(paths, model, SETTINGS, StorageSettings(max_policy_lag=0), threads=1)
+    tight = RetentionSettings(shards_gb=1e-9, stale_versions=0, replay_steps=0, shard_grace_hours=0)
+    try:
+        assert trainer.retire(tight) == 0, "its rows may be trained on yet"
+        for step in (1, 2):
+            trainer.step(step, 2)
+        assert trainer.retire(tight) > 0 and trainer.retire(tight) == 0
+        assert not list(paths.shards.rglob("*.arrow")) and list(paths.retired.glob("snap-000001.parquet"))
+        assert trainer.totals().decisions > 0
+        trainer.step(3, 2)
+    finally:
+        trainer.close()
 
 
 def test_two_trainers_of_one_run_exclude_each_other_and_the_second_says_so(model, tmp_path, monkeypatch):
@@ -67,7 +84,8 @@ def test_it_ends_when_its_parent_is_killed(model, tmp_path):
         f"""
         import sys, time
         from pathlib import Path
-        from storage.runs import RunPaths, held
+        from storage.retention import RetentionSettings
+from storage.runs import RunPaths, held
         from storage.settings import StorageSettings
         from training.process import TrainerProcess
         from training.settings import TrainingSettings
