@@ -8,7 +8,15 @@ from pathlib import Path
 from decoding.model_files import resolve_model
 from flows.run_settings import RunSettings
 from game.prompt_settings import DEFAULT_PROMPTS, PromptSettings
-from inference.memory_plan import ModelShape, check_memory, read_shape, trainer_memory
+from inference.memory_plan import (
+    Machine,
+    ModelShape,
+    check_memory,
+    read_shape,
+    this_machine,
+    trainer_gpu_memory,
+    trainer_memory,
+)
 from inference.settings import InferenceSettings
 from telemetry.errors import InputError
 from training.recipe import longest_sequence, recipe_hash
@@ -26,7 +34,9 @@ def check_room(settings: RunSettings, *, trains: bool) -> None:
     """
     shape = model_shape(settings.inference.model, settings.tiny_model, settings.prompts)
     check_length(settings.inference, shape, settings.inference.model)
-    check_memory(shape, settings.inference, trainer=trainer_bytes(settings, shape) if trains else 0)
+    machine = this_machine()
+    needed = {"trainer": trainer_bytes(settings, shape), "trainer_gpu": trainer_gpu_bytes(settings, shape, machine)}
+    check_memory(shape, settings.inference, machine=machine, **(needed if trains else {}))
 
 
 def model_here(name: str) -> Path | None:
@@ -100,3 +110,17 @@ def check_length(settings: InferenceSettings, shape: ModelShape | None, name: st
 def trainer_bytes(settings: RunSettings, shape: ModelShape | None) -> int:
     """Main memory that the trainer's process takes at least; 0 where the shape is not known."""
     return 0 if shape is None else trainer_memory(shape, rank=settings.training.lora_rank, dtype=settings.training.dtype)
+
+
+def trainer_gpu_bytes(settings: RunSettings, shape: ModelShape | None, machine: Machine) -> int:
+    """Memory of the GPU that the trainer takes at least, for one micro-batch; 0 where it computes elsewhere."""
+    training = settings.training
+    if shape is None or not machine.gpu_total or training.device == "cpu":
+        return 0
+    return trainer_gpu_memory(
+        shape,
+        rank=training.lora_rank,
+        dtype=training.dtype,
+        tokens=training.token_budget or settings.inference.max_model_length,
+        recompute=training.recompute,
+    )

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluation.settings import EvaluationSettings
-from flows.find_model import TINY, check_length, find_tiny, model_here, model_shape, tiny_shape, trainer_bytes
+from flows.find_model import TINY, check_length, find_tiny, model_here, model_shape, tiny_shape, trainer_bytes, trainer_gpu_bytes
 from flows.rehearse_forks import PLIES_A_YEAR, Rehearsal, codec_of, rehearse, some_positions
 from flows.run_settings import CACHE_FOLDER, MODEL_FOLDER, RunSettings, check_settings
 from flows.thread_plan import plan_threads, usable_cores
@@ -59,8 +59,8 @@ def plan_train(settings: RunSettings, *, resume: bool = False) -> Plan:
         )
     model, shape = _model(settings)
     machine = this_machine()
-    trainer = trainer_bytes(settings, shape)
-    check_memory(shape, settings.inference, trainer=trainer, machine=machine)
+    trainer, trainer_gpu = trainer_bytes(settings, shape), trainer_gpu_bytes(settings, shape, machine)
+    check_memory(shape, settings.inference, trainer=trainer, trainer_gpu=trainer_gpu, machine=machine)
     cache, positions = _positions(settings)
     tokens = Tokens(codec_of(model), settings.prompts)
     rehearsal = rehearse(positions, tokens, settings.rollouts, settings.inference.max_model_length, settings.seed)
@@ -75,7 +75,7 @@ def plan_train(settings: RunSettings, *, resume: bool = False) -> Plan:
         "tokens": _tokens(settings, rehearsal, work["decisions_about"], exact=model is not None),
         "evaluation": _evaluation(settings.evaluation, times=2, scripted=2),
         "disk": _disk(settings, rehearsal, shape, folder),
-        "memory": _memory(shape, settings.inference, machine, trainer),
+        "memory": _memory(shape, settings.inference, machine, trainer, trainer_gpu),
         "threads": _threads(settings),
         "engine": _engine(settings.inference),
         "reused_or_made": {"state_cache": _cache_line(cache, settings), "model": _model_line(model, settings)},
@@ -288,7 +288,7 @@ def _disk(settings: RunSettings, rehearsal: Rehearsal, shape: ModelShape | None,
     return plan
 
 
-def _memory(shape: ModelShape | None, settings: InferenceSettings, machine: Machine, trainer: int) -> Plan:
+def _memory(shape: ModelShape | None, settings: InferenceSettings, machine: Machine, trainer: int, trainer_gpu: int = 0) -> Plan:
     if shape is None:
         return {"needed": "unknown: the model is not here yet, or its config does not tell", "available_bytes": machine.memory}
     if settings.urls:
@@ -308,6 +308,7 @@ def _memory(shape: ModelShape | None, settings: InferenceSettings, machine: Mach
     rows |= {"needed_bytes_at_least": plan.needed, "available_bytes": machine.memory}
     if machine.gpu_total:
         rows |= {"gpu_reserved_bytes": plan.gpu_needed, "gpu_free_bytes": machine.gpu_free, "gpu_total_bytes": machine.gpu_total}
+        rows["gpu_trainer_bytes_at_least"] = trainer_gpu
     return rows
 
 

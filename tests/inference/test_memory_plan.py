@@ -15,6 +15,7 @@ from inference.memory_plan import (
     plan_memory,
     read_shape,
     size_text,
+    trainer_gpu_memory,
     trainer_memory,
 )
 from inference.settings import InferenceSettings
@@ -65,9 +66,10 @@ def test_the_adapter_has_the_weights_that_peft_gives_it():
     assert SEVEN_B.lora_parameters(16) * 4 == SEVEN_B.lora_parameters(64)
 
 
-def refusal(shape: ModelShape, machine: Machine, trainer: int = 0, **settings: object) -> str:
+def refusal(shape: ModelShape, machine: Machine, trainer: int = 0, trainer_gpu: int = 0, **settings: object) -> str:
+    wanted = InferenceSettings.model_validate(settings)
     with pytest.raises(InputError) as caught:
-        check_memory(shape, InferenceSettings.model_validate(settings), machine=machine, trainer=trainer)
+        check_memory(shape, wanted, machine=machine, trainer=trainer, trainer_gpu=trainer_gpu)
     return str(caught.value)
 
 
@@ -109,6 +111,33 @@ def test_a_gpu_is_refused_for_what_is_free_and_for_what_the_weights_take():
     said = refusal(SEVEN_B, Machine(**card, gpu_free=80 * GIB), dtype="bfloat16", gpu_memory_share=0.1)
     assert "weights take 14.2 GiB" in said and "gives the engine 8.0 GiB" in said
     check_memory(SEVEN_B, InferenceSettings(dtype="bfloat16", block_size=16), machine=Machine(**card, gpu_free=80 * GIB))
+
+
+def test_engine_and_trainer_on_one_card_are_refused_with_the_share_that_leaves_both_room():
+    trainer = trainer_gpu_memory(SEVEN_B, rank=16, dtype="bfloat16", tokens=4096, recompute=False)
+    kept = (trainer - 2 * SEVEN_B.parameters - 16 * SEVEN_B.lora_parameters(16)) / 4096
+    assert 5.2 * 2**20 < kept < 6 * 2**20, "5.6 MiB a token, as reckoned elsewhere for this shape"
+    card = Machine(memory=100 * GIB, gpu_total=80 * GIB, gpu_free=80 * GIB)
+    said = refusal(SEVEN_B, card, trainer_gpu=trainer, dtype="bfloat16", gpu_memory_share=0.85)
+    assert "takes 68.0 GiB and the trainer at least 37." in said and "80.0 GiB are free: lower the share to 0.5" in said
+    share = float(said.split("lower the share to ")[1].split(",")[0])
+    fits = InferenceSettings(dtype="bfloat16", gpu_memory_share=share)
+    check_memory(SEVEN_B, fits, machine=card, trainer_gpu=trainer)
+    tight = InferenceSettings(dtype="bfloat16", gpu_memory_share=share + 0.02)
+    with pytest.raises(InputError, match="share the GPU"):
+        check_memory(SEVEN_B, tight, machine=card, trainer_gpu=trainer)
+    again = trainer_gpu_memory(SEVEN_B, rank=16, dtype="bfloat16", tokens=4096, recompute=True)
+    assert again < trainer - 20 * GIB
+    small = Machine(memory=100 * GIB, gpu_total=40 * GIB, gpu_free=40 * GIB)
+    said = refusal(SEVEN_B, small, trainer_gpu=trainer, dtype="bfloat16", gpu_memory_share=0.5)
+    assert "let workers on another card play" in said
+    with pytest.raises(InputError, match=r"the trainer needs at least 37.* of the GPU, but 30\.0 GiB are free"):
+        check_memory(
+            SEVEN_B,
+            InferenceSettings(urls=("http://elsewhere:8100",)),
+            machine=Machine(memory=100 * GIB, gpu_total=40 * GIB, gpu_free=30 * GIB),
+            trainer_gpu=trainer,
+        )
 
 
 def test_workers_elsewhere_leave_only_the_trainer_here():
