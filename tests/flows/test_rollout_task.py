@@ -41,7 +41,7 @@ def resources(tmp_path: Path, host, uniform_engine, tokens, positions) -> Callab
             scorer=trainer,
             tokens=tokens,
             trainer=trainer,
-            standing=Standing(step_done=0, adapter=None, adapter_hash="", metrics={}, set_aside=()),
+            standing=Standing(step_done=0, adapter=None, adapter_hash="", metrics={}, set_aside=(), lineage="main"),
             past_spreads=trainer,
             max_policy_lag=2,
             provenance={"run": name},
