@@ -47,7 +47,7 @@ def resources(tmp_path: Path, positions) -> Any:
             scorer=nothing,
             tokens=nothing,
             trainer=nothing,
-            standing=Standing(step_done=0, adapter=None, adapter_hash="", metrics={}, set_aside=()),
+            standing=Standing(step_done=0, adapter=None, adapter_hash="", metrics={}, set_aside=(), lineage="main"),
             provenance={},
         )
         return made

@@ -84,8 +84,7 @@ def test_it_ends_when_its_parent_is_killed(model, tmp_path):
         f"""
         import sys, time
         from pathlib import Path
-        from storage.retention import RetentionSettings
-from storage.runs import RunPaths, held
+        from storage.runs import RunPaths
         from storage.settings import StorageSettings
         from training.process import TrainerProcess
         from training.settings import TrainingSettings
