@@ -39,6 +39,7 @@ def test_what_is_no_recording_is_refused_in_a_sentence(tmp_path: Path):
             read(tmp_path / name)
 
 
+@pytest.mark.slow
 def test_an_engine_is_measured_and_its_logprobs_are_held_against_transformers(recording: Path, tmp_path: Path):
     arguments = ["--scratch", str(tmp_path), "--shape", "tiny", "--dtype", "float32", "--most", "8", "--arms", "torch"]
     done = subprocess.run(

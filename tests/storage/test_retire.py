@@ -220,7 +220,7 @@ retire(paths, Index(paths), RunAge(policy_version=10, oldest_checkpoint=8, max_p
 """
 
 
-@pytest.mark.parametrize("calls", [0, 5, 51, 56, 60, 63, 66])
+@pytest.mark.parametrize("calls", [5, 56, 66, *(pytest.param(calls, marks=pytest.mark.slow) for calls in (0, 51, 60, 63))])
 def test_killed_anywhere_it_loses_nothing_and_the_next_call_goes_on(run: RunPaths, calls: int) -> None:
     with connect(run.root) as asked:
         expected = asked.sql("from tokens order by decision_id, place").fetchall()
