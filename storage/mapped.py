@@ -19,8 +19,9 @@ from storage.schema import as_array
 from storage.shards import map_shard
 from telemetry.errors import DataError
 
-MAPPED = 128
-"""Shards kept mapped. Linux allows a process 65,530 mappings, and a long run has more shards."""
+MAPPED = 64
+"""Shards kept mapped: those of a staleness budget, and few enough that a trainer does not seem to grow, for what is mapped counts as
+resident. Linux allows a process 65,530 mappings, and a long run has more shards."""
 
 
 class ShardDamaged(DataError):
