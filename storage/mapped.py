@@ -20,8 +20,8 @@ from storage.shards import map_shard
 from telemetry.errors import DataError
 
 MAPPED = 64
-"""Shards kept mapped: those of a staleness budget, and few enough that a trainer does not seem to grow, for what is mapped counts as
-resident. Linux allows a process 65,530 mappings, and a long run has more shards."""
+"""Shards kept mapped: those of a staleness budget, and few enough that a trainer does not seem to grow, for what is mapped counts
+as resident. Linux allows a process 65,530 mappings, and a long run has more shards."""
 
 
 class ShardDamaged(DataError):
