@@ -36,8 +36,8 @@ def lab(
 
         entente lab --run mine --steps 8 --caps 1 2 5 --json
     """
-    from flows.find_model import TINY, find_tiny, model_here
-    from flows.run_settings import MODEL_FOLDER, settings_of
+    from flows.find_model import model_of
+    from flows.run_settings import settings_of
     from flows.thread_plan import apply_threads, usable_cores
     from storage.runs import RunPaths
 
@@ -46,17 +46,14 @@ def lab(
         raise InputError(f"a cap of importance weights is above 0, and {bad[0]:g} is not")
     paths = RunPaths(runs_root / run)
     settings = settings_of(paths)
-    name = settings.inference.model
-    model = find_tiny(runs_root / MODEL_FOLDER, settings.tiny_model, settings.prompts) if name == TINY else model_here(name)
-    if model is None:
-        raise InputError(f"the model '{name}' of run '{run}' is gone from this machine: restore it")
+    model = model_of(settings, runs_root, run)
     apply_threads(usable_cores())
     from cli.screen import progress_shown
     from training.lab import compare
 
     training = settings.training.model_copy(update={"seed": settings.seed})
     with progress_shown():
-        found = compare(paths, model.resolve(), training, settings.storage, steps, caps)
+        found = compare(paths, model, training, settings.storage, steps, caps)
     _show(found, run)
     if json:
         print(jsonlib.dumps(_facts(found, run)))

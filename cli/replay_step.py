@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from telemetry.errors import InputError, TrainingError
+from telemetry.errors import TrainingError
 
 if TYPE_CHECKING:
     from training.replay import Replay
@@ -31,24 +31,21 @@ def replay_step(
 
         entente replay-step --run mine --step 7 --json
     """
-    from flows.find_model import TINY, find_tiny, model_here
-    from flows.run_settings import MODEL_FOLDER, settings_at
+    from flows.find_model import model_of
+    from flows.run_settings import settings_at
     from flows.thread_plan import apply_threads, usable_cores
     from storage.runs import RunPaths
 
     paths = RunPaths(runs_root / run)
     settings = settings_at(paths, step)
-    name = settings.inference.model
-    model = find_tiny(runs_root / MODEL_FOLDER, settings.tiny_model, settings.prompts) if name == TINY else model_here(name)
-    if model is None:
-        raise InputError(f"the model '{name}' of run '{run}' is gone from this machine: restore it")
+    model = model_of(settings, runs_root, run)
     apply_threads(usable_cores())
     from cli.screen import progress_shown
     from training.replay import replay_step as replay
 
     training = settings.training.model_copy(update={"seed": settings.seed})
     with progress_shown():
-        found = replay(paths, step, model.resolve(), training, settings.storage)
+        found = replay(paths, step, model, training, settings.storage)
     for line in _lines(found):
         print(line)
     if json:

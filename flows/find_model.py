@@ -6,7 +6,7 @@ Promise: loads neither torch nor Prefect, and asks no hub: of a hub id it finds 
 from pathlib import Path
 
 from decoding.model_files import resolve_model
-from flows.run_settings import RunSettings
+from flows.run_settings import MODEL_FOLDER, RunSettings
 from game.prompt_settings import DEFAULT_PROMPTS, PromptSettings
 from inference.memory_plan import (
     Machine,
@@ -58,6 +58,19 @@ def model_here(name: str) -> Path | None:
         ) from error
     except (OSError, InputError):  # nothing of it here, or only in part
         return None
+
+
+def model_of(settings: RunSettings, runs_root: Path, run: str) -> Path:
+    """The model that the run of this name under `runs_root`, with these settings, was trained on.
+
+    Raises:
+        InputError: it is not on this machine any more.
+    """
+    name = settings.inference.model
+    found = find_tiny(runs_root / MODEL_FOLDER, settings.tiny_model, settings.prompts) if name == TINY else model_here(name)
+    if found is None:
+        raise InputError(f"the model '{name}' of run '{run}' is gone from this machine: restore it")
+    return found.resolve()
 
 
 def find_tiny(root: Path, recipe: TinyModelSettings, prompts: PromptSettings = DEFAULT_PROMPTS) -> Path | None:
