@@ -1,4 +1,5 @@
-"""The live handles that a run's tasks share: engine, trainer process, tokens, positions, clocks.
+"""The live handles that a run's tasks share: engine, trainer process, tokens, positions, clocks; those that playing needs for
+themselves, since rollouts are also played where there is no trainer.
 
 Held by the flow, handed to tasks as one object that Prefect neither copies nor stores. Owns nothing: whoever opened
 them closes them.
@@ -24,8 +25,8 @@ PROBE = "probe"
 
 
 @dataclass(kw_only=True)
-class Resources:
-    """What the tasks of one run work with."""
+class Playing:
+    """What rollouts of one run are played with, wherever that is."""
 
     paths: RunPaths
     model: Path
@@ -36,12 +37,7 @@ class Resources:
     host: EngineHost
     engine: Engine
     """Draws the rollouts."""
-    scorer: Engine
-    """Draws for evaluation: the same, or workers kept for it, so that the rollouts' prefixes stay warm."""
     tokens: Tokens
-    trainer: TrainerProcess
-    standing: Standing
-    """Where the run stood when it was opened."""
     provenance: dict[str, str]
     """What every shard says of its origin."""
     past_spreads: PastSpreadsAside
@@ -51,6 +47,17 @@ class Resources:
     full_disk_wait_s: float = 0.0
     """Seconds for which finished rollouts wait for room on a full disk."""
     spans: Spans = field(default_factory=Spans)
+
+
+@dataclass(kw_only=True)
+class Resources(Playing):
+    """What the tasks of the training flow work with."""
+
+    scorer: Engine
+    """Draws for evaluation: the same, or workers kept for it, so that the rollouts' prefixes stay warm."""
+    trainer: TrainerProcess
+    standing: Standing
+    """Where the run stood when it was opened."""
 
     async def serve(self, version: int, adapter: Path, adapter_hash: str) -> None:
         """Let the engine play policy `version` from now on, and nothing that is too old to train on.

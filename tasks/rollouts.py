@@ -19,7 +19,7 @@ from game.snapshot import Snapshot
 from rollouts.roll_out import plan_start_groups, roll_out
 from state_cache.sampling import sample_start_positions
 from storage.shards import Coverage, Shard, coverage, open_shard, publish_shard
-from tasks.resources import PROBE, PRODUCER, Resources
+from tasks.resources import PROBE, PRODUCER, Playing, Resources
 from telemetry.errors import disk_full
 from telemetry.progress import reporter
 
@@ -61,16 +61,30 @@ async def roll_out_groups(resources: Resources, step: int, first_group: int, cou
 
     A retry after the shard was published finds it and plays nothing.
     """
-    began = time.monotonic()
-    with resources.spans.span("rollout"):
-        found = await asyncio.to_thread(coverage, resources.paths, PRODUCER, first_group, count)
-        first_of_step = (step - 1) * resources.rollouts.start_groups
-        positions = await asyncio.to_thread(start_positions, resources, step)
-        for first, stretch in found.missing:
-            mine = positions[first - first_of_step : first - first_of_step + stretch]
-            await _play(resources, f"rollout {step}", PRODUCER, mine, first)
-        whole = found if not found.missing else await asyncio.to_thread(coverage, resources.paths, PRODUCER, first_group, count)
-        report = await asyncio.to_thread(report_of, whole, count)
+    return await play_stretch(resources, step, first_group, count)
+
+
+async def play_stretch(playing: Playing, step: int, first_group: int, count: int) -> RolloutReport:
+    """What a rollout task does, in whichever process it is."""
+    began, first_of_step = time.monotonic(), (step - 1) * playing.rollouts.start_groups
+    with playing.spans.span("rollout"):
+        positions = await asyncio.to_thread(start_positions, playing, step)
+        mine = positions[first_group - first_of_step :][:count]
+        report = await play_missing(playing, f"rollout {step}", PRODUCER, mine, first_group)
+    return replace(report, seconds=time.monotonic() - began)
+
+
+async def play_missing(
+    playing: Playing, stage: str, producer: str, positions: list[tuple[Snapshot, str]], first_group: int
+) -> RolloutReport:
+    """Play those of the producer's start groups from `first_group` on, one for each position, that no shard holds."""
+    began, count = time.monotonic(), len(positions)
+    found = await asyncio.to_thread(coverage, playing.paths, producer, first_group, count)
+    for first, stretch in found.missing:
+        mine = positions[first - first_group : first - first_group + stretch]
+        await play_groups(playing, stage, producer, mine, first)
+    whole = found if not found.missing else await asyncio.to_thread(coverage, playing.paths, producer, first_group, count)
+    report = await asyncio.to_thread(report_of, whole, count)
     return replace(report, set_aside=len(found.set_aside), seconds=time.monotonic() - began)
 
 
@@ -90,10 +104,10 @@ async def roll_out_probe(resources: Resources, version: int) -> None:
         found = await asyncio.to_thread(coverage, resources.paths, PROBE, version, 1)
         if found.missing:
             positions = sample_start_positions(resources.cache.train, 1, resources.seed, version)
-            await _play(resources, "probe", PROBE, positions, version)
+            await play_groups(resources, "probe", PROBE, positions, version)
 
 
-def start_positions(resources: Resources, step: int) -> list[tuple[Snapshot, str]]:
+def start_positions(resources: Playing, step: int) -> list[tuple[Snapshot, str]]:
     """The positions of `step`, and the power that the policy plays in each; the same whenever it is asked.
 
     What past groups taught counts up to the newest step that was whole before any task of this one could begin: rollouts run
@@ -108,36 +122,39 @@ def start_positions(resources: Resources, step: int) -> list[tuple[Snapshot, str
     )
 
 
-async def _play(resources: Resources, stage: str, producer: str, positions: list[tuple[Snapshot, str]], first_group: int) -> None:
+async def play_groups(
+    playing: Playing, stage: str, producer: str, positions: list[tuple[Snapshot, str]], first_group: int
+) -> None:
+    """Play these positions as the producer's start groups from `first_group` on, and publish their shard."""
     done: list[int] = []
 
     def on_group(number: int) -> None:
         done.append(number)
         reporter().stage(stage, len(done), len(positions))
 
-    played = await resources.host.run(
+    played = await playing.host.run(
         roll_out(
-            plan_start_groups(positions, first_group, resources.rollouts),
-            resources.engine,
-            resources.tokens,
-            resources.rollouts,
+            plan_start_groups(positions, first_group, playing.rollouts),
+            playing.engine,
+            playing.tokens,
+            playing.rollouts,
             producer=producer,
-            seed=resources.seed,
+            seed=playing.seed,
             on_group=on_group,
         )
     )
     await publish_when_there_is_room(
         partial(
             publish_shard,
-            resources.paths,
+            playing.paths,
             producer,
             first_group,
             played.decisions,
             played.plies,
-            resources.provenance,
+            playing.provenance,
             next_start_group=first_group + len(positions),
         ),
-        resources.full_disk_wait_s,
+        playing.full_disk_wait_s,
     )
 
 
