@@ -1,4 +1,4 @@
-"""What a worker tells Prometheus: its engine's counts, and how long requests queued, were prefilled and decoded.
+"""What a worker tells Prometheus: its engine's counts, how long requests queued, were prefilled and decoded, and its GPUs.
 
 Each worker has a registry of its own; vLLM's series, where an engine feeds them, are those of the process.
 """
@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from inference.engine import EngineStats, Generation
+from telemetry.nvml import FIGURES, Nvml
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _COUNTED = {
@@ -31,6 +32,7 @@ class WorkerMetrics:
         self._registry = CollectorRegistry()
         self._stats = _Stats()
         self._registry.register(self._stats)
+        self._registry.register(_Gpus())
         self._stages = {
             stage: Histogram(
                 f"entente_{stage}_seconds", f"Seconds of a request's {stage}", buckets=_SECONDS, registry=self._registry
@@ -71,3 +73,25 @@ class _Stats(Collector):
         yield CounterMetricFamily("entente_engine_restarts", "Engines built again after one failed", value=self.restarts)
         yield GaugeMetricFamily("entente_running", "Requests in flight", value=self.now.running)
         yield GaugeMetricFamily("entente_policy_version", "Newest version served", value=self.now.policy_version)
+
+
+class _Gpus(Collector):
+    """The machine's GPUs as they are when the page is asked for; hardware counters cover the time since it was last asked for."""
+
+    def __init__(self) -> None:
+        self._nvml: Nvml | None = None
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing beforehand: registering a collector must not read devices."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        self._nvml = self._nvml or Nvml()
+        readings = self._nvml.read() if len(self._nvml) else {}
+        for name, meaning in FIGURES.items():
+            values = {device: reading[name] for device, reading in readings.items() if name in reading}
+            if values:
+                family = GaugeMetricFamily(f"entente_gpu_{name}", f"GPU: {meaning}", labels=["device"])
+                for device, value in values.items():
+                    family.add_metric([device], value)
+                yield family

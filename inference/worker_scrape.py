@@ -7,21 +7,24 @@ when a worker is gone.
 
 import asyncio
 import json
-import os
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from telemetry.bounded_file import append_line
+
 OURS, VLLMS = "entente_", "vllm:"
 LARGEST_FILE = 32 << 20
 """Bytes after which the file of readings begins anew; the one before is kept beside it."""
 _RUNNING, _WAITING, _CACHE = "entente_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"
+_GPU, _SUMMED = "entente_gpu_", ("entente_gpu_power_w", "entente_gpu_memory_used_mib")
 
 
 def read_series(page: str) -> dict[str, float]:
-    """Value by name of a page's series of ours and of vLLM's; labels are summed over, but of shares the largest counts.
+    """Value by name of a page's series of ours and of vLLM's; labels are summed over, but of shares the largest counts,
+    and so of what GPUs show, power and memory in use apart.
 
     Histograms keep their sum and count. Buckets, times of creation and other programs' series are left out.
 
@@ -34,7 +37,7 @@ def read_series(page: str) -> dict[str, float]:
             name = sample.name
             if not name.startswith((OURS, VLLMS)) or name.endswith(("_bucket", "_created")):
                 continue
-            if name.endswith("_perc"):
+            if name.endswith("_perc") or (name.startswith(_GPU) and name not in _SUMMED):
                 found[name] = max(found.get(name, 0.0), sample.value)
             else:
                 found[name] = found.get(name, 0.0) + sample.value
@@ -75,7 +78,7 @@ class WorkerScrape:
             changed = {name: value for name, value in series.items() if before.get(name) != value}
             self._told[worker] = series
             line = {"time": round(time.time(), 3), "worker": worker, **changed}
-            await asyncio.to_thread(_append, self._file, json.dumps(line) + "\n")
+            await asyncio.to_thread(append_line, self._file, json.dumps(line), LARGEST_FILE)
 
     def take(self) -> dict[str, float]:
         """Registered `workers/` figures since the last call."""
@@ -86,6 +89,11 @@ class WorkerScrape:
             ("waiting_mean", _WAITING, _mean),
             ("waiting_max", _WAITING, max),
             ("kv_cache_share_max", _CACHE, max),
+            ("gpu_utilisation_mean", _GPU + "utilisation", _mean),
+            ("gpu_memory_share_max", _GPU + "memory_share", max),
+            ("gpu_sm_occupancy_share", _GPU + "sm_occupancy_share", _mean),
+            ("gpu_dram_bandwidth_share", _GPU + "dram_bandwidth_share", _mean),
+            ("gpu_power_w", _GPU + "power_w", _mean),
         ):
             values = [reading[series] for reading in readings if series in reading]
             if values:
@@ -95,10 +103,3 @@ class WorkerScrape:
 
 def _mean(values: list[float]) -> float:
     return sum(values) / len(values)
-
-
-def _append(file: Path, line: str) -> None:
-    if file.exists() and file.stat().st_size > LARGEST_FILE:
-        os.replace(file, file.with_suffix(".before.jsonl"))
-    with file.open("a", encoding="utf-8") as out:
-        out.write(line)

@@ -23,7 +23,7 @@ from telemetry.errors import InputError
 
 VIEWS = (
     "decisions", "groups", "batches", "plies", "orders", "tokens", "lag", "snapshots", "standings", "metrics", "workers",
-    "refused", "trained",
+    "devices", "refused", "trained",
 )  # fmt: skip
 QUERIES = {file.stem: file.read_text() for file in sorted((Path(__file__).parent / "queries").glob("*.sql"))}
 """Ready questions by name; the first line of each says what it answers."""
@@ -65,6 +65,7 @@ def connect(
     connection.register("ancestry", _ancestry(paths))
     connection.register("metrics", _metrics(paths.metrics))
     connection.register("workers", _workers(paths.workers))
+    connection.register("devices", _devices(paths.devices))
     connection.execute(_VIEWS_SQL)
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")
@@ -125,6 +126,11 @@ def _metrics(file: Path) -> pa.Table:
 def _workers(file: Path) -> pa.Table:
     """What workers' pages said as rows (time, worker, name, value): a series' value at its changes; time in seconds of 1970."""
     return _long(file, {"time": pa.float64(), "worker": pa.string()})
+
+
+def _devices(file: Path) -> pa.Table:
+    """What the trainer host's GPUs showed as rows (time, device, name, value)."""
+    return _long(file, {"time": pa.float64(), "device": pa.string()})
 
 
 def _long(file: Path, keys: Mapping[str, pa.DataType]) -> pa.Table:

@@ -72,6 +72,10 @@ class RunPaths:
         return self.root / "workers.jsonl"
 
     @property
+    def devices(self) -> Path:
+        return self.root / "devices.jsonl"
+
+    @property
     def alerts(self) -> Path:
         return self.root / "alerts.jsonl"
 

@@ -1,11 +1,19 @@
 """Memory of processes and figures of GPUs; an absent GPU is said once and costs nothing afterwards."""
 
 import ctypes
+import json
 import logging
-from collections.abc import Sequence
-from typing import Any
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean as mean
+from typing import Self
 
 import psutil
+
+from telemetry.bounded_file import append_line
+from telemetry.nvml import Nvml, Reading
 
 logger = logging.getLogger("entente.devices")
 
@@ -28,28 +36,95 @@ def resident_mib(pid: int) -> float:
 
 
 class GpuSampler:
-    """Reads NVML through `pynvml`; empty figures where there is no GPU."""
+    """Reads the GPUs of this machine on a beat, in a thread of its own; empty figures where there is none."""
 
-    def __init__(self) -> None:
-        import pynvml
+    def __init__(self, beat_s: float = 0.0, file: Path | None = None) -> None:
+        """Begin to read.
 
-        self._nvml: Any = pynvml
-        self._devices: Sequence[object] = ()
-        try:
-            pynvml.nvmlInit()
-            self._devices = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        except pynvml.NVMLError as error:
-            logger.info("no GPU figures: %s", error)
+        Args:
+            beat_s: seconds between two readings; 0: none but one at each `sample`.
+            file: takes each reading of a device as a line of JSON; bounded.
+        """
+        self._nvml, self._beat_s, self._file = Nvml(), beat_s, file
+        self._readings: list[dict[str, Reading]] = []
+        self._lock, self._closing = threading.Lock(), threading.Event()
+        self._thread: threading.Thread | None = None
+        if beat_s and len(self._nvml):
+            self._thread = threading.Thread(target=self._run, name="gpu-sampler", daemon=True)
+            self._thread.start()
 
     def sample(self) -> dict[str, float]:
-        """Registered `gpu/` metrics of this moment; {} without a GPU."""
-        if not self._devices:
-            return {}
-        use = [self._nvml.nvmlDeviceGetUtilizationRates(device).gpu / 100 for device in self._devices]
-        memory = [self._nvml.nvmlDeviceGetMemoryInfo(device) for device in self._devices]
-        power = [self._nvml.nvmlDeviceGetPowerUsage(device) / 1000 for device in self._devices]
-        return {
-            "gpu/utilisation": max(use),
-            "gpu/memory_share": max(info.used / info.total for info in memory),
-            "gpu/power_w": sum(power),
-        }
+        """Registered `gpu/` figures of the readings since the last call, of this moment if there were none; {} without a GPU."""
+        with self._lock:
+            if not self._readings and len(self._nvml):
+                self._read()
+            readings, self._readings = self._readings, []
+        return fold(readings)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.join(timeout=10)
+        self._nvml.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        while not self._closing.wait(self._beat_s):
+            with self._lock:
+                self._read()
+
+    def _read(self) -> None:
+        reading = self._nvml.read()
+        if not reading:
+            return
+        self._readings.append(reading)
+        if self._file is None:
+            return
+        now = round(time.time(), 3)
+        try:
+            for device, figures in reading.items():
+                line = {name: round(value, 4) for name, value in figures.items()}
+                append_line(self._file, json.dumps({"time": now, "device": device, **line}))
+        except OSError as error:  # a full disk is the run's to say; its figures go on
+            logger.info("a reading of the GPUs was not written: %s", error)
+            self._file = None
+
+
+def fold(readings: Sequence[Mapping[str, Reading]]) -> dict[str, float]:
+    """Registered `gpu/` figures of some readings of all devices: means over time, of the device that a figure is about."""
+    devices = sorted({device for reading in readings for device in reading})
+
+    def over_time(name: str, fold: Callable[[list[float]], float] = mean) -> list[float]:
+        """One value per device that gives it."""
+        each = [[reading[device][name] for reading in readings if name in reading.get(device, {})] for device in devices]
+        return [fold(values) for values in each if values]
+
+    figures: dict[str, float] = {}
+    for metric, name, in_time, of_devices in _FOLDS:
+        if values := over_time(name, in_time):
+            figures[f"gpu/{metric}"] = of_devices(values)
+    return figures | ({"gpu/readings": float(len(readings))} if figures else {})
+
+
+_FOLDS: tuple[tuple[str, str, Callable[[list[float]], float], Callable[[list[float]], float]], ...] = (
+    ("utilisation", "utilisation", mean, max),
+    ("utilisation_mean", "utilisation", mean, mean),
+    ("memory_share", "memory_share", max, max),
+    ("memory_used_mib", "memory_used_mib", max, sum),
+    ("memory_busy_share", "memory_busy_share", mean, max),
+    ("dram_bandwidth_share", "dram_bandwidth_share", mean, mean),
+    ("sm_activity_share", "sm_activity_share", mean, mean),
+    ("sm_occupancy_share", "sm_occupancy_share", mean, mean),
+    ("tensor_share", "tensor_share", mean, mean),
+    ("power_w", "power_w", mean, sum),
+    ("sm_clock_mhz", "sm_clock_mhz", mean, min),
+    ("memory_clock_mhz", "memory_clock_mhz", mean, min),
+    ("temperature_c", "temperature_c", max, max),
+)
+"""Metric, figure of a reading, how readings of a device are put together, and how devices."""

@@ -60,6 +60,11 @@ METRICS: dict[str, Metric] = (
         waiting_mean=("requests", "mean requests in vLLM's own queue at a worker"),
         waiting_max=("requests", "the most of them"),
         kv_cache_share_max=("share", "the fullest key-value cache of any worker"),
+        gpu_utilisation_mean=("share", "of the time with a kernel at work, on the workers' busiest devices"),
+        gpu_memory_share_max=("share", "the fullest device of any worker"),
+        gpu_sm_occupancy_share=("share", "of the warps that would fit in flight at workers, by hardware counters"),
+        gpu_dram_bandwidth_share=("share", "of the memory bandwidth at workers, by hardware counters"),
+        gpu_power_w=("W", "mean power of a worker's devices"),
     )
     | _group(
         "train",
@@ -152,8 +157,15 @@ METRICS: dict[str, Metric] = (
     )
     | _group(
         "gpu",
-        utilisation=("share", "NVML's utilisation of the busiest device"),
-        memory_share=("share", "used memory of the fullest device"),
+        utilisation=("share", "of the time with a kernel at work, on the busiest device; a mean over the step's readings"),
+        utilisation_mean=("share", "the same over all devices"),
+        memory_share=("share", "most memory in use, of the fullest device's"),
+        memory_used_mib=("MiB", "most memory in use, of all devices together"),
+        memory_busy_share=("share", "of the time in which memory was read or written, on the busiest device"),
+        dram_bandwidth_share=("share", "of the memory bandwidth, by hardware counters; a mean over devices"),
+        sm_activity_share=("share", "of the multiprocessors at work, by hardware counters; a mean over devices"),
+        sm_occupancy_share=("share", "of the warps that would fit in flight, by hardware counters; a mean over devices"),
+        tensor_share=("share", "of the time with tensor cores at work, by hardware counters; a mean over devices"),
         power_w=("W", "power of all devices"),
     )
     | _group(
@@ -165,6 +177,10 @@ METRICS: dict[str, Metric] = (
     )
 )
 
+        sm_clock_mhz=("MHz", "multiprocessor clock of the slowest device"),
+        memory_clock_mhz=("MHz", "memory clock of the slowest device"),
+        temperature_c=("degrees Celsius", "highest temperature of any device"),
+        readings=("readings", "of all devices that the step's figures rest on"),
 
 def check(values: Mapping[str, float]) -> None:
     """Refuse names that are not registered.

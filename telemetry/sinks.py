@@ -11,9 +11,9 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from telemetry.errors import InputError
 from telemetry.metrics import check
@@ -32,6 +32,9 @@ class TelemetrySettings(BaseModel):
     """W&B project that runs belong to."""
     report: bool = True
     """Write the run's report.html when it is done; `entente report` writes it at any time."""
+    gpu_beat_s: Annotated[float, Field(ge=0)] = 2.0
+    """Seconds between two readings of the GPUs (NVML), which go into the step's figures and the run's devices.jsonl; 0: only one
+    at the end of each step."""
 
 
 class MetricLog:

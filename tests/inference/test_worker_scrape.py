@@ -10,17 +10,23 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from decoding.model_files import model_fingerprint
-from inference import worker_scrape
-from inference.engine import ScrapedEngine
+from inference import worker_metrics, worker_scrape
+from inference.engine import EngineStats, ScrapedEngine
 from inference.host import EngineHost
 from inference.pool import RemoteEngine
 from inference.settings import InferenceSettings
+from inference.worker_metrics import WorkerMetrics
 from inference.worker_scrape import WorkerScrape, read_series
 from storage.asking import ask, connect
 from storage.runs import RunPaths
 from telemetry.metrics import METRICS
 from tests.inference.conftest import KEY
 from tests.inference.plain_worker import PlainEngine, WorkerHere
+
+NO_STATS = EngineStats(
+    requests=0, prompt_tokens=0, cached_tokens=0, completion_tokens=0, engine_steps=0, forced_tokens=0, preemptions=0, running=0,
+    policy_version=0,
+)  # fmt: skip
 
 
 def test_a_page_gives_ours_and_vllms_series_summed_over_labels_without_buckets():
@@ -93,6 +99,34 @@ def test_pages_are_read_on_the_beat_and_kept_for_sql_and_a_worker_that_is_gone_i
     assert all("entente_requests_total" not in line for line in later), "a series is written where it changed"
     answer = ask(connect(paths.root), "SELECT DISTINCT worker, value FROM workers WHERE name = 'entente_requests_total'")
     assert sorted(answer["worker"].to_pylist()) == sorted(worker.url for worker in workers)
+
+
+def test_gpus_of_a_worker_s_host_stand_on_its_page_and_reach_the_step(monkeypatch: pytest.MonkeyPatch):
+    readings = {"0": {"utilisation": 0.25, "memory_share": 0.5, "power_w": 100.0}, "1": {"utilisation": 0.75, "power_w": 300.0}}
+
+    class TwoGpus:
+        def __len__(self) -> int:
+            return 2
+
+        def read(self) -> dict[str, dict[str, float]]:
+            return readings
+
+    monkeypatch.setattr(worker_metrics, "Nvml", TwoGpus)
+    page = WorkerMetrics().text(NO_STATS, 0).decode()
+    assert 'entente_gpu_utilisation{device="1"} 0.75' in page
+    series = read_series(page)
+    assert series["entente_gpu_utilisation"] == 0.75, "the busiest"
+    assert series["entente_gpu_power_w"] == 400.0, "of all"
+    scrape = WorkerScrape(1.0)
+    scrape._readings.append(series)
+    figures = scrape.take()
+    assert figures["workers/gpu_utilisation_mean"] == 0.75 and figures["workers/gpu_memory_share_max"] == 0.5
+    assert figures["workers/gpu_power_w"] == 400.0 and set(figures) <= set(METRICS)
+    assert "workers/gpu_sm_occupancy_share" not in figures
+
+
+def test_a_worker_without_gpus_has_none_on_its_page():
+    assert "entente_gpu" not in WorkerMetrics().text(NO_STATS, 0).decode()
 
 
 def test_a_beat_of_nothing_reads_nothing(pair, host: EngineHost, tmp_path: Path):

@@ -1,14 +1,23 @@
 """Figures of the machine: memory as the kernel counts it, and of GPUs nothing at all where there is none."""
 
+import ctypes
+import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pynvml
 import pytest
 
+from storage.asking import ask, connect
+from storage.runs import RunPaths
+from telemetry import nvml, progress
+from telemetry.bounded_file import append_line
 from telemetry.devices import GpuSampler, give_back_memory, resident_mib
 from telemetry.metrics import check
 
@@ -27,31 +36,158 @@ def test_a_process_that_is_gone_holds_nothing():
     assert resident_mib(child.pid) == 0.0
 
 
-def test_without_a_gpu_there_are_no_figures_and_no_error(monkeypatch: pytest.MonkeyPatch):
+class Cards:
+    """Two GPUs behind `pynvml`'s own structures and constants: an older one, and one with hardware counters."""
+
+    def __init__(self) -> None:
+        self.old = SimpleNamespace(gpu=20, memory=5, used=30 << 20, total=40 << 20, milliwatts=100_000, hopper=False)
+        self.new = SimpleNamespace(gpu=90, memory=40, used=10 << 20, total=80 << 20, milliwatts=250_500, hopper=True)
+        self.samples: list[Any] = []
+        self.freed = 0
+        self.counters = {"SM_UTIL": 50.0, "SM_OCCUPANCY": 25.0, "DRAM_BW_UTIL": 12.5, "ANY_TENSOR_UTIL": 40.0}
+        self.refused: set[str] = set()
+        self.asked: list[Any] = []
+
+    def install(self, patch: pytest.MonkeyPatch) -> None:
+        answers: dict[str, Callable[..., Any]] = {
+            "nvmlInit": lambda: None,
+            "nvmlDeviceGetCount": lambda: 2,
+            "nvmlDeviceGetHandleByIndex": [self.old, self.new].__getitem__,
+            "nvmlDeviceGetUtilizationRates": lambda card: card,
+            "nvmlDeviceGetMemoryInfo": lambda card: card,
+            "nvmlDeviceGetPowerUsage": lambda card: card.milliwatts,
+            "nvmlDeviceGetClockInfo": lambda card, kind: {pynvml.NVML_CLOCK_SM: 1500, pynvml.NVML_CLOCK_MEM: 2600}[kind],
+            "nvmlDeviceGetTemperature": lambda card, sensor: {pynvml.NVML_TEMPERATURE_GPU: 60}[sensor],
+            "nvmlGpmQueryDeviceSupport": lambda card: SimpleNamespace(isSupportedDevice=int(card.hopper)),
+            "nvmlGpmSampleAlloc": self._alloc,
+            "nvmlGpmSampleGet": lambda card, sample: sample,
+            "nvmlGpmSampleFree": self._free,
+            "nvmlGpmMetricsGet": self._metrics,
+        }
+        for name, answer in answers.items():
+            assert hasattr(pynvml, name)
+            patch.setattr(pynvml, name, answer)
+        patch.setattr(nvml, "_said", set())
+
+    def _alloc(self) -> Any:
+        sample = pynvml.struct_c_nvmlGpmSample_t()
+        self.samples.append(sample)
+        return ctypes.pointer(sample)
+
+    def _free(self, sample: Any) -> None:
+        self.freed += 1
+
+    def _metrics(self, wanted: Any) -> Any:
+        """As the driver answers: each metric by its number, with a return code of its own."""
+        assert wanted.version == pynvml.NVML_GPM_METRICS_GET_VERSION and wanted.numMetrics == 4
+        addresses = [ctypes.addressof(each.contents) for each in (wanted.sample1, wanted.sample2)]
+        self.asked.append(addresses)
+        by_number = {getattr(pynvml, f"NVML_GPM_METRIC_{name}"): name for name in self.counters}
+        for metric in wanted.metrics[:4]:
+            name = by_number[metric.metricId]
+            metric.value = self.counters[name]
+            metric.nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED if name in self.refused else pynvml.NVML_SUCCESS
+        return wanted
+
+
+@pytest.fixture
+def cards(monkeypatch: pytest.MonkeyPatch) -> Cards:
+    """The two GPUs."""
+    two = Cards()
+    two.install(monkeypatch)
+    return two
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What onlookers hear."""
+    heard: list[str] = []
+    onlooker = progress.LogReporter()
+    monkeypatch.setattr(onlooker, "say", heard.append)
+    monkeypatch.setattr(progress, "_reporter", onlooker)
+    return heard
+
+
+def test_without_a_gpu_there_are_no_figures_no_error_and_one_sentence(said: list[str], monkeypatch: pytest.MonkeyPatch):
     def absent() -> None:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
     monkeypatch.setattr(pynvml, "nvmlInit", absent)
-    assert GpuSampler().sample() == {}
+    monkeypatch.setattr(nvml, "_said", set())
+    for _ in range(3):
+        with GpuSampler(0.01) as sampler:
+            assert sampler.sample() == {}
+    assert said == ["there are no figures of GPUs here: NVML Shared Library Not Found"]
 
 
-def test_of_several_gpus_the_busiest_the_fullest_and_the_power_of_all_are_told(monkeypatch: pytest.MonkeyPatch):
-    cards = [
-        SimpleNamespace(gpu=20, used=30, total=40, milliwatts=100_000),
-        SimpleNamespace(gpu=90, used=10, total=80, milliwatts=250_500),
+def test_of_several_gpus_the_busiest_the_fullest_and_the_power_of_all_are_told(cards: Cards, said: list[str]):
+    sampler = GpuSampler()
+    first = sampler.sample()
+    check(first)
+    assert first == {
+        "gpu/utilisation": 0.9, "gpu/utilisation_mean": 0.55, "gpu/memory_share": 0.75, "gpu/memory_used_mib": 40,
+        "gpu/memory_busy_share": 0.4, "gpu/power_w": 350.5, "gpu/sm_clock_mhz": 1500, "gpu/memory_clock_mhz": 2600,
+        "gpu/temperature_c": 60, "gpu/readings": 1,
+    }  # fmt: skip
+    assert said == [
+        "GPU 0 does not tell occupancy and bandwidth: NVML's hardware counters (GPM) need Hopper or later, and no MIG"
     ]
-    for name, answer in {
-        "nvmlInit": lambda: None,
-        "nvmlDeviceGetCount": lambda: len(cards),
-        "nvmlDeviceGetHandleByIndex": cards.__getitem__,
-        "nvmlDeviceGetUtilizationRates": lambda card: card,
-        "nvmlDeviceGetMemoryInfo": lambda card: card,
-        "nvmlDeviceGetPowerUsage": lambda card: card.milliwatts,
-    }.items():
-        monkeypatch.setattr(pynvml, name, answer)
-    figures = GpuSampler().sample()
-    check(figures)
-    assert figures == {"gpu/utilisation": 0.9, "gpu/memory_share": 0.75, "gpu/power_w": 350.5}
+    second = sampler.sample()
+    check(second)
+    counted = {name: second[name] for name in second.keys() - first.keys()}
+    assert counted == {
+        "gpu/sm_activity_share": 0.5, "gpu/sm_occupancy_share": 0.25, "gpu/dram_bandwidth_share": 0.125, "gpu/tensor_share": 0.4
+    }, "hardware counters cover the time between two samples"  # fmt: skip
+    sampler.sample()
+    (before, now), (older, newer) = cards.asked
+    assert (older, newer) == (now, before), "the newer sample is the second, and the older of before is taken again"
+    sampler.close()
+    assert cards.freed == 2
+
+
+def test_what_a_device_does_not_give_is_missing_and_never_zero(cards: Cards, monkeypatch: pytest.MonkeyPatch):
+    def refuse(*_: object) -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetPowerUsage", refuse)
+    cards.refused = {"SM_OCCUPANCY"}
+    sampler = GpuSampler()
+    sampler.sample()
+    figures = sampler.sample()
+    assert "gpu/power_w" not in figures and "gpu/sm_occupancy_share" not in figures
+    assert figures["gpu/sm_activity_share"] == 0.5 and figures["gpu/utilisation"] == 0.9
+    monkeypatch.setattr(pynvml, "nvmlGpmQueryDeviceSupport", refuse)
+    assert "gpu/sm_activity_share" not in (GpuSampler().sample() and GpuSampler().sample()), "a driver older than the counters"
+
+
+def test_readings_are_taken_on_the_beat_folded_over_the_step_and_kept_for_sql(cards: Cards, tmp_path: Path):
+    paths = RunPaths(tmp_path / "run").create()
+    with GpuSampler(0.01, paths.devices) as sampler:
+        until = time.monotonic() + 10
+        while not paths.devices.is_file() and time.monotonic() < until:
+            time.sleep(0.01)
+        cards.new.gpu, cards.new.milliwatts = 10, 50_500
+        time.sleep(0.1)
+        figures = sampler.sample()
+        check(figures)
+        assert 0.1 < figures["gpu/utilisation"] < 0.9, "a mean over the readings, not the last"
+        assert figures["gpu/readings"] >= 3 and 150.5 < figures["gpu/power_w"] < 350.5
+    lines = [json.loads(line) for line in paths.devices.read_text().splitlines()]
+    assert {line["device"] for line in lines} == {"0", "1"} and len(lines) >= 6
+    assert [line["utilisation"] for line in lines if line["device"] == "1"][-1] == 0.1
+    answer = ask(
+        connect(paths.root), "SELECT device, max(value) AS most FROM devices WHERE name = 'power_w' GROUP BY ALL ORDER BY 1"
+    )
+    assert answer.to_pylist() == [{"device": "0", "most": 100.0}, {"device": "1", "most": 250.5}]
+
+
+def test_the_file_of_readings_is_bounded(tmp_path: Path):
+    file = tmp_path / "devices.jsonl"
+    for number in range(200):
+        append_line(file, json.dumps({"number": number}), largest=500)
+    sizes = {each.name: each.stat().st_size for each in tmp_path.iterdir()}
+    assert set(sizes) == {"devices.jsonl", "devices.before.jsonl"} and max(sizes.values()) < 600
+    assert json.loads(file.read_text().splitlines()[-1]) == {"number": 199}
 
 
 @pytest.mark.gpu

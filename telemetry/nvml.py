@@ -1,0 +1,145 @@
+"""What NVML says of the GPUs of this machine, one reading of all devices at a time, through `pynvml`.
+
+Promise: a figure that a device does not give is missing from its reading, never zero; a machine without NVML, and a device
+without the hardware counters of NVML's GPM (Hopper and later have them), are said once in a process.
+Never: change anything of a device, or keep a reading.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from telemetry.progress import reporter
+
+Reading = dict[str, float]
+"""A device's figures by name, those of FIGURES that it gives."""
+FIGURES = {
+    "utilisation": "share of the time in which a kernel ran",
+    "memory_share": "memory in use, of all",
+    "memory_used_mib": "memory in use, MiB",
+    "memory_busy_share": "share of the time in which memory was read or written",
+    "power_w": "power, W",
+    "sm_clock_mhz": "clock of the multiprocessors, MHz",
+    "memory_clock_mhz": "clock of the memory, MHz",
+    "temperature_c": "temperature, degrees Celsius",
+    "dram_bandwidth_share": "memory bandwidth used, of what the device has; by GPM",
+    "sm_activity_share": "multiprocessors at work, of all; by GPM",
+    "sm_occupancy_share": "warps in flight, of those that would fit; by GPM",
+    "tensor_share": "share of the time in which tensor cores computed; by GPM",
+}
+"""What a reading may have, and what it means."""
+_BY_GPM = {
+    "sm_activity_share": "NVML_GPM_METRIC_SM_UTIL",
+    "sm_occupancy_share": "NVML_GPM_METRIC_SM_OCCUPANCY",
+    "dram_bandwidth_share": "NVML_GPM_METRIC_DRAM_BW_UTIL",
+    "tensor_share": "NVML_GPM_METRIC_ANY_TENSOR_UTIL",
+}
+_said: set[str] = set()
+
+
+class Nvml:
+    """The devices of this machine; none where there is no NVML."""
+
+    def __init__(self) -> None:
+        import pynvml
+
+        self._nvml: Any = pynvml
+        self._devices: list[_Device] = []
+        try:
+            pynvml.nvmlInit()
+            handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        except pynvml.NVMLError as error:
+            _say_once(f"there are no figures of GPUs here: {error}")
+            return
+        self._devices = [_Device(pynvml, str(index), handle) for index, handle in enumerate(handles)]
+        without = [device.name for device in self._devices if not device.has_counters]
+        if without:
+            _say_once(
+                f"GPU {', '.join(without)} does not tell occupancy and bandwidth: NVML's hardware counters (GPM) "
+                "need Hopper or later, and no MIG"
+            )
+
+    def __len__(self) -> int:
+        return len(self._devices)
+
+    def read(self) -> dict[str, Reading]:
+        """Each device's figures of this moment, by its number; those by GPM cover the time since the reading before."""
+        readings = {device.name: device.read() for device in self._devices}
+        return {name: reading for name, reading in readings.items() if reading}
+
+    def close(self) -> None:
+        """Give back the samples; the process keeps NVML, which others in it may use."""
+        for device in self._devices:
+            device.close()
+        self._devices = []
+
+
+class _Device:
+    def __init__(self, nvml: Any, name: str, handle: object) -> None:
+        self._nvml, self.name, self._handle = nvml, name, handle
+        self._samples: list[Any] = []
+        self._sampled = False
+        try:
+            if nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
+                self._samples = [nvml.nvmlGpmSampleAlloc(), nvml.nvmlGpmSampleAlloc()]
+        except nvml.NVMLError:  # a driver that is older than the counters
+            pass
+
+    @property
+    def has_counters(self) -> bool:
+        return bool(self._samples)
+
+    def read(self) -> Reading:
+        nvml, handle, found = self._nvml, self._handle, {}
+
+        def ask(what: Callable[[], Reading]) -> None:
+            try:
+                found.update(what())
+            except nvml.NVMLError:  # not supported here, or a device that fell off the bus: nothing is told, nothing made up
+                return
+
+        def use() -> Reading:
+            rates = nvml.nvmlDeviceGetUtilizationRates(handle)
+            return {"utilisation": rates.gpu / 100, "memory_busy_share": rates.memory / 100}
+
+        def memory() -> Reading:
+            info = nvml.nvmlDeviceGetMemoryInfo(handle)
+            return {"memory_share": info.used / info.total, "memory_used_mib": info.used / 2**20}
+
+        ask(use)
+        ask(memory)
+        ask(lambda: {"power_w": nvml.nvmlDeviceGetPowerUsage(handle) / 1000})
+        ask(lambda: {"sm_clock_mhz": float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))})
+        ask(lambda: {"memory_clock_mhz": float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM))})
+        ask(lambda: {"temperature_c": float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))})
+        if self._samples:
+            ask(self._counters)
+        return found
+
+    def _counters(self) -> Reading:
+        """The hardware counters between the sample before and one that is taken now; the first sample alone tells nothing."""
+        nvml, (before, now) = self._nvml, self._samples
+        nvml.nvmlGpmSampleGet(self._handle, now)
+        self._samples.reverse()
+        if not self._sampled:
+            self._sampled = True
+            return {}
+        wanted = nvml.c_nvmlGpmMetricsGet_t()
+        wanted.version = nvml.NVML_GPM_METRICS_GET_VERSION
+        wanted.numMetrics = len(_BY_GPM)
+        wanted.sample1, wanted.sample2 = before, now
+        for place, metric in enumerate(_BY_GPM.values()):
+            wanted.metrics[place].metricId = getattr(nvml, metric)
+        told = nvml.nvmlGpmMetricsGet(wanted)
+        answers = zip(_BY_GPM, told.metrics[: len(_BY_GPM)], strict=True)
+        return {name: answer.value / 100 for name, answer in answers if answer.nvmlReturn == nvml.NVML_SUCCESS}
+
+    def close(self) -> None:
+        for sample in self._samples:
+            self._nvml.nvmlGpmSampleFree(sample)
+        self._samples = []
+
+
+def _say_once(sentence: str) -> None:
+    if sentence not in _said:
+        _said.add(sentence)
+        reporter().say(sentence)
