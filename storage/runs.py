@@ -80,6 +80,14 @@ class RunPaths:
         return self.root / "alerts.jsonl"
 
     @property
+    def control(self) -> Path:
+        return self.root / "control.json"
+
+    @property
+    def producers(self) -> Path:
+        return self.root / "producers"
+
+    @property
     def scores(self) -> Path:
         return self.root / "scores"
 
