@@ -6,35 +6,25 @@ A failed request ends its fork with a status and a reason; it never ends the oth
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from decoding.codec import Codec
-from decoding.legal_table import TableBuilder
 from game.board import Board
 from game.legal import LegalOrders
 from game.players import player
-from game.prompt_settings import DEFAULT_PROMPTS, PromptSettings
-from game.prompts import board_text, power_text, rules_text
 from game.scores import SOLO_CENTRES, Standing, horizon_reached, standing
-from inference.engine import Engine, Generation, GenerationRequest
-from rollouts.seeds import dice, seed_of
-from telemetry.errors import DataError, EngineError, VersionGoneError
+from inference.engine import Engine, Generation
+from rollouts.deciders import Answer, Decider, Question, Tokens, draw, position_texts
+from rollouts.seeds import dice
+from telemetry.errors import DataError, EngineError
 
-_VERSIONS_MISSED = 3
-"""Versions that may be retired under one request before its fork gives up."""
+__all__ = ["POLICY", "Drawn", "ForkPlan", "PlayedFork", "PlayedPly", "Tokens", "play_fork"]
+
 POLICY = "policy"
-"""Seat of a power that the language model plays; any other seat names a scripted player."""
-
-
-class Tokens:
-    """What turns a decision into tokens and back, for one model: how prompts are written, their ids, the legal tables."""
-
-    def __init__(self, codec: Codec, prompts: PromptSettings = DEFAULT_PROMPTS) -> None:
-        self.codec, self.prompts = codec, prompts
-        self.tables = TableBuilder(codec, prompts.order_notation)
+"""Seat of a power that the language model plays, and whose decisions are kept; any other seat names a decider that was handed
+over, or a scripted player."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +36,7 @@ class ForkPlan:
     shared_name: str
     """The start group's name: scripted players' dice derive from it, so that forks share their random numbers."""
     seats: Mapping[str, str]
-    """Power -> POLICY or the name of a scripted player, for all seven."""
+    """Power -> POLICY, the name of a decider, or that of a scripted player, for all seven."""
     horizon_years: int
     settled_years: int = 0
     """Years without any centre changing hands after which the fork ends; 0: never for that."""
@@ -54,6 +44,8 @@ class ForkPlan:
     snapshot_id: str
     counted_from: str = ""
     """Phase from which the horizon is counted; empty: the fork's first."""
+    dice: str = ""
+    """Name that draws derive from; empty: `name`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,25 +92,34 @@ class PlayedFork:
     end: Standing | None = None
     status: str = "complete"
     reason: str = ""
+    rejected: int = 0
+    """Orders of all seats that the game engine refused; 0 unless something is wrong."""
     ended: str = ""
     """horizon | won | drawn (after a hundred years) | eliminated (nobody of the policy is left) | settled | failed."""
 
 
 async def play_fork(
-    plan: ForkPlan, board: Board, engine: Engine | None, tokens: Tokens | None, *, record_plies: bool = True
+    plan: ForkPlan,
+    board: Board,
+    engine: Engine | None,
+    tokens: Tokens | None,
+    *,
+    deciders: Mapping[str, Decider] | None = None,
+    record_plies: bool = True,
 ) -> PlayedFork:
     """Play `board` (which is consumed) until `plan.horizon_years` have passed, or nothing is left to play for.
 
     Args:
         engine: draws the policy's decisions; None where every seat is scripted.
         tokens: as `engine`.
+        deciders: who plays the seats of these names; what they decide is played and not kept.
         record_plies: keep positions, orders and results for replay.
 
     Returns:
         the course; `status` is "failed" where the engine refused or failed, with the reason.
     """
     now = standing(board)
-    course, watch = PlayedFork(start=now), _Watch(plan, board)
+    course, watch, at_seat = PlayedFork(start=now), _Watch(plan, board), deciders or {}
     ply = 0
     while not (reason_to_end := watch.reason_to_end(board, ply)):
         began = time.perf_counter()
@@ -126,34 +127,34 @@ async def play_fork(
         legal_s = time.perf_counter() - began
         phase, before = board.phase, now
         asked = [power for power in legal if plan.seats[power] == POLICY and not legal[power].is_forced]
-        orders = _scripted_orders(plan, legal, board, skip=asked)
-        if asked:
-            assert engine is not None and tokens is not None, "a policy seat needs an engine"
-            try:
-                answers = await _decide(plan, board, legal, asked, ply, engine, tokens)
-            except (EngineError, DataError) as error:
-                course.status, course.reason, reason_to_end = "failed", str(error), "failed"
-                break
-            orders |= {power: answer[3] for power, answer in answers.items()}
-        else:
-            answers = {}
+        others = {power: who for power in legal if (who := at_seat.get(plan.seats[power])) and not legal[power].is_forced}
+        orders = _scripted_orders(plan, legal, board, skip=[*asked, *others], without_script=at_seat)
+        try:
+            answers, decided = await asyncio.gather(
+                _decide(plan, board, legal, asked, ply, engine, tokens), _ask(plan, board, legal, others, ply)
+            )
+        except (EngineError, DataError) as error:
+            course.status, course.reason, reason_to_end = "failed", str(error), "failed"
+            break
+        orders |= {power: answer.orders for power, answer in answers.items()} | decided
         frozen = _ply(ply, board) if record_plies else None
         began = time.perf_counter()
         played = board.step(orders)
         now = standing(board, before, played)
         engine_ms = 1e3 * (legal_s + time.perf_counter() - began)
-        for power, (seed, prompt_ids, generation, texts, legal_sets) in answers.items():
+        course.rejected += sum(played.rejected.values())
+        for power, answer in answers.items():
             course.drawn.append(
                 Drawn(
                     ply=ply,
                     power=power,
                     phase=phase,
-                    seed=seed,
-                    prompt_ids=prompt_ids,
-                    generation=generation,
-                    legal_ids=legal_sets[0],
-                    legal_offsets=legal_sets[1],
-                    orders=tuple(texts),
+                    seed=answer.seed,
+                    prompt_ids=answer.prompt_ids,
+                    generation=answer.generation,
+                    legal_ids=answer.legal_sets[0],
+                    legal_offsets=answer.legal_sets[1],
+                    orders=tuple(answer.orders),
                     before=before,
                     rejected=played.rejected.get(power, 0),
                     engine_ms=engine_ms,
@@ -200,29 +201,35 @@ class _Watch:
         return ""
 
 
-async def _drawn_by_the_newest(engine: Engine, request: GenerationRequest) -> Generation:
-    """Draw under the newest version; again where that was retired while the request waited."""
-    for _ in range(_VERSIONS_MISSED):
-        try:
-            return await engine.generate(request)
-        except VersionGoneError:
-            continue
-    return await engine.generate(request)
-
-
-def _scripted_orders(plan: ForkPlan, legal: Mapping[str, LegalOrders], board: Board, skip: list[str]) -> dict[str, list[str]]:
-    """Orders of scripted seats, and of policy seats whose order set is forced; dice by group, phase and power."""
+def _scripted_orders(
+    plan: ForkPlan,
+    legal: Mapping[str, LegalOrders],
+    board: Board,
+    *,
+    skip: Collection[str],
+    without_script: Collection[str],
+) -> dict[str, list[str]]:
+    """Orders of scripted seats, and of other seats whose order set is forced; dice by group, phase and power."""
     orders: dict[str, list[str]] = {}
     for power, choice in legal.items():
         if power not in skip:
             seat = plan.seats[power]
             rng = dice(plan.shared_name, board.phase, power)
-            orders[power] = player("random" if seat == POLICY else seat)(choice, rng, board)
+            orders[power] = player("random" if seat == POLICY or seat in without_script else seat)(choice, rng, board)
     return orders
 
 
-_Answer = tuple[int, list[int], Generation, list[str], tuple[np.ndarray, np.ndarray]]
-"""Seed, prompt ids, generation, order texts, legal sets (ids, offsets)."""
+def _question(plan: ForkPlan, board: Board, choice: LegalOrders, ply: int) -> Question:
+    return Question(
+        game=plan.name,
+        dice=plan.dice or plan.name,
+        ply=ply,
+        power=choice.power,
+        legal=choice,
+        board=board,
+        snapshot_id=plan.snapshot_id,
+        temperature=plan.temperature,
+    )
 
 
 async def _decide(
@@ -231,34 +238,21 @@ async def _decide(
     legal: Mapping[str, LegalOrders],
     asked: list[str],
     ply: int,
-    engine: Engine,
-    tokens: Tokens,
-) -> dict[str, _Answer]:
+    engine: Engine | None,
+    tokens: Tokens | None,
+) -> dict[str, Answer]:
     """Draw the decisions of all `asked` powers of this ply at the same time."""
-    rules, position = rules_text(tokens.prompts), board_text(board)
+    if not asked:
+        return {}
+    assert engine is not None and tokens is not None, "a policy seat needs an engine"
+    texts = position_texts(board, tokens)
+    drawn = (draw(_question(plan, board, legal[power], ply), engine, tokens, texts=texts) for power in asked)
+    return dict(zip(asked, await asyncio.gather(*drawn), strict=True))
 
-    async def decide(power: str) -> _Answer:
-        choice = legal[power]
-        table = tokens.tables.table(choice)
-        prompt_ids = tokens.codec.encode_prompt((rules, position, power_text(choice, board, tokens.prompts)))
-        seed = seed_of(plan.name, ply, power)
-        request = GenerationRequest(
-            request_id=f"{plan.name}/{ply}/{power}",
-            prompt_ids=prompt_ids,
-            table=table,
-            seed=seed,
-            temperature=plan.temperature,
-            snapshot_id=plan.snapshot_id,
-        )
-        generation = await _drawn_by_the_newest(engine, request)
-        completion = generation.token_ids.tolist()
-        return (
-            seed,
-            prompt_ids,
-            generation,
-            tokens.tables.read(completion, choice),
-            table.legal_sets(completion),
-        )
 
-    answers = await asyncio.gather(*(decide(power) for power in asked))
-    return dict(zip(asked, answers, strict=True))
+async def _ask(
+    plan: ForkPlan, board: Board, legal: Mapping[str, LegalOrders], deciders: Mapping[str, Decider], ply: int
+) -> dict[str, list[str]]:
+    """Have the deciders decide, each for its power, at the same time."""
+    decided = (decider.decide(_question(plan, board, legal[power], ply)) for power, decider in deciders.items())
+    return {power: list(orders) for power, orders in zip(deciders, await asyncio.gather(*decided), strict=True)}
