@@ -19,7 +19,7 @@ from inference.memory_plan import (
 )
 from inference.settings import InferenceSettings
 from telemetry.errors import InputError
-from training.recipe import longest_sequence, recipe_hash
+from training.recipe import find_tiny, longest_sequence
 from training.settings import TinyModelSettings
 
 TINY = "tiny"
@@ -71,12 +71,6 @@ def model_of(settings: RunSettings, runs_root: Path, run: str) -> Path:
     if found is None:
         raise InputError(f"the model '{name}' of run '{run}' is gone from this machine: restore it")
     return found.resolve()
-
-
-def find_tiny(root: Path, recipe: TinyModelSettings, prompts: PromptSettings = DEFAULT_PROMPTS) -> Path | None:
-    """The model of `recipe` for these prompts, if it was made under `root` by this version."""
-    folder = root / f"tiny-{recipe_hash(recipe, prompts)}"
-    return folder if (folder / "recipe.json").is_file() else None
 
 
 def tiny_shape(recipe: TinyModelSettings, prompts: PromptSettings = DEFAULT_PROMPTS) -> ModelShape:

@@ -7,7 +7,6 @@ written before the settings are known to be usable; a run that goes on does so f
 import asyncio
 import hashlib
 import json
-import os
 import shutil
 import time
 from collections.abc import AsyncIterator
@@ -32,12 +31,9 @@ from flows.run_settings import (
     settings_of,
 )
 from flows.thread_plan import apply_threads
-from inference.choose_engine import choose_engine, engine_here
 from inference.engine import Engine
 from inference.host import EngineHost
-from inference.pool import RemoteEngine
-from inference.settings import InferenceSettings
-from inference.supervisor import EngineSupervisor
+from inference.make_engine import make_engine
 from rollouts.fork import Tokens
 from state_cache.store import StateCache, find_cache, open_cache
 from storage.learnable_aside import PastSpreadsAside
@@ -123,19 +119,6 @@ async def prepare_cache(settings: RunSettings) -> StateCache:
             reporter().say(f"set aside, to be built again: {error}")
             set_aside(found)
     return await asyncio.to_thread(open_cache, await build_state_cache(settings.cache, settings.runs_root))
-
-
-def make_engine(settings: InferenceSettings, model: Path, *, scraped_into: Path | None = None) -> Engine:
-    """The engine that the settings mean: workers by URL, or one in this process, which is built again if it fails.
-
-    Args:
-        scraped_into: file that keeps what workers' Prometheus pages say.
-    """
-    if settings.urls:
-        key = os.environ.get(settings.key_variable)
-        return RemoteEngine(settings, key, model_fingerprint(model), scraped_into=scraped_into)
-    reporter().say(engine_here(settings)[1])
-    return EngineSupervisor(lambda: choose_engine(settings, model), restarts=settings.engine_restarts)
 
 
 @asynccontextmanager

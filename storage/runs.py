@@ -20,6 +20,8 @@ from pathlib import Path
 from storage.files import make_directory, name_aside, sync_directory, sync_file
 from telemetry.errors import DataError, InputError
 
+CACHE_FOLDER, MODEL_FOLDER = "_state_cache", "_models"
+"""Beside the runs: state caches, and models made on the spot."""
 _LONGEST_NAME = 100  # files that carry it in their own names stay within the 255 bytes of common file systems
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
@@ -86,6 +88,10 @@ class RunPaths:
     @property
     def producers(self) -> Path:
         return self.root / "producers"
+
+    @property
+    def recovery(self) -> Path:
+        return self.root / "recovery.json"
 
     @property
     def scores(self) -> Path:

@@ -3,6 +3,7 @@ load torch.
 """
 
 import hashlib
+from pathlib import Path
 
 from game.board import Board
 from game.prompt_settings import DEFAULT_PROMPTS, PromptSettings
@@ -18,6 +19,12 @@ def recipe_hash(settings: TinyModelSettings, prompts: PromptSettings = DEFAULT_P
     legal = board.legal_orders()["FRANCE"]
     sample = rules_text(prompts) + board_text(board) + power_text(legal, board, prompts)
     return hashlib.sha256(f"{RECIPE_VERSION}|{settings.model_dump_json()}|{sample}".encode()).hexdigest()[:12]
+
+
+def find_tiny(root: Path, recipe: TinyModelSettings, prompts: PromptSettings = DEFAULT_PROMPTS) -> Path | None:
+    """The model of `recipe` for these prompts, if it was made under `root` by this version."""
+    folder = root / f"tiny-{recipe_hash(recipe, prompts)}"
+    return folder if (folder / "recipe.json").is_file() else None
 
 
 def longest_sequence(prompts: PromptSettings) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.open_run import make_engine
+from inference.make_engine import make_engine
 from inference.choose_engine import choose_engine, engine_kind
 from inference.settings import InferenceSettings
 from telemetry.errors import InputError
