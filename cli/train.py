@@ -90,9 +90,14 @@ def _lines(summary: dict) -> list[str]:
         low, high = summary[f"{name}_ci"]
         return f"{summary[f'{name}_score']:+.2f} centres a year, 95 % interval [{low:+.2f}, {high:+.2f}]"
 
-    return [
+    worked = (
         f"{summary['steps']} steps, {summary['decisions']} decisions, {summary['wall_s']:.0f} s, "
-        f"orders rejected {summary['orders_rejected']}",
+        f"orders rejected {summary['orders_rejected']}"
+    )
+    if "simulated_from" in summary:
+        return [worked, f"SIMULATED: nothing was played or learned; rollouts were those of run '{summary['simulated_from']}'"]
+    return [
+        worked,
         f"random player {summary['random_score']:+.2f}, imitated teacher {summary['teacher_score']:+.2f}",
         f"base score     {score('base')}",
         f"trained score  {score('trained')}",

@@ -1,12 +1,16 @@
-"""Which rollout source a run has: this process, until the settings name another.
+"""Which rollout source a run has: this process, or what an earlier run stored, until the settings name another.
 
 The flow asks once, keeps the source open while it trains, and never looks which one it is.
 """
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from flows.run_settings import PipelineSettings, RunSettings
+from storage.runs import RunPaths
+from storage.stored_groups import stored_groups
+from tasks.replayed_rollouts import ReplayedSource
 from tasks.resources import Resources
 from tasks.rollout_source import RolloutSource, Stretch
 from tasks.rollouts import RolloutReport, roll_out_groups
@@ -32,4 +36,19 @@ class LocalSource:
 @asynccontextmanager
 async def rollout_source(settings: RunSettings, resources: Resources) -> AsyncIterator[RolloutSource]:
     """The source that the settings mean, open for the length of the block."""
+    if settings.simulated.from_run:
+        yield await _replayed(settings, resources)
+        return
     yield LocalSource(resources, settings.pipeline)
+
+
+async def _replayed(settings: RunSettings, resources: Resources) -> ReplayedSource:
+    same = {entry: resources.provenance[entry] for entry in ("base_model", "tokenizer")}
+    groups = await asyncio.to_thread(stored_groups, RunPaths(settings.runs_root / settings.simulated.from_run), same)
+    return ReplayedSource(
+        resources,
+        groups,
+        settings.simulated,
+        timeout_s=settings.pipeline.rollout_timeout_s,
+        retries=settings.pipeline.rollout_retries,
+    )

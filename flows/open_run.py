@@ -40,6 +40,7 @@ from storage.learnable_aside import PastSpreadsAside
 from storage.lineages import check_new_lineage, current_lineage
 from storage.runs import RunPaths, durable_write, held, set_aside
 from tasks.preparation import make_model
+from tasks.replayed_rollouts import IdleEngine
 from tasks.resources import Resources
 from telemetry.errors import DataError, InputError
 from telemetry.machine import environment
@@ -73,6 +74,8 @@ def check_inputs(settings: RunSettings, *, resume: bool = False, fork_lineage: s
             f"run '{settings.run}' exists already in {settings.runs_root}: go on with it by --resume, "
             "or choose another name with --run"
         )
+    if settings.simulated.from_run:
+        settings_of(RunPaths(settings.runs_root / settings.simulated.from_run))
     if settings.inference.model != "tiny":
         resolve_model(settings.inference.model)
     check_room(settings, trains=True)
@@ -152,7 +155,8 @@ async def open_run(settings: RunSettings, *, resume: bool = False, fork_lineage:
         stack.callback(past_spreads.close)
         host = EngineHost()
         stack.callback(host.close)
-        engine = make_engine(settings.inference, model, scraped_into=paths.workers)
+        simulated = settings.simulated.from_run
+        engine = IdleEngine() if simulated else make_engine(settings.inference, model, scraped_into=paths.workers)
         stack.push_async_callback(_close_engine, host, engine)
         scorer = engine
         if settings.inference.evaluation_urls:

@@ -21,6 +21,7 @@ from storage.lineages import lineage_at
 from storage.retention import RetentionSettings
 from storage.runs import RunPaths, check_name
 from storage.settings import StorageSettings
+from tasks.simulated_settings import LEARNING_RATE_MAX, SimulatedSettings
 from telemetry.alerts import AlertSettings
 from telemetry.errors import InputError
 from telemetry.sinks import TelemetrySettings
@@ -86,6 +87,8 @@ class RunSettings(BaseModel):
     """How strength is measured, before and after."""
     pipeline: PipelineSettings = PipelineSettings()
     """How it is interleaved."""
+    simulated: SimulatedSettings = SimulatedSettings()
+    """Rollouts that are replayed from an earlier run instead of being played, to measure everything but the engine."""
     telemetry: TelemetrySettings = TelemetrySettings()
     """Where figures go."""
     alerts: AlertSettings = AlertSettings()
@@ -171,7 +174,7 @@ MAY_CHANGE = (
     "inference.start_timeout_s", "inference.request_timeout_s",
     "inference.max_in_flight", "inference.affinity_margin", "inference.long_prompt_tokens", "inference.evaluation_urls",
     "inference.request_attempts", "inference.heartbeat_s", "inference.no_worker_timeout_s", "inference.engine_restarts",
-    "inference.drain_s", "inference.scrape_s",
+    "inference.drain_s", "inference.scrape_s", "simulated.rate", "simulated.latency_s", "simulated.tail",
     "training.threads", "training.keep_checkpoints", "training.mismatch_rows", "training.mismatch_max",
     "training.mismatch_mean_bf16", "training.mismatch_p99_bf16",
 )  # fmt: skip
@@ -277,7 +280,22 @@ def check_settings(settings: RunSettings) -> None:
             f"evaluation.positions {wanted} exceeds cache.held_out_snapshots {held_out}: lower the one or raise the other"
         )
     _check_slots(settings)
+    _check_simulated(settings)
     _ = settings.threads
+
+
+def _check_simulated(settings: RunSettings) -> None:
+    source, rate = settings.simulated.from_run, settings.training.learning_rate
+    if not source:
+        return
+    check_name(source, "simulated.from_run")
+    if rate > LEARNING_RATE_MAX:
+        raise InputError(
+            f"simulated.from_run replays what the base drew, and training.learning_rate {rate:g} would train another policy: "
+            f"set learning_rate to at most {LEARNING_RATE_MAX:g}"
+        )
+    if settings.inference.urls or settings.inference.evaluation_urls:
+        raise InputError("simulated.from_run does without an engine: leave inference.urls and inference.evaluation_urls out")
 
 
 def _check_slots(settings: RunSettings) -> None:

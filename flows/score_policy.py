@@ -15,6 +15,8 @@ from telemetry.progress import reporter
 
 async def score_policy(resources: Resources, settings: RunSettings, label: str) -> dict[str, Score]:
     """The version that the engine serves, against each kind of opponents; the first bears the bare label."""
+    if settings.simulated.from_run:
+        return {}  # there is no engine, and nothing was learned
     version = 0 if label == "base" else settings.steps
     labels = {label if place == 0 else f"{label}_vs_{name}": name for place, name in enumerate(settings.evaluation.opponents)}
     return {each: await _score(resources, settings, each, POLICY, opponents, version) for each, opponents in labels.items()}
@@ -22,6 +24,8 @@ async def score_policy(resources: Resources, settings: RunSettings, label: str) 
 
 async def score_scripted(resources: Resources, settings: RunSettings) -> dict[str, Score]:
     """Random play and the imitated teacher, scored in the same way."""
+    if settings.simulated.from_run:
+        return {}
     opponents, players = settings.evaluation.opponents[0], {"random": "random", "teacher": settings.tiny_model.teacher}
     return {label: await _score(resources, settings, label, player, opponents, 0) for label, player in players.items()}
 

@@ -25,6 +25,7 @@ from storage.runs import durable_write
 from storage.totals import Totals
 from tasks.alerts import AlertDesk
 from tasks.artifacts import RunPage, show_result
+from tasks.replayed_rollouts import IdleEngine
 from tasks.report import write_report_page
 from tasks.resources import Resources
 from tasks.rollouts import roll_out_probe
@@ -82,12 +83,13 @@ async def train_policy(settings: RunSettings, resume: bool = False, fork_lineage
             scores |= await score_scripted(resources, settings)
             log.log(
                 settings.steps + 1,
-                {f"score/{name}": scores[name].mean for name in ("base", "trained", "random", "teacher")},
+                {f"score/{name}": scores[name].mean for name in ("base", "trained", "random", "teacher") if name in scores},
             )
         totals = await asyncio.to_thread(resources.trainer.totals)
         summary = _summary(settings, totals, scores, clock, time.monotonic() - began)
         durable_write(resources.paths.summary, json.dumps(summary, indent=1).encode())
-    await show_result(settings.paths, summary, scores)
+    if scores:
+        await show_result(settings.paths, summary, scores)
     if settings.telemetry.report:
         await write_report_page(settings.paths)
     return summary
@@ -108,6 +110,8 @@ async def _agreement(resources: Resources, ahead: RolloutsAhead) -> dict[str, fl
         # Rollouts ran ahead of a run that is resumed: none of what is published was drawn by its trainer's version.
         await ahead.all_played()
     if not await has_fresh_rows(resources):
+        if isinstance(resources.engine, IdleEngine):
+            return {}  # resumed, and nobody can draw: its rows were compared when it began
         await roll_out_probe(resources, resources.standing.step_done)
     return await check_mismatch(resources)
 
@@ -115,6 +119,8 @@ async def _agreement(resources: Resources, ahead: RolloutsAhead) -> dict[str, fl
 def _summary(settings: RunSettings, totals: Totals, scores: dict[str, Score], clock: StepClock, wall_s: float) -> dict[str, Any]:
     """The run in figures; what was played and trained is counted from its files, whichever process made them."""
     summary: dict[str, Any] = {}
+    if settings.simulated.from_run:
+        summary["simulated_from"] = settings.simulated.from_run
     for label, score in scores.items():
         name = label.replace("_vs_", "_score_vs_") if "_vs_" in label else f"{label}_score"
         summary[name] = round(score.mean, 4)

@@ -5,6 +5,7 @@ Held by the flow, handed to tasks as one object that Prefect neither copies nor 
 them closes them.
 """
 
+import asyncio
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from inference.host import EngineHost
 from rollouts.fork import Tokens
 from rollouts.settings import RolloutSettings
 from state_cache.store import StateCache
+from storage.control import ControlDesk
 from storage.learnable_aside import PastSpreadsAside
 from storage.runs import RunPaths
 from telemetry.timing import Spans
@@ -58,6 +60,8 @@ class Resources(Playing):
     trainer: TrainerProcess
     standing: Standing
     """Where the run stood when it was opened."""
+    control: ControlDesk | None = None
+    """Tells those who play elsewhere what is served; None where nobody does."""
 
     async def serve(self, version: int, adapter: Path, adapter_hash: str) -> None:
         """Let the engine play policy `version` from now on, and nothing that is too old to train on.
@@ -68,8 +72,10 @@ class Resources(Playing):
             for engine in (self.engine,) if self.scorer is self.engine else (self.engine, self.scorer):
                 await self.host.run(engine.publish(version, adapter, adapter_hash))
                 await self.host.run(engine.retire(version - self.max_policy_lag))
+            if self.control is not None:
+                await asyncio.to_thread(self.control.serve, version, adapter, adapter_hash)
 
 
-# Prefect walks through every field of every dataclass that a task is given, twice: fifty milliseconds a task for these, nearly all
-# of what orchestration cost. What it does not know for a dataclass it hands on as it is.
+# Prefect walks through every field of every dataclass that a task is given, twice: fifty milliseconds a task for these, nearly
+# all of what orchestration cost. What it does not know for a dataclass it hands on as it is.
 del Playing.__dataclass_fields__, Resources.__dataclass_fields__

@@ -1,0 +1,172 @@
+"""Simulated rollouts: start groups that an earlier run stored, published again under new numbers at a set rate.
+
+Promises: real shards, with rows as a trainer reads them, and the policy version that was in force when their start group began;
+every stretch is a Prefect task of its own, as a real one. The pace is that of one engine of so many start groups a second, which
+plays in the order in which it is asked and saves nothing up while nobody asks. Whoever looks is told: tasks bear the name
+`replayed`, rows the worker `simulated`, shards their origin.
+Never: a token drawn. There is no engine, and `IdleEngine` refuses to be one.
+"""
+
+import asyncio
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from inference.engine import BASE_HASH, BASE_VERSION, EngineStats, Generation, GenerationRequest
+from rollouts.seeds import dice
+from storage.schema import Decision, Ply
+from storage.shards import coverage, publish_shard
+from storage.stored_groups import StoredGroup
+from tasks.resources import PRODUCER, Resources
+from tasks.rollout_source import Stretch
+from tasks.rollouts import RolloutReport, publish_when_there_is_room, report_of
+from tasks.simulated_settings import SimulatedSettings
+from telemetry.errors import EngineError
+from telemetry.progress import reporter
+
+WORKER = "simulated"
+"""Name of the worker in the rows."""
+_TAIL_INDEX = 1.5
+"""Of the Pareto distribution of latencies with a heavy tail."""
+
+
+class IdleEngine:
+    """Stands where a run with simulated rollouts has no engine: knows which version is in force, and draws nothing."""
+
+    name = WORKER
+
+    def __init__(self) -> None:
+        self.version, self.adapter_hash = BASE_VERSION, BASE_HASH
+
+    async def start(self) -> None:
+        """See `Engine.start`."""
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """Refuse: see `Engine.generate`."""
+        raise EngineError(
+            f"request {request.request_id}: a run with simulated rollouts has no engine; leave simulated.from_run out"
+        )
+
+    async def publish(self, version: int, adapter: Path, adapter_hash: str) -> None:
+        """See `Engine.publish`."""
+        self.version, self.adapter_hash = version, adapter_hash
+
+    async def retire(self, oldest: int, keep: Collection[int] = ()) -> None:
+        """See `Engine.retire`."""
+
+    async def stats(self) -> EngineStats:
+        """See `Engine.stats`."""
+        return EngineStats(
+            requests=0,
+            prompt_tokens=0,
+            cached_tokens=0,
+            completion_tokens=0,
+            engine_steps=0,
+            forced_tokens=0,
+            preemptions=0,
+            running=0,
+            policy_version=self.version,
+        )
+
+    async def close(self) -> None:
+        """See `Engine.close`."""
+
+
+class Pace:
+    """When start groups begin and end, in seconds of any one clock."""
+
+    def __init__(self, settings: SimulatedSettings, seed: int) -> None:
+        self._settings = settings
+        self._seed = seed
+        self._free_at = float("-inf")
+
+    def next(self, number: int, now: float) -> tuple[float, float]:
+        """When start group `number`, asked for at `now`, begins and when it is done."""
+        begins = max(now, self._free_at)
+        self._free_at = begins + 1 / self._settings.rate
+        return begins, max(self._free_at, begins + self.latency_s(number))
+
+    def latency_s(self, number: int) -> float:
+        """Seconds that this start group takes at least, the same whenever it is asked."""
+        median = self._settings.latency_s
+        if self._settings.tail == "fixed" or not median:
+            return median
+        return median * 2 ** (-1 / _TAIL_INDEX) * dice(self._seed, "latency", number).paretovariate(_TAIL_INDEX)
+
+
+class ReplayedSource:
+    """A `RolloutSource` that replays `groups` over and over."""
+
+    def __init__(
+        self,
+        resources: Resources,
+        groups: Sequence[StoredGroup],
+        settings: SimulatedSettings,
+        *,
+        timeout_s: float | None = None,
+        retries: int = 0,
+    ) -> None:
+        """`resources.engine` is the `IdleEngine` that says which version is in force."""
+        self.resources = resources
+        self.groups = groups
+        self.pace = Pace(settings, resources.seed)
+        self.provenance = resources.provenance | {"simulated_from": settings.from_run}
+        self._task = replay_groups.with_options(timeout_seconds=timeout_s, retries=retries)
+        reporter().say(f"rollouts are SIMULATED: {len(groups)} start groups of run '{settings.from_run}', {in_words(settings)}")
+
+    async def play(self, stretch: Stretch) -> RolloutReport:
+        """See `RolloutSource.play`."""
+        return await self._task(self, stretch.step, stretch.first_group, stretch.count)
+
+    async def replay(self, number: int) -> tuple[list[Decision], list[Ply]]:
+        """The rows of start group `number`, once it is time."""
+        begins, done = self.pace.next(number, time.monotonic())
+        await asyncio.sleep(begins - time.monotonic())
+        engine = self.resources.engine
+        version, adapter_hash = getattr(engine, "version", BASE_VERSION), getattr(engine, "adapter_hash", BASE_HASH)
+        await asyncio.sleep(done - time.monotonic())
+        group = self.groups[number % len(self.groups)]
+        return group.renumbered(PRODUCER, number, version=version, adapter_hash=adapter_hash, worker=WORKER)
+
+
+def in_words(settings: SimulatedSettings) -> str:
+    """The pace of simulated rollouts."""
+    latency = f", {settings.latency_s:g} s each at least ({settings.tail} tail)" if settings.latency_s else ""
+    return f"{settings.rate:g} a second at most{latency}"
+
+
+@task(
+    name="rollout",
+    task_run_name="replayed-s{step}-g{first_group}",
+    cache_policy=NO_CACHE,
+    persist_result=False,
+    tags=["rollout", "simulated"],
+)
+async def replay_groups(source: ReplayedSource, step: int, first_group: int, count: int) -> RolloutReport:
+    """Publish stored start groups as `first_group` .. `first_group + count - 1`, as `roll_out_groups` does played ones."""
+    began, resources = time.monotonic(), source.resources
+    with resources.spans.span("rollout"):
+        found = await asyncio.to_thread(coverage, resources.paths, PRODUCER, first_group, count)
+        for first, stretch in found.missing:
+            rows = await asyncio.gather(*(source.replay(number) for number in range(first, first + stretch)))
+            await publish_when_there_is_room(
+                partial(
+                    publish_shard,
+                    resources.paths,
+                    PRODUCER,
+                    first,
+                    [row for decisions, _ in rows for row in decisions],
+                    [ply for _, plies in rows for ply in plies],
+                    source.provenance,
+                    next_start_group=first + stretch,
+                ),
+                resources.full_disk_wait_s,
+            )
+        whole = found if not found.missing else await asyncio.to_thread(coverage, resources.paths, PRODUCER, first_group, count)
+        report = await asyncio.to_thread(report_of, whole, count)
+    return replace(report, set_aside=len(found.set_aside), seconds=time.monotonic() - began)
