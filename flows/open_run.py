@@ -36,12 +36,14 @@ from inference.host import EngineHost
 from inference.make_engine import make_engine
 from rollouts.fork import Tokens
 from state_cache.store import StateCache, find_cache, open_cache
+from storage.control import ControlDesk
 from storage.learnable_aside import PastSpreadsAside
 from storage.lineages import check_new_lineage, current_lineage
 from storage.runs import RunPaths, durable_write, held, set_aside
 from tasks.preparation import make_model
 from tasks.replayed_rollouts import IdleEngine
 from tasks.resources import Resources
+from tasks.rollout_side import SideSettings
 from telemetry.errors import DataError, InputError
 from telemetry.machine import environment
 from telemetry.progress import reporter
@@ -169,6 +171,10 @@ async def open_run(settings: RunSettings, *, resume: bool = False, fork_lineage:
         _check_standing(settings, standing)
         durable_write(paths.settings, settings.model_dump_json(indent=1).encode())
         durable_write(paths.environment, json.dumps(environment(), indent=1).encode())
+        provenance = _provenance(settings, model)
+        control = _control(settings, provenance["base_model"])
+        stack.callback(_say_good_bye, control)
+        await asyncio.to_thread(control.serve, standing.step_done, standing.adapter, standing.adapter_hash)
         yield Resources(
             paths=paths,
             model=model,
@@ -184,12 +190,32 @@ async def open_run(settings: RunSettings, *, resume: bool = False, fork_lineage:
             tokens=Tokens(Codec(model), settings.prompts),
             trainer=trainer,
             standing=standing,
-            provenance=_provenance(settings, model),
+            provenance=provenance,
+            control=control,
         )
 
 
 async def _close_engine(host: EngineHost, engine: Engine) -> None:
     await host.run(engine.close())
+
+
+def _control(settings: RunSettings, base_model: str) -> ControlDesk:
+    """What tells those who play elsewhere."""
+    return ControlDesk(
+        settings.paths,
+        base_model=base_model,
+        plays=SideSettings.model_validate(settings.model_dump()).plays,
+        quota=settings.rollouts.start_groups,
+        max_policy_lag=settings.storage.max_policy_lag,
+    )
+
+
+def _say_good_bye(control: ControlDesk) -> None:
+    """Nobody needs to play on. A full disk that keeps this from being told has been said, and producers wait by themselves."""
+    try:
+        control.stop("its training has ended")
+    except OSError as error:
+        reporter().say(f"producers could not be told that training has ended: {error}")
 
 
 def _free_the_name(
