@@ -1,4 +1,5 @@
-"""`entente up` and `entente down`: a Prefect server, its work pool, the deployments of prefect.yaml and a worker, on one machine.
+"""`entente up` and `entente down`: a Prefect server, its work pool, the deployments of prefect.yaml with their limits and
+automations, and a worker, on one machine.
 
 Promise: what stands already is left as it is and said so; what was begun is written down in Prefect's home, and `entente down`
 ends that and nothing else: a process counts as ours if number and start time are those that were written down.
@@ -18,6 +19,7 @@ from typing import Annotated, Any
 import psutil
 from cyclopts import Parameter
 
+from cli.automations import apply, asker, limit_queue
 from telemetry.errors import InputError
 
 WORKER_WITHIN_S = 60.0
@@ -49,7 +51,7 @@ def up(
     port: Annotated[int, Parameter(help="Port of the server on this machine, if none is named by PREFECT_API_URL.")] = 4200,
     pool: Annotated[str, Parameter(help="Work pool that the deployments name.")] = "local",
 ) -> None:
-    """Start what running from Prefect's UI needs: server, work pool, deployments, a worker. Again is harmless.
+    """Start what running from Prefect's UI needs: server, pool, deployments, automations, a worker. Again is harmless.
 
     Work in the project's folder, where prefect.yaml lies; runs appear in runs/ there. With PREFECT_API_URL set, that server is
     used and none is started.
@@ -66,6 +68,11 @@ def up(
     os.environ["PREFECT_API_URL"] = f"{address}/api"
     _pool(pool)
     _prefect("deploy", "--all", "--no-prompt")
+    ask = asker(os.environ["PREFECT_API_URL"])
+    if limit_queue(ask, pool):
+        print("limit           one run at a time that wants the whole machine")
+    for line in apply(ask) or ["all are there"]:
+        print(f"automations     {line}")
     names = sorted(f"{each['flow']}/{each['name']}" for each in _deployments())
     print(f"deployments     {', '.join(names)}")
     _worker(pool)

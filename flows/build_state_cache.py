@@ -8,6 +8,7 @@ import asyncio
 from pathlib import Path
 
 from prefect import flow
+from prefect.events import emit_event
 
 from flows.refresh_settings import drop_unused, newest_run, refreshed_settings
 from flows.run_names import cache_name
@@ -21,6 +22,9 @@ from telemetry.errors import InputError
 
 NEWEST = "newest"
 """In the place of a run's name: the one that trained last; without any, nothing is taken in."""
+
+REFRESHED = "entente.state-cache.refreshed"
+"""Event of a version that took in positions and was not there before; the benchmark's deployment waits for it."""
 
 
 @flow(name="build-state-cache", flow_run_name=cache_name)
@@ -42,8 +46,11 @@ async def build_state_cache(
     name = newest_run(runs_root) if run == NEWEST else run
     if name:
         settings = refreshed_settings(runs_root, name, share)
-    path = find_cache(root, settings) or await _made(root, settings, runs_root)
+    found = find_cache(root, settings)
+    path = found or await _made(root, settings, runs_root)
     if name:
+        if found is None:
+            emit_event(REFRESHED, {"prefect.resource.id": f"entente.state-cache.{path.name}", "prefect.resource.name": path.name})
         await asyncio.to_thread(drop_unused, root, runs_root, path)
     await show_cache(await asyncio.to_thread(open_cache, path))
     return path

@@ -16,6 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from prefect.runtime import flow_run
+
 from decoding.codec import Codec
 from decoding.model_files import max_position, model_fingerprint, resolve_model
 from flows.build_state_cache import build_state_cache
@@ -30,7 +32,9 @@ from flows.run_settings import (
     check_settings,
     settings_of,
 )
+from flows.settle_runs import settle_those_before
 from flows.thread_plan import apply_threads
+from flows.work_record import note_work
 from inference.engine import Engine
 from inference.host import EngineHost
 from inference.make_engine import make_engine
@@ -146,6 +150,9 @@ async def open_run(settings: RunSettings, *, resume: bool = False, fork_lineage:
         if not stack.enter_context(held(paths.lock, wait_s=1.0)):
             raise InputError(f"run '{settings.run}' is being trained by another process: wait for it, or stop it")
         paths.create()
+        if flow_run.id is not None:
+            note_work(paths, flow_run.id)
+            stack.callback(asyncio.create_task(settle_those_before(paths)).cancel)
         if not resume:
             stack.push(partial(_free_the_name, paths))  # registered first, so it comes last
             durable_write(paths.settings, settings.model_dump_json(indent=1).encode())

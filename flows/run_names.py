@@ -26,6 +26,16 @@ def evaluation_name() -> str:
     return f"evaluate-{_given('run', '')}-{'newest' if version == -1 else f'v{version}'}"
 
 
+def recovery_name() -> str:
+    """`recover-1b2c3d4e`, with the beginning of the flow run's id, or `recover-all`."""
+    return f"recover-{str(_given('flow_run_id', ''))[:8] or 'all'}"
+
+
+def benchmark_name() -> str:
+    """`benchmark-game`."""
+    return f"benchmark-{_given('name', 'game')}"
+
+
 def _given(name: str, otherwise: Any) -> Any:
     value = flow_run.parameters.get(name)
     return otherwise if value is None else value

@@ -54,6 +54,8 @@ class PipelineSettings(BaseModel):
     """Seconds until a rollout task is given up and retried."""
     rollout_retries: Annotated[int, Field(ge=0, le=10)] = 2
     """Retries of a rollout task; its shard's name makes a second success harmless."""
+    recoveries_max: Annotated[int, Field(ge=0, le=100)] = 3
+    """Times in a row that a deployment's run which was lost is started again at the same step, before an alert; 0: never."""
 
 
 class RunSettings(BaseModel):

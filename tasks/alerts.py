@@ -58,21 +58,30 @@ class AlertDesk:
             carried.add_done_callback(self._arrived)
 
     def _carry(self, alert: Alert) -> None:
-        _append(self._file, alert.as_json() + "\n")
-        emit_event(
-            event=f"{EVENT}.{alert.name}",
-            resource={"prefect.resource.id": f"entente.run.{alert.run}", "prefect.resource.name": alert.run},
-            payload={"step": alert.step, "sentence": alert.sentence},
-        )
-        for trouble in carry(alert, self._settings):
-            if trouble not in self._said:
-                self._said.add(trouble)
-                reporter().say(f"{trouble}; the run goes on")
+        raise_alert(self._file, alert, self._settings, self._said)
 
     def _arrived(self, carried: asyncio.Task[None]) -> None:
         self._carried.discard(carried)
         if not carried.cancelled() and (error := carried.exception()) is not None:
             reporter().say(f"an alert was lost on its way ({type(error).__name__}: {error}); the run goes on")
+
+
+def raise_alert(file: Path, alert: Alert, settings: AlertSettings, said: set[str] | None = None) -> None:
+    """Carry an alert to its file, to Prefect and to the hooks; blocks as long as the hooks do.
+
+    Args:
+        said: what went wrong with hooks before, and need not be said again; taken down here.
+    """
+    _append(file, alert.as_json() + "\n")
+    emit_event(
+        event=f"{EVENT}.{alert.name}",
+        resource={"prefect.resource.id": f"entente.run.{alert.run}", "prefect.resource.name": alert.run},
+        payload={"step": alert.step, "sentence": alert.sentence},
+    )
+    for trouble in carry(alert, settings):
+        if said is None or trouble not in said:
+            (said if said is not None else set()).add(trouble)
+            reporter().say(f"{trouble}; the run goes on")
 
 
 def _append(file: Path, line: str) -> None:

@@ -1,0 +1,97 @@
+"""Flow: take one benchmark's figures in a process of its own, and show them beside those that were kept as the baseline.
+
+Each machine has its own baseline, for no figure of another can be compared: the first outcome there, until somebody removes it.
+"""
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+from prefect import flow
+from prefect.artifacts import acreate_table_artifact
+
+from flows.run_names import benchmark_name
+from storage.runs import durable_write
+from telemetry.errors import EntenteError
+from telemetry.progress import reporter
+
+BASELINE_FOLDER = "_benchmarks"
+"""Beside the runs, under `runs_root`."""
+_MACHINE = ("platform", "cpu_cores", "gpus")
+"""What tells one machine from another, as far as figures go."""
+_ENDS_WITHIN_S = 1800.0
+
+
+@flow(name="benchmark", flow_run_name=benchmark_name, timeout_seconds=3600)
+async def benchmark(
+    name: Literal["game", "cache", "prompts"] = "game", runs_root: Path = Path("runs"), new_baseline: bool = False
+) -> dict[str, Any]:
+    """Run `entente bench NAME`; its outcome, with each figure's change against the baseline under "changes".
+
+    Args:
+        name: Which benchmark; those that take seconds.
+        runs_root: Folder of all runs; the baseline lies beside them.
+        new_baseline: Keep these figures as what later ones are compared with.
+    """
+    outcome = await _measured(name)
+    file = Path(runs_root) / BASELINE_FOLDER / f"{name}.json"
+    baseline = None if new_baseline or not file.is_file() else json.loads(file.read_bytes())
+    if baseline is None or any(baseline["machine"].get(part) != outcome["machine"].get(part) for part in _MACHINE):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        durable_write(file, json.dumps(outcome, indent=1).encode())
+        baseline = outcome
+        reporter().say(f"these figures of benchmark '{name}' are the baseline from now on")
+    rows = compared(outcome, baseline)
+    words = f"Benchmark {name}: each figure beside the baseline in {file}, with its change and the target it is held against."
+    await acreate_table_artifact(table=rows, key=f"benchmark-{name}", description=words)
+    return outcome | {"changes": {row["figure"]: row["change"] for row in rows}}
+
+
+def compared(outcome: dict[str, Any], baseline: dict[str, Any]) -> list[dict[str, str]]:
+    """A row for each figure: now, then, the change in per cent, and whether its target holds."""
+    rows = []
+    for figure, value in outcome["metrics"].items():
+        before, bounds = baseline["metrics"].get(figure), outcome["targets"].get(figure, {})
+        holds = bounds.get("at_least", value) <= value <= bounds.get("at_most", value)
+        rows.append(
+            {
+                "figure": figure,
+                "now": f"{value:.4g}",
+                "baseline": "" if before is None else f"{before:.4g}",
+                "change": f"{value / before - 1:+.1%}" if before else "",
+                "target": ", ".join(f"{word.replace('_', ' ')} {bound:g}" for word, bound in bounds.items()),
+                "": "" if not bounds else "holds" if holds else "missed",
+            }
+        )
+    return rows
+
+
+async def _measured(name: str) -> dict[str, Any]:
+    """What the command prints as its last line.
+
+    Raises:
+        EntenteError: it failed, or did not end in time.
+    """
+    words = ["-m", "cli.main", "bench", name, "--json"]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *words,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    try:
+        out, err = await asyncio.wait_for(process.communicate(), _ENDS_WITHIN_S)
+    except TimeoutError as late:
+        raise EntenteError(f"`entente bench {name}` did not end within {_ENDS_WITHIN_S:g} s") from late
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        said = err.decode(errors="replace").strip().splitlines() or ["it said nothing"]
+        raise EntenteError(f"`entente bench {name}` failed: {said[-1]}")
+    return json.loads(out.decode().splitlines()[-1])

@@ -1,0 +1,99 @@
+"""What concerns no single run and yet should wake somebody: work pools without a worker, schedules that come to nothing.
+
+The rules are pure; `look_over` asks Prefect, and remembers between two looks what was told, so that each is told once.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+from prefect.client.orchestration import PrefectClient
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterDeploymentId
+from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.sorting import FlowRunSort
+from prefect.types._datetime import now
+
+from flows.work_record import WORK_FOLDER
+from storage.runs import durable_write
+from telemetry.alerts import Alert
+
+CANCELLED_IN_A_ROW = 3
+"""Scheduled runs of one deployment that were cancelled, the newest ones, before it is told."""
+LATE = timedelta(minutes=15)
+"""How long after its time a scheduled run that waits for the one before counts as one too many."""
+NOBODY = "all"
+"""In the place of a run's name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheduled:
+    """A run that a schedule made, and whose time has come."""
+
+    state: str
+    late: bool
+    """It waits, and has done so for long."""
+
+
+def without_worker(workers: Mapping[str, Sequence[bool]], waiting: Mapping[str, int]) -> dict[str, tuple[str, str]]:
+    """Pools that had workers, of which none answers now: rule and sentence by what it is about.
+
+    Args:
+        workers: for each pool, whether each of its workers answers.
+        waiting: runs that each pool has waiting.
+    """
+    gone = [pool for pool, answer in workers.items() if answer and not any(answer)]
+    told = {pool: f"none of the {len(workers[pool])} workers of work pool '{pool}' answers" for pool in gone}
+    return {
+        f"pool {pool}": ("pool_without_worker", f"{said}; {waiting.get(pool, 0)} runs wait: start one with `entente up`")
+        for pool, said in told.items()
+    }
+
+
+def idle_schedules(newest_first: Mapping[str, Sequence[Scheduled]]) -> dict[str, tuple[str, str]]:
+    """Deployments whose schedule comes to nothing, or overtakes itself: rule and sentence by what it is about."""
+    found = {}
+    for name, runs in newest_first.items():
+        ended = [run for run in runs if not run.late]
+        last = ended[:CANCELLED_IN_A_ROW]
+        if len(last) == CANCELLED_IN_A_ROW and all(run.state == "Cancelled" for run in last):
+            count = next((index for index, run in enumerate(ended) if run.state != "Cancelled"), len(ended))
+            said = f"the last {count} scheduled runs of '{name}' were cancelled: see whether an earlier one still holds its place"
+            found[f"cancelled {name}"] = "schedules_cancelled", said
+        if (late := sum(run.late for run in runs)) >= 2:
+            said = f"{late} scheduled runs of '{name}' wait for the one before: its schedule comes round faster than a run ends"
+            found[f"overlaps {name}"] = "schedule_overlaps", said
+    return found
+
+
+async def look_over(client: PrefectClient, runs_root: Path) -> list[Alert]:
+    """What became wrong since the last look."""
+    pools = [pool.name for pool in await client.read_work_pools()]
+    workers = {pool: [w.status == "ONLINE" for w in await client.read_workers_for_work_pool(pool)] for pool in pools}
+    runs: dict[str, list[Scheduled]] = {}
+    for deployment in await client.read_deployments():
+        if deployment.schedules:
+            ours = FlowRunFilter(deployment_id=FlowRunFilterDeploymentId(any_=[deployment.id]))
+            newest = await client.read_flow_runs(flow_run_filter=ours, sort=FlowRunSort.EXPECTED_START_TIME_DESC, limit=50)
+            runs[deployment.name if deployment.name != "local" else deployment.entrypoint or ""] = _due(newest)
+    waiting = {pool: sum(run.late for found in runs.values() for run in found) for pool in pools}
+    return _new(runs_root / WORK_FOLDER / ".looked_over.json", without_worker(workers, waiting) | idle_schedules(runs))
+
+
+def _due(runs: Iterable[FlowRun]) -> list[Scheduled]:
+    due = []
+    for run in runs:
+        at, state = run.expected_start_time, run.state
+        if run.auto_scheduled and state is not None and at is not None and at <= now("UTC"):
+            due.append(Scheduled(state=state.name or "", late=state.is_scheduled() and now("UTC") - at > LATE))
+    return due
+
+
+def _new(file: Path, holds: Mapping[str, tuple[str, str]]) -> list[Alert]:
+    """Alerts for what did not hold at the last look."""
+    told = set(json.loads(file.read_bytes())) if file.is_file() else set()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    durable_write(file, json.dumps(sorted(holds)).encode())
+    new = [holds[key] for key in sorted(set(holds) - told)]
+    return [Alert(name=rule, run=NOBODY, step=0, sentence=sentence) for rule, sentence in new]
