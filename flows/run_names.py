@@ -36,6 +36,12 @@ def benchmark_name() -> str:
     return f"benchmark-{_given('name', 'game')}"
 
 
+def producer_name() -> str:
+    """`produce-mine`, with the producer's name where one was given."""
+    producer = _given("producer", "")
+    return f"produce-{_given('run', '')}" + (f"-{producer}" if producer else "")
+
+
 def _given(name: str, otherwise: Any) -> Any:
     value = flow_run.parameters.get(name)
     return otherwise if value is None else value

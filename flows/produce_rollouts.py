@@ -1,0 +1,183 @@
+"""Flow: play rollouts for a run that trains elsewhere, until it wants no more.
+
+It needs the run's folder and nothing else: which version to play, how much, and when to end stand in the run's control file. What
+it plays is published under its own name; the trainer takes in every producer's shards.
+"""
+
+import asyncio
+import os
+import re
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from prefect import flow
+from prefect.runtime import flow_run
+
+from flows.cancel_on_sigterm import cancelled_by_sigterm
+from flows.run_names import producer_name
+from flows.thread_plan import apply_threads, usable_cores
+from storage.control import read_control
+from storage.runs import RunPaths, check_name
+from tasks.produced_rollouts import ProducerDesk, produce_groups
+from tasks.resources import PROBE, PRODUCER
+from tasks.rollout_side import FOLLOW_S, RolloutSide, check_wanted, side_settings
+from tasks.rollouts import RolloutReport
+from telemetry.errors import InputError
+from telemetry.progress import reporter
+
+URLS_VARIABLE = "ENTENTE_PRODUCER_URLS"
+"""Environment variable of a machine that names the workers its producers use, with commas between."""
+STRETCHES = 2
+"""Tasks in flight: while the last games of one are played, the next fills the engine."""
+FAILURES_IN_A_ROW = 3
+"""Tasks that failed for good, one after the other, before the producer gives up."""
+IDLE_S = 1800.0
+"""Seconds without a word from the run before a producer ends: whoever trained it is gone."""
+
+
+@flow(name="rollout-producer", flow_run_name=producer_name)
+async def produce_rollouts(
+    run: str, runs_root: Path = Path("runs"), urls: tuple[str, ...] = (), producer: str = "", threads: int = 0
+) -> dict[str, Any]:
+    """Play start groups for `run` until it ends, or wants no more of this producer.
+
+    Args:
+        run: Name of the run, its folder under `runs_root`.
+        runs_root: Folder of all runs, which this machine shares with the one that trains.
+        urls: Workers that draw (`entente serve`), used by this producer alone; left out, those that ENTENTE_PRODUCER_URLS
+            names on this machine, else those of the run's settings, else an engine in this process.
+        producer: Name of the producer; left out, host and flow run.
+        threads: CPU threads of an engine in this process; 0: what the run's settings say, else all cores.
+
+    Raises:
+        InputError: there is no such run, it is not at work, or this machine lacks what it is played with.
+    """
+    paths = RunPaths(Path(runs_root) / check_name(run, "The run"))
+    name = check_name(producer, "The producer") if producer else _own_name()
+    if name in (PRODUCER, PROBE):
+        raise InputError(f"'{name}' is the training flow's own name: give the producer another")
+    settings = side_settings(paths)
+    check_wanted(paths, settings, read_control(paths))
+    apply_threads(threads or settings.inference.threads or usable_cores())
+    with cancelled_by_sigterm():
+        async with ProducerDesk(paths, name, str(flow_run.id or "")) as desk:
+            reporter().say("starting the engine")
+            side = await RolloutSide.open(paths.root, urls=urls or _urls_here(), worker=name)
+            try:
+                production = Production(side, desk, name)
+                reason = await production.run()
+                await desk.tell("ended", sentence=reason)
+            finally:
+                await side.close()
+    reporter().say(f"producer '{name}' ends: {reason}")
+    return {"run": run, "producer": name, "start_groups": production.published, "decisions": production.decisions, "why": reason}
+
+
+class Production:
+    """The loop of a producer: stretches in flight, as many as the run's quota allows."""
+
+    def __init__(self, side: RolloutSide, desk: ProducerDesk, producer: str) -> None:
+        self.published = self.decisions = 0
+        self._side, self._desk, self._producer = side, desk, producer
+        rollouts, pipeline = side.settings.rollouts, side.settings.pipeline
+        wanted = pipeline.groups_per_task or -(-rollouts.start_groups // STRETCHES)
+        self._family = rollouts.family
+        self._each = -(-wanted // self._family) * self._family
+        self._next = -(-desk.status.next_group // self._family) * self._family
+        self._before = desk.status.published
+        self._task = produce_groups.with_options(
+            timeout_seconds=pipeline.rollout_timeout_s,
+            retries=pipeline.rollout_retries,
+            retry_delay_seconds=1,
+            retry_jitter_factor=1,
+        )
+        self._in_flight: dict[asyncio.Task[RolloutReport], int] = {}
+        self._failures = 0
+        self._version, self._begun = -1, 0  # start groups begun under that version
+
+    async def run(self) -> str:
+        """Play until the run wants no more; why that is.
+
+        Raises:
+            Exception: what the last of several stretches failed with.
+        """
+        heard, counter = time.monotonic(), -1
+        try:
+            while True:
+                control = await self._side.follow()
+                if control.stop:
+                    return control.reason
+                if control.counter != counter:
+                    heard, counter = time.monotonic(), control.counter
+                if not control.wants(self._producer):
+                    await self._finish()
+                    return "the run wants fewer producers"
+                if control.version != self._version:
+                    self._version, self._begun = control.version, 0
+                await self._begin(control.quota)
+                if not self._in_flight and time.monotonic() - heard > IDLE_S:
+                    return f"nothing was heard of the run for {IDLE_S / 60:.0f} minutes"
+                await self._wait()
+        finally:
+            for each in self._in_flight:
+                each.cancel()
+            await asyncio.gather(*self._in_flight, return_exceptions=True)
+
+    async def _begin(self, quota: int) -> None:
+        """Stretches, as far as the quota of this version goes; whole families, and one at least."""
+        while len(self._in_flight) < STRETCHES and self._begun < quota:
+            left = -(-(quota - self._begun) // self._family) * self._family
+            first, count = self._next, min(self._each, left)
+            self._next, self._begun = first + count, self._begun + count
+            # On disk before it is played: whoever comes after this process begins beyond it.
+            await self._tell(count)
+            self._in_flight[asyncio.create_task(self._task(self._side, self._producer, first, count))] = count
+
+    async def _wait(self) -> None:
+        """Until a stretch ends, or it is time to look at the control file again."""
+        if not self._in_flight:
+            await asyncio.sleep(FOLLOW_S)
+            return
+        done, _ = await asyncio.wait(self._in_flight, timeout=FOLLOW_S, return_when=asyncio.FIRST_COMPLETED)
+        for each in done:
+            await self._settle(each)
+
+    async def _settle(self, ended: asyncio.Task[RolloutReport]) -> None:
+        count = self._in_flight.pop(ended)
+        if (error := ended.exception()) is not None:
+            self._failures += 1
+            reporter().say(f"start groups of producer '{self._producer}' failed: {error}")
+            if self._failures >= FAILURES_IN_A_ROW:
+                raise error
+            return
+        self._failures = 0
+        self.published += count
+        self.decisions += ended.result().decisions
+        await self._tell(0)
+
+    async def _finish(self) -> None:
+        """What is in flight is worth its end."""
+        while self._in_flight and not self._side.control.stop:
+            await self._wait()
+
+    async def _tell(self, more: int) -> None:
+        in_flight = sum(self._in_flight.values()) + more
+        await self._desk.tell(
+            "playing" if in_flight else "waiting",
+            published=self._before + self.published,
+            in_flight=in_flight,
+            next_group=self._next,
+            version=self._side.version,
+            sentence="" if in_flight else "it has played its share of this version",
+        )
+
+
+def _urls_here() -> tuple[str, ...]:
+    return tuple(filter(None, (url.strip() for url in os.environ.get(URLS_VARIABLE, "").split(","))))
+
+
+def _own_name() -> str:
+    host = re.sub(r"[^A-Za-z0-9-]+", "-", socket.gethostname()).strip("-")[:40] or "host"
+    return f"{host}-{str(flow_run.id or os.getpid())[:8]}"
