@@ -37,6 +37,7 @@ _COMMANDS = {
     "inspect": ("cli.inspect:app", "Look at one decision, one group of forks, or one step of a run."),
     "sql": ("cli.sql:sql", "Ask a run's rows with SQL, also while it trains."),
     "model": ("cli.model:app", "Make and look at the tiny model."),
+    "profile": ("cli.profile:app", "Profile rollouts, the trainer or a whole run, and compare with a stored profile."),
     "bench": ("cli.bench:app", "Measure this machine against the targets."),
     "doctor": ("cli.doctor:doctor", "Say what is installed, what does not fit, and the cure."),
     "clean": ("cli.clean:clean", "Remove what has grown old: adapters, checkpoints, asides, Prefect's old runs."),

@@ -11,6 +11,8 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from telemetry.sampling import sampled
+
 T = TypeVar("T")
 
 
@@ -25,7 +27,8 @@ class EngineHost:
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         try:
-            self._loop.run_forever()
+            with sampled("engine"):
+                self._loop.run_forever()
         finally:
             self._loop.close()
 

@@ -21,6 +21,7 @@ from storage.settings import StorageSettings
 from telemetry.devices import give_back_memory
 from telemetry.errors import EntenteError, InputError, TrainingError, disk_full
 from telemetry.parent import end_with_parent
+from telemetry.sampling import sampled
 from training.followers import start_followers
 from training.lineage import Fork
 from training.mismatch import describe
@@ -107,4 +108,5 @@ def _published(adapter: Adapter | None) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    with sampled("trainer"):
+        main(int(sys.argv[1]))

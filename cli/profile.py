@@ -1,0 +1,224 @@
+"""`entente profile`: where the time of rollouts, of the trainer or of a whole run goes, and what of it grew."""
+
+import asyncio
+import json as jsonlib
+import os
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import App, Parameter, validators
+from rich.console import Console
+from rich.table import Table
+
+from cli.settings_from_flags import ConfigFiles, Preset, SettingsFlags, settings_from
+from telemetry.errors import InputError
+
+if TYPE_CHECKING:
+    from flows.profiled_work import Profiled
+    from flows.run_settings import RunSettings
+
+app = App(name="profile", help="Profile rollouts, the trainer or a whole run: time by stage, and a flame graph.")
+
+Kind = Literal["rollout", "trainer", "e2e"]
+Steps = Annotated[
+    int, Parameter(help="Steps to run; the first warms up and is left out.", validator=validators.Number(gte=2, lte=1000))
+]
+Output = Annotated[
+    Path | None, Parameter(help="JSON file to write, with the flame graph beside it; default: profile-<what>.json here.")
+]
+Baseline = Annotated[Path | None, Parameter(help="A stored profile to compare with; exit code 1 if a stage's share grew.")]
+Tolerance = Annotated[
+    float, Parameter(help="How much a stage's share of the time may grow.", validator=validators.Number(gt=0, lt=1))
+]
+AsJson = Annotated[bool, Parameter(help="Print the profile as one JSON object, last line.", negative="")]
+_BAR = 24
+
+
+@app.command
+def rollout(
+    *,
+    preset: Preset = "laptop",
+    config: ConfigFiles = None,
+    steps: Steps = 6,
+    output: Output = None,
+    baseline: Baseline = None,
+    tolerance: Tolerance = 0.05,
+    json: AsJson = False,
+    settings: SettingsFlags = None,
+) -> None:
+    """Rollouts alone: the engine, the board, tokens and rows, by samples of the thread that plays.
+
+    Examples
+
+        entente profile rollout
+
+        entente profile rollout --rollouts.forks-per-group 16 --output before.json
+    """
+    _profile("rollout", settings_from(preset, config, settings), steps, output, baseline, tolerance, json)
+
+
+@app.command
+def trainer(
+    *,
+    preset: Preset = "laptop",
+    config: ConfigFiles = None,
+    steps: Steps = 6,
+    output: Output = None,
+    baseline: Baseline = None,
+    tolerance: Tolerance = 0.05,
+    json: AsJson = False,
+    settings: SettingsFlags = None,
+) -> None:
+    """The trainer alone, on rows that are played for it: store, pack, forward, backward, optimiser, publish.
+
+    Examples
+
+        entente profile trainer
+
+        entente profile trainer --training.layout padded --baseline profile-trainer.json --output padded.json
+    """
+    _profile("trainer", settings_from(preset, config, settings), steps, output, baseline, tolerance, json)
+
+
+@app.command
+def e2e(
+    *,
+    preset: Preset = "laptop",
+    config: ConfigFiles = None,
+    steps: Steps = 6,
+    output: Output = None,
+    baseline: Baseline = None,
+    tolerance: Tolerance = 0.05,
+    json: AsJson = False,
+    settings: SettingsFlags = None,
+) -> None:
+    """The training flow with all its processes: rollouts, trainer, publishing, swapping, orchestration.
+
+    Examples
+
+        entente profile e2e
+
+        entente profile e2e --baseline profile-e2e.json --tolerance 0.1 --output now.json
+    """
+    _profile("e2e", settings_from(preset, config, settings), steps, output, baseline, tolerance, json)
+
+
+def _profile(
+    kind: Kind,
+    settings: "RunSettings",
+    steps: int,
+    output: Path | None,
+    baseline: Path | None,
+    tolerance: float,
+    json: bool,
+) -> None:
+    before = _read(baseline, kind) if baseline is not None else None
+    file = output or Path(f"profile-{kind}.json")
+    if not file.parent.is_dir():
+        raise InputError(f"there is no folder '{file.parent}' for the profile: make it, or choose another --output")
+    from flows.profiled_work import lean
+    from reports.flame import flame_page
+    from reports.profile import as_object, fold_all, rooms, summed
+    from telemetry.machine import environment
+    from telemetry.sampling import INTERVAL_S, read_samples
+
+    settings = lean(settings, f"profile-{kind}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}", steps)
+    with tempfile.TemporaryDirectory(prefix="entente-samples-") as folder:
+        done = _measured(kind, settings, Path(folder))
+        threads = fold_all(read_samples(Path(folder)), done.windows)
+    stages = done.stages or summed(rooms(folded) for name, folded in threads.items() if name == "engine")
+    flame = file.with_suffix(".html")
+    told = f"{len(done.windows)} steps, a look every {1000 * INTERVAL_S:.0f} ms; looking costs time itself, so shares count."
+    found = as_object(
+        kind,
+        stages,
+        threads,
+        {
+            "steps": len(done.windows),
+            "flame": flame.name,
+            "settings": settings.model_dump(mode="json", exclude={"run", "runs_root", "telemetry", "evaluation", "alerts"}),
+            "machine": environment(),
+        },
+    )
+    flame.write_text(flame_page(f"entente profile {kind}", threads, told), encoding="utf-8")
+    file.write_text(jsonlib.dumps(found, indent=1) + "\n", encoding="utf-8")
+    _show(found, before, file, flame)
+    if json:
+        print(jsonlib.dumps(found))
+    if before is not None and _compare(found, before, tolerance, str(baseline)):
+        sys.exit(1)
+
+
+def _measured(kind: Kind, settings: "RunSettings", folder: Path) -> "Profiled":
+    """Do the work in this process and its children, sampled into `folder`; the run's folder goes afterwards."""
+    from cli.prefect_server import prefect_server
+    from cli.screen import progress_shown
+    from flows import profiled_work
+    from flows.open_run import check_inputs
+    from telemetry.sampling import VARIABLE
+
+    work = {"rollout": profiled_work.play_only, "trainer": profiled_work.train_only, "e2e": profiled_work.whole_flow}[kind]
+    check_inputs(settings)
+    os.environ[VARIABLE] = str(folder)
+    try:
+        with prefect_server(), progress_shown():
+            return asyncio.run(work(settings))
+    finally:
+        os.environ.pop(VARIABLE, None)
+        shutil.rmtree(settings.paths.root, ignore_errors=True)
+
+
+def _read(file: Path, kind: Kind) -> dict[str, Any]:
+    """A stored profile.
+
+    Raises:
+        InputError: it is none, or of something else.
+    """
+    try:
+        found = jsonlib.loads(file.read_text(encoding="utf-8"))
+        stored, shares = found["profile"], {stage: float(each["share"]) for stage, each in found["stages"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"baseline '{file}' is no stored profile ({error}): make one with `entente profile {kind}`") from error
+    if stored != kind or not shares:
+        raise InputError(f"baseline '{file}' is a profile of '{stored}', not of '{kind}': give one of the same kind")
+    return found
+
+
+def _show(found: dict[str, Any], before: dict[str, Any] | None, file: Path, flame: Path) -> None:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column(f"profile {found['profile']}", no_wrap=True)
+    for title in ("seconds", "share", *(["baseline"] if before else [])):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for stage, each in found["stages"].items():
+        old = [f"{before['stages'].get(stage, {'share': 0.0})['share']:.1%}"] if before else []
+        bar = f"[cyan]{'█' * round(_BAR * each['share'])}[/]"
+        table.add_row(stage, f"{each['seconds']:,.2f}", f"{each['share']:.1%}", *old, bar)
+    console = Console(highlight=False)
+    console.print(table)
+    for name, thread in found["threads"].items():
+        hot = next(iter(thread["hottest"]), "nothing")
+        waiting = thread["shares"].get("waiting", 0.0)
+        console.print(f"thread {name}: {waiting:.0%} waiting, hottest in {hot}", markup=False)
+    console.print(f"{found['steps']} steps; written to {file}, the flame graph to {flame}", markup=False, soft_wrap=True)
+
+
+def _compare(found: dict[str, Any], before: dict[str, Any], tolerance: float, name: str) -> bool:
+    """Say what grew; whether anything did."""
+    from reports.profile import grown
+
+    def parts(profile: dict[str, Any]) -> dict[str, float]:
+        return {stage: each["share"] for stage, each in profile["stages"].items()}
+
+    if found["settings"] != before.get("settings"):
+        print(f"the settings differ from those of {name}: shares are compared all the same")
+    more = grown(parts(found), parts(before), tolerance)
+    for growth in more:
+        print(f"grew by more than {tolerance:.0%}: {growth.sentence()}")
+    if not more:
+        print(f"no stage's share grew by more than {tolerance:.0%} over {name}")
+    return bool(more)

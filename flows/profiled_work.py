@@ -1,0 +1,103 @@
+"""The short real work that `entente profile` looks at: rollouts alone, the trainer alone, or the whole flow.
+
+Owns which stretches of time count: the first step warms everything up and is left out. Everything is the run's own code; nothing
+is imitated.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from evaluation.settings import EvaluationSettings
+from flows.open_run import open_run
+from flows.run_settings import RunSettings
+from flows.train_policy import train_policy
+from reports.profile import stages_of, summed, trainer_stages_of
+from reports.read_run import read_figures
+from tasks.resources import Resources
+from tasks.rollouts import play_stretch
+from telemetry.progress import reporter
+from telemetry.sampling import Window, sampled
+from telemetry.sinks import TelemetrySettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profiled:
+    """What was measured."""
+
+    stages: dict[str, float]
+    """Seconds by stage over the steps that count; empty where the samples alone can tell them."""
+    windows: list[Window]
+    """When those steps were."""
+
+
+def lean(settings: RunSettings, run: str, steps: int) -> RunSettings:
+    """These settings for a run of a few steps, without what comes before and after them."""
+    return settings.model_copy(
+        update={
+            "run": run,
+            "steps": steps,
+            "telemetry": TelemetrySettings(wandb="disabled", report=False, gpu_beat_s=settings.telemetry.gpu_beat_s),
+            "evaluation": EvaluationSettings(positions=1, powers_per_position=1, bootstrap=100, opponents=("random",)),
+        }
+    )
+
+
+async def play_only(settings: RunSettings) -> Profiled:
+    """Play the start groups of each step under the base model, and publish them."""
+    windows = []
+    async with open_run(settings) as resources:
+        for step in range(1, settings.steps + 1):
+            window, _ = await _timed(step, settings, lambda step=step: _play(resources, step))
+            windows.append(window)
+    return Profiled(stages={}, windows=windows[1:])
+
+
+async def train_only(settings: RunSettings) -> Profiled:
+    """Train each step on rows that were played for it; only the trainer's own seconds count."""
+    windows, stages = [], []
+    async with open_run(settings) as resources:
+        for step in range(1, settings.steps + 1):
+            await _play(resources, step)
+            window, answer = await _timed(step, settings, lambda step=step: _train(resources, step))
+            await resources.serve(step, resources.paths.adapter(step), answer["adapter_hash"])
+            windows.append(window)
+            found = trainer_stages_of(answer["metrics"])
+            stages.append(found | {"handing over": max(0.0, window[1] - window[0] - sum(found.values()))})
+    return Profiled(stages=summed(stages[1:]), windows=windows[1:])
+
+
+async def whole_flow(settings: RunSettings) -> Profiled:
+    """The training flow from its first step to its last."""
+    with sampled("flow"):
+        await train_policy(settings)
+    _, steps = read_figures(settings.paths)
+    ends = {step: float(line["time"]) for line in _lines(settings) if (step := line["step"]) in steps}
+    counted = [step for step in steps if step > 1]
+    return Profiled(
+        stages=summed(stages_of(steps[step]) for step in counted),
+        windows=[(ends[step] - steps[step]["time/step_s"], ends[step]) for step in counted],
+    )
+
+
+def _lines(settings: RunSettings) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in settings.paths.metrics.read_text().splitlines()]
+
+
+async def _timed(step: int, settings: RunSettings, work: Callable[[], Any]) -> tuple[Window, Any]:
+    began = time.time()
+    done = await work()
+    reporter().stage("steps profiled", step, settings.steps)
+    return (began, time.time()), done
+
+
+async def _play(resources: Resources, step: int) -> None:
+    groups = resources.rollouts.start_groups
+    await play_stretch(resources, step, (step - 1) * groups, groups)
+
+
+async def _train(resources: Resources, step: int) -> dict[str, Any]:
+    return await asyncio.to_thread(resources.trainer.step, step, resources.rollouts.start_groups)

@@ -1,0 +1,157 @@
+"""What a profile says: time by stage of a step, threads by room, the hottest places, and what grew since another profile.
+
+Pure: figures and samples in, plain values out.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from telemetry.sampling import Samples, Stack, Window
+
+_ROOT = Path(__file__).resolve().parent.parent
+ROOMS = {
+    "inference": "engine", "game": "board and prompts", "decoding": "tables and tokens", "rollouts": "forks and rows",
+    "storage": "store", "training": "training", "tasks": "tasks", "flows": "flow", "state_cache": "start positions",
+    "evaluation": "evaluation", "telemetry": "telemetry",
+}  # fmt: skip
+"""Folder of this repository -> what is done there."""
+WAITING, ELSEWHERE = "waiting", "libraries"
+_WAITS = {"select", "poll", "acquire", "recv", "recv_into", "readinto", "readline", "sleep", "wait", "accept", "read"}
+"""Built-ins in which a thread does nothing, whatever they belong to."""
+STAGES = ("rollouts", "store", "pack", "forward", "backward", "optimiser", "publish", "swap", "orchestration")
+"""Parts of a step of the training flow, in its order; they add up to it."""
+TRAINER_STAGES = STAGES[1:7]
+"""Those of the trainer alone."""
+
+
+def stages_of(figures: Mapping[str, float]) -> dict[str, float]:
+    """Seconds of one step of the training flow by stage."""
+    found = {"rollouts": figures.get("time/rollout_wait_s", 0.0), **trainer_stages_of(figures)}
+    found["swap"] = figures.get("time/publish_s", 0.0)
+    left = figures["time/step_s"]
+    for stage, seconds in found.items():
+        found[stage] = min(seconds, left)
+        left -= found[stage]
+    return found | {"orchestration": left}
+
+
+def trainer_stages_of(figures: Mapping[str, float]) -> dict[str, float]:
+    """Seconds of one step of the trainer by stage."""
+    get = figures.get
+    pack, forward, backward = (get(f"train/{name}_s", 0.0) for name in ("plan", "forward", "backward"))
+    return {
+        "store": get("train/select_s", 0.0),
+        "pack": pack,
+        "forward": forward,
+        "backward": backward,
+        "optimiser": max(0.0, get("train/update_s", 0.0) - pack - forward - backward),
+        "publish": get("train/save_s", 0.0),
+    }
+
+
+def summed(steps: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Stages of several steps together."""
+    total: dict[str, float] = {}
+    for stages in steps:
+        for stage, seconds in stages.items():
+            total[stage] = total.get(stage, 0.0) + seconds
+    return total
+
+
+def fold_all(threads: Iterable[Samples], windows: Iterable[Window]) -> dict[str, dict[Stack, float]]:
+    """Seconds by stack of each thread that was at work inside of the windows; threads of one name together."""
+    spans, found = list(windows), {}
+    for thread in threads:
+        kept = found.setdefault(thread.name, {})
+        for stack, seconds in thread.folded(spans).items():
+            kept[stack] = kept.get(stack, 0.0) + seconds
+    return {name: folded for name, folded in found.items() if folded}
+
+
+def room_of(stack: Stack) -> str:
+    """What a thread does: waits, or works for the innermost of our frames."""
+    file, _, function = stack[-1].rpartition(":") if stack else ("", "", "")
+    # A loop that is written in C (uvloop) shows nothing of itself but who began it.
+    if (not file and function.rpartition(".")[2] in _WAITS) or file.endswith("asyncio/runners.py"):
+        return WAITING
+    return next((ROOMS[room] for frame in reversed(stack) if (room := our_room(frame)) in ROOMS), ELSEWHERE)
+
+
+def our_room(frame: str) -> str:
+    """Folder of this repository that a frame's file lies in; '' for a library's."""
+    file = frame.rpartition(":")[0]
+    if not file.startswith(f"{_ROOT}/"):
+        return ""
+    room, _, rest = file[len(str(_ROOT)) + 1 :].partition("/")
+    return room if rest and not room.startswith(".") else ""
+
+
+def rooms(folded: Mapping[Stack, float]) -> dict[str, float]:
+    """Seconds by what was done, most first."""
+    found: dict[str, float] = {}
+    for stack, seconds in folded.items():
+        room = room_of(stack)
+        found[room] = found.get(room, 0.0) + seconds
+    return dict(sorted(found.items(), key=lambda each: -each[1]))
+
+
+def hottest(folded: Mapping[Stack, float], most: int = 10) -> dict[str, float]:
+    """Seconds by the innermost of our functions, waiting left out, most first."""
+    found: dict[str, float] = {}
+    for stack, seconds in folded.items():
+        if room_of(stack) != WAITING and (ours := [frame for frame in stack if our_room(frame)]):
+            name = ours[-1][len(str(_ROOT)) + 1 :]
+            found[name] = found.get(name, 0.0) + seconds
+    return dict(sorted(found.items(), key=lambda each: -each[1])[:most])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """A stage's share now and in another profile."""
+
+    stage: str
+    now: float
+    before: float
+
+    def sentence(self) -> str:
+        """In words."""
+        return f"{self.stage}: {self.now:.1%} of the time, {self.before:.1%} in the baseline"
+
+
+def grown(now: Mapping[str, float], before: Mapping[str, float], tolerance: float) -> list[Growth]:
+    """Stages whose share of the whole is more than `tolerance` larger than it was, most first; a stage that is new was 0."""
+    found = [Growth(stage=stage, now=share, before=before.get(stage, 0.0)) for stage, share in now.items()]
+    more = [each for each in found if each.now - each.before > tolerance]
+    return sorted(more, key=lambda each: each.before - each.now)
+
+
+def shares(stages: Mapping[str, float]) -> dict[str, float]:
+    """Parts of the whole."""
+    whole = sum(stages.values())
+    return {stage: seconds / whole if whole else 0.0 for stage, seconds in stages.items()}
+
+
+def as_object(
+    kind: str,
+    stages: Mapping[str, float],
+    threads: Mapping[str, Mapping[Stack, float]],
+    more: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The profile as it is stored."""
+    parts = shares(stages)
+    return {
+        "profile": kind,
+        **more,
+        "seconds": round(sum(stages.values()), 4),
+        "stages": {stage: {"seconds": round(stages[stage], 4), "share": round(parts[stage], 5)} for stage in stages},
+        "threads": {
+            name: {
+                "seconds": round(sum(folded.values()), 4),
+                "shares": {room: round(share, 5) for room, share in shares(rooms(folded)).items()},
+                "hottest": {place: round(seconds, 4) for place, seconds in hottest(folded).items()},
+            }
+            for name, folded in threads.items()
+        },
+    }
