@@ -1,4 +1,4 @@
-"""A flame graph as one page: width is time, a row is a call, and what lies above was called by what lies below it.
+"""A flame graph as one page: width is time, and a row is a call, made by what stands above it.
 
 Promise: self-contained and readable without a network; frames of libraries are drawn as one box a library, so that our own calls
 can be seen. Pointing at a box says its name and time; a click makes it as wide as the page.

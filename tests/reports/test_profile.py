@@ -1,0 +1,88 @@
+"""A profile's stages add up, its samples count where they were taken, and what grew is told from what did not."""
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from reports.flame import flame_page
+from reports.profile import STAGES, fold_all, grown, hottest, room_of, rooms, shares, stages_of, trainer_stages_of
+from telemetry.sampling import VARIABLE, Samples, read_samples, sampled
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+FIGURES = {
+    "time/step_s": 10.0, "time/rollout_wait_s": 4.0, "time/publish_s": 0.5, "train/select_s": 0.25, "train/plan_s": 0.125,
+    "train/update_s": 3.0, "train/forward_s": 1.0, "train/backward_s": 1.5, "train/save_s": 0.75,
+}  # fmt: skip
+BOARD = (f"{ROOT}/rollouts/fork.py:play_fork", f"{ROOT}/game/board.py:step", "/lib/python3.11/copy.py:copy")
+IDLE = (f"{ROOT}/inference/host.py:_run", "/lib/python3.11/selectors.py:select", ":epoll.poll")
+DRAWN = (f"{ROOT}/inference/host.py:_run", f"{ROOT}/inference/embedded.py:_step", "/x/site-packages/torch/nn.py:forward")
+
+
+def test_the_stages_of_a_step_add_up_to_it():
+    stages = stages_of(FIGURES)
+    assert tuple(stages) == STAGES and sum(stages.values()) == pytest.approx(10)
+    assert stages["optimiser"] == pytest.approx(3 - 0.125 - 1 - 1.5) and stages["orchestration"] == pytest.approx(1.5)
+    assert set(trainer_stages_of(FIGURES)) <= set(STAGES)
+    longer = stages_of(FIGURES | {"time/rollout_wait_s": 99.0})
+    assert longer["rollouts"] == 10 and sum(longer.values()) == pytest.approx(10), "no part may exceed the whole"
+
+
+def test_samples_count_inside_of_the_windows_only():
+    thread = Samples(name="engine", began=100.0, stacks=[BOARD, IDLE], samples=[(0, 1.0), (1, 2.0), (0, 1.0)])
+    assert thread.folded([(100.0, 104.0)]) == {BOARD: 2.0, IDLE: 2.0}
+    assert thread.folded([(100.5, 101.5), (103.75, 110.0)]) == {BOARD: 0.75, IDLE: 0.5}
+    assert fold_all([thread, thread], [(0.0, 200.0)]) == {"engine": {BOARD: 4.0, IDLE: 4.0}}
+    assert fold_all([thread], [(200.0, 300.0)]) == {}, "a thread that was not there has no graph"
+
+
+def test_a_sample_belongs_to_the_innermost_of_our_rooms_unless_the_thread_waits():
+    assert [room_of(stack) for stack in (BOARD, IDLE, DRAWN, ("/lib/x.py:f",))] == [
+        "board and prompts", "waiting", "engine", "libraries"
+    ]  # fmt: skip
+    folded = {BOARD: 1.0, IDLE: 2.0, DRAWN: 5.0}
+    assert rooms(folded) == {"engine": 5.0, "waiting": 2.0, "board and prompts": 1.0}
+    assert hottest(folded) == {"inference/embedded.py:_step": 5.0, "game/board.py:step": 1.0}
+
+
+def test_what_grew_is_a_share_beyond_the_tolerance_and_the_worst_comes_first():
+    before = shares({"store": 1.0, "forward": 8.0, "publish": 1.0})
+    now = shares({"store": 1.0, "forward": 3.0, "publish": 4.0, "swap": 2.0})
+    assert [each.stage for each in grown(now, before, 0.05)] == ["publish", "swap"]
+    assert grown(now, before, 0.35) == [] and grown(before, before, 0.001) == []
+    assert grown(now, before, 0.05)[0].sentence() == "publish: 40.0% of the time, 10.0% in the baseline"
+
+
+def test_a_thread_is_sampled_only_where_the_environment_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def busy_then_idle() -> None:
+        with sampled("worker"):
+            until = time.monotonic() + 0.15
+            while time.monotonic() < until:
+                sum(number * number for number in range(1000))
+            time.sleep(0.15)
+
+    busy_then_idle()
+    assert read_samples(tmp_path) == []
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    began = time.time()
+    threads = [threading.Thread(target=busy_then_idle) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = read_samples(tmp_path)
+    assert [thread.name for thread in found] == ["worker", "worker"], "each thread has samples of its own"
+    for thread in found:
+        folded = thread.folded([(began, time.time())])
+        assert sum(folded.values()) == pytest.approx(0.3, abs=0.15)
+        assert any(stack[-1].endswith("sleep") and room_of(stack) == "waiting" for stack in folded)
+        assert any("busy_then_idle" in frame for stack in folded for frame in stack)
+
+
+def test_a_flame_graph_is_one_page_with_our_calls_by_name_and_libraries_by_theirs():
+    page = flame_page("a <title>", {"engine": {BOARD: 1.0, IDLE: 1.0, DRAWN: 2.0, ("<b>:f",): 0.001}})
+    assert "a &lt;title&gt;" in page and "<b>" not in page
+    assert "engine: 4.00 s, 25% of it waiting" in page
+    assert "inference/embedded.py: _step: 2.000 s, 50.0%" in page and "torch: 2.000 s" in page and "copy: 1.000 s" in page
+    assert "http" not in page.replace("http://www.w3.org/2000/svg", ""), "nothing is loaded from elsewhere"
