@@ -1,13 +1,15 @@
-"""`entente evaluate`: the strength of a policy version."""
+"""`entente evaluate`: the strength of a policy version, alone or beside other players."""
 
 import asyncio
 import json as jsonlib
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
-from cyclopts import Parameter
+from cyclopts import Group, Parameter
 
 from cli.dry_run import DryRun, show_plan
+
+_MATCH = Group("Matches", help="Whole games between several players; any of these asks for one.")
 
 
 def evaluate(
@@ -17,27 +19,52 @@ def evaluate(
     runs_root: Annotated[Path, Parameter(help="Folder of all runs.")] = Path("runs"),
     positions: Annotated[int | None, Parameter(help="Held-out positions; default: as the run was set.")] = None,
     opponents: Annotated[
-        list[str] | None, Parameter(help="Scripted opponents; default: as the run was set.", negative="")
+        list[str] | None, Parameter(help="Scripted opponents; default: as the run was set. In a match: one name.", negative="")
     ] = None,
+    players: Annotated[
+        str, Parameter(group=_MATCH, help="Who plays, with commas: base, newest, v20, other:v20, or scripted players.")
+    ] = "",
+    games: Annotated[int | None, Parameter(group=_MATCH, help="Games, rounded up to rounds of seven.")] = None,
+    width: Annotated[float | None, Parameter(group=_MATCH, help="Width wanted of the 95 % interval, from end to end.")] = None,
+    measure: Annotated[
+        Literal["centres", "gained", "sos", "win", "survival", "solo"] | None,
+        Parameter(group=_MATCH, help="What --width and the comparison are about; default: sos, the share of squares."),
+    ] = None,
+    start: Annotated[
+        Literal["standard", "held-out"] | None, Parameter(group=_MATCH, help="Where games begin; default: spring 1901.")
+    ] = None,
+    years: Annotated[int | None, Parameter(group=_MATCH, help="Game years until a game is cut off; default: 6.")] = None,
+    at_once: Annotated[int | None, Parameter(group=_MATCH, help="Games played at the same time.")] = None,
     json: Annotated[bool, Parameter(help="Print the result as one JSON object, last line.", negative="")] = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Score a policy version on held-out positions against scripted opponents, with 95 % intervals.
+    """Score a policy version on held-out positions, or let versions and scripted players meet in whole games.
+
+    Every figure has a 95 % interval that counts what is not independent as one. A match that is broken off goes on where it
+    stood when it is asked for again, and one that is asked for with more games plays those that it lacks.
 
     Examples
 
         entente evaluate --run mine
 
         entente evaluate --run mine --version 0 --opponents random --json
+
+        entente evaluate --run mine --players newest,base,random,mover,territorial,dumbbot --games 70
+
+        entente evaluate --run mine --players newest,base,random --opponents mover --width 0.1
+
+        entente evaluate --run mine --players newest,other:v20 --start held-out --years 3 --measure centres
     """
     from flows.run_settings import check_settings, settings_of
     from storage.runs import RunPaths
 
     settings = settings_of(RunPaths(runs_root / run))
+    asked = {"games": games, "width": width, "measure": measure, "start": start, "years": years, "at_once": at_once}
+    match = _match(players, opponents, {name: value for name, value in asked.items() if value is not None})
     wished: dict[str, object] = {}
     if positions is not None:
         wished["positions"] = positions
-    if opponents is not None:
+    if opponents is not None and match is None:
         wished["opponents"] = tuple(opponents)
     evaluation = type(settings.evaluation).model_validate(settings.evaluation.model_dump() | wished)
     settings = settings.model_copy(update={"evaluation": evaluation})
@@ -47,18 +74,66 @@ def evaluate(
 
     if dry_run:
         return show_plan(plan_evaluate(run, version, runs_root, settings), json=json)
+    if match is not None:
+        from evaluation.contestants import contestants
+
+        contestants([*match.players, *([match.opponents] if match.opponents else [])], run, runs_root)
     check_room(settings, trains=False)
     from cli.prefect_server import prefect_server
     from cli.screen import progress_shown
     from flows.evaluate_policy import evaluate_policy
 
     with prefect_server(), progress_shown():
-        result = asyncio.run(evaluate_policy(run, version, runs_root, evaluation))
+        result = asyncio.run(evaluate_policy(run, version, runs_root, evaluation, match))
+    _show_match(result) if match is not None else _show_score(result)
+    if json:
+        print(jsonlib.dumps(result))
+
+
+def _match(players: str, opponents: list[str] | None, asked: dict[str, Any]) -> Any:
+    """Settings of the match that is asked for; None if none is."""
+    from evaluation.settings import MatchSettings
+    from telemetry.errors import InputError
+
+    if not players and not asked:
+        return None
+    if opponents and len(opponents) > 1:
+        raise InputError(f"a match has one kind of opponents in the six other seats, not {len(opponents)}: name one")
+    if players:
+        asked["players"] = tuple(name.strip() for name in players.split(",") if name.strip())
+    return MatchSettings.model_validate(asked | {"opponents": opponents[0] if opponents else ""})
+
+
+def _show_score(result: dict[str, Any]) -> None:
     for name, score in result["against"].items():
         low, high = score["ci"]
         print(
             f"policy version {result['policy_version']} against {name}: {score['score']:+.2f} centres, "
             f"95 % interval [{low:+.2f}, {high:+.2f}] over {score['forks']} forks"
         )
-    if json:
-        print(jsonlib.dumps(result))
+
+
+def _show_match(result: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), title=f"{result['games']} games, {result['how']}", title_justify="left")
+    table.add_column("player", no_wrap=True)
+    for name in ("seats", "centres", "squares", "win", "survival", "solo", "rating"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for player in result["players"]:
+        rating = "" if player["rating"] is None else f"{player['rating']:.1f} ± {2 * player['rating_spread']:.1f}"
+        cells = [
+            _cell(player["measures"][name], share=name != "centres") for name in ("centres", "sos", "win", "survival", "solo")
+        ]
+        table.add_row(player["player"], str(player["seats"]), *cells, rating)
+    Console(width=160).print(table)
+    print("intervals: 95 %; win: most centres, ties split; rating: OpenSkill's points, a newcomer has 25, ± two deviations")
+    for sentence in result["told"]:
+        print(sentence)
+
+
+def _cell(estimate: dict[str, float], *, share: bool) -> str:
+    if share:
+        return f"{estimate['mean']:.1%} [{estimate['low']:.0%}, {estimate['high']:.0%}]"
+    return f"{estimate['mean']:.2f} [{estimate['low']:.2f}, {estimate['high']:.2f}]"

@@ -1,8 +1,10 @@
 """Settings of evaluation."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+Measure = Literal["centres", "gained", "sos", "win", "survival", "solo"]
 
 
 class EvaluationSettings(BaseModel):
@@ -22,3 +24,48 @@ class EvaluationSettings(BaseModel):
     """Resamples of the 95 % interval, clustered by source game."""
     seed: int = 1000
     """Seed of positions, opponents' dice and draws; the same for every player compared."""
+    every: Annotated[int, Field(ge=0)] = 0
+    """Versions between two that are measured while training goes on, as 5 for 5, 10, 15 ...; 0: none but base and last."""
+    beside: Literal["auto", "deployment", "inside"] = "auto"
+    """Who measures those: 'deployment', a run of evaluate-policy/local of its own, beside training; 'inside', the training flow
+    itself between two steps; 'auto': the former where the Prefect server has that deployment and a worker for it, else the
+    latter."""
+
+    @property
+    def question(self) -> "EvaluationSettings":
+        """These settings without when and by whom is measured: two scores with equal questions can be compared."""
+        return self.model_copy(update={"every": 0, "beside": "auto"})
+
+
+class MatchSettings(BaseModel):
+    """Games in which players meet one another in full seats."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    players: tuple[str, ...] = ("newest", "base", "random", "mover", "territorial", "dumbbot")
+    """Who plays: versions of the run ('base', 'newest', 'v20'), of another one ('other:v20'), or scripted players."""
+    opponents: str = ""
+    """Scripted player, or version, of the six other seats: each player then plays one seat against six of these, all of them
+    from the same starts with the same luck. Empty: the players share one table, dealt in turn."""
+    start: Literal["standard", "held-out"] = "standard"
+    """Where games begin: spring 1901, or the run's held-out positions."""
+    years: Annotated[int, Field(ge=1, le=100)] = 6
+    """Game years until a game is cut off and counted as it stands, unless somebody has won alone before."""
+    games: Annotated[int, Field(ge=0)] = 0
+    """Games for each player, or at a shared table in all: rounded up to whole rounds of seven, one for each rotation of the
+    seats. 0: as many as `width` takes, or 70."""
+    width: Annotated[float, Field(ge=0)] = 0.0
+    """Width wanted of the 95 % interval of `measure`, from end to end; 0: none in particular."""
+    measure: Measure = "sos"
+    """What `width` and the comparison of players are about; the share of squared centres tells players apart where games are cut
+    off before anybody has won."""
+    at_once: Annotated[int, Field(ge=1, le=1024)] = 28
+    """Games played at the same time; `entente bench games` finds the best for a machine."""
+    repetitions: Annotated[int, Field(ge=1, le=1000)] = 1
+    """Order sets that a version draws for each decision, to vote by unit; 1: it plays what it draws."""
+    pick: Literal["vote", "playout"] = "vote"
+    """How one of several is chosen: by vote, or by what short scripted games make of each."""
+    bootstrap: Annotated[int, Field(ge=100)] = 2000
+    """Resamples of a 95 % interval, clustered by round, or by the source game of a held-out position."""
+    seed: int = 1000
+    """Seed of starts, draws and dice."""

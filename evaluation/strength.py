@@ -12,11 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from evaluation.intervals import cluster_bootstrap
 from evaluation.settings import EvaluationSettings
 from game.board import POWERS, Board
 from game.snapshot import Snapshot
 from inference.engine import Engine
-from rollouts.fork import POLICY, Drawn, ForkPlan, Tokens, play_fork
+from rollouts.deciders import Decider, Tokens
+from rollouts.fork import POLICY, Drawn, ForkPlan, play_fork
 from rollouts.seeds import dice
 from telemetry.errors import EngineError, InputError
 
@@ -71,8 +73,12 @@ async def measure_strength(
     engine: Engine | None = None,
     tokens: Tokens | None = None,
     on_fork: OnFork | None = None,
+    decider: Decider | None = None,
 ) -> Score:
     """Score `player` (POLICY, drawn by `engine`, or a scripted one) in one seat against `opponents` in the six others.
+
+    Args:
+        decider: plays the seat instead, under the name `player`, which must be neither of these.
 
     Raises:
         InputError: fewer held-out positions than the settings ask for.
@@ -98,16 +104,17 @@ async def measure_strength(
             temperature=1.0,
             snapshot_id=snapshot.snapshot_id,
         )
-        fork = await play_fork(plan, Board.restore(snapshot), engine, tokens, record_plies=False)
+        at_seat = {player: decider} if decider is not None else {}
+        fork = await play_fork(plan, Board.restore(snapshot), engine, tokens, deciders=at_seat, record_plies=False)
         if fork.status != "complete" or fork.start is None or fork.end is None:
             raise EngineError(f"evaluation of '{player}' failed on position {snapshot.snapshot_id}: {fork.reason}")
         done += 1
         if on_fork is not None:
             on_fork(done, len(pairs))
         seat = POWERS.index(power)
-        gained, rejected = fork.end.centres[seat] - fork.start.centres[seat], sum(drawn.rejected for drawn in fork.drawn)
+        gained = fork.end.centres[seat] - fork.start.centres[seat]
         decided_here = tokens is not None and bool(fork.drawn) and fork.drawn[0].ply == 0
-        return gained, rejected, _opening(snapshot, fork.drawn[0], tokens) if decided_here else None
+        return gained, fork.rejected, _opening(snapshot, fork.drawn[0], tokens) if decided_here else None
 
     results = await asyncio.gather(*(gain(snapshot, power) for snapshot, power in pairs))
     gains = np.array([result[0] for result in results], float)
@@ -135,16 +142,6 @@ def _opening(snapshot: Snapshot, first: Drawn, tokens: Tokens | None) -> Opening
         orders=first.orders,
         probabilities=tuple(round(math.exp(logprob), 6) for logprob in logprobs),
     )
-
-
-def cluster_bootstrap(values: np.ndarray, clusters: np.ndarray, resamples: int, seed: int) -> tuple[float, float]:
-    """95 % percentile interval of the mean of `values`, resampling whole clusters with replacement."""
-    _, index = np.unique(clusters, return_inverse=True)
-    sums, sizes = np.bincount(index, weights=values), np.bincount(index)
-    drawn = np.random.default_rng(seed).integers(0, len(sums), (resamples, len(sums)))
-    means = sums[drawn].sum(axis=1) / sizes[drawn].sum(axis=1)
-    low, high = np.quantile(means, [0.025, 0.975])
-    return float(low), float(high)
 
 
 def _powers(snapshot: Snapshot, settings: EvaluationSettings) -> list[str]:

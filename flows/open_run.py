@@ -93,7 +93,7 @@ def finished_summary(settings: RunSettings) -> dict[str, Any] | None:
     if not paths.summary.is_file():
         return None
     summary = json.loads(paths.summary.read_bytes())
-    same = summary["steps"] == settings.steps and settings_of(paths).evaluation == settings.evaluation
+    same = summary["steps"] == settings.steps and settings_of(paths).evaluation.question == settings.evaluation.question
     if same:
         reporter().say(f"run '{settings.run}' has done its {settings.steps} steps: give --steps more to go on")
     return summary if same else None

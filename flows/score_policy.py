@@ -32,8 +32,8 @@ async def score_scripted(resources: Resources, settings: RunSettings) -> dict[st
 
 async def _score(resources: Resources, settings: RunSettings, label: str, player: str, opponents: str, version: int) -> Score:
     known = _known(resources, label)
-    asked = (player, opponents, version, settings.evaluation)
-    if known is not None and (known.player, known.opponents, known.policy_version, known.settings) == asked:
+    asked = (player, opponents, version, settings.evaluation.question)
+    if known is not None and (known.player, known.opponents, known.policy_version, known.settings.question) == asked:
         return known.score
     policy = player == POLICY
     score = await evaluate_player(

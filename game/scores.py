@@ -57,6 +57,18 @@ class Standing:
             return float(own >= SOLO_CENTRES)
         return float(own > 0) / max(1, sum(count > 0 for count in self.centres))
 
+    def win_share(self, power: str) -> float:
+        """Share of the win, 0 to 1: whoever owns most centres has won, and those who share that number share the win.
+
+        This is what "win" means everywhere. A solo, with SOLO_CENTRES or more, is a win that nobody can share.
+        """
+        most = max(self.centres)
+        return float(self.centres[POWERS.index(power)] == most) / self.centres.count(most)
+
+    def solo(self, power: str) -> float:
+        """1 for the power that owns SOLO_CENTRES or more, else 0."""
+        return float(self.centres[POWERS.index(power)] >= SOLO_CENTRES)
+
     def survival(self, power: str) -> float:
         """1 while the power owns a centre, else 0."""
         return float(self.centres[POWERS.index(power)] > 0)

@@ -9,7 +9,7 @@ import asyncio
 import json
 import re
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Self
 from uuid import UUID
 
@@ -114,6 +114,11 @@ async def show_scores(run: str, version: int, scores: Mapping[str, Score]) -> No
     """A policy version's scores by opponents, and what it orders on the first held-out position, with the board."""
     words = f"{run}: strength of policy version {version}"
     await _show_once("markdown", f"score-{_slug(run)}-v{version}", words, lambda: score_page(run, version, scores))
+
+
+async def show_table(key: str, description: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """A table, one line for each of `rows`."""
+    await _show_once("table", _slug(key), description, lambda: json.dumps(list(rows)))
 
 
 async def show_cache(cache: StateCache) -> None:

@@ -1,16 +1,17 @@
-"""The evaluation task: one player against one kind of opponents on the held-out positions."""
+"""The evaluation tasks: one player against one kind of opponents on the held-out positions; the games of a match."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from evaluation.settings import EvaluationSettings
+from evaluation.matches import GamePlan, GameResult, OnGame, play_match
+from evaluation.settings import EvaluationSettings, MatchSettings
 from evaluation.strength import POLICY, Score, measure_strength
 from game.snapshot import Snapshot
 from inference.engine import Engine
 from inference.host import EngineHost
-from rollouts.fork import Tokens
+from rollouts.deciders import Decider, Tokens
 from telemetry.progress import reporter
 
 
@@ -45,3 +46,24 @@ async def evaluate_player(
             lambda done, total: reporter().stage(f"evaluating {who}", done, total),
         )
     )
+
+
+@task(name="play-match", task_run_name="play-match-{label}", cache_policy=NO_CACHE, persist_result=False, tags=["evaluate"])
+async def play_games(
+    host: EngineHost,
+    label: str,
+    plans: Sequence[GamePlan],
+    settings: MatchSettings,
+    deciders: Mapping[str, Decider],
+    on_game: OnGame,
+) -> list[GameResult]:
+    """Play the games of a match that are still to be played; each is told as it ends."""
+    done = 0
+
+    def told(game: GameResult) -> None:
+        nonlocal done
+        done += 1
+        on_game(game)
+        reporter().stage("playing games", done, len(plans))
+
+    return await host.run(play_match(plans, settings, deciders, told))

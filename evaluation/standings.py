@@ -1,0 +1,209 @@
+"""What games say of their players: means with intervals, paired differences, ratings; pure, from results alone.
+
+A measure is taken of one seat at the end of one game. "Win" is `Standing.win_share`: most centres, ties split.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from evaluation.intervals import FEWEST_CLUSTERS, cluster_means, clusters_for_width, clusters_to_show, interval
+from evaluation.matches import GAMES_OF_A_ROUND, GameResult
+from evaluation.settings import MatchSettings, Measure
+from game.board import POWERS
+from game.scores import Standing
+from telemetry.errors import InputError
+
+MEASURES: dict[Measure, tuple[str, bool, Callable[[Standing, Standing, str], float]]] = {
+    "centres": ("mean supply centres at the end", False, lambda start, end, power: float(end.centres[POWERS.index(power)])),
+    "gained": (
+        "mean centres gained since the start",
+        False,
+        lambda start, end, power: float(end.centres[POWERS.index(power)] - start.centres[POWERS.index(power)]),
+    ),
+    "sos": ("share of the sum of squared centres", True, lambda start, end, power: end.sos_share(power)),
+    "win": ("share of wins: most centres, ties split", True, lambda start, end, power: end.win_share(power)),
+    "survival": ("share of games in which it owned a centre at the end", True, lambda start, end, power: end.survival(power)),
+    "solo": ("share of games won alone, with 18 centres or more", True, lambda start, end, power: end.solo(power)),
+}
+"""Measure -> what it means, whether it is a share, and its value for a seat."""
+PAR = 1 / len(POWERS)
+"""The share of wins, and of the sum of squares, of seven equal players."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A mean with its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayerStanding:
+    """One player over all its seats of a match."""
+
+    player: str
+    seats: int
+    """Seats that were counted."""
+    measures: dict[str, Estimate]
+    rating: float
+    """OpenSkill's mu (Plackett-Luce), in its points: a newcomer has 25; NaN where one player plays alone."""
+    rating_spread: float
+    """Its sigma, in the same points; a newcomer has 8.33."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairDifference:
+    """How much better `player` did than `other` in the same rounds, by the match's measure."""
+
+    player: str
+    other: str
+    difference: Estimate
+    games_to_show: int | None
+    """Games after which a difference of this size and spread would stand apart from 0; None where there is none."""
+
+    @property
+    def shown(self) -> bool:
+        """Whether the interval lies on one side of 0."""
+        return self.difference.low > 0 or self.difference.high < 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatchTable:
+    """All that a match says."""
+
+    games: int
+    clusters: int
+    players: tuple[PlayerStanding, ...]
+    pairs: tuple[PairDifference, ...]
+    """Every player against the first."""
+    rejected: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Seat:
+    player: str
+    cluster: str
+    pair: str
+    value: dict[str, float]
+
+
+def match_table(results: Sequence[GameResult], settings: MatchSettings) -> MatchTable:
+    """The table of a match.
+
+    Raises:
+        InputError: fewer than two clusters, which have no interval.
+    """
+    clusters = sorted({result.cluster for result in results})
+    if len(clusters) < FEWEST_CLUSTERS:
+        one = "round" if settings.start == "standard" else "source game"
+        raise InputError(f"{len(results)} games of one {one} have no interval: play more")
+    seats = [seat for result in results for seat in _seats(result)]
+    players = tuple(dict.fromkeys(settings.players))
+    ratings = rate(results, players) if len(players) > 1 else {}
+    standings = tuple(_standing(player, seats, settings, ratings.get(player)) for player in players)
+    pairs = tuple(_difference(other, seats, settings) for other in players[1:])
+    return MatchTable(
+        games=len(results),
+        clusters=len(clusters),
+        players=standings,
+        pairs=pairs,
+        rejected=sum(result.rejected for result in results),
+    )
+
+
+def spread_of(results: Sequence[GameResult], settings: MatchSettings) -> dict[str, list[float]]:
+    """Means of the match's measure by cluster, for each player."""
+    seats = [seat for result in results for seat in _seats(result)]
+    found = {}
+    for player in dict.fromkeys(settings.players):
+        own = [seat for seat in seats if seat.player == player]
+        found[player] = list(cluster_means([seat.value[settings.measure] for seat in own], [s.cluster for s in own]).values())
+    return found
+
+
+def games_for_width(results: Sequence[GameResult], settings: MatchSettings) -> int:
+    """Games for which the widest of the players' intervals is about `settings.width`, by the spread in `results`."""
+    rounds = max(clusters_for_width(means, settings.width) for means in spread_of(results, settings).values())
+    return rounds * GAMES_OF_A_ROUND
+
+
+def _seats(result: GameResult) -> list[_Seat]:
+    start, end = Standing(centres=result.start), Standing(centres=result.centres)
+    return [
+        _Seat(
+            result.seats[power],
+            result.cluster,
+            result.pair,
+            {name: measure(start, end, power) for name, (_, _, measure) in MEASURES.items()},
+        )
+        for power in result.measured
+    ]
+
+
+def _standing(player: str, seats: Sequence[_Seat], settings: MatchSettings, rating: tuple[float, float] | None) -> PlayerStanding:
+    own = [seat for seat in seats if seat.player == player]
+    clusters = [seat.cluster for seat in own]
+    measures = {}
+    for name, (_, share, _) in MEASURES.items():
+        values = [seat.value[name] for seat in own]
+        low, high = interval(values, clusters, settings.bootstrap, settings.seed, share=share)
+        measures[name] = Estimate(mean=float(np.mean(values)), low=low, high=high)
+    mu, sigma = rating or (float("nan"), float("nan"))
+    return PlayerStanding(player=player, seats=len(own), measures=measures, rating=mu, rating_spread=sigma)
+
+
+def _difference(other: str, seats: Sequence[_Seat], settings: MatchSettings) -> PairDifference:
+    """Paired by game: both met the same start and luck; the interval resamples clusters of such pairs."""
+    first = settings.players[0]
+    values: dict[str, dict[str, list[float]]] = {first: {}, other: {}}
+    cluster_of: dict[str, str] = {}
+    for seat in seats:
+        if seat.player in values:
+            # At one table a round is the pair: over its seven games each has sat on every power.
+            key = seat.pair if settings.opponents else seat.pair.split("/")[0]
+            values[seat.player].setdefault(key, []).append(seat.value[settings.measure])
+            cluster_of[key] = seat.cluster
+    both = [key for key in values[first] if key in values[other]]
+    differences = [float(np.mean(values[first][key]) - np.mean(values[other][key])) for key in both]
+    clusters = [cluster_of[key] for key in both]
+    low, high = interval(differences, clusters, settings.bootstrap, settings.seed)
+    needed = clusters_to_show(list(cluster_means(differences, clusters).values()))
+    return PairDifference(
+        player=first,
+        other=other,
+        difference=Estimate(mean=float(np.mean(differences)), low=low, high=high),
+        games_to_show=None if needed is None else needed * GAMES_OF_A_ROUND,
+    )
+
+
+def rate(results: Sequence[GameResult], players: Sequence[str]) -> dict[str, tuple[float, float]]:
+    """OpenSkill's mu and sigma of each player, games taken in their order (Weng & Lin 2011, Plackett-Luce).
+
+    A game ranks its players by the mean centres of their seats. Where each sits alone against the same opponents, the games of
+    one pair stand in for one game: same start, power and luck. Draws of ranks are ties.
+    """
+    from openskill.models import PlackettLuce
+
+    model = PlackettLuce()
+    ratings = {player: model.rating(name=player) for player in players}
+    for meeting in _meetings(results):
+        present = [player for player in players if player in meeting]
+        if len(present) > 1:
+            teams = [[ratings[player]] for player in present]
+            rated = model.rate(teams, scores=[meeting[player] for player in present])
+            ratings |= {player: team[0] for player, team in zip(present, rated, strict=True)}
+    return {player: (float(rating.mu), float(rating.sigma)) for player, rating in ratings.items()}
+
+
+def _meetings(results: Sequence[GameResult]) -> list[Mapping[str, float]]:
+    """Mean centres of each player's seats, by pair."""
+    found: dict[str, dict[str, list[int]]] = {}
+    for result in results:
+        for power in result.measured:
+            of_pair = found.setdefault(result.pair, {})
+            of_pair.setdefault(result.seats[power], []).append(result.centres[POWERS.index(power)])
+    return [{player: float(np.mean(centres)) for player, centres in pair.items()} for pair in found.values()]

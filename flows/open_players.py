@@ -1,0 +1,140 @@
+"""The players of a match, ready to be asked: scripted ones need nothing, policy versions an engine that serves them.
+
+Engines number versions as training does, and versions of two runs may bear one number; here each version gets a number of the
+engine's own. Where an engine serves several versions side by side (LoRA slots, or the torch engine) one holds them all; where
+it serves one at a time, as merged weights, each version has an engine of its own, and they take turns on the same thread.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Literal
+
+from decoding.codec import Codec
+from decoding.model_files import model_fingerprint
+from evaluation.contestants import Contestant
+from evaluation.repeated import RepeatedDecider
+from evaluation.settings import MatchSettings
+from flows.open_run import make_engine, prepare_model
+from flows.run_settings import RunSettings, settings_of
+from flows.thread_plan import apply_threads
+from inference.choose_engine import EngineKind, engine_here
+from inference.engine import Engine
+from inference.host import EngineHost
+from inference.settings import AdapterMode, InferenceSettings
+from rollouts.deciders import Decider, PolicyDecider, Tokens
+from storage.runs import RunPaths
+from telemetry.errors import InputError
+from telemetry.progress import reporter
+
+_HASHED_BYTES = 1 << 20
+"""Bytes of a weight file that tell two models of one shape apart."""
+
+
+def serving(kind: EngineKind | None, adapters: AdapterMode, versions: int) -> Literal["one", "each"]:
+    """Whether one engine serves all these versions, or each needs its own.
+
+    Args:
+        kind: the engine of this machine; None: workers by URL.
+
+    Raises:
+        InputError: workers by URL that do not say that they have slots.
+    """
+    if versions < 2 or kind == "torch" or adapters == "slots":
+        return "one"
+    if kind is None:
+        raise InputError(
+            f"{versions} policy versions are to play and inference.adapters is '{adapters}', so workers by URL may hold one at a "
+            "time: set it to 'slots' here and there, or leave inference.urls out"
+        )
+    return "one" if kind == "vllm_async" and adapters == "auto" else "each"
+
+
+@asynccontextmanager
+async def open_players(
+    players: Sequence[Contestant], runs_root: Path, match: MatchSettings
+) -> AsyncIterator[tuple[EngineHost, Mapping[str, Decider]]]:
+    """Deciders of the policy versions among `players`, by name, and the thread that they must be asked on.
+
+    Raises:
+        InputError: their runs rest on different base models or tokenizers.
+    """
+    policies = [player for player in players if player.is_policy]
+    async with AsyncExitStack() as stack:
+        host = EngineHost("match-engine")
+        stack.callback(host.close)
+        deciders: dict[str, Decider] = {}
+        if policies:
+            settings = {run: settings_of(RunPaths(runs_root / run)) for run in {player.run for player in policies}}
+            settings = {run: some.model_copy(update={"runs_root": runs_root}) for run, some in settings.items()}
+            first = settings[policies[0].run]
+            apply_threads(max(first.threads))
+            models = {run: await prepare_model(some) for run, some in settings.items()}
+            check_same_base(models)
+            model = models[policies[0].run]
+            tokens = {run: Tokens(Codec(model), some.prompts) for run, some in settings.items()}
+            for group, inference in _engines(first, policies):
+                engine = make_engine(inference, model)
+                stack.push_async_callback(_close, host, engine)
+                reporter().say(f"starting an engine for {', '.join(player.name for player in group)}")
+                await asyncio.wait_for(host.run(engine.start()), inference.start_timeout_s)
+                for number, player in await _published(host, engine, group):
+                    deciders[player.name] = _decider(engine, tokens[player.run], number, match)
+        yield host, deciders
+
+
+def check_same_base(models: Mapping[str, Path]) -> None:
+    """Refuse runs whose adapters rest on different models.
+
+    Raises:
+        InputError: they do; names both runs and what differs.
+    """
+    (first, folder), *others = models.items()
+    for run, other in others:
+        if _digest(other / "tokenizer.json") != _digest(folder / "tokenizer.json"):
+            raise InputError(f"runs '{first}' and '{run}' have different tokenizers, so their versions cannot play each other")
+        weights = [sorted(each.glob("*.safetensors")) for each in (folder, other)]
+        same = model_fingerprint(folder) == model_fingerprint(other)
+        if not same or [_digest(file) for file in weights[0]] != [_digest(file) for file in weights[1]]:
+            raise InputError(f"runs '{first}' and '{run}' have different base models, so their versions cannot play each other")
+
+
+def _digest(file: Path) -> str:
+    with open(file, "rb") as content:
+        return hashlib.sha256(content.read(_HASHED_BYTES)).hexdigest()
+
+
+def _engines(settings: RunSettings, policies: Sequence[Contestant]) -> list[tuple[list[Contestant], InferenceSettings]]:
+    """Which versions an engine of its own serves, and its settings."""
+    inference = settings.inference.for_evaluation
+    kind = None if inference.urls else engine_here(inference)[0]
+    if serving(kind, inference.adapters, len(policies)) == "each":
+        return [([player], inference.model_copy(update={"adapters": "merge_reload"})) for player in policies]
+    slots = max(inference.adapter_slots, len(policies))
+    update: dict = {"adapter_slots": slots}
+    if len(policies) > 1 and kind == "vllm_async":
+        update["adapters"] = "slots"
+    return [(list(policies), inference.model_copy(update=update))]
+
+
+async def _published(host: EngineHost, engine: Engine, group: Sequence[Contestant]) -> list[tuple[int, Contestant]]:
+    """The engine's number of each version: 0 for the base, which it holds from its start."""
+    numbered = []
+    for place, player in enumerate(group, start=1):
+        number = place if player.adapter is not None else 0
+        if player.adapter is not None:
+            await host.run(engine.publish(number, player.adapter, player.adapter_hash))
+        numbered.append((number, player))
+    return numbered
+
+
+def _decider(engine: Engine, tokens: Tokens, number: int, match: MatchSettings) -> Decider:
+    if match.repetitions > 1:
+        return RepeatedDecider(engine, tokens, number, match)
+    return PolicyDecider(engine, tokens, number)
+
+
+async def _close(host: EngineHost, engine: Engine) -> None:
+    await host.run(engine.close())

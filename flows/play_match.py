@@ -1,0 +1,175 @@
+"""A match from question to table: how many games, which of them lie there, play the rest, write down what came of it."""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from evaluation.contestants import Contestant, contestants
+from evaluation.match_files import MatchRecord, games_done, keep_game, match_label, write_match
+from evaluation.matches import GAMES_OF_A_ROUND, GAMES_WITHOUT_A_WISH, GamePlan, GameResult, plan_match, play_match, rounds_for
+from evaluation.settings import MatchSettings
+from evaluation.standings import MEASURES, MatchTable, games_for_width, match_table
+from flows.open_players import open_players
+from flows.open_run import prepare_cache
+from flows.run_settings import settings_of
+from game.snapshot import Snapshot
+from storage.runs import RunPaths
+from tasks.artifacts import show_table
+from tasks.evaluation import play_games
+from telemetry.errors import InputError
+from telemetry.progress import reporter
+
+_PILOT_ROUNDS = 6
+_STAND_IN = "mover"
+"""Scripted player that stands in for policy versions where nothing is known of their games yet."""
+
+
+async def play_match_of(run: str, runs_root: Path, match: MatchSettings) -> dict[str, Any]:
+    """Play the match, as far as it was not played before, and return its table as plain values.
+
+    Raises:
+        InputError: unknown players, runs that cannot play each other, no held-out positions, or too few games for the width.
+    """
+    paths = RunPaths(runs_root / run)
+    settings = settings_of(paths)
+    players = contestants(match.players, run, runs_root)
+    others = contestants((match.opponents,), run, runs_root) if match.opponents else []
+    match = match.model_copy(
+        update={"players": tuple(player.name for player in players), "opponents": others[0].name if others else ""}
+    )
+    everybody = [*players, *(other for other in others if other.name not in match.players)]
+    held_out: Sequence[Snapshot] = ()
+    if match.start == "held-out":
+        held_out = (await prepare_cache(settings.model_copy(update={"runs_root": runs_root}))).held_out
+    label = match_label(match, everybody)
+    done = games_done(paths, label)
+    rounds = rounds_for(await games_wanted(match, held_out, list(done.values())))
+    plans = plan_match(match, rounds, held_out)
+    for key in [key for key in done if key not in {plan.key for plan in plans}]:
+        del done[key]
+    missing = [plan for plan in plans if plan.key not in done]
+    seconds = 0.0
+    if missing:
+        seconds = await _play(paths, label, match, everybody, runs_root, missing, done)
+    table = match_table([done[plan.key] for plan in plans], match)
+    record = MatchRecord(label=label, settings=match, players=tuple(everybody), table=table, seconds=round(seconds, 1))
+    write_match(paths, record)
+    words = f"{run}: {table.games} games, {_how(match)}; measured: {MEASURES[match.measure][0]}"
+    await show_table(f"match-{run}-{label[-8:]}", words, table_rows(table))
+    return {"run": run, "match": label, "how": _how(match), "seconds": record.seconds, "told": told(table, match)} | _plain(table)
+
+
+async def games_wanted(match: MatchSettings, held_out: Sequence[Snapshot], done: Sequence[GameResult]) -> int:
+    """Games at each seat of a player; says up front what the width takes.
+
+    Raises:
+        InputError: fewer are asked for than the width takes.
+    """
+    if not match.width:
+        return match.games or GAMES_WITHOUT_A_WISH
+    seen, basis = list(done), "by the games played so far"
+    if len({result.cluster for result in seen}) < _PILOT_ROUNDS:
+        seen, basis = await _pilot(match, held_out), f"by a pilot in which '{_STAND_IN}' stands in for policy versions"
+    needed = games_for_width(seen, match)
+    reporter().say(f"an interval of {match.width:g} ({match.measure}) takes about {needed} games, {basis}")
+    if match.games and match.games < needed:
+        raise InputError(
+            f"{match.games} games are too few for an interval of {match.width:g} ({match.measure}): about {needed} are needed, "
+            f"{basis}; ask for --games {needed}, or for a wider --width"
+        )
+    return max(needed, match.games)
+
+
+async def _pilot(match: MatchSettings, held_out: Sequence[Snapshot]) -> list[GameResult]:
+    """A few rounds with stand-ins: about how much such games differ is known before any engine is started."""
+    stand_ins = {name: _STAND_IN for name in (*match.players, match.opponents) if name[:1] == "v" or ":" in name}
+    plans = plan_match(match, _PILOT_ROUNDS, held_out)
+    played = await play_match([_with_seats(plan, stand_ins) for plan in plans], match, {})
+    by_key = {plan.key: plan for plan in plans}
+    return [_named_as(result, by_key[result.key]) for result in played]
+
+
+def _with_seats(plan: GamePlan, stand_ins: dict[str, str]) -> GamePlan:
+    return replace(plan, seats={power: stand_ins.get(who, who) for power, who in plan.seats.items()})
+
+
+def _named_as(result: GameResult, plan: GamePlan) -> GameResult:
+    return replace(result, seats=plan.seats)
+
+
+async def _play(
+    paths: RunPaths,
+    label: str,
+    match: MatchSettings,
+    players: Sequence[Contestant],
+    runs_root: Path,
+    missing: Sequence[GamePlan],
+    done: dict[str, GameResult],
+) -> float:
+    """Play what is missing into `done` and the match's file; the seconds it took, engines' starts aside."""
+    if done:
+        reporter().say(f"{len(done)} games of this match lie there; {len(missing)} are played")
+    async with open_players(players, runs_root, match) as (host, deciders):
+        began = time.monotonic()
+
+        def on_game(game: GameResult) -> None:
+            done[game.key] = game
+            keep_game(paths, label, game)
+
+        await play_games(host, label, missing, match, deciders, on_game)
+        return time.monotonic() - began
+
+
+def told(table: MatchTable, match: MatchSettings) -> list[str]:
+    """What the figures allow to say, and what they do not."""
+    said = []
+    for pair in table.pairs:
+        low, high = pair.difference.low, pair.difference.high
+        figures = f"by {pair.difference.mean:+.3f} ({match.measure}), 95 % interval [{low:+.3f}, {high:+.3f}]"
+        if pair.shown:
+            word = "better" if pair.difference.mean > 0 else "worse"
+            said.append(f"{pair.player} plays {word} than {pair.other}: {figures}")
+        else:
+            enough = f"; about {pair.games_to_show} games would show one of this size" if pair.games_to_show else ""
+            said.append(f"no difference between {pair.player} and {pair.other} is shown: {figures}{enough}")
+    if match.width:
+        for standing in table.players:
+            estimate = standing.measures[match.measure]
+            if (width := estimate.high - estimate.low) > match.width:
+                more = math.ceil(table.games * (width / match.width) ** 2 / GAMES_OF_A_ROUND) * GAMES_OF_A_ROUND
+                said.append(f"the interval of {standing.player} is {width:.3f} wide, more than {match.width:g}: --games {more}")
+    return said
+
+
+def table_rows(table: MatchTable) -> list[dict[str, str]]:
+    """One row for each player: measures with their intervals, rating."""
+
+    def words(name: str, mean: float, low: float, high: float) -> str:
+        if name in ("centres", "gained"):
+            return f"{mean:.2f} [{low:.2f}, {high:.2f}]"
+        return f"{mean:.1%} [{low:.1%}, {high:.1%}]"
+
+    return [
+        {"player": standing.player, "seats": str(standing.seats)}
+        | {name: words(name, each.mean, each.low, each.high) for name, each in standing.measures.items()}
+        | {"rating": "" if math.isnan(standing.rating) else f"{standing.rating:.1f} ± {2 * standing.rating_spread:.1f}"}
+        for standing in table.players
+    ]
+
+
+def _how(match: MatchSettings) -> str:
+    seats = f"one seat against six of '{match.opponents}'" if match.opponents else "all players at one table"
+    start = "spring 1901" if match.start == "standard" else "held-out positions"
+    times = f", {match.repetitions} draws a decision by {match.pick}" if match.repetitions > 1 else ""
+    return f"{seats}, from {start}, {match.years} years{times}"
+
+
+def _plain(table: MatchTable) -> dict[str, Any]:
+    plain = asdict(table)
+    for player in plain["players"]:
+        if math.isnan(player["rating"]):
+            player["rating"] = player["rating_spread"] = None
+    return plain

@@ -1,0 +1,212 @@
+"""Players of a match sit alike: on every power equally often, from the same starts, with the same luck; the counts add up."""
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from evaluation.contestants import Contestant, contestants
+from evaluation.match_files import MatchRecord, games_done, keep_game, match_label, read_matches, write_match
+from evaluation.matches import GameResult, plan_match, play_match, rounds_for
+from evaluation.settings import MatchSettings
+from evaluation.standings import games_for_width, match_table, rate
+from game.board import POWERS, Board
+from game.players import player
+from game.scores import Standing
+from rollouts.deciders import PolicyDecider
+from rollouts.seeds import dice
+from storage.runs import RunPaths
+from telemetry.errors import EngineError, InputError
+
+MIXED = MatchSettings(players=("dumbbot", "mover", "random"), years=1, bootstrap=200)
+ALONE = MIXED.model_copy(update={"opponents": "random"})
+
+
+def played(settings: MatchSettings, rounds: int = 2, deciders=None, held_out=()) -> list[GameResult]:
+    return asyncio.run(play_match(plan_match(settings, rounds, held_out), settings, deciders or {}))
+
+
+@pytest.mark.parametrize("settings", [MIXED, ALONE], ids=["one table", "against six"])
+def test_every_player_is_counted_on_every_power_equally_often(settings: MatchSettings):
+    """Over as many rounds as there are players, which is when the extra seats have gone round."""
+    counted = Counter((plan.seats[power], power) for plan in plan_match(settings, 3) for power in plan.measured)
+    for name in settings.players:
+        seats = {counted[name, power] for power in POWERS}
+        assert len(seats) == 1 and seats != {0}, name
+
+
+def test_a_player_alone_sits_in_one_seat_and_is_the_only_one_counted():
+    for plan in plan_match(ALONE, 2):
+        (power,) = plan.measured
+        name = plan.key.split("/")[-1]
+        assert plan.seats[power] == name
+        assert all(plan.seats[other] == "random" for other in POWERS if other != power)
+
+
+def test_players_that_are_compared_meet_the_same_starts_powers_and_luck(positions):
+    plans = plan_match(ALONE.model_copy(update={"start": "held-out"}), 3, positions)
+    pairs: dict[str, list] = {}
+    for plan in plans:
+        pairs.setdefault(plan.pair, []).append(plan)
+    assert len(pairs) == 21
+    for same in pairs.values():
+        assert len(same) == 3 and len({plan.start.snapshot_id for plan in same}) == 1 and len({p.measured for p in same}) == 1
+
+
+def test_the_wins_and_the_squares_of_a_game_add_up_to_one():
+    games = played(MIXED)
+    table = match_table(games, MIXED)
+    for name in ("win", "sos"):
+        assert sum(each.seats * each.measures[name].mean for each in table.players) == pytest.approx(len(games))
+    assert sum(each.seats for each in table.players) == 7 * len(games)
+
+
+def test_a_game_is_what_playing_it_out_gives():
+    """Against a loop over boards that knows nothing of matches, seats turned by hand."""
+    game = played(MIXED)[1]  # round 0, turned by one
+    assert [game.seats[power] for power in POWERS] == ["mover", "random", "dumbbot", "mover", "random", "dumbbot", "dumbbot"]
+    board = Board.start()
+    while board.year == 1901:
+        orders = {
+            power: player(game.seats[power])(legal, dice(f"match/{MIXED.seed}/0/1", board.phase, power), board)
+            for power, legal in board.legal_orders().items()
+        }
+        board.step(orders)
+    assert game.centres == board.centre_counts() and game.ended == "horizon" and game.start == (3, 3, 3, 3, 3, 4, 3)
+
+
+def test_a_version_of_equal_odds_plays_as_a_decider_and_its_orders_are_legal(uniform_engine, tokens):
+    settings = MIXED.model_copy(update={"players": ("v1", "random"), "at_once": 3})
+    engine = uniform_engine()
+    games = played(settings, deciders={"v1": PolicyDecider(engine, tokens, 1)})
+    assert sum(game.rejected for game in games) == 0
+    assert {request.version for request in engine.requests} == {1}
+    asked = {request.request_id for request in engine.requests}
+    assert len(asked) == len(engine.requests) > 0
+
+
+def test_a_failed_game_is_no_result(uniform_engine, tokens):
+    settings = MIXED.model_copy(update={"players": ("v1", "random")})
+    with pytest.raises(EngineError, match="game 0/0 of the match failed"):
+        played(settings, deciders={"v1": PolicyDecider(uniform_engine(fails=lambda request: True), tokens, 1)})
+
+
+def test_win_is_most_centres_with_ties_split():
+    assert [Standing(centres=(8, 8, 3, 5, 5, 4, 1)).win_share(power) for power in POWERS[:3]] == [0.5, 0.5, 0.0]
+    assert Standing(centres=(18, 8, 3, 5, 0, 0, 0)).win_share("AUSTRIA") == 1.0
+    assert (
+        Standing(centres=(18, 8, 3, 5, 0, 0, 0)).solo("AUSTRIA") == 1.0
+        and Standing(centres=(17,) + (2,) * 6).solo("AUSTRIA") == 0
+    )
+
+
+def made_up(centres_by_round: list[dict[str, int]]) -> list[GameResult]:
+    """Games of two players, seat by seat alike within a round."""
+    games = []
+    for number, centres in enumerate(centres_by_round):
+        for turn in range(7):
+            seats = {power: ("a", "b")[(place + turn) % 2] for place, power in enumerate(POWERS)}
+            games.append(
+                GameResult(
+                    key=f"{number}/{turn}",
+                    cluster=f"round {number}",
+                    pair=f"{number}/{turn}",
+                    seats=seats,
+                    measured=POWERS,
+                    start=(3,) * 7,
+                    centres=tuple(centres[seats[power]] for power in POWERS),
+                    phase="S1902M",
+                    ended="horizon",
+                    rejected=0,
+                )
+            )
+    return games
+
+
+def test_the_seven_games_of_a_round_carry_the_information_of_one():
+    """Players of equal strength whose luck changes from round to round only: seven turns must not narrow the interval."""
+    dice_rolls = np.random.default_rng(3).integers(0, 8, 40)
+    games = made_up([{"a": int(roll), "b": 3} for roll in dice_rolls])
+    settings = MatchSettings(players=("a", "b"), bootstrap=2000, measure="centres")
+    estimate = match_table(games, settings).players[0].measures["centres"]
+    expected = 2 * 1.96 * dice_rolls.std(ddof=1) / np.sqrt(40)
+    assert estimate.high - estimate.low == pytest.approx(expected, rel=0.15)
+
+
+def test_differences_are_paired_so_luck_that_both_share_cancels():
+    rolls = np.random.default_rng(5).integers(0, 8, 20)
+    games = made_up([{"a": int(roll) + 1, "b": int(roll)} for roll in rolls])
+    (pair,) = match_table(games, MatchSettings(players=("a", "b"), bootstrap=500, measure="centres")).pairs
+    assert pair.difference.mean == pytest.approx(1) and pair.difference.high - pair.difference.low < 1e-9 and pair.shown
+
+
+def test_the_games_told_for_a_width_give_about_that_width():
+    settings = MatchSettings(players=("a", "b"), bootstrap=1000, measure="centres", width=1.0)
+    rolls = np.random.default_rng(8).integers(0, 8, 200).tolist()
+    needed = games_for_width(made_up([{"a": roll, "b": 3} for roll in rolls[:40]]), settings)
+    table = match_table(made_up([{"a": roll, "b": 3} for roll in rolls[: needed // 7]]), settings)
+    estimate = table.players[0].measures["centres"]
+    assert estimate.high - estimate.low == pytest.approx(1.0, rel=0.2)
+
+
+def test_ratings_rise_with_winning_and_stay_with_ties():
+    better = rate(made_up([{"a": 5, "b": 3}] * 6), ("a", "b"))
+    assert better["a"][0] > 30 > 20 > better["b"][0] and better["a"][1] < 25 / 3
+    even = rate(made_up([{"a": 4, "b": 4}] * 6), ("a", "b"))
+    assert even["a"][0] == pytest.approx(even["b"][0])
+
+
+def test_one_round_is_refused_because_it_has_no_interval():
+    with pytest.raises(InputError, match="ask for 14 games or more"):
+        rounds_for(7)
+    assert rounds_for(8) == 2 and rounds_for(70) == 10
+
+
+def test_games_from_held_out_positions_need_positions_of_two_games(positions):
+    settings = MIXED.model_copy(update={"start": "held-out"})
+    for few in ([], positions[:1]):
+        with pytest.raises(InputError, match="held-out movement positions"):
+            plan_match(settings, 2, few)
+
+
+def test_a_match_is_kept_game_by_game_and_read_back(tmp_path: Path):
+    paths, games, label = RunPaths(tmp_path), played(MIXED), "label"
+    for game in games[:3]:
+        keep_game(paths, label, game)
+    with open(tmp_path / "scores" / "matches" / "label.jsonl", "ab") as file:
+        file.write(b'\n{"key": "cut in the mid')
+    keep_game(paths, label, games[3])
+    assert games_done(paths, label) == {game.key: game for game in games[:4]}
+    players = tuple(Contestant(name=name) for name in MIXED.players)
+    record = MatchRecord(label=label, settings=MIXED, players=players, table=match_table(games, MIXED), seconds=1.0)
+    write_match(paths, record)
+    assert read_matches(paths) == [record]
+
+
+def test_the_label_is_of_the_question_and_not_of_how_much_is_played():
+    old, new = (
+        Contestant(name="v1", run="a", version=1, adapter_hash="x"),
+        Contestant(name="v1", run="a", version=1, adapter_hash="y"),
+    )
+    more = MIXED.model_copy(update={"games": 700, "width": 0.1, "at_once": 1})
+    assert match_label(MIXED, [old]) == match_label(more, [old])
+    assert match_label(MIXED, [old]) != match_label(MIXED, [new])
+    assert match_label(MIXED, [old]) != match_label(MIXED.model_copy(update={"seed": 1}), [old])
+
+
+@pytest.mark.parametrize(
+    ("names", "complaint"),
+    [
+        (["nobody"], "there is no player 'nobody': name a version"),
+        (["v7"], "run 'mine' has no policy version 7; its newest is 0"),
+        (["other:v0"], "there is no run 'other'"),
+        (["base", "newest"], "player 'v0' is named twice"),
+        (["../x:v0"], "cannot name a folder"),
+    ],
+)
+def test_players_that_cannot_play_are_refused(names: list[str], complaint: str, tmp_path: Path):
+    RunPaths(tmp_path / "mine").create().settings.write_text("{}")
+    with pytest.raises(InputError, match=complaint):
+        contestants(names, "mine", tmp_path)
