@@ -178,6 +178,34 @@ def branching(
     _show(outcome, json=json)
 
 
+@app.command
+def orchestration(
+    *,
+    tasks: Annotated[int, Parameter(help="Empty tasks of a round; 0 leaves them out.")] = 400,
+    rounds: Annotated[int, Parameter(help="Rounds of empty tasks; the median counts.")] = 3,
+    steps: Annotated[int, Parameter(help="Steps of the laptop run, and of the one with spare capacity; 0 leaves both out.")] = 20,
+    slow_steps: Annotated[int, Parameter(help="Steps of a minute; 0 leaves them out.")] = 2,
+    slow_step_s: Annotated[float, Parameter(help="Seconds of such a step.")] = 60.0,
+    json: AsJson = False,
+) -> None:
+    """Prefect and the flow: cost of a task and of a step, delay of the page, waiting of a trainer that always finds rows.
+
+    Starts a Prefect server and trains three runs, all in a temporary folder; takes about six minutes, three of them mostly idle.
+
+    Examples
+
+        entente bench orchestration --json
+
+        entente bench orchestration --steps 0              tasks alone, without training
+    """
+    from benchmarks.orchestration import bench_orchestration
+    from cli.screen import progress_shown
+
+    with progress_shown():
+        outcome = bench_orchestration(tasks=tasks, rounds=rounds, steps=steps, slow_steps=slow_steps, slow_step_s=slow_step_s)
+    _show(outcome, json=json)
+
+
 def _show(outcome: "Outcome", *, json: bool) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column(f"bench {outcome.benchmark}", no_wrap=True)

@@ -1,0 +1,264 @@
+"""What Prefect and the flow cost: a task, its server, the page's delay, and their share of steps of every length.
+
+Promises: tasks have the form that a training run gives them, on a real server in this environment's settings with a database of
+its own; steps are those of real `entente train` processes. Steps of a minute, and those of a trainer that always finds rows, are
+made with simulated rollouts: start groups of the first run, replayed at a set rate. Prefect itself is only met as a process.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import psutil
+
+from benchmarks.outcome import Outcome, Target
+from telemetry.errors import DataError
+from telemetry.progress import reporter
+
+TARGETS = {
+    "ms_per_task_threads": Target(at_most=12.0),
+    "server_cpu_ms_per_task": Target(at_most=9.0),
+    "orchestration_share": Target(at_most=0.05),
+    "orchestration_share_60s": Target(at_most=0.005),
+    "ui_lag_s": Target(at_most=3.0),
+    "trainer_idle_share_spare_capacity": Target(at_most=0.05),
+}
+IN_FLIGHT = 24
+"""Tasks at a time: a step of eight start groups and two more ahead."""
+START_GROUPS = 8
+"""Of a step of the laptop preset."""
+_SPARE = 4
+"""Times as fast as the trainer takes them that rollouts come where they have capacity to spare."""
+_SETTLES_WITHIN_S = 120.0
+_QUIET_S = 1.5
+"""Seconds without work after which the server counts as settled."""
+_LIGHT = ("--evaluation.positions", "4", "--evaluation.powers-per-position", "1", "--evaluation.bootstrap", "100")
+"""Scores are no part of a step."""
+_UNLEARNED = ("--training.learning-rate", "1e-12")
+"""Leaves the policy at the base, whose rows are replayed."""
+
+
+def bench_orchestration(*, tasks: int, rounds: int, steps: int, slow_steps: int, slow_step_s: float) -> Outcome:
+    """Measure all of it; figures of an arm that is left out (0 of its steps) are missing.
+
+    Args:
+        tasks: empty tasks of a round.
+        steps: of the laptop run, and of the one with spare capacity; the first of them is not counted.
+        slow_steps: steps of about `slow_step_s` seconds.
+    """
+    metrics: dict[str, float] = {}
+    with TemporaryDirectory(prefix="entente-bench-") as scratch:
+        folder = Path(scratch)
+        if tasks and rounds:
+            metrics |= measure_tasks(folder, tasks, rounds)
+        if steps:
+            metrics |= measure_steps(folder, steps, slow_steps, slow_step_s)
+    return Outcome(
+        benchmark="orchestration",
+        metrics=metrics,
+        targets={name: target for name, target in TARGETS.items() if name in metrics},
+    )
+
+
+def measure_steps(folder: Path, steps: int, slow_steps: int, slow_step_s: float) -> dict[str, float]:
+    """Steps of real runs: the laptop preset, one whose rollouts are quicker than its trainer, and one where they are slow."""
+    reporter().say("steps of the laptop preset")
+    laptop = train(folder, "laptop", "--steps", str(steps), *_LIGHT)
+    train_s = median(step["time/train_s"] for step in laptop[1:])
+    rate = _SPARE * START_GROUPS / train_s
+    reporter().say(f"steps with two more ahead, {rate:.0f} simulated start groups a second")
+    spare = train(folder, "spare", "--steps", str(steps), *simulated(rate, depth=2))
+    found = step_figures(laptop, "threads") | idle_figures(spare)
+    if not slow_steps:
+        return found
+    rate = START_GROUPS / max(1.0, slow_step_s - train_s)
+    reporter().say(f"{slow_steps} steps of {slow_step_s:.0f} s, with simulated rollouts")
+    slow = train(folder, "slow", "--steps", str(slow_steps + 1), *simulated(rate, depth=0))
+    return found | {
+        "orchestration_share_60s": median(step["time/orchestration_share"] for step in slow[1:]),
+        "slow_step_s": median(step["time/step_s"] for step in slow[1:]),
+    }
+
+
+def simulated(rate: float, *, depth: int) -> tuple[str, ...]:
+    """Flags of a run whose rollouts are those of the run `laptop`."""
+    ways = ("--pipeline.no-deterministic",) if depth else ()
+    return (
+        *("--simulated.from-run", "laptop", "--simulated.rate", str(rate), "--pipeline.buffer-depth", str(depth)),
+        *(*ways, *_UNLEARNED, *_LIGHT),
+    )
+
+
+def step_figures(steps: Sequence[Mapping[str, float]], arm: str) -> dict[str, float]:
+    """What orchestration took of real steps, the first left out: it opens connections and files."""
+    later = steps[1:]
+    cost_ms = 1000 * median(step["time/orchestration_s"] for step in later)
+    return {
+        "orchestration_share": median(step["time/orchestration_share"] for step in later),
+        "laptop_step_s": median(step["time/step_s"] for step in later),
+        f"ms_per_step_{arm}": cost_ms,
+        f"ms_per_start_group_{arm}": cost_ms / START_GROUPS,
+    }
+
+
+def idle_figures(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """How long a trainer waits that always finds rows; without the first steps, before which nothing could be played ahead."""
+    later = steps[3:] or steps[1:]
+    return {
+        "trainer_idle_share_spare_capacity": median(step["time/trainer_wait_s"] / step["time/step_s"] for step in later),
+        "spare_step_s": median(step["time/step_s"] for step in later),
+    }
+
+
+def train(folder: Path, run: str, *flags: str) -> list[dict[str, float]]:
+    """Train a run with the `entente` command in `folder`, as a user does; the figures of its steps.
+
+    Raises:
+        DataError: it failed.
+    """
+    words = ("train", "--run", run, "--telemetry.no-report", *flags)
+    kept = {name: value for name, value in os.environ.items() if name not in ("PREFECT_API_URL", "PREFECT_HOME")}
+    done = subprocess.run(
+        [sys.executable, "-c", "from cli.main import main; main()", *words],
+        cwd=folder,
+        env=kept | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise DataError(f"`entente {' '.join(words)}` failed: {(done.stderr.strip().splitlines() or ['it said nothing'])[-1]}")
+    lines = [json.loads(line) for line in (folder / "runs" / run / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if "time/step_s" in line]
+
+
+def measure_tasks(folder: Path, tasks: int, rounds: int) -> dict[str, float]:
+    """Empty tasks against a server of their own: what client and server take for one, and when the page shows them all."""
+    found: list[dict[str, float]] = []
+    with prefect_server(folder) as (address, server):
+        settled_cpu_s(server)
+        # The first round opens the database's tables, and counts for nothing.
+        for number in range(rounds + 1):
+            reporter().stage("rounds of empty tasks", number, rounds + 1)
+            found.append(_round(address, server, 32 if number == 0 else tasks))
+        reporter().stage("rounds of empty tasks", rounds + 1, rounds + 1)
+    return {name: median(each[name] for each in found[1:]) for name in found[0]}
+
+
+def _round(address: str, server: psutil.Process, tasks: int) -> dict[str, float]:
+    idle_s = 2.0
+    before = cpu_s(server)
+    time.sleep(idle_s)
+    idle = (cpu_s(server) - before) / idle_s
+    before, began = cpu_s(server), time.monotonic()
+    client = run_empty_tasks(address, tasks)
+    ended = time.time()
+    while completed(address, client["flow_run"]) < client["all_tasks"]:
+        if time.time() - ended > _SETTLES_WITHIN_S:
+            raise DataError(
+                f"the server shows {completed(address, client['flow_run'])} of {client['all_tasks']} tasks as completed"
+            )
+        time.sleep(0.2)
+    shown = time.time()
+    after = settled_cpu_s(server)
+    spent = after - before - idle * (time.monotonic() - began)
+    return {
+        "ms_per_task_threads": 1000 * client["seconds"] / client["tasks"],
+        "client_cpu_ms_per_task": 1000 * client["cpu_s"] / client["tasks"],
+        "server_cpu_ms_per_task": 1000 * spent / client["all_tasks"],
+        "ui_lag_s": shown - ended,
+        "ui_lag_after_last_task_s": shown - client["last_task_at"],
+    }
+
+
+def run_empty_tasks(address: str, tasks: int) -> dict[str, Any]:
+    """The flow of empty tasks in a process of its own; what it says."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "flows.empty_tasks", str(tasks), str(IN_FLIGHT)],
+        env=os.environ | {"PREFECT_API_URL": address, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise DataError(f"empty tasks failed: {(done.stderr.strip().splitlines() or ['they said nothing'])[-1]}")
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+@contextmanager
+def prefect_server(folder: Path) -> Iterator[tuple[str, psutil.Process]]:
+    """A Prefect server with a fresh database under `folder`: its address, and its process."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-P", "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
+    home = folder / "server"
+    home.mkdir()
+    with (home / "server.log").open("wb") as log:
+        process = subprocess.Popen(
+            command, cwd=home, env=os.environ | {"PREFECT_HOME": str(home)}, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        )
+    address = f"http://127.0.0.1:{port}/api"
+    try:
+        _wait_until_up(process, address, home / "server.log")
+        yield address, psutil.Process(process.pid)
+    finally:
+        process.terminate()
+        try:
+            process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _wait_until_up(process: subprocess.Popen[bytes], address: str, log: Path) -> None:
+    until = time.monotonic() + _SETTLES_WITHIN_S
+    while True:
+        try:
+            with urllib.request.urlopen(f"{address}/health", timeout=2):
+                return
+        except OSError as error:
+            if process.poll() is not None or time.monotonic() > until:
+                last = (log.read_text(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
+                raise DataError(f"the Prefect server of the benchmark did not come up: {last}") from error
+            time.sleep(0.2)
+
+
+def completed(address: str, flow_run: str) -> int:
+    """Task runs of `flow_run` that the server shows as completed, as its pages ask."""
+    wanted = {"flow_runs": {"id": {"any_": [flow_run]}}, "task_runs": {"state": {"type": {"any_": ["COMPLETED"]}}}}
+    request = urllib.request.Request(
+        f"{address}/task_runs/count", data=json.dumps(wanted).encode(), headers={"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return int(answer.read())
+
+
+def cpu_s(process: psutil.Process) -> float:
+    """CPU seconds of a process and its children so far."""
+    spent = 0.0
+    for each in (process, *process.children(recursive=True)):
+        times = each.cpu_times()
+        spent += times.user + times.system
+    return spent
+
+
+def settled_cpu_s(process: psutil.Process) -> float:
+    """CPU seconds once it has next to nothing left to do; at most for two minutes."""
+    until, last = time.monotonic() + _SETTLES_WITHIN_S, cpu_s(process)
+    while time.monotonic() < until:
+        time.sleep(_QUIET_S)
+        now = cpu_s(process)
+        if now - last < 0.06 * _QUIET_S:
+            return now
+        last = now
+    return last
