@@ -48,8 +48,18 @@ class PipelineSettings(BaseModel):
     """One rollout task a step and nothing decided by measured time, so that a seed repeats a whole CPU run; needs
     buffer_depth 0.
     """
+    backfill_max: Annotated[float, Field(ge=0, le=16)] = 1.0
+    """Start groups that may be played for a step in place of ones that taught nothing, failed or hang, as a share of its own;
+    then it trains on fewer. Unused with `deterministic`."""
+    straggler_factor: Annotated[float, Field(gt=1)] = 3.0
+    """Times its usual duration after which a rollout task is no longer waited for, and others are begun in its place; what it
+    brings in the end is used if the staleness budget allows. Unused with `deterministic`."""
     groups_per_task: Annotated[int, Field(ge=0)] = 0
     """Start groups per rollout task; 0: as many as keep Prefect's cost under 2 %, from measured times."""
+    producers_min: Annotated[int, Field(ge=0, le=64)] = 0
+    """Rollout producers on further workers that play for the run from its beginning."""
+    producers_max: Annotated[int, Field(ge=0, le=64)] = 0
+    """Rollout producers that may be started while the trainer waits for rollouts; at least producers_min."""
     rollout_timeout_s: Annotated[float, Field(gt=0)] = 900.0
     """Seconds until a rollout task is given up and retried."""
     rollout_retries: Annotated[int, Field(ge=0, le=10)] = 2

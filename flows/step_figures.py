@@ -5,11 +5,13 @@ Owns the running sums of a run; decides nothing.
 
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 
 import numpy as np
 
-from flows.keep_ahead import StepRollouts
+from flows.controller import Seen
+from flows.rollout_queue import StepRollouts
 from inference.engine import EngineStats, ScrapedEngine, TroubledEngine
 from tasks.resources import Resources
 from tasks.training import TrainedStep
@@ -39,6 +41,7 @@ class StepClock:
         self._step_began = now
         figures = trained.metrics | self._times(rolled, began, now) | await self._rollout_figures(rolled, began, now)
         before, self._events = self._events, _events(self._resources)
+        figures |= rolled.queue
         figures |= {f"engine/{name}": float(count - before.get(name, 0)) for name, count in self._events.items()}
         if isinstance(self._resources.engine, ScrapedEngine):
             figures |= self._resources.engine.scraped()
@@ -104,3 +107,14 @@ def _events(resources: Resources) -> dict[str, int]:
     """What went wrong with engines or workers so far, and was mended."""
     engine = resources.engine
     return engine.events() if isinstance(engine, TroubledEngine) else {}
+
+
+def seen_in(figures: Mapping[str, float]) -> Seen:
+    """What a step's figures say to the controller of the queue."""
+    ready, took = figures.get("queue/ready", 0.0), figures.get("train/start_groups", 0.0)
+    return Seen(
+        waited_share=figures["time/rollout_wait_s"] / max(figures["time/step_s"], 1e-9),
+        lag_max=figures.get("train/policy_lag_max", 0.0),
+        expired=figures["queue/expired"],
+        ready=max(0, int(ready - took)),
+    )

@@ -9,17 +9,21 @@ Prefect: with `resume` the same flow goes on where those files stand, whatever e
 import asyncio
 import json
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from prefect import flow
 
 from evaluation.strength import Score
-from flows.keep_ahead import RolloutsAhead
+from flows.choose_source import rollout_source
 from flows.open_run import finished_summary, named, open_run
+from flows.publisher import Publisher
+from flows.rollout_queue import RolloutQueue
 from flows.run_names import training_name
 from flows.run_settings import RunSettings
 from flows.score_policy import score_policy, score_scripted
-from flows.step_figures import StepClock
+from flows.step_figures import StepClock, seen_in
 from storage.retention import drop_old_adapters
 from storage.runs import durable_write
 from storage.totals import Totals
@@ -58,24 +62,22 @@ async def train_policy(settings: RunSettings, resume: bool = False, fork_lineage
             clock = StepClock(resources, await resources.host.run(resources.engine.stats()))
             page = RunPage(settings.run, settings.steps)
             desk = AlertDesk(resources.paths, settings.alerts, max_policy_lag=settings.storage.max_policy_lag)
-            ready = 0  # advantage groups left for later steps
-            async with page, desk, RolloutsAhead(resources, settings.pipeline, settings.steps) as ahead:
+            async with page, desk, _queue(resources, settings) as queue, Publisher(resources, queue) as publisher:
                 for step in range(standing.step_done + 1, settings.steps + 1):
-                    ahead.top_up(step, ready)
                     reporter().waiting("rollouts")
-                    rolled = await ahead.take(step)
-                    agreement = await _agreement(resources, ahead) if step == standing.step_done + 1 else {}
+                    rolled = await queue.take(step)
+                    agreement = await _agreement(resources, queue) if step == standing.step_done + 1 else {}
                     if step == 1:
                         log.log(0, agreement)
                     reporter().waiting("")
                     trained = await train_step(resources, step)
-                    await resources.serve(trained.version, trained.adapter, trained.adapter_hash)
+                    await publisher.publish(trained, at_once=not settings.pipeline.buffer_depth)
                     figures = agreement | await clock.end_step(rolled, trained)
+                    queue.learn(seen_in(figures))
                     log.log(step, figures)
                     reporter().step(step, settings.steps, figures)
                     page.step(step, figures)
                     desk.step(step, figures)
-                    ready = int(figures.get("train/groups_waiting", 0))
                     if step % _CLEAR_EVERY == 0:
                         await asyncio.to_thread(drop_old_adapters, resources.paths, settings.retention)
                         await asyncio.to_thread(resources.trainer.retire, settings.retention)
@@ -104,11 +106,22 @@ def _open_log(resources: Resources, settings: RunSettings) -> MetricLog:
     return log
 
 
-async def _agreement(resources: Resources, ahead: RolloutsAhead) -> dict[str, float]:
+@asynccontextmanager
+async def _queue(resources: Resources, settings: RunSettings) -> AsyncIterator[RolloutQueue]:
+    """The run's rollouts, from wherever its settings say."""
+    standing = resources.standing
+    async with (
+        rollout_source(settings, resources) as source,
+        RolloutQueue(resources, source, settings.pipeline, settings.steps, step_done=standing.step_done) as queue,
+    ):
+        yield queue
+
+
+async def _agreement(resources: Resources, queue: RolloutQueue) -> dict[str, float]:
     """Refuse to train unless trainer and engine agree on rows of the version that both hold now; how closely they do."""
     if not await has_fresh_rows(resources):
         # Rollouts ran ahead of a run that is resumed: none of what is published was drawn by its trainer's version.
-        await ahead.all_played()
+        await queue.all_played()
     if not await has_fresh_rows(resources):
         if isinstance(resources.engine, IdleEngine):
             return {}  # resumed, and nobody can draw: its rows were compared when it began

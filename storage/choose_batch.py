@@ -38,19 +38,11 @@ class Choice:
         }
 
 
-def choose_batch(
-    index: Index,
-    settings: StorageSettings,
-    *,
-    step: int,
-    policy_version: int,
-    start_groups: int,
-    lineage: str,
-    seed: int,
-    sleep: Callable[[float], None] = time.sleep,
-) -> Choice:
-    """Choose rows of ``start_groups`` start groups for ``step``; ``policy_version`` is what the trainer holds."""
-    query = SelectionQuery(
+def batch_query(
+    settings: StorageSettings, *, step: int, policy_version: int, start_groups: int, lineage: str, seed: int
+) -> SelectionQuery:
+    """What ``step`` asks for under a run's settings."""
+    return SelectionQuery(
         step=step,
         policy_version=policy_version,
         max_policy_lag=settings.max_policy_lag,
@@ -63,6 +55,21 @@ def choose_batch(
         balance_powers=settings.balance_powers,
         draw=settings.draw,
     )
+
+
+def choose_batch(
+    index: Index,
+    settings: StorageSettings,
+    *,
+    step: int,
+    policy_version: int,
+    start_groups: int,
+    lineage: str,
+    seed: int,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Choice:
+    """Choose rows of ``start_groups`` start groups for ``step``; ``policy_version`` is what the trainer holds."""
+    query = batch_query(settings, step=step, policy_version=policy_version, start_groups=start_groups, lineage=lineage, seed=seed)
     began = time.monotonic()
     index.refresh()
     selection = index.select_batch(query)

@@ -32,10 +32,10 @@ from storage.mapped import MappedShard, MappedShards, ShardDamaged
 from storage.packing import PackingBuffers
 from storage.runs import RunPaths
 from storage.schema import WEIGHTS
-from storage.selection import Selection, SelectionQuery, select
+from storage.selection import Selection, SelectionQuery, eligible, select
 from storage.shards import open_shard
 from storage.snapshots import CoveredShard, IndexSnapshot, drop_old_snapshots, write_snapshot
-from storage.totals import Totals
+from storage.totals import Eligible, Totals
 from telemetry.errors import DataError, InputError
 
 _Given = ParamSpec("_Given")
@@ -93,6 +93,11 @@ class Index:
     def select_batch(self, query: SelectionQuery) -> Selection:
         """Rows for one step by the contract in ``select_batch.sql``; ``refresh`` before shows what is new."""
         return replace(select(self.connection, query, counts_as_used(self._paths, query.lineage)), seen=self.seen())
+
+    @_alone
+    def eligible(self, query: SelectionQuery) -> Eligible:
+        """How much ``select_batch`` could choose from; ``refresh`` before counts what is new."""
+        return eligible(self.connection, query, counts_as_used(self._paths, query.lineage))
 
     @_alone
     def fresh_rows(self, *, policy_version: int, limit: int) -> pa.Table:

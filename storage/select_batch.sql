@@ -30,7 +30,8 @@ SELECT
         WHEN group_lag > $max_policy_lag THEN 'expired'
         WHEN spread <= greatest($min_spread, 1e-6) THEN 'no_spread'
         ELSE 'eligible'
-    END AS standing
+    END AS standing,
+    spread > greatest($min_spread, 1e-6) AS has_spread
 FROM advantage_groups LEFT JOIN uses USING (shard, start_group, power, phase);
 
 -- 2. The chosen advantage groups, each whole, and their rows in the batch's order.

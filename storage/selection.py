@@ -16,6 +16,7 @@ import duckdb
 import pyarrow as pa
 
 from storage.ledger import ROWS_SCHEMA
+from storage.totals import Eligible
 
 _SQL = Path(__file__).with_name("select_batch.sql").read_text()
 STANDINGS = ("eligible", "used", "unusable", "ahead", "expired", "no_spread")
@@ -96,6 +97,20 @@ def select(connection: duckdb.DuckDBPyConnection, query: SelectionQuery, counts_
     counts |= {"chosen": groups, "waiting": counts["eligible"] - groups}
     start_groups = len(set(zip(rows["shard"].to_pylist(), rows["start_group"].to_pylist(), strict=True)))
     return Selection(rows=rows, start_groups=start_groups, counts=counts, query=query)
+
+
+def eligible(connection: duckdb.DuckDBPyConnection, query: SelectionQuery, counts_as_used: Mapping[str, int]) -> Eligible:
+    """How much there is for a step, without choosing."""
+    make_standings(connection, query, counts_as_used)
+    counted = """
+        SELECT
+            count(DISTINCT (shard, start_group)) FILTER (standing = 'eligible'),
+            count(*) FILTER (standing = 'eligible'),
+            count(*) FILTER (standing = 'expired' AND has_spread)
+        FROM standings
+    """
+    ((start_groups, advantage_groups, expired),) = connection.sql(counted).fetchall()
+    return Eligible(start_groups=start_groups, advantage_groups=advantage_groups, expired=expired)
 
 
 def make_standings(connection: duckdb.DuckDBPyConnection, query: SelectionQuery, counts_as_used: Mapping[str, int]) -> None:

@@ -13,3 +13,14 @@ class Totals:
     orders_rejected: int
     max_policy_lag: int
     """Over all rows that were trained on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Eligible:
+    """How much a step could train on."""
+
+    start_groups: int
+    """Start groups with an eligible advantage group."""
+    advantage_groups: int
+    expired: int
+    """Advantage groups of the whole run that became too old untrained, though their returns had spread."""

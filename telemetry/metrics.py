@@ -149,6 +149,16 @@ METRICS: dict[str, Metric] = (
         trainer_wait_s=("s", "the trainer idle until its rows were there"),
     )
     | _group(
+        "queue",
+        ahead=("start groups", "start groups that may be ready or in flight beyond those of the step, as the controller has it"),
+        in_flight=("start groups", "start groups being played as the step began to train"),
+        ready=("start groups", "start groups that the step could train on when it began"),
+        expired=("groups", "advantage groups with spread that became too old since the step before, untrained"),
+        failed=("tasks", "rollout tasks that failed for good, to be played again"),
+        passed_over=("tasks", "rollout tasks that took so long that others were begun in their place"),
+        cancelled=("tasks", "rollout tasks given up because their rows would be too old, to be played again"),
+    )
+    | _group(
         "memory",
         flow_mib=("MiB", "resident memory of the flow's process"),
         trainer_mib=("MiB", "resident memory of the trainer process"),
@@ -167,6 +177,10 @@ METRICS: dict[str, Metric] = (
         sm_occupancy_share=("share", "of the warps that would fit in flight, by hardware counters; a mean over devices"),
         tensor_share=("share", "of the time with tensor cores at work, by hardware counters; a mean over devices"),
         power_w=("W", "power of all devices"),
+        sm_clock_mhz=("MHz", "multiprocessor clock of the slowest device"),
+        memory_clock_mhz=("MHz", "memory clock of the slowest device"),
+        temperature_c=("degrees Celsius", "highest temperature of any device"),
+        readings=("readings", "of all devices that the step's figures rest on"),
     )
     | _group(
         "score",
@@ -177,10 +191,6 @@ METRICS: dict[str, Metric] = (
     )
 )
 
-        sm_clock_mhz=("MHz", "multiprocessor clock of the slowest device"),
-        memory_clock_mhz=("MHz", "memory clock of the slowest device"),
-        temperature_c=("degrees Celsius", "highest temperature of any device"),
-        readings=("readings", "of all devices that the step's figures rest on"),
 
 def check(values: Mapping[str, float]) -> None:
     """Refuse names that are not registered.

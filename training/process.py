@@ -19,7 +19,7 @@ from typing import Any
 from storage.retention import RetentionSettings
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
-from storage.totals import Totals
+from storage.totals import Eligible, Totals
 from telemetry import errors
 from telemetry.errors import EntenteError, TrainingError
 from training.settings import TrainingSettings
@@ -115,6 +115,10 @@ class TrainerProcess:
     def fresh_rows(self) -> int:
         """See `Trainer.fresh_rows`."""
         return int(self._ask({"op": "fresh_rows"})["rows"])
+
+    def eligible(self, step: int, start_groups: int) -> Eligible:
+        """See `Trainer.eligible`."""
+        return Eligible(**self._ask({"op": "eligible", "step": step, "start_groups": start_groups}))
 
     def totals(self) -> Totals:
         """See `Trainer.totals`."""

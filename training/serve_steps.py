@@ -95,6 +95,8 @@ def _answer(trainer: Trainer, message: dict[str, Any]) -> dict[str, Any]:
         return {"metrics": describe(trainer.measure_mismatch())}
     if message["op"] == "retire":
         return {"freed": trainer.retire(RetentionSettings.model_validate(message["settings"]))}
+    if message["op"] == "eligible":
+        return asdict(trainer.eligible(message["step"], message["start_groups"]))
     if message["op"] == "totals":
         return asdict(trainer.totals())
     if message["op"] == "fresh_rows":

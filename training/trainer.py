@@ -16,7 +16,7 @@ import pyarrow as pa
 import torch
 
 from storage.adapters import Adapter, publish_adapter
-from storage.choose_batch import Choice, choose_batch
+from storage.choose_batch import Choice, batch_query, choose_batch
 from storage.gather import Batch
 from storage.index import Index
 from storage.ledger import read_ledger, recorded_steps, write_ledger
@@ -27,7 +27,7 @@ from storage.retire import RunAge, retire
 from storage.runs import RunPaths, set_aside
 from storage.selection import selection_rule
 from storage.settings import StorageSettings
-from storage.totals import Totals
+from storage.totals import Eligible, Totals
 from telemetry.errors import DataError, TrainingError
 from training.checkpoint import TrainerState, checkpoint_steps, load_checkpoint, save_checkpoint
 from training.lineage import Fork, lineage_to_go_on_in
@@ -116,6 +116,20 @@ class Trainer:
         """Rows to compare trainer and engine on: those of the version that the trainer holds, up to the settings' number."""
         self._index.refresh()
         return self._index.fresh_rows(policy_version=self.step_done, limit=self._settings.mismatch_rows).num_rows
+
+    def eligible(self, step: int, start_groups: int) -> Eligible:
+        """How much ``step`` could be trained on by now; a step that is repeated has its rows."""
+        self._index.refresh()
+        query = batch_query(
+            self._storage,
+            step=step,
+            policy_version=self.step_done,
+            start_groups=start_groups,
+            lineage=self.lineage,
+            seed=self._settings.seed,
+        )
+        found = self._index.eligible(query)
+        return replace(found, start_groups=start_groups) if step in self._to_repeat else found
 
     def totals(self) -> Totals:
         """What the run has done so far, whichever processes did it."""

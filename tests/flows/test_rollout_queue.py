@@ -1,4 +1,4 @@
-"""While the trainer trains step s, the rollouts of the next `buffer_depth` steps are in flight: never fewer, never more."""
+"""Which start groups are in flight, when a step may begin, and what takes the place of those that hang, fail or come too late."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -8,213 +8,334 @@ from typing import Any
 
 import pytest
 
-from flows import keep_ahead
-from flows.keep_ahead import RolloutsAhead
+from flows import rollout_queue
+from flows.controller import Seen
+from flows.rollout_queue import FAILURES_IN_A_ROW, RolloutQueue
 from flows.run_settings import PipelineSettings
 from storage.runs import RunPaths
+from storage.totals import Eligible
+from tasks.rollout_source import Stretch
 from tasks.rollouts import RolloutReport
 
 START_GROUPS = 6
-LAST_STEP = 5
+LAST_STEP = 6
 
 
 class Field:
-    """Stands in for the rollout task: remembers what was begun and lets the test say when, and how, it ends."""
+    """Source and trainer in one: the test says when and how a stretch ends; what was published and not yet trained is ready."""
 
     def __init__(self) -> None:
-        self.begun: list[tuple[int, int, int]] = []
-        self.options: list[dict[str, Any]] = []
-        self.running: dict[tuple[int, int], asyncio.Event] = {}
-        self.cancelled: set[int] = set()
-        self.fails: set[int] = set()
+        self.begun: list[Stretch] = []
+        self.running: dict[Stretch, asyncio.Future[None]] = {}
+        self.cancelled: list[Stretch] = []
+        self.dull: set[int] = set()
+        """Start groups that teach nothing."""
+        self.ready: list[int] = []
+        self.expired = 0
         self.seconds = 1.0
 
-    def with_options(self, **options: Any) -> Callable[..., Coroutine[Any, Any, RolloutReport]]:
-        self.options.append(options)
-        return self.play
-
-    async def play(self, resources: object, step: int, first_group: int, count: int) -> RolloutReport:
-        self.begun.append((step, first_group, count))
-        self.running[step, first_group] = asyncio.Event()
+    async def play(self, stretch: Stretch) -> RolloutReport:
+        self.begun.append(stretch)
+        self.running[stretch] = asyncio.get_running_loop().create_future()
         try:
-            await self.running[step, first_group].wait()
-            if step in self.fails:
-                raise RuntimeError(f"rollout of step {step} failed")
+            await self.running[stretch]
         except asyncio.CancelledError:
-            self.cancelled.add(step)
+            self.cancelled.append(stretch)
             raise
         finally:
-            del self.running[step, first_group]
-        return RolloutReport(
-            start_groups=count,
-            decisions=first_group,
-            failed_forks=0,
-            orders_rejected=0,
-            set_aside=0,
-            seconds=self.seconds,
-            queue_ms=0.0,
-            prefill_ms=0.0,
-            decode_ms=0.0,
-            engine_ms=0.0,
-        )
+            del self.running[stretch]
+        numbers = range(stretch.first_group, stretch.first_group + stretch.count)
+        self.ready += [number for number in numbers if number not in self.dull]
+        nothing = {"decisions": 0, "failed_forks": 0, "orders_rejected": 0, "set_aside": 0}
+        times = {"queue_ms": 0.0, "prefill_ms": 0.0, "decode_ms": 0.0, "engine_ms": 0.0}
+        return RolloutReport(start_groups=stretch.count, seconds=self.seconds * stretch.count, **nothing, **times)
 
-    def end(self, step: int) -> None:
-        """Let the tasks of `step` end."""
-        for (running_step, _), may_end in self.running.items():
-            if running_step == step:
-                may_end.set()
+    def eligible(self, step: int, start_groups: int) -> Eligible:
+        return Eligible(start_groups=len(self.ready), advantage_groups=3 * len(self.ready), expired=self.expired)
 
-    async def steps_running(self) -> set[int]:
-        """Steps that have a task under way, once everything that is ready has begun."""
-        await asyncio.sleep(0)
-        return {step for step, _ in self.running}
+    def end(self, *first_groups: int, error: Exception | None = None) -> None:
+        """Let stretches that begin with these start groups end; all that run, if none is named."""
+        for stretch, end in list(self.running.items()):
+            if not end.done() and (not first_groups or stretch.first_group in first_groups):
+                end.set_exception(error) if error else end.set_result(None)
+
+    def train(self) -> None:
+        """Use up what a step takes: the oldest."""
+        del self.ready[:START_GROUPS]
+
+    @property
+    def numbers_running(self) -> list[int]:
+        return sorted(number for each in self.running for number in range(each.first_group, each.first_group + each.count))
+
+
+async def settled(task: "asyncio.Task[Any] | None" = None) -> None:
+    """Everything that can go on has."""
+    for _ in range(20):
+        await asyncio.sleep(0.002)
+        if task is not None and task.done():
+            return
 
 
 @pytest.fixture
 def field(monkeypatch: pytest.MonkeyPatch) -> Field:
-    """The stand-in, in the place of the task."""
-    field = Field()
-    monkeypatch.setattr(keep_ahead, "roll_out_groups", field)
-    return field
+    monkeypatch.setattr(rollout_queue, "LOOK_S", 0.01)
+    return Field()
 
 
-def ahead(family: int = 1, **pipeline: Any) -> RolloutsAhead:
-    nothing_yet = RunPaths(Path("/nonexistent"))
-    standing = SimpleNamespace(lineage="main")
-    rollouts = SimpleNamespace(start_groups=START_GROUPS, family=family)
-    resources: Any = SimpleNamespace(rollouts=rollouts, paths=nothing_yet, standing=standing)
-    return RolloutsAhead(resources, PipelineSettings(**pipeline), LAST_STEP)
+def queue(field: Field, family: int = 1, paths: RunPaths | None = None, step_done: int = 0, **pipeline: Any) -> RolloutQueue:
+    resources: Any = SimpleNamespace(
+        rollouts=SimpleNamespace(start_groups=START_GROUPS, family=family),
+        paths=paths or RunPaths(Path("/nonexistent")),
+        standing=SimpleNamespace(lineage="main", step_done=step_done),
+        trainer=field,
+        max_policy_lag=2,
+    )
+    return RolloutQueue(resources, field, PipelineSettings(**pipeline), LAST_STEP, step_done=step_done)
 
 
-@pytest.mark.parametrize("depth", [0, 1, 2, 4, 9])
-def test_a_step_and_as_many_after_it_as_the_buffer_is_deep_are_in_flight(field: Field, depth: int):
-    async def run() -> None:
-        async with ahead(buffer_depth=depth) as rollouts:
-            for step in range(1, LAST_STEP + 1):
-                rollouts.top_up(step)
-                coming = set(range(step, min(step + depth, LAST_STEP) + 1))
-                assert await field.steps_running() == coming, "waiting for the step's own rollouts"
-                field.end(step)
-                await rollouts.take(step)
-                assert await field.steps_running() == coming - {step}, "while the trainer trains"
-
+def scene(run: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(run())
-    assert sorted({step for step, _, _ in field.begun}) == list(range(1, LAST_STEP + 1))
 
 
-@pytest.mark.parametrize("each", [0, 1, 4, 100], ids=lambda each: f"groups_per_task={each}")
-def test_every_start_group_of_every_step_is_rolled_out_once(field: Field, each: int):
+async def take(rollouts: RolloutQueue, step: int, field: Field) -> asyncio.Task[Any]:
+    """Ask for a step's rollouts, and let all that can happen."""
+    taken = asyncio.create_task(rollouts.take(step))
+    await settled(taken)
+    return taken
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_while_a_step_trains_as_many_steps_of_start_groups_as_the_buffer_is_deep_are_in_flight_or_ready(field: Field, depth: int):
     async def run() -> None:
-        async with ahead(buffer_depth=2, groups_per_task=each) as rollouts:
+        async with queue(field, buffer_depth=depth, groups_per_task=1) as rollouts:
             for step in range(1, LAST_STEP + 1):
-                rollouts.top_up(step)
-                rollouts.top_up(step)
-                await field.steps_running()
-                field.end(step)
-                taken = await rollouts.take(step)
-                assert sum(report.start_groups for report in taken.reports) == START_GROUPS
+                taken = await take(rollouts, step, field)
+                coming = min(depth, LAST_STEP - step) * START_GROUPS
+                assert len(field.running) + len(field.ready) == START_GROUPS + coming
+                field.end()
+                await settled(taken)
+                assert taken.done() and len(field.running) + len(field.ready) == START_GROUPS + coming
+                field.train()
 
-    asyncio.run(run())
-    groups = [(step, first + offset) for step, first, count in field.begun for offset in range(count)]
-    assert sorted(groups) == [(group // START_GROUPS + 1, group) for group in range(LAST_STEP * START_GROUPS)]
+    scene(run)
+    numbers = [stretch.first_group for stretch in field.begun]
+    assert numbers == list(range(LAST_STEP * START_GROUPS)), "each once, in order"
+    assert all(stretch.step == stretch.first_group // START_GROUPS + 1 for stretch in field.begun)
+
+
+def test_a_step_begins_with_whichever_start_groups_are_ready_first_and_never_waits_for_the_slowest(field: Field):
+    async def run() -> None:
+        async with queue(field, buffer_depth=1, groups_per_task=1) as rollouts:
+            taken = await take(rollouts, 1, field)
+            field.end(*range(1, START_GROUPS))  # all of the first step's but its first
+            await settled(taken)
+            assert not taken.done(), "one is missing"
+            field.end(START_GROUPS + 3)  # one of the next step's
+            await settled(taken)
+            assert taken.done() and 0 in field.numbers_running
+
+    scene(run)
+
+
+def test_start_groups_that_teach_nothing_are_replaced_up_to_a_bound(field: Field):
+    field.dull = set(range(1000))
+
+    async def run() -> None:
+        async with queue(field, buffer_depth=0, groups_per_task=1, backfill_max=0.5) as rollouts:
+            taken = await take(rollouts, 1, field)
+            for _ in range(12):
+                field.end()
+                await settled(taken)
+            assert taken.done() and len(field.begun) == START_GROUPS * 1.5, "half as many again, then the step has what it has"
+            field.dull = {number for number in field.dull if number % 2}
+            field.begun.clear()
+            taken = await take(rollouts, 2, field)
+            for _ in range(12):
+                field.end()
+                await settled(taken)
+            assert taken.done() and len(field.ready) >= START_GROUPS - 2
+
+    scene(run)
+
+
+def test_a_stretch_that_hangs_is_replaced_by_new_start_groups_and_what_it_brings_late_is_used(field: Field):
+    field.seconds = 0.2
+
+    async def run() -> None:
+        async with queue(field, buffer_depth=0, groups_per_task=1, straggler_factor=2.0) as rollouts:
+            taken = await take(rollouts, 1, field)
+            field.end(*range(1, START_GROUPS))
+            await asyncio.sleep(0.45)
+            await settled(taken)
+            assert [each.first_group for each in field.running] == [0, START_GROUPS], "another in its place"
+            field.end(START_GROUPS)
+            await settled(taken)
+            assert taken.done() and taken.result().queue["queue/passed_over"] == 1
+            field.train()
+            field.end(0)
+            await settled()
+            assert field.ready == [0]
+
+    scene(run)
+
+
+def test_a_stretch_that_fails_is_played_again_and_several_in_a_row_end_the_run_with_the_last_ones_sentence(field: Field):
+    async def run() -> None:
+        async with queue(field, buffer_depth=0, groups_per_task=3) as rollouts:
+            taken = await take(rollouts, 1, field)
+            field.end(0, error=RuntimeError("no luck"))
+            await settled()
+            assert field.numbers_running == list(range(START_GROUPS)), "the same start groups, again"
+            field.end()
+            await settled(taken)
+            assert taken.result().queue["queue/failed"] == 1
+            field.train()
+            taken = await take(rollouts, 2, field)
+            for attempt in range(FAILURES_IN_A_ROW):
+                assert not taken.done()
+                field.end(START_GROUPS, error=RuntimeError(f"attempt {attempt + 1}"))
+                await settled(taken)
+            with pytest.raises(RuntimeError, match=f"attempt {FAILURES_IN_A_ROW}"):
+                await taken
+        assert field.running == {}
+
+    scene(run)
+
+
+def test_what_can_only_bring_rows_beyond_the_budget_is_cancelled_and_its_start_groups_are_played_anew(field: Field):
+    async def run() -> None:
+        async with queue(field, buffer_depth=1, groups_per_task=1) as rollouts:
+            taken = await take(rollouts, 1, field)
+            field.end(*range(1, 2 * START_GROUPS))
+            await settled(taken)
+            for version in (1, 2):
+                rollouts.published(version)
+                await settled()
+                assert field.cancelled == [], "a lag of two is allowed"
+            rollouts.published(3)
+            await settled()
+            assert [each.first_group for each in field.cancelled] == [0]
+            field.train()
+            taken = await take(rollouts, 4, field)
+            assert [each.first_group for each in field.begun].count(0) == 2, "its position is not lost"
+            taken.cancel()
+
+    scene(run)
+
+
+def test_the_controller_lowers_what_is_ahead_where_rows_come_late(field: Field):
+    late = Seen(waited_share=0.0, lag_max=2.0, expired=4.0, ready=START_GROUPS)
+
+    async def run() -> None:
+        async with queue(field, buffer_depth=2, groups_per_task=1) as rollouts:
+            before = rollouts.plan.ahead
+            assert rollouts.learn(late).ahead < before
+            taken = await take(rollouts, 1, field)
+            assert len(field.running) == START_GROUPS + rollouts.plan.ahead
+            taken.cancel()
+
+    scene(run)
+
+
+def test_nothing_is_played_ahead_while_enough_advantage_groups_lie_ready(field: Field):
+    async def run() -> None:
+        async with queue(field, buffer_depth=2, groups_per_task=1, ready_groups_max=3 * START_GROUPS) as rollouts:
+            field.ready = list(range(1000, 1000 + START_GROUPS))
+            taken = await take(rollouts, 1, field)
+            assert taken.done() and field.begun == []
+
+    scene(run)
+
+
+def test_groups_that_become_too_old_are_counted_from_the_first_step_on(field: Field):
+    async def run() -> None:
+        async with queue(field, buffer_depth=0, groups_per_task=6) as rollouts:
+            told = []
+            for step, expired in ((1, 40), (2, 43), (3, 43)):
+                field.expired = expired
+                taken = await take(rollouts, step, field)
+                field.end()
+                await settled(taken)
+                told.append(taken.result().queue["queue/expired"])
+                field.train()
+            assert told == [0, 3, 0], "what an earlier life of the run left is not this one's"
+
+    scene(run)
 
 
 @pytest.mark.parametrize("family", [2, 3])
 @pytest.mark.parametrize("each", [1, 2, 4, 5], ids=lambda each: f"groups_per_task={each}")
-def test_what_branches_off_a_start_group_is_played_in_its_task(field: Field, each: int, family: int):
+@pytest.mark.parametrize("in_step", [True, False])
+def test_what_branches_off_a_start_group_is_played_in_its_task(field: Field, each: int, family: int, in_step: bool):
     async def run() -> None:
-        async with ahead(family, buffer_depth=0, groups_per_task=each) as rollouts:
-            rollouts.top_up(1)
-            await field.steps_running()
-            field.end(1)
-            await rollouts.take(1)
+        pipeline = {"buffer_depth": 0, "groups_per_task": each, "deterministic": in_step}
+        async with queue(field, family, **pipeline) as rollouts:
+            taken = await take(rollouts, 1, field)
+            field.end()
+            await settled(taken)
 
-    asyncio.run(run())
-    assert sum(count for _, _, count in field.begun) == START_GROUPS
-    assert all(first % family == 0 and count % family == 0 for _, first, count in field.begun)
+    scene(run)
+    assert sum(stretch.count for stretch in field.begun) == START_GROUPS
+    assert all(stretch.first_group % family == 0 and stretch.count % family == 0 for stretch in field.begun)
 
 
-def test_the_measured_time_of_a_start_group_sizes_later_tasks_unless_the_run_must_repeat(field: Field):
-    field.seconds = 6 * START_GROUPS  # six seconds a start group: Prefect is cheap enough for one task each
+@pytest.mark.parametrize("in_step", [True, False])
+def test_the_measured_time_of_a_start_group_sizes_later_tasks_unless_the_run_must_repeat(field: Field, in_step: bool):
+    field.seconds = 6.0  # Prefect is cheap enough for one task each
 
-    async def run(**pipeline: Any) -> list[int]:
-        field.begun.clear()
-        async with ahead(buffer_depth=0, **pipeline) as rollouts:
+    async def run() -> None:
+        async with queue(field, buffer_depth=0, deterministic=in_step) as rollouts:
             for step in (1, 2):
-                rollouts.top_up(step)
-                await field.steps_running()
-                field.end(step)
-                await rollouts.take(step)
-        return [count for _, _, count in field.begun]
+                taken = await take(rollouts, step, field)
+                field.end()
+                await settled(taken)
+                field.train()
 
-    assert asyncio.run(run()) == [START_GROUPS] + [1] * START_GROUPS
-    assert asyncio.run(run(deterministic=True)) == [START_GROUPS, START_GROUPS]
+    scene(run)
+    expected = [START_GROUPS, START_GROUPS] if in_step else [START_GROUPS] + [1] * START_GROUPS
+    assert [stretch.count for stretch in field.begun] == expected
 
 
-def test_a_task_is_told_its_time_limit_and_its_retries(field: Field):
+def test_in_step_all_of_a_steps_own_start_groups_are_waited_for_and_one_that_fails_ends_the_run(field: Field):
     async def run() -> None:
-        async with ahead(buffer_depth=0, rollout_timeout_s=7.5, rollout_retries=1) as rollouts:
-            rollouts.top_up(1)
+        with pytest.raises(RuntimeError, match="no luck"):
+            async with queue(field, buffer_depth=0, deterministic=True, groups_per_task=3) as rollouts:
+                taken = await take(rollouts, 1, field)
+                field.ready = list(range(100))
+                field.end(0)
+                await settled(taken)
+                assert not taken.done(), "whatever lies ready"
+                field.end(3)
+                await taken
+                taken = await take(rollouts, 2, field)
+                field.end(START_GROUPS, error=RuntimeError("no luck"))
+                await taken
+        assert field.running == {}
 
-    asyncio.run(run())
-    assert [(told["timeout_seconds"], told["retries"]) for told in field.options] == [(7.5, 1)]
-
-
-def test_a_rollout_that_fails_for_good_fails_its_step_and_ends_all_others(field: Field):
-    field.fails = {2}
-
-    async def run() -> None:
-        with pytest.raises(RuntimeError, match="rollout of step 2 failed"):
-            async with ahead(buffer_depth=2, groups_per_task=3) as rollouts:
-                for step in (1, 2):
-                    rollouts.top_up(step)
-                    await field.steps_running()
-                    field.end(step)
-                    await rollouts.take(step)
-        assert field.cancelled == {3, 4} and field.running == {}, "before the loop ends, which would cancel them too"
-
-    asyncio.run(run())
+    scene(run)
 
 
 @pytest.mark.parametrize("error", [RuntimeError, asyncio.CancelledError])
 def test_whatever_ends_the_training_ends_the_rollouts_in_flight(field: Field, error: type[BaseException]):
     async def run() -> None:
         with pytest.raises(error):
-            async with ahead(buffer_depth=2) as rollouts:
-                rollouts.top_up(1)
-                assert await field.steps_running() == {1, 2, 3}
+            async with queue(field, buffer_depth=2, groups_per_task=2) as rollouts:
+                await take(rollouts, 1, field)
+                assert len(field.running) == 9
                 raise error
-        assert field.cancelled == {1, 2, 3} and field.running == {}
+        assert len(field.cancelled) == 9 and field.running == {}
 
-    asyncio.run(run())
+    scene(run)
 
 
-def test_where_enough_lies_ready_nothing_runs_ahead_and_every_other_step_plays_nothing(field: Field):
-    played: dict[int, set[int]] = {}
-
+def test_in_step_it_pauses_where_enough_lies_ready_but_never_in_two_steps_running(field: Field):
     async def run() -> None:
-        async with ahead(buffer_depth=2, ready_groups_max=10) as rollouts:
-            for step, ready in enumerate([0, 10, 25, 25, 3], start=1):
-                rollouts.top_up(step, ready)
-                await field.steps_running()
-                played[step] = {begun for begun, _, _ in field.begun}
-                for wanted in played[step]:
-                    field.end(wanted)
-                taken = await rollouts.take(step)
-                assert bool(taken.reports) == (step in played[step])
-
-    asyncio.run(run())
-    assert played == {1: {1, 2, 3}, 2: {1, 2, 3}, 3: {1, 2, 3}, 4: {1, 2, 3}, 5: {1, 2, 3, 5}}
-
-
-def test_it_never_pauses_in_two_steps_running(field: Field):
-    async def run() -> None:
-        async with ahead(buffer_depth=0, ready_groups_max=1) as rollouts:
+        async with queue(field, buffer_depth=0, deterministic=True, ready_groups_max=1) as rollouts:
+            field.ready = list(range(100))
             for step in range(1, LAST_STEP + 1):
-                rollouts.top_up(step, 5)
-                await field.steps_running()
-                field.end(step)
-                await rollouts.take(step)
+                taken = await take(rollouts, step, field)
+                field.end()
+                await taken
 
-    asyncio.run(run())
-    assert [step for step, _, _ in field.begun] == [1, 3, 5]
+    scene(run)
+    assert [stretch.step for stretch in field.begun] == [2, 4, 6]

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from flows.keep_ahead import TASK_COST_S, TASK_COST_SHARE, groups_per_task
 from flows.open_run import named
 from flows.run_settings import PipelineSettings, RunSettings, layered_settings, one_sentence, preset_names, settings_of
+from flows.stretches import TASK_COST_S, TASK_COST_SHARE, groups_per_task
 from flows.thread_plan import apply_threads, plan_threads
 from inference.settings import InferenceSettings
 from state_cache.settings import CacheSettings

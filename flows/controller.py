@@ -1,0 +1,152 @@
+"""How much to play ahead, decided from what a step showed: pure, so that it can be tested on a pipeline on paper.
+
+What is moved: the start groups that lie ready or are in flight beyond those of the step at hand (`ahead`), and how many rollout
+producers beside this process play for the run. More ahead hides rollouts behind training but makes rows older; so it grows where
+the trainer waited and shrinks where rows came too late to be used, or as old as the budget allows, without anybody having waited.
+"""
+
+import math
+from collections import deque
+from dataclasses import dataclass
+
+WAITED = 0.05
+"""Share of a step that the trainer may wait for rollouts before that counts as waiting."""
+PATIENCE = 3
+"""Steps that must have passed before another producer is begun; twice as many before one is ended. They are slow to move."""
+
+HELPED = 0.8
+"""A producer helped if the trainer then waits for less than this share of what it waited before."""
+REMEMBERS = 32
+"""Steps for which what is ahead does not again go down to where the trainer had to wait."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What the controller may not leave."""
+
+    start_groups: int
+    """Start groups that a step trains on."""
+    buffer_depth: int
+    """Steps that may be ahead."""
+    max_policy_lag: int
+    """The staleness budget, versions."""
+    producers_min: int = 0
+    producers_max: int = 0
+
+    @property
+    def most(self) -> int:
+        """Most start groups ahead."""
+        return self.start_groups * self.buffer_depth
+
+    @property
+    def least(self) -> int:
+        """Fewest start groups ahead: half a step, where anything may be."""
+        return min(self.most, max(1, self.start_groups // 2))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What a step showed."""
+
+    waited_share: float
+    """Share of its wall time in which the trainer waited for rollouts."""
+    lag_max: float
+    """Largest policy lag of the rows it trained on, versions."""
+    expired: float
+    """Advantage groups that became too old since the step before, untrained."""
+    ready: int
+    """Start groups that lay ready when the step had taken its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What to do until the next step is done."""
+
+    ahead: int
+    """Start groups, ready or in flight, beyond those of the step at hand."""
+    producers: int
+    """Rollout producers beside this process."""
+    reason: str
+    """Why anything moved, or cannot; empty where nothing was to be done."""
+
+
+class Controller:
+    """Turns what steps show into plans; begins with everything ahead that may be, and as few producers as may be."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self._bounds = bounds
+        self._shares: deque[float] = deque(maxlen=2 * PATIENCE)  # waited, of the newest steps since a producer was begun
+        self._idle = self._calm = 0
+        self._floor = bounds.least
+        self._waited_before = math.inf  # when the last producer was begun
+        self.plan = Plan(ahead=bounds.most, producers=bounds.producers_min, reason="")
+
+    def after(self, seen: Seen) -> Plan:
+        """The plan after a step that showed `seen`."""
+        bounds, plan = self._bounds, self.plan
+        waited, surplus = seen.waited_share > WAITED, seen.ready >= bounds.start_groups
+        self._shares.append(seen.waited_share)
+        self._calm = 0 if waited else self._calm + 1
+        self._idle = self._idle + 1 if surplus and not waited else 0
+        if self._calm >= REMEMBERS:
+            self._floor, self._waited_before = bounds.least, math.inf
+        if waited:
+            self.plan = self._more(seen)
+        elif seen.expired > 0 or (surplus and seen.lag_max >= bounds.max_policy_lag):
+            self.plan = self._fresher(seen)
+        else:
+            self.plan = Plan(ahead=plan.ahead, producers=plan.producers, reason="")
+        if self.plan.producers == plan.producers and self._idle >= 2 * PATIENCE and plan.producers > bounds.producers_min:
+            self._idle = 0
+            why = f"{seen.ready} start groups lie ready and nobody waits"
+            self.plan = self._moved(self.plan.ahead, plan.producers - 1, why, before=plan)
+        return self.plan
+
+    def _more(self, seen: Seen) -> Plan:
+        """The trainer waited."""
+        bounds, plan = self._bounds, self.plan
+        why = f"the trainer waited {seen.waited_share:.0%} of the step"
+        if plan.ahead < bounds.most and seen.expired == 0:
+            self._floor = min(bounds.most, plan.ahead + max(1, bounds.start_groups // 4))
+            return self._moved(self._floor, plan.producers, why)
+        if self._starved and plan.producers < bounds.producers_max and not self._in_vain:
+            self._waited_before = self._waiting
+            self._shares.clear()
+            return self._moved(plan.ahead, plan.producers + 1, why)
+        if seen.expired > 0:
+            why += f", yet {seen.expired:g} groups were too old: rollouts take longer than storage.max_policy_lag allows"
+        return Plan(ahead=plan.ahead, producers=plan.producers, reason=f"{why}; nothing is left to move" if self._stuck else "")
+
+    def _fresher(self, seen: Seen) -> Plan:
+        """Rows came late and nobody waited: less ahead, but for a while no less than what the trainer had to wait at."""
+        plan = self.plan
+        least = self._bounds.least if seen.expired > 0 else self._floor
+        ahead = max(min(plan.ahead, least), plan.ahead - max(1, plan.ahead // 8))
+        return self._moved(ahead, plan.producers, f"rows come late (lag {seen.lag_max:g}, {seen.expired:g} groups expired)")
+
+    @property
+    def _starved(self) -> bool:
+        """It waited over several steps, though maybe not in each: what comes in bunches leaves some steps alone."""
+        return len(self._shares) >= PATIENCE and self._waiting > WAITED
+
+    @property
+    def _waiting(self) -> float:
+        """Share waited over the newest steps."""
+        return sum(self._shares) / len(self._shares)
+
+    @property
+    def _in_vain(self) -> bool:
+        """The last producer changed little: all that may be in flight is being played, and each takes its time."""
+        return self._waiting > HELPED * self._waited_before
+
+    @property
+    def _stuck(self) -> bool:
+        return self._starved and (self.plan.producers >= self._bounds.producers_max or self._in_vain)
+
+    def _moved(self, ahead: int, producers: int, why: str, before: Plan | None = None) -> Plan:
+        before, moves = before or self.plan, []
+        if ahead != before.ahead:
+            moves.append(f"{ahead} start groups ahead instead of {before.ahead}")
+        if producers != before.producers:
+            moves.append(f"{producers} rollout producers instead of {before.producers}")
+        return Plan(ahead=ahead, producers=producers, reason=f"{', '.join(moves)}: {why}" if moves else "")

@@ -1,0 +1,182 @@
+"""The controller on a pipeline on paper: servers with service times, a trainer with step times, a staleness budget."""
+
+import heapq
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import pytest
+
+from flows.controller import PATIENCE, Bounds, Controller, Seen
+
+START_GROUPS = 16
+
+
+@dataclass
+class Pipeline:
+    """Discrete events: start groups are served by `servers` at a time, each for `service(number)` seconds; a step takes
+    `START_GROUPS` that are ready and within the budget, then computes for `step_s(step)`."""
+
+    controller: Controller
+    bounds: Bounds
+    service: Callable[[int], float]
+    step_s: Callable[[int], float]
+    servers: int
+    per_producer: int = 0
+    """Servers that a producer adds."""
+    waited: list[float] = field(default_factory=list)
+    lags: list[int] = field(default_factory=list)
+    expired: list[int] = field(default_factory=list)
+    ahead: list[int] = field(default_factory=list)
+    producers: list[int] = field(default_factory=list)
+    in_flight_most: int = 0
+
+    def run(self, steps: int) -> "Pipeline":
+        now, number, version = 0.0, 0, 0
+        queued: list[int] = []  # version at which each was begun
+        ends: list[tuple[float, int]] = []  # (when, version)
+        ready: list[int] = []  # versions
+        for step in range(1, steps + 1):
+            plan = self.controller.plan
+            began, wanted = now, START_GROUPS + plan.ahead
+            train_until: float | None = None
+            expired, lag = 0, 0
+            while True:
+                fresh = [each for each in ready if version - each <= self.bounds.max_policy_lag]
+                expired += len(ready) - len(fresh)
+                ready = fresh
+                if train_until is None:
+                    while len(ready) + len(queued) + len(ends) < wanted:
+                        queued.append(version)
+                    if len(ready) >= START_GROUPS:
+                        took, ready = sorted(ready)[:START_GROUPS], sorted(ready)[START_GROUPS:]
+                        lag = version - min(took)
+                        waited, train_until = now - began, now + self.step_s(step)
+                while queued and len(ends) < self.servers + plan.producers * self.per_producer:
+                    queued.pop(0)
+                    heapq.heappush(ends, (now + self.service(number), version))
+                    number += 1
+                self.in_flight_most = max(self.in_flight_most, len(ends) + len(queued))
+                if train_until is not None and (not ends or ends[0][0] >= train_until):
+                    now = train_until
+                    break
+                now, done = heapq.heappop(ends)
+                ready.append(done)
+            version = step
+            self.waited.append(waited / (now - began))
+            self.lags.append(lag)
+            self.expired.append(expired)
+            seen = Seen(waited_share=self.waited[-1], lag_max=lag, expired=expired, ready=len(ready))
+            plan = self.controller.after(seen)
+            self.ahead.append(plan.ahead)
+            self.producers.append(plan.producers)
+        return self
+
+
+def pipeline(
+    *, service: float | Callable[[int], float], step_s: float | Callable[[int], float] = 10.0, servers: int = 16, **more: int
+) -> Pipeline:
+    per_producer = more.pop("per_producer", 0)
+    bounds = Bounds(start_groups=START_GROUPS, buffer_depth=more.pop("buffer_depth", 2), max_policy_lag=2, **more)
+    return Pipeline(
+        Controller(bounds),
+        bounds,
+        service if callable(service) else lambda number: service,
+        step_s if callable(step_s) else lambda step: step_s,
+        servers,
+        per_producer,
+    )
+
+
+def mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def test_where_rollouts_are_fast_enough_the_trainer_does_not_wait_and_nothing_expires():
+    played = pipeline(service=6.0).run(40)
+    assert mean(played.waited[2:]) < 0.03 and sum(played.expired) == 0
+
+
+def test_starvation_begins_producers_one_by_one_until_the_trainer_no_longer_waits():
+    # 4 servers of 10 s play 4 start groups in a step of 10 s, and a step wants 16: three more hosts of as many are needed
+    alone = pipeline(service=10.0, servers=4).run(60)
+    helped = pipeline(service=10.0, servers=4, producers_max=6, per_producer=4).run(60)
+    assert mean(alone.waited[20:]) > 0.5 and set(alone.producers) == {0}
+    assert helped.producers[-1] == 3
+    assert mean(helped.waited[20:]) < 0.01
+    assert max(after - before for before, after in pairwise(helped.producers)) == 1
+    assert helped.producers[: PATIENCE - 1] == [0] * (PATIENCE - 1), "slow to move"
+
+
+def test_producers_that_change_nothing_are_not_added_without_end():
+    # 48 start groups may be in flight, and each takes as long as three steps: more hosts than that cannot help
+    played = pipeline(service=30.0, producers_max=20, per_producer=16).run(200)
+    assert mean(played.waited[50:]) > 0.1
+    assert max(played.producers) <= 5
+
+
+def test_it_says_once_that_nothing_is_left_to_move():
+    alone = pipeline(service=30.0).run(20)
+    assert "nothing is left to move" in alone.controller.plan.reason
+
+
+def test_a_burst_of_slow_games_raises_what_is_ahead_at_most_to_its_bound_and_it_settles():
+    slow = range(200, 260)
+    played = pipeline(service=lambda number: 40.0 if number in slow else 6.0).run(80)
+    assert max(played.ahead) <= played.bounds.most and min(played.ahead) >= played.bounds.least
+    assert mean(played.waited[-20:]) < 0.01
+    assert len(set(played.ahead[-10:])) == 1, "it does not swing for ever"
+
+
+def test_a_heavy_tail_of_durations_costs_little_though_each_step_has_a_straggler():
+    def service(number: int) -> float:
+        dice = random.Random(number)
+        return 4.0 if dice.random() > 0.06 else 18.0
+
+    assert mean(pipeline(service=service).run(60).waited[5:]) < 0.05
+
+
+def test_rows_that_come_late_while_nobody_waits_lower_what_is_ahead():
+    # so many servers that all that may be ahead is begun at once, under a version that is two behind when it is trained
+    played = pipeline(service=19.0, servers=64).run(60)
+    assert min(played.ahead) < played.bounds.most
+    assert mean([float(lag) for lag in played.lags[30:]]) <= mean([float(lag) for lag in played.lags[3:10]])
+
+
+def test_a_trainer_that_stalls_leaves_no_more_in_flight_than_the_bound():
+    played = pipeline(service=1.0, step_s=lambda step: 5_000.0 if step == 5 else 10.0).run(12)
+    assert played.in_flight_most <= START_GROUPS + played.bounds.most
+    assert max(played.waited[6:]) < 0.1
+
+
+def test_producers_that_are_no_longer_needed_are_ended():
+    service = 30.0
+    played = pipeline(service=lambda number: service if number < 400 else 3.0, producers_max=6, per_producer=16).run(80)
+    assert max(played.producers) >= 2 and played.producers[-1] == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_it_sees_it_stays_within_its_bounds(seed: int):
+    dice = random.Random(seed)
+    bounds = Bounds(
+        start_groups=dice.randint(1, 40),
+        buffer_depth=(depth := dice.randint(0, 4)),
+        max_policy_lag=depth + dice.randint(0, 2),
+        producers_min=(least := dice.randint(0, 2)),
+        producers_max=least + dice.randint(0, 3),
+    )
+    controller = Controller(bounds)
+    for _ in range(200):
+        before = controller.plan
+        seen = Seen(
+            waited_share=dice.choice([0.0, dice.random()]),
+            lag_max=dice.randint(0, bounds.max_policy_lag),
+            expired=dice.choice([0, 0, dice.randint(0, 30)]),
+            ready=dice.randint(0, 3 * bounds.start_groups),
+        )
+        plan = controller.after(seen)
+        assert bounds.least <= plan.ahead <= bounds.most
+        assert bounds.producers_min <= plan.producers <= bounds.producers_max
+        if (plan.ahead, plan.producers) != (before.ahead, before.producers):
+            assert plan.reason, "whatever moves says why"
