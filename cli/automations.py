@@ -6,6 +6,8 @@ They only tell: a run that gave no sign of life, a run to look after, an alert t
 """
 
 import json
+import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -138,15 +140,22 @@ def told(block: str | None) -> list[dict[str, Any]]:
 def asker(api: str) -> Ask:
     """Asks the server at `api`."""
 
-    def ask(path: str, body: Mapping[str, Any] | None = None, method: str = "POST") -> Any:
+    def ask(path: str, body: Mapping[str, Any] | None = None, method: str = "POST", tries: int = 5) -> Any:
         request = urllib.request.Request(
             f"{api}/{path}",
             data=json.dumps(body or {}).encode() if method != "GET" else None,
             headers={"content-type": "application/json"},
             method=method,
         )
-        with urllib.request.urlopen(request, timeout=20) as answer:
-            told = answer.read()
+        try:
+            with urllib.request.urlopen(request, timeout=20) as answer:
+                told = answer.read()
+        except urllib.error.HTTPError as refused:
+            # On a busy machine SQLite may be locked for some seconds; the server then says that it is not available.
+            if refused.code != 503 or tries == 1:
+                raise
+            time.sleep(1)
+            return ask(path, body, method, tries - 1)
         return json.loads(told) if told else None
 
     return ask

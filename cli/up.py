@@ -203,13 +203,7 @@ def _end(process: psutil.Process) -> None:
 
 def _ask(path: str) -> list[dict[str, Any]]:
     """What the server answers to a filter of everything."""
-    import urllib.request
-
-    request = urllib.request.Request(
-        f"{os.environ['PREFECT_API_URL']}/{path}", data=b"{}", headers={"content-type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=20) as answer:
-        return json.load(answer)
+    return asker(os.environ["PREFECT_API_URL"])(path)
 
 
 def _unlike_prefect(address: str) -> str:

@@ -15,6 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from cli.automations import WHOLE_MACHINE, asker
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -63,8 +65,18 @@ def test_up_starts_what_the_ui_needs_again_is_harmless_and_down_ends_it_and_noth
     with urllib.request.urlopen(body, timeout=20) as answer:
         found = json.load(answer)
     assert all(each["work_pool_name"] == "local" for each in found)
-    for flow in ("build-state-cache", "train-policy", "evaluate-policy"):
+    for flow in ("build-state-cache", "train-policy", "evaluate-policy", "benchmark", "recover-training"):
         assert f"{flow}/local" in first.stdout
+
+    ask = asker(f"http://127.0.0.1:{port}/api")
+    made = {each["name"]: each for each in ask("automations/filter", {})}
+    assert len([name for name in made if name.startswith("Entente: ")]) == 4
+    (queue,) = (each for each in ask("work_pools/local/queues/filter", {}) if each["name"] == WHOLE_MACHINE)
+    assert queue["concurrency_limit"] == 1
+    switched_off, altered = [name for name in sorted(made) if name.startswith("Entente: ")][:2]
+    ask(f"automations/{made[switched_off]['id']}", {"enabled": False}, "PATCH")
+    core = {part: made[altered][part] for part in ("name", "enabled", "trigger", "actions")}
+    ask(f"automations/{made[altered]['id']}", core | {"description": "somebody's"}, "PUT")
 
     worker.kill()
     worker.wait(10)
@@ -73,6 +85,10 @@ def test_up_starts_what_the_ui_needs_again_is_harmless_and_down_ends_it_and_noth
     assert "worker          started" in second.stdout, "what died is begun again"
     same, other = begun(folder)
     assert same == server and other != worker
+    again = {each["name"]: each for each in ask("automations/filter", {})}
+    assert {name: each["id"] for name, each in again.items()} == {name: each["id"] for name, each in made.items()}
+    assert not again[switched_off]["enabled"], "what somebody switched off stays off"
+    assert again[altered]["description"] == made[altered]["description"], "what differs is brought up to date"
 
     bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:

@@ -19,9 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from pydantic import BaseModel
 
 from cli import environment
+from cli.automations import SILENT_S, no_sign_of_life
+from flows.recover_training import SILENT
 from flows.run_settings import RunSettings, layered_settings
 from training.settings import TrainingSettings
 
@@ -237,7 +240,7 @@ def test_the_run_s_page_leads_to_its_progress_its_steps_and_its_result_with_a_bo
 def test_a_run_can_be_set_in_a_form_that_tells_every_setting(deployed: Any, page: Any):
     prefect, _ = deployed
     deployments = {each["entrypoint"].split(":")[1]: each["id"] for each in prefect.ask("deployments/filter", {})}
-    assert set(deployments) == {"train_policy", "build_state_cache", "evaluate_policy"}
+    assert {"train_policy", "build_state_cache", "evaluate_policy", "benchmark", "recover_training"} <= set(deployments)
     page.goto(f"{prefect.address}/deployments/deployment/{deployments['train_policy']}/run")
     seen(page, "Learning Rate")
     seen(page, str(TrainingSettings.model_fields["learning_rate"].description))
@@ -273,11 +276,13 @@ def test_every_setting_says_in_the_schema_what_it_is():
 def test_every_parameter_of_a_deployed_flow_says_what_it_is():
     from prefect.utilities.callables import parameter_schema
 
+    from flows.benchmark import benchmark
     from flows.build_state_cache import build_state_cache
     from flows.evaluate_policy import evaluate_policy
+    from flows.recover_training import recover_training
     from flows.train_policy import train_policy
 
-    for flow in (build_state_cache, evaluate_policy, train_policy):
+    for flow in (build_state_cache, evaluate_policy, train_policy, benchmark, recover_training):
         properties = parameter_schema(flow.fn).properties
         assert [name for name, about in properties.items() if not about.get("description")] == []
 
@@ -295,7 +300,8 @@ def test_a_server_started_by_hand_behaves_as_the_one_that_a_command_brings_along
     from prefect.settings import Settings
 
     by_hand = as_variables(tomllib.loads((ROOT / "prefect.toml").read_text()))
-    by_command = {name: value for name, value in environment._PREFECT.items() if name.startswith("PREFECT_SERVER_")}
+    ours = ("PREFECT_SERVER_", "PREFECT_FLOWS_", "PREFECT_CLIENT_")
+    by_command = {name: value for name, value in environment._PREFECT.items() if name.startswith(ours)}
     only_there = {name for name in by_command if "EPHEMERAL" in name or "LOGGING" in name}
     assert set(by_hand) == set(by_command) - only_there
     told = []
@@ -306,6 +312,21 @@ def test_a_server_started_by_hand_behaves_as_the_one_that_a_command_brings_along
             for name in by_hand:
                 bare.setenv(name, variables[name].upper() if name.endswith("PERIOD") else variables[name])
             bare.chdir("/")
-            told.append(Settings().server)
-    assert told[0] == told[1]
-    assert told[0].services.task_run_recorder.batch_size == 200 and not told[0].ui.v2_enabled
+            told.append(Settings())
+    assert told[0].server == told[1].server and told[0].flows == told[1].flows and told[0].client == told[1].client
+    assert told[0].server.services.task_run_recorder.batch_size == 200 and not told[0].server.ui.v2_enabled
+    assert told[0].flows.heartbeat_frequency == 30 and told[0].client.max_retries == 7
+
+
+def test_a_worker_s_runs_beat_and_wait_as_those_of_a_command_do():
+    """A worker starts a run in its pool's environment, wherever that worker itself was started."""
+    by_deployment = yaml.safe_load((ROOT / "prefect.yaml").read_text())["definitions"]["local_pool"]["job_variables"]["env"]
+    same = {name: value for name, value in by_deployment.items() if name in environment._PREFECT and "LOGGING" not in name}
+    assert len(same) == 2 and same.items() <= environment._PREFECT.items()
+
+
+def test_a_run_counts_as_crashed_only_after_several_signs_of_life_failed_to_come():
+    beat = int(environment._PREFECT["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"])
+    assert 3 * beat <= SILENT_S
+    (action,) = no_sign_of_life()["actions"]
+    assert action["message"].startswith(SILENT), "recovery tells such a crash from others by these words"
