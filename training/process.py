@@ -11,6 +11,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +61,7 @@ class TrainerProcess:
             fork: fields of a `training.lineage.Fork`, to go on under other settings.
         """
         self._log = paths.trainer_log
+        self._answers_within_s, self._hung = training.answers_within_s, threading.Event()
         parent, child = socket.socketpair()
         environment = {key: value for key, value in os.environ.items() if key not in ("LD_PRELOAD",)}
         environment |= {
@@ -159,10 +161,15 @@ class TrainerProcess:
             raise self._died() from error
 
     def _receive(self) -> dict[str, Any]:
+        watch = threading.Timer(self._answers_within_s or threading.TIMEOUT_MAX, self._give_up)
+        watch.daemon = True
+        watch.start()
         try:
             line = self._stream.readline()
         except (OSError, ValueError) as error:
             raise self._died() from error
+        finally:
+            watch.cancel()
         if not line:
             raise self._died()
         answer = json.loads(line)
@@ -171,7 +178,15 @@ class TrainerProcess:
             raise kind(answer["sentence"])
         return answer
 
+    def _give_up(self) -> None:
+        """End a child that hangs: whoever waits for it then hears that it died, and the run may go on with another."""
+        self._hung.set()
+        self._process.kill()
+
     def _died(self) -> TrainingError:
+        if self._hung.is_set():
+            within = f"{self._answers_within_s:g} s, training.answers_within_s"
+            return TrainingError(f"the trainer process did not answer within {within}, and was ended; its log is {self._log}")
         try:
             code: int | str = self._process.wait(timeout=5)
         except subprocess.TimeoutExpired:

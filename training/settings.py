@@ -113,6 +113,9 @@ class TrainingSettings(BaseModel):
     machine. The loss does not depend on it."""
     threads: Annotated[int, Field(ge=0)] = 0
     """CPU threads of the trainer; 0: planned from the cores and from what computes at the same time."""
+    answers_within_s: Annotated[float, Field(ge=0)] = 3600.0
+    """Seconds until the trainer's process must have answered, with a step for one; then it counts as hung and is ended, and the
+    run goes on from its files when it is resumed. 0: never."""
     mismatch_rows: Annotated[int, Field(ge=1)] = 64
     """Fresh rows whose logprobs trainer and engine must agree on before the first step."""
     mismatch_max: Annotated[float, Field(gt=0)] = 1e-4

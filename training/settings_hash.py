@@ -13,6 +13,7 @@ MAY_CHANGE = frozenset(
         "keep_checkpoints",
         "processes",
         "threads",
+        "answers_within_s",
         "layout",
         "token_budget",
         "recompute",
