@@ -79,6 +79,20 @@ def test_a_trainer_that_dies_is_reported_with_where_to_look(model, tmp_path):
     trainer.close()
 
 
+def test_a_trainer_that_hangs_is_ended_and_said_to_have(model, tmp_path):
+    patient = SETTINGS.model_copy(update={"answers_within_s": 60.0})
+    trainer = TrainerProcess(RunPaths(tmp_path / "run").create(), model, patient, StorageSettings(), threads=1)
+    try:
+        trainer.ready()
+        trainer._answers_within_s = 0.5
+        os.kill(trainer.pid, signal.SIGSTOP)
+        with pytest.raises(TrainingError, match=r"did not answer within 0\.5 s, training\.answers_within_s, and was ended"):
+            trainer.fresh_rows()
+        assert not psutil.pid_exists(trainer.pid) or psutil.Process(trainer.pid).status() == psutil.STATUS_ZOMBIE
+    finally:
+        trainer.close()
+
+
 def test_it_ends_when_its_parent_is_killed(model, tmp_path):
     program = textwrap.dedent(
         f"""
