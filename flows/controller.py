@@ -114,7 +114,7 @@ class Controller:
             self._shares.clear()
             return self._moved(plan.ahead, plan.producers + 1, why)
         if seen.expired > 0:
-            why += f", yet {seen.expired:g} groups were too old: rollouts take longer than storage.max_policy_lag allows"
+            why += f", yet {seen.expired:g} groups became too old untrained"
         return Plan(ahead=plan.ahead, producers=plan.producers, reason=f"{why}; nothing is left to move" if self._stuck else "")
 
     def _fresher(self, seen: Seen) -> Plan:
