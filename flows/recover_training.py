@@ -13,7 +13,7 @@ import time
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 from prefect import flow
@@ -27,6 +27,7 @@ from prefect.client.schemas.filters import (
 )
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.states import Crashed, Running, Scheduled
+from prefect.types import DateTime
 from prefect.types._datetime import now
 
 from flows.look_over import look_over
@@ -52,7 +53,7 @@ _ENDS_WITHIN_S = 60.0
 _LOOKS_BACK = timedelta(days=1)
 
 
-@flow(name="recover-training", flow_run_name=recovery_name, timeout_seconds=900)
+@flow(name="recover-training", flow_run_name=recovery_name, timeout_seconds=900, retries=2, retry_delay_seconds=10)
 async def recover_training(
     flow_run_id: str = "", runs_root: Path = Path("runs"), alerts: AlertSettings | None = None
 ) -> dict[str, str]:
@@ -82,7 +83,7 @@ async def _worth_a_look(client: PrefectClient, runs_root: Path) -> list[UUID]:
     """Flow runs that ended badly in the last day, and those that count as at work and whose process is gone."""
     tagged = FlowRunFilterTags(all_=[TAG])
     bad = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.CRASHED, StateType.FAILED]))
-    recent = FlowRunFilterEndTime(after_=now("UTC") - _LOOKS_BACK)
+    recent = FlowRunFilterEndTime(after_=cast(DateTime, now("UTC") - _LOOKS_BACK))
     ended = await client.read_flow_runs(flow_run_filter=FlowRunFilter(tags=tagged, state=bad, end_time=recent))
     busy = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.RUNNING, StateType.PENDING]))
     found = [run.id for run in ended]
@@ -116,7 +117,6 @@ async def _look_at(client: PrefectClient, flow_run: UUID, runs_root: Path) -> st
     if decision.kill and work is not None:
         os.kill(work.pid, signal.SIGKILL)
         await _gone(work)
-    await settle_children(client, flow_run, "its flow run's process ended")
     if decision.action == "resume":
         said = await _start_again(client, ended, settings, decision)
     else:
@@ -128,6 +128,7 @@ async def _look_at(client: PrefectClient, flow_run: UUID, runs_root: Path) -> st
         await asyncio.to_thread(raise_alert, file, alert, settings.alerts)
     if settings.run and decision.action != "leave":
         _note(settings.paths, decision.attempts, answered | {str(flow_run): said})
+    await settle_children(client, flow_run, "its flow run's process ended")
     return said
 
 

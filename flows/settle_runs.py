@@ -43,7 +43,7 @@ async def settle_children(client: PrefectClient, flow_run: UUID, because: str) -
         settled += 1 + await settle_children(client, run.id, because)
     tasks = TaskRunFilter(
         flow_run_id=TaskRunFilterFlowRunId(any_=[flow_run]),
-        state=TaskRunFilterState(type=TaskRunFilterStateType(any_=UNSETTLED)),
+        state=TaskRunFilterState(name=None, type=TaskRunFilterStateType(any_=UNSETTLED)),
     )
     while found := await client.read_task_runs(task_run_filter=tasks, limit=100):
         for task in found:
