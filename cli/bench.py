@@ -8,6 +8,7 @@ from cyclopts import App, Parameter
 from rich.console import Console
 from rich.table import Table
 
+from cli.settings_from_flags import ConfigFiles
 from inference.settings import InferenceSettings
 
 if TYPE_CHECKING:
@@ -203,6 +204,93 @@ def orchestration(
 
     with progress_shown():
         outcome = bench_orchestration(tasks=tasks, rounds=rounds, steps=steps, slow_steps=slow_steps, slow_step_s=slow_step_s)
+    _show(outcome, json=json)
+
+
+@app.command
+def rollout(
+    *,
+    rounds: Rounds = 5,
+    workers: Annotated[bool, Parameter(help="Also measure what more workers are simulated from.")] = True,
+    config: ConfigFiles = None,
+    runs_root: Annotated[Path, Parameter(help="Folder of all runs; models and positions lie there, or are made.")] = Path("runs"),
+    seed: Seed = 0,
+    json: AsJson = False,
+) -> None:
+    """Rollouts beside those of the system before this one: decisions a second, tokens, stages, 1, 2 and 4 workers. Takes minutes.
+
+    Examples
+
+        entente bench rollout --json
+
+        entente bench rollout --rounds 1 --no-workers      a minute, once the models are made
+    """
+    from cli.bench_setting import cache_of, old_way_setting, run_settings
+    from cli.screen import progress_shown
+    from flows.thread_plan import apply_threads
+
+    apply_threads(1)
+    from benchmarks.rollout import bench_rollout
+
+    settings = run_settings(config, runs_root=runs_root, seed=seed)
+    with progress_shown():
+        setting = old_way_setting(settings, cache_of(settings))
+        outcome = bench_rollout(rounds=rounds, setting=setting, workers=workers)
+    _show(outcome, json=json)
+
+
+@app.command
+def e2e(
+    *,
+    quick: Annotated[
+        bool, Parameter(help="One short round without scores and ablation: two or three minutes.", negative="")
+    ] = False,
+    rounds: Annotated[int | None, Parameter(help="Times that both ways are measured, in turn; default 2.")] = None,
+    steps: Annotated[
+        int | None, Parameter(help="Steps of the new way in a round; default 20. The old way has as many seconds.")
+    ] = None,
+    ablation_steps: Annotated[int | None, Parameter(help="Steps of each arm of the ablation; 0: none. Default 2.")] = None,
+    depth: Annotated[int, Parameter(help="Steps of rollouts that the old way has in flight while it trains.")] = 2,
+    store: Annotated[Path | None, Parameter(help="File that keeps each arm's result: a benchmark that was cut goes on.")] = None,
+    config: ConfigFiles = None,
+    runs_root: Annotated[Path, Parameter(help="Folder of all runs; models and positions lie there, or are made.")] = Path("runs"),
+    seed: Seed = 0,
+    json: AsJson = False,
+) -> None:
+    """Training from end to end beside the system before this one: steps an hour, scores, and what each improvement is worth.
+
+    Runs `entente train` as it stands, and the old way as a program of its own. Takes a quarter of an hour.
+
+    Examples
+
+        entente bench e2e --json --store e2e.json
+
+        entente bench e2e --quick --json
+    """
+    from dataclasses import replace
+
+    from cli.bench_setting import cache_of, old_way_setting, run_settings
+    from cli.screen import progress_shown
+    from flows.thread_plan import apply_threads
+
+    apply_threads(1)
+    from benchmarks.end_to_end import FULL, QUICK, bench_e2e
+
+    settings = run_settings(config, runs_root=runs_root, seed=seed)
+    given = {"rounds": rounds, "steps": steps, "ablation_steps": ablation_steps}
+    wanted = replace(QUICK if quick else FULL, **{name: value for name, value in given.items() if value is not None})
+    with progress_shown():
+        cache = cache_of(settings)
+        outcome = bench_e2e(
+            wanted=wanted,
+            setting=old_way_setting(settings, cache),
+            cache=cache,
+            evaluation=settings.evaluation,
+            runs_root=runs_root,
+            arguments=[word for file in config or () for word in ("--config", str(file))],
+            depth=depth,
+            store=store,
+        )
     _show(outcome, json=json)
 
 

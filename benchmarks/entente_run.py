@@ -1,0 +1,131 @@
+"""A real `entente train`, driven as a process and watched from outside: its steps, and the CPU seconds of all its processes.
+
+Benchmarks know nothing of Prefect, so the new way is measured as a user starts it. What it costs is read from the kernel's books
+of the whole tree (flow, trainer, server) whenever a step's line appears in the run's figures; all else is read from its files.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from storage.runs import RunPaths
+from telemetry.errors import TrainingError
+
+_LOOK_S = 0.05
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFigures:
+    """What a run came to."""
+
+    steps: list[dict[str, float]]
+    """Figures of each step, as the run logged them."""
+    cpu_s: list[float]
+    """CPU seconds of the process tree when each step's line was seen, counted from the start."""
+    summary: dict[str, Any]
+    lags: list[int]
+    """Policy lag of every row that was trained on."""
+
+    def settled(self, name: str) -> list[float]:
+        """A figure of all steps but the first, which also warms up."""
+        return [step.get(name, 0.0) for step in self.steps[1:]]
+
+    @property
+    def cpu_a_step(self) -> float:
+        """CPU seconds of a step, all processes; all steps but the first."""
+        return (self.cpu_s[-1] - self.cpu_s[0]) / max(1, len(self.cpu_s) - 1)
+
+
+def run_entente(arguments: Sequence[str], runs_root: Path, run: str, *, timeout_s: float = 1800.0) -> RunFigures:
+    """Run `entente train` to its end.
+
+    Raises:
+        TrainingError: it failed, or took too long; the last line that it said is in the sentence.
+    """
+    command = [sys.executable, "-m", "cli.main", "train", "--run", run, "--runs-root", str(runs_root), "--json", *arguments]
+    paths, log = RunPaths(runs_root / run), runs_root / f".{run}.log"
+    runs_root.mkdir(parents=True, exist_ok=True)
+    environment = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS",)}
+    with log.open("w") as said:
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True, env=environment)
+        cpu_s = _watch(child, paths.metrics, time.monotonic() + timeout_s)
+        out = child.communicate()[0]
+    lines = out.strip().splitlines()
+    if child.returncode or not lines:
+        last = log.read_text().strip().splitlines()[-1:] or ["nothing was said"]
+        raise TrainingError(f"`entente train` ended with {child.returncode}: {last[0]}; its log is {log}")
+    steps = [figures for figures in _lines(paths.metrics) if figures.get("time/step_s")]
+    return RunFigures(steps=steps, cpu_s=cpu_s, summary=json.loads(lines[-1]), lags=_lags(paths))
+
+
+def _watch(child: "subprocess.Popen[str]", metrics: Path, until: float) -> list[float]:
+    """CPU seconds of the tree at each step's line, until the process ends."""
+    seen: list[float] = []
+    while child.poll() is None:
+        if time.monotonic() > until:
+            child.terminate()
+            child.wait(timeout=60)
+            break
+        if metrics.exists():
+            steps = sum(1 for figures in _lines(metrics) if figures.get("time/step_s"))
+            if steps > len(seen):
+                seen += [tree_cpu_s(child.pid)] * (steps - len(seen))
+        time.sleep(_LOOK_S)
+    return seen
+
+
+def _lines(file: Path) -> list[dict[str, float]]:
+    found = []
+    for line in file.read_text().splitlines():
+        try:
+            found.append(json.loads(line))
+        except ValueError:  # being written just now
+            break
+    return found
+
+
+def tree_cpu_s(root: int) -> float:
+    """CPU seconds so far of a process and all below it, those included that have ended and were waited for."""
+    parents: dict[int, int] = {}
+    spent: dict[int, float] = {}
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            fields = (folder / "stat").read_text().rsplit(")", 1)[1].split()
+        except OSError:  # gone meanwhile
+            continue
+        pid = int(folder.name)
+        parents[pid] = int(fields[1])
+        spent[pid] = sum(int(ticks) for ticks in fields[11:15]) / _TICKS
+    below, frontier = {root}, [root]
+    while frontier:
+        of = frontier.pop()
+        found = [pid for pid, parent in parents.items() if parent == of and pid not in below]
+        below.update(found)
+        frontier += found
+    return sum(spent.get(pid, 0.0) for pid in below)
+
+
+def _lags(paths: RunPaths) -> list[int]:
+    lags: list[int] = []
+    for file in sorted(paths.ledger.glob("*/step-*.arrow")):
+        with pa.memory_map(str(file)) as source:
+            table = pa.ipc.open_file(source).read_all()
+        lags += table["policy_lag"].to_pylist()
+    return lags
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The quantile of `values`; 0 of none."""
+    return float(np.quantile(np.array(values), share)) if len(values) else 0.0

@@ -1,0 +1,132 @@
+"""vLLM as the old system asked it: whole calls of texts with their legal orders, an answer when the last of them is whole.
+
+Stands for its inference app: a generate call ships prompts and legal orders as values, texts are tokenised on the engine's side,
+`TrieProcessor` constrains them, at most 120 new tokens, log-probabilities of the unmasked distribution; a new version's adapter
+replaces the one before. Beside it stand remote calls and volumes that a single machine does not have: their time is left out,
+but for turning a call and its answer into JSON and back.
+"""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from benchmarks.old_way import trie
+from benchmarks.old_way.processor import MOVES, RECORD, WANTED, TrieProcessor
+from benchmarks.old_way.stages import StageClock
+from inference import embedded
+from inference.engine import Generation
+from inference.settings import InferenceSettings
+
+MAX_NEW_TOKENS = 120
+
+
+class TimedEngine(embedded.EmbeddedEngine):
+    """Our engine, with its steps on a clock."""
+
+    def __init__(self, model: Path, settings: InferenceSettings, *, name: str, clock: StageClock, raw_logprobs: bool = False):
+        """`raw_logprobs`: of the unmasked distribution, as the old trainer compares with."""
+        super().__init__(model, settings, name=name)
+        self.clock, self._changes = clock, {"logprobs_mode": "raw_logprobs"} if raw_logprobs else {}
+
+    async def _start(self, *, slots: bool) -> None:
+        # The engine's arguments are one function of its module; what differs is laid over what it returns.
+        plain = embedded.engine_arguments
+        embedded.engine_arguments = lambda *given, **named: plain(*given, **named) | self._changes
+        try:
+            await super()._start(slots=slots)
+        finally:
+            embedded.engine_arguments = plain
+
+    def _step(self) -> None:
+        before = trie.trie_s
+        with self.clock("inference"):
+            super()._step()
+        self.clock.move("inference", "mask", trie.trie_s - before)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextRequest:
+    """One prompt of a generate call."""
+
+    request_id: str
+    prompt: str
+    valid_moves: dict[str, list[str]]
+    wanted: int
+    """Orders after which the answer is closed."""
+    seed: int
+    temperature: float
+
+
+class OldEngine(TimedEngine):
+    """The engine of old; versions are published as ours are."""
+
+    def __init__(self, model: Path, settings: InferenceSettings, *, name: str, clock: StageClock, raw_logprobs: bool = True):
+        super().__init__(model, settings, name=name, clock=clock, raw_logprobs=raw_logprobs)
+        self._tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+        self._changes["logits_processors"] = [f"{TrieProcessor.__module__}:{TrieProcessor.__qualname__}"]
+        TrieProcessor.tokenizer, TrieProcessor.eos = self._tokenizer, self._eos_id
+        TrieProcessor.separator = self._tokenizer.encode("\n", add_special_tokens=False).ids[0]
+
+    async def generate_call(self, requests: Sequence[TextRequest], *, record: bool) -> list[tuple[list[int], Generation, Any]]:
+        """Draw them all; back come prompt ids, what was drawn and, with `record`, the ids allowed at each position."""
+        with self.clock("call"):
+            asked = json.loads(json.dumps([_as_values(request) for request in requests]))
+        with self.clock("tokenise"):
+            ready = [self._ready(values, record) for values in asked]
+        drawn = await asyncio.gather(*(self.generate(each) for each in ready))
+        with self.clock("call"):
+            json.loads(json.dumps([(each.token_ids.tolist(), each.logprobs.tolist()) for each in drawn]))
+        return [
+            (each.prompt_ids, generation, TrieProcessor.records.pop(each.request_id, None))
+            for each, generation in zip(ready, drawn, strict=True)
+        ]
+
+    def _ready(self, values: dict[str, Any], record: bool) -> Any:
+        ids = self._tokenizer.encode(values["prompt"], add_special_tokens=False).ids
+        extra = {MOVES: values["valid_moves"], WANTED: values["wanted"]} | ({RECORD: values["request_id"]} if record else {})
+        return SimpleNamespace(
+            request_id=values["request_id"],
+            prompt_ids=ids,
+            table=SimpleNamespace(longest=MAX_NEW_TOKENS),
+            version=None,
+            seed=values["seed"],
+            temperature=values["temperature"],
+            extra=extra,
+        )
+
+    def _submit(self, request: Any, served: Any) -> "asyncio.Future[Any]":
+        # Ours asks for a table; the parameters of old are made here, and handed on under the name it looks for.
+        from inference import sampling
+
+        params = sampling.SamplingParams(
+            temperature=request.temperature,
+            top_p=1.0,
+            top_k=0,
+            seed=request.seed,
+            max_tokens=min(MAX_NEW_TOKENS, request.table.longest),
+            stop_token_ids=[self._eos_id],
+            logprobs=0,
+            detokenize=False,
+            output_kind=sampling.RequestOutputKind.FINAL_ONLY,
+            extra_args=getattr(request, "extra", {}),
+        )
+        plain = sampling.sampling_params
+        sampling.sampling_params = lambda *_: params
+        try:
+            return super()._submit(request, served)
+        finally:
+            sampling.sampling_params = plain
+
+    async def draw(self, request: Any, served: Any) -> None:
+        """A throw-away request; how much it draws is the model's."""
+        await self._submit(request, served)
+
+
+def _as_values(request: TextRequest) -> dict[str, Any]:
+    return {name: getattr(request, name) for name in TextRequest.__slots__}

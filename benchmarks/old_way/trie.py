@@ -1,0 +1,134 @@
+"""The old system's constrained decoding: a trie of legal orders for each request, walked in Python.
+
+Stands for its vLLM logits processor: one trie a request over the token ids of every legal order of every unit, each order encoded
+three times (alone, with a line feed, with carriage return and line feed); state and mask a row at a time, with a boolean mask
+over the whole vocabulary; at the end of a line the unit is used up, moves to the same province are forbidden, and the whole trie
+is tokenised and built again; after as many orders as are wanted only the closing tag is left, which may also come before, so
+that units can be left out. Measured there: 3.6 ms a trie, 4.2 ms a mask for a batch of 32, 5 to 13 % of a step by a guess.
+Kinder than it was: blank lines are not legal, the closing tag is one token, and a build phase counts what is owed.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+
+Node = dict[int, Any]
+"""Token id -> what follows it."""
+_ENDINGS = ("", "\n", "\r\n")
+trie_s = 0.0
+"""CPU seconds that this process spent in tries and masks so far, walking and building included."""
+
+
+class OrderTrie:
+    """Where one completion stands, and what may come next."""
+
+    def __init__(self, tokenizer: Tokenizer, moves: Mapping[str, Sequence[str]], wanted: int, eos: int, separator: int) -> None:
+        """`moves`: legal orders by unit; `wanted`: orders after which the answer is closed."""
+        self._tokenizer, self._eos, self._separator = tokenizer, eos, separator
+        self._moves = {unit: list(orders) for unit, orders in moves.items()}
+        self._wanted, self._given = wanted, 0
+        self._line: list[int] = []
+        self._root: Node = {}
+        self._node: Node = {}
+        self._build()
+
+    def allowed(self) -> list[int]:
+        """Token ids that may come next."""
+        if self._given >= self._wanted or not self._root:
+            return [self._eos]
+        ids = list(self._node)
+        if not self._line or self._complete():
+            ids.append(self._eos)
+        return ids
+
+    def advance(self, token: int) -> None:
+        """`token` was drawn."""
+        if token == self._eos:
+            return
+        self._line.append(token)
+        self._node = self._node.get(token, {})
+        if token == self._separator:
+            self._end_of_line()
+
+    def _complete(self) -> bool:
+        """The line so far is an order: then a line break may follow."""
+        return self._separator in self._node
+
+    def _end_of_line(self) -> None:
+        order = self._tokenizer.decode(self._line, skip_special_tokens=False).strip()
+        for unit, orders in self._moves.items():
+            if order in orders:
+                self._moves = {other: own for other, own in self._moves.items() if other != unit}
+                break
+        words = order.split(" ")
+        if len(words) > 3 and words[2] == "-":
+            taken = words[3][:3]
+            self._moves = {
+                unit: [own for own in orders if not _moves_to(own, taken)] or orders for unit, orders in self._moves.items()
+            }
+        self._given += 1
+        self._line = []
+        self._build()
+
+    def _build(self) -> None:
+        self._root = {}
+        for orders in self._moves.values():
+            for order in orders:
+                for ending in _ENDINGS:
+                    node = self._root
+                    for token in self._tokenizer.encode(order + ending, add_special_tokens=False).ids:
+                        node = node.setdefault(token, {})
+        self._node = self._root
+
+
+def _moves_to(order: str, province: str) -> bool:
+    words = order.split(" ")
+    return len(words) > 3 and words[2] == "-" and words[3][:3] == province
+
+
+class TrieRows:
+    """The rows of a batch: their tries, and the engine's live lists of what they drew."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, tuple[OrderTrie, list[int], list[list[int]] | None]] = {}
+        self._seen: dict[int, int] = {}
+
+    def add(self, row: int, trie: OrderTrie, output: list[int], record: list[list[int]] | None) -> None:
+        """A request takes `row`; `record` notes what was allowed at each of its positions."""
+        self._rows[row] = trie, output, record
+        self._seen[row] = 0
+
+    def remove(self, row: int) -> None:
+        """The request of `row` is gone."""
+        self._rows.pop(row, None)
+        self._seen.pop(row, None)
+
+    def move(self, source: int, target: int, swap: bool) -> None:
+        """Row `source` becomes row `target`; with `swap` the other way round too."""
+        there = self._rows.pop(target, None), self._seen.pop(target, 0)
+        if source in self._rows:
+            self._rows[target], self._seen[target] = self._rows.pop(source), self._seen.pop(source)
+        if swap and there[0] is not None:
+            self._rows[source], self._seen[source] = there[0], there[1]
+
+    def mask(self, logits: torch.Tensor) -> torch.Tensor:
+        """logits [rows, vocabulary], changed in place: -inf where no legal order goes on."""
+        global trie_s
+        began = time.process_time()
+        for row, (trie, output, record) in self._rows.items():
+            if row >= len(logits):
+                continue
+            while self._seen[row] < len(output) and (token := output[self._seen[row]]) >= 0:
+                trie.advance(token)
+                self._seen[row] += 1
+            allowed = trie.allowed()
+            if record is not None:
+                record.append(sorted(allowed))
+            forbidden = torch.ones(logits.shape[1], dtype=torch.bool)
+            forbidden[allowed] = False
+            logits[row][forbidden] = float("-inf")
+        trie_s += time.process_time() - began
+        return logits

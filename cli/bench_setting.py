@@ -1,0 +1,54 @@
+"""What the benchmarks against the old way are measured with: a preset's settings and positions, and a tiny model for each way."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flows.run_settings import CACHE_FOLDER, MODEL_FOLDER, RunSettings, layered_settings
+from telemetry.progress import reporter
+
+if TYPE_CHECKING:
+    from benchmarks.old_way.arm import Setting
+
+_FOLDER = "_bench"
+"""Beside the runs: what benchmarks make and leave."""
+
+
+def run_settings(config: Iterable[Path] | None, *, runs_root: Path, seed: int) -> RunSettings:
+    """The laptop preset with `config` laid over it."""
+    overrides: dict[str, Any] = {"seed": seed, "runs_root": runs_root}
+    return layered_settings("laptop", config or (), overrides)
+
+
+def cache_of(settings: RunSettings) -> Path:
+    """Folder of the settings' positions; frozen now if they are not there yet."""
+    from state_cache.build import build
+    from state_cache.store import find_cache, write_cache
+
+    root = settings.runs_root / CACHE_FOLDER
+    found = find_cache(root, settings.cache)
+    if found is not None:
+        return found
+    train, held_out = build(settings.cache, lambda done, wanted: reporter().stage("positions", done, wanted))
+    return write_cache(root, settings.cache, train, held_out)
+
+
+def old_way_setting(settings: RunSettings, cache: Path) -> "Setting":
+    """What both ways are measured with; tiny models are made where they are not there yet, which takes some minutes."""
+    from benchmarks.old_way.arm import Setting
+    from benchmarks.old_way.json_model import make_json_model
+    from state_cache.store import open_cache
+    from training.tiny_model import make_tiny_model
+
+    models = settings.runs_root / MODEL_FOLDER
+    return Setting(
+        compact_model=make_tiny_model(models, settings.tiny_model, prompts=settings.prompts),
+        json_model=make_json_model(models, settings.tiny_model),
+        positions=open_cache(cache).train,
+        rollouts=settings.rollouts,
+        training=settings.training,
+        inference=settings.inference,
+        prompts=settings.prompts,
+        folder=settings.runs_root / _FOLDER,
+        seed=settings.seed,
+    )
