@@ -185,6 +185,11 @@ def _buffer(told: list[Figures], steps: Mapping[int, Figures], settings: Mapping
 
 
 def _engine(told: list[Figures], settings: Mapping[str, Any]) -> list[str]:
+    simulated = settings.get("simulated", {})
+    if simulated.get("from_run"):
+        return [
+            f"There is no engine: rollouts are simulated, {simulated['rate']:g} start groups a second at most (simulated.rate)."
+        ]
     inference = settings.get("inference", {})
     queue, work = (
         _mean(told, "rollout/queue_ms_p50"),

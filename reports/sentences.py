@@ -25,6 +25,16 @@ def state(facts: RunFacts) -> tuple[str, str]:
     return "cut", f"Cut after step {done} of {planned}; {last}."
 
 
+def simulated(facts: RunFacts) -> str:
+    """That nothing was played, where rollouts were simulated; else empty."""
+    source = facts.settings.get("simulated", {}).get("from_run", "")
+    return (
+        f"Its rollouts are simulated: start groups of run '{source}' were replayed, nothing was played, learned or scored."
+        if source
+        else ""
+    )
+
+
 def verdict(scores: dict[str, ScoreRecord]) -> str:
     """Base and trained score with intervals, beside the scripted players."""
     base, trained = scores.get("base"), scores.get("trained")
