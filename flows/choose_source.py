@@ -1,4 +1,4 @@
-"""Which rollout source a run has: this process, or what an earlier run stored, until the settings name another.
+"""Which rollout source a run has: this process, a Dask cluster, or what an earlier run stored.
 
 The flow asks once, keeps the source open while it trains, and never looks which one it is.
 """
@@ -8,8 +8,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from flows.run_settings import PipelineSettings, RunSettings
+from flows.thread_plan import usable_cores
 from storage.runs import RunPaths
 from storage.stored_groups import stored_groups
+from tasks.dask_rollouts import DaskPlan, dask_source
 from tasks.replayed_rollouts import ReplayedSource
 from tasks.resources import Resources
 from tasks.rollout_source import RolloutSource, Stretch
@@ -38,8 +40,25 @@ async def rollout_source(settings: RunSettings, resources: Resources) -> AsyncIt
     """The source that the settings mean, open for the length of the block."""
     if settings.simulated.from_run:
         yield await _replayed(settings, resources)
-        return
-    yield LocalSource(resources, settings.pipeline)
+    elif settings.pipeline.task_runner == "dask":
+        async with dask_source(settings.paths.root, _dask_plan(settings)) as source:
+            yield source
+    else:
+        yield LocalSource(resources, settings.pipeline)
+
+
+def _dask_plan(settings: RunSettings) -> DaskPlan:
+    inference, pipeline = settings.inference, settings.pipeline
+    left = usable_cores() - settings.threads[1]
+    return DaskPlan(
+        address=pipeline.dask_address,
+        workers=pipeline.dask_workers,
+        threads=inference.threads or max(1, left // pipeline.dask_workers),
+        start_timeout_s=inference.start_timeout_s,
+        no_worker_timeout_s=inference.no_worker_timeout_s,
+        timeout_s=pipeline.rollout_timeout_s,
+        retries=pipeline.rollout_retries,
+    )
 
 
 async def _replayed(settings: RunSettings, resources: Resources) -> ReplayedSource:

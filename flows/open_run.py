@@ -44,6 +44,7 @@ from storage.control import ControlDesk
 from storage.learnable_aside import PastSpreadsAside
 from storage.lineages import check_new_lineage, current_lineage
 from storage.runs import RunPaths, durable_write, held, set_aside
+from tasks.dask_rollouts import check_scheduler
 from tasks.preparation import make_model
 from tasks.replayed_rollouts import IdleEngine
 from tasks.resources import Resources
@@ -80,6 +81,8 @@ def check_inputs(settings: RunSettings, *, resume: bool = False, fork_lineage: s
             f"run '{settings.run}' exists already in {settings.runs_root}: go on with it by --resume, "
             "or choose another name with --run"
         )
+    if settings.pipeline.task_runner == "dask":
+        check_scheduler(settings.pipeline.dask_address)
     if settings.simulated.from_run:
         settings_of(RunPaths(settings.runs_root / settings.simulated.from_run))
     if settings.inference.model != "tiny":

@@ -6,7 +6,7 @@ Layers, later ones win: a preset, then TOML files, then command-line flags. The 
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -60,6 +60,16 @@ class PipelineSettings(BaseModel):
     """Rollout producers on further workers that play for the run from its beginning."""
     producers_max: Annotated[int, Field(ge=0, le=64)] = 0
     """Rollout producers that may be started while the trainer waits for rollouts; at least producers_min."""
+    producer_deployment: str = "rollout-producer/local"
+    """Deployment whose runs are the rollout producers; workers of its pool play them, on machines that share the run's folder."""
+    task_runner: Literal["threads", "dask"] = "threads"
+    """Where the flow's own rollouts are played: beside it in its process, or by processes of a Dask cluster (extra `dask`), each
+    with an engine of its own or the workers of inference.urls."""
+    dask_address: str = ""
+    """Address of a running Dask scheduler, such as 'tcp://10.0.0.5:8786', whose workers share the run's folder; empty: a cluster
+    on this machine, for as long as the run."""
+    dask_workers: Annotated[int, Field(ge=1, le=256)] = 2
+    """Processes of the cluster on this machine; they share the cores that the trainer leaves."""
     rollout_timeout_s: Annotated[float, Field(gt=0)] = 900.0
     """Seconds until a rollout task is given up and retried."""
     rollout_retries: Annotated[int, Field(ge=0, le=10)] = 2
