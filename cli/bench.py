@@ -1,4 +1,4 @@
-"""`entente bench`: measure this machine against the targets; whatever comes of it, the exit code is 0."""
+"""`entente bench`: measure this machine against the targets; a missed one is no failure, but what `bench all` finds worse is."""
 
 import json as jsonlib
 from pathlib import Path
@@ -292,6 +292,77 @@ def e2e(
             store=store,
         )
     _show(outcome, json=json)
+
+
+@app.command
+def paper(
+    *,
+    steps: Annotated[int, Parameter(help="Training steps that are simulated.")] = 8,
+    game_processes: Annotated[int, Parameter(help="Processes that play games.")] = 1,
+    json: AsJson = False,
+) -> None:
+    """The pipeline with a GPU's figures, simulated: 1, 2, 4, 8 and 64 inference workers, and what stops each. Measures nothing.
+
+    Example
+
+        entente bench paper --json
+    """
+    from benchmarks.pipeline_on_paper import Hardware, bench_paper
+    from cli.screen import progress_shown
+
+    with progress_shown():
+        outcome = bench_paper(hardware=Hardware(game_processes=game_processes), steps=steps)
+    _show(outcome, json=json)
+
+
+@app.command(name="all")
+def every(
+    *,
+    compare: Annotated[
+        Path | None, Parameter(help="File of another time's figures; exit code 1 if a figure became worse.")
+    ] = None,
+    out: Annotated[Path | None, Parameter(help="File to keep the figures in, for a later comparison.")] = None,
+    tolerance: Annotated[float, Parameter(help="Share by which a figure may be worse.")] = 0.25,
+    only: Annotated[list[str] | None, Parameter(help="Names of benchmarks; default: all.")] = None,
+    config: ConfigFiles = None,
+    runs_root: Annotated[Path, Parameter(help="Folder of all runs; models and positions lie there, or are made.")] = Path("runs"),
+    json: AsJson = False,
+) -> None:
+    """Every benchmark in its quick form, one after the other, beside stored figures. Takes a quarter of an hour.
+
+    Examples
+
+        entente bench all --out then.json
+
+        entente bench all --compare then.json --only rollout --only trainer
+    """
+    from benchmarks.compare import compare as compared
+    from benchmarks.compare import read_outcomes, run_all, write_outcomes
+    from cli.screen import progress_shown
+
+    before = read_outcomes(compare) if compare is not None else {}  # before minutes are spent
+    with progress_shown():
+        found = run_all(only or (), runs_root=runs_root, config=config or ())
+    lines = compared(before, found, tolerance=tolerance)
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in ("benchmark", "figure", "before", "now", "ratio", ""):
+        table.add_column(heading, no_wrap=True, justify="left" if heading in ("benchmark", "figure", "") else "right")
+    for line in lines:
+        if line.judged or compare is None:
+            verdict = "" if not line.judged else "[yellow]worse[/]" if line.worse else "[green]holds[/]"
+            numbers = ["" if value is None else f"{value:,.4g}" for value in (line.before, line.now, line.ratio)]
+            table.add_row(line.benchmark, line.figure, *numbers, verdict)
+    Console().print(table)
+    if out is not None:
+        write_outcomes(out, found)
+    failed = sorted(name for name, outcome in found.items() if "error" in outcome)
+    worse = [line for line in lines if line.worse]
+    for name in failed:
+        Console(stderr=True).print(f"bench {name} failed: {found[name]['error']}", markup=False)
+    if json:
+        print(jsonlib.dumps({"benchmarks": found, "worse": [f"{line.benchmark}.{line.figure}" for line in worse]}))
+    if worse or failed:
+        raise SystemExit(1)
 
 
 def _show(outcome: "Outcome", *, json: bool) -> None:

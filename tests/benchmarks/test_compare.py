@@ -1,0 +1,85 @@
+"""Comparing benchmarks: what has become worse is found, what merely differs is not."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.compare import compare, read_outcomes, run_all, write_outcomes
+from telemetry.errors import InputError
+
+
+def _outcome(**metrics: float) -> dict:
+    return {"metrics": metrics, "targets": {"speedup": {"at_least": 8.0}, "loss_diff": {"at_most": 1e-6}}}
+
+
+def _worse(before: dict, now: dict, tolerance: float = 0.25) -> list[str]:
+    return [line.figure for line in compare({"x": before}, {"x": now}, tolerance=tolerance) if line.worse]
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "worse"),
+    [
+        ({"speedup": 10.0}, {"speedup": 7.6}, []),
+        ({"speedup": 10.0}, {"speedup": 7.4}, ["speedup"]),
+        ({"speedup": 10.0}, {"speedup": 40.0}, []),
+        ({"loss_diff": 8e-7}, {"loss_diff": 1.1e-6}, ["loss_diff"]),
+        ({"loss_diff": 8e-7}, {"loss_diff": 1e-9}, []),
+        ({"loss_diff": 1e-9}, {"loss_diff": 1e-8}, []),
+        ({"loss_diff": 1e-9}, {"loss_diff": 4e-8}, ["loss_diff"]),
+        ({"machine_ms": 1.0}, {"machine_ms": 90.0}, []),
+        ({"speedup": 10.0}, {}, ["speedup"]),
+        ({}, {"speedup": 1.0}, []),
+        ({"speedup": 10.0}, {"speedup": float("nan")}, ["speedup"]),
+    ],
+    ids=[
+        "within",
+        "less",
+        "more",
+        "error grew",
+        "error shrank",
+        "noise of nothing",
+        "no noise",
+        "no target",
+        "gone",
+        "new",
+        "nan",
+    ],
+)
+def test_only_what_became_worse_than_tolerance_counts(before: dict, now: dict, worse: list[str]):
+    assert _worse(_outcome(**before), _outcome(**now)) == worse
+
+
+def test_a_wider_tolerance_lets_more_pass():
+    assert _worse(_outcome(speedup=10.0), _outcome(speedup=6.0), tolerance=0.5) == []
+
+
+def test_the_ratio_is_now_over_before():
+    (line,) = compare({"x": _outcome(speedup=8.0)}, {"x": _outcome(speedup=10.0)})
+    assert line.ratio == pytest.approx(1.25)
+
+
+def test_benchmarks_that_did_not_run_now_are_not_missed():
+    assert compare({"x": _outcome(speedup=8.0), "y": _outcome(speedup=1.0)}, {"x": _outcome(speedup=8.0)})[0].benchmark == "x"
+
+
+def test_what_was_kept_is_read_again(tmp_path: Path):
+    write_outcomes(tmp_path / "deep" / "then.json", {"x": _outcome(speedup=8.0) | {"benchmark": "x", "ok": True}})
+    assert read_outcomes(tmp_path / "deep" / "then.json")["x"] == _outcome(speedup=8.0)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", json.dumps({"benchmarks": {"x": 3}}), json.dumps({"benchmarks": [1]})])
+def test_a_file_that_holds_no_figures_is_refused_with_its_name(tmp_path: Path, text: str):
+    (tmp_path / "bad.json").write_text(text)
+    with pytest.raises(InputError, match=r"bad\.json"):
+        read_outcomes(tmp_path / "bad.json")
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path):
+    with pytest.raises(InputError, match="none"):
+        read_outcomes(tmp_path / "none.json")
+
+
+def test_an_unknown_benchmark_is_refused_before_any_runs(tmp_path: Path):
+    with pytest.raises(InputError, match="'speed'"):
+        run_all(["speed"], runs_root=tmp_path)
