@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from prefect import flow
@@ -33,6 +34,7 @@ from tasks.replayed_rollouts import IdleEngine
 from tasks.report import write_report_page
 from tasks.resources import Resources
 from tasks.rollouts import roll_out_probe
+from tasks.run_tables import step_tables
 from tasks.training import check_mismatch, has_fresh_rows, train_step
 from telemetry.progress import reporter
 from telemetry.sinks import MetricLog
@@ -94,13 +96,21 @@ async def train_policy(settings: RunSettings, resume: bool = False, fork_lineage
         await show_result(settings.paths, summary, scores)
     if settings.telemetry.report:
         await write_report_page(settings.paths)
+    await asyncio.to_thread(log.finish, settings.paths.root / "report.html")
     return summary
 
 
 def _open_log(resources: Resources, settings: RunSettings) -> MetricLog:
     """The run's figures, cut back to its newest step; that step's own are written if a kill came before they could be."""
     standing, configuration = resources.standing, settings.model_dump(mode="json")
-    log = MetricLog(resources.paths.metrics, settings.run, settings.telemetry, configuration, keep_to=standing.step_done or -1)
+    log = MetricLog(
+        resources.paths.metrics,
+        settings.run,
+        settings.telemetry,
+        configuration,
+        keep_to=standing.step_done or -1,
+        tables=partial(step_tables, resources.paths),
+    )
     if standing.metrics and log.last_step < standing.step_done:
         log.log(standing.step_done, standing.metrics)
     return log

@@ -47,6 +47,23 @@ def position_id(position: str) -> str:
     return blake2b(position.encode(), digest_size=8).hexdigest()
 
 
+def snapshot_of(position: str, phase: str, *, source: str, game_id: str, seed: int) -> Snapshot:
+    """A recorded position as a snapshot; `phase` is its short name, as S1903M."""
+    centres = {power["name"]: len(power["centers"]) for power in json.loads(position)["powers"]}
+    return Snapshot(
+        snapshot_id=position_id(position),
+        phase=phase,
+        year=int(phase[1:-1]),
+        season=phase[0],
+        phase_type=phase[-1],
+        centres=tuple(centres[power] for power in POWERS),
+        position=position,
+        source=source,
+        game_id=game_id,
+        seed=seed,
+    )
+
+
 def read_position(snapshot: Snapshot) -> dict[str, Any]:
     """The position as a dictionary.
 

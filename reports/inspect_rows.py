@@ -17,7 +17,7 @@ import numpy as np
 from decoding.codec import Codec
 from game.board import Board
 from game.render import frame_around, locations_of, picture
-from game.snapshot import POWERS, Snapshot
+from game.snapshot import Snapshot, snapshot_of
 from storage.asking import connect
 from storage.runs import RunPaths
 from storage.schema import COMPONENTS
@@ -223,16 +223,5 @@ def _results(ply: dict[str, Any] | None, power: str) -> dict[str, list[str]]:
 
 
 def _snapshot(ply: dict[str, Any], facts: dict[str, Any]) -> Snapshot:
-    centres = {power["name"]: len(power["centers"]) for power in json.loads(ply["position"])["powers"]}
-    return Snapshot(
-        snapshot_id=ply["snapshot_id"],
-        phase=ply["phase"],
-        year=int(ply["phase"][1:-1]),
-        season=ply["phase"][0],
-        phase_type=ply["phase"][-1],
-        centres=tuple(centres[power] for power in POWERS),
-        position=ply["position"],
-        source=f"policy:{facts['policy_version']}",
-        game_id=facts["game_id"],
-        seed=facts["seed"],
-    )
+    source = f"policy:{facts['policy_version']}"
+    return snapshot_of(ply["position"], ply["phase"], source=source, game_id=facts["game_id"], seed=facts["seed"])

@@ -30,7 +30,7 @@ from telemetry.errors import DataError
 _DAY_S = 86_400.0
 _CHECKPOINT = re.compile(r"step_(\d{6,})")
 _ADAPTER = re.compile(r"v(\d{6,})")
-_WANDB_RUN = re.compile(r"(offline-)?run-\d{8}_\d{6}-\w+")
+_WANDB_RUN = re.compile(r"(offline-)?run-\d{8}_\d{6}-\w+|artifacts")
 _ASIDES = (  # as storage/runs.py, telemetry/sinks.py, training/ and state_cache/ name them; a number is the maker's process
     re.compile(r"\..+\.(?P<maker>\d+)-[0-9a-f]{8}\.tmp"),
     re.compile(r"\.metrics\.jsonl\.tmp"),

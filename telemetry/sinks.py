@@ -1,24 +1,31 @@
 """Where metrics go: one JSON line per step in the run's folder, and W&B, offline unless asked otherwise.
 
-One `log` per step with an explicit step, so that no axis is ever doubled. A sink that cannot open is an error at the
-start, never later.
+One `log` per step with an explicit step, so that no axis is ever doubled. The run's own file is the truth: W&B may fail, and
+tables for it are made aside, so that no step waits for either.
 """
 
 import json
-import logging
 import os
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from telemetry.errors import InputError
 from telemetry.metrics import check
+from telemetry.progress import reporter
+from telemetry.wandb_run import Table, WandbMode, WandbRun
 
-WandbMode = Literal["offline", "online", "disabled"]
+TableMaker = Callable[[int], Sequence[Table]]
+"""Makes the tables of a step that is done; asked in a thread of its own."""
+_LAG_ROWS = 4000
+_LAGS = {"train/policy_lag_0_share": "0", "train/policy_lag_1_share": "1", "train/policy_lag_2_share": "2",
+         "train/policy_lag_more_share": "3 and more"}  # fmt: skip
+"""Share of a step's rows -> their policy lag."""
 
 
 class TelemetrySettings(BaseModel):
@@ -27,9 +34,11 @@ class TelemetrySettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     wandb: WandbMode = "offline"
-    """W&B: offline writes under the run's folder and needs no account; online needs a login."""
+    """W&B: offline writes under the run's folder and needs no account; online needs a login, and goes offline without."""
     wandb_project: str = "entente"
     """W&B project that runs belong to."""
+    tables_every: Annotated[int, Field(ge=0)] = 10
+    """Steps between two sets of W&B tables: sampled games with their boards, policy lag, workers' readings; 0: none."""
     report: bool = True
     """Write the run's report.html when it is done; `entente report` writes it at any time."""
     gpu_beat_s: Annotated[float, Field(ge=0)] = 2.0
@@ -41,41 +50,39 @@ class MetricLog:
     """Appends each step's figures to `metrics.jsonl` and to W&B."""
 
     def __init__(
-        self, file: Path, name: str, settings: TelemetrySettings, configuration: Mapping[str, Any], *, keep_to: int = -1
+        self,
+        file: Path,
+        name: str,
+        settings: TelemetrySettings,
+        configuration: Mapping[str, Any],
+        *,
+        keep_to: int = -1,
+        tables: TableMaker | None = None,
     ) -> None:
         """Open both.
 
         Args:
             keep_to: the newest step whose checkpoint stands, of a run that is resumed: lines of later steps go, which will be
                 trained again, and so does a last line that a kill cut in two.
-
-        Raises:
-            InputError: W&B is asked for and refuses, such as for want of a login.
+            tables: makes what W&B shows of a step beside its figures.
         """
-        self.last_step = _keep_lines(file, keep_to)
+        kept = _keep_lines(file, keep_to)
+        self.last_step = max(kept, default=-1)
         self._file = file.open("a", encoding="utf-8")
-        self._wandb: Any = None
+        self._lags: deque[tuple[int, str, int]] = deque(maxlen=_LAG_ROWS)
+        for step, values in kept.items():
+            self._lags += lag_rows(step, values)
+        self._make, self._every = tables, settings.tables_every
+        self._made: Future[list[Table]] | None = None
+        self._aside = ThreadPoolExecutor(1, thread_name_prefix="tables")
+        self._wandb: WandbRun | None = None
         if settings.wandb != "disabled":
-            import wandb
-
-            logging.getLogger("wandb").setLevel(logging.ERROR)
-            try:
-                self._wandb = wandb.init(
-                    project=settings.wandb_project,
-                    name=name,
-                    dir=str(file.parent),
-                    mode=settings.wandb,
-                    # What a resumed run adds stands beside what it was; offline, W&B keeps each part in a folder of its own.
-                    group=name,
-                    config=dict(configuration),
-                    settings=wandb.Settings(silent=True, console="off", x_disable_stats=True),
-                )
-            except wandb.Error as error:
-                self._file.close()
-                raise InputError(f"W&B cannot be opened ({error}): mend that, or set telemetry.wandb to 'offline'") from error
+            self._wandb = WandbRun(file.parent, name, settings.wandb_project, settings.wandb, configuration)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Record the figures of `step` under registered names.
+
+        The tables of a step go with the call of the next one: they are made meanwhile.
 
         Raises:
             KeyError: a name is not registered.
@@ -84,40 +91,77 @@ class MetricLog:
         self.last_step = step
         self._file.write(json.dumps({"step": step, "time": round(time.time(), 3), **values}) + "\n")
         self._file.flush()
-        if self._wandb is not None:
-            self._wandb.log(dict(values), step=step)
+        if self._wandb is None:
+            return
+        last = any(name.startswith("score/") for name in values)
+        self._wandb.log(step, values, self._ready_tables(wait=last))
+        self._lags += lag_rows(step, values)
+        if self._every and step and step % self._every == 0 and self._made is None:
+            self._made = self._aside.submit(self._tables_of, step)
+
+    def _ready_tables(self, *, wait: bool) -> list[Table]:
+        if self._made is None or not (wait or self._made.done()):
+            return []
+        made, self._made = self._made, None
+        return made.result()
+
+    def _tables_of(self, step: int) -> list[Table]:
+        found = [Table(name="policy_lag", columns=("step", "policy lag", "decisions"), rows=list(self._lags))]
+        if self._make is not None:
+            try:
+                found += self._make(step)
+            except Exception as error:  # what is shown is no reason for a run to end
+                self._make = None
+                reporter().say(f"there are no more tables for W&B ({type(error).__name__}: {error}); the run goes on")
+        return found
 
     def close(self) -> None:
-        """Flush and close both."""
+        """Close the run's own file; W&B waits for `finish`."""
         self._file.close()
+        self._aside.shutdown(wait=True)
+
+    def finish(self, report: Path | None = None, *, failed: bool = False) -> None:
+        """Send what is left to W&B, with the run's report if there is one, and close that, too."""
         if self._wandb is not None:
-            self._wandb.finish()
+            self._wandb.finish(report, failed=failed)
+            self._wandb = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Close the file; W&B stays open for the report of a run that ended well."""
         self.close()
+        if kind is not None:
+            self.finish(failed=True)
 
 
-def _keep_lines(file: Path, keep_to: int) -> int:
-    """Rewrite `file` with the whole lines of steps up to `keep_to`; the last step among them, -1 if there is none."""
+def lag_rows(step: int, values: Mapping[str, float]) -> list[tuple[int, str, int]]:
+    """A step's rows by policy lag: (step, lag, decisions), none without any."""
+    counts = {lag: round(values.get(name, 0.0) * values.get("train/decisions", 0.0)) for name, lag in _LAGS.items()}
+    return [(step, lag, count) for lag, count in counts.items() if count]
+
+
+def _keep_lines(file: Path, keep_to: int) -> dict[int, dict[str, float]]:
+    """Rewrite `file` with the whole lines of steps up to `keep_to`; their figures by step."""
     if not file.exists():
-        return -1
+        return {}
     kept: list[str] = []
+    figures: dict[int, dict[str, float]] = {}
     last = -1
     for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            step = int(json.loads(line)["step"])
+            values = json.loads(line)
+            step = int(values["step"])
         except (ValueError, KeyError, TypeError):
             continue
         if last < step <= keep_to:
             kept.append(line + "\n")
-            last = step
+            figures[step], last = values, step
     aside = file.with_name(f".{file.name}.tmp")
     with aside.open("w", encoding="utf-8") as out:
         out.writelines(kept)
         out.flush()
         os.fsync(out.fileno())
     os.replace(aside, file)
-    return last
+    return figures

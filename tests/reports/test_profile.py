@@ -75,7 +75,7 @@ def test_a_thread_is_sampled_only_where_the_environment_asks(tmp_path: Path, mon
     assert [thread.name for thread in found] == ["worker", "worker"], "each thread has samples of its own"
     for thread in found:
         folded = thread.folded([(began, time.time())])
-        assert sum(folded.values()) == pytest.approx(0.3, abs=0.15)
+        assert 0.25 < sum(folded.values()) <= time.time() - began
         assert any(stack[-1].endswith("sleep") and room_of(stack) == "waiting" for stack in folded)
         assert any("busy_then_idle" in frame for stack in folded for frame in stack)
 

@@ -3,12 +3,18 @@
 import json
 import struct
 import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+import wandb
 
-from telemetry.errors import InputError
+from telemetry import progress, wandb_run
+from telemetry.errors import DataError
 from telemetry.sinks import MetricLog, TelemetrySettings
+from telemetry.wandb_run import Picture, Table
 
 NO_WANDB = TelemetrySettings(wandb="disabled")
 
@@ -65,42 +71,180 @@ def test_a_log_that_is_opened_again_forgets_steps_that_come_again_and_a_line_tha
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
-def test_offline_wandb_writes_a_run_folder_with_one_entry_per_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_DIR"):
+@pytest.fixture
+def no_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """W&B as it is for somebody who never heard of it."""
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_DIR", "WANDB_DATA_DIR", "WANDB_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    logged = {0: {"mismatch/mean": 0.125}, 1: {"train/loss": 1.5}, 5: {"train/loss": 0.5, "train/decisions": 7.0}}
-    with MetricLog(tmp_path / "metrics.jsonl", "a run", TelemetrySettings(), {"steps": 5}) as log:
+    monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "data"))
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What onlookers hear."""
+    heard: list[str] = []
+    onlooker = progress.LogReporter()
+    monkeypatch.setattr(onlooker, "say", heard.append)
+    monkeypatch.setattr(progress, "_reporter", onlooker)
+    return heard
+
+
+def test_offline_wandb_has_one_entry_per_step_the_tables_and_the_report(tmp_path: Path, no_account: None, said: list[str]):
+    figures = {"train/policy_lag_0_share": 0.75, "train/policy_lag_2_share": 0.25, "train/decisions": 8.0}
+    logged = {0: {"mismatch/mean": 0.125}, 1: figures, 2: figures, 5: {"train/loss": 0.5, "score/base": 0.25}}
+    report = tmp_path / "report.html"
+    report.write_text("<title>a run</title>")
+    game = Table(name="sampled_game", columns=("orders", "board"), rows=[("A PAR - BUR", Picture("<svg><g/></svg>"))])
+    asked: list[int] = []
+
+    def tables(step: int) -> list[Table]:
+        asked.append(step)
+        return [game]
+
+    settings = TelemetrySettings(tables_every=2)
+    with MetricLog(tmp_path / "metrics.jsonl", "a run", settings, {"steps": 5}, tables=tables) as log:
         for step, values in logged.items():
             log.log(step, values)
-    (folder,) = (tmp_path / "wandb").glob("offline-run-*")
-    (file,) = folder.glob("*.wandb")
+    log.finish(report)
+    found = read_back(tmp_path, lambda found: found.artifacts.get("report") == ["report.html"])
+    assert found.history == logged and asked == [2] and said == []
+    assert found.tables == {5: {"tables/policy_lag", "tables/sampled_game"}}, "with the next call: no step waits for them"
+    assert any(file.endswith(".html") for file in found.artifacts["tables/sampled_game"]), "the board is a picture"
+    (lags,) = (tmp_path / "wandb").glob("offline-run-*/files/media/table/tables/policy_lag_*")
+    assert json.loads(lags.read_text())["data"] == [[1, "0", 6], [1, "2", 2], [2, "0", 6], [2, "2", 2]]
+
+
+def test_a_resumed_run_goes_on_under_its_id_and_remembers_its_lags(tmp_path: Path, no_account: None):
+    file, settings = tmp_path / "metrics.jsonl", TelemetrySettings(tables_every=1)
+    lag = {"train/policy_lag_1_share": 1.0, "train/decisions": 4.0}
+    ids = set()
+    for step in (1, 2):
+        with MetricLog(file, "a run", settings, {}, keep_to=step - 1) as log:
+            log.log(step, lag)
+            log.log(9, {"score/base": 0.0})
+        log.finish()
+        ids |= {each.name.rpartition("-")[2] for each in (tmp_path / "wandb").glob("offline-run-*")}
+        assert (tmp_path / ".wandb_id").read_text() in ids
+        time.sleep(1)  # W&B names its folders by the second
+    assert len(ids) == 1
+    tables = sorted((tmp_path / "wandb").glob("offline-run-*/files/media/table/tables/policy_lag_*"))
+    assert json.loads(tables[-1].read_text())["data"] == [[1, "1", 4], [2, "1", 4]]
+
+
+def test_tables_that_cannot_be_made_cost_a_sentence(tmp_path: Path, no_account: None, said: list[str]):
+    def tables(step: int) -> list[Table]:
+        raise DataError("no such shard")
+
+    with MetricLog(tmp_path / "metrics.jsonl", "a run", TelemetrySettings(tables_every=1), {}, tables=tables) as log:
+        for step in (1, 2, 3):
+            log.log(step, {"train/loss": 0.0})
+            time.sleep(0.2)
+    log.finish()
+    assert said == ["there are no more tables for W&B (DataError: no such shard); the run goes on"]
+    assert [line["step"] for line in lines(tmp_path / "metrics.jsonl")] == [1, 2, 3]
+
+
+def test_wandb_without_a_login_is_one_sentence_and_the_run_goes_on_offline(tmp_path: Path, no_account: None, said: list[str]):
+    online = TelemetrySettings(wandb="online")
+    with MetricLog(tmp_path / "metrics.jsonl", "a run", online, {}) as log:
+        log.log(1, {"train/loss": 0.5})
+    log.finish()
+    assert said == [
+        "W&B has no login (no API key is configured): the run goes on and will write offline; `wandb sync` sends it later; "
+        "metrics.jsonl has every figure. To mend it, log in by `wandb login`."
+    ]
+    assert read_back(tmp_path).history == {1: {"train/loss": 0.5}}
+
+
+def test_wandb_without_a_network_is_one_sentence_and_the_run_goes_on_offline(
+    tmp_path: Path, no_account: None, said: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(wandb_run, "REACH_S", 3)
+    monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    wandb.teardown()  # it reads the environment once
+    with MetricLog(tmp_path / "metrics.jsonl", "a run", TelemetrySettings(wandb="online"), {}) as log:
+        log.log(1, {"train/loss": 0.5})
+    log.finish()
+    (sentence,) = said
+    assert sentence.startswith("W&B cannot be opened (") and "the run goes on and will write offline" in sentence
+    assert read_back(tmp_path, lambda found: bool(found.history)).history == {1: {"train/loss": 0.5}}
+    wandb.teardown()
+
+
+def test_wandb_that_fails_later_is_given_up_with_one_sentence(tmp_path: Path, no_account: None, said: list[str]):
+    def full(*_: object, **__: object) -> None:
+        raise OSError("no space left")
+
+    with MetricLog(tmp_path / "metrics.jsonl", "a run", TelemetrySettings(), {}) as log:
+        assert log._wandb is not None
+        opened = log._wandb._run
+        log._wandb._run = type("Full", (), {"log": full})
+        for step in (1, 2):
+            log.log(step, {"train/loss": 0.5})
+    opened.finish()
+    assert [sentence.split(":")[0] for sentence in said] == ["W&B failed (no space left)"]
+    assert [line["step"] for line in lines(tmp_path / "metrics.jsonl")] == [1, 2]
+
+
+@dataclass
+class Written:
+    """What W&B's own file holds."""
+
+    history: dict[int, dict[str, float]]
+    tables: dict[int, set[str]]
+    """Tables by the step that they were logged with."""
+    artifacts: dict[str, list[str]]
+    """Files by artifact: a table's, by the table's name, or the report's."""
+
+
+def read_back(folder: Path, whole: Callable[[Written], bool] = lambda found: True) -> Written:
+    """The newest offline run under `folder`, once its last records are there: W&B's own process may take a moment more."""
     until = time.monotonic() + 20
-    while wandb_history(file) != logged and time.monotonic() < until:
-        time.sleep(0.1)  # W&B's own process may write its last records a moment after it says that it has
-    assert wandb_history(file) == logged
+    while True:
+        file = max((folder / "wandb").glob("offline-run-*/*.wandb"))
+        found = written(file)
+        if whole(found) or time.monotonic() > until:
+            return found
+        time.sleep(0.1)
 
 
-def test_wandb_that_cannot_open_is_the_user_s_to_mend_and_said_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    with pytest.raises(InputError, match=r"API key.*wandb login.*set telemetry.wandb to 'offline'"):
-        MetricLog(tmp_path / "metrics.jsonl", "a run", TelemetrySettings(wandb="online"), {})
+def written(file: Path) -> Written:
+    """What the records say: one of history per step, one per artifact."""
+    found = Written(history={}, tables={}, artifacts={})
+    for record in records(file):
+        kind = record.WhichOneof("record_type")
+        if kind == "artifact":
+            name = record.artifact.type
+            files = [content.path for content in record.artifact.manifest.contents]
+            if name == "run_table":
+                name = next(path for path in files if path.endswith(".table.json")).removesuffix(".table.json")
+            found.artifacts[name] = files
+        elif kind == "history":
+            keys = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+            step = keys.pop("_step")
+            assert step not in found.history, "a step has two entries"
+            figures = {name: value for name, value in keys.items() if not name.startswith(("_", "tables/"))}
+            found.history[step] = figures
+            if tables := {"/".join(name.split("/")[:2]) for name in keys if name.startswith("tables/")}:
+                found.tables[step] = tables
+    return found
 
 
-def wandb_history(file: Path) -> dict[int, dict[str, float]]:
-    """The entries of a W&B file by step: after 7 bytes, records of checksum, length, kind and one protobuf message."""
+def records(file: Path) -> Iterator[Any]:
+    """The records of W&B's file: blocks of 32 KiB, in which a record lies in one piece or in several."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    content, place, found = file.read_bytes(), 7, {}
-    assert len(content) < 32768, "longer files cut records at blocks"
-    while place < len(content):
-        _, length, _ = struct.unpack_from("<IHB", content, place)
-        record = Record.FromString(content[place + 7 : place + 7 + length])
+    content, place, pieces = file.read_bytes(), 7, b""
+    while place + 7 <= len(content):
+        left = 32768 - place % 32768
+        _, length, kind = struct.unpack_from("<IHB", content, place)
+        if left < 7 or kind == 0:
+            place += left
+            continue
+        pieces += content[place + 7 : place + 7 + length]
         place += 7 + length
-        if record.WhichOneof("record_type") == "history":
-            values = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
-            step = values.pop("_step")
-            assert step not in found, "a step has two entries"
-            found[step] = {name: value for name, value in values.items() if not name.startswith("_")}
-    return found
+        if kind in (1, 4):  # whole, or the last piece
+            yield Record.FromString(pieces)
+            pieces = b""

@@ -1,0 +1,84 @@
+"""What W&B shows of a step beside its figures: a game that was sampled for it, with boards, and what workers said of themselves.
+
+Never: send anything, or read more than one game of one shard and the end of one file.
+"""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from game.board import Board
+from game.render import frame_around, locations_of, picture
+from game.snapshot import snapshot_of
+from storage.ledger import read_ledger
+from storage.lineages import lineage_at
+from storage.runs import RunPaths
+from storage.shards import open_plies
+from telemetry.wandb_run import Picture, Table
+
+WORKER_LINES = 200
+"""Newest readings of workers that are shown."""
+_TAIL_BYTES = 1 << 20
+_GAME = (
+    "step", "policy version", "start group", "fork", "phase", "power", "orders", "others' orders", "results", "return", "board",
+)  # fmt: skip
+_ONE_GAME = ("shard", "start_group", "fork")
+
+
+def step_tables(paths: RunPaths, step: int) -> list[Table]:
+    """The tables of a step that was trained."""
+    tables = [Table(name="sampled_game", columns=_GAME, rows=_sampled_game(paths, step))]
+    if readings := _readings(paths.workers):
+        tables.append(Table(name="workers", columns=("time", "worker", "series", "value"), rows=readings))
+    return tables
+
+
+def _sampled_game(paths: RunPaths, step: int) -> list[list[Any]]:
+    """The decisions of one fork that the step trained on, in its order: of the first row's, whose rows come by chance."""
+    rows = read_ledger(paths, lineage_at(paths, step), step)
+    if rows is None or not rows.num_rows:
+        return []
+    first, *others = rows.to_pylist()
+    same = [first, *(row for row in others if all(row[name] == first[name] for name in _ONE_GAME))]
+    plies = open_plies(paths.shards / f"{first['shard']}").to_pylist()
+    by_ply = {ply["ply"]: ply for ply in plies if (ply["start_group"], ply["fork"]) == (first["start_group"], first["fork"])}
+    return [_decision(step, row, by_ply[row["ply"]]) for row in sorted(same, key=_order) if row["ply"] in by_ply]
+
+
+def _order(row: dict[str, Any]) -> tuple[int, str]:
+    return row["ply"], row["power"]
+
+
+def _decision(step: int, row: dict[str, Any], ply: dict[str, Any]) -> list[Any]:
+    power, all_orders, results = row["power"], json.loads(ply["orders"]), json.loads(ply["results"])
+    orders = all_orders.get(power, [])
+    others = "; ".join(f"{other}: {', '.join(given)}" for other, given in all_orders.items() if other != power and given)
+    mine = {" ".join(order.split()[:2]) for order in orders}
+    said = "; ".join(f"{unit}: {', '.join(map(str, told))}" for unit, told in results.items() if unit in mine and told)
+    who = f"policy:{row['policy_version']}"
+    board = Board.restore(snapshot_of(ply["position"], ply["phase"], source=who, game_id=ply["snapshot_id"], seed=0))
+    drawn = picture(board, {power: orders}, frame=frame_around(locations_of(board, power, orders)))
+    return [
+        step, row["policy_version"], row["start_group"], row["fork"], ply["phase"], power, "; ".join(orders), others, said,
+        row["return"], Picture(drawn),
+    ]  # fmt: skip
+
+
+def _readings(file: Path) -> list[list[Any]]:
+    """(time, worker, series, value) of the newest readings, oldest first."""
+    if not file.is_file():
+        return []
+    with file.open("rb") as lines:
+        lines.seek(max(0, file.stat().st_size - _TAIL_BYTES))
+        told = lines.read().decode(errors="replace").splitlines()
+    return [row for line in told[-WORKER_LINES:] for row in _series(line)]
+
+
+def _series(line: str) -> Iterable[list[Any]]:
+    try:
+        reading = json.loads(line)
+        when, worker = float(reading.pop("time")), str(reading.pop("worker"))
+        return [[when, worker, name, float(value)] for name, value in sorted(reading.items())]
+    except (ValueError, KeyError, TypeError, AttributeError):  # the first of them was cut
+        return []

@@ -1,0 +1,146 @@
+"""The run in W&B: figures, tables, and its report as an artifact.
+
+Promises: one log call per step; a run that is resumed goes on under the id that it had; and W&B, whatever is wrong with it (no
+login, no network, a full quota), costs a run one sentence and nothing else. What could not go online is written beside the run.
+"""
+
+import logging
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from telemetry.progress import reporter
+
+WandbMode = Literal["offline", "online", "disabled"]
+REACH_S = 30
+"""Seconds until W&B must have answered at the start, and in which the last figures must be sent at the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A cell of a table that is drawn."""
+
+    svg: str
+
+
+Cell = str | float | int | Picture
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Rows that are shown together; each time that one is logged it replaces the one before."""
+
+    name: str
+    """Its key in W&B, after `tables/`."""
+    columns: tuple[str, ...]
+    rows: Sequence[Sequence[Cell]]
+
+
+class WandbRun:
+    """A run in W&B; what fails is said once, and is silence from then on."""
+
+    def __init__(self, folder: Path, name: str, project: str, mode: WandbMode, configuration: Mapping[str, Any]) -> None:
+        """Open it, offline if online is refused.
+
+        Args:
+            folder: takes W&B's own folder `wandb/`, and the run's id, so that a resumed run finds it.
+        """
+        import wandb
+
+        self._wandb: Any = wandb
+        self._folder, self._name = folder, name
+        logging.getLogger("wandb").setLevel(logging.ERROR)
+        # What it stages to be sent belongs to the run, not to the user's home.
+        os.environ.setdefault("WANDB_DATA_DIR", str(folder / "wandb"))
+        wandb.setup(wandb.Settings(silent=True))
+        if mode == "online" and (refused := self._why_not_online()):
+            self._say(f"W&B has no login ({refused})", "write offline", "log in by `wandb login`")
+            mode = "offline"
+        self._run = self._open(project, mode, configuration)
+        if self._run is None and mode == "online":
+            wandb.teardown()  # its process holds the id of the run that it could not open
+            wandb.setup(wandb.Settings(silent=True))
+            self._run = self._open(project, "offline", configuration)
+
+    def _why_not_online(self) -> str:
+        try:
+            return "" if self._wandb.login(prompt=False, verify=False) else "no API key is configured"
+        except Exception as error:  # a key that is none
+            return _one_line(error)
+
+    def _open(self, project: str, mode: WandbMode, configuration: Mapping[str, Any]) -> Any:
+        online = mode == "online"
+        try:
+            return self._wandb.init(
+                project=project,
+                name=self._name,
+                dir=str(self._folder),
+                mode=mode,
+                id=_id_of(self._folder),
+                resume="allow" if online else None,
+                # Offline, each part of a resumed run has a folder of its own, under the same id and group.
+                group=self._name,
+                config=dict(configuration),
+                settings=self._wandb.Settings(
+                    silent=True, console="off", x_disable_stats=True, init_timeout=REACH_S, finish_timeout=REACH_S
+                ),
+            )
+        except Exception as error:
+            what, cure = ("write offline", "mend the network") if online else ("write no more to it", "set telemetry.wandb")
+            self._say(f"W&B cannot be opened ({_one_line(error)})", what, cure)
+            return None
+
+    def log(self, step: int, values: Mapping[str, float], tables: Sequence[Table] = ()) -> None:
+        """Everything of a step, in one call."""
+        if self._run is None:
+            return
+        try:
+            shown = {f"tables/{table.name}": self._table(table) for table in tables}
+            self._run.log({**values, **shown}, step=step)
+        except Exception as error:
+            self._give_up(error)
+
+    def finish(self, report: Path | None = None, *, failed: bool = False) -> None:
+        """Send what is left, with the run's report as an artifact if there is one."""
+        if self._run is None:
+            return
+        try:
+            if report is not None and report.is_file():
+                artifact = self._wandb.Artifact(f"report-{self._run.id}", type="report", description=f"{self._name} on one page")
+                artifact.add_file(str(report))
+                self._run.log_artifact(artifact)
+            self._run.finish(exit_code=int(failed))
+        except Exception as error:
+            self._give_up(error)
+        self._run = None
+
+    def _table(self, table: Table) -> Any:
+        rows = [
+            [self._wandb.Html(cell.svg, inject=False) if isinstance(cell, Picture) else cell for cell in row]
+            for row in table.rows
+        ]
+        return self._wandb.Table(columns=list(table.columns), data=rows)
+
+    def _give_up(self, error: Exception) -> None:
+        self._run = None
+        self._say(f"W&B failed ({_one_line(error)})", "write no more to it", "look at its own logs in the run's folder wandb")
+
+    def _say(self, wrong: str, what: str, cure: str) -> None:
+        also = "; `wandb sync` sends it later" if what == "write offline" else ""
+        reporter().say(f"{wrong}: the run goes on and will {what}{also}; metrics.jsonl has every figure. To mend it, {cure}.")
+
+
+def _id_of(folder: Path) -> str:
+    """The run's id in W&B: made once, and kept in its folder."""
+    file = folder / ".wandb_id"
+    if not file.is_file():
+        file.write_text(secrets.token_hex(4))
+    return file.read_text().strip()
+
+
+def _one_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return " ".join(lines[0].split()) if lines else type(error).__name__

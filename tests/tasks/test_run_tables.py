@@ -1,0 +1,33 @@
+"""The tables that W&B shows of a step: a game that was really trained on, with its boards, and workers' newest readings."""
+
+import json
+from pathlib import Path
+
+from storage.as_of import step_then
+from storage.runs import RunPaths
+from tasks.run_tables import WORKER_LINES, step_tables
+from telemetry.wandb_run import Picture
+
+
+def test_the_sampled_game_is_one_fork_that_the_step_trained_on_with_orders_and_boards(trained):
+    paths: RunPaths = trained[1]
+    (table,) = step_tables(paths, 2)
+    assert table.name == "sampled_game" and table.rows
+    rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    used = step_then(paths, 2).rows.to_pylist()
+    trained_on = {(row["start_group"], row["fork"], row["phase"], row["power"], row["return"]) for row in used}
+    assert {(row["start group"], row["fork"], row["phase"], row["power"], row["return"]) for row in rows} <= trained_on
+    assert len({(row["start group"], row["fork"]) for row in rows}) == 1
+    for row in rows:
+        assert row["step"] == 2 and row["orders"] and row["others' orders"]
+        assert isinstance(row["board"], Picture) and row["board"].svg.startswith("<svg")
+
+
+def test_of_workers_the_newest_readings_are_shown_and_a_cut_line_is_left_out(tmp_path: Path):
+    paths = RunPaths(tmp_path / "run").create()
+    lines = [json.dumps({"time": float(n), "worker": "http://one", "entente_running": n}) for n in range(WORKER_LINES + 50)]
+    paths.workers.write_text("\n".join([*lines, '{"time": 9, "wor']) + "\n")
+    game, workers = step_tables(paths, 1)
+    assert game.rows == [], "a step that was not recorded has no game"
+    assert workers.rows[-1] == [float(WORKER_LINES + 49), "http://one", "entente_running", float(WORKER_LINES + 49)]
+    assert len(workers.rows) == WORKER_LINES - 1
