@@ -94,7 +94,7 @@ async def play_here(root: Path, step: int, first_group: int, count: int, call: s
         return await play_stretch(side.playing, step, first_group, count)
 
 
-def give_up(call: str) -> None:
+async def give_up(call: str) -> None:
     """Have this process give up a stretch, if it plays it."""
     with _lock:
         found = _calls.get(call)
@@ -103,13 +103,13 @@ def give_up(call: str) -> None:
             found[0].call_soon_threadsafe(found[1].cancel)
 
 
-def close_sides(root: str) -> None:
+async def close_sides(root: str) -> None:
     """Free what this process holds of a run."""
     with _lock:
         mine = [_sides.pop(key) for key in list(_sides) if key[0] == Path(root)]
     for each in mine:
         if each.done() and each.exception() is None:
-            asyncio.run(each.result().close())
+            await each.result().close()
 
 
 @contextmanager
@@ -218,7 +218,7 @@ class DaskSource:
 
     def _has_workers(self) -> bool:
         client = self._runner.client
-        return client.status == "running" and bool(client._scheduler_identity.get("workers"))
+        return client.status == "running" and bool(client._scheduler_identity.get("n_workers"))
 
     def _take_back(self, future: Any, call: str) -> None:
         """What Dask has not begun it forgets; what a worker plays it is told to give up."""
@@ -279,7 +279,11 @@ def _begin(plan: DaskPlan) -> "DaskTaskRunner":
     dask.config.set(
         {
             "distributed.worker.daemon": False,  # a daemon may have no children, and engines and indexes do
-            "distributed.nanny.pre-spawn-environ": {**threads, "OMP_WAIT_POLICY": "passive"},
+            "distributed.nanny.pre-spawn-environ": {
+                **threads,
+                "OMP_WAIT_POLICY": "passive",
+                "DASK_LOGGING__DISTRIBUTED": "critical",  # at the end each complains that the others are gone
+            },
         }
     )
     cluster = {
