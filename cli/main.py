@@ -32,6 +32,7 @@ _COMMANDS = {
     "report": ("cli.report:report", "Write what a run came to as one page."),
     "explain-step": ("cli.explain:explain_step", "Say where one step's seconds went, why, and what to change."),
     "explain-run": ("cli.explain:explain_run", "Say what limits a run, and which setting moves it."),
+    "replay": ("cli.replay_game:replay", "Step through a game of a run: boards, orders, and how sure the policy was."),
     "replay-step": ("cli.replay_step:replay_step", "Run a past step again, and compare it with its record."),
     "lab": ("cli.lab:lab", "Compare losses on batches that a run trained on, without new rollouts."),
     "inspect": ("cli.inspect:app", "Look at one decision, one group of forks, or one step of a run."),
@@ -39,6 +40,7 @@ _COMMANDS = {
     "model": ("cli.model:app", "Make and look at the tiny model."),
     "profile": ("cli.profile:app", "Profile rollouts, the trainer or a whole run, and compare with a stored profile."),
     "bench": ("cli.bench:app", "Measure this machine against the targets."),
+    "settings": ("cli.settings:settings", "Print what settings come to, as TOML, and what each of them means."),
     "doctor": ("cli.doctor:doctor", "Say what is installed, what does not fit, and the cure."),
     "clean": ("cli.clean:clean", "Remove what has grown old: adapters, checkpoints, asides, Prefect's old runs."),
 }
