@@ -66,6 +66,29 @@ def picture(
     )
 
 
+def bare_map() -> str:
+    """The whole sketch without a game, as elements whose look the page's style sheet gives: whoever shows many positions draws it
+    once and fills in the rest.
+
+    Ground is `.g` with the province in `data-p`, lines are `.sea-line`, `.land-line` and `.coast-line`, the ring of a supply
+    centre is `.sc` with `data-c`, a name is `.name`.
+    """
+    grounds: dict[tuple[str, str], list[str]] = {}
+    size = WIDTH / 44
+    for cell in cells():
+        kind = "closed" if cell.name in CLOSED else "sea" if cell.is_sea else "free"
+        grounds.setdefault((cell.name, kind), []).append(_outline(cell.corners))
+    drawn = [f'<path class="g {kind}" data-p="{name}" d="{"".join(parts)}"/>' for (name, kind), parts in grounds.items()]
+    drawn += [f'<path class="{kind}-line" d="{path}"/>' for kind, path in _lines(cells()).items()]
+    centres = frozenset(Board.start().free_centres()) | {centre for own in Board.start().centres().values() for centre in own}
+    for name in (*LAND, *SEA):
+        x, y = place(name)
+        if name in centres:
+            drawn.append(f'<circle class="sc" data-c="{name}" cx="{x - size * 1.05:.1f}" cy="{y + size * 1.25:.1f}" r="6"/>')
+        drawn.append(f'<text class="name" x="{x + size * 0.1:.1f}" y="{y + size * 1.55:.1f}">{name}</text>')
+    return "".join(drawn)
+
+
 _NAMES = frozenset(LAND | SEA)
 
 
@@ -79,21 +102,27 @@ def _ground(board: Board, shown: list[Cell], size: float) -> list[str]:
     """Provinces in their owners' tints, thin lines between them, a firm line along every coast."""
     owners = {place: power for power, places in board.influence().items() for place in places}
     grounds: dict[str, list[str]] = {}
-    lines: dict[str, list[str]] = {"sea": [], "land": [], "coast": []}
     for cell in shown:
         grounds.setdefault(_fill(cell, owners), []).append(_outline(cell.corners))
-        for start, end, beyond in zip(cell.corners, (*cell.corners[1:], cell.corners[0]), cell.beyond, strict=True):
-            if cell.name < beyond:  # each line once
-                kind = ("land", "coast", "sea")[cell.is_sea + (beyond in _SEAS)]
-                lines[kind].append(f"M{_at(start)}L{_at(end)}")
+    lines = _lines(shown)
     drawn = [
         f'<path d="{"".join(outlines)}" fill="{fill}" stroke="{fill}" stroke-width="{size * 0.05:.2f}"/>'
         for fill, outlines in grounds.items()
     ]
     for kind, (colour, width) in {"sea": ("#b9d0dd", 0.09), "land": ("#ffffff", 0.13), "coast": ("#6f93a8", 0.13)}.items():
-        path = f'<path d="{"".join(lines[kind])}" stroke="{colour}" stroke-width="{size * width:.2f}" stroke-linecap="round"/>'
+        path = f'<path d="{lines[kind]}" stroke="{colour}" stroke-width="{size * width:.2f}" stroke-linecap="round"/>'
         drawn += [path] if lines[kind] else []
     return drawn
+
+
+def _lines(shown: Iterable[Cell]) -> dict[str, str]:
+    """The lines between provinces as paths, by what they part."""
+    lines: dict[str, list[str]] = {"sea": [], "land": [], "coast": []}
+    for cell in shown:
+        for start, end, beyond in zip(cell.corners, (*cell.corners[1:], cell.corners[0]), cell.beyond, strict=True):
+            if cell.name < beyond:  # each line once
+                lines[("land", "coast", "sea")[cell.is_sea + (beyond in _SEAS)]].append(f"M{_at(start)}L{_at(end)}")
+    return {kind: "".join(paths) for kind, paths in lines.items()}
 
 
 def _fill(cell: Cell, owners: Mapping[str, str]) -> str:

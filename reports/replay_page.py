@@ -1,0 +1,142 @@
+"""A replayed game as one HTML file that needs no network and no other file, and as a still picture.
+
+The map is drawn once; what changes (units, owners, orders, odds) travels as plain data, a few KB a position, and `replay.js` puts it
+on the map. So forty positions weigh little more than one.
+"""
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from game.render import COLOURS, bare_map, picture
+from game.sketch_map import COASTS, HEIGHT, LAND, SEA, WIDTH, place
+from game.snapshot import POWERS
+from reports.replayed import ReplayedGame, ShownDecision, ShownOrder, ShownPly
+from storage.runs import durable_write
+from telemetry.errors import InputError
+
+_DIGITS = 6
+"""Of a probability on the page."""
+
+
+def write_replay(game: ReplayedGame, file: Path, runs_root: Path) -> None:
+    """Write the page to `file`.
+
+    Raises:
+        InputError: there is no folder for it.
+    """
+    if not file.parent.is_dir():
+        raise InputError(f"there is no folder '{file.parent}' to write the replay to: make it, or name another with --output")
+    durable_write(file, replay_html(game, runs_root).encode())
+
+
+def replay_html(game: ReplayedGame, runs_root: Path) -> str:
+    """The page as text."""
+    folder = Path(__file__).parent
+    template = Environment(
+        loader=FileSystemLoader(folder), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    ).get_template("replay.html.jinja")
+    data = json.dumps(as_data(game, runs_root), separators=(",", ":"), ensure_ascii=False)
+    return template.render(
+        run=game.run,
+        game=game.game.name,
+        about=_about(game),
+        plies=len(game.plies),
+        width=WIDTH,
+        height=HEIGHT,
+        map=bare_map(),
+        colours=list(COLOURS.values()),
+        light=[_mixed(colour, "#ffffff", 0.38) for colour in COLOURS.values()],
+        dark=[_mixed(colour, "#22262b", 0.42) for colour in COLOURS.values()],
+        data=data.replace("</", "<\\/").replace("<!--", "<\\!--"),
+    )
+
+
+def as_data(game: ReplayedGame, runs_root: Path) -> dict[str, Any]:
+    """What the page steps through; powers are numbers, in their usual order."""
+    run = f"--run {shlex.quote(game.run)}"
+    if runs_root != Path("runs"):
+        run += f" --runs-root {shlex.quote(str(runs_root))}"
+    return {
+        "powers": [power.title() for power in POWERS],
+        "policy": [POWERS.index(power) for power in game.game.powers],
+        "opponents": game.opponents,
+        "ask": f"entente inspect decision ID {run}",
+        "lands": list(LAND),
+        "places": {name: place(name) for name in (*LAND, *SEA, *COASTS)},
+        "odds": game.has_odds,
+        "plies": [_ply(ply) for ply in game.plies],
+    }
+
+
+def still(game: ReplayedGame) -> str:
+    """The first position in which the policy moved, on the whole board: everybody's orders, the policy's as thick as they were sure."""
+    moved = [ply for ply in game.plies if ply.decisions and ply.board.phase_type == "M"] or list(game.plies)
+    ply = moved[0]
+    sure = {
+        given.order: 0.12 if given.probability is None else 0.25 + 0.75 * given.probability
+        for orders in ply.orders.values()
+        for given in orders
+    }
+    return picture(ply.board, {power: [given.order for given in orders] for power, orders in ply.orders.items()}, certainty=sure)
+
+
+def _about(game: ReplayedGame) -> str:
+    """Who played, in one sentence."""
+    powers = [power.title() for power in game.game.powers]
+    who = ", ".join(powers[:-1]) + " and " + powers[-1] if len(powers) > 1 else powers[0]
+    against = "" if len(powers) == len(POWERS) else f" against {game.opponents} players"
+    versions = {decision.version for ply in game.plies for decision in ply.decisions.values()}
+    if not versions:
+        return f"The policy played {who}{against}."
+    many = len(versions) > 1
+    drew = f"versions {min(versions)} to {max(versions)}" if many else "the base" if versions == {0} else f"version {max(versions)}"
+    failed = "" if game.game.status == "complete" else " The game failed before its end."
+    return f"The policy ({drew}) played {who}{against}, from a position of game {game.game_id}.{failed}"
+
+
+def _ply(ply: ShownPly) -> dict[str, Any]:
+    board = ply.board
+    owner = {province: str(number) for number, power in enumerate(POWERS) for province in board.influence()[power]}
+    owner |= {centre: str(number) for number, power in enumerate(POWERS) for centre in board.centres()[power]}
+    return {
+        "short": ply.phase,
+        "long": board.long_phase.title(),
+        "units": [[number, unit] for number, power in enumerate(POWERS) for unit in board.units()[power]],
+        "out": [[number, unit] for number, power in enumerate(POWERS) for unit in board.dislodged()[power]],
+        "ground": "".join(owner.get(province, ".") for province in LAND),
+        "centres": {centre: number for number, power in enumerate(POWERS) for centre in board.centres()[power]},
+        "free": list(board.free_centres()),
+        "orders": {
+            POWERS.index(power): [_order(given) for given in orders] for power, orders in ply.orders.items()
+        },
+        "decisions": {POWERS.index(power): _decision(decision) for power, decision in ply.decisions.items()},
+    }
+
+
+def _order(given: ShownOrder) -> list[Any]:
+    odds = [] if given.probability is None else [float(f"{given.probability:.{_DIGITS}g}"), given.choices]
+    return [given.order, list(given.results), *odds]
+
+
+def _decision(decision: ShownDecision) -> dict[str, Any]:
+    return {
+        "id": str(decision.decision_id),  # a JavaScript number would lose digits
+        "version": decision.version,
+        "logprob": round(decision.logprob, _DIGITS),
+        "return": round(decision.value, _DIGITS),
+        "components": {name: round(value, _DIGITS) for name, value in decision.components.items()},
+        "used": decision.used,
+        "status": decision.status,
+        "reason": decision.reason,
+        "temperature": round(decision.temperature, _DIGITS),
+    }
+
+
+def _mixed(colour: str, ground: str, share: float) -> str:
+    """So much of the colour on that ground."""
+    parts = [(int(colour[i : i + 2], 16), int(ground[i : i + 2], 16)) for i in (1, 3, 5)]
+    return "#" + "".join(f"{round(ours * share + theirs * (1 - share)):02x}" for ours, theirs in parts)

@@ -1,0 +1,225 @@
+"""One game of a run, ply by ply: positions, everybody's orders and their results, and what the policy thought of its own.
+
+Promise: reads only, and while the run trains; every figure is a stored one, or follows from stored ones. Of a shard that was given
+up, the archive is read.
+Never: draw (reports/replay_page.py does), or compute a probability with a model.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from decoding.codec import Codec
+from game.board import Board
+from game.snapshot import POWERS, snapshot_of
+from reports.games import GameName, find_game
+from reports.order_odds import OrderOdds, odds_by_line
+from storage.archive import archive_path, archived
+from storage.asking import connect
+from storage.runs import RunPaths
+from storage.schema import COMPONENTS
+from storage.shards import open_plies, open_shard
+from telemetry.errors import DataError, InputError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownOrder:
+    """One order and what became of it."""
+
+    order: str
+    results: tuple[str, ...]
+    """As ("bounce",); empty where it succeeded."""
+    probability: float | None
+    """That the policy gave it, given the orders before it; None where nobody drew it, or the tokenizer is gone."""
+    choices: int
+    """Its tokens that had a legal rival."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownDecision:
+    """What is stored of one decision of the policy, beside its orders."""
+
+    decision_id: int
+    power: str
+    version: int
+    logprob: float
+    """Of the whole order set, nats."""
+    value: float
+    """The return, as the run's blend and discount make it."""
+    components: dict[str, float]
+    """Reward components until its next decision, or the end; those that are not 0."""
+    used: tuple[tuple[int, int], ...]
+    """(step, policy lag) of each step that trained on it."""
+    status: str
+    reason: str
+    temperature: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownPly:
+    """One position, and what was ordered there."""
+
+    number: int
+    phase: str
+    """As S1902M."""
+    board: Board
+    orders: dict[str, tuple[ShownOrder, ...]]
+    """By power; empty at the end."""
+    decisions: dict[str, ShownDecision]
+    """By power; of the policy's powers that were asked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayedGame:
+    """A game to be shown."""
+
+    run: str
+    game: GameName
+    plies: tuple[ShownPly, ...]
+    opponents: str
+    """Who played the powers that the policy did not."""
+    game_id: str
+    """Source game of the position that it begins at."""
+    ended: str
+    """Why it ended: horizon, won, ..."""
+    has_odds: bool
+    """Whether orders have their probabilities: the tokenizer is there to tell them apart."""
+
+
+def read_game(
+    paths: RunPaths, asked: str, model: Path | None, *, blend: Mapping[str, float] | None = None, discount: float = 1.0
+) -> ReplayedGame:
+    """The game that goes by the name `asked`; `model` is the folder of the run's model, None where it is gone.
+
+    Raises:
+        InputError: there is no such game, or its boards are gone.
+        DataError: its rows are damaged.
+    """
+    with connect(paths.root, blend=blend, discount=discount) as connection:
+        game = find_game(connection, paths.root.name, asked)
+        facts = _decisions(connection, game)
+    decisions, plies = _rows_of(paths, game)
+    ends = _ends(model)
+    for row in decisions:
+        facts[row["ply"], row["power"]] |= {
+            "orders_drawn": row["orders"],
+            "odds": _odds(row, ends),
+            "logprob": sum(row["behaviour_logprobs"]),
+        }
+    return ReplayedGame(
+        run=paths.root.name,
+        game=game,
+        plies=tuple(_shown(row, facts) for row in plies),
+        opponents=decisions[0]["opponents"],
+        game_id=decisions[0]["game_id"],
+        ended=decisions[0]["ended"],
+        has_odds=bool(ends),
+    )
+
+
+def _decisions(connection: duckdb.DuckDBPyConnection, game: GameName) -> dict[tuple[int, str], dict[str, Any]]:
+    """Columns of the view `decisions` by ply and power, with the steps that trained on each."""
+    question = """
+        SELECT d.*, (
+            SELECT list((b.step, b.policy_lag) ORDER BY b.step) FROM trained AS b WHERE b.decision_id = d.decision_id
+        ) AS used
+        FROM decisions AS d WHERE d.shard = ? AND d.start_group = ? AND d.fork = ?
+    """
+    rows = connection.sql(question, params=[game.shard, game.start_group, game.fork]).to_arrow_table().to_pylist()
+    return {(row["ply"], row["power"]): row for row in rows}
+
+
+def _rows_of(paths: RunPaths, game: GameName) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The game's decisions with their tokens, and its plies, in order."""
+    path = paths.shards / game.shard
+    if path.is_file():
+        decisions = open_shard(path)
+        plies = open_plies(path, decisions)
+    elif (kept := archive_path(paths, game.shard)).is_file():
+        decisions, plies = archived(paths, game.shard).table, _archived_plies(kept.with_suffix(".plies.parquet"))
+    else:
+        raise InputError(
+            f"the boards of game {game.name} are gone: its shard {game.shard} was given up as its rows were too old to train on; "
+            "runs with retention.archive_shards keep them"
+        )
+    shown = _of_game(plies, game)
+    if not shown:
+        raise InputError(f"no position of game {game.name} was recorded, so there is nothing to show: it failed at its start")
+    return _of_game(decisions, game), sorted(shown, key=lambda row: row["ply"])
+
+
+def _of_game(table: pa.Table, game: GameName) -> list[dict[str, Any]]:
+    chosen = pa.compute.and_(
+        pa.compute.equal(table["start_group"], game.start_group), pa.compute.equal(table["fork"], game.fork)
+    )
+    return table.filter(chosen).to_pylist()
+
+
+def _archived_plies(file: Path) -> pa.Table:
+    try:
+        with pq.ParquetFile(file, page_checksum_verification=True) as parquet:
+            return parquet.read()
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise DataError(f"{file} is missing or damaged ({' '.join(str(error).split())}); restore it from a copy") from error
+
+
+def _ends(model: Path | None) -> frozenset[int]:
+    if model is None:
+        return frozenset()
+    codec = Codec(model)
+    return frozenset((codec.separator_id, codec.eos_id))
+
+
+def _odds(row: dict[str, Any], ends: frozenset[int]) -> list[OrderOdds | None]:
+    """The odds of each order; None of each where they cannot be told apart."""
+    completion = row["input_ids"][row["prompt_len"] :]
+    found = odds_by_line(completion, row["behaviour_logprobs"], row["legal_offsets"], ends)
+    return list(found) if len(found) == len(row["orders"]) else [None] * len(row["orders"])
+
+
+def _shown(row: dict[str, Any], facts: Mapping[tuple[int, str], dict[str, Any]]) -> ShownPly:
+    number, given, results = row["ply"], json.loads(row["orders"] or "{}"), json.loads(row["results"] or "{}")
+    snapshot = snapshot_of(row["position"], row["phase"], source="replay", game_id="", seed=0)
+    asked = {power: facts[number, power] for power in POWERS if (number, power) in facts}
+    return ShownPly(
+        number=number,
+        phase=row["phase"],
+        board=Board.restore(snapshot),
+        orders={power: _orders(given[power], results, asked.get(power)) for power in POWERS if given.get(power)},
+        decisions={power: _decision(row) for power, row in asked.items()},
+    )
+
+
+def _orders(given: list[str], results: Mapping[str, list[str]], decision: Mapping[str, Any] | None) -> tuple[ShownOrder, ...]:
+    """Each order with its results; its odds where the policy drew it."""
+    drawn = dict(zip(decision["orders_drawn"], decision["odds"], strict=True)) if decision else {}
+    return tuple(
+        ShownOrder(
+            order=order,
+            results=tuple(dict.fromkeys(results.get(" ".join(order.split()[:2]), ()))),
+            probability=None if (odd := drawn.get(order)) is None else odd.probability,
+            choices=0 if odd is None else odd.choices,
+        )
+        for order in given
+    )
+
+
+def _decision(row: dict[str, Any]) -> ShownDecision:
+    return ShownDecision(
+        decision_id=row["decision_id"],
+        power=row["power"],
+        version=row["policy_version"],
+        logprob=row["logprob"],
+        value=row["return"],
+        components={name: row[name] for name in COMPONENTS if row[name]},
+        used=tuple((step, lag) for step, lag in (tuple(pair.values()) for pair in row["used"] or ())),
+        status=row["status"],
+        reason=row["reason"],
+        temperature=row["temperature"],
+    )
