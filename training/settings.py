@@ -117,8 +117,8 @@ class TrainingSettings(BaseModel):
     """Seconds until the trainer's process must have answered, with a step for one; then it counts as hung and is ended, and the
     run goes on from its files when it is resumed. 0: never."""
     simulated_step_s: Annotated[float, Field(ge=0)] = 0.0
-    """Above 0: no step trains; it takes so many seconds instead and publishes the weights unchanged, so that all else of a run can
-    be measured without a trainer. Rows are chosen, recorded and checked, and versions published, as ever."""
+    """Above 0: no step trains; it takes so many seconds instead and publishes the weights unchanged, so that all else of a run
+    can be measured without a trainer. Rows are chosen, recorded and checked, and versions published, as ever."""
     mismatch_rows: Annotated[int, Field(ge=1)] = 64
     """Fresh rows whose logprobs trainer and engine must agree on before the first step."""
     mismatch_max: Annotated[float, Field(gt=0)] = 1e-4
