@@ -25,6 +25,8 @@ from telemetry.errors import InputError
 WORKER_WITHIN_S = 60.0
 ENDS_WITHIN_S = 30.0
 _RECORD = "up.json"
+PRODUCERS = "producers"
+"""Work pool of rollout producers: machines that play for others have its workers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,7 @@ def up(
     address = _server(port)
     os.environ["PREFECT_API_URL"] = f"{address}/api"
     _pool(pool)
+    _pool(PRODUCERS)
     _prefect("deploy", "--all", "--no-prompt")
     ask = asker(os.environ["PREFECT_API_URL"])
     if limit_queue(ask, pool):

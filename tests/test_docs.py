@@ -246,11 +246,12 @@ def test_a_deployment_starts_a_flow_of_that_name_with_parameters_it_takes(deploy
     file, function = deployment["entrypoint"].split(":")
     flow = getattr(importlib.import_module(file.removesuffix(".py").replace("/", ".")), function)
     assert isinstance(flow, Flow)
-    assert flow.name == Path(file).stem.replace("_", "-")
+    stem = Path(file).stem
+    assert flow.name == {"produce_rollouts": "rollout-producer"}.get(stem, stem.replace("_", "-"))
     assert set(deployment) <= set(DeploymentConfig.model_fields), "Prefect drops what it does not know without a word"
     whoever_starts_it_gives = {"run": "mine"} if "run" in flow.parameters.required else {}
     assert flow.validate_parameters(deployment["parameters"] | whoever_starts_it_gives)
-    assert deployment["work_pool"]["name"] == "local"
+    assert deployment["work_pool"]["name"] == ("producers" if stem == "produce_rollouts" else "local")
     assert deployment["description"] and deployment["tags"]
 
 

@@ -136,7 +136,8 @@ def deployed(workplace: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     try:
         prefect.begin("server", "start", "--host", "127.0.0.1", "--port", prefect.address.rsplit(":", 1)[1])
         prefect.wait(120, "the server's start", prefect.healthy)
-        prefect.command("work-pool", "create", "local", "--type", "process")
+        for pool in ("local", "producers"):
+            prefect.command("work-pool", "create", pool, "--type", "process")
         prefect.command("--no-prompt", "deploy", "--all")
         prefect.begin("worker", "start", "--pool", "local")
         prefect.command("deployment", "run", "train-policy/local", "--params", json.dumps(small_parameters(workplace)))
