@@ -31,11 +31,13 @@ README = (ROOT / "README.md").read_text()
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
 PERFORMANCE = (ROOT / "docs" / "performance.md").read_text()
 TRAINING = (ROOT / "docs" / "training.md").read_text()
+OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
 PAGES = {
     "README.md": README,
     "docs/architecture.md": ARCHITECTURE,
     "docs/performance.md": PERFORMANCE,
     "docs/training.md": TRAINING,
+    "docs/operations.md": OPERATIONS,
 }
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PACKAGES = PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
@@ -179,6 +181,36 @@ def test_files_and_metrics_that_are_named_exist(page: str):
     rooms = {name.split("/")[0] for name in METRICS}
     named = {span for span in spans(PAGES[page]) if re.fullmatch(rf"({'|'.join(rooms)})/\w+", span)}
     assert named <= set(METRICS)
+
+
+def other_commands() -> list[str]:
+    """Lines of the operations page's shell blocks that are no `entente`, without the variables before them."""
+    lines = [line for block in blocks(OPERATIONS, "sh") for line in block.splitlines() if "entente " not in line]
+    return [re.sub(r"^([A-Z_]+=\S+ )+", "", line) for line in lines]
+
+
+def test_the_operations_page_shows_no_command_that_is_not_there():
+    from prefect.cli._app import _app
+
+    for line in other_commands():
+        tool, *words = shlex.split(line)
+        if tool == "make":
+            assert re.search(rf"^{words[0]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), line
+        elif tool == "python":
+            assert words[0] == "-m" and (ROOT / f"{words[1].replace('.', '/')}.py").is_file(), line
+        else:
+            assert tool == "prefect", line
+            _app.parse_args(words, exit_on_error=False, print_error=False)
+
+
+def test_every_variable_of_prefect_that_the_operations_page_names_is_one():
+    from prefect.settings import Settings
+
+    known = set(Settings().to_environment_variables(include_secrets=True)) | {"PREFECT_HOME"}
+    named = set(re.findall(r"\bPREFECT_[A-Z_]+\b", OPERATIONS))
+    from prefect.settings.legacy import _get_settings_fields
+
+    assert sorted(named - known - set(_get_settings_fields(Settings))) == []
 
 
 def pinning_tests(page: str) -> set[tuple[str, str]]:

@@ -1,0 +1,211 @@
+"""What recovery does with a lost flow run of train-policy, against a real server: no training, only its records."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import psutil
+import pytest
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType, FlowRunFilterTags
+from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.states import Crashed, Failed, Pending, Running
+
+from flows.recover_training import SILENT, recover_training
+from flows.run_settings import RunSettings, layered_settings
+from flows.train_policy import train_policy
+from flows.work_record import WORK_FOLDER, machine, note_work, work_of, works_at
+from storage.files import FILES
+from storage.runs import RunPaths, held
+
+# Prefect leaves sockets to the collector when a flow runs in a loop of its own.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
+
+KILLED = Crashed(message="Flow run infrastructure exited with non-zero status code -9.")
+
+
+class Place:
+    """Runs in a folder, and a deployment of train-policy."""
+
+    def __init__(self, root: Path, deployment: UUID, tag: str) -> None:
+        self.root, self.deployment, self.tag = root, deployment, tag
+
+    def settings(self, **changed: Any) -> RunSettings:
+        return layered_settings("laptop", [], {"runs_root": self.root, **changed})
+
+    async def ended(self, state: Any, settings: RunSettings) -> FlowRun:
+        """A flow run of these settings that came to this state."""
+        async with get_client() as client:
+            told = {"settings": settings.model_dump(mode="json"), "resume": False, "fork_lineage": ""}
+            run = await client.create_flow_run_from_deployment(self.deployment, parameters=told, state=Pending())
+            await client.set_flow_run_state(run.id, Running(), force=True)
+            await client.set_flow_run_state(run.id, state, force=True)
+            return await client.read_flow_run(run.id)
+
+    async def started(self) -> list[FlowRun]:
+        """Flow runs that wait to be begun."""
+        waiting = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.SCHEDULED]))
+        async with get_client() as client:
+            tags = FlowRunFilterTags(all_=[self.tag, "recovered"])
+            return await client.read_flow_runs(flow_run_filter=FlowRunFilter(tags=tags, state=waiting))
+
+    def begun(self, run: str, *, steps: int, **changed: Any) -> RunPaths:
+        """The folder of a run that has recorded so many steps."""
+        paths = RunPaths(self.root / run).create()
+        paths.settings.write_text(self.settings(run=run, **changed).model_dump_json())
+        for step in range(1, steps + 1):
+            FILES.publish(paths.ledger / "main" / f"step-{step:06d}.arrow", lambda aside: aside.write_bytes(b""))
+        return paths
+
+
+@pytest.fixture
+def place(prefect_server: str, tmp_path: Path) -> Place:
+    """A folder of runs, and a deployment whose flow runs bear a tag of this test's own."""
+
+    async def deployed() -> UUID:
+        async with get_client() as client:
+            flow = await client.create_flow(train_policy)
+            return await client.create_deployment(flow, name=tmp_path.name, tags=["train", tmp_path.name], entrypoint="x.py:x")
+
+    return Place(tmp_path / "runs", asyncio.run(deployed()), tmp_path.name)
+
+
+@pytest.fixture
+def sleeper() -> Iterator[psutil.Process]:
+    """A process that does nothing, in the place of one that trains."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(120)"])
+    yield psutil.Process(process.pid)
+    process.kill()
+    process.wait()
+
+
+def recover(place: Place, run: FlowRun) -> str:
+    """What recovery says of that flow run."""
+    return asyncio.run(recover_training(flow_run_id=str(run.id), runs_root=place.root))[str(run.id)]
+
+
+def noted(paths: RunPaths, run: FlowRun, process: psutil.Process | None = None) -> None:
+    """That process, by default one that is gone, works at the run for that flow run."""
+    note_work(paths, str(run.id))
+    file = paths.root.parent / WORK_FOLDER / f"{run.id}.json"
+    pid, began = (process.pid, process.create_time()) if process else (os.getpid(), 1.0)
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"pid": pid, "began": began}))
+
+
+def test_a_killed_run_without_a_name_is_found_and_goes_on_once_however_often_it_is_asked_for(place: Place):
+    paths = place.begun("tiny-7", steps=2)
+    killed = asyncio.run(place.ended(KILLED, place.settings()))
+    noted(paths, killed)
+    said = recover(place, killed)
+    assert "run 'tiny-7' goes on after step 2, attempt 1 of 3" in said
+    assert "was seen to already" in recover(place, killed)
+    (again,) = asyncio.run(place.started())
+    assert again.parameters["resume"] is True and again.parameters["settings"]["run"] == "tiny-7"
+    assert {"train", "recovered"} <= set(again.tags) and again.deployment_id == place.deployment
+
+
+def test_a_run_that_was_killed_before_it_had_a_folder_begins_anew(place: Place):
+    killed = asyncio.run(place.ended(KILLED, place.settings(run="early")))
+    recover(place, killed)
+    (again,) = asyncio.run(place.started())
+    assert again.parameters["resume"] is False and again.parameters["settings"]["run"] == "early"
+
+
+def test_a_run_that_never_gets_further_is_given_up_with_an_alert(place: Place):
+    paths = place.begun("loop", steps=1)
+    settings = place.settings(run="loop", pipeline={"recoveries_max": 2}, alerts={"command": f"cat > {place.root}/told"})
+    said = []
+    for _ in range(3):
+        killed = asyncio.run(place.ended(KILLED, settings))
+        noted(paths, killed)
+        said.append(recover(place, killed))
+    assert "attempt 2 of 2" in said[1] and "2 times at step 1" in said[2]
+    assert len(asyncio.run(place.started())) == 2
+    (alert,) = map(json.loads, paths.alerts.read_text().splitlines())
+    assert alert["name"] == "not_recovered" and json.loads((place.root / "told").read_text()) == alert
+
+
+def test_an_error_of_the_user_s_is_told_and_not_tried_again(place: Place):
+    paths = place.begun("wrong", steps=0)
+    message = "Flow run encountered an exception: InputError: there is no model 'x'"
+    failed = asyncio.run(place.ended(Failed(message=message), place.settings(run="wrong")))
+    assert "InputError" in recover(place, failed)
+    assert asyncio.run(place.started()) == [] and paths.alerts.is_file()
+
+
+def test_a_run_that_somebody_trains_is_left_alone(place: Place):
+    paths = place.begun("busy", steps=1)
+    killed = asyncio.run(place.ended(KILLED, place.settings(run="busy")))
+    noted(paths, killed)
+    with held(paths.lock):
+        assert "is being trained by another process" in recover(place, killed)
+    assert asyncio.run(place.started()) == []
+
+
+def test_a_run_that_was_only_not_heard_of_is_shown_as_running_again(place: Place, sleeper: psutil.Process):
+    paths = place.begun("quiet", steps=1)
+    quiet = asyncio.run(place.ended(Crashed(message=f"{SILENT} for 120 s"), place.settings(run="quiet")))
+    noted(paths, quiet, sleeper)
+    with held(paths.lock):
+        recover(place, quiet)
+
+    async def state() -> StateType | None:
+        async with get_client() as client:
+            return (await client.read_flow_run(quiet.id)).state_type
+
+    assert asyncio.run(state()) == StateType.RUNNING and sleeper.is_running() and asyncio.run(place.started()) == []
+
+
+def test_a_process_that_was_stopped_is_ended_and_its_run_goes_on(place: Place, sleeper: psutil.Process):
+    paths = place.begun("stopped", steps=1)
+    quiet = asyncio.run(place.ended(Crashed(message=f"{SILENT} for 120 s"), place.settings(run="stopped")))
+    noted(paths, quiet, sleeper)
+    os.kill(sleeper.pid, signal.SIGSTOP)
+    assert "goes on after step 1" in recover(place, quiet)
+    assert len(asyncio.run(place.started())) == 1
+    assert not sleeper.is_running() or sleeper.status() == psutil.STATUS_ZOMBIE
+
+
+def test_the_sweep_finds_what_no_event_told_and_settles_what_runs_below_it(place: Place):
+    """A host that was lost at once: Prefect still shows its flow run as running, with a task at work."""
+    paths = place.begun("host", steps=1)
+    lost = asyncio.run(place.ended(Running(), place.settings(run="host")))
+    noted(paths, lost)
+
+    async def task_state(task: Any = None) -> Any:
+        from prefect import task as make_task
+
+        async with get_client() as client:
+            if task is None:
+                made = await client.create_task_run(
+                    make_task(lambda: None, name="rollout"), lost.id, dynamic_key="0", state=Running()
+                )
+                return made.id
+            return (await client.read_task_run(task)).state_type
+
+    task = asyncio.run(task_state())
+    done = asyncio.run(recover_training(runs_root=place.root))
+    assert "goes on after step 1" in done[str(lost.id)]
+    assert asyncio.run(task_state(task)) == StateType.CRASHED
+
+
+def test_who_works_at_a_run_is_told_by_more_than_a_process_number(tmp_path: Path, sleeper: psutil.Process):
+    paths = RunPaths(tmp_path / "runs" / "mine").create()
+    note_work(paths, "1b2c")
+    mine = work_of(paths.root.parent, "1b2c")
+    assert mine is not None and mine.process() == "alive" and mine.machine == machine() and works_at(paths) == [mine]
+    file = tmp_path / "runs" / WORK_FOLDER / "1b2c.json"
+    for changed, what in [({"began": 1.0}, "gone"), ({"machine": "another 1 2"}, "elsewhere"), ({"pid": 2**22 + 1}, "gone")]:
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"began": mine.began} | changed))
+        found = work_of(paths.root.parent, "1b2c")
+        assert found is not None and found.process() == what
+        file.write_text(json.dumps({name: getattr(mine, name) for name in ("flow_run", "run", "machine", "pid", "began")}))
+    file.write_text("{")
+    assert work_of(paths.root.parent, "1b2c") is None
