@@ -14,7 +14,7 @@ import asyncio
 import statistics
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Self
 
@@ -66,9 +66,21 @@ class RolloutQueue:
     """Keeps a source busy, and hands what it brought to the steps."""
 
     def __init__(
-        self, resources: Resources, source: RolloutSource, pipeline: PipelineSettings, last_step: int, *, step_done: int = 0
+        self,
+        resources: Resources,
+        source: RolloutSource,
+        pipeline: PipelineSettings,
+        last_step: int,
+        *,
+        step_done: int = 0,
+        elsewhere: Callable[[], int] = lambda: 0,
     ) -> None:
-        self._resources, self._source, self._pipeline = resources, source, pipeline
+        """
+        Args:
+            step_done: steps that are trained already.
+            elsewhere: says how many start groups rollout producers play now, for the same run.
+        """
+        self._resources, self._source, self._pipeline, self._elsewhere = resources, source, pipeline, elsewhere
         self._last_step = last_step
         self._wanted = resources.rollouts.start_groups
         self._in_step = pipeline.deterministic
@@ -166,10 +178,13 @@ class RolloutQueue:
         while True:
             self._fill(step)
             waited_for = [each for each in self._in_flight if not each.passed_over or self.ready == 0]
-            if self.ready >= self._wanted or not waited_for:
+            if self.ready >= self._wanted or not (waited_for or self._elsewhere()):
                 return at_first
-            await asyncio.wait([each.task for each in waited_for], timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
-            if self._take_in() or self.plan.producers > 0:
+            if waited_for:
+                await asyncio.wait([each.task for each in waited_for], timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+            else:
+                await asyncio.sleep(LOOK_S)
+            if self._take_in() or self.plan.producers > 0 or self._elsewhere():
                 await self._ask(step)
 
     async def _ask(self, step: int) -> None:
@@ -189,7 +204,7 @@ class RolloutQueue:
         """Begin stretches until as many start groups are ready or in flight as the step and the plan want."""
         coming = self._wanted * (self._last_step - step)
         wanted = self._wanted + (0 if self._full else min(self.plan.ahead, coming))
-        busy = sum(each.stretch.count for each in self._in_flight if not each.passed_over)
+        busy = self._elsewhere() + sum(each.stretch.count for each in self._in_flight if not each.passed_over)
         while (most := min(wanted - self.ready - busy, int(self._credit))) > 0:
             stretch = self._numbers.next(min(self._each, max(self._resources.rollouts.family, most)))
             self._begin(stretch)

@@ -11,11 +11,12 @@ from dataclasses import asdict
 import numpy as np
 
 from flows.controller import Seen
+from flows.producer_fleet import FleetStanding
 from flows.rollout_queue import StepRollouts
 from inference.engine import EngineStats, ScrapedEngine, TroubledEngine
 from tasks.resources import Resources
 from tasks.training import TrainedStep
-from telemetry.devices import GpuSampler, give_back_memory, resident_mib
+from telemetry.devices import give_back_memory, resident_mib
 
 
 class StepClock:
@@ -27,7 +28,6 @@ class StepClock:
         self._step_began = time.monotonic()
         self._stats = stats
         self._events = _events(resources)
-        self._gpu = GpuSampler()
         self._orchestration_s = self._steps_s = 0.0
 
     @property
@@ -50,7 +50,8 @@ class StepClock:
             "memory/flow_mib": resident_mib(os.getpid()),
             "memory/trainer_mib": resident_mib(self._resources.trainer.pid),
         }
-        figures |= self._gpu.sample()
+        if self._resources.gpus is not None:
+            figures |= self._resources.gpus.sample()
         return figures
 
     def _times(self, rolled: StepRollouts, began: float, now: float) -> dict[str, float]:
@@ -118,3 +119,15 @@ def seen_in(figures: Mapping[str, float]) -> Seen:
         expired=figures["queue/expired"],
         ready=max(0, int(ready - took)),
     )
+
+
+def producer_figures(standing: FleetStanding) -> dict[str, float]:
+    """Registered figures of rollout producers, where there is or should be one."""
+    if not (standing.asked or standing.alive or standing.published):
+        return {}
+    return {
+        "queue/producers": float(standing.alive),
+        "queue/producers_asked": float(standing.asked),
+        "queue/producers_lost": float(standing.lost),
+        "queue/in_flight_elsewhere": float(standing.in_flight),
+    }

@@ -19,12 +19,13 @@ from prefect import flow
 from evaluation.strength import Score
 from flows.choose_source import rollout_source
 from flows.open_run import finished_summary, named, open_run
+from flows.producer_fleet import ProducerFleet
 from flows.publisher import Publisher
 from flows.rollout_queue import RolloutQueue
 from flows.run_names import training_name
 from flows.run_settings import RunSettings
 from flows.score_policy import score_policy, score_scripted
-from flows.step_figures import StepClock, seen_in
+from flows.step_figures import StepClock, producer_figures, seen_in
 from storage.retention import drop_old_adapters
 from storage.runs import durable_write
 from storage.totals import Totals
@@ -64,7 +65,13 @@ async def train_policy(settings: RunSettings, resume: bool = False, fork_lineage
             clock = StepClock(resources, await resources.host.run(resources.engine.stats()))
             page = RunPage(settings.run, settings.steps)
             desk = AlertDesk(resources.paths, settings.alerts, max_policy_lag=settings.storage.max_policy_lag)
-            async with page, desk, _queue(resources, settings) as queue, Publisher(resources, queue) as publisher:
+            async with (
+                page,
+                desk,
+                ProducerFleet(resources, settings) as fleet,
+                _queue(resources, settings, fleet) as queue,
+                Publisher(resources, queue) as publisher,
+            ):
                 for step in range(standing.step_done + 1, settings.steps + 1):
                     reporter().waiting("rollouts")
                     rolled = await queue.take(step)
@@ -75,7 +82,8 @@ async def train_policy(settings: RunSettings, resume: bool = False, fork_lineage
                     trained = await train_step(resources, step)
                     await publisher.publish(trained, at_once=not settings.pipeline.buffer_depth)
                     figures = agreement | await clock.end_step(rolled, trained)
-                    queue.learn(seen_in(figures))
+                    figures |= producer_figures(fleet.standing())
+                    await fleet.ask_for(queue.learn(seen_in(figures)).producers)
                     log.log(step, figures)
                     reporter().step(step, settings.steps, figures)
                     page.step(step, figures)
@@ -117,12 +125,19 @@ def _open_log(resources: Resources, settings: RunSettings) -> MetricLog:
 
 
 @asynccontextmanager
-async def _queue(resources: Resources, settings: RunSettings) -> AsyncIterator[RolloutQueue]:
+async def _queue(resources: Resources, settings: RunSettings, fleet: ProducerFleet) -> AsyncIterator[RolloutQueue]:
     """The run's rollouts, from wherever its settings say."""
     standing = resources.standing
     async with (
         rollout_source(settings, resources) as source,
-        RolloutQueue(resources, source, settings.pipeline, settings.steps, step_done=standing.step_done) as queue,
+        RolloutQueue(
+            resources,
+            source,
+            settings.pipeline,
+            settings.steps,
+            step_done=standing.step_done,
+            elsewhere=lambda: fleet.standing().in_flight,
+        ) as queue,
     ):
         yield queue
 

@@ -82,15 +82,15 @@ def field(monkeypatch: pytest.MonkeyPatch) -> Field:
     return Field()
 
 
-def queue(field: Field, family: int = 1, paths: RunPaths | None = None, step_done: int = 0, **pipeline: Any) -> RolloutQueue:
+def queue(field: Field, family: int = 1, elsewhere: Callable[[], int] = lambda: 0, **pipeline: Any) -> RolloutQueue:
     resources: Any = SimpleNamespace(
         rollouts=SimpleNamespace(start_groups=START_GROUPS, family=family),
-        paths=paths or RunPaths(Path("/nonexistent")),
-        standing=SimpleNamespace(lineage="main", step_done=step_done),
+        paths=RunPaths(Path("/nonexistent")),
+        standing=SimpleNamespace(lineage="main"),
         trainer=field,
         max_policy_lag=2,
     )
-    return RolloutQueue(resources, field, PipelineSettings(**pipeline), LAST_STEP, step_done=step_done)
+    return RolloutQueue(resources, field, PipelineSettings(**pipeline), LAST_STEP, elsewhere=elsewhere)
 
 
 def scene(run: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -339,3 +339,18 @@ def test_in_step_it_pauses_where_enough_lies_ready_but_never_in_two_steps_runnin
 
     scene(run)
     assert [stretch.step for stretch in field.begun] == [2, 4, 6]
+
+
+def test_what_producers_play_for_the_run_is_not_begun_here_as_well_and_is_taken_once_it_is_ready(field: Field):
+    async def run() -> None:
+        async with queue(field, buffer_depth=0, groups_per_task=1, elsewhere=lambda: START_GROUPS - 2) as rollouts:
+            taken = await take(rollouts, 1, field)
+            assert len(field.begun) == 2
+            field.end()
+            await settled(taken)
+            assert not taken.done()
+            field.ready += [1000, 1001, 1002, 1003]  # a producer's shards
+            await settled(taken)
+            assert taken.done()
+
+    scene(run)
