@@ -34,7 +34,6 @@ WARM_UP = 8
     task_run_name="empty-s{step}-g{first_group}",
     cache_policy=NO_CACHE,
     persist_result=False,
-    tags=["rollout"],
 )
 async def play_nothing(resources: Playing, step: int, first_group: int, count: int) -> int:
     """In the place of `roll_out_groups`."""

@@ -69,7 +69,6 @@ class DaskPlan:
     task_run_name="rollout-s{step}-g{first_group}",
     cache_policy=NO_CACHE,
     persist_result=False,
-    tags=["rollout", "dask"],
 )
 async def roll_out_elsewhere(root: str, step: int, first_group: int, count: int, call: str) -> RolloutReport:
     """Play a stretch in the process of the worker that runs this."""

@@ -33,7 +33,6 @@ _BEYOND_A_SHARD = 4096
     task_run_name="rollout-{producer}-g{first_group}",
     cache_policy=NO_CACHE,
     persist_result=False,
-    tags=["rollout"],
 )
 async def produce_groups(side: RolloutSide, producer: str, first_group: int, count: int) -> RolloutReport:
     """Play the producer's start groups from `first_group` on, under the newest version, and publish their shard."""

@@ -145,7 +145,6 @@ def in_words(settings: SimulatedSettings) -> str:
     task_run_name="replayed-s{step}-g{first_group}",
     cache_policy=NO_CACHE,
     persist_result=False,
-    tags=["rollout", "simulated"],
 )
 async def replay_groups(source: ReplayedSource, step: int, first_group: int, count: int) -> RolloutReport:
     """Publish stored start groups as `first_group` .. `first_group + count - 1`, as `roll_out_groups` does played ones."""

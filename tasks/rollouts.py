@@ -54,7 +54,6 @@ class RolloutReport:
     task_run_name="rollout-s{step}-g{first_group}",
     cache_policy=NO_CACHE,
     persist_result=False,
-    tags=["rollout"],
 )
 async def roll_out_groups(resources: Resources, step: int, first_group: int, count: int) -> RolloutReport:
     """Play start groups `first_group` .. `first_group + count - 1` of `step` and publish their shard.
@@ -93,7 +92,6 @@ async def play_missing(
     task_run_name="rollout-probe-v{version}",
     cache_policy=NO_CACHE,
     persist_result=False,
-    tags=["rollout"],
 )
 async def roll_out_probe(resources: Resources, version: int) -> None:
     """Play one start group under the version that engine and trainer hold, to compare them on.

@@ -27,7 +27,7 @@ async def has_fresh_rows(resources: Resources) -> bool:
     return await asyncio.to_thread(resources.trainer.fresh_rows) > 0
 
 
-@task(name="check-mismatch", cache_policy=NO_CACHE, persist_result=False, tags=["train"])
+@task(name="check-mismatch", cache_policy=NO_CACHE, persist_result=False)
 async def check_mismatch(resources: Resources) -> dict[str, float]:
     """Refuse to go on unless trainer and engine give the same probabilities to fresh rows; the gap as metrics."""
     with resources.spans.span("train"):
@@ -39,7 +39,6 @@ async def check_mismatch(resources: Resources) -> dict[str, float]:
     task_run_name="train-step-{step}",
     cache_policy=NO_CACHE,
     persist_result=False,
-    tags=["train"],
 )
 async def train_step(resources: Resources, step: int) -> TrainedStep:
     """Train `step` in the trainer's process, which publishes policy version `step`."""

@@ -1,13 +1,19 @@
-"""What tasks share is handed through Prefect unopened: it would look at every position of the state cache, for every task."""
+"""What would make every task of every step dear stays out of it: a walk through what tasks share, a question to the server."""
 
 from pathlib import Path
 from typing import Any
 
+import pytest
 from prefect.utilities.collections import visit_collection
 
 from state_cache.settings import CacheSettings
 from state_cache.store import StateCache
+from tasks.dask_rollouts import roll_out_elsewhere
+from tasks.produced_rollouts import produce_groups
+from tasks.replayed_rollouts import replay_groups
 from tasks.resources import Resources
+from tasks.rollouts import roll_out_groups, roll_out_probe
+from tasks.training import check_mismatch, train_step
 
 
 def test_prefect_does_not_look_into_what_tasks_share(positions):
@@ -31,3 +37,12 @@ def test_prefect_does_not_look_into_what_tasks_share(positions):
     seen: list[object] = []
     visit_collection(resources, seen.append)
     assert seen == [resources]
+
+
+@pytest.mark.parametrize(
+    "task",
+    [roll_out_groups, roll_out_probe, roll_out_elsewhere, produce_groups, replay_groups, check_mismatch, train_step],
+    ids=lambda task: task.name,
+)
+def test_a_task_of_a_step_has_no_tag_for_which_prefect_would_ask_the_server(task: Any):
+    assert not task.tags
