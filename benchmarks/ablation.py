@@ -20,6 +20,8 @@ from telemetry.progress import reporter
 
 _LEARNING = ("read", "train", "save", "publish")
 """Stages whose cost goes with the decisions that are trained on; all others go with those that are rolled out."""
+WARM_UP_GROUPS = 2
+"""Start groups of the first step of an arm, which does not count."""
 
 
 def arms() -> dict[str, Way]:
@@ -64,8 +66,7 @@ async def _measure(name: str, way: Way, setting: Setting, steps: int) -> dict[st
         for step in range(1, steps + 2):
             if step == 2:
                 before = dict(arm.clock.cpu_s)
-                arm.fresh_counts()
-            rows = await arm.roll_out(step)
+            rows = await arm.roll_out(step, WARM_UP_GROUPS if step == 1 else None)
             arm.publish_rows(step, rows)
             learned = await arm.learn(step)
             if step > 1:

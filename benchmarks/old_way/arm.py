@@ -101,9 +101,9 @@ class Arm:
         """Free the engine."""
         await self.engine.close()
 
-    async def roll_out(self, step: int) -> list[Row]:
-        """All rollouts of a step, beside one another; the step has them when the slowest is done."""
-        starts = starts_of(self.setting, step)
+    async def roll_out(self, step: int, groups: int | None = None) -> list[Row]:
+        """All rollouts of a step, or its first `groups`, beside one another; the step has them when the slowest is done."""
+        starts = starts_of(self.setting, step)[:groups]
         rollouts = self.setting.rollouts
         played = await asyncio.gather(
             *(

@@ -20,6 +20,10 @@ from typing import Any
 
 from benchmarks.old_way.ways import OLD, Way
 
+_STEPS_AT_LEAST = 2
+_AFTER_ALL = 1_000_000
+"""Number under which the version that is scored is served, whichever it was."""
+
 
 def main(spec_file: Path) -> None:
     """Run what the file says, see `spec_of`; lines go to standard output."""
@@ -94,17 +98,19 @@ async def _run(spec: dict[str, Any], pipe: Connection) -> None:
         return await score(replace(arm.table), open_cache(Path(spec["cache"])).held_out, evaluation, evaluation.opponents[0])
 
     try:
+        base = await scored() if spec["scores"] else {}
+        newest = await _steps(spec, arm, pipe)
         if spec["scores"]:
-            _say(base=await scored())
-        await _steps(spec, arm, pipe)
-        if spec["scores"]:
-            _say(trained=await scored())
+            if newest is not None:
+                await arm.serve(_AFTER_ALL, newest)
+            _say(base=base, trained=base if newest is None else await scored())
     finally:
         await arm.close()
 
 
-async def _steps(spec: dict[str, Any], arm: Any, pipe: Connection) -> None:
-    depth, most, budget_s = spec["depth"], spec["steps"], spec["budget_s"]
+async def _steps(spec: dict[str, Any], arm: Any, pipe: Connection) -> Any:
+    """Steps until the budget is spent, and two at least, so that one is measured after the first; what was learned within it."""
+    depth, most, budget_s, newest = spec["depth"], spec["steps"], spec["budget_s"], None
     in_flight: dict[int, asyncio.Task[Any]] = {}
     done = _clock()
     began, trainer_cpu = time.perf_counter(), 0.0
@@ -125,8 +131,11 @@ async def _steps(spec: dict[str, Any], arm: Any, pipe: Connection) -> None:
         await arm.serve(step, learned)
         counts, stages = arm.fresh_counts(), dict(arm.clock.cpu_s)
         wall_s, own_s = done()
+        spent_s = time.perf_counter() - began
+        newest = learned if spent_s <= budget_s else newest
         _say(
             step=step,
+            in_budget=spent_s <= budget_s,
             wall_s=wall_s,
             cpu_s=own_s + cpu_s,
             rollout_wait_s=waited_s,
@@ -137,11 +146,12 @@ async def _steps(spec: dict[str, Any], arm: Any, pipe: Connection) -> None:
             counts=asdict(counts),
             **{name: getattr(learned, name) for name in ("rolled", "trained", "realigned", "tokens", "return_mean")},
         )
-        if time.perf_counter() - began >= budget_s:
+        if spent_s >= budget_s and step >= _STEPS_AT_LEAST:
             break
     for task in in_flight.values():
         task.cancel()
     await asyncio.gather(*in_flight.values(), return_exceptions=True)
+    return newest
 
 
 def _clock() -> Callable[[], tuple[float, float]]:
