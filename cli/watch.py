@@ -16,6 +16,7 @@ from telemetry.errors import InputError
 
 if TYPE_CHECKING:
     from reports.read_run import RunProgress
+    from storage.runs import RunPaths
 
 _TICKS = "▁▂▃▄▅▆▇█"
 _CURVES = (
@@ -29,8 +30,17 @@ _CURVES = (
     ("unique", "train/unique_tokens_per_s", "{0:,.0f} trained a second"),
     ("prefix hits", "rollout/prefix_hit_share", "{0:.0%}"),
     ("together", "rollout/occupancy", "{0:.0f} requests"),
-    ("cache", "workers/kv_cache_share_max", "{0:.0%} of the fullest worker's"),
     ("GPU", "gpu/utilisation", "{0:.0%} busy"),
+    ("GPU memory", "gpu/memory_share", "{0:.0%} of the fullest"),
+    ("occupancy", "gpu/sm_occupancy_share", "{0:.0%} of the warps that would fit"),
+    ("power", "gpu/power_w", "{0:,.0f} W of all GPUs"),
+    ("workers", "workers/running_mean", "{0:.0f} requests at each"),
+    ("their queue", "workers/waiting_mean", "{0:.1f} requests waiting"),
+    ("their cache", "workers/kv_cache_share_max", "{0:.0%} of the fullest worker's"),
+    ("their GPUs", "workers/gpu_utilisation_mean", "{0:.0%} busy"),
+    ("ahead", "queue/ahead", "{0:.0f} start groups, as the controller has it"),
+    ("in flight", "queue/in_flight", "{0:.0f} start groups"),
+    ("ready", "queue/ready", "{0:.0f} start groups"),
     ("memory", "memory/trainer_mib", "{0:,.0f} MiB of the trainer"),
 )
 _WIDTH, _ALERTS = 32, 4
@@ -61,21 +71,36 @@ def watch(
     paths, console = RunPaths(runs_root / run), Console(highlight=False)
     found = read_progress(paths)
     if once or not console.is_terminal:
-        console.print(_screen(found))
+        console.print(_screen(found, paths))
         return
-    with Live(_screen(found), console=console, refresh_per_second=4) as live:
+    with Live(_screen(found, paths), console=console, refresh_per_second=4) as live:
         while not found.is_over:
             time.sleep(beat_s)
             found = read_progress(paths)
-            live.update(_screen(found))
+            live.update(_screen(found, paths))
 
 
-def _screen(found: "RunProgress") -> RenderableType:
+def _screen(found: "RunProgress", paths: "RunPaths") -> RenderableType:
     parts: list[RenderableType] = [_head(found)]
     if found.steps:
         parts += [_curves(found), Text("where the time goes", style="bold"), _time(found)]
+    parts += _producers(paths)
     parts += [Text(line, style="yellow") for line in found.alerts[-_ALERTS:]]
     return Group(*parts)
+
+
+def _producers(paths: "RunPaths") -> list[RenderableType]:
+    """Who plays for the run beside its own process, a line each; nothing where nobody ever did."""
+    from storage.control import read_producers
+
+    producers, damaged = read_producers(paths) if paths.producers.is_dir() else ([], [])
+    lines = [
+        f"{each.producer}: {'lost' if each.lost() else each.state}, {each.in_flight} start groups in flight, "
+        f"{each.published} published, version {each.version}, on {each.host}" + (f"; {each.sentence}" if each.sentence else "")
+        for each in producers
+    ]
+    head = [Text("producers", style="bold")] if lines or damaged else []
+    return [*head, *(Text(f" {line}") for line in lines), *(Text(f" {line}", style="yellow") for line in damaged)]
 
 
 def _head(found: "RunProgress") -> Text:

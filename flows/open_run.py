@@ -49,6 +49,7 @@ from tasks.preparation import make_model
 from tasks.replayed_rollouts import IdleEngine
 from tasks.resources import Resources
 from tasks.rollout_side import SideSettings
+from telemetry.devices import GpuSampler
 from telemetry.errors import DataError, InputError
 from telemetry.machine import environment
 from telemetry.progress import reporter
@@ -202,6 +203,7 @@ async def open_run(settings: RunSettings, *, resume: bool = False, fork_lineage:
             standing=standing,
             provenance=provenance,
             control=control,
+            gpus=stack.enter_context(GpuSampler(settings.telemetry.gpu_beat_s, paths.devices)),
         )
 
 

@@ -17,6 +17,7 @@ from state_cache.store import StateCache
 from storage.control import ControlDesk
 from storage.learnable_aside import PastSpreadsAside
 from storage.runs import RunPaths
+from telemetry.devices import GpuSampler
 from telemetry.timing import Spans
 from training.process import Standing, TrainerProcess
 
@@ -62,6 +63,8 @@ class Resources(Playing):
     """Where the run stood when it was opened."""
     control: ControlDesk | None = None
     """Tells those who play elsewhere what is served; None where nobody does."""
+    gpus: GpuSampler | None = None
+    """Reads this machine's GPUs."""
 
     async def serve(self, version: int, adapter: Path, adapter_hash: str) -> None:
         """Let the engine play policy `version` from now on, and nothing that is too old to train on.
