@@ -51,7 +51,7 @@ class Begun:
 def up(
     *,
     port: Annotated[int, Parameter(help="Port of the server on this machine, if none is named by PREFECT_API_URL.")] = 4200,
-    pool: Annotated[str, Parameter(help="Work pool that the deployments name.")] = "local",
+    pool: Annotated[str, Parameter(help="Work pool that the worker works for, one that prefect.yaml names.")] = "local",
 ) -> None:
     """Start what running from Prefect's UI needs: server, pool, deployments, automations, a worker. Again is harmless.
 
@@ -66,9 +66,13 @@ def up(
     """
     if not Path("prefect.yaml").is_file():
         raise InputError("there is no prefect.yaml here: work in the project's folder, whose deployments it describes")
+    pools = _pools_of_deployments()
+    if pool not in pools:
+        raise InputError(f"no deployment of prefect.yaml names work pool '{pool}': choose {' or '.join(pools)} with --pool")
     address = _server(port)
     os.environ["PREFECT_API_URL"] = f"{address}/api"
-    _pool(pool)
+    for each in pools:
+        _pool(each)
     _pool(PRODUCERS)
     _prefect("deploy", "--all", "--no-prompt")
     ask = asker(os.environ["PREFECT_API_URL"])
@@ -127,6 +131,21 @@ def _server(port: int) -> str:
     wait_until_up(process, f"{address}/api", log)
     print(f"server          started at {address} (process {process.pid}, {log})")
     return address
+
+
+def _pools_of_deployments() -> list[str]:
+    """Names of the work pools that prefect.yaml asks for.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    import yaml
+
+    try:
+        return sorted({each["work_pool"]["name"] for each in yaml.safe_load(Path("prefect.yaml").read_text())["deployments"]})
+    except (yaml.YAMLError, TypeError, KeyError) as error:
+        said = " ".join(str(error).split())
+        raise InputError(f"prefect.yaml does not say which deployments there are, each with a work pool: {said}") from error
 
 
 def _pool(name: str) -> None:
