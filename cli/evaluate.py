@@ -35,6 +35,11 @@ def evaluate(
     ] = None,
     years: Annotated[int | None, Parameter(group=_MATCH, help="Game years until a game is cut off; default: 6.")] = None,
     at_once: Annotated[int | None, Parameter(group=_MATCH, help="Games played at the same time.")] = None,
+    tactical: Annotated[bool, Parameter(help="Share of the tactical positions solved instead.", negative="")] = False,
+    repetitions: Annotated[
+        str, Parameter(help="Draws for each decision, voted on: one number in a match, else several to compare, as 1,5,25,100.")
+    ] = "",
+    pick: Annotated[Literal["vote", "playout"], Parameter(group=_MATCH, help="How one of several draws is chosen.")] = "vote",
     json: Annotated[bool, Parameter(help="Print the result as one JSON object, last line.", negative="")] = False,
     dry_run: DryRun = False,
 ) -> None:
@@ -54,6 +59,10 @@ def evaluate(
         entente evaluate --run mine --players newest,base,random --opponents mover --width 0.1
 
         entente evaluate --run mine --players newest,other:v20 --start held-out --years 3 --measure centres
+
+        entente evaluate --run mine --tactical
+
+        entente evaluate --run mine --repetitions 1,5,25,100
     """
     from flows.run_settings import check_settings, settings_of
     from storage.runs import RunPaths
@@ -61,6 +70,9 @@ def evaluate(
     settings = settings_of(RunPaths(runs_root / run))
     asked = {"games": games, "width": width, "measure": measure, "start": start, "years": years, "at_once": at_once}
     match = _match(players, opponents, {name: value for name, value in asked.items() if value is not None})
+    times = _times(repetitions)
+    if match is not None and times:
+        match = type(match).model_validate(match.model_dump() | {"repetitions": times[0], "pick": pick})
     wished: dict[str, object] = {}
     if positions is not None:
         wished["positions"] = positions
@@ -84,10 +96,27 @@ def evaluate(
     from flows.evaluate_policy import evaluate_policy
 
     with prefect_server(), progress_shown():
-        result = asyncio.run(evaluate_policy(run, version, runs_root, evaluation, match))
-    _show_match(result) if match is not None else _show_score(result)
+        result = asyncio.run(evaluate_policy(run, version, runs_root, evaluation, match, tactical, times))
+    if match is not None:
+        _show_match(result)
+    elif tactical:
+        _show_tactics(result)
+    elif times:
+        _show_repetitions(result)
+    else:
+        _show_score(result)
     if json:
         print(jsonlib.dumps(result))
+
+
+def _times(text: str) -> tuple[int, ...]:
+    """Numbers of draws, as '1,5,25'."""
+    from telemetry.errors import InputError
+
+    try:
+        return tuple(int(number) for number in text.split(",") if number.strip())
+    except ValueError as error:
+        raise InputError(f"--repetitions takes whole numbers such as 1,5,25,100, not {text!r}") from error
 
 
 def _match(players: str, opponents: list[str] | None, asked: dict[str, Any]) -> Any:
@@ -137,3 +166,21 @@ def _cell(estimate: dict[str, float], *, share: bool) -> str:
     if share:
         return f"{estimate['mean']:.1%} [{estimate['low']:.0%}, {estimate['high']:.0%}]"
     return f"{estimate['mean']:.2f} [{estimate['low']:.2f}, {estimate['high']:.2f}]"
+
+
+def _show_tactics(result: dict[str, Any]) -> None:
+    print(f"{result['positions']} tactical positions, {result['draws']} draws of each")
+    for row in result["solved"]:
+        low, high = row["ci"]
+        themes = ", ".join(f"{theme} {share:.0%}" for theme, share in row["by_theme"].items())
+        print(f"{row['player']:<12} solves {row['share']:.1%}, 95 % interval [{low:.1%}, {high:.1%}]; {themes}")
+
+
+def _show_repetitions(result: dict[str, Any]) -> None:
+    print(f"policy version {result['policy_version']} against {result['opponents']}: centres gained, by draws for each decision")
+    for row in result["repetitions"]:
+        low, high = row["ci"]
+        print(
+            f"{row['repetitions']:>4} draws: {row['score']:+.2f} [{low:+.2f}, {high:+.2f}], {row['seconds']:.1f} s, "
+            f"{row['drawn_share']:.0%} of the draws were needed"
+        )

@@ -10,8 +10,8 @@ Promise: a vote that can no longer change is not drawn to its end, and gives wha
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from typing import Literal
 
-from evaluation.settings import MatchSettings
 from game.board import POWERS
 from game.legal import LegalOrders, OrderKind
 from game.players import player
@@ -31,9 +31,11 @@ PLAYOUT_PLAYER = "random"
 class RepeatedDecider:
     """A policy version that draws `repetitions` sets and chooses; counts what it drew and what an early end saved."""
 
-    def __init__(self, engine: Engine, tokens: Tokens, version: int | None, settings: MatchSettings) -> None:
+    def __init__(
+        self, engine: Engine, tokens: Tokens, version: int | None, repetitions: int, pick: Literal["vote", "playout"] = "vote"
+    ) -> None:
         self._engine, self._tokens, self._version = engine, tokens, version
-        self._repetitions, self._pick = settings.repetitions, settings.pick
+        self._repetitions, self._pick = repetitions, pick
         self.decisions = self.drawn = 0
 
     async def decide(self, question: Question) -> list[str]:
@@ -85,7 +87,7 @@ def _first(ballot: Counter[tuple[str, ...]]) -> tuple[str, ...]:
 
 
 def _lead(ballot: Counter[tuple[str, ...]]) -> int:
-    """Fewer further draws than this cannot change the ballot: a rival drawn before the winner wins ties, a later one loses them."""
+    """Fewer further draws than this cannot change the ballot: rivals drawn before the winner win ties, later ones lose."""
     winner = _first(ballot)
     names = list(ballot)
     rivals = [votes + (names.index(name) < names.index(winner)) for name, votes in ballot.items() if name != winner]

@@ -20,7 +20,7 @@ class ScoreRecord:
     """One player's score against one kind of opponents."""
 
     label: str
-    """Its name in the run's summary, as "base" or "trained_vs_mover"."""
+    """Its name in the run's summary, as "base" or "trained_vs_mover"; or "track/v000010", a point between."""
     player: str
     """"policy", or a scripted player."""
     opponents: str
@@ -38,8 +38,9 @@ _RECORD = TypeAdapter(ScoreRecord)
 
 def write_score(paths: RunPaths, record: ScoreRecord) -> None:
     """Keep `record` under its label; a former one is replaced."""
-    make_directory(paths.scores)
-    durable_write(paths.scores / f"{record.label}.json", _RECORD.dump_json(record, indent=1))
+    file = paths.scores / f"{record.label}.json"
+    make_directory(file.parent)
+    durable_write(file, _RECORD.dump_json(record, indent=1))
 
 
 def read_score(paths: RunPaths, label: str) -> ScoreRecord | None:

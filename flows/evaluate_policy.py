@@ -1,27 +1,28 @@
-"""Flow: measure the strength of policy versions: on held-out positions, or in matches of whole games."""
+"""Flow: measure the strength of policy versions: on held-out positions, on tactical ones, with repeated draws, or in matches."""
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
 from prefect import flow
 
-from decoding.codec import Codec
-from evaluation.contestants import known_version
+from evaluation.contestants import Contestant, contestant, known_version
+from evaluation.score_files import ScoreRecord, write_score
 from evaluation.settings import EvaluationSettings, MatchSettings
 from evaluation.strength import POLICY
-from flows.open_run import make_engine, prepare_cache, prepare_model
+from evaluation.tactics import TacticsScore, load_positions, write_tactics
+from evaluation.track import track_label
+from flows.compare_repetitions import compare_repetitions
+from flows.open_players import open_players
+from flows.open_run import prepare_cache
 from flows.play_match import play_match_of
 from flows.run_names import evaluation_name
 from flows.run_settings import settings_of
-from flows.thread_plan import apply_threads
-from inference.host import EngineHost
-from rollouts.fork import Tokens
-from storage.adapters import read_adapter
 from storage.runs import RunPaths
-from tasks.artifacts import show_scores
-from tasks.evaluation import evaluate_player
-from telemetry.progress import reporter
+from tasks.artifacts import show_scores, show_table
+from tasks.evaluation import evaluate_player, solve_positions
+
+SCRIPTED_LINES = ("random", "mover", "territorial", "dumbbot")
+"""Scripted players beside a version on the tactical positions."""
 
 
 @flow(name="evaluate-policy", flow_run_name=evaluation_name)
@@ -31,8 +32,11 @@ async def evaluate_policy(
     runs_root: Path = Path("runs"),
     evaluation: EvaluationSettings | None = None,
     match: MatchSettings | None = None,
+    tactical: bool = False,
+    repetitions: tuple[int, ...] = (),
+    track: bool = False,
 ) -> dict[str, Any]:
-    """Score `version` of `run` against each kind of opponents; or play `match`.
+    """Score `version` of `run` against each kind of opponents; or one of the other things that are measured.
 
     Args:
         run: Name of the run, its folder under `runs_root`.
@@ -40,33 +44,47 @@ async def evaluate_policy(
         runs_root: Folder of all runs.
         evaluation: How to measure; left out, as the run itself does.
         match: Whole games between several players instead, which it names; `version` then says nothing.
+        tactical: The share of the tactical positions that the version solves instead.
+        repetitions: Numbers of draws for each decision to compare instead, as 1, 5, 25, 100.
+        track: Keep score and tactical share as the version's point in the run's strength over versions.
 
     Raises:
         InputError: no such run or version, or a match that cannot be played.
     """
-    if match is not None:
-        return await play_match_of(run, Path(runs_root), match)
-    paths = RunPaths(Path(runs_root) / run)
-    settings = settings_of(paths).model_copy(update={"runs_root": Path(runs_root)})
+    paths, runs_root = RunPaths(Path(runs_root) / run), Path(runs_root)
+    settings = settings_of(paths).model_copy(update={"runs_root": runs_root})
     evaluation = evaluation or settings.evaluation
+    if match is not None:
+        return await play_match_of(run, runs_root, match)
     version = known_version(paths, run, version)
-    apply_threads(max(settings.threads))
-    cache, model = await prepare_cache(settings), await prepare_model(settings)
-    host, engine = EngineHost(), make_engine(settings.inference.for_evaluation, model)
-    try:
-        reporter().say("starting the engine")
-        await asyncio.wait_for(host.run(engine.start()), settings.inference.start_timeout_s)
-        if version:
-            adapter = read_adapter(paths, version)
-            await host.run(engine.publish(version, adapter.path, adapter.adapter_hash))
-        tokens, scores = Tokens(Codec(model), settings.prompts), {}
-        for opponents in evaluation.opponents:
+    player = contestant(f"v{version}", run, runs_root)
+    if tactical:
+        return await _tactical(paths, run, player, runs_root)
+    held_out = (await prepare_cache(settings)).held_out
+    if repetitions:
+        return await compare_repetitions(paths, player, runs_root, repetitions, held_out, evaluation)
+    scores = {}
+    async with open_players([player], runs_root, MatchSettings()) as opened:
+        for opponents in evaluation.opponents[:1] if track else evaluation.opponents:
             scores[opponents] = await evaluate_player(
-                f"v{version}", POLICY, opponents, cache.held_out, evaluation, host, engine, tokens
+                f"v{version}", POLICY, opponents, held_out, evaluation, opened.host, *opened.policy(player.name)
             )
-    finally:
-        await host.run(engine.close())
-        host.close()
+        if track:
+            solved = await solve_positions(opened.host, player.name, version, load_positions(), opened.deciders[player.name])
+            write_tactics(paths, solved)
+    if track:
+        ((opponents, score),) = scores.items()
+        write_score(
+            paths,
+            ScoreRecord(
+                label=track_label(version),
+                player=POLICY,
+                opponents=opponents,
+                policy_version=version,
+                settings=evaluation,
+                score=score,
+            ),
+        )
     await show_scores(run, version, scores)
     return {
         "run": run,
@@ -80,4 +98,42 @@ async def evaluate_policy(
             for name, score in scores.items()
         },
         "orders_rejected": sum(score.orders_rejected for score in scores.values()),
+    }
+
+
+async def _tactical(paths: RunPaths, run: str, player: Contestant, runs_root: Path) -> dict[str, Any]:
+    """What the version solves, the base, and scripted players beside it."""
+    positions, solved = load_positions(), list[TacticsScore]()
+    players = [player] if not player.version else [player, contestant("base", run, runs_root)]
+    async with open_players(players, runs_root, MatchSettings()) as opened:
+        for each in players:
+            score = await solve_positions(opened.host, each.name, each.version, positions, opened.deciders[each.name])
+            write_tactics(paths, score)
+            solved.append(score)
+        solved += [await solve_positions(opened.host, name, 0, positions, None) for name in SCRIPTED_LINES]
+    rows = [
+        {
+            "player": score.player,
+            "solved": f"{score.share.mean:.1%}",
+            "95 % interval": f"{score.share.low:.1%} to {score.share.high:.1%}",
+        }
+        | {theme: f"{share:.0%}" for theme, share in score.by_theme.items()}
+        for score in solved
+    ]
+    await show_table(f"tactics-{run}-{player.name}", f"{run}: share of {len(positions)} tactical positions solved", rows)
+    return {
+        "run": run,
+        "policy_version": player.version,
+        "positions": len(positions),
+        "draws": solved[0].draws,
+        "solved": [
+            {
+                "player": score.player,
+                "share": round(score.share.mean, 4),
+                "ci": [round(score.share.low, 4), round(score.share.high, 4)],
+                "by_theme": {theme: round(share, 4) for theme, share in score.by_theme.items()},
+                "by_position": score.solved,
+            }
+            for score in solved
+        ],
     }

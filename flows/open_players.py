@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -17,12 +18,13 @@ from decoding.model_files import model_fingerprint
 from evaluation.contestants import Contestant
 from evaluation.repeated import RepeatedDecider
 from evaluation.settings import MatchSettings
-from flows.open_run import make_engine, prepare_model
+from flows.open_run import prepare_model
 from flows.run_settings import RunSettings, settings_of
 from flows.thread_plan import apply_threads
 from inference.choose_engine import EngineKind, engine_here
 from inference.engine import Engine
 from inference.host import EngineHost
+from inference.make_engine import make_engine
 from inference.settings import AdapterMode, InferenceSettings
 from rollouts.deciders import Decider, PolicyDecider, Tokens
 from storage.runs import RunPaths
@@ -52,11 +54,30 @@ def serving(kind: EngineKind | None, adapters: AdapterMode, versions: int) -> Li
     return "one" if kind == "vllm_async" and adapters == "auto" else "each"
 
 
+@dataclass(kw_only=True)
+class OpenPlayers:
+    """Policy versions at their engines."""
+
+    host: EngineHost
+    """The thread that deciders must be asked on."""
+    deciders: dict[str, Decider] = field(default_factory=dict)
+    """By the player's name; scripted players have none."""
+    served: dict[str, tuple[Engine, Tokens, int]] = field(default_factory=dict)
+    """Engine, tokens and the engine's number of each version, by the player's name."""
+
+    def policy(self, name: str) -> tuple[Engine, Tokens]:
+        """Engine and tokens of a version that its engine serves as the newest."""
+        return self.served[name][:2]
+
+    def repeated(self, name: str, repetitions: int, pick: Literal["vote", "playout"] = "vote") -> RepeatedDecider:
+        """The version, drawing `repetitions` times for each decision."""
+        engine, tokens, number = self.served[name]
+        return RepeatedDecider(engine, tokens, number, repetitions, pick)
+
+
 @asynccontextmanager
-async def open_players(
-    players: Sequence[Contestant], runs_root: Path, match: MatchSettings
-) -> AsyncIterator[tuple[EngineHost, Mapping[str, Decider]]]:
-    """Deciders of the policy versions among `players`, by name, and the thread that they must be asked on.
+async def open_players(players: Sequence[Contestant], runs_root: Path, match: MatchSettings) -> AsyncIterator[OpenPlayers]:
+    """The policy versions among `players`, each at an engine that serves it.
 
     Raises:
         InputError: their runs rest on different base models or tokenizers.
@@ -65,7 +86,7 @@ async def open_players(
     async with AsyncExitStack() as stack:
         host = EngineHost("match-engine")
         stack.callback(host.close)
-        deciders: dict[str, Decider] = {}
+        opened = OpenPlayers(host=host)
         if policies:
             settings = {run: settings_of(RunPaths(runs_root / run)) for run in {player.run for player in policies}}
             settings = {run: some.model_copy(update={"runs_root": runs_root}) for run, some in settings.items()}
@@ -81,8 +102,13 @@ async def open_players(
                 reporter().say(f"starting an engine for {', '.join(player.name for player in group)}")
                 await asyncio.wait_for(host.run(engine.start()), inference.start_timeout_s)
                 for number, player in await _published(host, engine, group):
-                    deciders[player.name] = _decider(engine, tokens[player.run], number, match)
-        yield host, deciders
+                    opened.served[player.name] = engine, tokens[player.run], number
+                    opened.deciders[player.name] = (
+                        opened.repeated(player.name, match.repetitions, match.pick)
+                        if match.repetitions > 1
+                        else PolicyDecider(engine, tokens[player.run], number)
+                    )
+        yield opened
 
 
 def check_same_base(models: Mapping[str, Path]) -> None:
@@ -128,12 +154,6 @@ async def _published(host: EngineHost, engine: Engine, group: Sequence[Contestan
             await host.run(engine.publish(number, player.adapter, player.adapter_hash))
         numbered.append((number, player))
     return numbered
-
-
-def _decider(engine: Engine, tokens: Tokens, number: int, match: MatchSettings) -> Decider:
-    if match.repetitions > 1:
-        return RepeatedDecider(engine, tokens, number, match)
-    return PolicyDecider(engine, tokens, number)
 
 
 async def _close(host: EngineHost, engine: Engine) -> None:

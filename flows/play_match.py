@@ -112,14 +112,14 @@ async def _play(
     """Play what is missing into `done` and the match's file; the seconds it took, engines' starts aside."""
     if done:
         reporter().say(f"{len(done)} games of this match lie there; {len(missing)} are played")
-    async with open_players(players, runs_root, match) as (host, deciders):
+    async with open_players(players, runs_root, match) as opened:
         began = time.monotonic()
 
         def on_game(game: GameResult) -> None:
             done[game.key] = game
             keep_game(paths, label, game)
 
-        await play_games(host, label, missing, match, deciders, on_game)
+        await play_games(opened.host, label, missing, match, opened.deciders, on_game)
         return time.monotonic() - began
 
 

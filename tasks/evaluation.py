@@ -8,6 +8,7 @@ from prefect.cache_policies import NO_CACHE
 from evaluation.matches import GamePlan, GameResult, OnGame, play_match
 from evaluation.settings import EvaluationSettings, MatchSettings
 from evaluation.strength import POLICY, Score, measure_strength
+from evaluation.tactics import TacticalPosition, TacticsScore, solve
 from game.snapshot import Snapshot
 from inference.engine import Engine
 from inference.host import EngineHost
@@ -31,8 +32,9 @@ async def evaluate_player(
     host: EngineHost,
     engine: Engine | None,
     tokens: Tokens | None,
+    decider: Decider | None = None,
 ) -> Score:
-    """Score `player` (the policy as the engine serves it, or a scripted one), called `label` in the run's names."""
+    """Score `player` (the policy as the engine serves it, a scripted one, or `decider`), called `label` in the run's names."""
     who = f"{label} against {opponents}"
     policy = player == POLICY
     return await host.run(
@@ -44,6 +46,7 @@ async def evaluate_player(
             engine if policy else None,
             tokens if policy else None,
             lambda done, total: reporter().stage(f"evaluating {who}", done, total),
+            decider,
         )
     )
 
@@ -67,3 +70,15 @@ async def play_games(
         reporter().stage("playing games", done, len(plans))
 
     return await host.run(play_match(plans, settings, deciders, told))
+
+
+@task(name="solve-tactics", task_run_name="solve-tactics-{name}", cache_policy=NO_CACHE, persist_result=False, tags=["evaluate"])
+async def solve_positions(
+    host: EngineHost, name: str, version: int, positions: Sequence[TacticalPosition], decider: Decider | None
+) -> TacticsScore:
+    """What a player solves of the tactical positions: `decider`, or the scripted player of this name."""
+
+    def told(done: int, total: int) -> None:
+        reporter().stage(f"tactical positions, {name}", done, total)
+
+    return await host.run(solve(name, version, positions, decider, on_position=told))

@@ -1,0 +1,201 @@
+"""Rollouts are played from a run's folder alone, under the version that its control file names, and for a run that wants them."""
+
+import asyncio
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollouts.settings import RolloutSettings
+from storage.adapters import read_adapter
+from storage.asking import connect
+from storage.control import ControlDesk, ProducerStatus, read_control, read_producer, write_producer
+from storage.runs import RunPaths
+from storage.shards import shard_path
+from tasks import rollout_side
+from tasks.produced_rollouts import ProducerDesk, next_free
+from tasks.rollout_side import RolloutSide, producer_positions, side_settings
+from tasks.rollouts import play_missing, start_positions
+from telemetry.errors import DataError, InputError
+
+
+@pytest.fixture
+def run(trained: Any, tmp_path: Path) -> Callable[..., tuple[RunPaths, ControlDesk]]:
+    """A copy of the small run, as it would be at work with this version served."""
+
+    def make(version: int = 0) -> tuple[RunPaths, ControlDesk]:
+        _, first, _ = trained
+        root = tmp_path / "runs"
+        for shared in ("_models", "_state_cache"):
+            (root / shared).parent.mkdir(exist_ok=True)
+            (root / shared).symlink_to(first.root.parent / shared)
+        paths = RunPaths(root / "mine")
+        shutil.copytree(first.root, paths.root)
+        paths.summary.unlink()
+        before = read_control(paths)
+        desk = ControlDesk(paths, base_model=before.base_model, plays=before.plays, quota=2, max_policy_lag=2)
+        serve(paths, desk, version)
+        return paths, desk
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def no_model(monkeypatch: pytest.MonkeyPatch, uniform_engine: Any) -> None:
+    """Everything is real but the drawing."""
+    monkeypatch.setattr(rollout_side, "make_engine", lambda settings, model: uniform_engine())
+
+
+def serve(paths: RunPaths, desk: ControlDesk, version: int) -> None:
+    adapter = read_adapter(paths, version) if version else None
+    desk.serve(version, adapter.path if adapter else None, adapter.adapter_hash if adapter else "base")
+
+
+def test_a_side_follows_the_run_and_its_rows_are_of_the_version_it_serves(run):
+    paths, desk = run()
+
+    async def play() -> None:
+        side = await RolloutSide.open(paths.root)
+        try:
+            for group, version in enumerate((0, 1, 2)):
+                serve(paths, desk, version)
+                await side.follow()
+                assert side.version == version
+                positions = producer_positions(side.playing, "x", group, 1, side.version)
+                await play_missing(side.playing, "rollout", "x", positions, group)
+        finally:
+            await side.close()
+
+    asyncio.run(play())
+    with connect(paths.root) as sql:
+        told = sql.sql("select distinct start_group, policy_version from decisions where producer = 'x' order by all").fetchall()
+    assert told == [(0, 0), (1, 1), (2, 2)]
+
+
+def test_a_version_is_taken_on_the_beat_while_games_are_played(run, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(rollout_side, "FOLLOW_S", 0.05)
+    paths, desk = run()
+
+    async def wait() -> int:
+        side = await RolloutSide.open(paths.root)
+        try:
+            await asyncio.to_thread(serve, paths, desk, 2)
+            for _ in range(200):
+                if side.version == 2:
+                    break
+                await asyncio.sleep(0.05)
+            return side.version
+        finally:
+            await side.close()
+
+    assert asyncio.run(wait()) == 2
+
+
+def altered(paths: RunPaths, **changes: Any) -> None:
+    told = json.loads(paths.control.read_bytes()) | changes
+    paths.control.write_text(json.dumps(told))
+
+
+@pytest.mark.parametrize(
+    "spoil, kind, said",
+    [
+        (lambda paths: paths.settings.unlink(), InputError, "there is no run in"),
+        (lambda paths: paths.settings.write_text("{}"), InputError, "not of this version or was altered"),
+        (lambda paths: paths.control.unlink(), DataError, "never at work"),
+        (lambda paths: altered(paths, stop=True, reason="its training has ended"), InputError, "is not at work"),
+        (lambda paths: altered(paths, base_model="0123456789abcdef"), InputError, "bring the same model"),
+        (lambda paths: altered(paths, plays="other"), InputError, "of other settings"),
+        (lambda paths: altered(paths, version=1, adapter_hash="other"), DataError, "not the adapter"),
+        (lambda paths: altered(paths, version=9), DataError, "Policy version 9 is not published"),
+        (lambda paths: (paths.root.parent / "_models").unlink(), InputError, "share the whole folder"),
+        (lambda paths: (paths.root.parent / "_state_cache").unlink(), InputError, "share the whole folder"),
+    ],
+    ids=["no run", "settings", "no control", "ended", "model", "plays", "hash", "version", "no model", "no cache"],
+)
+def test_what_cannot_be_played_for_is_one_sentence(run, spoil: Callable[[RunPaths], Any], kind: type[Exception], said: str):
+    paths, _ = run()
+    spoil(paths)
+    with pytest.raises(kind, match=said) as caught:
+        asyncio.run(RolloutSide.open(paths.root))
+    assert "\n" not in str(caught.value)
+
+
+def test_producers_begin_elsewhere_than_the_flow_and_one_another_and_the_same_whenever_asked(run):
+    paths, _ = run()
+
+    async def draw() -> Any:
+        side = await RolloutSide.open(paths.root)
+        try:
+            playing = side.playing
+            playing.rollouts = RolloutSettings(start_groups=4, forks_per_group=2, horizon_years=1)
+            whole = {name: producer_positions(playing, name, 0, 12, 0) for name in ("a", "b")}
+            parts = producer_positions(playing, "a", 0, 3, 0) + producer_positions(playing, "a", 3, 9, 0)
+            own = [position for step in (1, 2, 3) for position in start_positions(playing, step)]
+            return whole, parts, own
+        finally:
+            await side.close()
+
+    whole, parts, own = asyncio.run(draw())
+    assert parts == whole["a"] and len(whole["a"]) == 12
+    assert whole["a"] != whole["b"] != own != whole["a"]
+
+
+def test_the_hash_of_what_is_played_holds_what_shapes_rows_and_nothing_else(run):
+    paths, _ = run()
+    settings = side_settings(paths)
+    same = settings.model_copy(update={"run": "another", "inference": settings.inference.model_copy(update={"urls": ("u",)})})
+    other = settings.model_copy(update={"rollouts": settings.rollouts.model_copy(update={"horizon_years": 9})})
+    assert settings.plays == same.plays == read_control(paths).plays != other.plays
+
+
+def test_a_number_is_never_used_twice_whatever_is_left_of_a_producer(run):
+    paths, _ = run()
+    assert next_free(paths, "x") == 0
+
+    async def begin() -> ProducerStatus:
+        async with ProducerDesk(paths, "x", "") as desk:
+            await desk.tell("playing", next_group=6, published=4)
+            with pytest.raises(InputError, match="is at work on this machine"):
+                async with ProducerDesk(paths, "x", ""):
+                    raise AssertionError("two of one name")
+            return desk.status
+
+    asyncio.run(begin())
+    assert next_free(paths, "x") == 6, "said, and perhaps played"
+    ended = read_producer(paths, "x")
+    assert ended is not None and ended.state == "ended" and ended.published == 4
+
+    async def shard() -> None:
+        side = await RolloutSide.open(paths.root)
+        try:
+            await play_missing(side.playing, "rollout", "x", producer_positions(side.playing, "x", 8, 2, 0), 8)
+        finally:
+            await side.close()
+
+    asyncio.run(shard())
+    assert next_free(paths, "x") == 10
+    (paths.producers / "x.json").write_text("{")
+    assert next_free(paths, "x") == 10, "from the shards alone"
+    shard_path(paths, "x", 8).write_bytes(b"")
+    assert next_free(paths, "x") > 10, "beyond whatever the damaged one held"
+
+
+def test_a_producer_of_that_name_at_work_on_another_machine_is_respected(run):
+    paths, _ = run()
+
+    async def begin() -> None:
+        async with ProducerDesk(paths, "x", ""):
+            return
+
+    asyncio.run(begin())
+    status = read_producer(paths, "x")
+    assert status is not None
+    write_producer(paths, replace(status, state="playing", host="another-machine"))
+    with pytest.raises(InputError, match="at work on another-machine"):
+        asyncio.run(begin())
+    write_producer(paths, replace(status, state="playing", host="another-machine", alive_at=status.alive_at - 3600))
+    asyncio.run(begin())
