@@ -66,8 +66,8 @@ def picture(
     )
 
 
-def bare_map() -> str:
-    """The whole sketch without a game, as elements whose look the page's style sheet gives: whoever shows many positions draws it
+def bare_map() -> tuple[str, str]:
+    """Ground and names of the whole sketch without a game, as elements whose look the page's style sheet gives: whoever shows many positions draws it
     once and fills in the rest.
 
     Ground is `.g` with the province in `data-p`, lines are `.sea-line`, `.land-line` and `.coast-line`, the ring of a supply
@@ -81,12 +81,13 @@ def bare_map() -> str:
     drawn = [f'<path class="g {kind}" data-p="{name}" d="{"".join(parts)}"/>' for (name, kind), parts in grounds.items()]
     drawn += [f'<path class="{kind}-line" d="{path}"/>' for kind, path in _lines(cells()).items()]
     centres = frozenset(Board.start().free_centres()) | {centre for own in Board.start().centres().values() for centre in own}
+    names = []
     for name in (*LAND, *SEA):
         x, y = place(name)
         if name in centres:
-            drawn.append(f'<circle class="sc" data-c="{name}" cx="{x - size * 1.05:.1f}" cy="{y + size * 1.25:.1f}" r="6"/>')
-        drawn.append(f'<text class="name" x="{x + size * 0.1:.1f}" y="{y + size * 1.55:.1f}">{name}</text>')
-    return "".join(drawn)
+            names.append(f'<circle class="sc" data-c="{name}" cx="{x - size * 1.05:.1f}" cy="{y + size * 1.25:.1f}" r="6"/>')
+        names.append(f'<text class="name" x="{x + size * 0.1:.1f}" y="{y + size * 1.55:.1f}">{name}</text>')
+    return "".join(drawn), "".join(names)
 
 
 _NAMES = frozenset(LAND | SEA)

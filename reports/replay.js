@@ -7,7 +7,7 @@
   const FAILED = { bounce: "bounced", cut: "cut", void: "void", dislodged: "dislodged", disband: "disbanded", "no convoy": "no convoy" };
   let now = -1, playing = null, units = new Map();
 
-  // -- drawing ------------------------------------------------------------------------------------------------------------
+  // -- drawing: an order is a mark under the units and, where it failed, a cross over them ------------------------------
   const svg = (name, attributes, ...inside) => {
     const element = document.createElementNS("http://www.w3.org/2000/svg", name);
     for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
@@ -34,7 +34,7 @@
 
   function mark(order, power) {
     const words = order[0].split(" "), p = sure(order);
-    if (words.length < 3) return null; // a build that is waived
+    if (words.length < 3) return []; // a build that is waived
     const own = game.policy.includes(power);
     const group = svg("g", { class: own ? "mark" : "mark theirs" });
     const colour = `var(--p${power})`, thick = SIZE * (0.14 + 0.36 * (p === null ? (own ? 0.5 : 0.15) : p));
@@ -57,15 +57,14 @@
       const end = dashed ? svg("circle", { cx: to[0], cy: to[1], r: SIZE * 0.25 + thick * 0.6 }) : svg("path", { d: point });
       end.style.fill = colour;
       group.append(end);
-      return dashed ? to : [tip[0] - dx * head * 1.3, tip[1] - dy * head * 1.3];
+      return dashed ? [(tail[0] + to[0]) / 2, (tail[1] + to[1]) / 2] : [tip[0] - dx * head * 1.3, tip[1] - dy * head * 1.3];
     };
     let spot = here;
     if (moves(order[0])) spot = line(here, place(words[3]), false);
     else if (words[2] === "S" || words[2] === "C") {
       const start = place(words[4]), end = words.includes("-") ? place(words[6]) : null;
       spot = line(here, end ? [(start[0] + end[0]) / 2, (start[1] + end[1]) / 2] : start, true);
-    } else if (words[2] === "D") group.append(crossAt(here, SIZE * 0.95));
-    else {
+    } else if (words[2] !== "D") {
       const ring = svg("circle", { cx: here[0], cy: here[1], r: SIZE * 1.15, fill: "none", "stroke-width": thick });
       ring.style.stroke = colour;
       if (words[2] === "B") {
@@ -74,8 +73,8 @@
       }
       group.append(ring);
     }
-    if (failed) group.append(crossAt(spot, SIZE * 0.38));
-    return group;
+    const cross = words[2] === "D" ? crossAt(here, SIZE * 0.95) : failed ? crossAt(spot, SIZE * 0.36) : null;
+    return [group, cross && svg("g", { class: group.getAttribute("class") }, cross)];
   }
   const crossAt = ([x, y], r) => svg("path", { class: "cross", d: `M${x - r} ${y - r}L${x + r} ${y + r}M${x - r} ${y + r}L${x + r} ${y - r}` });
 
@@ -162,26 +161,27 @@
     [...bar.children].forEach((part, p) => {
       const count = p < game.powers.length ? centresOf(ply, p) : ply.free.length;
       part.style.flexGrow = count;
-      part.textContent = count ? (count > 2 && p < game.powers.length ? `${game.powers[p]} ${count}` : String(count)) : "";
+      const power = count > 2 && p < game.powers.length ? game.powers[p] : "";
+      part.replaceChildren(power.slice(0, 3), html("em", {}, power.slice(3)), count ? `${power && "\u00a0"}${count}` : "");
       part.title = `${game.powers[p] || "nobody"}: ${counted(count, "centre")}`;
     });
   }
 
   function showMarks() {
-    const which = at("which").value, marks = at("marks"), ends = at("ends");
-    marks.replaceChildren();
-    ends.replaceChildren();
+    const which = at("which").value, entries = Object.entries(game.plies[now].orders).map(([p, given]) => [Number(p), given]);
+    at("marks").replaceChildren();
+    at("crosses").replaceChildren();
     map.classList.remove("picked");
     if (which === "none") return;
-    const entries = Object.entries(game.plies[now].orders).map(([p, given]) => [Number(p), given]);
     entries.sort(([a], [b]) => game.policy.includes(a) - game.policy.includes(b));
     for (const [p, given] of entries) {
       if (which === "policy" && !game.policy.includes(p)) continue;
       given.forEach((order, i) => {
-        const drawn = mark(order, p);
-        if (!drawn) return;
-        drawn.dataset.order = `${p}-${i}`;
-        marks.append(drawn);
+        mark(order, p).forEach((drawn, layer) => {
+          if (!drawn) return;
+          drawn.dataset.order = `${p}-${i}`;
+          at(layer ? "crosses" : "marks").append(drawn);
+        });
       });
     }
   }

@@ -40,6 +40,7 @@ def replay_html(game: ReplayedGame, runs_root: Path) -> str:
         loader=FileSystemLoader(folder), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     ).get_template("replay.html.jinja")
     data = json.dumps(as_data(game, runs_root), separators=(",", ":"), ensure_ascii=False)
+    ground, names = bare_map()
     return template.render(
         run=game.run,
         game=game.game.name,
@@ -47,7 +48,8 @@ def replay_html(game: ReplayedGame, runs_root: Path) -> str:
         plies=len(game.plies),
         width=WIDTH,
         height=HEIGHT,
-        map=bare_map(),
+        ground=ground,
+        names=names,
         colours=list(COLOURS.values()),
         light=[_mixed(colour, "#ffffff", 0.38) for colour in COLOURS.values()],
         dark=[_mixed(colour, "#22262b", 0.42) for colour in COLOURS.values()],
