@@ -25,6 +25,8 @@ _PREFECT = {
     "PREFECT_SERVER_EVENTS_RETENTION_PERIOD": "P3D",
     "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",
     "PREFECT_SERVER_SERVICES_DB_VACUUM_RETENTION_PERIOD": str(PREFECT_DAYS * 86_400),
+    # A run whose place in a concurrency limit is gone is cancelled, so places outlive a restart of the server.
+    "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
     "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
     # A server that is gone for a minute or two is waited for: the waits double, from two seconds on.
     "PREFECT_CLIENT_MAX_RETRIES": "7",
