@@ -135,7 +135,7 @@ def _old_way(
     file.write_text(json.dumps(spec))
     lines = run_old(file)
     steps = [line for line in lines if "step" in line]
-    scores = {name: line[name] for line in lines for name in ("base", "trained") if name in line}
+    scores = {name: line[name] for line in lines if "base" in line for name in ("base", "trained")}
     return {"steps": steps, "steps_in_budget": sum(step["in_budget"] for step in steps), **scores}
 
 
@@ -169,7 +169,7 @@ def figures(new: Sequence[Mapping[str, Any]], old: Sequence[Mapping[str, Any]]) 
         "policy_lag_p99": quantile(lags, 0.99),
         "policy_lag_max": float(max(lags, default=0)),
     }
-    if all("trained" in each for each in old):
+    if all("base" in each for each in old):
         metrics |= _scores(new[0], old[0])
     return metrics
 

@@ -398,9 +398,7 @@ def _folder(given: Path | None) -> Iterator[Path]:
 def main() -> int:
     """Run it; 0 if all held."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--minutes", type=float, default=60.0, help="how long it should take, about, on an idle machine"
-    )
+    parser.add_argument("--minutes", type=float, default=60.0, help="how long it should take, about, on an idle machine")
     parser.add_argument("--kinds", default=",".join(KINDS), help="kinds of kill, in this order")
     parser.add_argument("--folder", type=Path, help="where to work, and leave everything; default: a folder that goes afterwards")
     parser.add_argument("--nice", type=int, default=0, help="how far to stand back behind other work on this machine")

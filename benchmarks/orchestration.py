@@ -152,7 +152,17 @@ def measure_tasks(folder: Path, tasks: int, rounds: int) -> dict[str, float]:
             reporter().stage("rounds of empty tasks", number, rounds + 1)
             found.append(_round(address, server, 32 if number == 0 else tasks))
         reporter().stage("rounds of empty tasks", rounds + 1, rounds + 1)
-    return {name: median(each[name] for each in found[1:]) for name in found[0]}
+        reporter().say("empty tasks on a Dask cluster of two processes")
+        dask = run_empty_tasks(address, max(8, tasks // 4), "dask")
+    medians = {name: median(each[name] for each in found[1:]) for name in found[0]}
+    dask_ms = 1000 * dask["seconds"] / dask["tasks"]
+    return medians | {
+        "ms_per_task_dask": dask_ms,
+        # One start group a task there; a producer plays half a step's in each of its own, which are as those of this process.
+        "ms_per_start_group_dask": dask_ms,
+        "ms_per_step_dask": dask_ms * START_GROUPS,
+        "ms_per_start_group_producers": medians["ms_per_task_threads"] / (START_GROUPS / 2),
+    }
 
 
 def _round(address: str, server: psutil.Process, tasks: int) -> dict[str, float]:
@@ -181,10 +191,10 @@ def _round(address: str, server: psutil.Process, tasks: int) -> dict[str, float]
     }
 
 
-def run_empty_tasks(address: str, tasks: int) -> dict[str, Any]:
-    """The flow of empty tasks in a process of its own; what it says."""
+def run_empty_tasks(address: str, tasks: int, runner: str = "threads") -> dict[str, Any]:
+    """The flow of empty tasks in a process of its own, whose loop or Dask cluster runs them; what it says."""
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "flows.empty_tasks", str(tasks), str(IN_FLIGHT)],
+        [sys.executable, "-P", "-m", "flows.empty_tasks", str(tasks), str(IN_FLIGHT), runner],
         env=os.environ | {"PREFECT_API_URL": address, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,

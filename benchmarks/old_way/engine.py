@@ -32,7 +32,8 @@ class TimedEngine(embedded.EmbeddedEngine):
     def __init__(self, model: Path, settings: InferenceSettings, *, name: str, clock: StageClock, raw_logprobs: bool = False):
         """`raw_logprobs`: of the unmasked distribution, as the old trainer compares with."""
         super().__init__(model, settings, name=name)
-        self.clock, self._changes = clock, {"logprobs_mode": "raw_logprobs"} if raw_logprobs else {}
+        self.clock = clock
+        self._changes: dict[str, Any] = {"logprobs_mode": "raw_logprobs"} if raw_logprobs else {}
 
     async def _start(self, *, slots: bool) -> None:
         # The engine's arguments are one function of its module; what differs is laid over what it returns.

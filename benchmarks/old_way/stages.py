@@ -4,7 +4,7 @@ For one thread that never holds a stage across an await: what an event loop runs
 """
 
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -13,9 +13,9 @@ class StageClock:
     """Seconds by stage."""
 
     def __init__(self) -> None:
-        self.cpu_s: Counter[str] = Counter()
+        self.cpu_s: defaultdict[str, float] = defaultdict(float)
         """CPU seconds of the whole process, its compute threads included."""
-        self.wall_s: Counter[str] = Counter()
+        self.wall_s: defaultdict[str, float] = defaultdict(float)
         self._open: list[str] = []
         self._since = (0.0, 0.0)
 

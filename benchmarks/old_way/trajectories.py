@@ -130,7 +130,7 @@ def _decision(row: Row) -> Decision:
         decode_ms=generation.decode_ms,
         engine_ms=0.0,
         cached_tokens=generation.cached_tokens,
-        **parts,
+        **parts,  # type: ignore[arg-type]  # every name is a component
     )
 
 

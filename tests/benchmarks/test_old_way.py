@@ -308,4 +308,5 @@ def test_a_warm_up_draws_for_every_seat_and_keeps_none_of_it(tokens, positions):
     rows, game = asyncio.run(_played(tokens, positions, in_flight=True, snapshots=False))
     phases = warm_up_phases(1, 3)
     assert phases > 0 and game.counts.warm_up_decisions > phases
-    assert len(game.engine.asked) == game.counts.warm_up_decisions + len(rows)
+    asked = game.engine.asked  # type: ignore[attr-defined]  # it is scripted
+    assert len(asked) == game.counts.warm_up_decisions + len(rows)
