@@ -39,6 +39,7 @@ _COMMANDS = {
     "sql": ("cli.sql:sql", "Ask a run's rows with SQL, also while it trains."),
     "model": ("cli.model:app", "Make and look at the tiny model."),
     "profile": ("cli.profile:app", "Profile rollouts, the trainer or a whole run, and compare with a stored profile."),
+    "tune": ("cli.tune:app", "Find the engine settings that draw the most decisions, with the adapter on."),
     "bench": ("cli.bench:app", "Measure this machine against the targets."),
     "settings": ("cli.settings:settings", "Print what settings come to, as TOML, and what each of them means."),
     "doctor": ("cli.doctor:doctor", "Say what is installed, what does not fit, and the cure."),

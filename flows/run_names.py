@@ -36,6 +36,11 @@ def benchmark_name() -> str:
     return f"benchmark-{_given('name', 'game')}"
 
 
+def tuning_name() -> str:
+    """`tune-mine`, or `tune-random`."""
+    return f"tune-{_given('run', '') or 'random'}"
+
+
 def producer_name() -> str:
     """`produce-mine`, with the producer's name where one was given."""
     producer = _given("producer", "")

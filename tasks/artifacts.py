@@ -121,6 +121,11 @@ async def show_table(key: str, description: str, rows: Sequence[Mapping[str, Any
     await _show_once("table", _slug(key), description, lambda: json.dumps(list(rows)))
 
 
+async def show_page(key: str, description: str, make: Callable[[], str]) -> None:
+    """Words, as the markdown that `make` gives."""
+    await _show_once("markdown", _slug(key), description, make)
+
+
 async def show_cache(cache: StateCache) -> None:
     """The cache's positions by year and by how far the leading power is ahead."""
     words = (

@@ -1,0 +1,128 @@
+"""`entente tune`: which engine settings draw the most decisions here, with the adapter on; and what the adapter costs."""
+
+import asyncio
+import json as jsonlib
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import App, Parameter
+
+from cli.dry_run import DryRun, show_plan
+from cli.settings_from_flags import ConfigFiles
+from inference.tuning.settings import TuneSettings
+
+app = App(name="tune", default_parameter=Parameter(consume_multiple=True))
+
+Run = Annotated[
+    str, Parameter(help="Run whose prompts, masks and adapter are measured with; 'newest'; default: random requests.")
+]
+Preset = Annotated[str, Parameter(help="Settings to begin with where no run is named: laptop, single-gpu or cluster.")]
+RunsRoot = Annotated[Path, Parameter(help="Folder of all runs; results lie in _tuning beside them.")]
+AsJson = Annotated[bool, Parameter(help="Print one JSON object as the last line.", negative="")]
+
+
+@app.default
+def tune(
+    *,
+    run: Run = "",
+    preset: Preset = "laptop",
+    config: ConfigFiles = None,
+    output: Annotated[Path | None, Parameter(help="Folder of the results; default: one named after the run.")] = None,
+    runs_root: RunsRoot = Path("runs"),
+    json: AsJson = False,
+    dry_run: DryRun = False,
+    tuning: Annotated[TuneSettings | None, Parameter(name="*", help="The grid and the constraints.")] = None,
+) -> None:
+    """Find the engine settings that draw the most decisions within latency and cache hits, measured with the adapter on and off.
+
+    Each candidate is measured in a process of its own, the settings in force among them. What is measured is kept: the same
+    command goes on where it was ended, and further values of an axis are measured beside those that lie there.
+
+    Examples
+
+        entente tune --run mine                       what the run asks, a few minutes
+
+        entente tune --run mine --dry-run             which candidates, and about how long
+
+        entente tune --run mine --max-sequences 128 256 512 --max-batched-tokens 4096 8192 16384 --concurrency 128 256
+
+        entente tune --run mine --adapters slots merge_reload --block-size 32 64 128 --prefix-caching on off
+
+        entente tune --random-prompt-tokens 128 --random-completion-tokens 384 --concurrency 32
+
+        entente tune --preset single-gpu --gpu-memory-share 0.85 0.89 0.93 --adapter-rank 16 32 --price-per-hour 2.5
+
+        entente tune --run mine --max-latency-ms 5000 --min-cache-hit 0.5 --json
+
+        entente train --config runs/_tuning/mine/tuned.toml
+    """
+    tuning = tuning or TuneSettings()
+    from flows.plan_tuning import plan_tuning, planned
+
+    settings = _settings(run, preset, config, runs_root)
+    plan = plan_tuning(run, settings, tuning, runs_root, output)
+    if dry_run:
+        return show_plan(planned(plan, tuning), json=json)
+    from cli.prefect_server import prefect_server
+    from cli.screen import progress_shown
+    from flows.tune_inference import tune_inference
+
+    try:
+        with prefect_server(), progress_shown():
+            outcome = asyncio.run(tune_inference(run, settings, tuning, runs_root, output))
+    except BaseException:
+        if plan.folder.is_dir():
+            sys.stderr.write(f"what is measured is kept in {plan.folder}; the same command goes on there\n")
+        raise
+    _show(outcome)
+    if json:
+        print(jsonlib.dumps({name: value for name, value in outcome.items() if name != "rows"}))
+    if outcome["after"] is None:
+        from telemetry.errors import EngineError, InputError
+
+        raise InputError(outcome["why"]) if outcome["nearest"] else EngineError(_nothing_measured(outcome))
+
+
+def _settings(run: str, preset: str, config: list[Path] | None, runs_root: Path) -> Any:
+    """Settings to begin with: those of the run, or a preset, with files over them."""
+    from flows.plan_tuning import NEWEST
+    from flows.refresh_settings import newest_run
+    from flows.run_settings import layered_settings, resumed_settings
+
+    run = newest_run(runs_root) if run == NEWEST else run
+    if run:
+        return resumed_settings(config or (), {"run": run, "runs_root": runs_root}, fork=True)
+    return layered_settings(preset, config or (), {"runs_root": runs_root})
+
+
+def _nothing_measured(outcome: dict[str, Any]) -> str:
+    first = next((each for each in outcome["candidates"] if each["state"] != "refused"), outcome["candidates"][0])
+    said = f"; its log ends: {first['log'].splitlines()[-1]}" if first["log"] else ""
+    return f"no candidate could be measured; the settings in force: {first['state']}, {first['reason']}{said}"
+
+
+def _show(outcome: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from inference.tuning.outputs import before_after
+
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    for heading in outcome["rows"][0]:
+        justify = "left" if heading in ("candidate", "note") else "right"
+        table.add_column(heading.strip(), justify=justify, no_wrap=heading != "note")
+    for row in outcome["rows"]:
+        table.add_row(*row.values(), style="bold" if row["note"] == "chosen" else None)
+    console = Console(width=None if sys.stdout.isatty() else 180, highlight=False)
+    console.print(table)
+    print("latencies in ms with the adapter on; ±: how much passes alike differ; off: decisions a second without the adapter")
+    for each in outcome["candidates"]:
+        if each["log"]:
+            print(f"\n{each['key']} {each['state']}; its log ends:")
+            print("\n".join(f"    {line}" for line in each["log"].splitlines()))
+    if outcome["after"] is not None:
+        if outcome["before"] and "on" in outcome["before"]:
+            print(f"\n{'before and after':<30} {'in force':>10}    {'chosen':>10}")
+            print("\n".join(before_after(outcome["before"], outcome["after"])))
+        print(f"\n{outcome['why']}\nuse them: entente train --config {outcome['toml']}")

@@ -1,0 +1,88 @@
+"""Which candidate is the best within the constraints, and by how much the nearest misses them. Pure.
+
+What is compared are figures with the adapter on, for that is how the engine will be used. A candidate must beat the settings in
+force by more than the passes of either differ among themselves: else those stay.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from inference.tuning.candidates import Candidate
+from inference.tuning.figures import ArmFigures
+from inference.tuning.job import Measured
+from inference.tuning.settings import TuneSettings
+
+NOISE = 0.05
+"""Gain below which nothing is believed, however alike the passes were."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What came of the comparison."""
+
+    chosen: Candidate | None
+    """None: nothing holds the constraints."""
+    nearest: Candidate | None
+    """Where nothing does: the one that misses them by least; None where nothing was measured."""
+    why: str
+    """One sentence."""
+
+
+def choose(candidates: Sequence[Candidate], found: Mapping[str, Measured], tuning: TuneSettings) -> Choice:
+    """The best of those that were measured.
+
+    Args:
+        found: by the candidates' keys.
+    """
+    measured = [(each, found[each.key].arms["on"]) for each in candidates if each.key in found and found[each.key].arms]
+    if not measured:
+        return Choice(chosen=None, nearest=None, why="no candidate could be measured")
+    holding = [(each, on) for each, on in measured if not misses(on, tuning)]
+    if not holding:
+        nearest, on = min(measured, key=lambda pair: max(share for share, _ in misses(pair[1], tuning)))
+        sentences = " and ".join(sentence for _, sentence in misses(on, tuning))
+        return Choice(
+            chosen=None, nearest=nearest, why=f"no candidate holds the constraints; the nearest misses them: {sentences}"
+        )
+    best, on = max(holding, key=lambda pair: pair[1].decisions_per_s)
+    current = next(((each, figures) for each, figures in holding if each.current), None)
+    if current is not None and best is not current[0]:
+        before = current[1]
+        gain, noise = on.decisions_per_s / before.decisions_per_s - 1, max(on.spread, before.spread, NOISE)
+        if gain <= noise:
+            return Choice(
+                chosen=current[0],
+                nearest=None,
+                why=f"the settings in force stay: the fastest candidate gains {gain:.0%}, and passes alike differ by {noise:.0%}",
+            )
+    if best.current:
+        return Choice(chosen=best, nearest=None, why="the settings in force are the fastest that hold the constraints")
+    return Choice(chosen=best, nearest=None, why="the most decisions a second with the adapter on, within the constraints")
+
+
+def misses(on: ArmFigures, tuning: TuneSettings) -> list[tuple[float, str]]:
+    """Constraints that these figures do not hold: by which share of the bound, and in words."""
+    missed = []
+    if on.e2el_ms_p99 > tuning.max_latency_ms:
+        over = on.e2el_ms_p99 - tuning.max_latency_ms
+        missed.append(
+            (
+                over / tuning.max_latency_ms,
+                f"its P99 latency of {on.e2el_ms_p99:,.0f} ms exceeds max_latency_ms {tuning.max_latency_ms:,.0f} "
+                f"by {over:,.0f} ms",
+            )
+        )
+    if on.cache_hit < tuning.min_cache_hit:
+        under = tuning.min_cache_hit - on.cache_hit
+        missed.append(
+            (
+                under / tuning.min_cache_hit,
+                f"its cache hit share of {on.cache_hit:.3f} is below min_cache_hit {tuning.min_cache_hit:g} by {under:.3f}",
+            )
+        )
+    return missed
+
+
+def cost_per_thousand(decisions_per_s: float, price_per_hour: float) -> float:
+    """What a thousand decisions cost, in the price's currency."""
+    return price_per_hour * 1000 / (3600 * decisions_per_s)
