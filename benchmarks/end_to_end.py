@@ -9,8 +9,11 @@ Never: compare start-up, model making or scoring; those are in neither.
 """
 
 import json
+import os
+import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,12 +99,12 @@ def _new_way(
     wanted: Wanted, setting: Setting, evaluation: EvaluationSettings, runs_root: Path, arguments: Sequence[str]
 ) -> dict[str, Any]:
     positions = evaluation.positions if wanted.score else 2
-    run = run_entente(
-        [*arguments, "--steps", str(wanted.steps), "--seed", str(setting.seed), "--evaluation.positions", str(positions)],
-        runs_root,
-        f"bench-e2e-{setting.seed}",
-    )
-    return as_kept(run)
+    name = f"bench-e2e-{os.getpid()}-{time.time_ns()}"
+    words = ["--steps", str(wanted.steps), "--seed", str(setting.seed), "--evaluation.positions", str(positions)]
+    try:
+        return as_kept(run_entente([*arguments, *words], runs_root, name))
+    finally:
+        shutil.rmtree(runs_root / name, ignore_errors=True)
 
 
 def as_kept(run: RunFigures) -> dict[str, Any]:

@@ -65,6 +65,7 @@ def run_entente(arguments: Sequence[str], runs_root: Path, run: str, *, timeout_
         last = log.read_text().strip().splitlines()[-1:] or ["nothing was said"]
         raise TrainingError(f"`entente train` ended with {child.returncode}: {last[0]}; its log is {log}")
     steps = [figures for figures in _lines(paths.metrics) if figures.get("time/step_s")]
+    log.unlink()
     return RunFigures(steps=steps, cpu_s=cpu_s, summary=json.loads(lines[-1]), lags=_lags(paths))
 
 

@@ -1,0 +1,63 @@
+"""`entente bench` as typed: all of it beside stored figures, and rollouts and training beside the old way."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+
+def stored(folder: Path, **figures: float) -> str:
+    """A file of figures of `bench paper`, each with a target."""
+    outcome = {"metrics": figures, "targets": {name: {"at_least": 1.0} for name in figures}}
+    (folder / "then.json").write_text(json.dumps({"benchmarks": {"paper": outcome}}))
+    return "then.json"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("then", "code"), [(1e9, 1), (1e-9, 0)], ids=["worse", "better"])
+def test_a_figure_beyond_tolerance_is_exit_code_1_and_figures_are_kept(workplace, then: float, code: int):
+    file = stored(workplace.folder, decisions_per_s_1_workers=then)
+    done = workplace("bench", "all", "--only", "paper", "--compare", file, "--out", "now.json", "--json")
+    assert done.returncode == code, done.stderr
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert said["worse"] == (["paper.decisions_per_s_1_workers"] if code else [])
+    kept = json.loads((workplace.folder / "now.json").read_text())["benchmarks"]["paper"]["metrics"]
+    assert kept["decisions_per_s_1_workers"] > 0
+
+
+@pytest.mark.slow
+def test_a_file_that_is_none_is_refused_before_anything_runs(workplace):
+    (workplace.folder / "none.json").write_text("{}")
+    done = workplace("bench", "all", "--compare", "none.json")
+    assert done.returncode == 2 and "none.json" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+def test_rollouts_are_measured_beside_the_old_ways(workplace):
+    done = workplace("bench", "rollout", "--rounds", "1", "--no-workers", "--config", "small.toml", "--json")
+    assert done.returncode == 0, done.stderr
+    metrics = json.loads(done.stdout.splitlines()[-1])["metrics"]
+    assert metrics["speedup"] > 1 and metrics["decisions_per_s"] > metrics["decisions_per_s_old_way"] > 0
+    for suffix in ("", "_old_way"):
+        shares = [
+            value for name, value in metrics.items() if name.startswith("share_") and name.endswith("_old_way") == bool(suffix)
+        ]
+        assert sum(shares) == pytest.approx(1.0)
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+def test_training_is_measured_beside_the_old_way_and_a_cut_benchmark_goes_on(workplace):
+    words = ("bench", "e2e", "--rounds", "1", "--steps", "3", "--ablation-steps", "0", "--config", "small.toml")
+    done = workplace(*words, "--store", "arms.json", "--json")
+    assert done.returncode == 0, done.stderr
+    outcome = json.loads(done.stdout.splitlines()[-1])
+    metrics = outcome["metrics"]
+    assert metrics["speedup"] > 1 and metrics["steps_per_hour"] > metrics["steps_per_hour_old_way"] > 0
+    assert 0 <= metrics["orchestration_share"] < 1 and metrics["policy_lag_max"] == 0
+    assert metrics["score_equal_wall_old_way_low"] <= metrics["score_equal_wall_old_way"]
+    arms = json.loads((workplace.folder / "arms.json").read_text())
+    assert sum(name.startswith(("new-", "old-")) for name in arms) == 2
+    again = workplace(*words, "--store", "arms.json", "--json")
+    assert json.loads(again.stdout.splitlines()[-1])["metrics"] == metrics, "nothing was measured a second time"
