@@ -24,9 +24,11 @@ _STEP_COLUMNS = (
     ("entropy", "{0:.2f}", "train/entropy"),
     ("step s", "{0:.2f}", "time/step_s"),
     ("rollout s", "{0:.2f}", "time/rollout_s"),
+    ("waited s", "{0:.2f}", "time/rollout_wait_s"),
     ("train s", "{0:.2f}", "time/train_s"),
     ("publish s", "{0:.2f}", "time/publish_s"),
     ("Prefect", "{0:.1%}", "time/orchestration_share"),
+    ("GPU", "{0:.0%}", "gpu/utilisation"),
 )
 _LEADS = ((4, "up to 4"), (5, "5"), (6, "6"), (8, "7 or 8"), (34, "9 and more"))
 """Most centres of the strongest power, and the words for it; all powers begin with 3 or 4."""
