@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 import tomllib
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -266,6 +267,27 @@ def test_the_nightly_refresh_stands_on_the_server_s_calendar(deployed: Any):
     runs = prefect.wait(90, "the calendar", lambda: prefect.ask("flow_runs/filter", coming))
     assert {run["expected_start_time"][11:16] for run in runs} == {"03:00"}
     assert {run["parameters"]["run"] for run in runs} == {"newest"}
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"steps": 0}, "'settings.steps'"),
+        ({"training": {"learning_rate": "high"}}, "'settings.training.learning_rate'"),
+        ({"stepz": 3}, "'stepz'"),
+    ],
+    ids=["out of its bounds", "no number", "no such setting"],
+)
+def test_a_parameter_that_cannot_be_is_refused_at_creation_with_the_field_s_name(
+    deployed: Any, settings: dict[str, Any], named: str
+):
+    prefect, _ = deployed
+    (train,) = (each for each in prefect.ask("deployments/filter", {}) if each["entrypoint"].endswith(":train_policy"))
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        prefect.ask(f"deployments/{train['id']}/create_flow_run", {"parameters": {"settings": settings}})
+    with refused.value as answer:
+        assert answer.code == 409 and named in answer.read().decode()
 
 
 def test_every_setting_says_in_the_schema_what_it_is():
