@@ -124,7 +124,7 @@ class ProducerFleet:
         if self._tending is not None:
             self._tending.cancel()
             await asyncio.gather(self._tending, return_exceptions=True)
-        if not self._begun or self._control is None:
+        if not self._most or self._control is None:
             return
         try:
             await asyncio.to_thread(self._control.stop, "its training has ended")

@@ -38,7 +38,7 @@ ANSWERS_WITHIN_S = 10.0
 """Seconds until a scheduler must have answered."""
 STRETCHES_PER_WORKER = 2
 """Threads of a worker process: while the last games of one stretch are played, the next fills the engine."""
-_LOOK_S = 2.0
+_LOOK_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,7 +208,7 @@ class DaskSource:
                 return
             if future.done():
                 return
-            alone_since = None if self._has_workers() else alone_since or time.monotonic()
+            alone_since = None if await asyncio.to_thread(self._has_workers) else alone_since or time.monotonic()
             if alone_since is not None and time.monotonic() - alone_since > self._plan.no_worker_timeout_s:
                 raise EngineLostError(
                     f"the Dask cluster{_at(self._plan.address)} had no worker for {self._plan.no_worker_timeout_s:g} s: "
@@ -216,8 +216,12 @@ class DaskSource:
                 )
 
     def _has_workers(self) -> bool:
+        """Asked of the scheduler itself; one that does not answer has none."""
         client = self._runner.client
-        return client.status == "running" and bool(client._scheduler_identity.get("n_workers"))
+        try:
+            return client.status == "running" and client.scheduler_info(n_workers=0).get("n_workers", 0) > 0
+        except (OSError, TimeoutError):
+            return False
 
     def _take_back(self, future: Any, call: str) -> None:
         """What Dask has not begun it forgets; what a worker plays it is told to give up."""
