@@ -46,6 +46,8 @@ class Hardware:
     """Seconds of one game process for a decision: `bench decode` measures client_ms_per_decision, about a millisecond."""
     game_processes: int = 1
     """Processes that play games; a flow has one, producers more."""
+    trainer_cards: int = 1
+    """Cards that share a step's groups, each with the whole model (training.processes)."""
     publish_s: float = 1.0
     """Seconds from a step's end to its version in every worker: an 81 MB adapter, on paper."""
 
@@ -93,8 +95,8 @@ def worker_rates(hardware: Hardware, work: Work) -> Rates:
 
 def trainer_s(hardware: Hardware, work: Work) -> float:
     """Seconds of a step: twice forward and twice backward for each parameter and unique token, as LoRA costs, and publishing."""
-    rows = work.forks_a_step * work.decisions_a_fork * work.trained_share
-    return rows * work.sequence_tokens * work.unique_share * 4 * hardware.parameters / hardware.matrix_rate + hardware.publish_s
+    unique = work.forks_a_step * work.decisions_a_fork * work.trained_share * work.sequence_tokens * work.unique_share
+    return unique * 4 * hardware.parameters / hardware.matrix_rate / hardware.trainer_cards + hardware.publish_s
 
 
 @dataclass(slots=True, kw_only=True)

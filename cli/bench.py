@@ -299,19 +299,22 @@ def paper(
     *,
     steps: Annotated[int, Parameter(help="Training steps that are simulated.")] = 8,
     game_processes: Annotated[int, Parameter(help="Processes that play games.")] = 1,
+    trainer_cards: Annotated[int, Parameter(help="Cards that share a training step.")] = 1,
     json: AsJson = False,
 ) -> None:
     """The pipeline with a GPU's figures, simulated: 1, 2, 4, 8 and 64 inference workers, and what stops each. Measures nothing.
 
-    Example
+    Examples
 
         entente bench paper --json
+
+        entente bench paper --trainer-cards 8 --game-processes 8
     """
     from benchmarks.pipeline_on_paper import Hardware, bench_paper
     from cli.screen import progress_shown
 
     with progress_shown():
-        outcome = bench_paper(hardware=Hardware(game_processes=game_processes), steps=steps)
+        outcome = bench_paper(hardware=Hardware(game_processes=game_processes, trainer_cards=trainer_cards), steps=steps)
     _show(outcome, json=json)
 
 
