@@ -26,6 +26,7 @@ from flows.run_names import training_name
 from flows.run_settings import RunSettings
 from flows.score_policy import score_policy, score_scripted
 from flows.step_figures import StepClock, producer_figures, seen_in
+from flows.track_strength import StrengthTrack
 from storage.retention import drop_old_adapters
 from storage.runs import durable_write
 from storage.totals import Totals
@@ -63,7 +64,7 @@ async def train_policy(settings: RunSettings, resume: bool = False, fork_lineage
             await resources.serve(standing.step_done, standing.adapter, standing.adapter_hash)
         with _open_log(resources, settings) as log:
             clock = StepClock(resources, await resources.host.run(resources.engine.stats()))
-            page = RunPage(settings.run, settings.steps)
+            page, track = RunPage(settings.run, settings.steps), StrengthTrack(resources, settings)
             desk = AlertDesk(resources.paths, settings.alerts, max_policy_lag=settings.storage.max_policy_lag)
             async with (
                 page,
@@ -80,9 +81,11 @@ async def train_policy(settings: RunSettings, resume: bool = False, fork_lineage
                         log.log(0, agreement)
                     reporter().waiting("")
                     trained = await train_step(resources, step)
-                    await publisher.publish(trained, at_once=not settings.pipeline.buffer_depth)
+                    await publisher.publish(trained, at_once=not settings.pipeline.buffer_depth or track.due(step))
+                    if track.due(step):
+                        await track.measure(step)
                     figures = agreement | await clock.end_step(rolled, trained)
-                    figures |= producer_figures(fleet.standing())
+                    figures |= producer_figures(fleet.standing()) | track.figures()
                     await fleet.ask_for(queue.learn(seen_in(figures)).producers)
                     log.log(step, figures)
                     reporter().step(step, settings.steps, figures)

@@ -1,9 +1,15 @@
-"""The evaluation tasks: one player against one kind of opponents on the held-out positions; the games of a match."""
+"""Evaluation runs and tasks: one player against one kind of opponents on the held-out positions; the games of a match."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import WorkerStatus
+from prefect.deployments import arun_deployment
+from prefect.exceptions import ObjectNotFound
 
 from evaluation.matches import GamePlan, GameResult, OnGame, play_match
 from evaluation.settings import EvaluationSettings, MatchSettings
@@ -14,6 +20,45 @@ from inference.engine import Engine
 from inference.host import EngineHost
 from rollouts.deciders import Decider, Tokens
 from telemetry.progress import reporter
+
+DEPLOYMENT = "evaluate-policy/local"
+"""The deployment whose runs measure versions beside training."""
+_ANSWERS_WITHIN_S = 30.0
+
+
+async def evaluation_worker() -> bool:
+    """Whether the Prefect server has the deployment, and a worker that would start a run of it."""
+    try:
+        async with get_client() as client:
+            deployment = await client.read_deployment_by_name(DEPLOYMENT)
+            if deployment.work_pool_name is None or deployment.paused:
+                return False
+            workers = await client.read_workers_for_work_pool(deployment.work_pool_name)
+    except ObjectNotFound:
+        return False
+    except Exception as error:  # a server in trouble is no reason to end a run
+        reporter().say(f"Prefect did not say whether '{DEPLOYMENT}' can be run ({_one_line(error)})")
+        return False
+    return any(worker.status is WorkerStatus.ONLINE for worker in workers)
+
+
+async def begin_evaluation(run: str, version: int, runs_root: Path) -> str:
+    """Begin a run of the deployment that keeps the version's point of the track, and wait for none of it.
+
+    Returns:
+        why it was refused; empty where it was begun.
+    """
+    asked = {"run": run, "version": version, "runs_root": str(runs_root), "track": True}
+    try:
+        begun = arun_deployment(DEPLOYMENT, parameters=asked, timeout=0, as_subflow=False, tags=["entente", "evaluate"])
+        await asyncio.wait_for(begun, _ANSWERS_WITHIN_S)
+    except Exception as error:  # whatever it is, the version can be measured here
+        return _one_line(error)
+    return ""
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 @task(

@@ -192,6 +192,11 @@ METRICS: dict[str, Metric] = (
         trained=("centres", "the same for the trained version"),
         random=("centres", "the same for the random player"),
         teacher=("centres", "the same for the imitated teacher"),
+        track=("centres", "the same for a version between, measured while training went on"),
+        track_low=("centres", "lower end of its 95 % interval"),
+        track_high=("centres", "upper end of it"),
+        track_version=("versions", "the version that it is of, which lies some steps back"),
+        track_tactical=("share", "of the tactical positions that the version solves"),
     )
 )
 

@@ -1,0 +1,102 @@
+"""A run's strength while it trains: versions `evaluation.every` apart are measured, beside training or between two steps.
+
+Promise: measuring never ends a run. What cannot be begun is said in one sentence, once, and done inside the flow instead; a point
+enters the run's figures at the step after it was measured, and says of which version it tells.
+"""
+
+import asyncio
+
+from evaluation.score_files import ScoreRecord, write_score
+from evaluation.strength import POLICY
+from evaluation.tactics import load_positions, write_tactics
+from evaluation.track import TrackPoint, read_track, track_label
+from flows.run_settings import RunSettings
+from inference.choose_engine import engine_here
+from rollouts.deciders import PolicyDecider
+from tasks.evaluation import begin_evaluation, evaluate_player, evaluation_worker, solve_positions
+from tasks.resources import Resources
+from telemetry.errors import DataError
+from telemetry.progress import reporter
+
+
+class StrengthTrack:
+    """Measures versions of a run, or has them measured, and hands on what came of it."""
+
+    def __init__(self, resources: Resources, settings: RunSettings) -> None:
+        self._resources, self._settings = resources, settings
+        self._told: set[int] = {0, settings.steps}  # base and last are scored by the flow itself
+        self._beside: bool | None = None
+
+    def due(self, version: int) -> bool:
+        """Whether this version is to be measured on the way."""
+        every = self._settings.evaluation.every
+        return bool(every) and version % every == 0 and version < self._settings.steps and not self._settings.simulated.from_run
+
+    async def measure(self, version: int) -> None:
+        """Have it measured: as a run of its own that nobody waits for, or here, the engine serving it as the newest."""
+        if self._beside is None:
+            self._beside = await self._can_go_beside()
+        if self._beside:
+            refused = await begin_evaluation(self._settings.run, version, self._settings.runs_root.resolve())
+            if not refused:
+                return
+            reporter().say(f"versions are measured between steps, since the evaluation's own run was refused: {refused}")
+            self._beside = False
+        with self._resources.spans.span("evaluate"):
+            await self._measure_here(version)
+
+    def figures(self) -> dict[str, float]:
+        """Figures of the newest point that was not told yet; none where there is none."""
+        if not self._settings.evaluation.every:
+            return {}
+        try:
+            new = [point for point in read_track(self._resources.paths) if point.version not in self._told]
+        except DataError as error:
+            reporter().say(f"the strength over versions is not told: {error}")
+            return {}
+        if not new:
+            return {}
+        self._told |= {point.version for point in new}
+        return point_figures(new[-1])
+
+    async def _can_go_beside(self) -> bool:
+        wanted, inference = self._settings.evaluation.beside, self._settings.inference
+        if wanted == "inside":
+            return False
+        if wanted == "deployment":
+            return True
+        # Another engine on a GPU that is taken would fail for want of memory.
+        shares_a_gpu = not inference.for_evaluation.urls and engine_here(inference)[0] == "vllm_async"
+        return not shares_a_gpu and await evaluation_worker()
+
+    async def _measure_here(self, version: int) -> None:
+        resources, settings = self._resources, self._settings.evaluation
+        opponents = settings.opponents[0]
+        score = await evaluate_player(
+            f"v{version}",
+            POLICY,
+            opponents,
+            resources.cache.held_out,
+            settings,
+            resources.host,
+            resources.scorer,
+            resources.tokens,
+        )
+        decider = PolicyDecider(resources.scorer, resources.tokens, None)
+        solved = await solve_positions(resources.host, f"v{version}", version, load_positions(), decider)
+        record = ScoreRecord(
+            label=track_label(version), player=POLICY, opponents=opponents, policy_version=version, settings=settings, score=score
+        )
+        await asyncio.to_thread(write_tactics, resources.paths, solved)
+        await asyncio.to_thread(write_score, resources.paths, record)
+
+
+def point_figures(point: TrackPoint) -> dict[str, float]:
+    """A point as registered figures."""
+    figures = {
+        "score/track": point.score.mean,
+        "score/track_low": point.score.low,
+        "score/track_high": point.score.high,
+        "score/track_version": float(point.version),
+    }
+    return figures if point.tactical is None else figures | {"score/track_tactical": point.tactical.mean}
