@@ -74,6 +74,7 @@ class MetricLog:
             self._lags += lag_rows(step, values)
         self._make, self._every = tables, settings.tables_every
         self._made: Future[list[Table]] | None = None
+        self._shown = max(0, self.last_step)
         self._aside = ThreadPoolExecutor(1, thread_name_prefix="tables")
         self._wandb: WandbRun | None = None
         if settings.wandb != "disabled":
@@ -93,8 +94,10 @@ class MetricLog:
         self._file.flush()
         if self._wandb is None:
             return
-        last = any(name.startswith("score/") for name in values)
-        self._wandb.log(step, values, self._ready_tables(wait=last))
+        # Scores come after the last step and belong to it: W&B takes no step twice, and the run may be given more of them.
+        last = all(name.startswith("score/") for name in values)
+        self._shown = self._shown if last else step
+        self._wandb.log(self._shown, values, self._ready_tables(wait=last))
         self._lags += lag_rows(step, values)
         if self._every and step and step % self._every == 0 and self._made is None:
             self._made = self._aside.submit(self._tables_of, step)

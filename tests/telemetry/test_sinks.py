@@ -92,7 +92,8 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_offline_wandb_has_one_entry_per_step_the_tables_and_the_report(tmp_path: Path, no_account: None, said: list[str]):
     figures = {"train/policy_lag_0_share": 0.75, "train/policy_lag_2_share": 0.25, "train/decisions": 8.0}
-    logged = {0: {"mismatch/mean": 0.125}, 1: figures, 2: figures, 5: {"train/loss": 0.5, "score/base": 0.25}}
+    scores = {"score/base": 0.25}
+    logged = {0: {"mismatch/mean": 0.125}, 1: figures, 2: figures, 3: scores}
     report = tmp_path / "report.html"
     report.write_text("<title>a run</title>")
     game = Table(name="sampled_game", columns=("orders", "board"), rows=[("A PAR - BUR", Picture("<svg><g/></svg>"))])
@@ -108,8 +109,9 @@ def test_offline_wandb_has_one_entry_per_step_the_tables_and_the_report(tmp_path
             log.log(step, values)
     log.finish(report)
     found = read_back(tmp_path, lambda found: found.artifacts.get("report") == ["report.html"])
-    assert found.history == logged and asked == [2] and said == []
-    assert found.tables == {5: {"tables/policy_lag", "tables/sampled_game"}}, "with the next call: no step waits for them"
+    assert found.history == {0: logged[0], 1: figures, 2: figures | scores}, "scores belong to the last step"
+    assert asked == [2] and said == []
+    assert found.tables == {2: {"tables/policy_lag", "tables/sampled_game"}}
     assert any(file.endswith(".html") for file in found.artifacts["tables/sampled_game"]), "the board is a picture"
     (lags,) = (tmp_path / "wandb").glob("offline-run-*/files/media/table/tables/policy_lag_*")
     assert json.loads(lags.read_text())["data"] == [[1, "0", 6], [1, "2", 2], [2, "0", 6], [2, "2", 2]]
