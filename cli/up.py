@@ -22,7 +22,7 @@ from cyclopts import Parameter
 from cli.automations import apply, asker, limit_queue
 from telemetry.errors import InputError
 
-WORKER_WITHIN_S = 60.0
+WORKER_WITHIN_S = 180.0
 ENDS_WITHIN_S = 30.0
 _RECORD = "up.json"
 PRODUCERS = "producers"
