@@ -76,9 +76,6 @@ class Ours:
                     self._paths, _PRODUCER, first, played.decisions, played.plies, {}, next_start_group=first + len(positions)
                 )
         after = await self.engine.stats()
-        spent.stages["games"] = 1e-3 * sum(
-            {(row.start_group, row.fork, row.ply): row.engine_ms for row in played.decisions}.values()
-        )
         return spent.figures() | {
             "decisions": len(played.decisions),
             "games": played.forks,
@@ -191,7 +188,7 @@ def _figures(taken: Mapping[str, list[dict[str, float]]]) -> dict[str, float]:
 
 
 def shares(rounds: list[dict[str, float]]) -> dict[str, float]:
-    """CPU seconds by stage, of all; what no stage counted is `rest`."""
+    """CPU seconds by stage, of all; what no stage counted is `rest`: of ours games, prompts, tables and rows."""
     whole = sum(each["cpu_s"] for each in rounds)
     stages: Counter[str] = Counter()
     for each in rounds:
