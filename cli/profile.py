@@ -203,7 +203,7 @@ def _show(found: dict[str, Any], before: dict[str, Any] | None, file: Path, flam
     for name, thread in found["threads"].items():
         hot = next(iter(thread["hottest"]), "nothing")
         waiting = thread["shares"].get("waiting", 0.0)
-        console.print(f"thread {name}: {waiting:.0%} waiting, hottest in {hot}", markup=False)
+        console.print(f"thread {name}: {waiting:.0%} waiting, hottest in {hot}", markup=False, soft_wrap=True)
     console.print(f"{found['steps']} steps; written to {file}, the flame graph to {flame}", markup=False, soft_wrap=True)
 
 
