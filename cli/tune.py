@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import App, Parameter
+from cyclopts import App, Parameter, validators
 
 from cli.dry_run import DryRun, show_plan
 from cli.settings_from_flags import ConfigFiles
@@ -82,6 +82,58 @@ def tune(
         from telemetry.errors import EngineError, InputError
 
         raise InputError(outcome["why"]) if outcome["nearest"] else EngineError(_nothing_measured(outcome))
+
+
+@app.command
+def lora(
+    *,
+    run: Run = "",
+    preset: Preset = "laptop",
+    config: ConfigFiles = None,
+    requests: Annotated[int, Parameter(help="Requests of each pass.", validator=validators.Number(gte=8))] = 16,
+    rounds: Annotated[int, Parameter(help="Rounds that count; medians of their ratios are told.")] = 3,
+    runs_root: RunsRoot = Path("runs"),
+    json: AsJson = False,
+) -> None:
+    """Say what LoRA slots cost here, cause by cause: each is switched on against what differs in nothing else.
+
+    Ratios of seconds, taken in turn: 1 costs nothing, 2 is twice the time. What does not apply on this machine is said.
+
+    Examples
+
+        entente tune lora                            random requests, a few minutes
+
+        entente tune lora --run mine --rounds 5 --json
+    """
+    from cli.screen import progress_shown
+    from flows.lora_costs import lora_costs
+
+    settings = _settings(run, preset, config, runs_root)
+    log = runs_root / "_tuning" / "lora.log"
+    with progress_shown():
+        outcome = asyncio.run(lora_costs(run, settings, runs_root, requests=requests, rounds=rounds, log=log))
+    _show_costs(outcome)
+    if json:
+        print(jsonlib.dumps(outcome))
+
+
+def _show_costs(outcome: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in ("costs", "times", "rounds", "cure"):
+        table.add_column(heading, justify="right" if heading in ("times", "rounds") else "left", no_wrap=heading != "cure")
+    for each in outcome["costs"]:
+        if each["ratio"] is None:
+            table.add_row(each["cause"], "-", "", each["why"], style="dim")
+        else:
+            table.add_row(each["cause"], f"{each['ratio']:.2f}", f"{each['lowest']:.2f}-{each['highest']:.2f}", each["cure"])
+    Console(width=None if sys.stdout.isatty() else 160, highlight=False).print(table)
+    print(
+        f"times: seconds with it over seconds without ({outcome['seconds_are']} seconds), median of {outcome['rounds']} rounds "
+        f"of {outcome['requests']} requests; adapters of rank {outcome['adapter_rank']}"
+    )
 
 
 def _settings(run: str, preset: str, config: list[Path] | None, runs_root: Path) -> Any:

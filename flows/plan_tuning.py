@@ -63,15 +63,7 @@ class TuningPlan:
 
 def plan_tuning(run: str, settings: RunSettings | None, tuning: TuneSettings, runs_root: Path, output: Path | None) -> TuningPlan:
     """What would be measured; refuses what can be refused at once."""
-    run = newest_run(runs_root) if run == NEWEST else run
-    if settings is None:
-        settings = settings_of(RunPaths(runs_root / run)) if run else layered_settings("laptop")
-    if run:
-        settings_of(RunPaths(runs_root / run))
-    settings = settings.model_copy(
-        update={"runs_root": runs_root, "inference": settings.inference.model_copy(update={"urls": (), "evaluation_urls": ()})}
-    )
-    check_settings(settings)
+    run, settings = settings_for(run, settings, runs_root)
     base, machine = settings.inference, this_machine()
     shape = model_shape(base.model, settings.tiny_model, settings.prompts)
     check_length(base, shape, base.model)
@@ -92,6 +84,21 @@ def plan_tuning(run: str, settings: RunSettings | None, tuning: TuneSettings, ru
         adapter_rank=rank,
         on_gpu=machine.gpu_total > 0,
     )
+
+
+def settings_for(run: str, settings: RunSettings | None, runs_root: Path) -> tuple[str, RunSettings]:
+    """The run that is meant, and the settings to begin with: the engine is one on this machine, whoever else played.
+
+    Raises:
+        InputError: there is no such run, or settings contradict each other.
+    """
+    run = newest_run(runs_root) if run == NEWEST else run
+    own = settings_of(RunPaths(runs_root / run)) if run else layered_settings("laptop")
+    settings = settings or own
+    here = settings.inference.model_copy(update={"urls": (), "evaluation_urls": ()})
+    settings = settings.model_copy(update={"runs_root": runs_root, "inference": here})
+    check_settings(settings)
+    return run, settings
 
 
 def _fits(shape: ModelShape | None, machine: Machine, settings: InferenceSettings) -> None:

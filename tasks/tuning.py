@@ -168,7 +168,8 @@ def kept(folder: Path, candidate: Candidate) -> Measured | None:
         figures["requests"] = int(figures["requests"])
         arms[row["arm"]] = ArmFigures(**figures, e2el_ms=tuple(row["e2el_ms"]))
     words = {name: facts[name] for name in ("state", "reason", "log", "engine", "adapters")}
-    return Measured(**words, start_s=float(facts["start_s"]), seconds=float(facts["seconds"]), arms=arms)  # type: ignore[arg-type]
+    numbers = {name: float(facts.get(name, 0.0)) for name in ("start_s", "seconds", "cpu_s")}
+    return Measured(**words, **numbers, arms=arms)  # type: ignore[arg-type]
 
 
 def _kind(value: Any) -> pa.DataType:

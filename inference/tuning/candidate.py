@@ -92,7 +92,7 @@ async def measure(told: dict[str, Any], say: Say) -> None:
         )
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    say({"arms": {arm: asdict(arm_figures(passes[arm])) for arm in ARMS}})
+    say({"arms": {arm: asdict(arm_figures(passes[arm])) for arm in ARMS}, "cpu_s": time.process_time()})
 
 
 def adapter_of(job: Job, scratch: Path) -> tuple[Path, str]:

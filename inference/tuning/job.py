@@ -68,5 +68,7 @@ class Measured:
     """Seconds until its engine was ready."""
     seconds: float = 0.0
     """Seconds of its process."""
+    cpu_s: float = 0.0
+    """CPU seconds of its process, its start among them; where the engine core is a process of its own, without that."""
     arms: dict[str, ArmFigures]
     """Figures by arm; none where it was not measured."""

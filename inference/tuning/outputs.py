@@ -116,6 +116,7 @@ def figures_of(candidate: Candidate | None, found: Mapping[str, Measured], tunin
     told: dict[str, Any] = {"key": candidate.key, "current": candidate.current, "settings": candidate.values}
     told |= {"state": measured.state, "reason": measured.reason, "log": measured.log, "adapters": measured.adapters}
     told |= {"engine": measured.engine, "start_s": round(measured.start_s, 2), "seconds": round(measured.seconds, 2)}
+    told |= {"cpu_s": round(measured.cpu_s, 2)}
     for arm, figures in measured.arms.items():
         told[arm] = {name: round(getattr(figures, name), 4) for name in FIGURES}
         told[arm]["goodput_per_s"] = round(figures.goodput_per_s(tuning.max_latency_ms), 4)

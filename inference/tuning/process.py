@@ -55,6 +55,7 @@ async def measure_in_process(
     facts = {
         "seconds": seconds,
         "start_s": float(heard.ready.get("ready", 0.0)),
+        "cpu_s": float(heard.last.get("cpu_s", 0.0)),
         "engine": heard.ready.get("engine", ""),
         "adapters": heard.ready.get("adapters", ""),
     }
