@@ -2,17 +2,15 @@
 
     python -m inference.tuning.candidate JOB
 
-JOB is a file that `job.Job.as_object` was written to. Lines go to the standard output as it was at the start; what vLLM prints
+JOB is a file that `process.run_program` wrote. Lines go to the standard output as it was at the start; what vLLM prints
 goes to the log. When the standard input closes, whoever started this is gone, and the whole process group ends.
 """
 
 import asyncio
 import json
 import os
-import shutil
 import signal
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -73,25 +71,21 @@ async def measure(told: dict[str, Any], say: Say) -> None:
     await engine.start()
     mode = str(getattr(engine, "adapters", "slots"))
     say({"ready": time.perf_counter() - began, "engine": engine_here(job.settings)[0], "adapters": mode})
-    scratch = Path(tempfile.mkdtemp(prefix="entente-tuning-"))
 
     async def publish() -> None:
-        folder, digest = adapter_of(job, scratch)
+        folder, digest = adapter_of(job, Path(told["scratch"]))
         await engine.publish(1, folder, digest)
 
     load = {"concurrency": job.concurrency, "request_rate": job.request_rate, "seed": job.seed}
-    try:
-        passes = await both_arms(
-            engine,
-            requests,
-            publish,
-            interleaved=mode == "slots",
-            rounds=job.rounds,
-            load=load,
-            told=lambda arm, done: say({"pass": done, "arm": arm}),
-        )
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    passes = await both_arms(
+        engine,
+        requests,
+        publish,
+        interleaved=mode == "slots",
+        rounds=job.rounds,
+        load=load,
+        told=lambda arm, done: say({"pass": done, "arm": arm}),
+    )
     say({"arms": {arm: asdict(arm_figures(passes[arm])) for arm in ARMS}, "cpu_s": time.process_time()})
 
 

@@ -1,6 +1,6 @@
 """What is handed to a candidate's process, and what comes back: plain values, as JSON."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,8 +40,9 @@ class Job:
     @classmethod
     def from_object(cls, told: dict[str, Any]) -> "Job":
         """What `as_object` gave."""
+        names = {each.name for each in fields(cls)}
         return cls(
-            **told
+            **{name: value for name, value in told.items() if name in names}
             | {
                 "model": Path(told["model"]),
                 "settings": InferenceSettings.model_validate(told["settings"]),

@@ -6,8 +6,6 @@ Where memory allows, all engines stand at once and the arms alternate pass by pa
 On a CPU its CPU seconds are compared, on a GPU the clock's. Adapters have random weights: their size is what costs.
 """
 
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
@@ -27,15 +25,11 @@ async def tax(told: dict[str, Any], say: Say) -> None:
     model, requests = Path(told["model"]), read_requests(Path(told["requests"]), Path(told["model"]))
     settings = {name: InferenceSettings.model_validate(each) for name, each in told["engines"].items()}
     clock = time.perf_counter if told["on_gpu"] else time.process_time
-    scratch = Path(tempfile.mkdtemp(prefix="entente-tuning-"))
-    try:
-        adapters = _adapters(scratch, model, told["adapter_rank"])
-        seconds: dict[str, list[float]] = {}
-        first: dict[str, float] = {}
-        measure = _together if told["together"] else _one_by_one
-        await measure(model, settings, requests, adapters, told["rounds"], clock, seconds, first, say)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    adapters = _adapters(Path(told["scratch"]), model, told["adapter_rank"])
+    seconds: dict[str, list[float]] = {}
+    first: dict[str, float] = {}
+    measure = _together if told["together"] else _one_by_one
+    await measure(model, settings, requests, adapters, told["rounds"], clock, seconds, first, say)
     say({"costs": costs(seconds, first), "seconds": seconds, "clock": "clock" if told["on_gpu"] else "CPU"})
 
 

@@ -8,9 +8,9 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -103,18 +103,23 @@ async def run_program(
     timeout_s: float,
     told: Callable[[dict[str, Any]], None],
 ) -> Heard:
-    """Run `python -m module JOB` in a process group of its own until it ends or its time is over."""
+    """Run `python -m module JOB` in a process group of its own until it ends or its time is over.
+
+    JOB is written beside the log, and stays there: a candidate can be measured again by hand.
+    """
     log.parent.mkdir(parents=True, exist_ok=True)
-    heard = Heard()
-    with tempfile.NamedTemporaryFile("w", prefix="entente-tuning-", suffix=".json") as handed, log.open("wb") as written:
-        json.dump(job, handed)
-        handed.flush()
+    heard, handed, scratch = Heard(), log.with_suffix(".json"), log.with_suffix(".scratch")
+    # What a process that was killed left there goes with the next one, and in the end.
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir()
+    handed.write_text(json.dumps(job | {"scratch": str(scratch.resolve())}))
+    with log.open("wb") as written:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-P",
             "-m",
             module,
-            handed.name,
+            str(handed.resolve()),
             # Nothing is written to it: it closes with this process, and the child ends itself.
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
@@ -126,6 +131,7 @@ async def run_program(
             await _listen(process, heard, start_s, timeout_s, told)
         finally:
             await _end(process)
+            shutil.rmtree(scratch, ignore_errors=True)
         heard.code = process.returncode
     return heard
 
