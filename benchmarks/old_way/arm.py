@@ -27,9 +27,6 @@ from rollouts.settings import RolloutSettings
 from state_cache.sampling import sample_start_positions
 from training.settings import TrainingSettings
 
-SLOTS, SLOT_RANK = 8, 32
-"""The old system's max_loras and max_lora_rank."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
@@ -56,9 +53,8 @@ def engine_of(way: Way, setting: Setting, clock: StageClock, name: str) -> Timed
     """The engine that the way asks, not started."""
     inference = setting.inference.model_copy(
         update={
-            "adapters": "merge_reload" if way.merged else "slots",
-            "adapter_slots": SLOTS,
-            "adapter_rank": SLOT_RANK,
+            # The old system's LoRA slots cost ten times the base model's time on a CPU, which is no fault of its design.
+            "adapters": "merge_reload",
             "prefix_caching": way.prefix_cache,
             "max_model_length": max(1024, setting.inference.max_model_length),
         }
@@ -131,8 +127,6 @@ class Arm:
         """Have the engine play by this version; what was in flight is done before."""
         began, others = time.process_time(), sum(self.clock.cpu_s.values())
         await self.engine.publish(version, learned.adapter, learned.adapter_hash)
-        if not self.way.merged:
-            await self.engine.retire(version)
         # What the event loop did meanwhile has its own stages.
         spent = time.process_time() - began - (sum(self.clock.cpu_s.values()) - others)
         self.clock.cpu_s["publish"] += max(0.0, spent)

@@ -32,8 +32,6 @@ class Way:
     """Rows are published as one Arrow shard and found by the index; else an indented JSON file a rollout."""
     in_flight: bool
     """Forks go on independently; else in lock-step, one generate call a phase, which waits for its slowest answer."""
-    merged: bool = True
-    """Weights are merged, as suits a CPU; else served as vLLM's LoRA slots, as the old system did on its GPUs."""
     warm_up_all: bool = True
     """In a warm-up the model plays every seat, as it did; else only the policy's, and scripted players the others."""
 
@@ -46,7 +44,7 @@ class Way:
         return replace(self, **{name: False})
 
 
-_FIXED = ("prefix_cache", "merged", "warm_up_all")
+_FIXED = ("prefix_cache", "warm_up_all")
 IMPROVEMENTS = tuple(field.name for field in fields(Way) if field.name not in _FIXED)
 """Switches in which the two ways differ."""
 NEW = Way(**dict.fromkeys(IMPROVEMENTS, True), prefix_cache=True)  # type: ignore[arg-type]
