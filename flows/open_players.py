@@ -21,11 +21,11 @@ from evaluation.settings import MatchSettings
 from flows.open_run import prepare_model
 from flows.run_settings import RunSettings, settings_of
 from flows.thread_plan import apply_threads
-from inference.choose_engine import EngineKind, engine_here
+from inference.choose_engine import engine_here
 from inference.engine import Engine
 from inference.host import EngineHost
-from inference.make_engine import make_engine
-from inference.settings import AdapterMode, InferenceSettings
+from inference.make_engine import make_engine, serving
+from inference.settings import InferenceSettings
 from rollouts.deciders import Decider, PolicyDecider, Tokens
 from storage.runs import RunPaths
 from telemetry.errors import InputError
@@ -33,25 +33,6 @@ from telemetry.progress import reporter
 
 _HASHED_BYTES = 1 << 20
 """Bytes of a weight file that tell two models of one shape apart."""
-
-
-def serving(kind: EngineKind | None, adapters: AdapterMode, versions: int) -> Literal["one", "each"]:
-    """Whether one engine serves all these versions, or each needs its own.
-
-    Args:
-        kind: the engine of this machine; None: workers by URL.
-
-    Raises:
-        InputError: workers by URL that do not say that they have slots.
-    """
-    if versions < 2 or kind == "torch" or adapters == "slots":
-        return "one"
-    if kind is None:
-        raise InputError(
-            f"{versions} policy versions are to play and inference.adapters is '{adapters}', so workers by URL may hold one at a "
-            "time: set it to 'slots' here and there, or leave inference.urls out"
-        )
-    return "one" if kind == "vllm_async" and adapters == "auto" else "each"
 
 
 @dataclass(kw_only=True)

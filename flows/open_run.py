@@ -45,6 +45,7 @@ from storage.learnable_aside import PastSpreadsAside
 from storage.lineages import check_new_lineage, current_lineage
 from storage.runs import RunPaths, durable_write, held, set_aside
 from tasks.dask_rollouts import check_scheduler
+from tasks.frozen_opponent import NOBODY, open_frozen
 from tasks.preparation import make_model
 from tasks.replayed_rollouts import IdleEngine
 from tasks.resources import Resources
@@ -182,7 +183,9 @@ async def open_run(settings: RunSettings, *, resume: bool = False, fork_lineage:
         _check_standing(settings, standing)
         durable_write(paths.settings, settings.model_dump_json(indent=1).encode())
         durable_write(paths.environment, json.dumps(environment(), indent=1).encode())
-        provenance = _provenance(settings, model)
+        provenance, tokens, frozen = _provenance(settings, model), Tokens(Codec(model), settings.prompts), NOBODY
+        if not simulated:
+            frozen = await open_frozen(stack, paths, model, host, engine, tokens, settings.rollouts, settings.inference)
         control = _control(settings, provenance["base_model"])
         stack.callback(_say_good_bye, control)
         await asyncio.to_thread(control.serve, standing.step_done, standing.adapter, standing.adapter_hash)
@@ -198,7 +201,8 @@ async def open_run(settings: RunSettings, *, resume: bool = False, fork_lineage:
             host=host,
             engine=engine,
             scorer=scorer,
-            tokens=Tokens(Codec(model), settings.prompts),
+            tokens=tokens,
+            frozen=frozen,
             trainer=trainer,
             standing=standing,
             provenance=provenance,

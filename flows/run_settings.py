@@ -290,7 +290,7 @@ def check_settings(settings: RunSettings) -> None:
             "overlapping steps end in any order; set one of the two"
         )
     for name in {
-        settings.rollouts.opponents,
+        *settings.rollouts.scripted_opponents,
         *settings.evaluation.opponents,
         settings.tiny_model.teacher,
         *settings.cache.players,
@@ -321,7 +321,8 @@ def _check_simulated(settings: RunSettings) -> None:
 
 
 def _check_slots(settings: RunSettings) -> None:
-    inference, needed = settings.inference, settings.storage.max_policy_lag + 2
+    frozen = bool(settings.rollouts.frozen_share and settings.rollouts.frozen_version)
+    inference, needed = settings.inference, settings.storage.max_policy_lag + 2 + frozen
     if inference.adapters == "merge_reload":
         return
     if settings.training.lora_rank > inference.adapter_rank:

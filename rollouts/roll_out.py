@@ -7,7 +7,7 @@ fork, or to the fork's end.
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,6 +16,7 @@ from game.board import POWERS, Board
 from game.scores import Standing, components
 from game.snapshot import Snapshot
 from inference.engine import Engine
+from rollouts.deciders import Decider
 from rollouts.fork import POLICY, Drawn, ForkPlan, PlayedFork, PlayedPly, Tokens, play_fork
 from rollouts.seeds import dice
 from rollouts.settings import RolloutSettings
@@ -61,10 +62,12 @@ async def roll_out(
     producer: str,
     seed: int,
     on_group: OnGroup | None = None,
+    frozen: Mapping[str, Decider] | None = None,
 ) -> RolledOut:
     """Play `settings.forks_per_group` forks of each group to the horizon.
 
     Args:
+        frozen: who plays as `frozen_name(settings)`, needed where `settings.frozen_share` is above 0.
         producer: name of the producer that hands out these group numbers; part of every id and seed.
         seed: the run's seed.
 
@@ -75,7 +78,8 @@ async def roll_out(
     async def roll_out_group(group: StartGroup) -> tuple[StartGroup, list[PlayedFork]]:
         board = Board.restore(group.snapshot, settings.board_path)
         shared = f"{producer}/{seed}/{group.number}"
-        seats = {power: POLICY if group.power in (None, power) else settings.opponents for power in POWERS}
+        others = opponents_of(shared, settings)
+        seats = {power: POLICY if group.power in (None, power) else others for power in POWERS}
         forks = await asyncio.gather(
             *(
                 play_fork(
@@ -92,6 +96,7 @@ async def roll_out(
                     board.fork(),
                     engine,
                     tokens,
+                    deciders=frozen,
                 )
                 for fork in range(settings.forks_per_group)
             )
@@ -115,20 +120,23 @@ async def roll_out(
     plies: list[Ply] = []
     for group, group_forks in played:
         for number, fork in enumerate(group_forks):
-            decisions.extend(_rows(group, number, fork, settings, producer))
+            decisions.extend(_rows(group, number, fork, settings, producer, seed))
             plies.extend(_plies(group, number, fork))
     return RolledOut(decisions=decisions, plies=plies, forks=len(forks), failed_forks=len(failed))
 
 
-def _rows(group: StartGroup, number: int, fork: PlayedFork, settings: RolloutSettings, producer: str) -> list[Decision]:
+def _rows(
+    group: StartGroup, number: int, fork: PlayedFork, settings: RolloutSettings, producer: str, seed: int
+) -> list[Decision]:
     """Rows of one fork, each with the components of the time until its power's next decision."""
     assert fork.end is not None
     following: dict[str, Standing] = {}
     rows = []
+    opponents = POLICY if group.power is None else opponents_of(f"{producer}/{seed}/{group.number}", settings)
     for drawn in reversed(fork.drawn):
         after = following.get(drawn.power, fork.end)
         following[drawn.power] = drawn.before
-        rows.append(_row(group, number, fork, drawn, components(drawn.before, after, drawn.power), settings, producer))
+        rows.append(_row(group, number, fork, drawn, components(drawn.before, after, drawn.power), settings, producer, opponents))
     return rows[::-1]
 
 
@@ -140,6 +148,7 @@ def _row(
     parts: dict[str, float],
     settings: RolloutSettings,
     producer: str,
+    opponents: str,
 ) -> Decision:
     generation = drawn.generation
     return Decision(
@@ -152,7 +161,7 @@ def _row(
         phase=drawn.phase,
         game_id=group.snapshot.game_id,
         seed=drawn.seed,
-        opponents=POLICY if group.power is None else settings.opponents,
+        opponents=opponents,
         policy_version=generation.policy_version,
         worker=generation.worker,
         adapter_hash=generation.adapter_hash,
@@ -199,6 +208,19 @@ def _plies(group: StartGroup, number: int, fork: PlayedFork) -> list[Ply]:
         )
         for played in fork.plies
     ]
+
+
+def frozen_name(settings: RolloutSettings) -> str:
+    """The seat, and the name in rows, of the frozen version: "policy:12"."""
+    return f"{POLICY}:{settings.frozen_version}"
+
+
+def opponents_of(shared: str, settings: RolloutSettings) -> str:
+    """Who plays the other powers of the start group of this name: the frozen version, or one of the scripted players, by lot."""
+    if settings.frozen_share and dice(shared, "frozen").random() < settings.frozen_share:
+        return frozen_name(settings)
+    names = settings.scripted_opponents
+    return names[0] if len(names) == 1 else dice(shared, "opponents").choice(names)
 
 
 def _families(groups: Sequence[StartGroup]) -> list[list[StartGroup]]:

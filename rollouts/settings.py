@@ -31,7 +31,13 @@ class RolloutSettings(BaseModel):
     policy_powers: Literal["one", "all"] = "one"
     """'one': the policy plays one power of each group, scripted players the others; 'all': it plays all seven."""
     opponents: str = "random"
-    """Scripted player of the powers that the policy does not play; its random numbers are shared within a group."""
+    """Scripted player of the powers that the policy does not play, or several with commas, as 'random,mover,territorial': each
+    start group then draws one of them. Random numbers are shared within a group."""
+    frozen_share: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of start groups whose opponents are one frozen version of the run instead; its decisions are not trained on. Where
+    versions are served as merged weights it takes an engine of its own."""
+    frozen_version: Annotated[int, Field(ge=0)] = 0
+    """That version: 0 is the base; another one must be published already, so it is for a run that goes on in another lineage."""
     temperature: Annotated[float, Field(gt=0, le=4)] = 1.0
     """Softmax temperature of the draws; 1, so that the policy trained is the policy that plays."""
     max_failed_share: Annotated[float, Field(ge=0, le=1)] = 0.25
@@ -40,9 +46,22 @@ class RolloutSettings(BaseModel):
     """'fast', or 'plain': the game engine's public calls only, several times slower, the same games."""
 
     @property
+    def scripted_opponents(self) -> tuple[str, ...]:
+        """The scripted players that a start group may draw."""
+        return tuple(name.strip() for name in self.opponents.split(",") if name.strip())
+
+    @property
     def family(self) -> int:
         """Start groups that come of one position: its own, and one for each branch."""
         return 1 + len(self.branch_at)
+
+    @model_validator(mode="after")
+    def _somebody_plays(self) -> "RolloutSettings":
+        if not self.scripted_opponents:
+            raise ValueError(
+                f"rollouts.opponents {self.opponents!r} names nobody: name a scripted player, or several with commas"
+            )
+        return self
 
     @model_validator(mode="after")
     def _whole_families(self) -> "RolloutSettings":

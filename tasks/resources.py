@@ -17,6 +17,7 @@ from state_cache.store import StateCache
 from storage.control import ControlDesk
 from storage.learnable_aside import PastSpreadsAside
 from storage.runs import RunPaths
+from tasks.frozen_opponent import NOBODY, FrozenOpponent
 from telemetry.devices import GpuSampler
 from telemetry.timing import Spans
 from training.process import Standing, TrainerProcess
@@ -49,6 +50,8 @@ class Playing:
     """The staleness budget, versions."""
     full_disk_wait_s: float = 0.0
     """Seconds for which finished rollouts wait for room on a full disk."""
+    frozen: FrozenOpponent = NOBODY
+    """The version that opponents of some start groups are played by."""
     spans: Spans = field(default_factory=Spans)
 
 
@@ -74,7 +77,7 @@ class Resources(Playing):
         with self.spans.span("publish"):
             for engine in (self.engine,) if self.scorer is self.engine else (self.engine, self.scorer):
                 await self.host.run(engine.publish(version, adapter, adapter_hash))
-                await self.host.run(engine.retire(version - self.max_policy_lag))
+                await self.host.run(engine.retire(version - self.max_policy_lag, self.frozen.kept))
             if self.control is not None:
                 await asyncio.to_thread(self.control.serve, version, adapter, adapter_hash)
 

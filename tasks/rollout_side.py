@@ -32,6 +32,7 @@ from storage.control import Control, read_control
 from storage.learnable_aside import PastSpreadsAside
 from storage.runs import CACHE_FOLDER, MODEL_FOLDER, RunPaths
 from storage.settings import StorageSettings
+from tasks.frozen_opponent import open_frozen
 from tasks.resources import PRODUCER, Playing
 from telemetry.errors import DataError, EntenteError, InputError
 from telemetry.progress import reporter
@@ -139,6 +140,8 @@ class RolloutSide:
             engine = make_engine(inference, model)
             stack.push_async_callback(_close_engine, host, engine)
             await asyncio.wait_for(host.run(engine.start()), inference.start_timeout_s)
+            tokens = Tokens(Codec(model), settings.prompts)
+            frozen = await open_frozen(stack, paths, model, host, engine, tokens, settings.rollouts, inference)
             playing = Playing(
                 paths=paths,
                 model=model,
@@ -147,7 +150,8 @@ class RolloutSide:
                 cache=cache,
                 host=host,
                 engine=engine,
-                tokens=Tokens(Codec(model), settings.prompts),
+                tokens=tokens,
+                frozen=frozen,
                 provenance={"run": settings.run, "base_model": found, "settings": settings.plays, "side": worker},
                 past_spreads=spreads,
                 max_policy_lag=settings.storage.max_policy_lag,
@@ -197,7 +201,7 @@ class RolloutSide:
                         )
                     await self.playing.engine.publish(control.version, adapter.path, adapter.adapter_hash)
                     self._version = control.version
-                await self.playing.engine.retire(control.oldest)
+                await self.playing.engine.retire(control.oldest, self.playing.frozen.kept)
                 self._followed = control.counter
             self.control, self.trouble = control, ""
             return control

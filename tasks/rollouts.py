@@ -139,6 +139,7 @@ async def play_groups(
             producer=producer,
             seed=playing.seed,
             on_group=on_group,
+            frozen=playing.frozen.deciders,
         )
     )
     await publish_when_there_is_room(
