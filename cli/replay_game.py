@@ -20,7 +20,7 @@ def replay(
     *,
     run: Annotated[str, Parameter(help="Name of the run.")],
     runs_root: Annotated[Path, Parameter(help="Folder of all runs.")] = Path("runs"),
-    output: Annotated[Path | None, Parameter(help="The page to write; default: replay-GROUP-FORK.html in the run's folder.")] = None,
+    output: Annotated[Path | None, Parameter(help="The page to write; default: replay-12-3.html in the run's folder.")] = None,
     last: Annotated[int, Parameter(help="Games to list, newest last, where none is named.")] = 20,
     open: Annotated[bool, Parameter(help="Show the page in a browser.", negative="")] = False,
 ) -> None:
@@ -37,7 +37,7 @@ def replay(
 
         entente replay 12/3 --run mine --output game.html
     """
-    from flows.find_model import model_of
+    from flows.find_model import model_or_none
     from flows.run_settings import settings_of
     from reports.replay_page import write_replay
     from reports.replayed import read_game
@@ -48,10 +48,7 @@ def replay(
     if game is None:
         _list(paths, last)
         return
-    try:
-        model = model_of(settings, runs_root, run)
-    except InputError:  # boards need no tokenizer; the page says what is missing
-        model = None
+    model = model_or_none(settings, runs_root, run)  # boards need no tokenizer; the page says what is missing
     found = read_game(paths, game, model, blend=settings.storage.blend, discount=settings.storage.discount)
     file = output or paths.root / f"replay-{found.game.start_group}-{found.game.fork}.html"
     write_replay(found, file, runs_root)
@@ -82,4 +79,4 @@ def _list(paths: "RunPaths", last: int) -> None:
         table.add_row(name, phases, ", ".join(game.powers), str(game.version), f"{game.gain:+g}", game.status)
     console = Console(width=None if Console().is_terminal else 160, highlight=False)
     console.print(table)
-    console.print(f"{len(games)} games; replay one as in: entente replay {games[-1].name} --run {paths.root.name}", soft_wrap=True)
+    console.print(f"{len(games)} games; replay one: entente replay {games[-1].name} --run {paths.root.name}", soft_wrap=True)

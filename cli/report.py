@@ -11,10 +11,16 @@ def report(
     run: Annotated[str, Parameter(help="Name of the run.")],
     runs_root: Annotated[Path, Parameter(help="Folder of all runs.")] = Path("runs"),
     output: Annotated[Path | None, Parameter(help="The page to write; default: report.html in the run's folder.")] = None,
-    pictures: Annotated[Path | None, Parameter(help="Also write curve.svg and board.svg into this folder.")] = None,
+    pictures: Annotated[
+        Path | None,
+        Parameter(help="Also write curve, ladder, board and replay as SVG, those there are, into this folder."),
+    ] = None,
+    ablation: Annotated[
+        Path | None, Parameter(help="A stored result of `entente bench e2e --json`, to be shown beside the run.")
+    ] = None,
     open: Annotated[bool, Parameter(help="Show the page in a browser.", negative="")] = False,
 ) -> None:
-    """Write what a run came to as one page: scores, learning curve, health, time, boards with orders, settings.
+    """Write what a run came to as one page: strength, learning curve, health, time, boards with orders, settings.
 
     Works while the run trains, and for one that was cut. The page needs no network and no other file.
 
@@ -25,19 +31,25 @@ def report(
         entente report --run mine --output mine.html --open
 
         entente report --run mine --pictures docs/pictures
+
+        entente report --run mine --ablation e2e.json
     """
-    from flows.run_settings import layered_settings, preset_names
+    from flows.find_model import model_or_none
+    from flows.run_settings import layered_settings, preset_names, settings_of
+    from reports.ablation import read_ablation
     from reports.page import write_pictures, write_report
     from reports.read_run import read_run
     from storage.runs import RunPaths
 
-    facts = read_run(RunPaths(runs_root / run))
+    paths = RunPaths(runs_root / run)
+    facts = read_run(paths)
     presets = {name: layered_settings(name).model_dump(mode="json") for name in preset_names()}
     file = output or runs_root / run / "report.html"
-    write_report(facts, file, presets, runs_root)
+    write_report(facts, file, presets, runs_root, read_ablation(ablation) if ablation else None)
     print(file)
-    for picture in write_pictures(facts, pictures) if pictures else []:
-        print(picture)
+    if pictures:
+        for picture in write_pictures(facts, pictures, paths, model_or_none(settings_of(paths), runs_root, run)):
+            print(picture)
     if open:
         import webbrowser
 

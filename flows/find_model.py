@@ -73,6 +73,14 @@ def model_of(settings: RunSettings, runs_root: Path, run: str) -> Path:
     return found.resolve()
 
 
+def model_or_none(settings: RunSettings, runs_root: Path, run: str) -> Path | None:
+    """The same, for who can do without it."""
+    try:
+        return model_of(settings, runs_root, run)
+    except InputError:
+        return None
+
+
 def tiny_shape(recipe: TinyModelSettings, prompts: PromptSettings = DEFAULT_PROMPTS) -> ModelShape:
     """The shape that `recipe` gives; checked against a model that was made."""
     heads, keys = recipe.hidden // 32, max(1, recipe.hidden // 64)

@@ -67,8 +67,7 @@ def picture(
 
 
 def bare_map() -> tuple[str, str]:
-    """Ground and names of the whole sketch without a game, as elements whose look the page's style sheet gives: whoever shows many positions draws it
-    once and fills in the rest.
+    """Ground and names of the whole sketch without a game, as elements whose look the page's style sheet gives.
 
     Ground is `.g` with the province in `data-p`, lines are `.sea-line`, `.land-line` and `.coast-line`, the ring of a supply
     centre is `.sc` with `data-c`, a name is `.name`.

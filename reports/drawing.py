@@ -7,14 +7,17 @@ Never: pyplot, whose figures outlive their makers.
 
 import io
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 BLUE, ORANGE, GREEN, PURPLE, GREY = "#3d85c6", "#e0852f", "#3c9f73", "#a06cc4", "#8b929c"
+TEAL, RED = "#2f9fb3", "#d0605e"
 """Mid tones: each is told from light and from dark ground, and from the others where colours look alike."""
 INK = "#010203"
 """Stands for the colour of text until the SVG is written."""
@@ -72,6 +75,16 @@ def legend_above(axes: Axes) -> None:
         frameon=False,
         labelcolor=INK,
     )
+
+
+def stack(axes: Axes, parts: Sequence[tuple[str, str, Sequence[float] | np.ndarray]]) -> None:
+    """Bars of (name, colour, a value per step) upon one another, one outline for a part however many steps there are."""
+    below = np.zeros(len(parts[0][2]))
+    edges = np.arange(len(below) + 1) + 0.5
+    for label, colour, values in parts:
+        top = below + np.nan_to_num(np.asarray(values))
+        axes.stairs(top, edges, baseline=below, fill=True, color=colour, label=label, linewidth=0)
+        below = top
 
 
 def to_svg(figure: Figure, name: str, alt: str) -> str:

@@ -1,7 +1,7 @@
 """The games of a run: each fork of each start group is one. What there is, by which names it goes, and where its rows lie.
 
-A game's name is START_GROUP/FORK, as 12/3, and PRODUCER/12/3 where several producers played a start group of that number. `latest`,
-`best` and `worst` are names too, and so is the id of a decision.
+A game's name is START_GROUP/FORK, as 12/3, and PRODUCER/12/3 where several producers played a start group of that number.
+`latest`, `best` and `worst` are names too, and so is the id of a decision.
 Never: read a row's tokens or a ply's position (reports/replayed.py does).
 """
 
@@ -56,7 +56,8 @@ WITH played AS (
     SELECT shard, producer, start_group, fork, count(*) AS plies, arg_min(phase, ply) AS first, arg_max(phase, ply) AS last
     FROM plies GROUP BY ALL
 )
-SELECT producer, start_group, fork, shard, coalesce(plies, 0), coalesce(first, ''), coalesce(last, ''), powers, version, status, gain
+SELECT producer, start_group, fork, shard, coalesce(plies, 0), coalesce(first, ''), coalesce(last, ''), powers, version, status,
+    gain
 FROM played LEFT JOIN boards USING (shard, producer, start_group, fork)
 ORDER BY version, start_group, producer, fork
 """
@@ -114,9 +115,8 @@ _CHOICES: dict[str, Callable[[list[GameName]], GameName]] = {
 def _by_number(connection: duckdb.DuckDBPyConnection, games: list[GameName], run: str, number: int) -> GameName:
     """The game of a decision's id; a start group alone is told its forks."""
     where = "SELECT shard, start_group, fork FROM decisions WHERE decision_id = ?"
-    row = connection.execute(where, [number]).fetchone() if number < 1 << 63 else None
-    if row is not None:
-        return next(game for game in games if (game.shard, game.start_group, game.fork) == row)
+    if number < 1 << 63 and (rows := connection.execute(where, [number]).fetchall()):
+        return next(game for game in games if (game.shard, game.start_group, game.fork) == rows[0])
     forks = [game for game in games if game.start_group == number]
     if forks:
         raise InputError(f"start group {number} was played several times: say which fork; {listing(forks)}")

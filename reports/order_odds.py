@@ -1,8 +1,8 @@
 """From tokens to orders: how likely the policy was to give each order of a decision.
 
-A completion is one line per order, ended by the line break, the last by the end mark. An order's probability is the product of its
-tokens' behaviour probabilities, its end mark included, given the lines before it: so the orders' together are the decision's. A
-forced token, which had no legal rival, counts as 1. Pure: stored figures in, probabilities out.
+A completion is one line per order, ended by the line break, the last by the end mark. An order's probability is the product of
+its tokens' behaviour probabilities, its end mark included, given the lines before it: so the orders' together are the decision's.
+A forced token, which had no legal rival, counts as 1. Pure: stored figures in, probabilities out.
 """
 
 import math

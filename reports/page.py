@@ -2,21 +2,27 @@
 
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from evaluation.score_files import ScoreRecord
-from reports import plots, sentences
+from reports import pipeline_plots, plots, sentences, strength_plots
+from reports.ablation import Ablation
 from reports.drawing import stand_alone
 from reports.openings import shown_positions
 from reports.read_run import RunFacts
+from reports.replay_page import still
+from reports.replayed import read_game
 from reports.settings_tree import compare, flat
-from storage.runs import durable_write
-from telemetry.errors import InputError
+from storage.runs import RunPaths, durable_write
+from telemetry.errors import EntenteError, InputError
 from telemetry.machine import environment
 
+MATCHES_SHOWN = 4
+"""The newest ones, a plot each."""
 _ROW_COUNTS = (
     ("rollout/decisions", "decisions rolled out"),
     ("train/decisions", "decisions trained on"),
@@ -26,14 +32,16 @@ _ROW_COUNTS = (
 )
 
 
-def write_report(facts: RunFacts, file: Path, presets: Mapping[str, Mapping[str, Any]], runs_root: Path) -> None:
+def write_report(
+    facts: RunFacts, file: Path, presets: Mapping[str, Mapping[str, Any]], runs_root: Path, ablation: Ablation | None = None
+) -> None:
     """Write the page to `file`; `presets` are the settings trees that the run's are compared with."""
     if not file.parent.is_dir():
         raise InputError(f"there is no folder '{file.parent}' to write the report to: make it, or name another with --output")
-    durable_write(file, html_of(facts, presets, runs_root).encode())
+    durable_write(file, html_of(facts, presets, runs_root, ablation).encode())
 
 
-def html_of(facts: RunFacts, presets: Mapping[str, Mapping[str, Any]], runs_root: Path) -> str:
+def html_of(facts: RunFacts, presets: Mapping[str, Mapping[str, Any]], runs_root: Path, ablation: Ablation | None = None) -> str:
     """The page as text."""
     template = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -53,11 +61,28 @@ def html_of(facts: RunFacts, presets: Mapping[str, Mapping[str, Any]], runs_root
         steps=facts.done,
         plots={
             "returns": plots.returns(facts),
-            "scores": plots.scores(named_scores(facts.scores)),
-            "lags": plots.lags(facts),
-            "times": plots.times(facts),
+            "scores": strength_plots.scores(named_scores(facts.scores)),
+            "ladder": strength_plots.ladder(facts.track),
+            "lags": pipeline_plots.lags(facts),
+            "lags_by_step": pipeline_plots.lags_by_step(facts),
+            "times": pipeline_plots.times(facts),
+            "queue": pipeline_plots.queue(facts),
+            "producers": pipeline_plots.producers(facts),
             "tokens": plots.tokens(facts),
         },
+        matches=[
+            (strength_plots.match(record, number), sentences.match(record))
+            for number, record in enumerate(facts.matches[-MATCHES_SHOWN:])
+        ],
+        limits=sentences.limits(facts),
+        queue_says=sentences.queue(facts),
+        ladder_says=sentences.ladder(facts.track),
+        lag_says=sentences.lag(facts),
+        ablation=ablation,
+        ablation_plot=ablation and strength_plots.ablation(ablation),
+        alerts=facts.alerts,
+        producers=facts.producers,
+        played=facts.rows.played if len(facts.rows.played) > 1 else [],
         score_rows=named_scores(facts.scores),
         lags=facts.rows.lags,
         times_note=sentences.hidden_rollouts(facts),
@@ -95,18 +120,23 @@ def named_scores(records: Mapping[str, ScoreRecord]) -> list[tuple[str, ScoreRec
     return [(name(label, record), record) for label, record in ordered]
 
 
-def write_pictures(facts: RunFacts, folder: Path) -> list[Path]:
-    """The learning curve and the first board as pictures of their own; what there is of the two.
+def write_pictures(facts: RunFacts, folder: Path, paths: RunPaths, model: Path | None) -> list[Path]:
+    """Learning curve, strength by version, first board and newest game as pictures of their own; those that there are.
+
+    `model` is the folder of the run's model: without it the game's orders are drawn as if nobody knew how sure they were.
 
     Raises:
         InputError: there is no such folder.
     """
     if not folder.is_dir():
         raise InputError(f"there is no folder '{folder}' to write pictures to: make it first")
-    curve, positions = plots.returns(facts), shown_positions(facts.scores, 1)
-    pictures = {"curve.svg": stand_alone(curve)} if curve else {}
+    positions = shown_positions(facts.scores, 1)
+    plotted = {"curve.svg": plots.returns(facts), "ladder.svg": strength_plots.ladder(facts.track)}
+    pictures = {name: stand_alone(plot) for name, plot in plotted.items() if plot}
     if positions:
         pictures["board.svg"] = positions[0].views[-1].picture
+    with suppress(EntenteError):  # a run without games, or whose boards are gone, has no such picture
+        pictures["replay.svg"] = still(read_game(paths, "latest", model))
     for name, text in pictures.items():
         durable_write(folder / name, text.encode())
     return [folder / name for name in pictures]
@@ -126,6 +156,7 @@ def commands(facts: RunFacts, runs_root: Path, state: str) -> list[tuple[str, st
         ("Decisions that paid most", f"entente sql {run} {shlex.quote(best)}"),
         ("What each step trained on", f"entente sql {run} {shlex.quote(by_step)}"),
         ("Decisions of forks that failed, and why", f"entente sql {run} {shlex.quote(failed)}"),
+        ("Step through the newest game", f"entente replay latest {run} --open"),
         ("Score the base again", f"entente evaluate {run} --version 0"),
     ]
     if facts.done:

@@ -1,12 +1,11 @@
-"""The report's plots: each takes the facts of a run and gives an SVG element, or None where there is nothing to draw."""
+"""The report's plots of learning and of tokens: each takes the facts of a run and gives an SVG element, or None where there is
+nothing to draw. Those of strength and of the pipeline lie beside it."""
 
 from collections.abc import Sequence
 
 import numpy as np
-from matplotlib.axes import Axes
 
-from evaluation.score_files import ScoreRecord
-from reports.drawing import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, legend_above, marker, new_plot, step_axis, to_svg
+from reports.drawing import BLUE, GREEN, GREY, ORANGE, PURPLE, legend_above, marker, new_plot, stack, step_axis, to_svg
 from reports.read_run import RunFacts
 
 Series = Sequence[tuple[str, str, Sequence[float] | np.ndarray]]
@@ -38,73 +37,6 @@ def returns(facts: RunFacts) -> str | None:
     return to_svg(figure, "returns", f"Mean return per step: {mean[np.isfinite(mean)][0]:+.2f} at first, {last} at last.")
 
 
-def scores(records: Sequence[tuple[str, ScoreRecord]]) -> str | None:
-    """A dot and its interval for each (name, record), the first on top."""
-    if not records:
-        return None
-    figure, (axes,) = new_plot(high=0.9 + 0.38 * len(records))
-    axes.grid(visible=False, axis="y")
-    axes.grid(axis="x", color=INK, alpha=0.12, linewidth=0.7)
-    axes.axvline(0, color=INK, alpha=0.35, linewidth=0.8)
-    for place, (_, record) in enumerate(records):
-        score, colour = record.score, _colour(record)
-        axes.hlines(place, score.low, score.high, color=colour, linewidth=3, alpha=0.45)
-        axes.plot([score.mean], [place], "o", color=colour, markersize=7)
-        axes.annotate(f"{score.mean:+.2f}", (score.mean, place), (0, 6), textcoords="offset points", ha="center", color=INK)
-    axes.set_yticks(range(len(records)), [name for name, _ in records])
-    axes.tick_params(axis="y", length=0)
-    axes.set_ylim(len(records) - 0.5, -0.8)
-    axes.margins(x=0.09)
-    axes.spines["left"].set_visible(False)
-    axes.set_xlabel("centres gained, with 95 % interval")
-    told = "; ".join(f"{name} {record.score.mean:+.2f}" for name, record in records)
-    return to_svg(figure, "scores", f"Scores on held-out positions: {told}.")
-
-
-def _colour(record: ScoreRecord) -> str:
-    if record.player != "policy":
-        return GREY
-    return BLUE if record.policy_version else ORANGE
-
-
-def lags(facts: RunFacts) -> str | None:
-    """How many rows were trained at which policy lag, up to the budget."""
-    found = facts.rows.lags
-    if not found:
-        return None
-    budget = int(facts.settings.get("storage", {}).get("max_policy_lag", 0))
-    places = range(max(*found, budget) + 1) if budget else range(max(found) + 1)
-    figure, (axes,) = new_plot()
-    counts = [found.get(lag, 0) for lag in places]
-    bars = axes.bar(places, counts, color=BLUE, width=0.7)
-    axes.bar_label(bars, [f"{count:,}" if count else "none" for count in counts], padding=2, color=INK)
-    axes.margins(y=0.15)
-    axes.set_xticks(places)
-    axes.set_xlabel("policy lag, versions")
-    axes.set_ylabel("rows trained")
-    told = ", ".join(f"{count} at lag {lag}" for lag, count in sorted(found.items()))
-    return to_svg(figure, "lags", f"Rows trained by policy lag: {told}.")
-
-
-def times(facts: RunFacts) -> str | None:
-    """Wall time of each step, cut into parts that add up to it."""
-    if not facts.steps:
-        return None
-    total, train, publish, rest = (
-        np.array(facts.series(f"time/{name}")) for name in ("step_s", "train_s", "publish_s", "orchestration_s")
-    )
-    waited = np.clip(total - train - publish - rest, 0, None)
-    figure, (axes,) = new_plot()
-    parts = [("rollout", BLUE, waited), ("train", ORANGE, train), ("publish", GREEN, publish), ("orchestration", GREY, rest)]
-    _stack(axes, parts)
-    step_axis(axes, facts.done)
-    axes.set_ylabel("seconds of wall time")
-    legend_above(axes)
-    whole = np.nansum(total)
-    told = ", ".join(f"{name} {np.nansum(values) / whole:.0%}" for name, _, values in parts)
-    return to_svg(figure, "times", f"Where the time of the steps went: {told}.")
-
-
 def tokens(facts: RunFacts) -> str | None:
     """Tokens of each step by kind, and below them the share of prompt tokens that the prefix cache held."""
     if not facts.steps:
@@ -113,7 +45,7 @@ def tokens(facts: RunFacts) -> str | None:
         np.array(facts.series(f"rollout/{name}")) / 1000 for name in ("prompt_tokens", "cached_tokens", "completion_tokens")
     )
     figure, (above, below) = new_plot(rows=2, high=3.6)
-    _stack(
+    stack(
         above, [("prompt, computed", BLUE, prompt - cached), ("prompt, cached", GREY, cached), ("completion", ORANGE, completion)]
     )
     above.set_ylabel("thousand tokens")
@@ -184,13 +116,3 @@ def _lines(facts: RunFacts, name: str, unit: str, series: Series, *, per_cent: b
     legend_above(axes)
     told = "; ".join(f"{label} from {values[0]:.3g} to {values[-1]:.3g}" for label, _, values in series)
     return to_svg(figure, name, f"{name.replace('-', ' ')}: {told}.")
-
-
-def _stack(axes: Axes, parts: Series) -> None:
-    """Bars upon one another, one outline for a part however many steps there are."""
-    below = np.zeros(len(parts[0][2]))
-    edges = np.arange(len(below) + 1) + 0.5
-    for label, colour, values in parts:
-        top = below + np.nan_to_num(np.asarray(values))
-        axes.stairs(top, edges, baseline=below, fill=True, color=colour, label=label, linewidth=0)
-        below = top

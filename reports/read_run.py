@@ -9,17 +9,20 @@ whole start groups, as those of the scores resample whole games.
 import fcntl
 import json
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import duckdb
 import numpy as np
 
+from evaluation.match_files import MatchRecord, read_matches
 from evaluation.score_files import ScoreRecord, read_scores
 from evaluation.strength import cluster_bootstrap
+from evaluation.track import TrackPoint, read_track
 from storage.asking import connect
+from storage.control import ProducerStatus, read_producers
 from storage.lineages import last_step
 from storage.runs import RunPaths
 from telemetry.errors import DataError, InputError
@@ -43,9 +46,11 @@ class RowFacts:
     """Shards set aside, each with the sentence that says why."""
     decisions: int
     """Rows stored, those of refused shards not among them."""
+    played: list[tuple[str, str, int, int]]
+    """Producer, inference worker, start groups and decisions of each pair of the two."""
 
 
-NO_ROWS = RowFacts(return_intervals={}, return_of_all={}, lags={}, failures=[], refused=[], decisions=0)
+NO_ROWS = RowFacts(return_intervals={}, return_of_all={}, lags={}, failures=[], refused=[], decisions=0, played=[])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +81,14 @@ class RunFacts:
     """What the stored rows say."""
     troubles: list[str]
     """Sentences about what could not be read."""
+    track: list[TrackPoint] = field(default_factory=list)
+    """Strength by policy version."""
+    matches: list[MatchRecord] = field(default_factory=list)
+    """Games in which versions and scripted players met, in the order in which they were finished."""
+    alerts: list[str] = field(default_factory=list)
+    """Sentences of the alerts so far."""
+    producers: list[ProducerStatus] = field(default_factory=list)
+    """Those who played for the run elsewhere, as they last told of themselves."""
 
     @property
     def planned(self) -> int:
@@ -109,6 +122,8 @@ def read_run(paths: RunPaths) -> RunFacts:
     if damaged := sorted(file.name for file in paths.root.rglob(".*.damaged-*")):
         troubles.append(f"The run itself set aside what it found damaged, and did it again: {', '.join(damaged)}.")
     records = _metrics(paths.metrics, troubles)
+    producers, unread = read_producers(paths)
+    troubles += unread
     return RunFacts(
         name=paths.root.name,
         settings=settings,
@@ -122,6 +137,10 @@ def read_run(paths: RunPaths) -> RunFacts:
         environment=_json(paths.environment, troubles),
         rows=_rows(paths, settings.get("storage", {}), troubles),
         troubles=troubles,
+        track=_whole(lambda: read_track(paths), "The track of strength", troubles),
+        matches=_whole(lambda: read_matches(paths), "Matches", troubles),
+        alerts=_alerts(paths.alerts),
+        producers=producers,
     )
 
 
@@ -206,6 +225,17 @@ def _metrics(file: Path, troubles: list[str]) -> dict[int, dict[str, float]]:
     return records
 
 
+_Found = TypeVar("_Found")
+
+
+def _whole(read: Callable[[], list[_Found]], what: str, troubles: list[str]) -> list[_Found]:
+    try:
+        return read()
+    except DataError as error:
+        troubles.append(f"{what}: left out, for {error}.")
+        return []
+
+
 def _scores(paths: RunPaths, troubles: list[str]) -> dict[str, ScoreRecord]:
     try:
         return read_scores(paths)
@@ -275,4 +305,10 @@ def _ask(connection: duckdb.DuckDBPyConnection) -> RowFacts:
         failures=connection.sql(failed).fetchall(),
         refused=connection.sql("SELECT shard, sentence FROM refused ORDER BY shard").fetchall(),
         decisions=decisions,
+        played=connection.sql(_PLAYED).fetchall(),
     )
+
+
+_PLAYED = """
+    SELECT producer, worker, count(DISTINCT start_group)::INTEGER, count(*)::INTEGER FROM decisions GROUP BY ALL ORDER BY ALL
+"""

@@ -1,7 +1,7 @@
 """A replayed game as one HTML file that needs no network and no other file, and as a still picture.
 
-The map is drawn once; what changes (units, owners, orders, odds) travels as plain data, a few KB a position, and `replay.js` puts it
-on the map. So forty positions weigh little more than one.
+The map is drawn once; what changes (units, owners, orders, odds) travels as plain data, a few KB a position, and `replay.js` puts
+it on the map. So forty positions weigh little more than one.
 """
 
 import json
@@ -53,7 +53,7 @@ def replay_html(game: ReplayedGame, runs_root: Path) -> str:
         colours=list(COLOURS.values()),
         light=[_mixed(colour, "#ffffff", 0.38) for colour in COLOURS.values()],
         dark=[_mixed(colour, "#22262b", 0.42) for colour in COLOURS.values()],
-        data=data.replace("</", "<\\/").replace("<!--", "<\\!--"),
+        data=data.replace("<", "\\u003c"),  # so that no name ends the script that holds it
     )
 
 
@@ -75,7 +75,7 @@ def as_data(game: ReplayedGame, runs_root: Path) -> dict[str, Any]:
 
 
 def still(game: ReplayedGame) -> str:
-    """The first position in which the policy moved, on the whole board: everybody's orders, the policy's as thick as they were sure."""
+    """The first position in which the policy moved: everybody's orders on the whole board, its own as thick as they were sure."""
     moved = [ply for ply in game.plies if ply.decisions and ply.board.phase_type == "M"] or list(game.plies)
     ply = moved[0]
     sure = {
@@ -94,8 +94,8 @@ def _about(game: ReplayedGame) -> str:
     versions = {decision.version for ply in game.plies for decision in ply.decisions.values()}
     if not versions:
         return f"The policy played {who}{against}."
-    many = len(versions) > 1
-    drew = f"versions {min(versions)} to {max(versions)}" if many else "the base" if versions == {0} else f"version {max(versions)}"
+    one = "the base" if versions == {0} else f"version {max(versions)}"
+    drew = f"versions {min(versions)} to {max(versions)}" if len(versions) > 1 else one
     failed = "" if game.game.status == "complete" else " The game failed before its end."
     return f"The policy ({drew}) played {who}{against}, from a position of game {game.game_id}.{failed}"
 
@@ -112,9 +112,7 @@ def _ply(ply: ShownPly) -> dict[str, Any]:
         "ground": "".join(owner.get(province, ".") for province in LAND),
         "centres": {centre: number for number, power in enumerate(POWERS) for centre in board.centres()[power]},
         "free": list(board.free_centres()),
-        "orders": {
-            POWERS.index(power): [_order(given) for given in orders] for power, orders in ply.orders.items()
-        },
+        "orders": {POWERS.index(power): [_order(given) for given in orders] for power, orders in ply.orders.items()},
         "decisions": {POWERS.index(power): _decision(decision) for power, decision in ply.decisions.items()},
     }
 

@@ -1,7 +1,7 @@
 """One game of a run, ply by ply: positions, everybody's orders and their results, and what the policy thought of its own.
 
-Promise: reads only, and while the run trains; every figure is a stored one, or follows from stored ones. Of a shard that was given
-up, the archive is read.
+Promise: reads only, and while the run trains; every figure is a stored one, or follows from stored ones. Of a shard that was
+given up, the archive is read.
 Never: draw (reports/replay_page.py does), or compute a probability with a model.
 """
 
@@ -155,9 +155,7 @@ def _rows_of(paths: RunPaths, game: GameName) -> tuple[list[dict[str, Any]], lis
 
 
 def _of_game(table: pa.Table, game: GameName) -> list[dict[str, Any]]:
-    chosen = pa.compute.and_(
-        pa.compute.equal(table["start_group"], game.start_group), pa.compute.equal(table["fork"], game.fork)
-    )
+    chosen = pa.compute.and_(pa.compute.equal(table["start_group"], game.start_group), pa.compute.equal(table["fork"], game.fork))
     return table.filter(chosen).to_pylist()
 
 

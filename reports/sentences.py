@@ -1,6 +1,11 @@
 """What a run came to, in words. Pure: facts in, sentences out; no figure is rounded before it is compared."""
 
+from collections.abc import Sequence
+
+from evaluation.match_files import MatchRecord
 from evaluation.score_files import ScoreRecord
+from evaluation.track import TrackPoint
+from reports.explain import explain_run
 from reports.read_run import RunFacts
 
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -99,6 +104,57 @@ def hidden_rollouts(facts: RunFacts) -> str:
     if hidden < 0.01 * facts.total("time/step_s"):
         return ""
     return f" Another {duration(hidden)} of rollouts ran behind training and are not drawn."
+
+
+def limits(facts: RunFacts) -> list[str]:
+    """What limits the run, and which setting moves it, as `entente explain-run` says it."""
+    return explain_run(facts.steps, facts.settings).sentences if facts.steps else []
+
+
+def lag(facts: RunFacts) -> str:
+    """What the lags come to."""
+    rows = sum(facts.rows.lags.values())
+    own, budget = facts.rows.lags.get(0, 0), facts.settings.get("storage", {}).get("max_policy_lag", "?")
+    return f"{own / max(1, rows):.0%} of the rows were trained by the version that drew them; the budget is {budget}."
+
+
+def queue(facts: RunFacts) -> str:
+    """What the queue and its controller did, in figures of the whole run."""
+    counted = {
+        "advantage groups became too old untrained": facts.total("queue/expired"),
+        "rollout tasks failed for good": facts.total("queue/failed"),
+        "took so long that others were begun in their place": facts.total("queue/passed_over"),
+        "were given up because their rows would be too old": facts.total("queue/cancelled"),
+    }
+    said = [f"{count:,.0f} {what}" for what, count in counted.items() if count]
+    return ("In all, " + ", ".join(said) + ".") if said else "Nothing became too old, failed or was given up."
+
+
+def ladder(points: Sequence[TrackPoint]) -> str:
+    """How the newest version stands beside the first that was measured."""
+    if len(points) < 2:
+        return ""
+    first, last = points[0], points[-1]
+    apart = last.score.low > first.score.high or last.score.high < first.score.low
+    between = "lie apart" if apart else "overlap"
+    said = f"Intervals of version {first.version} and version {last.version} {between}."
+    if first.tactical is not None and last.tactical is not None:
+        said += f" Tactical positions solved: {first.tactical.mean:.0%} at first, {last.tactical.mean:.0%} at last."
+    return said
+
+
+def match(record: MatchRecord) -> str:
+    """Who met whom, and which of the differences are shown."""
+    asked, table = record.settings, record.table
+    where = "the standard start" if asked.start == "standard" else "held-out positions"
+    seats = f", a seat each against six of {asked.opponents}" if asked.opponents else ", at one table"
+    head = f"{table.games} games of {asked.years} years from {where}{seats}; intervals resample {table.clusters} clusters."
+    for pair in table.pairs:
+        difference = pair.difference
+        interval = f"[{difference.low:+.3f}, {difference.high:+.3f}]"
+        need = f"; about {pair.games_to_show:,} games would show it" if pair.games_to_show and not pair.shown else ""
+        head += f" {pair.player} against {pair.other}: {difference.mean:+.3f} {interval}{', shown' if pair.shown else need}."
+    return head
 
 
 def _small(value: float) -> str:

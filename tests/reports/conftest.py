@@ -84,3 +84,17 @@ def page_of(presets: dict[str, Any]) -> Callable[[RunPaths], Page]:
 def metric_lines(paths: RunPaths) -> list[dict[str, float]]:
     """The run's records, read on our own."""
     return [json.loads(line) for line in paths.metrics.read_text().splitlines()]
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """A headless Chromium that the system brings."""
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if program is None:
+        pytest.skip("this system has no Chromium to open the page with")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield browser
+        browser.close()

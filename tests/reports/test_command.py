@@ -1,7 +1,6 @@
 """Claims about `entente report`: where the page goes, what it says of what cannot be, and that a browser shows it all."""
 
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,10 @@ def test_the_page_lies_in_the_run_s_folder_and_pictures_where_they_are_wanted(
     done = workplace("report", "--run", "first", "--pictures", str(tmp_path))
     page = trained[1].root / "report.html"
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["runs/first/report.html", str(tmp_path / "curve.svg"), str(tmp_path / "board.svg")]
+    pictures = [tmp_path / name for name in ("curve.svg", "board.svg", "replay.svg")]
+    assert done.stdout.splitlines() == ["runs/first/report.html", *map(str, pictures)]
     assert page.stat().st_size < 3e6
-    assert all((tmp_path / name).stat().st_size < 150e3 for name in ("curve.svg", "board.svg"))
+    assert all(picture.stat().st_size < 150e3 for picture in pictures)
     elsewhere = workplace("report", "--run", "first", "--output", str(tmp_path / "mine.html"))
     assert elsewhere.returncode == 0 and (tmp_path / "mine.html").read_text() == page.read_text()
 
@@ -36,20 +36,6 @@ def test_what_cannot_be_is_one_sentence_and_exit_code_2(workplace: Entente, trai
     done = workplace("report", *words)
     assert done.returncode == 2
     assert said in done.stderr and len(done.stderr.splitlines()) == 1
-
-
-@pytest.fixture(scope="module")
-def browser():
-    """A headless Chromium that the system brings."""
-    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if program is None:
-        pytest.skip("this system has no Chromium to open the page with")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 _CONTRAST = """() => {

@@ -236,4 +236,4 @@ def test_every_line_under_ask_further_can_be_typed_and_its_sql_answers(run_folde
             queries += 1
             with connect(run_folder.root) as connection:
                 assert connection.sql(words[-1]).fetchall()
-    assert queries == 4 and len(lines) == 6
+    assert queries == 4 and len(lines) == 7

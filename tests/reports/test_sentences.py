@@ -5,7 +5,7 @@ import pytest
 from evaluation.score_files import ScoreRecord
 from evaluation.settings import EvaluationSettings
 from evaluation.strength import Score
-from reports import plots
+from reports import pipeline_plots
 from reports.read_run import NO_ROWS, RunFacts
 from reports.sentences import duration, hidden_rollouts, mismatch, verdict
 
@@ -73,7 +73,9 @@ def test_parts_of_a_step_add_up_to_its_wall_time_and_rollouts_behind_training_ar
     step = {"time/step_s": 10.0, "time/train_s": 6.0, "time/publish_s": 0.0, "time/orchestration_s": 1.0, "time/rollout_s": 8.0}
     overlapped = facts(steps={1: step})
     assert hidden_rollouts(overlapped) == " Another 5 s of rollouts ran behind training and are not drawn."
-    assert "rollout 30%, train 60%, publish 0%, orchestration 10%" in (plots.times(overlapped) or "")
+    parts = step | {"time/rollout_wait_s": 3.0, "train/update_s": 6.0, "train/plan_s": 2.0}
+    told = pipeline_plots.times(facts(steps={1: parts})) or ""
+    assert "waiting for rollouts 30%, choosing rows 0%, planning 20%, computing 40%" in told and "Prefect and flow 10%" in told
     assert hidden_rollouts(facts(steps={1: step | {"time/rollout_s": 3.0}})) == ""
 
 

@@ -1,0 +1,98 @@
+"""What each improvement over the old way is worth, from a stored result of `entente bench e2e --json`.
+
+Never: measure anything; a result that lacks the ablation is refused with a sentence.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from telemetry.errors import InputError
+
+_GAIN, _LOSS = "gain_", "loss_"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Improvement:
+    """One improvement."""
+
+    name: str
+    """As "prefix cache"."""
+    gain: float | None
+    """The old way's CPU seconds a step over those with it on, alone; None where that was not measured."""
+    loss: float | None
+    """The new way's CPU seconds a step with it off, alone, over its own; None likewise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ablation:
+    """The whole table."""
+
+    rows: tuple[Improvement, ...]
+    """What gains most comes first."""
+    figures: tuple[tuple[str, str], ...]
+    """Other figures of the same result, in words: what, and how much."""
+    machine: str
+    """Where it was measured, in words."""
+
+
+_FIGURES = {
+    "speedup": ("times as many steps an hour as the old way", "{:.1f}"),
+    "steps_per_hour": ("steps an hour", "{:,.0f}"),
+    "steps_per_hour_old_way": ("steps an hour, the old way", "{:,.0f}"),
+    "ablation_speedup": ("times as cheap as the old way, in CPU seconds", "{:.1f}"),
+    "decisions_per_s": ("decisions a second", "{:,.1f}"),
+    "trainer_idle_share": ("of the time the trainer is idle", "{:.0%}"),
+    "orchestration_share": ("of a step is orchestration", "{:.1%}"),
+}
+
+
+def read_ablation(file: Path) -> Ablation:
+    """The table in `file`: the JSON object, or all that the command printed, whose last line it is.
+
+    Raises:
+        InputError: it is not there, or holds no ablation.
+    """
+    told = _last_object(file)
+    metrics = told.get("metrics")
+    if not isinstance(metrics, Mapping) or not any(str(name).startswith((_GAIN, _LOSS)) for name in metrics):
+        raise InputError(f"'{file}' holds no ablation: `entente bench e2e --json` measures one unless it is told not to")
+    names = dict.fromkeys(name.removeprefix(_GAIN).removeprefix(_LOSS) for name in metrics if name.startswith((_GAIN, _LOSS)))
+    rows = [
+        Improvement(name=name.replace("_", " "), gain=_number(metrics.get(_GAIN + name)), loss=_number(metrics.get(_LOSS + name)))
+        for name in names
+    ]
+    figures = [(what, shown.format(metrics[name])) for name, (what, shown) in _FIGURES.items() if _number(metrics.get(name))]
+    return Ablation(
+        rows=tuple(sorted(rows, key=lambda row: -(row.gain or row.loss or 0.0))),
+        figures=tuple(figures),
+        machine=_machine(told.get("machine")),
+    )
+
+
+def _machine(told: object) -> str:
+    if not isinstance(told, Mapping):
+        return "an unknown machine"
+    cores, platform, gpus = (told.get(name, "?") for name in ("cpu_cores", "platform", "gpus"))
+    return f"{cores} cores of {platform}, GPUs: {gpus}"
+
+
+def _last_object(file: Path) -> Mapping[str, Any]:
+    try:
+        text = file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"'{file}' cannot be read as a result of `entente bench e2e --json`: {error}") from error
+    for candidate in (text, *reversed(text.strip().splitlines()[-1:])):
+        try:
+            told = json.loads(candidate)
+        except ValueError:
+            continue
+        if isinstance(told, Mapping):
+            return told
+    raise InputError(f"'{file}' does not end with a JSON object: store what `entente bench e2e --json` printed")
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and value == value else None

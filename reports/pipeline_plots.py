@@ -1,0 +1,123 @@
+"""Plots of the pipeline: where the seconds of a step go, how old its rows are, how much stands ready, what producers add.
+
+Each takes the facts of a run and gives an SVG element, or None where the run has nothing of it.
+"""
+
+import numpy as np
+
+from reports.drawing import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    RED,
+    TEAL,
+    legend_above,
+    marker,
+    new_plot,
+    stack,
+    step_axis,
+    to_svg,
+)
+from reports.explain import parts_of
+from reports.read_run import RunFacts
+
+_PARTS = {
+    "rollouts": ("waiting for rollouts", BLUE),
+    "store": ("choosing rows", TEAL),
+    "pack": ("planning", PURPLE),
+    "compute": ("computing", ORANGE),
+    "save": ("saving", RED),
+    "swap": ("new version", GREEN),
+    "flow": ("Prefect and flow", GREY),
+}
+"""Part of a step, as `reports.explain` has them, to its name in the legend and its colour."""
+_LAGS = (("0", GREEN), ("1", BLUE), ("2", ORANGE), ("more", RED))
+
+
+def times(facts: RunFacts) -> str | None:
+    """Wall time of each step, cut into parts that add up to it."""
+    if not facts.steps:
+        return None
+    each = [parts_of(facts.steps.get(step, {})) for step in range(1, facts.done + 1)]
+    parts = [(name, colour, np.array([found[part] for found in each])) for part, (name, colour) in _PARTS.items()]
+    figure, (axes,) = new_plot(high=3.2)
+    stack(axes, parts)
+    step_axis(axes, facts.done)
+    axes.set_ylabel("seconds of wall time")
+    legend_above(axes)
+    whole = sum(float(values.sum()) for _, _, values in parts) or 1.0
+    told = ", ".join(f"{name} {values.sum() / whole:.0%}" for name, _, values in parts)
+    return to_svg(figure, "times", f"Where the time of the steps went: {told}.")
+
+
+def lags(facts: RunFacts) -> str | None:
+    """How many rows were trained at which policy lag, up to the budget."""
+    found = facts.rows.lags
+    if not found:
+        return None
+    budget = int(facts.settings.get("storage", {}).get("max_policy_lag", 0))
+    places = range(max(*found, budget) + 1) if budget else range(max(found) + 1)
+    figure, (axes,) = new_plot()
+    counts = [found.get(lag, 0) for lag in places]
+    bars = axes.bar(places, counts, color=BLUE, width=0.7)
+    axes.bar_label(bars, [f"{count:,}" if count else "none" for count in counts], padding=2)
+    axes.margins(y=0.15)
+    axes.set_xticks(places)
+    axes.set_xlabel("policy lag, versions")
+    axes.set_ylabel("rows trained")
+    told = ", ".join(f"{count} at lag {lag}" for lag, count in sorted(found.items()))
+    return to_svg(figure, "lags", f"Rows trained by policy lag: {told}.")
+
+
+def lags_by_step(facts: RunFacts) -> str | None:
+    """Of the rows of each step, the share at each policy lag; None where all are the version's own."""
+    shares = {lag: np.nan_to_num(np.array(facts.series(f"train/policy_lag_{lag}_share"))) for lag, _ in _LAGS}
+    if not any(shares[lag].any() for lag in ("1", "2", "more")):
+        return None
+    figure, (axes,) = new_plot()
+    named = {"0": "its own", "1": "1 behind", "2": "2 behind", "more": "more"}
+    stack(axes, [(named[lag], colour, shares[lag]) for lag, colour in _LAGS if shares[lag].any()])
+    axes.set_ylim(0, 1)
+    axes.yaxis.set_major_formatter("{x:.0%}")
+    axes.set_ylabel("rows trained")
+    step_axis(axes, facts.done)
+    legend_above(axes)
+    told = ", ".join(f"{named[lag]} {values.mean():.0%}" for lag, values in shares.items())
+    return to_svg(figure, "lags-by-step", f"Rows trained by policy lag, means over the steps: {told}.")
+
+
+def queue(facts: RunFacts) -> str | None:
+    """Start groups ready, in flight and allowed ahead at each step; None where nothing was ever ahead."""
+    ahead, ready, flying = (np.array(facts.series(f"queue/{name}")) for name in ("ahead", "ready", "in_flight"))
+    if not np.nansum(ahead) and not np.nansum(flying):
+        return None
+    elsewhere = np.nan_to_num(np.array(facts.series("queue/in_flight_elsewhere")))
+    figure, (axes,) = new_plot()
+    steps = range(1, facts.done + 1)
+    lines = [("ready at its start", GREEN, ready), ("being played", BLUE, flying), ("allowed ahead", GREY, ahead)]
+    for name, colour, values in lines + [("played elsewhere", PURPLE, elsewhere)] * bool(elsewhere.any()):
+        axes.plot(steps, values, color=colour, marker=marker(facts.done), markersize=3.5, label=name, drawstyle="steps-mid")
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel("start groups")
+    step_axis(axes, facts.done)
+    legend_above(axes)
+    told = ", ".join(f"{name} {np.nanmean(values):.1f}" for name, _, values in lines)
+    return to_svg(figure, "queue", f"Start groups, means over the steps: {told}.")
+
+
+def producers(facts: RunFacts) -> str | None:
+    """Rollout producers at work and wanted at each step; None where there never was one."""
+    working, wanted = (np.array(facts.series(f"queue/producers{name}")) for name in ("", "_asked"))
+    if not np.nansum(working) and not np.nansum(wanted):
+        return None
+    figure, (axes,) = new_plot(high=2.5)
+    steps = range(1, facts.done + 1)
+    axes.step(steps, wanted, color=GREY, where="mid", linestyle="--", label="wanted by the controller")
+    axes.step(steps, working, color=BLUE, where="mid", label="at work")
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel("producers")
+    step_axis(axes, facts.done)
+    legend_above(axes)
+    return to_svg(figure, "producers", f"Rollout producers: at most {np.nanmax(working):.0f} at work.")

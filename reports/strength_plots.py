@@ -1,0 +1,123 @@
+"""Plots of playing strength and of what each improvement is worth: an SVG element, or None where there is nothing to draw."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from evaluation.match_files import MatchRecord
+from evaluation.score_files import ScoreRecord
+from evaluation.standings import MEASURES, PAR, Estimate
+from evaluation.track import TrackPoint
+from reports.ablation import Ablation
+from reports.drawing import BLUE, GREEN, GREY, INK, ORANGE, legend_above, new_plot, to_svg
+
+
+def scores(records: Sequence[tuple[str, ScoreRecord]]) -> str | None:
+    """A dot and its interval for each (name, record), the first on top."""
+    found = [(name, Estimate(mean=r.score.mean, low=r.score.low, high=r.score.high), _colour(r)) for name, r in records]
+    told = "; ".join(f"{name} {record.score.mean:+.2f}" for name, record in records)
+    return _dots(found, "scores", "centres gained, with 95 % interval", f"Scores on held-out positions: {told}.", "{:+.2f}", 0.0)
+
+
+def ladder(points: Sequence[TrackPoint]) -> str | None:
+    """Strength by policy version with intervals, and below it the share of tactical positions solved; None for one version."""
+    tactical = [point for point in points if point.tactical is not None]
+    if len(points) < 3 and len(tactical) < 2:
+        return None
+    figure, plots = new_plot(rows=2 if tactical else 1, high=4.2 if tactical else 3.2)
+    _line(plots[0], [point.version for point in points], [point.score for point in points], BLUE)
+    plots[0].set_ylabel("centres gained")
+    if tactical:
+        solved = [point.tactical for point in tactical if point.tactical is not None]
+        _line(plots[1], [point.version for point in tactical], solved, GREEN)
+        plots[1].set_ylim(0, 1)
+        plots[1].yaxis.set_major_formatter("{x:.0%}")
+        plots[1].set_ylabel("tactics solved")
+    plots[-1].set_xlabel("policy version")
+    plots[-1].xaxis.get_major_locator().set_params(integer=True)
+    told = "; ".join(f"version {point.version} {point.score.mean:+.2f}" for point in points)
+    return to_svg(figure, "ladder", f"Strength by version against {points[0].opponents}: {told}.")
+
+
+def match(record: MatchRecord, number: int = 0) -> str | None:
+    """The players of a match by its measure, best first, each with its interval."""
+    measure = record.settings.measure
+    meaning, is_share, _ = MEASURES[measure]
+    standings = sorted(record.table.players, key=lambda standing: -standing.measures[measure].mean)
+    found = [(s.player, s.measures[measure], BLUE if _is_version(s.player) else GREY) for s in standings]
+    told = "; ".join(f"{s.player} {s.measures[measure].mean:.3f}" for s in standings)
+    par = PAR if is_share and measure in ("sos", "win") else None
+    shown = "{:.1%}" if is_share else "{:.2f}"
+    return _dots(found, f"match-{number}", f"{meaning}, with 95 % interval", f"{record.table.games} games: {told}.", shown, par)
+
+
+def ablation(found: Ablation) -> str | None:
+    """What each improvement gains on alone in the old way, and costs off alone in the new one."""
+    if not found.rows:
+        return None
+    figure, (axes,) = new_plot(high=1.1 + 0.5 * len(found.rows))
+    places = np.arange(len(found.rows))
+    for offset, name, colour, values in (
+        (-0.19, "on alone, in the old way", BLUE, [row.gain for row in found.rows]),
+        (0.19, "off alone, in the new way", ORANGE, [row.loss for row in found.rows]),
+    ):
+        bars = axes.barh(places + offset, [value or 0.0 for value in values], height=0.34, color=colour, label=name)
+        axes.bar_label(bars, [f"× {value:.2f}" if value else "" for value in values], padding=3, color=INK)
+    axes.axvline(1, color=INK, alpha=0.4, linewidth=0.8)
+    axes.set_yticks(places, [row.name for row in found.rows])
+    axes.invert_yaxis()
+    axes.tick_params(axis="y", length=0)
+    axes.grid(visible=False, axis="y")
+    axes.margins(x=0.12)
+    axes.set_xlabel("times the CPU seconds of a step")
+    legend_above(axes)
+    told = "; ".join(f"{row.name} {row.gain or float('nan'):.2f} and {row.loss or float('nan'):.2f}" for row in found.rows)
+    return to_svg(figure, "ablation", f"Worth of each improvement, on alone and off alone: {told}.")
+
+
+def _dots(
+    rows: Sequence[tuple[str, Estimate, str]], name: str, label: str, alt: str, shown: str, line: float | None
+) -> str | None:
+    """A dot, its interval and its figure for each row, the first on top."""
+    if not rows:
+        return None
+    figure, (axes,) = new_plot(high=0.9 + 0.38 * len(rows))
+    axes.grid(visible=False, axis="y")
+    axes.grid(axis="x", color=INK, alpha=0.12, linewidth=0.7)
+    if line is not None:
+        axes.axvline(line, color=INK, alpha=0.35, linewidth=0.8)
+    for place, (_, estimate, colour) in enumerate(rows):
+        axes.hlines(place, estimate.low, estimate.high, color=colour, linewidth=3, alpha=0.45)
+        axes.plot([estimate.mean], [place], "o", color=colour, markersize=7)
+        text = shown.format(estimate.mean)
+        axes.annotate(text, (estimate.mean, place), (0, 6), textcoords="offset points", ha="center", color=INK)
+    axes.set_yticks(range(len(rows)), [row[0] for row in rows])
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylim(len(rows) - 0.5, -0.8)
+    axes.margins(x=0.09)
+    axes.spines["left"].set_visible(False)
+    axes.set_xlabel(label)
+    return to_svg(figure, name, alt)
+
+
+def _line(axes, versions: Sequence[int], estimates: Sequence[Estimate], colour: str) -> None:
+    low, high = [e.mean - e.low for e in estimates], [e.high - e.mean for e in estimates]
+    axes.errorbar(
+        versions, [e.mean for e in estimates], yerr=[low, high], color=colour, marker="o", markersize=5, capsize=0, elinewidth=3,
+        ecolor=(*_rgb(colour), 0.4),
+    )  # fmt: skip
+
+
+def _rgb(colour: str) -> tuple[float, float, float]:
+    red, green, blue = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    return red, green, blue
+
+
+def _is_version(player: str) -> bool:
+    return player.split(":")[-1] == "base" or player.split(":")[-1].lstrip("v").isdecimal()
+
+
+def _colour(record: ScoreRecord) -> str:
+    if record.player != "policy":
+        return GREY
+    return BLUE if record.policy_version else ORANGE

@@ -1,0 +1,276 @@
+"""Claims about `entente replay`: what it shows is what the run's files hold, its odds add up, and a browser steps through it."""
+
+import json
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from flows.run_settings import MODEL_FOLDER
+from game.board import Board
+from game.snapshot import POWERS
+from reports.order_odds import odds_by_line
+from reports.replay_page import as_data, replay_html, still
+from reports.replayed import ReplayedGame, read_game
+from storage.archive import archive_shard
+from storage.index import Index
+from storage.runs import RunPaths
+from storage.tombstones import files_of, publish_tombstone
+from telemetry.errors import DataError, InputError
+from tests.conftest import Entente
+from tests.reports.conftest import Page
+
+LINE, END = 1, 2
+
+
+def test_an_order_s_odds_are_those_of_its_tokens_and_forced_ones_count_as_certain():
+    completion, logprobs = [7, 8, LINE, 9, LINE, 7, END], [-0.5, -9.0, -0.25, -1.0, -9.0, -9.0, -9.0]
+    legal = [3, 1, 2, 4, 1, 1, 1]
+    offsets = [sum(legal[:place]) for place in range(len(legal) + 1)]
+    found = odds_by_line(completion, logprobs, offsets, {LINE, END})
+    assert [odds.logprob for odds in found] == [-0.75, -1.0, 0.0]
+    assert [odds.choices for odds in found] == [2, 1, 0]
+    assert found[2].probability == 1
+
+
+def test_a_completion_without_lines_has_no_odds():
+    assert odds_by_line([], [], [0], {LINE, END}) == []
+    assert odds_by_line([7], [-1.0], [0, 2], {LINE, END}) == [], "a line that nothing ends is no order"
+
+
+@pytest.fixture
+def model(trained: tuple[dict[str, Any], RunPaths, object]) -> Path:
+    (folder,) = (trained[1].root.parent / MODEL_FOLDER).glob("tiny-*")
+    return folder
+
+
+@pytest.fixture
+def replayed(trained: tuple[dict[str, Any], RunPaths, object], model: Path) -> Callable[[str], ReplayedGame]:
+    return lambda name: read_game(trained[1], name, model)
+
+
+def rows_of(paths: RunPaths, pattern: str) -> list[dict[str, Any]]:
+    """Rows of a run's files, read without any of the code under test."""
+    found = []
+    for file in sorted(paths.shards.rglob(pattern)):
+        if pattern == "*.plies.arrow" or not file.name.endswith(".plies.arrow"):
+            with pa.memory_map(str(file)) as source:
+                found += pa.ipc.open_file(source).read_all().to_pylist()
+    return found
+
+
+@pytest.mark.vllm
+def test_what_is_shown_of_every_decision_of_a_game_is_its_row(trained, replayed: Callable[[str], ReplayedGame]):
+    paths = trained[1]
+    rows = [row for row in rows_of(paths, "*.arrow") if (row["start_group"], row["fork"]) == (1, 2)]
+    game = replayed("1/2")
+    shown = {(ply.number, power): (ply, decision) for ply in game.plies for power, decision in ply.decisions.items()}
+    assert rows and set(shown) == {(row["ply"], row["power"]) for row in rows}
+    for row in rows:
+        ply, decision = shown[row["ply"], row["power"]]
+        orders = ply.orders[row["power"]]
+        assert [given.order for given in orders] == row["orders"]
+        probabilities = [given.probability for given in orders if given.probability is not None]
+        assert len(probabilities) == len(orders) and all(0 < value <= 1 for value in probabilities)
+        assert sum(map(math.log, probabilities)) == pytest.approx(sum(row["behaviour_logprobs"]), abs=1e-5)
+        assert decision.logprob == pytest.approx(sum(row["behaviour_logprobs"]))
+        assert (decision.decision_id, decision.version) == (row["decision_id"], row["policy_version"])
+        assert decision.components == {
+            name: value for name, value in row.items() if name in decision.components or (name == "centres_gained" and value)
+        } and all(row[name] for name in decision.components)
+
+
+@pytest.mark.vllm
+def test_a_game_s_boards_follow_from_one_another_by_its_orders(trained, replayed: Callable[[str], ReplayedGame]):
+    stored = [row for row in rows_of(trained[1], "*.plies.arrow") if (row["start_group"], row["fork"]) == (0, 0)]
+    game = replayed("0/0")
+    assert [ply.number for ply in game.plies] == sorted(row["ply"] for row in stored)
+    for ply, following in zip(game.plies, game.plies[1:], strict=False):
+        board: Board = ply.board.fork()
+        played = board.step({power: [given.order for given in orders] for power, orders in ply.orders.items()})
+        assert (board.phase, board.units(), board.centres()) == (
+            following.phase,
+            following.board.units(),
+            following.board.centres(),
+        )
+        results = {given.order[:5]: given.results for orders in ply.orders.values() for given in orders}
+        assert all(set(results[unit[:5]]) == set(found) for unit, found in played.results.items() if unit[:5] in results)
+    assert game.plies[-1].orders == {}
+
+
+@pytest.mark.vllm
+def test_the_lag_of_a_decision_is_that_of_the_step_that_trained_on_it(trained, replayed: Callable[[str], ReplayedGame]):
+    used: dict[int, list[tuple[int, int]]] = {}
+    for file in sorted(trained[1].ledger.rglob("step-*.arrow")):
+        with pa.memory_map(str(file)) as source:
+            for row in pa.ipc.open_file(source).read_all().to_pylist():
+                used.setdefault(row["decision_id"], []).append((int(file.stem[5:]), row["policy_lag"]))
+    games = [replayed(f"{group}/{fork}") for group in range(2) for fork in range(4)]
+    decisions = [decision for game in games for ply in game.plies for decision in ply.decisions.values()]
+    assert any(decision.used for decision in decisions)
+    assert {d.decision_id: list(d.used) for d in decisions} == {d.decision_id: used.get(d.decision_id, []) for d in decisions}
+
+
+@pytest.mark.vllm
+def test_games_go_by_several_names(trained, replayed: Callable[[str], ReplayedGame]):
+    rows = rows_of(trained[1], "*.arrow")
+    gains: dict[tuple[int, int], float] = {}
+    for row in rows:
+        key = (row["start_group"], row["fork"])
+        gains[key] = gains.get(key, 0) + row["centres_gained"]
+    assert gains[tuple(map(int, replayed("best").game.name.split("/")))] == max(gains.values())
+    assert gains[tuple(map(int, replayed("worst").game.name.split("/")))] == min(gains.values())
+    assert replayed("latest").game.start_group == max(group for group, _ in gains)
+    row = rows[-1]
+    assert replayed(str(row["decision_id"])).game.name == f"{row['start_group']}/{row['fork']}"
+    assert replayed(f"{replayed('0/1').game.producer}/0/1").game.name == "0/1"
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        pytest.param("0", "start group 0 was played several times: say which fork; there are 4: 0/0, 0/1", id="start group"),
+        pytest.param("0/9", "run 'first' has no game 0/9; there are 4: 0/0", id="no such fork"),
+        pytest.param("77/0", "run 'first' has no game 77/0; there are", id="no such start group"),
+        pytest.param("123456789", "neither a start group nor a decision 123456789", id="no such decision"),
+        pytest.param("9" * 30, "neither a start group nor a decision", id="beyond every id"),
+        pytest.param("../0", "'../0' names no game", id="nonsense"),
+        pytest.param("nobody/0/1", "has no game nobody/0/1", id="no such producer"),
+    ],
+)
+def test_a_game_that_is_not_there_is_one_sentence_with_those_there_are(trained, replayed, name: str, said: str):
+    with pytest.raises(InputError, match=said.replace("/", "\\/").replace(".", "\\.")):
+        replayed(name)
+
+
+@pytest.mark.vllm
+def test_boards_that_are_gone_damaged_or_archived(run_folder: RunPaths, model: Path):
+    index = Index(run_folder)
+    index.refresh()
+    whole = read_game(run_folder, "0/0", model)
+    shard = index.holds(whole.game.shard)
+    assert shard is not None
+    archive_shard(run_folder, shard.name)
+    publish_tombstone(run_folder, index.facts_of([shard]))
+    for file in files_of(run_folder, [shard]):
+        file.unlink()
+    assert as_data(read_game(run_folder, "0/0", model), Path("runs")) == as_data(whole, Path("runs"))
+    (plies,) = run_folder.archive.rglob(f"{Path(shard.name).stem}.plies.parquet")
+    plies.write_bytes(plies.read_bytes()[:-100])
+    with pytest.raises(DataError, match=r"plies\.parquet is missing or damaged"):
+        read_game(run_folder, "0/0", model)
+    shutil.rmtree(run_folder.archive)
+    with pytest.raises(InputError, match=r"the boards of game 0/0 are gone: its shard .* was given up"):
+        read_game(run_folder, "0/0", model)
+
+
+@pytest.mark.vllm
+def test_a_game_in_a_damaged_shard_is_told_by_that_shard(run_folder: RunPaths, model: Path):
+    file = run_folder.shards / read_game(run_folder, "latest", model).game.shard
+    name = read_game(run_folder, "latest", model).game.name
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    file.write_bytes(content)
+    with pytest.raises(DataError, match=rf"game {name} cannot be replayed: .*{file.name} has damaged rows"):
+        read_game(run_folder, name, model)
+    assert read_game(run_folder, "latest", model).game.name != name
+
+
+@pytest.mark.vllm
+def test_without_the_tokenizer_boards_are_shown_and_single_orders_have_no_odds(trained, model: Path):
+    with_odds, without = (read_game(trained[1], "0/0", folder) for folder in (model, None))
+    assert with_odds.has_odds and not without.has_odds
+    assert all(given.probability is None for ply in without.plies for orders in ply.orders.values() for given in orders)
+    assert [ply.decisions for ply in without.plies] == [ply.decisions for ply in with_odds.plies]
+
+
+@pytest.mark.vllm
+def test_the_page_stands_alone_and_a_position_costs_few_bytes(replayed: Callable[[str], ReplayedGame]):
+    game = replayed("0/0")
+    html = replay_html(game, Path("runs"))
+    page = Page(html)
+    for tag, attributes in page.elements:
+        assert tag not in ("link", "iframe", "img", "object", "base", "form") and "src" not in attributes
+    assert "://" not in html.replace("http://www.w3.org/2000/svg", "")
+    assert [tag for tag, _ in page.elements].count("svg") == 1
+    data = json.dumps(as_data(game, Path("runs"))["plies"])
+    assert len(html) < 120e3 and len(data) / len(game.plies) < 6e3
+
+
+@pytest.mark.vllm
+def test_a_name_that_looks_like_markup_stays_a_name(run_folder: RunPaths, model: Path):
+    strange = RunPaths(run_folder.root.rename(run_folder.root.with_name("a<b>&</script>".replace("/", ""))))
+    html = replay_html(read_game(strange, "0/0", model), strange.root.parent)
+    assert Page(html).elements and "<b>" not in html
+
+
+@pytest.mark.vllm
+def test_the_still_shows_everybody_s_orders(replayed: Callable[[str], ReplayedGame]):
+    drawn = still(replayed("0/0"))
+    assert drawn.startswith("<svg") and drawn.count("<path") > 60
+
+
+@pytest.mark.vllm
+def test_the_command_lists_games_and_writes_the_page_of_one(workplace: Entente, trained, tmp_path: Path):
+    listed = workplace("replay", "--run", "first")
+    assert listed.returncode == 0 and "0/0" in listed.stdout and "entente replay " in listed.stdout
+    done = workplace("replay", "0/0", "--run", "first", "--output", str(tmp_path / "game.html"))
+    assert done.returncode == 0 and done.stdout.strip() == str(tmp_path / "game.html")
+    for words, said in [
+        (("0/0", "--run", "never"), "there is no run in 'runs/never'"),
+        (("0/0", "--run", "first", "--output", "no/such.html"), "there is no folder 'no'"),
+    ]:
+        refused = workplace("replay", *words)
+        assert refused.returncode == 2 and said in refused.stderr and len(refused.stderr.splitlines()) == 1
+
+
+_SHOWN = """() => ({
+    phase: document.getElementById('phase').textContent,
+    units: [...document.querySelectorAll('#units .unit')].map(unit => unit.style.transform).sort().join(' '),
+    marks: document.querySelectorAll('#marks .mark').length,
+    chances: [...document.querySelectorAll('.track')].map(track => track.textContent),
+    wide: document.scrollingElement.scrollWidth,
+})"""
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1300), ("dark", 390)])
+def test_a_browser_steps_through_a_game_without_network_or_complaint(
+    browser: Any, replayed: Callable[[str], ReplayedGame], tmp_path: Path, scheme: str, width: int
+):
+    game = replayed("best")
+    file = tmp_path / "game.html"
+    file.write_text(replay_html(game, Path("runs")))
+    requests: list[str] = []
+    complaints: list[str] = []
+    page = browser.new_page(color_scheme=scheme, viewport={"width": width, "height": 900}, reduced_motion="reduce")
+    page.on("request", lambda request: requests.append(request.url))
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto(file.resolve().as_uri(), wait_until="load")
+    seen = [page.evaluate(_SHOWN)]
+    for _ in game.plies[1:]:
+        page.keyboard.press("ArrowRight")
+        seen.append(page.evaluate(_SHOWN))
+    page.keyboard.press("ArrowRight")
+    stays = page.evaluate(_SHOWN)
+    page.click("#phases a:first-child")
+    page.wait_for_function("document.getElementById('slider').value === '0'")
+    again = page.evaluate(_SHOWN)
+    page.close()
+    assert [shown["phase"].removesuffix(": the end") for shown in seen] == [ply.board.long_phase.title() for ply in game.plies]
+    assert stays == seen[-1] and again == seen[0]
+    for shown, ply in zip(seen, game.plies, strict=True):
+        assert len(shown["units"].split("translate")) - 1 == sum(
+            len(own[power]) for own in (ply.board.units(), ply.board.dislodged()) for power in POWERS
+        )
+        assert shown["marks"] == sum(len(given.order.split()) > 2 for orders in ply.orders.values() for given in orders)
+        assert len(shown["chances"]) == sum(len(ply.orders[power]) for power in ply.decisions)
+        assert all("%" in chance for chance in shown["chances"]) and shown["wide"] <= width
+    assert len({shown["units"] for shown in seen}) > 1 and any(shown["chances"] for shown in seen)
+    assert complaints == [] and requests == [file.resolve().as_uri()]
