@@ -2,18 +2,15 @@
 
 import asyncio
 import json
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rollouts.settings import RolloutSettings
-from storage.adapters import read_adapter
 from storage.asking import connect
-from storage.control import ControlDesk, ProducerStatus, read_control, read_producer, write_producer
+from storage.control import ProducerStatus, read_control, read_producer, write_producer
 from storage.runs import RunPaths
 from storage.shards import shard_path
 from tasks import rollout_side
@@ -23,39 +20,13 @@ from tasks.rollouts import play_missing, start_positions
 from telemetry.errors import DataError, InputError
 
 
-@pytest.fixture
-def run(trained: Any, tmp_path: Path) -> Callable[..., tuple[RunPaths, ControlDesk]]:
-    """A copy of the small run, as it would be at work with this version served."""
-
-    def make(version: int = 0) -> tuple[RunPaths, ControlDesk]:
-        _, first, _ = trained
-        root = tmp_path / "runs"
-        for shared in ("_models", "_state_cache"):
-            (root / shared).parent.mkdir(exist_ok=True)
-            (root / shared).symlink_to(first.root.parent / shared)
-        paths = RunPaths(root / "mine")
-        shutil.copytree(first.root, paths.root)
-        paths.summary.unlink()
-        before = read_control(paths)
-        desk = ControlDesk(paths, base_model=before.base_model, plays=before.plays, quota=2, max_policy_lag=2)
-        serve(paths, desk, version)
-        return paths, desk
-
-    return make
-
-
 @pytest.fixture(autouse=True)
 def no_model(monkeypatch: pytest.MonkeyPatch, uniform_engine: Any) -> None:
     """Everything is real but the drawing."""
     monkeypatch.setattr(rollout_side, "make_engine", lambda settings, model: uniform_engine())
 
 
-def serve(paths: RunPaths, desk: ControlDesk, version: int) -> None:
-    adapter = read_adapter(paths, version) if version else None
-    desk.serve(version, adapter.path if adapter else None, adapter.adapter_hash if adapter else "base")
-
-
-def test_a_side_follows_the_run_and_its_rows_are_of_the_version_it_serves(run):
+def test_a_side_follows_the_run_and_its_rows_are_of_the_version_it_serves(run, serve):
     paths, desk = run()
 
     async def play() -> None:
@@ -76,7 +47,7 @@ def test_a_side_follows_the_run_and_its_rows_are_of_the_version_it_serves(run):
     assert told == [(0, 0), (1, 1), (2, 2)]
 
 
-def test_a_version_is_taken_on_the_beat_while_games_are_played(run, monkeypatch: pytest.MonkeyPatch):
+def test_a_version_is_taken_on_the_beat_while_games_are_played(run, serve, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(rollout_side, "FOLLOW_S", 0.05)
     paths, desk = run()
 

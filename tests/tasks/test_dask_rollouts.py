@@ -1,0 +1,113 @@
+"""A worker process of a cluster opens a run once, gives up what it is told to, and a cluster that is not there is one sentence.
+
+A real cluster plays a whole run in tests/flows/test_scale_out.py.
+"""
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from storage.control import ControlDesk
+from storage.runs import RunPaths
+from storage.shards import shard_path
+from tasks import dask_rollouts, rollout_side
+from tasks.dask_rollouts import check_scheduler, close_sides, give_up, play_here
+from tasks.resources import PRODUCER
+from telemetry.errors import InputError
+
+FIRST = 100
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch, uniform_engine: Any) -> Iterator[list[Any]]:
+    """Engines that were made; their requests wait while `opened.hold` is set."""
+    engines: list[Any] = []
+
+    def make(settings: Any, model: Any) -> Any:
+        engines.append(uniform_engine())
+        return engines[-1]
+
+    monkeypatch.setattr(rollout_side, "make_engine", make)
+    yield engines
+    for key in list(dask_rollouts._sides):
+        asyncio.run(close_sides(str(key[0])))
+
+
+def test_a_process_opens_a_run_once_and_plays_what_the_flow_itself_would(run: Any, opened: list[Any]):
+    paths, _ = run(version=2)
+    size = 2  # start groups of a step of the small run
+
+    async def play() -> list[Any]:
+        return list(
+            await asyncio.gather(*(play_here(paths.root, step, (step - 1) * size, size, f"call-{step}") for step in (51, 52)))
+        )
+
+    reports = asyncio.run(play())
+    assert len(opened) == 1 and [report.start_groups for report in reports] == [size, size]
+    assert all(shard_path(paths, PRODUCER, first).exists() for first in (FIRST, FIRST + size))
+    again = asyncio.run(play_here(paths.root, 51, FIRST, size, "again"))
+    assert len(opened) == 1 and again.decisions == reports[0].decisions, "what is published is not played again"
+
+
+def test_a_side_that_plays_under_former_settings_is_closed_for_a_new_one(run: Any, opened: list[Any], serve: Any):
+    paths, desk = run()
+    asyncio.run(play_here(paths.root, 51, FIRST, 1, "first"))
+    settings = paths.settings.read_text().replace('"forks_per_group": 4', '"forks_per_group": 3')
+    paths.settings.write_text(settings)
+    plays = rollout_side.side_settings(paths).plays
+    other = ControlDesk(paths, base_model=desk.control.base_model, plays=plays, quota=2, max_policy_lag=2)
+    serve(paths, other, 1)
+    asyncio.run(play_here(paths.root, 51, FIRST + 1, 1, "second"))
+    assert len(opened) == 2 and [key[1] for key in dask_rollouts._sides] == [plays]
+
+
+def test_a_stretch_is_given_up_when_it_is_told_so(run: Any, opened: list[Any], monkeypatch: pytest.MonkeyPatch):
+    paths, _ = run()
+
+    async def never(*_: Any) -> Any:
+        await asyncio.sleep(600)
+
+    monkeypatch.setattr(dask_rollouts, "play_stretch", never)
+
+    async def play() -> None:
+        playing = asyncio.create_task(play_here(paths.root, 51, FIRST, 1, "mine"))
+        while "mine" not in dask_rollouts._calls or not opened:
+            await asyncio.sleep(0.02)
+        await give_up("another's")
+        assert not playing.done()
+        await give_up("mine")
+        await asyncio.wait({playing}, timeout=30)
+        assert playing.cancelled() and dask_rollouts._calls == {}
+
+    asyncio.run(play())
+    assert not shard_path(paths, PRODUCER, FIRST).exists()
+
+
+@pytest.mark.parametrize("address", ["nonsense", "tcp://", "tcp://host", "tcp://host:many"])
+def test_an_address_that_is_none_is_refused(address: str):
+    with pytest.raises(InputError, match="is no address of a Dask scheduler"):
+        check_scheduler(address)
+
+
+def test_an_address_at_which_nobody_listens_is_refused_and_a_cluster_of_our_own_needs_none():
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        with pytest.raises(InputError, match="no Dask scheduler answers at"):
+            check_scheduler(f"127.0.0.1:{nobody.getsockname()[1]}")
+    check_scheduler("")
+
+
+def test_without_dask_the_setting_is_refused_with_the_extra_to_install(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(InputError, match="install the extra `dask`"):
+        check_scheduler("")
+
+
+def test_the_paths_of_a_run_are_not_mistaken_for_another(run: Any, opened: list[Any]):
+    paths, _ = run()
+    asyncio.run(play_here(paths.root, 51, FIRST, 1, "one"))
+    asyncio.run(close_sides(str(RunPaths(paths.root.parent / "other").root)))
+    assert len(dask_rollouts._sides) == 1
