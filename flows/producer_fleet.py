@@ -121,9 +121,10 @@ class ProducerFleet:
 
     async def __aexit__(self, *_: object) -> None:
         """End all producers of the run: by the control file, and those that do not hear it by Prefect."""
-        if self._tending is not None:
+        # Until Python 3.12 `wait_for` swallows a cancellation that comes as what it waits for is done: so it is repeated.
+        while self._tending is not None and not self._tending.done():
             self._tending.cancel()
-            await asyncio.gather(self._tending, return_exceptions=True)
+            await asyncio.wait([self._tending], timeout=1)
         if not self._most or self._control is None:
             return
         try:
@@ -148,7 +149,8 @@ class ProducerFleet:
                 await self._adjust()
             self._wake.clear()
             try:
-                await asyncio.wait_for(self._wake.wait(), LOOK_S)
+                async with asyncio.timeout(LOOK_S):
+                    await self._wake.wait()
             except TimeoutError:
                 continue
 
