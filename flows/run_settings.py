@@ -284,6 +284,16 @@ def check_settings(settings: RunSettings) -> None:
             f"rows would be rolled out to be thrown away; set buffer_depth to at most {storage.max_policy_lag}, "
             "or raise max_policy_lag"
         )
+    if pipeline.producers_min > pipeline.producers_max:
+        raise InputError(
+            f"pipeline.producers_min {pipeline.producers_min} exceeds pipeline.producers_max {pipeline.producers_max}: "
+            "lower the one or raise the other"
+        )
+    if pipeline.dask_address and pipeline.task_runner != "dask":
+        raise InputError(
+            f"pipeline.dask_address '{pipeline.dask_address}' is for pipeline.task_runner 'dask', not "
+            f"'{pipeline.task_runner}': set one of the two"
+        )
     if pipeline.deterministic and pipeline.buffer_depth:
         raise InputError(
             f"pipeline.deterministic needs pipeline.buffer_depth 0, not {pipeline.buffer_depth}: "

@@ -38,6 +38,8 @@ def test_every_preset_is_sound(name: str):
     ("overrides", "sentence"),
     [
         ({"pipeline": {"buffer_depth": 3, "deterministic": False}}, "buffer_depth 3 exceeds storage.max_policy_lag 2"),
+        ({"pipeline": {"producers_min": 2, "producers_max": 1}}, "producers_min 2 exceeds pipeline.producers_max 1"),
+        ({"pipeline": {"dask_address": "tcp://h:1"}}, "dask_address 'tcp://h:1' is for pipeline.task_runner 'dask'"),
         ({"pipeline": {"buffer_depth": 1}}, "deterministic needs pipeline.buffer_depth 0, not 1"),
         (
             {"inference": {"adapters": "slots", "adapter_slots": 3}},
