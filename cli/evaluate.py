@@ -89,7 +89,8 @@ def evaluate(
     if match is not None:
         from evaluation.contestants import contestants
 
-        contestants([*match.players, *([match.opponents] if match.opponents else [])], run, runs_root)
+        for names in (match.players, (match.opponents,) if match.opponents else ()):
+            contestants(names, run, runs_root)
     check_room(settings, trains=False)
     from cli.prefect_server import prefect_server
     from cli.screen import progress_shown

@@ -1,0 +1,97 @@
+"""Repeated draws: the vote, its early end, which changes nothing but the cost, and the choice by playing out."""
+
+import asyncio
+import random
+
+import pytest
+
+from evaluation.repeated import RepeatedDecider, played_out, settled, vote
+from game.board import Board
+from game.legal import LegalOrders, OrderKind
+from game.players import player
+from rollouts.deciders import Question
+
+MOVES = LegalOrders(
+    power="FRANCE",
+    kind=OrderKind.MOVEMENT,
+    sites=("A MAR", "A PAR"),
+    options=(("A MAR H", "A MAR - BUR"), ("A PAR H", "A PAR - BUR", "A PAR - GAS")),
+    picks=2,
+)
+BUILDS = LegalOrders(
+    power="FRANCE", kind=OrderKind.BUILD, sites=("MAR", "PAR"), options=(("A MAR B", "F MAR B"), ("A PAR B",)), picks=1
+)
+
+
+def question(board: Board, power: str) -> Question:
+    legal = board.legal_orders()[power]
+    return Question(game="g", dice="g", ply=0, power=power, legal=legal, board=board, snapshot_id="")
+
+
+def test_each_unit_takes_the_order_that_most_draws_gave_it():
+    sets = [["A MAR H", "A PAR - BUR"], ["A MAR - BUR", "A PAR - GAS"], ["A MAR - BUR", "A PAR - GAS"], ["A MAR H", "A PAR H"]]
+    assert vote(sets, MOVES) == ["A MAR H", "A PAR - GAS"], "a tie goes to what was drawn first"
+
+
+def test_builds_are_voted_on_as_whole_sets():
+    assert vote([["A PAR B"], ["F MAR B"], ["F MAR B"]], BUILDS) == ["F MAR B"]
+
+
+@pytest.mark.parametrize("legal", [MOVES, BUILDS], ids=["units", "sets"])
+def test_a_vote_is_settled_exactly_when_no_completion_changes_it(legal: LegalOrders):
+    """Against trying every completion of every beginning of random sequences of draws."""
+    from itertools import product
+
+    dice = random.Random(1)
+    every = [list(orders) for orders in product(*legal.options)] if legal is MOVES else [["A MAR B"], ["F MAR B"], ["A PAR B"]]
+    for total in (3, 4, 5):
+        for _ in range(60):
+            drawn = [dice.choice(every) for _ in range(dice.randrange(1, total + 1))]
+            left = total - len(drawn)
+            if left > 2:
+                continue
+            now = vote(drawn, legal)
+            changed = any(vote([*drawn, *more], legal) != now for more in product(every, repeat=left))
+            assert settled(drawn, total, legal) == (not changed), (drawn, total)
+
+
+def test_an_early_end_gives_what_drawing_to_the_end_would_give(uniform_engine, tokens, positions):
+    saved = 0
+    for snapshot in positions[:4]:
+        board = Board.restore(snapshot)
+        for power in list(board.legal_orders())[:3]:
+            asked, engine = question(board, power), uniform_engine()
+            decider = RepeatedDecider(engine, tokens, None, 15)
+            chosen = asyncio.run(decider.decide(asked))
+            full = asyncio.run(RepeatedDecider(uniform_engine(), tokens, None, 15)._draws(asked, 0, 15))
+            assert chosen == vote(full, asked.legal) and asked.legal.admits(chosen)
+            assert decider.drawn == len(engine.requests) <= 15
+            saved += 15 - decider.drawn
+            assert len({request.seed for request in engine.requests}) == decider.drawn
+    assert saved >= 0
+
+
+def test_a_single_minded_policy_is_asked_little_more_than_half_as_often(uniform_engine, tokens, positions):
+    class Same(RepeatedDecider):
+        async def _draws(self, question, first, count):
+            self.drawn += count
+            return [[options[0] for options in question.legal.options]] * count
+
+    decider = Same(uniform_engine(), tokens, None, 25)
+    asyncio.run(decider.decide(question(Board.start(), "FRANCE")))
+    assert decider.drawn == 13
+
+
+def test_playing_out_prefers_the_set_that_takes_centres():
+    """Fall 1901, an army beside an empty centre: whoever walks in has one more than whoever holds."""
+    board, dice = Board.start(), random.Random(0)
+    board.step(
+        {"FRANCE": ["A PAR - PIC"]}
+        | {p: player("hold")(legal, dice) for p, legal in board.legal_orders().items() if p != "FRANCE"}
+    )
+    asked = question(board, "FRANCE")
+    by_unit = dict(zip([site[2:] for site in asked.legal.sites], asked.legal.options, strict=True))
+    hold = [f"{site} H" for site in asked.legal.sites]
+    take = ["A PIC - BEL" if site == "A PIC" else f"{site} H" for site in asked.legal.sites]
+    assert "A PIC - BEL" in by_unit["PIC"]
+    assert asyncio.run(played_out(asked, [hold, hold, take])) == take

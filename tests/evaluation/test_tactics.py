@@ -1,0 +1,88 @@
+"""What a tactical position calls best is best: the engine tries every order set against every reply."""
+
+import asyncio
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from evaluation.tactics import TacticalPosition, load_positions, order_sets, prove, solve, value, worth
+from game.board import Board
+
+POSITIONS = {position.name: position for position in load_positions()}
+DEAR = {"carry-to-tunis", "cut-serbia", "cut-sweden", "hold-brest", "hold-sevastopol", "hold-venice"}
+"""Proofs of more than a second."""
+
+
+def given(names: set[str], *, slow: bool = False) -> list:
+    marks = [pytest.mark.slow] if slow else []
+    return [pytest.param(POSITIONS[name], id=name, marks=marks) for name in sorted(names)]
+
+
+@pytest.mark.parametrize("position", [*given(set(POSITIONS) - DEAR), *given(DEAR, slow=True)])
+def test_the_best_order_sets_are_exactly_those_of_the_largest_worth(position: TacticalPosition):
+    _, best = prove(position)
+    assert sorted(best) == sorted(position.best)
+
+
+@pytest.mark.parametrize("position", given(set(POSITIONS)))
+def test_a_position_can_be_played_and_is_no_foregone_conclusion(position: TacticalPosition):
+    legal = Board.restore(position.snapshot).legal_orders()[position.power]
+    assert position.best and all(legal.admits(orders) for orders in position.best)
+    assert len(position.best) < legal.count(), "something else must be possible, and worse"
+    assert position.idea.endswith(".")
+
+
+def test_there_are_twenty_and_more_with_the_themes_that_the_game_is_made_of():
+    themes = Counter(position.theme for position in POSITIONS.values())
+    assert len(POSITIONS) >= 20
+    assert {"support", "cut", "convoy", "dislodge", "standoff", "build", "disband", "retreat"} <= set(themes)
+
+
+def test_a_claim_that_is_wrong_is_refuted():
+    position = POSITIONS["venice-by-two-armies"]
+    wrong = replace(position, best=(("F TRI - VEN", "A TYR - VEN"),))
+    assert sorted(prove(wrong)[1]) == sorted(position.best)
+
+
+def test_worth_is_the_smallest_value_over_all_replies():
+    """Against loops that know nothing of order, bounds and killers."""
+    position = POSITIONS["venice-by-two-armies"]
+    board = Board.restore(position.snapshot)
+    replies = list(order_sets(board.legal_orders()["ITALY"]))
+    for orders in [position.best[0], ("F TRI - VEN", "A TYR H"), ("F TRI H", "A TYR H")]:
+        values = []
+        for reply in replies:
+            after = board.fork()
+            after.step({"AUSTRIA": list(orders), "ITALY": list(reply)})
+            values.append(value(after, "AUSTRIA"))
+        assert worth(board, position, orders) == min(values)
+
+
+def test_value_counts_centres_as_if_the_year_ended_now():
+    board = Board.restore(POSITIONS["marseilles-back"].snapshot)
+    assert value(board, "FRANCE") == 1, "Paris; an Italian army stands on Marseilles"
+    assert value(board, "ITALY") == 4, "its three and Marseilles"
+
+
+def test_a_player_is_scored_by_the_share_of_its_draws_that_are_best():
+    class Always:
+        def __init__(self, first: int) -> None:
+            self.first = first
+
+        async def decide(self, question):
+            position = POSITIONS[question.snapshot_id and question.game.split("/")[2]]
+            number = int(question.dice.split("/")[-1])
+            return list(position.best[0]) if number < self.first else list(next(order_sets(question.legal)))
+
+    some = [POSITIONS["munich-by-two"], POSITIONS["retreat-into-belgium"]]
+    score = asyncio.run(solve("some", 3, some, Always(2), draws=8))
+    assert score.solved == {"munich-by-two": 0.25, "retreat-into-belgium": pytest.approx(0.25)}
+    assert score.share.mean == pytest.approx(0.25) and score.by_theme == {"support": 0.25, "retreat": 0.25}
+    whole = asyncio.run(solve("all", 3, some, Always(8), draws=8))
+    assert whole.share.mean == 1 and whole.share.low < 1, "Wilson's interval where all is solved"
+
+
+def test_scripted_players_meet_the_same_dice_again():
+    some = list(POSITIONS.values())[:4]
+    assert asyncio.run(solve("mover", 0, some)) == asyncio.run(solve("mover", 0, some))
