@@ -8,6 +8,7 @@ Never: read a row's tokens or a ply's position (reports/replayed.py does).
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import duckdb
 
@@ -65,9 +66,11 @@ ORDER BY version, start_group, producer, fork
 
 def games_of(connection: duckdb.DuckDBPyConnection) -> list[GameName]:
     """All games with a decision of the policy, oldest first."""
-    names = GameName.__annotations__
-    rows = connection.sql(_ALL).fetchall()
-    return [GameName(**dict(zip(names, row, strict=True)) | {"powers": tuple(row[7])}) for row in rows]
+    names = list(GameName.__annotations__)
+    found: list[dict[str, Any]] = [dict(zip(names, row, strict=True)) for row in connection.sql(_ALL).fetchall()]
+    for row in found:
+        row["powers"] = tuple(row["powers"])
+    return [GameName(**row) for row in found]
 
 
 def find_game(connection: duckdb.DuckDBPyConnection, run: str, asked: str) -> GameName:

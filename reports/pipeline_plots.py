@@ -9,6 +9,7 @@ from reports.drawing import (
     BLUE,
     GREEN,
     GREY,
+    INK,
     ORANGE,
     PURPLE,
     RED,
@@ -24,13 +25,13 @@ from reports.explain import parts_of
 from reports.read_run import RunFacts
 
 _PARTS = {
-    "rollouts": ("waiting for rollouts", BLUE),
-    "store": ("choosing rows", TEAL),
+    "rollouts": ("rollouts", BLUE),
+    "store": ("choosing", TEAL),
     "pack": ("planning", PURPLE),
     "compute": ("computing", ORANGE),
     "save": ("saving", RED),
-    "swap": ("new version", GREEN),
-    "flow": ("Prefect and flow", GREY),
+    "swap": ("publishing", GREEN),
+    "flow": ("flow", GREY),
 }
 """Part of a step, as `reports.explain` has them, to its name in the legend and its colour."""
 _LAGS = (("0", GREEN), ("1", BLUE), ("2", ORANGE), ("more", RED))
@@ -62,7 +63,7 @@ def lags(facts: RunFacts) -> str | None:
     figure, (axes,) = new_plot()
     counts = [found.get(lag, 0) for lag in places]
     bars = axes.bar(places, counts, color=BLUE, width=0.7)
-    axes.bar_label(bars, [f"{count:,}" if count else "none" for count in counts], padding=2)
+    axes.bar_label(bars, [f"{count:,}" if count else "none" for count in counts], padding=2, color=INK)
     axes.margins(y=0.15)
     axes.set_xticks(places)
     axes.set_xlabel("policy lag, versions")
@@ -96,8 +97,8 @@ def queue(facts: RunFacts) -> str | None:
     elsewhere = np.nan_to_num(np.array(facts.series("queue/in_flight_elsewhere")))
     figure, (axes,) = new_plot()
     steps = range(1, facts.done + 1)
-    lines = [("ready at its start", GREEN, ready), ("being played", BLUE, flying), ("allowed ahead", GREY, ahead)]
-    for name, colour, values in lines + [("played elsewhere", PURPLE, elsewhere)] * bool(elsewhere.any()):
+    lines = [("ready", GREEN, ready), ("in flight", BLUE, flying), ("allowed ahead", GREY, ahead)]
+    for name, colour, values in lines + [("elsewhere", PURPLE, elsewhere)] * bool(elsewhere.any()):
         axes.plot(steps, values, color=colour, marker=marker(facts.done), markersize=3.5, label=name, drawstyle="steps-mid")
     axes.set_ylim(bottom=0)
     axes.set_ylabel("start groups")

@@ -13,6 +13,7 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from decoding.codec import Codec
@@ -155,8 +156,8 @@ def _rows_of(paths: RunPaths, game: GameName) -> tuple[list[dict[str, Any]], lis
 
 
 def _of_game(table: pa.Table, game: GameName) -> list[dict[str, Any]]:
-    chosen = pa.compute.and_(pa.compute.equal(table["start_group"], game.start_group), pa.compute.equal(table["fork"], game.fork))
-    return table.filter(chosen).to_pylist()
+    chosen = table.filter((pc.field("start_group") == game.start_group) & (pc.field("fork") == game.fork))
+    return list(chosen.to_pylist())
 
 
 def _archived_plies(file: Path) -> pa.Table:

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from evaluation.match_files import MatchRecord
 from evaluation.score_files import ScoreRecord
@@ -34,7 +36,7 @@ def ladder(points: Sequence[TrackPoint]) -> str | None:
         plots[1].yaxis.set_major_formatter("{x:.0%}")
         plots[1].set_ylabel("tactics solved")
     plots[-1].set_xlabel("policy version")
-    plots[-1].xaxis.get_major_locator().set_params(integer=True)
+    plots[-1].xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True, min_n_ticks=1))
     told = "; ".join(f"version {point.version} {point.score.mean:+.2f}" for point in points)
     return to_svg(figure, "ladder", f"Strength by version against {points[0].opponents}: {told}.")
 
@@ -58,8 +60,8 @@ def ablation(found: Ablation) -> str | None:
     figure, (axes,) = new_plot(high=1.1 + 0.5 * len(found.rows))
     places = np.arange(len(found.rows))
     for offset, name, colour, values in (
-        (-0.19, "on alone, in the old way", BLUE, [row.gain for row in found.rows]),
-        (0.19, "off alone, in the new way", ORANGE, [row.loss for row in found.rows]),
+        (-0.19, "on alone", BLUE, [row.gain for row in found.rows]),
+        (0.19, "off alone", ORANGE, [row.loss for row in found.rows]),
     ):
         bars = axes.barh(places + offset, [value or 0.0 for value in values], height=0.34, color=colour, label=name)
         axes.bar_label(bars, [f"× {value:.2f}" if value else "" for value in values], padding=3, color=INK)
@@ -100,7 +102,7 @@ def _dots(
     return to_svg(figure, name, alt)
 
 
-def _line(axes, versions: Sequence[int], estimates: Sequence[Estimate], colour: str) -> None:
+def _line(axes: Axes, versions: Sequence[int], estimates: Sequence[Estimate], colour: str) -> None:
     low, high = [e.mean - e.low for e in estimates], [e.high - e.mean for e in estimates]
     axes.errorbar(
         versions, [e.mean for e in estimates], yerr=[low, high], color=colour, marker="o", markersize=5, capsize=0, elinewidth=3,

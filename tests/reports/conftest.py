@@ -11,7 +11,7 @@ import pytest
 
 from flows.run_settings import layered_settings, preset_names
 from reports.page import html_of
-from reports.read_run import read_run
+from reports.read_run import NO_ROWS, RunFacts, read_run
 from storage.runs import RunPaths
 
 VOID = {"meta", "img", "br", "hr", "link", "input"}
@@ -98,3 +98,29 @@ def browser():
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         yield browser
         browser.close()
+
+
+SETTINGS = {
+    "steps": 4,
+    "training": {"dtype": "float32", "mismatch_max": 1e-4, "mismatch_mean_bf16": 0.03, "mismatch_p99_bf16": 0.15},
+    "inference": {"dtype": "float32"},
+}
+
+
+def facts(**changes: Any) -> RunFacts:
+    """Facts of a run that has nothing but settings, with these changes."""
+    given = {
+        "name": "mine",
+        "settings": SETTINGS,
+        "steps": {},
+        "mismatch": {},
+        "scores": {},
+        "summary": None,
+        "begun_step": 0,
+        "quiet_s": 1.0,
+        "at_work": False,
+        "environment": None,
+        "rows": NO_ROWS,
+        "troubles": [],
+    }
+    return RunFacts(**given | changes)

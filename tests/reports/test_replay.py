@@ -122,8 +122,9 @@ def test_games_go_by_several_names(trained, replayed: Callable[[str], ReplayedGa
     for row in rows:
         key = (row["start_group"], row["fork"])
         gains[key] = gains.get(key, 0) + row["centres_gained"]
-    assert gains[tuple(map(int, replayed("best").game.name.split("/")))] == max(gains.values())
-    assert gains[tuple(map(int, replayed("worst").game.name.split("/")))] == min(gains.values())
+    best, worst = (replayed(name).game for name in ("best", "worst"))
+    assert gains[best.start_group, best.fork] == max(gains.values())
+    assert gains[worst.start_group, worst.fork] == min(gains.values())
     assert replayed("latest").game.start_group == max(group for group, _ in gains)
     row = rows[-1]
     assert replayed(str(row["decision_id"])).game.name == f"{row['start_group']}/{row['fork']}"

@@ -6,32 +6,8 @@ from evaluation.score_files import ScoreRecord
 from evaluation.settings import EvaluationSettings
 from evaluation.strength import Score
 from reports import pipeline_plots
-from reports.read_run import NO_ROWS, RunFacts
 from reports.sentences import duration, hidden_rollouts, mismatch, verdict
-
-SETTINGS = {
-    "steps": 4,
-    "training": {"dtype": "float32", "mismatch_max": 1e-4, "mismatch_mean_bf16": 0.03, "mismatch_p99_bf16": 0.15},
-    "inference": {"dtype": "float32"},
-}
-
-
-def facts(**changes) -> RunFacts:
-    given = {
-        "name": "mine",
-        "settings": SETTINGS,
-        "steps": {},
-        "mismatch": {},
-        "scores": {},
-        "summary": None,
-        "begun_step": 0,
-        "quiet_s": 1.0,
-        "at_work": False,
-        "environment": None,
-        "rows": NO_ROWS,
-        "troubles": [],
-    }
-    return RunFacts(**given | changes)
+from tests.reports.conftest import SETTINGS, facts
 
 
 def record(mean: float, low: float, high: float, version: int = 0, player: str = "policy") -> ScoreRecord:
@@ -75,7 +51,7 @@ def test_parts_of_a_step_add_up_to_its_wall_time_and_rollouts_behind_training_ar
     assert hidden_rollouts(overlapped) == " Another 5 s of rollouts ran behind training and are not drawn."
     parts = step | {"time/rollout_wait_s": 3.0, "train/update_s": 6.0, "train/plan_s": 2.0}
     told = pipeline_plots.times(facts(steps={1: parts})) or ""
-    assert "waiting for rollouts 30%, choosing rows 0%, planning 20%, computing 40%" in told and "Prefect and flow 10%" in told
+    assert "rollouts 30%, choosing 0%, planning 20%, computing 40%, saving 0%, publishing 0%, flow 10%" in told
     assert hidden_rollouts(facts(steps={1: step | {"time/rollout_s": 3.0}})) == ""
 
 

@@ -1,0 +1,168 @@
+"""Claims about plots: each is there where the run has something to draw, and says in words what the run's figures say."""
+
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from evaluation.contestants import Contestant
+from evaluation.match_files import MatchRecord
+from evaluation.settings import MatchSettings
+from evaluation.standings import MEASURES, Estimate, MatchTable, PairDifference, PlayerStanding
+from evaluation.track import TrackPoint
+from reports import pipeline_plots, sentences, strength_plots
+from reports.ablation import Ablation, Improvement, read_ablation
+from telemetry.errors import InputError
+from tests.reports.conftest import facts
+
+STEP = {
+    "time/step_s": 10.0,
+    "time/rollout_wait_s": 4.0,
+    "train/update_s": 5.0,
+    "train/policy_lag_0_share": 0.25,
+    "train/policy_lag_1_share": 0.75,
+    "queue/ahead": 8.0,
+    "queue/ready": 4.0,
+    "queue/in_flight": 6.0,
+    "queue/producers": 1.0,
+    "queue/producers_asked": 2.0,
+    "queue/expired": 3.0,
+}
+PIPELINE = (pipeline_plots.lags_by_step, pipeline_plots.queue, pipeline_plots.producers)
+
+
+def alt(svg: str | None) -> str:
+    found = re.search(r'aria-label="([^"]*)"', svg or "")
+    assert found is not None
+    return found[1]
+
+
+def point(version: int, mean: float, tactical: float | None = None) -> TrackPoint:
+    solved = None if tactical is None else Estimate(mean=tactical, low=tactical - 0.1, high=tactical + 0.1)
+    score = Estimate(mean=mean, low=mean - 0.2, high=mean + 0.2)
+    return TrackPoint(version=version, opponents="random", score=score, tactical=solved)
+
+
+def match() -> MatchRecord:
+    settings = MatchSettings(players=("base", "v8", "mover"))
+    shares = {"base": 0.1, "v8": 0.3, "mover": 0.2}
+    players = tuple(
+        PlayerStanding(
+            player=name,
+            seats=7,
+            measures=dict.fromkeys(MEASURES, Estimate(mean=share, low=share - 0.05, high=share + 0.05)),
+            rating=math.nan,
+            rating_spread=math.nan,
+        )
+        for name, share in shares.items()
+    )
+    pairs = tuple(
+        PairDifference(
+            player="base", other=name, difference=Estimate(mean=mean, low=mean - 0.1, high=mean + 0.1), games_to_show=n
+        )
+        for name, mean, n in (("v8", -0.2, 9), ("mover", -0.05, 400))
+    )
+    table = MatchTable(games=21, clusters=3, players=players, pairs=pairs, rejected=0)
+    return MatchRecord(label="x", settings=settings, players=tuple(Contestant(name=n) for n in shares), table=table, seconds=1.0)
+
+
+def test_what_a_run_does_not_have_is_not_drawn():
+    bare = facts(steps={1: {"time/step_s": 1.0, "queue/ahead": 0.0, "train/policy_lag_0_share": 1.0}})
+    assert [plot(bare) for plot in PIPELINE] == [None, None, None]
+    assert pipeline_plots.times(facts()) is None and pipeline_plots.lags(facts()) is None
+    assert strength_plots.ladder([]) is None and strength_plots.ladder([point(0, 0.1), point(8, 0.2)]) is None
+    assert strength_plots.scores([]) is None
+    assert strength_plots.ablation(Ablation(rows=(), figures=(), machine="")) is None
+
+
+def test_the_pipeline_s_plots_say_the_run_s_figures():
+    run = facts(
+        steps={1: STEP, 2: STEP | {"queue/in_flight": 2.0, "train/policy_lag_1_share": 0.25, "train/policy_lag_2_share": 0.5}}
+    )
+    lags, queue, producers = (alt(plot(run)) for plot in PIPELINE)
+    assert "its own 25%, 1 behind 50%, 2 behind 25%, more 0%" in lags
+    assert "ready 4.0, in flight 4.0, allowed ahead 8.0" in queue
+    assert "at most 1 at work" in producers
+    assert sentences.queue(run) == "In all, 6 advantage groups became too old untrained."
+    assert "Nothing became too old" in sentences.queue(facts())
+
+
+def test_parts_of_a_step_are_those_that_explain_step_tells():
+    assert "rollouts 40%" in alt(pipeline_plots.times(facts(steps={1: STEP})))
+    assert "computing 50%" in alt(pipeline_plots.times(facts(steps={1: STEP})))
+    assert any("the trainer waited" in sentence for sentence in sentences.limits(facts(steps={1: STEP})))
+    assert sentences.limits(facts()) == []
+
+
+def test_strength_by_version_says_whether_first_and_last_lie_apart():
+    points = [point(0, 0.1, 0.2), point(4, 0.3), point(8, 0.6, 0.5)]
+    assert "version 0 +0.10; version 4 +0.30; version 8 +0.60" in alt(strength_plots.ladder(points))
+    assert sentences.ladder(points) == (
+        "Intervals of version 0 and version 8 lie apart. Tactical positions solved: 20% at first, 50% at last."
+    )
+    assert "overlap" in sentences.ladder(points[:2]) and sentences.ladder(points[:1]) == ""
+
+
+def test_a_match_lists_its_players_best_first_and_claims_only_what_is_shown():
+    assert "21 games: v8 0.300; mover 0.200; base 0.100" in alt(strength_plots.match(match()))
+    said = sentences.match(match())
+    assert "base against v8: -0.200 [-0.300, -0.100], shown." in said
+    assert "base against mover: -0.050 [-0.150, +0.050]; about 400 games would show it." in said
+
+
+def test_every_word_of_every_plot_takes_the_page_s_colour():
+    run = facts(steps={1: STEP}, rows=facts().rows)
+    table = Ablation(rows=(Improvement(name="packing", gain=3.0, loss=None),), figures=(), machine="")
+    drawn = [plot(run) for plot in (*PIPELINE, pipeline_plots.times)]
+    drawn.append(strength_plots.ladder([point(version, 0.1, 0.2) for version in range(3)]))
+    drawn += [strength_plots.match(match()), strength_plots.ablation(table)]
+    for svg in drawn:
+        words = re.findall(r"<text[^>]*>", svg or "")
+        assert words and all("currentColor" in word for word in words)
+
+
+def stored(folder: Path, content: str) -> Path:
+    file = folder / "e2e.json"
+    file.write_text(content)
+    return file
+
+
+def test_an_ablation_is_read_from_all_that_the_command_printed(tmp_path: Path):
+    metrics = {
+        "gain_packing": 3.0,
+        "loss_packing": 2.0,
+        "gain_arrow": 1.1,
+        "loss_prefix_cache": 1.5,
+        "speedup": 11.0,
+        "gain_x": None,
+    }
+    machine = {"cpu_cores": "2", "platform": "Linux", "gpus": "none"}
+    result = json.dumps({"benchmark": "e2e", "metrics": metrics | {"speedup": 11.0}, "machine": machine})
+    found = read_ablation(stored(tmp_path, f"some words\n{result}\n"))
+    assert [(row.name, row.gain, row.loss) for row in found.rows] == [
+        ("packing", 3.0, 2.0),
+        ("prefix cache", None, 1.5),
+        ("arrow", 1.1, None),
+        ("x", None, None),
+    ]
+    assert found.figures == (("times as many steps an hour as the old way", "11.0"),)
+    assert found.machine == "2 cores of Linux, GPUs: none"
+    assert "packing 3.00 and 2.00" in alt(strength_plots.ablation(found))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        pytest.param("", "does not end with a JSON object", id="empty"),
+        pytest.param("[1]", "does not end with a JSON object", id="a list"),
+        pytest.param('{"metrics": {"speedup": 1}}', "holds no ablation", id="no ablation"),
+        pytest.param('{"benchmark": "e2e"}', "holds no ablation", id="no metrics"),
+    ],
+)
+def test_what_is_no_ablation_is_refused(tmp_path: Path, content: str, said: str):
+    with pytest.raises(InputError, match=said):
+        read_ablation(stored(tmp_path, content))
+    with pytest.raises(InputError, match="cannot be read"):
+        read_ablation(tmp_path / "nowhere.json")
