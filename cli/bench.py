@@ -318,6 +318,38 @@ def paper(
     _show(outcome, json=json)
 
 
+@app.command
+def games(
+    *,
+    games: Annotated[int, Parameter(help="Games for each number of games at once.")] = 28,
+    years: Annotated[int, Parameter(help="Game years of each.")] = 2,
+    model: Annotated[Path | None, Parameter(help="Folder of a model; default: the tiny one.")] = None,
+    runs_root: Annotated[Path, Parameter(help="Folder of all runs, where tiny models lie or are made.")] = Path("runs"),
+    json: AsJson = False,
+    settings: Annotated[InferenceSettings | None, Parameter(name="*", help="Any setting of inference.")] = None,
+) -> None:
+    """How many games to play at once here: the policy's decisions a second for 1 to 128. Takes minutes.
+
+    Example
+
+        entente bench games --json
+    """
+    from cli.screen import progress_shown
+    from flows.run_settings import MODEL_FOLDER
+    from flows.thread_plan import apply_threads, usable_cores
+
+    apply_threads(usable_cores())
+    from benchmarks.games_at_once import bench_games
+    from training.settings import TinyModelSettings
+    from training.tiny_model import make_tiny_model
+
+    with progress_shown():
+        folder = model or make_tiny_model(runs_root / MODEL_FOLDER, TinyModelSettings())
+        chosen = settings or InferenceSettings(max_model_length=512, adapters="merge_reload")
+        outcome = bench_games(games=games, years=years, settings=chosen, model=folder)
+    _show(outcome, json=json)
+
+
 @app.command(name="all")
 def every(
     *,
