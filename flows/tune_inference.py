@@ -20,7 +20,7 @@ from flows.run_names import tuning_name
 from flows.run_settings import RunSettings
 from flows.thread_plan import apply_threads
 from inference.tuning.candidates import Candidate
-from inference.tuning.choose import Choice, choose
+from inference.tuning.choose import Choice, choose, confirmed
 from inference.tuning.job import Job, Measured
 from inference.tuning.outputs import before_after, figures_of, sweep_files, table_rows, tuned_toml
 from inference.tuning.requests import AskedRow, random_rows
@@ -64,7 +64,9 @@ async def tune_inference(
         model = await prepare_model(plan.settings)
         requests = claim_folder(plan.folder, identity_of(plan, model, tuning), partial(_rows, plan, model, tuning))
         await _measure_missing(plan, tuning, model, requests)
-        return await _conclude(plan, tuning)
+        found = {each.key: measured for each in plan.candidates if (measured := kept(plan.folder, each)) is not None}
+        choice = await _confirmed(choose(plan.candidates, found, tuning), plan, tuning, model, requests)
+        return await _conclude(plan, tuning, choice, found)
 
 
 def _rows(plan: TuningPlan, model: Path, tuning: TuneSettings) -> list[AskedRow]:
@@ -128,10 +130,26 @@ def _time(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
-async def _conclude(plan: TuningPlan, tuning: TuneSettings) -> dict[str, Any]:
-    """Choose, write the files, show the page; the outcome as plain values."""
-    found = {each.key: measured for each in plan.candidates if (measured := kept(plan.folder, each)) is not None}
-    choice = choose(plan.candidates, found, tuning)
+async def _confirmed(choice: Choice, plan: TuningPlan, tuning: TuneSettings, model: Path, requests: Path) -> Choice:
+    """The choice, once both the settings in force and those chosen were measured again, one right after the other."""
+    chosen, current = choice.chosen, plan.candidates[0]
+    if chosen is None or chosen.current or not tuning.confirm:
+        return choice
+    again = []
+    for candidate in (current, chosen):
+        name = f"{candidate.key}-beside-{chosen.key if candidate.current else current.key}"
+        measured = kept(plan.folder, candidate, name)
+        if measured is None:
+            label = f"{candidate.label(plan.varied)} again"
+            job = _job(plan, tuning, model, requests, candidate)
+            measured = await measure_candidate(label, plan.folder, candidate, job, tuning.candidate_timeout_s, name)
+            reporter().say(f"again  {candidate.label(plan.varied)}: {_outcome(measured)}")
+        again.append(measured)
+    return confirmed(choice, again[0], again[1], tuning, current)
+
+
+async def _conclude(plan: TuningPlan, tuning: TuneSettings, choice: Choice, found: dict[str, Measured]) -> dict[str, Any]:
+    """Write the files and show the page; the outcome as plain values."""
     outcome = {
         "folder": str(plan.folder),
         "run": plan.run,

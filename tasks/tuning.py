@@ -130,17 +130,19 @@ def _told(value: Any) -> str:
     retries=0,
     tags=["tune"],
 )
-async def measure_candidate(label: str, folder: Path, candidate: Candidate, job: Job, timeout_s: float) -> Measured:
-    """Measure a candidate in a process of its own, and keep what came of it."""
-    log = folder / LOGS / f"{candidate.key}.log"
+async def measure_candidate(
+    label: str, folder: Path, candidate: Candidate, job: Job, timeout_s: float, name: str = ""
+) -> Measured:
+    """Measure a candidate in a process of its own, and keep what came of it: under `name`, or as its measurement in the grid."""
+    log = folder / LOGS / f"{name or candidate.key}.log"
     measured = await measure_in_process(job, log, timeout_s=timeout_s)
-    keep(folder, candidate, measured)
+    keep(folder, candidate, measured, name)
     return measured
 
 
-def keep(folder: Path, candidate: Candidate, measured: Measured) -> None:
+def keep(folder: Path, candidate: Candidate, measured: Measured, name: str = "") -> None:
     """Publish a candidate's result in the place of an earlier one that failed."""
-    file = folder / CANDIDATES / f"{candidate.key}.arrow"
+    file = folder / CANDIDATES / f"{name or candidate.key}.arrow"
     FILES.remove(file)
     arms = list(measured.arms.items())
     columns: dict[str, pa.Array] = {"arm": pa.array([arm for arm, _ in arms], pa.string())}
@@ -155,9 +157,9 @@ def keep(folder: Path, candidate: Candidate, measured: Measured) -> None:
     write_arrow(pa.table(columns), file, facts | {"candidate": json.dumps(candidate.values)})
 
 
-def kept(folder: Path, candidate: Candidate) -> Measured | None:
+def kept(folder: Path, candidate: Candidate, name: str = "") -> Measured | None:
     """What was kept of a candidate; None where there is nothing, or nothing that is whole."""
-    file = folder / CANDIDATES / f"{candidate.key}.arrow"
+    file = folder / CANDIDATES / f"{name or candidate.key}.arrow"
     try:
         table = read_arrow(file)
     except DataError:

@@ -60,6 +60,27 @@ def choose(candidates: Sequence[Candidate], found: Mapping[str, Measured], tunin
     return Choice(chosen=best, nearest=None, why="the most decisions a second with the adapter on, within the constraints")
 
 
+def confirmed(choice: Choice, before: Measured, after: Measured, tuning: TuneSettings, current: Candidate) -> Choice:
+    """The choice in the light of a second measurement of both, one right after the other.
+
+    Args:
+        before: of the settings in force, which are `current`.
+        after: of the chosen ones.
+    """
+    if not before.arms or not after.arms or misses(before.arms["on"], tuning):
+        return choice
+    one, other = before.arms["on"], after.arms["on"]
+    gain, noise = other.decisions_per_s / one.decisions_per_s - 1, max(one.spread, other.spread, NOISE)
+    missed = misses(other, tuning)
+    if gain > noise and not missed:
+        return Choice(chosen=choice.chosen, nearest=None, why=f"{choice.why}; measured again beside those in force: {gain:+.0%}")
+    found = (
+        f"it misses the constraints: {missed[0][1]}" if missed else f"it gains {gain:+.0%}, where passes differ by {noise:.0%}"
+    )
+    why = f"the settings in force stay: measured again right after them, the fastest candidate does not hold up: {found}"
+    return Choice(chosen=current, nearest=None, why=why)
+
+
 def misses(on: ArmFigures, tuning: TuneSettings) -> list[tuple[float, str]]:
     """Constraints that these figures do not hold: by which share of the bound, and in words."""
     missed = []

@@ -48,6 +48,9 @@ class TuneSettings(BaseModel):
     """Requests of one pass, the same for all candidates; at least twice the greatest concurrency."""
     rounds: Annotated[int, Field(ge=1, le=20)] = 2
     """Passes with the adapter and without; medians count, and their spread says what noise is."""
+    confirm: bool = True
+    """Measure the settings in force and the fastest candidate once more, one right after the other, and believe a gain only if
+    it is there again: a machine that others use too is not as fast at the grid's end as at its beginning."""
     random_prompt_tokens: Annotated[int, Field(ge=1)] = 128
     """Prompt tokens of random requests, asked where no run is named."""
     random_completion_tokens: Annotated[int, Field(ge=2)] = 384

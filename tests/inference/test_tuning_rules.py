@@ -12,7 +12,7 @@ from decoding.legal_table import END
 from flows.run_settings import layered_settings
 from inference.settings import InferenceSettings
 from inference.tuning.candidates import Candidate, candidates_of, refused, varied_axes
-from inference.tuning.choose import NOISE, choose, cost_per_thousand
+from inference.tuning.choose import NOISE, choose, confirmed, cost_per_thousand
 from inference.tuning.figures import FIGURES, ArmFigures, Pass, arm_figures
 from inference.tuning.job import Measured
 from inference.tuning.lora_arms import CAUSES, costs, engines
@@ -115,6 +115,23 @@ def test_settings_in_force_give_way_only_to_a_gain_beyond_noise(rate: float, spr
     current, other = grid(max_sequences=(64,))
     choice = choose([current, other], {current.key: measured(100), other.key: measured(rate, spread=spread)}, TuneSettings())
     assert (choice.chosen is current) is stays
+
+
+@pytest.mark.parametrize(
+    ("again", "stays"),
+    [
+        pytest.param(measured(125), False, id="there again"),
+        pytest.param(measured(102), True, id="gone"),
+        pytest.param(measured(150, spread=0.6), True, id="within what passes differ by"),
+        pytest.param(measured(150, p99=99_999), True, id="too late now"),
+        pytest.param(Measured(state="died", arms={}), False, id="not measured"),
+    ],
+)
+def test_a_gain_counts_if_it_is_there_again_beside_the_settings_in_force(again: Measured, stays: bool):
+    current, other = grid(max_sequences=(64,))
+    first = choose([current, other], {current.key: measured(100), other.key: measured(300)}, TuneSettings())
+    assert first.chosen is other
+    assert (confirmed(first, measured(100), again, TuneSettings(), current).chosen is current) is stays
 
 
 def test_constraints_that_nothing_holds_name_the_nearest_candidate_and_by_how_much_it_misses():
