@@ -291,6 +291,13 @@ async def _orders(
     return await decider.decide(question)
 
 
+def gained(score: TacticsScore, other: TacticsScore) -> Estimate:
+    """How much more of the positions the one solves than the other, position by position."""
+    differences = [share - other.solved[name] for name, share in score.solved.items() if name in other.solved]
+    low, high = interval(differences, [str(place) for place in range(len(differences))], _RESAMPLES, _SEED)
+    return Estimate(mean=sum(differences) / len(differences), low=low, high=high)
+
+
 def write_tactics(paths: RunPaths, score: TacticsScore) -> None:
     """Keep what a version of the run solved."""
     file = _file(paths, score.policy_version)

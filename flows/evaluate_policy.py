@@ -1,5 +1,6 @@
 """Flow: measure the strength of policy versions: on held-out positions, on tactical ones, with repeated draws, or in matches."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from evaluation.contestants import Contestant, contestant, known_version
 from evaluation.score_files import ScoreRecord, write_score
 from evaluation.settings import EvaluationSettings, MatchSettings
 from evaluation.strength import POLICY
-from evaluation.tactics import TacticsScore, load_positions, write_tactics
+from evaluation.tactics import TacticsScore, gained, load_positions, write_tactics
 from evaluation.track import track_label
 from flows.compare_repetitions import compare_repetitions
 from flows.open_players import open_players
@@ -126,6 +127,7 @@ async def _tactical(paths: RunPaths, run: str, player: Contestant, runs_root: Pa
         "policy_version": player.version,
         "positions": len(positions),
         "draws": solved[0].draws,
+        "above_base": asdict(gained(solved[0], solved[1])) if player.version else None,
         "solved": [
             {
                 "player": score.player,
