@@ -304,8 +304,9 @@ def test_every_parameter_of_a_deployed_flow_says_what_it_is():
     from flows.evaluate_policy import evaluate_policy
     from flows.recover_training import recover_training
     from flows.train_policy import train_policy
+    from flows.tune_inference import tune_inference
 
-    for flow in (build_state_cache, evaluate_policy, train_policy, benchmark, recover_training):
+    for flow in (build_state_cache, evaluate_policy, train_policy, benchmark, recover_training, tune_inference):
         properties = parameter_schema(flow.fn).properties
         assert [name for name, about in properties.items() if not about.get("description")] == []
 
