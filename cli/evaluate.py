@@ -176,9 +176,8 @@ def _show_tactics(result: dict[str, Any]) -> None:
         themes = ", ".join(f"{theme} {share:.0%}" for theme, share in row["by_theme"].items())
         print(f"{row['player']:<12} solves {row['share']:.1%}, 95 % interval [{low:.1%}, {high:.1%}]; {themes}")
     if (above := result["above_base"]) is not None:
-        print(
-            f"above the base, position by position: {above['mean']:+.1%}, 95 % interval [{above['low']:+.1%}, {above['high']:+.1%}]"
-        )
+        ends = f"[{above['low']:+.1%}, {above['high']:+.1%}]"
+        print(f"above the base, position by position: {above['mean']:+.1%}, 95 % interval {ends}")
 
 
 def _show_repetitions(result: dict[str, Any]) -> None:

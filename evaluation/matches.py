@@ -1,14 +1,14 @@
 """Matches: games in full seats between policy versions and scripted players, each on all seven powers in turn.
 
-A round is one start and one name for all dice, played seven times with the seating turned by one power each time, so every player
+A round is one start, played seven times with the seating turned by one power each time, so every player
 meets every power equally often. Two ways to sit:
 
     against six   a player in one seat, the same opponents in the six others; every player of the match plays the same rounds
     one table     the players dealt round the seven seats in turn, whoever has the extra seats changing from round to round
 
 Promise: the plan depends on the settings alone, so a match that was broken off goes on with the games it lacks; players that
-are compared meet the same starts, powers, opponents' dice and draws. Rounds, or the source games of held-out starts, are the
-clusters.
+are compared meet the same starts, powers, opponents' dice and draws. Each game has dice of its own; all seats of one game are one
+cluster, and so are all games from the held-out positions of one source game.
 """
 
 import asyncio
@@ -110,7 +110,6 @@ def _starts(settings: MatchSettings, held_out: Sequence[Snapshot]) -> list[Snaps
 
 
 def _round(settings: MatchSettings, number: int, start: Snapshot | None) -> list[GamePlan]:
-    cluster = f"round {number}" if start is None else start.game_id
     tables = (
         [((name, *[settings.opponents] * 6), name) for name in settings.players]
         if settings.opponents
@@ -124,7 +123,7 @@ def _round(settings: MatchSettings, number: int, start: Snapshot | None) -> list
             plans.append(
                 GamePlan(
                     key=f"{number}/{turn}/{alone}" if alone else f"{number}/{turn}",
-                    cluster=cluster,
+                    cluster=f"game {number}/{turn}" if start is None else start.game_id,
                     pair=f"{number}/{turn}",
                     start=start,
                     seats=seats,

@@ -66,6 +66,6 @@ class MatchSettings(BaseModel):
     pick: Literal["vote", "playout"] = "vote"
     """How one of several is chosen: by vote, or by what short scripted games make of each."""
     bootstrap: Annotated[int, Field(ge=100)] = 2000
-    """Resamples of a 95 % interval, clustered by round, or by the source game of a held-out position."""
+    """Resamples of a 95 % interval, clustered by game, or by the source game of a held-out position."""
     seed: int = 1000
     """Seed of starts, draws and dice."""

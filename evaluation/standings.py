@@ -3,6 +3,7 @@
 A measure is taken of one seat at the end of one game. "Win" is `Standing.win_share`: most centres, ties split.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -99,8 +100,7 @@ def match_table(results: Sequence[GameResult], settings: MatchSettings) -> Match
     """
     clusters = sorted({result.cluster for result in results})
     if len(clusters) < FEWEST_CLUSTERS:
-        one = "round" if settings.start == "standard" else "source game"
-        raise InputError(f"{len(results)} games of one {one} have no interval: play more")
+        raise InputError(f"{len(results)} games of one source game have no interval: play more")
     seats = [seat for result in results for seat in _seats(result)]
     players = tuple(dict.fromkeys(settings.players))
     ratings = rate(results, players) if len(players) > 1 else {}
@@ -127,8 +127,17 @@ def spread_of(results: Sequence[GameResult], settings: MatchSettings) -> dict[st
 
 def games_for_width(results: Sequence[GameResult], settings: MatchSettings) -> int:
     """Games for which the widest of the players' intervals is about `settings.width`, by the spread in `results`."""
-    rounds = max(clusters_for_width(means, settings.width) for means in spread_of(results, settings).values())
-    return rounds * GAMES_OF_A_ROUND
+    clusters = max(clusters_for_width(means, settings.width) for means in spread_of(results, settings).values())
+    return _whole_rounds(clusters * _games_of_a_cluster(results))
+
+
+def _games_of_a_cluster(results: Sequence[GameResult]) -> float:
+    """Games that each player plays for one more cluster."""
+    return len({result.pair for result in results}) / len({result.cluster for result in results})
+
+
+def _whole_rounds(games: float) -> int:
+    return max(FEWEST_CLUSTERS, math.ceil(games / GAMES_OF_A_ROUND - 1e-9)) * GAMES_OF_A_ROUND
 
 
 def _seats(result: GameResult) -> list[_Seat]:
@@ -166,17 +175,18 @@ def _difference(other: str, seats: Sequence[_Seat], settings: MatchSettings) -> 
             # At one table a round is the pair: over its seven games each has sat on every power.
             key = seat.pair if settings.opponents else seat.pair.split("/")[0]
             values[seat.player].setdefault(key, []).append(seat.value[settings.measure])
-            cluster_of[key] = seat.cluster
+            cluster_of[key] = seat.cluster if settings.opponents or settings.start == "held-out" else key
     both = [key for key in values[first] if key in values[other]]
     differences = [float(np.mean(values[first][key]) - np.mean(values[other][key])) for key in both]
     clusters = [cluster_of[key] for key in both]
     low, high = interval(differences, clusters, settings.bootstrap, settings.seed)
     needed = clusters_to_show(list(cluster_means(differences, clusters).values()))
+    games_of_one = len({seat.pair for seat in seats}) / len(set(clusters))
     return PairDifference(
         player=first,
         other=other,
         difference=Estimate(mean=float(np.mean(differences)), low=low, high=high),
-        games_to_show=None if needed is None else needed * GAMES_OF_A_ROUND,
+        games_to_show=None if needed is None else _whole_rounds(needed * games_of_one),
     )
 
 

@@ -54,7 +54,7 @@ async def play_match_of(run: str, runs_root: Path, match: MatchSettings) -> dict
     seconds = 0.0
     if missing:
         seconds = await _play(paths, label, match, everybody, runs_root, missing, done)
-    table = match_table([done[plan.key] for plan in plans], match)
+    table = match_table([replace(done[plan.key], cluster=plan.cluster) for plan in plans], match)
     record = MatchRecord(label=label, settings=match, players=tuple(everybody), table=table, seconds=round(seconds, 1))
     write_match(paths, record)
     words = f"{run}: {table.games} games, {_how(match)}; measured: {MEASURES[match.measure][0]}"

@@ -55,6 +55,17 @@ def test_players_that_are_compared_meet_the_same_starts_powers_and_luck(position
         assert len(same) == 3 and len({plan.start.snapshot_id for plan in same}) == 1 and len({p.measured for p in same}) == 1
 
 
+def test_games_from_one_source_game_are_one_cluster_and_other_games_are_on_their_own(positions):
+    twins = [positions[0], positions[1], positions[0]]
+    held_out = plan_match(MIXED.model_copy(update={"start": "held-out"}), 3, twins)
+    assert {plan.cluster: sum(each.cluster == plan.cluster for each in held_out) for plan in held_out} == {
+        "game-0": 14,
+        "game-1": 7,
+    }
+    standard = plan_match(MIXED, 3)
+    assert len({plan.cluster for plan in standard}) == len(standard) == 21
+
+
 def test_the_wins_and_the_squares_of_a_game_add_up_to_one():
     games = played(MIXED)
     table = match_table(games, MIXED)
