@@ -235,7 +235,7 @@
       box.append(html("p", { class: "quiet" }, given.length ? "Not asked: it had one legal order set." : last ? "The game ends here." : "Nothing to order."));
       return box;
     }
-    const lag = decision.used.map(([step, behind]) => `step ${step} trained on it, ${behind ? counted(behind, "version") + " behind" : "the version that drew it"}`);
+    const lag = decision.used.map(([step, behind]) => `step ${step} trained on it at lag ${behind}`);
     box.append(html("p", {}, `All together ${percent(Math.exp(decision.logprob))}. Drawn by ${decision.version ? `version ${decision.version}` : "the base"}; ${lag.join("; ") || "no step trained on it"}.`));
     const parts = Object.entries(decision.components).map(([name, value]) => `${name.replaceAll("_", " ")} ${signed(value)}`).join(", ");
     box.append(html("p", {}, `Return ${signed(decision.return) || "0"}. Until its next decision: ${parts || "nothing changed"}.`));
