@@ -1,0 +1,94 @@
+"""The strength over versions is what the score files say; who measures is a rule; what cannot be compared is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from evaluation.score_files import ScoreRecord, write_score
+from evaluation.settings import EvaluationSettings
+from evaluation.standings import Estimate
+from evaluation.strength import POLICY, Score
+from evaluation.tactics import TacticsScore, write_tactics
+from evaluation.track import read_track, track_label
+from flows.open_players import check_same_base
+from flows.track_strength import StrengthTrack, point_figures
+from inference.make_engine import serving
+from storage.runs import RunPaths
+from telemetry import metrics
+from telemetry.errors import InputError
+
+
+def kept(paths: RunPaths, label: str, version: int, mean: float) -> None:
+    score = Score(mean=mean, low=mean - 0.1, high=mean + 0.1, forks=4, positions=2, source_games=2, orders_rejected=0)
+    settings = EvaluationSettings()
+    record = ScoreRecord(label=label, player=POLICY, opponents="random", policy_version=version, settings=settings, score=score)
+    write_score(paths, record)
+
+
+def test_the_track_is_base_points_between_and_last_by_version(tmp_path: Path):
+    paths = RunPaths(tmp_path)
+    kept(paths, "trained", 20, 1.1)
+    kept(paths, track_label(10), 10, 0.7)
+    kept(paths, track_label(5), 5, 0.4)
+    kept(paths, "base", 0, 0.2)
+    share = Estimate(mean=0.25, low=0.1, high=0.4)
+    write_tactics(paths, TacticsScore(player="v10", policy_version=10, draws=16, share=share, solved={}, by_theme={}))
+    track = read_track(paths)
+    assert [(point.version, point.score.mean) for point in track] == [(0, 0.2), (5, 0.4), (10, 0.7), (20, 1.1)]
+    assert [point.tactical for point in track] == [None, None, share, None]
+    metrics.check(point_figures(track[2]))
+    assert point_figures(track[2])["score/track_version"] == 10 and point_figures(track[2])["score/track_tactical"] == 0.25
+
+
+def test_versions_are_due_every_k_but_the_last_which_is_scored_anyway():
+    from flows.run_settings import layered_settings
+
+    settings = layered_settings("laptop", overrides={"steps": 20, "evaluation": {"every": 5}})
+    track = StrengthTrack(None, settings)
+    assert [version for version in range(1, 21) if track.due(version)] == [5, 10, 15]
+    never = StrengthTrack(None, layered_settings("laptop"))
+    assert not any(never.due(version) for version in range(1, 21)) and never.figures() == {}
+
+
+def test_when_a_version_is_measured_changes_no_question():
+    asked = EvaluationSettings(every=5, beside="inside")
+    assert asked.question == EvaluationSettings() and asked.question != EvaluationSettings(seed=1).question
+
+
+@pytest.mark.parametrize(
+    ("kind", "adapters", "versions", "expected"),
+    [
+        ("vllm", "merge_reload", 1, "one"),
+        ("vllm", "merge_reload", 2, "each"),
+        ("vllm", "auto", 2, "each"),
+        ("vllm", "slots", 2, "one"),
+        ("vllm_async", "auto", 3, "one"),
+        ("vllm_async", "merge_reload", 3, "each"),
+        ("torch", "merge_reload", 3, "one"),
+        (None, "slots", 3, "one"),
+    ],
+)
+def test_one_engine_serves_versions_side_by_side_where_it_can(kind, adapters, versions, expected):
+    assert serving(kind, adapters, versions) == expected
+
+
+def test_workers_that_may_hold_one_version_at_a_time_are_refused_for_two():
+    with pytest.raises(InputError, match=r"inference\.adapters is 'auto'"):
+        serving(None, "auto", 2)
+
+
+def made_model(folder: Path, *, tokenizer: str = "{}", weights: bytes = b"w" * 64) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "tokenizer.json").write_text(tokenizer)
+    (folder / "model.safetensors").write_bytes(weights)
+    return folder
+
+
+def test_versions_of_other_models_or_tokenizers_cannot_play_each_other(tmp_path: Path):
+    one = made_model(tmp_path / "one")
+    check_same_base({"a": one, "b": made_model(tmp_path / "same")})
+    with pytest.raises(InputError, match="'a' and 'b' have different tokenizers"):
+        check_same_base({"a": one, "b": made_model(tmp_path / "words", tokenizer="[]")})
+    with pytest.raises(InputError, match="'a' and 'b' have different base models"):
+        check_same_base({"a": one, "b": made_model(tmp_path / "weights", weights=b"v" * 64)})
