@@ -2,8 +2,10 @@
 
 import json
 import math
+import random
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,13 @@ import pytest
 
 from flows.run_settings import MODEL_FOLDER
 from game.board import Board
+from game.players import player
+from game.render import picture
 from game.snapshot import POWERS
+from reports.games import GameName
 from reports.order_odds import odds_by_line
 from reports.replay_page import as_data, replay_html, still
-from reports.replayed import ReplayedGame, read_game
+from reports.replayed import ReplayedGame, ShownOrder, ShownPly, read_game
 from storage.archive import archive_shard
 from storage.index import Index
 from storage.runs import RunPaths
@@ -201,6 +206,27 @@ def test_the_page_stands_alone_and_a_position_costs_few_bytes(replayed: Callable
     assert [tag for tag, _ in page.elements].count("svg") == 1
     data = json.dumps(as_data(game, Path("runs"))["plies"])
     assert len(html) < 120e3 and len(data) / len(game.plies) < 6e3
+
+
+def test_forty_positions_weigh_little_more_than_one():
+    dice, board, plies = random.Random(0), Board.start(), []
+    for number in range(40):
+        here = board.fork()
+        given = {power: player("mover")(legal, dice) for power, legal in board.legal_orders().items()}
+        played = board.step(given)
+        orders = {
+            power: tuple(ShownOrder(order=o, results=played.results.get(o[:5], ()), probability=0.5, choices=1) for o in own)
+            for power, own in given.items()
+        }
+        plies.append(ShownPly(number=number, phase=here.phase, board=here, orders=orders, decisions={}))
+    name = GameName(
+        producer="p", start_group=0, fork=0, shard="s", plies=40, first="", last="", powers=("FRANCE",), version=1,
+        status="complete", gain=0.0,
+    )  # fmt: skip
+    game = ReplayedGame(run="r", game=name, plies=tuple(plies), opponents="mover", game_id="g", ended="horizon", has_odds=True)
+    html = len(replay_html(game, Path("runs")))
+    one = len(replay_html(replace(game, plies=game.plies[:1]), Path("runs")))
+    assert html < 250e3 and html < 3 * one < sum(len(picture(ply.board)) for ply in plies)
 
 
 @pytest.mark.vllm
