@@ -16,6 +16,10 @@ NOISE = 0.05
 """Gain below which nothing is believed, however alike the passes were."""
 
 
+COMPUTES_IN_PROCESS = ("vllm", "torch")
+"""Engines whose CPU time is seen; the rest is a GPU's, or another process's."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
     """What came of the comparison."""
@@ -70,7 +74,7 @@ def confirmed(choice: Choice, before: Measured, after: Measured, tuning: TuneSet
     if not before.arms or not after.arms or misses(before.arms["on"], tuning):
         return choice
     one, other = before.arms["on"], after.arms["on"]
-    gain, noise = other.decisions_per_s / one.decisions_per_s - 1, max(one.spread, other.spread, NOISE)
+    gain, noise = _gain(one, other, by_cpu=after.engine in COMPUTES_IN_PROCESS), max(one.spread, other.spread, NOISE)
     missed = misses(other, tuning)
     if gain > noise and not missed:
         return Choice(chosen=choice.chosen, nearest=None, why=f"{choice.why}; measured again beside those in force: {gain:+.0%}")
@@ -79,6 +83,13 @@ def confirmed(choice: Choice, before: Measured, after: Measured, tuning: TuneSet
     )
     why = f"the settings in force stay: measured again right after them, the fastest candidate does not hold up: {found}"
     return Choice(chosen=current, nearest=None, why=why)
+
+
+def _gain(one: ArmFigures, other: ArmFigures, *, by_cpu: bool) -> float:
+    """What `other` gains on `one`; where the engine computes in the process, by the clock and by CPU time, the lesser of both:
+    what others do on the machine moves the clock's seconds many times over, and hardly those of the CPU."""
+    by_clock = other.decisions_per_s / one.decisions_per_s
+    return (min(by_clock, one.cpu_ms / other.cpu_ms) if by_cpu and other.cpu_ms else by_clock) - 1
 
 
 def misses(on: ArmFigures, tuning: TuneSettings) -> list[tuple[float, str]]:

@@ -50,7 +50,7 @@ class TuneSettings(BaseModel):
     """Passes with the adapter and without; medians count, and their spread says what noise is."""
     confirm: bool = True
     """Measure the settings in force and the fastest candidate once more, one right after the other, and believe a gain only if
-    it is there again: a machine that others use too is not as fast at the grid's end as at its beginning."""
+    it is there again, on a CPU in CPU time as well: a machine that others use too is as fast as they leave it."""
     random_prompt_tokens: Annotated[int, Field(ge=1)] = 128
     """Prompt tokens of random requests, asked where no run is named."""
     random_completion_tokens: Annotated[int, Field(ge=2)] = 384

@@ -3,6 +3,7 @@
 import json
 import math
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -131,6 +132,14 @@ def test_a_gain_counts_if_it_is_there_again_beside_the_settings_in_force(again: 
     current, other = grid(max_sequences=(64,))
     first = choose([current, other], {current.key: measured(100), other.key: measured(300)}, TuneSettings())
     assert first.chosen is other
+    assert (confirmed(first, measured(100), again, TuneSettings(), current).chosen is current) is stays
+
+
+@pytest.mark.parametrize(("engine", "stays"), [("vllm", True), ("vllm_async", False)])
+def test_on_a_cpu_a_gain_must_be_one_of_cpu_time_too(engine: str, stays: bool):
+    current, other = grid(max_sequences=(64,))
+    first = choose([current, other], {current.key: measured(100), other.key: measured(300)}, TuneSettings())
+    again = replace(measured(300), engine=engine)  # as much CPU time for each decision as before
     assert (confirmed(first, measured(100), again, TuneSettings(), current).chosen is current) is stays
 
 
