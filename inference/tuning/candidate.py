@@ -38,17 +38,22 @@ def main(work: Callable[[dict[str, Any], Say], Any]) -> None:
 
     try:
         asyncio.run(work(json.loads(Path(sys.argv[1]).read_text()), say))
-    except EntenteError as error:
-        traceback.print_exc()
-        say({"failed": str(error)})
-        sys.exit(1)
     except Exception as error:
         traceback.print_exc()
-        say({"failed": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"})
+        say({"failed": _in_a_sentence(error)})
         sys.exit(1)
     # vLLM's threads may outlive their engine; nothing is left to be done.
     sys.stderr.flush()
     os._exit(0)
+
+
+def _in_a_sentence(error: BaseException) -> str:
+    """The error with what it comes from; the latter also ends the log, of which the last lines are kept."""
+    told = str(error) if isinstance(error, EntenteError) else f"{type(error).__name__}: {error}"
+    if (cause := error.__cause__) is not None:
+        sys.stderr.write(f"{type(cause).__name__}: {cause}\n")
+        told += f" ({cause})"
+    return " ".join(told.split())[:500]
 
 
 def _end_with_parent() -> None:
