@@ -41,7 +41,7 @@ async def rollout_source(settings: RunSettings, resources: Resources) -> AsyncIt
     if settings.simulated.from_run:
         yield await _replayed(settings, resources)
     elif settings.pipeline.task_runner == "dask":
-        async with dask_source(settings.paths.root, _dask_plan(settings)) as source:
+        async with dask_source(settings.paths.root, _dask_plan(settings), resources.spans) as source:
             yield source
     else:
         yield LocalSource(resources, settings.pipeline)

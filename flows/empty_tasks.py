@@ -31,6 +31,7 @@ from tasks.dask_rollouts import DaskPlan, dask_source
 from tasks.resources import Playing
 from tasks.rollout_source import Stretch
 from tasks.rollouts import RolloutReport
+from telemetry.timing import Spans
 
 Play = Callable[[Stretch], Awaitable[object]]
 WARM_UP = 8
@@ -98,7 +99,7 @@ async def _in_this_process() -> AsyncIterator[Play]:
 async def _on_dask() -> AsyncIterator[Play]:
     plan = DaskPlan(address="", workers=2, threads=1, start_timeout_s=120, no_worker_timeout_s=120, timeout_s=900, retries=2)
     with TemporaryDirectory() as root:
-        async with dask_source(Path(root), plan) as source:
+        async with dask_source(Path(root), plan, Spans()) as source:
             # What a worker plays, and nothing else of the source, is another.
             source._task = play_nothing_elsewhere.with_options(timeout_seconds=plan.timeout_s, retries=plan.retries)
             yield source.play

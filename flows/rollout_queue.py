@@ -183,7 +183,8 @@ class RolloutQueue:
             if waited_for:
                 await asyncio.wait([each.task for each in waited_for], timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
             else:
-                await asyncio.sleep(LOOK_S)
+                with self._resources.spans.span("rollout"):  # elsewhere
+                    await asyncio.sleep(LOOK_S)
             if self._take_in() or self.plan.producers > 0 or self._elsewhere():
                 await self._ask(step)
 

@@ -30,6 +30,7 @@ from tasks.rollout_source import Stretch
 from tasks.rollouts import RolloutReport, play_stretch
 from telemetry.errors import EngineLostError, InputError
 from telemetry.progress import reporter
+from telemetry.timing import Spans
 
 if TYPE_CHECKING:
     from prefect_dask.task_runners import DaskTaskRunner
@@ -38,6 +39,9 @@ ANSWERS_WITHIN_S = 10.0
 """Seconds until a scheduler must have answered."""
 STRETCHES_PER_WORKER = 2
 """Threads of a worker process: while the last games of one stretch are played, the next fills the engine."""
+SILENT_FOR_S = 300.0
+"""Seconds for which a worker may say nothing: while it imports torch and opens an engine its loop stands still, on a busy machine
+for longer than the 30 s after which Dask would let it go, and nobody would begin another."""
 _LOOK_S = 5.0
 
 
@@ -153,8 +157,8 @@ async def _side_of(root: Path) -> RolloutSide:
 class DaskSource:
     """The `RolloutSource` of a cluster."""
 
-    def __init__(self, root: Path, runner: "DaskTaskRunner", plan: DaskPlan) -> None:
-        self._root, self._runner, self._plan = str(root.resolve()), runner, plan
+    def __init__(self, root: Path, runner: "DaskTaskRunner", plan: DaskPlan, spans: Spans) -> None:
+        self._root, self._runner, self._plan, self._spans = str(root.resolve()), runner, plan, spans
         self._task = roll_out_elsewhere.with_options(
             timeout_seconds=plan.timeout_s, retries=plan.retries, retry_delay_seconds=1, retry_jitter_factor=1
         )
@@ -165,6 +169,10 @@ class DaskSource:
         Raises:
             EngineLostError: its workers died again and again, or there was none for too long.
         """
+        with self._spans.span("rollout"):
+            return await self._play(stretch)
+
+    async def _play(self, stretch: Stretch) -> RolloutReport:
         for _ in range(1 + self._plan.retries):
             await self._connected()
             call = uuid4().hex
@@ -231,8 +239,11 @@ class DaskSource:
 
 
 @asynccontextmanager
-async def dask_source(root: Path, plan: DaskPlan) -> AsyncIterator[DaskSource]:
+async def dask_source(root: Path, plan: DaskPlan, spans: Spans) -> AsyncIterator[DaskSource]:
     """A source on a cluster of this machine, or on one that is there already.
+
+    Args:
+        spans: the flow's; a stretch counts as rollouts from when it is submitted.
 
     Raises:
         InputError: Dask is not installed, the scheduler does not answer, or it has no worker.
@@ -240,7 +251,7 @@ async def dask_source(root: Path, plan: DaskPlan) -> AsyncIterator[DaskSource]:
     check_scheduler(plan.address)
     runner = await asyncio.to_thread(_begin, plan)
     try:
-        yield DaskSource(root, runner, plan)
+        yield DaskSource(root, runner, plan, spans)
     finally:
         await asyncio.to_thread(_end, runner, root, plan)
 
@@ -282,9 +293,11 @@ def _begin(plan: DaskPlan) -> "DaskTaskRunner":
     dask.config.set(
         {
             "distributed.worker.daemon": False,  # a daemon may have no children, and engines and indexes do
+            "distributed.comm.timeouts.tcp": f"{SILENT_FOR_S:g}s",
             "distributed.nanny.pre-spawn-environ": {
                 **threads,
                 "OMP_WAIT_POLICY": "passive",
+                "DASK_DISTRIBUTED__COMM__TIMEOUTS__TCP": f"{SILENT_FOR_S:g}s",
                 "DASK_LOGGING__DISTRIBUTED": "critical",  # at the end each complains that the others are gone
             },
         }

@@ -16,6 +16,7 @@ from storage.runs import RunPaths
 from storage.totals import Eligible
 from tasks.rollout_source import Stretch
 from tasks.rollouts import RolloutReport
+from telemetry.timing import Spans
 
 START_GROUPS = 6
 LAST_STEP = 6
@@ -88,6 +89,7 @@ def queue(field: Field, family: int = 1, elsewhere: Callable[[], int] = lambda: 
         paths=RunPaths(Path("/nonexistent")),
         standing=SimpleNamespace(lineage="main"),
         trainer=field,
+        spans=Spans(),
         max_policy_lag=2,
     )
     return RolloutQueue(resources, field, PipelineSettings(**pipeline), LAST_STEP, elsewhere=elsewhere)
