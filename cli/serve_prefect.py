@@ -7,12 +7,14 @@ import os
 import socket
 import sys
 
+from cli.collect_aside import collect_aside
 from telemetry.parent import end_with_parent
 
 
 def main(descriptor: int) -> None:
     """Serve the API alone: no pages, no schedules."""
     end_with_parent(gently=True)
+    collect_aside()
     os.environ |= {"PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1", "PREFECT_UI_ENABLED": "0"}
     import uvicorn
 

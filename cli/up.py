@@ -196,7 +196,7 @@ def _begin(what: str, words: list[str], log: Path, more: dict[str, str]) -> "sub
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as out:
         process = subprocess.Popen(
-            [sys.executable, "-m", "prefect", *words],
+            [sys.executable, "-m", "cli.collect_aside" if what == "server" else "prefect", *words],
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,

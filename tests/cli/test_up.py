@@ -64,7 +64,7 @@ def test_up_starts_what_the_ui_needs_again_is_harmless_and_down_ends_it_and_noth
     )
     with urllib.request.urlopen(body, timeout=20) as answer:
         found = json.load(answer)
-    assert all(each["work_pool_name"] == "local" for each in found)
+    assert {each["work_pool_name"] for each in found} == {"local", "producers"}
     for flow in ("build-state-cache", "train-policy", "evaluate-policy", "benchmark", "recover-training"):
         assert f"{flow}/local" in first.stdout
 
