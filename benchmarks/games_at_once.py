@@ -1,8 +1,8 @@
 """How many games to play at once: decisions a second of the policy by the number of concurrent games, on the machine at hand.
 
 Whole games of the tiny model, or of a model in a folder, in one seat against scripted players: what `entente evaluate` plays.
-Each number plays the same games, once through for what is lazy and then for the clock, so the figures differ in nothing but how many
-requests the engine meets at a time. The best is the smallest number within a twentieth of the most decisions a second.
+Each number plays the same games, once through for what is lazy and then for the clock, so the figures differ in nothing but how
+many requests the engine meets at a time. The best is the smallest number within a twentieth of the most decisions a second.
 """
 
 import time
