@@ -109,8 +109,8 @@ def test_a_grid_outlives_a_kill_a_candidate_that_does_not_start_and_other_settin
     failed = next(each for each in outcome["candidates"] if each["state"] == "not started")
     assert "max_num_batched_tokens" in failed["log"] and "max_num_batched_tokens" in failed["reason"]
     assert outcome["after"]["current"]
-    other = workplace(*words, "--requests", "24")
-    assert other.returncode == 2 and "holds results for requests 16, not 24: give another --output" in other.stderr
+    other = workplace(*words, "--seed", "1")
+    assert other.returncode == 2 and "holds results for seed 0, not 1: give another --output" in other.stderr
 
 
 @pytest.mark.slow
