@@ -84,6 +84,8 @@ class Standing:
     """Versions in the rows of steps that a resumed run may repeat: those after the oldest checkpoint that is kept."""
     scored: frozenset[int]
     """Versions that a score of the run tells of."""
+    frozen: frozenset[int] = frozenset()
+    """The version that rollouts play against, where they play against one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +105,7 @@ def checkpoints_to_keep(steps: Collection[int], settings: RetentionSettings) -> 
 
 
 def adapters_to_keep(standing: Standing, settings: RetentionSettings) -> frozenset[int]:
-    """The newest, the milestones, every version scored, and whatever a resumed run may need."""
+    """The newest, the milestones, every version scored or played against, and whatever a resumed run may need."""
     versions = standing.adapters
     newest = frozenset(sorted(versions)[-settings.keep_adapters :])
     every = settings.keep_adapter_every
@@ -111,7 +113,7 @@ def adapters_to_keep(standing: Standing, settings: RetentionSettings) -> frozens
     kept_checkpoints = checkpoints_to_keep(standing.checkpoints, settings)
     # A resumed run publishes its checkpoint's version again and trains on from there: all from the oldest one on stay.
     ahead = frozenset(version for version in versions if kept_checkpoints and version >= min(kept_checkpoints))
-    return versions & (newest | milestones | ahead | standing.replayed | standing.scored)
+    return versions & (newest | milestones | ahead | standing.replayed | standing.scored | standing.frozen)
 
 
 def whole_checkpoints(paths: RunPaths) -> list[int]:
@@ -128,11 +130,13 @@ def standing_of(paths: RunPaths, settings: RetentionSettings) -> Standing:
     checkpoints = frozenset(whole_checkpoints(paths))
     kept = checkpoints_to_keep(checkpoints, settings)
     oldest = min(kept, default=0)
+    scores = (paths.scores, paths.scores / "track")
     return Standing(
         adapters=frozenset(published_versions(paths)),
         checkpoints=checkpoints,
         replayed=frozenset(version for ledger in _ledgers(paths, after=oldest) for version in _versions_in(ledger)),
-        scored=frozenset(_scored_version(file) for file in _entries(paths.scores) if file.suffix == ".json"),
+        scored=frozenset(_scored_version(file) for folder in scores for file in _entries(folder) if file.suffix == ".json"),
+        frozen=_frozen_version(paths),
     )
 
 
@@ -256,6 +260,16 @@ def _scored_version(file: Path) -> int:
         return int(json.loads(file.read_bytes())["policy_version"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{file} does not say which policy version it is of, so nobody knows which adapters may go") from error
+
+
+def _frozen_version(paths: RunPaths) -> frozenset[int]:
+    try:
+        rollouts = json.loads(paths.settings.read_bytes()).get("rollouts", {})
+    except FileNotFoundError:
+        return frozenset()
+    except (ValueError, AttributeError) as error:
+        raise DataError(f"{paths.settings} is damaged, so nobody knows which adapters may go") from error
+    return frozenset({int(rollouts["frozen_version"])} if rollouts.get("frozen_share") else ())
 
 
 def _kind(path: Path) -> str:

@@ -44,6 +44,7 @@ def standing(adapters: range, **more: set[int]) -> Standing:
         pytest.param(standing(range(1, 10)), {"keep_adapters": 3}, {7, 8, 9}, id="the newest ones"),
         pytest.param(standing(range(1, 10)), {"keep_adapter_every": 4}, {4, 8, 9}, id="milestones"),
         pytest.param(standing(range(1, 10), scored={0, 2}), {}, {2, 9}, id="what was scored"),
+        pytest.param(standing(range(1, 10), frozen={4}), {}, {4, 9}, id="what rollouts play against"),
         pytest.param(standing(range(1, 10), replayed={5, 6}), {}, {5, 6, 9}, id="what drew rows that may be trained again"),
         pytest.param(standing(range(1, 10), checkpoints={3, 7}), {}, {7, 8, 9}, id="from the kept checkpoint on"),
         pytest.param(
@@ -104,6 +105,16 @@ def test_what_a_resumed_run_or_a_score_needs_stays_and_the_rest_goes(run: RunPat
     assert {path.name for path in run.adapters.iterdir()} == {"v000002", "v000004", "v000005", "v000006"}
     assert {path.name for path in run.checkpoints.iterdir()} == {"step_000005", "step_000006"}
     assert len(list((run.ledger / "main").iterdir())) == 6 and (run.shards / "local" / "000000.arrow").exists()
+
+
+def test_a_version_on_the_track_of_strength_or_frozen_as_an_opponent_stays(run: RunPaths):
+    assert {"adapters/v000001", "adapters/v000003"} <= gone(run)
+    (run.scores / "track").mkdir()
+    (run.scores / "track" / "v000001.json").write_text(json.dumps({"policy_version": 1}))
+    run.settings.write_text(json.dumps({"rollouts": {"frozen_share": 0.5, "frozen_version": 3}}))
+    assert not {"adapters/v000001", "adapters/v000003"} & gone(run)
+    run.settings.write_text(json.dumps({"rollouts": {"frozen_share": 0.0, "frozen_version": 3}}))
+    assert "adapters/v000003" in gone(run), "nobody plays against it"
 
 
 def test_a_checkpoint_without_its_manifest_is_a_remnant_and_holds_nothing_back(run: RunPaths):
