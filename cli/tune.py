@@ -11,6 +11,7 @@ from cyclopts import App, Parameter, validators
 from cli.dry_run import DryRun, show_plan
 from cli.settings_from_flags import ConfigFiles
 from inference.tuning.settings import TuneSettings
+from telemetry.errors import EngineError, InputError
 
 app = App(name="tune", default_parameter=Parameter(consume_multiple=True))
 
@@ -71,16 +72,14 @@ def tune(
     try:
         with prefect_server(), progress_shown():
             outcome = asyncio.run(tune_inference(run, settings, tuning, runs_root, output))
-    except BaseException:
-        if plan.folder.is_dir():
+    except BaseException as error:
+        if plan.folder.is_dir() and not isinstance(error, InputError):
             sys.stderr.write(f"what is measured is kept in {plan.folder}; the same command goes on there\n")
         raise
     _show(outcome)
     if json:
         print(jsonlib.dumps({name: value for name, value in outcome.items() if name != "rows"}))
     if outcome["after"] is None:
-        from telemetry.errors import EngineError, InputError
-
         raise InputError(outcome["why"]) if outcome["nearest"] else EngineError(_nothing_measured(outcome))
 
 
