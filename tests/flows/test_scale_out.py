@@ -176,7 +176,7 @@ def test_producers_on_two_workers_play_for_a_run_and_one_host_may_die(workplace:
         words = ["-m", "prefect", "worker", "start", "--pool", "producers", "--limit", "1", "--name", f"host-{port}"]
         hosts.begin(f"worker-{port}", words, ROOT, ENTENTE_PRODUCER_URLS=f"http://127.0.0.1:{port}", **api)
     paths = RunPaths(runs / "scaled")
-    words = ("train", "--config", "small.toml", "--run", "scaled", "--steps", "12", "--json")
+    words = ("train", "--config", "small.toml", "--run", "scaled", "--steps", "150", "--json")
     fleet = ("--pipeline.producers-min", "2", "--pipeline.producers-max", "2")
     with workplace.start(*words, *fleet, *OVERLAPPED) as process:
         try:
@@ -191,7 +191,7 @@ def test_producers_on_two_workers_play_for_a_run_and_one_host_may_die(workplace:
             kill(killed.pid)
             port = next(port for port in serving if any(str(port) in name for name in served_by))
             kill(serving[port].pid)
-            out, err = process.communicate(timeout=500)
+            out, err = process.communicate(timeout=900)
         except AssertionError as error:
             process.kill()
             told = "\n".join(f"{file.name}: {file.read_text(errors='replace')[-1500:]}" for file in tmp_path.glob("*.log"))
@@ -200,7 +200,7 @@ def test_producers_on_two_workers_play_for_a_run_and_one_host_may_die(workplace:
             process.kill()
     assert process.returncode == 0, err
     summary = json.loads(out.splitlines()[-1])
-    assert summary["steps"] == 12 and summary["orders_rejected"] == 0 and summary["max_policy_lag_seen"] <= 2
+    assert summary["steps"] == 150 and summary["orders_rejected"] == 0 and summary["max_policy_lag_seen"] <= 2
     used = trained_on(paths)
     assert sum(name.startswith("fleet-") for name in used) >= 2, f"rows of two producers were trained on: {used}"
     wait(60, "the producer that is left to end", lambda: not any(status.at_work() for status in read_producers(paths)[0]))
