@@ -34,13 +34,14 @@ from flows.look_over import look_over
 from flows.open_run import finished_summary
 from flows.recovery_rule import Attempts, Decision, Facts, decide
 from flows.run_names import recovery_name
-from flows.run_settings import RunSettings
+from flows.run_settings import RunSettings, settings_of
 from flows.settle_runs import settle_children
 from flows.work_record import WORK_FOLDER, Work, work_of
 from storage.lineages import last_step, lineage_path
 from storage.runs import RunPaths, durable_write, held
 from tasks.alerts import raise_alert
 from telemetry.alerts import Alert, AlertSettings
+from telemetry.errors import InputError
 from telemetry.progress import reporter
 
 SILENT = "no sign of life came from it"
@@ -92,11 +93,26 @@ async def _worth_a_look(client: PrefectClient, runs_root: Path) -> list[UUID]:
         assert run.state is not None
         since = (now("UTC") - run.state.timestamp).total_seconds()
         never_began = run.state.is_pending() and work is None and since > _PENDING_S
-        if never_began or (work is not None and work.process() == "gone"):
-            why = "its worker was lost before it began" if work is None else "its process is gone"
+        hangs = work is not None and work.process() == "alive" and _hangs(RunPaths(runs_root / work.run), work)
+        if hangs and work is not None:
+            os.kill(work.pid, signal.SIGKILL)
+        if never_began or hangs or (work is not None and work.process() == "gone"):
+            lost = "its process did nothing for long, and was ended" if hangs else "its process is gone"
+            why = "its worker was lost before it began" if work is None else lost
             await client.set_flow_run_state(run.id, Crashed(message=why), force=True)
             found.append(run.id)
     return found
+
+
+def _hangs(paths: RunPaths, work: Work) -> bool:
+    """Whether the process lives and nothing of the run has moved for twice as long as counts as stalled."""
+    try:
+        bound = 120 * settings_of(paths).alerts.stalled_minutes
+    except InputError:  # it has not begun
+        return False
+    parts = [paths.metrics, paths.scores, paths.checkpoints, paths.adapters, *paths.ledger.glob("*"), *paths.shards.glob("*")]
+    moved = max([work.began, *(part.stat().st_mtime for part in parts if part.exists())])
+    return 0 < bound < time.time() - moved
 
 
 async def _look_at(client: PrefectClient, flow_run: UUID, runs_root: Path) -> str:

@@ -196,6 +196,16 @@ def test_the_sweep_finds_what_no_event_told_and_settles_what_runs_below_it(place
     assert asyncio.run(task_state(task)) == StateType.CRASHED
 
 
+def test_a_process_that_lives_and_does_nothing_for_long_is_ended_by_the_sweep(place: Place, sleeper: psutil.Process):
+    paths = place.begun("hung", steps=1)
+    hung = asyncio.run(place.ended(Running(), place.settings(run="hung")))
+    noted(paths, hung, sleeper)
+    assert str(hung.id) not in asyncio.run(recover_training(runs_root=place.root)), "it began just now"
+    paths.settings.write_text(place.settings(run="hung", alerts={"stalled_minutes": 1e-6}).model_dump_json())
+    assert "goes on after step 1" in asyncio.run(recover_training(runs_root=place.root))[str(hung.id)]
+    assert not sleeper.is_running() or sleeper.status() == psutil.STATUS_ZOMBIE
+
+
 def test_who_works_at_a_run_is_told_by_more_than_a_process_number(tmp_path: Path, sleeper: psutil.Process):
     paths = RunPaths(tmp_path / "runs" / "mine").create()
     note_work(paths, "1b2c")
