@@ -13,6 +13,7 @@ from uuid import UUID
 
 import psutil
 import pytest
+from prefect import task as prefect_task
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType, FlowRunFilterTags
 from prefect.client.schemas.objects import FlowRun, StateType
