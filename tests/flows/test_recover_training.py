@@ -181,14 +181,12 @@ def test_the_sweep_finds_what_no_event_told_and_settles_what_runs_below_it(place
     noted(paths, lost)
 
     async def task_state(task: Any = None) -> Any:
-        from prefect import task as make_task
+        @prefect_task(name="rollout")
+        def rollout() -> None: ...
 
         async with get_client() as client:
             if task is None:
-                made = await client.create_task_run(
-                    make_task(lambda: None, name="rollout"), lost.id, dynamic_key="0", state=Running()
-                )
-                return made.id
+                return (await client.create_task_run(rollout, lost.id, dynamic_key="0", state=Running())).id
             return (await client.read_task_run(task)).state_type
 
     task = asyncio.run(task_state())
