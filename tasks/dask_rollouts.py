@@ -212,7 +212,8 @@ class DaskSource:
         alone_since: float | None = None
         while True:
             with suppress(TimeoutError):
-                await asyncio.wait_for(settled.wait(), _LOOK_S)
+                async with asyncio.timeout(_LOOK_S):  # wait_for may swallow a cancellation that comes with the answer
+                    await settled.wait()
                 return
             if future.done():
                 return
