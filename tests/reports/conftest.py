@@ -88,8 +88,10 @@ def metric_lines(paths: RunPaths) -> list[dict[str, float]]:
 
 @pytest.fixture(scope="module")
 def browser():
-    """A headless Chromium that the system brings. No longer than a module: while it is open an event loop runs in this thread, and no
-    other test could begin one."""
+    """A headless Chromium that the system brings.
+
+    No longer than a module: while it is open an event loop runs in this thread, and no other test could begin one.
+    """
     program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if program is None:
         pytest.skip("this system has no Chromium to open the page with")
