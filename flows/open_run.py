@@ -23,6 +23,7 @@ from decoding.model_files import max_position, model_fingerprint, resolve_model
 from flows.build_state_cache import build_state_cache
 from flows.cancel_on_sigterm import cancelled_by_sigterm
 from flows.find_model import check_room
+from flows.outlive_worker import outlive_worker
 from flows.run_settings import (
     CACHE_FOLDER,
     MODEL_FOLDER,
@@ -143,6 +144,7 @@ async def open_run(settings: RunSettings, *, resume: bool = False, fork_lineage:
         InputError: the settings contradict each other or the run's own, its name is taken or missing, it is being trained, or
             it has more steps behind it than are asked for.
     """
+    outlive_worker()
     check_inputs(settings, resume=resume, fork_lineage=fork_lineage)
     engine_threads, trainer_threads = settings.threads
     apply_threads(engine_threads)

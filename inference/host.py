@@ -29,6 +29,9 @@ class EngineHost:
         try:
             with sampled("engine"):
                 self._loop.run_forever()
+        except BaseException:  # a request to exit that was raised here: nobody may wait for ever for what is left
+            self._loop.run_until_complete(_cancel_others())
+            raise
         finally:
             self._loop.close()
 
