@@ -21,4 +21,5 @@ def test_a_request_to_exit_that_is_raised_in_the_thread_ends_what_else_waits_the
         waiting.result(timeout=20)
     with pytest.raises((SystemExit, concurrent.futures.CancelledError)):
         leaving.result(timeout=20)
+    host._thread.join(timeout=20)
     host.close()

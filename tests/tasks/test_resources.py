@@ -1,6 +1,7 @@
 """A version that is served retires what is too old to train on, at the rollouts' engine and at the scorer's."""
 
 import asyncio
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ class Told:
     async def publish(self, version: int, adapter: Path, adapter_hash: str) -> None:
         self.calls.append(("publish", version, adapter_hash))
 
-    async def retire(self, oldest: int) -> None:
-        self.calls.append(("retire", oldest))
+    async def retire(self, oldest: int, keep: Collection[int] = ()) -> None:
+        self.calls.append(("retire", oldest, *keep))
 
 
 @pytest.mark.parametrize("apart", [False, True], ids=["one engine", "workers kept for evaluation"])

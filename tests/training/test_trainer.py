@@ -92,13 +92,14 @@ def test_a_row_with_one_legal_id_too_few_stops_the_run(run_with_rows, exact_engi
 
     async def narrowed(*arguments):
         answers = await decide(*arguments)
-        for power, (seed, prompt, generation, texts, (ids, offsets)) in answers.items():
+        for power, answer in answers.items():
+            ids, offsets = answer.legal_sets
             widest = int(np.argmax(np.diff(offsets)))
-            drawn = generation.token_ids[widest]
+            drawn = answer.generation.token_ids[widest]
             place = next(at for at in range(offsets[widest], offsets[widest + 1]) if ids[at] != drawn)
             cut = offsets.copy()
             cut[widest + 1 :] -= 1
-            answers[power] = (seed, prompt, generation, texts, (np.delete(ids, place), cut))
+            answers[power] = replace(answer, legal_sets=(np.delete(ids, place), cut))
         return answers
 
     monkeypatch.setattr(fork, "_decide", narrowed)
