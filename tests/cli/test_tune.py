@@ -63,6 +63,7 @@ def test_a_dry_run_lists_candidates_and_time_and_writes_nothing(
 
 
 @pytest.mark.vllm
+@pytest.mark.slow
 def test_a_candidate_is_measured_for_real_once_and_its_settings_can_be_trained_with(trained: Any, workplace: Any):
     words = ["tune", "--run", "first", *SMALL, "--min-cache-hit", "0", "--price-per-hour", "3.6", "--json"]
     done = workplace(*words)

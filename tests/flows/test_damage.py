@@ -53,6 +53,7 @@ def test_a_run_mends_a_damaged_cache_checkpoint_adapter_and_score_and_learns_the
     assert [line["step"] for line in lines] == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_a_damaged_shard_of_an_old_step_is_set_aside_counted_and_the_run_goes_on(workplace, trained, copy: RunPaths):
     shard = flip(copy.shards / "local" / "000000.arrow")
     words = ["--runs-root", str(copy.root.parent), "--run", "first"]
@@ -64,6 +65,7 @@ def test_a_damaged_shard_of_an_old_step_is_set_aside_counted_and_the_run_goes_on
     assert asked.returncode == 0 and shard.name in asked.stdout.replace("\n", "")
 
 
+@pytest.mark.slow
 def test_rows_that_a_step_has_to_repeat_are_not_replaced_by_others(workplace, trained, copy: RunPaths):
     """Two faults at once: the newest checkpoint, and a shard that its step was trained on."""
     shard = flip(copy.shards / "local" / "000002.arrow")

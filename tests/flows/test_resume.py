@@ -86,6 +86,7 @@ def test_it_learned_what_a_run_that_nobody_killed_learns(killed, trained):
     assert [weights(paths, version) == weights(trained[1], version) for version in (1, 2)] == [True, True]
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_not_run_again_and_goes_on_when_more_steps_are_asked_for(killed, workplace):
     paths, summary = killed
     before = paths.metrics.read_bytes()
@@ -105,8 +106,10 @@ def test_what_would_make_it_another_run_is_refused_with_both_values(killed, work
 
 @pytest.mark.parametrize(
     ("sent", "code", "sentence"),
-    [(signal.SIGINT, 130, "entente: interrupted"), (signal.SIGTERM, 143, "entente: told to end (SIGTERM)")],
-    ids=["Ctrl-C", "SIGTERM"],
+    [
+        pytest.param(signal.SIGINT, 130, "entente: interrupted", id="Ctrl-C", marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, 143, "entente: told to end (SIGTERM)", id="SIGTERM"),
+    ],
 )
 def test_a_run_that_is_told_to_end_leaves_nothing_behind_and_says_how_to_go_on(
     workplace, trained, sent: signal.Signals, code: int, sentence: str
@@ -148,6 +151,7 @@ def test_ctrl_c_while_the_tiny_model_is_made_does_not_wait_for_it(workplace, tra
     assert not list((workplace.folder / "runs" / "_models").glob(".*")), "nothing half made stays"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="a small disk of its own can be mounted by root only")
 def test_a_full_disk_is_said_in_a_sentence_and_the_run_goes_on_when_there_is_room(workplace, trained, tmp_path: Path):
     """A real disk of a few megabytes, which a run fills."""
