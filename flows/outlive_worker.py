@@ -17,8 +17,8 @@ def outlive_worker() -> None:
         Console.on_broken_pipe = _go_on_in_silence
 
 
-def _go_on_in_silence(console: Console) -> None:
-    console.quiet = True
+def _go_on_in_silence(self: Console) -> None:
+    self.quiet = True
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
         os.dup2(nowhere, stream.fileno())
