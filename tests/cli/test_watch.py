@@ -5,6 +5,7 @@ import os
 import pty
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -52,17 +53,22 @@ def test_a_run_at_work_is_watched_until_it_is_done(workplace: Entente, trained):
     command = [sys.executable, "-m", "cli.main", *words]
     watching = subprocess.Popen(command, stdout=theirs, stderr=theirs, env={**os.environ, "COLUMNS": "100", "TERM": "xterm"})
     os.close(theirs)
+    read: list[str] = []
+    reading = threading.Thread(target=lambda: read.append(_read(terminal)), name="who looks at the screen")
+    reading.start()
     try:
         time.sleep(3)
         assert watching.poll() is None, "the run wrote no summary yet"
         paths.summary.write_bytes(summary)
-        assert watching.wait(timeout=30) == 0
-        shown = _read(terminal)
+        assert watching.wait(timeout=60) == 0
+        reading.join(timeout=60)
+        shown = "".join(read)
         assert "it is not at work" in shown and "it is done" in shown
     finally:
         paths.summary.write_bytes(summary)
         watching.kill()
         watching.wait()
+        reading.join()
         os.close(terminal)
 
 
