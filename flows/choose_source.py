@@ -32,7 +32,7 @@ class LocalSource:
 
     async def play(self, stretch: Stretch) -> RolloutReport:
         """See `RolloutSource.play`."""
-        return await self._task(self._resources, stretch.step, stretch.first_group, stretch.count)
+        return await self._task(self._resources, stretch.step, stretch.first_group, stretch.count, stretch.after)
 
 
 @asynccontextmanager

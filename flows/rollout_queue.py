@@ -1,7 +1,8 @@
 """Start groups in flight: handed out in order, taken by whichever step finds enough ready, replaced where they hang or fail.
 
 Two ways, by the settings. In step (`pipeline.deterministic`): a step's own start groups are all played, then trained on; a task
-that fails for good ends the run. In flow: the step at hand begins as soon as the trainer finds as many start groups that it may
+that fails for good ends the run. They may be played while the step before trains, and are then published once it has chosen its
+rows. In flow: the step at hand begins as soon as the trainer finds as many start groups that it may
 train on as it wants, whichever those are, while as many more as the controller allows are ready or in flight. A stretch that
 takes far longer than others no longer counts as in flight, so another takes its place; what it brings is used if it still may be.
 Once the budget says that its rows would be too old it is cancelled, and its start groups are played anew: which positions are
@@ -15,7 +16,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from flows.controller import Bounds, Controller, Plan, Seen
@@ -103,6 +104,7 @@ class RolloutQueue:
         self._failures = 0  # in a row
         self._counts = {"failed": 0, "passed_over": 0, "cancelled": 0}
         self._paused_at = -1
+        self._begun = 0  # in step: the newest step whose start groups were begun
         self._expired = -1  # of the whole run
         self._expired_before = -1  # -1 until a step asked
         self._said = ""
@@ -133,6 +135,14 @@ class RolloutQueue:
         }
         self._expired_before = self._expired
         return StepRollouts(reports=reports, waited=(asked, time.monotonic()), ready_share=share, queue=queue)
+
+    def play_ahead(self, step: int) -> None:
+        """In step, and overlapped: begin what the step after `step` trains on, by the version that is served now."""
+        if self._pipeline.one_behind and step < self._last_step:
+            chosen = ledger_path(self._resources.paths, self._resources.standing.lineage, step)
+            for stretch in self._missing(step + 1):
+                self._begin(replace(stretch, after=chosen))
+            self._begun = step + 1
 
     def published(self, version: int) -> None:
         """The engine plays `version` from now on: what can only bring rows that are too old for the next step is given up."""
@@ -279,14 +289,15 @@ class RolloutQueue:
             reporter().say(f"step {step} plays nothing: enough advantage groups lie ready")
             self._paused_at = step
             return 1.0
-        for stretch in self._missing(step):
-            self._begin(stretch)
-        tasks = [each.task for each in self._in_flight]
-        if not tasks:
-            return 1.0
-        self._came_in += await asyncio.gather(*tasks)
+        if self._begun < step:
+            for stretch in self._missing(step):
+                self._begin(stretch)
+            self._begun = step
+        at_first = [each.stretch.count * each.task.done() for each in self._in_flight]
+        wanted = sum(each.stretch.count for each in self._in_flight)
+        self._came_in += await asyncio.gather(*(each.task for each in self._in_flight))
         self._in_flight.clear()
-        return 0.0
+        return sum(at_first) / wanted if wanted else 1.0
 
     def _may_pause(self, step: int) -> bool:
         """Not in two steps running, nor over more numbers than an index looks ahead: it would find what comes after late."""

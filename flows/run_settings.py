@@ -38,16 +38,15 @@ class PipelineSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     buffer_depth: Annotated[int, Field(ge=0, le=64)] = 2
-    """Steps of rollouts in flight while the trainer trains; 0 alternates the two: no policy lag, and repeatable."""
+    """Steps of rollouts in flight while the trainer trains; 0 alternates the two: no policy lag."""
     ready_groups_max: Annotated[int, Field(ge=0)] = 0
     """Advantage groups left ready for later steps at which rollouts pause: none run ahead, and every other step plays none of its
     own. 0: no bound; a step plays about as much as it trains on anyway."""
     full_disk_wait_s: Annotated[float, Field(ge=0)] = 60.0
     """Seconds for which finished rollouts wait in memory for room on a full disk, before the run ends, to be resumed."""
     deterministic: bool = False
-    """One rollout task a step and nothing decided by measured time, so that a seed repeats a whole CPU run; needs
-    buffer_depth 0.
-    """
+    """One rollout task a step and nothing decided by measured time, so that a seed repeats a whole CPU run. Needs a buffer_depth
+    of 0, or of 1: the next step's rollouts are then all of the version before the one in training, whoever is faster."""
     backfill_max: Annotated[float, Field(ge=0, le=16)] = 1.0
     """Start groups that may be played for a step in place of ones that taught nothing, failed or hang, as a share of its own;
     then it trains on fewer. Unused with `deterministic`."""
@@ -76,6 +75,11 @@ class PipelineSettings(BaseModel):
     """Retries of a rollout task; its shard's name makes a second success harmless."""
     recoveries_max: Annotated[int, Field(ge=0, le=100)] = 3
     """Times in a row that a deployment's run which was lost is started again at the same step, before an alert; 0: never."""
+
+    @property
+    def one_behind(self) -> bool:
+        """In step, and overlapped: the rollouts of a step are played while the one before it trains."""
+        return self.deterministic and self.buffer_depth == 1
 
 
 class RunSettings(BaseModel):
@@ -294,10 +298,15 @@ def check_settings(settings: RunSettings) -> None:
             f"pipeline.dask_address '{pipeline.dask_address}' is for pipeline.task_runner 'dask', not "
             f"'{pipeline.task_runner}': set one of the two"
         )
-    if pipeline.deterministic and pipeline.buffer_depth:
+    if pipeline.deterministic and pipeline.buffer_depth > 1:
         raise InputError(
-            f"pipeline.deterministic needs pipeline.buffer_depth 0, not {pipeline.buffer_depth}: "
-            "overlapping steps end in any order; set one of the two"
+            f"pipeline.deterministic needs pipeline.buffer_depth 0 or 1, not {pipeline.buffer_depth}: "
+            "steps further ahead end in any order; set one of the two"
+        )
+    if pipeline.one_behind and pipeline.ready_groups_max:
+        raise InputError(
+            f"pipeline.ready_groups_max {pipeline.ready_groups_max} would pause rollouts, which pipeline.deterministic with "
+            "pipeline.buffer_depth 1 begins before it is known what lies ready: set buffer_depth to 0, or ready_groups_max to 0"
         )
     for name in {
         *settings.rollouts.scripted_opponents,

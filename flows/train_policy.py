@@ -2,7 +2,8 @@
 
     open ─▶ score the base ─▶ [ roll out ─▶ train ─▶ publish ] per step ─▶ score what was learned
 
-Rollouts of `buffer_depth` steps are in flight while the trainer trains; everything that must survive lies in files, never in
+Rollouts of `buffer_depth` steps are in flight while the trainer trains (`flows/rollout_queue.py` tells by which version, and who
+waits for whom); everything that must survive lies in files, never in
 Prefect: with `resume` the same flow goes on where those files stand, whatever ended it.
 """
 
@@ -20,7 +21,7 @@ from evaluation.strength import Score
 from flows.choose_source import rollout_source
 from flows.open_run import finished_summary, named, open_run
 from flows.producer_fleet import ProducerFleet
-from flows.publisher import Publisher
+from flows.publisher import Publisher, serve_where_it_stands
 from flows.rollout_queue import RolloutQueue
 from flows.run_names import training_name
 from flows.run_settings import RunSettings
@@ -60,8 +61,7 @@ async def train_policy(settings: RunSettings, resume: bool = False, fork_lineage
     async with open_run(settings, resume=resume, fork_lineage=fork_lineage) as resources:
         standing = resources.standing
         scores = await score_policy(resources, settings, "base")
-        if standing.adapter is not None:
-            await resources.serve(standing.step_done, standing.adapter, standing.adapter_hash)
+        held_back = await serve_where_it_stands(resources, one_behind=settings.pipeline.one_behind)
         with _open_log(resources, settings) as log:
             clock = StepClock(resources, await resources.host.run(resources.engine.stats()))
             page, track = RunPage(settings.run, settings.steps), StrengthTrack(resources, settings)
@@ -71,18 +71,26 @@ async def train_policy(settings: RunSettings, resume: bool = False, fork_lineage
                 desk,
                 ProducerFleet(resources, settings) as fleet,
                 _queue(resources, settings, fleet) as queue,
-                Publisher(resources, queue) as publisher,
+                Publisher(resources, queue, held_back) as publisher,
             ):
                 for step in range(standing.step_done + 1, settings.steps + 1):
                     reporter().waiting("rollouts")
                     rolled = await queue.take(step)
+                    await publisher.release()
                     agreement = await _agreement(resources, queue) if step == standing.step_done + 1 else {}
                     if step == 1:
                         log.log(0, agreement)
                     reporter().waiting("")
+                    queue.play_ahead(step)
                     trained = await train_step(resources, step)
-                    await publisher.publish(trained, at_once=not settings.pipeline.buffer_depth or track.due(step))
+                    if settings.pipeline.one_behind:
+                        publisher.hold(trained)
+                    else:
+                        await publisher.publish(trained, at_once=not settings.pipeline.buffer_depth or track.due(step))
                     if track.due(step):
+                        if settings.pipeline.one_behind:
+                            await queue.all_played()
+                            await publisher.release()
                         await track.measure(step)
                     figures = agreement | await clock.end_step(rolled, trained)
                     figures |= producer_figures(fleet.standing()) | track.figures()

@@ -74,12 +74,14 @@ class DaskPlan:
     cache_policy=NO_CACHE,
     persist_result=False,
 )
-async def roll_out_elsewhere(root: str, step: int, first_group: int, count: int, call: str) -> RolloutReport:
+async def roll_out_elsewhere(
+    root: str, step: int, first_group: int, count: int, call: str, after: Path | None = None
+) -> RolloutReport:
     """Play a stretch in the process of the worker that runs this."""
     # This function travels by value, with copies of what it refers to; the sides of the process are those of the module.
     from tasks.dask_rollouts import play_here
 
-    return await play_here(Path(root), step, first_group, count, call)
+    return await play_here(Path(root), step, first_group, count, call, after)
 
 
 _lock = threading.Lock()
@@ -89,12 +91,12 @@ _calls: dict[str, tuple[asyncio.AbstractEventLoop, "asyncio.Task[Any]"]] = {}
 """Stretches that are played in this process."""
 
 
-async def play_here(root: Path, step: int, first_group: int, count: int, call: str) -> RolloutReport:
+async def play_here(root: Path, step: int, first_group: int, count: int, call: str, after: Path | None = None) -> RolloutReport:
     """Play a stretch in this process, unless it is given up meanwhile."""
     with _may_be_given_up(call):
         side = await _side_of(root)
         await side.follow()
-        return await play_stretch(side.playing, step, first_group, count)
+        return await play_stretch(side.playing, step, first_group, count, after)
 
 
 async def give_up(call: str) -> None:
@@ -176,7 +178,7 @@ class DaskSource:
         for _ in range(1 + self._plan.retries):
             await self._connected()
             call = uuid4().hex
-            where = {"step": stretch.step, "first_group": stretch.first_group, "count": stretch.count}
+            where = {"step": stretch.step, "first_group": stretch.first_group, "count": stretch.count, "after": stretch.after}
             # In a thread: a cluster that is busy or gone takes its time, and the flow's loop has other things to do.
             submitted = await asyncio.to_thread(self._runner.submit, self._task, {"root": self._root, "call": call, **where})
             future = submitted.wrapped_future

@@ -24,7 +24,7 @@ from storage.shards import coverage, publish_shard
 from storage.stored_groups import StoredGroup
 from tasks.resources import PRODUCER, Resources
 from tasks.rollout_source import Stretch
-from tasks.rollouts import RolloutReport, publish_when_there_is_room, report_of
+from tasks.rollouts import RolloutReport, chosen, publish_when_there_is_room, report_of
 from tasks.simulated_settings import SimulatedSettings
 from telemetry.errors import EngineError
 from telemetry.progress import reporter
@@ -121,7 +121,7 @@ class ReplayedSource:
 
     async def play(self, stretch: Stretch) -> RolloutReport:
         """See `RolloutSource.play`."""
-        return await self._task(self, stretch.step, stretch.first_group, stretch.count)
+        return await self._task(self, stretch.step, stretch.first_group, stretch.count, stretch.after)
 
     async def replay(self, number: int) -> tuple[list[Decision], list[Ply]]:
         """The rows of start group `number`, once it is time."""
@@ -146,13 +146,16 @@ def in_words(settings: SimulatedSettings) -> str:
     cache_policy=NO_CACHE,
     persist_result=False,
 )
-async def replay_groups(source: ReplayedSource, step: int, first_group: int, count: int) -> RolloutReport:
+async def replay_groups(
+    source: ReplayedSource, step: int, first_group: int, count: int, after: Path | None = None
+) -> RolloutReport:
     """Publish stored start groups as `first_group` .. `first_group + count - 1`, as `roll_out_groups` does played ones."""
     began, resources = time.monotonic(), source.resources
     with resources.spans.span("rollout"):
         found = await asyncio.to_thread(coverage, resources.paths, PRODUCER, first_group, count)
         for first, stretch in found.missing:
             rows = await asyncio.gather(*(source.replay(number) for number in range(first, first + stretch)))
+            await chosen(after)
             await publish_when_there_is_room(
                 partial(
                     publish_shard,

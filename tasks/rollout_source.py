@@ -4,6 +4,7 @@ A source may be this process, a Dask cluster or the shards of an earlier run; th
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from tasks.rollouts import RolloutReport
@@ -19,6 +20,8 @@ class Stretch:
     """How many."""
     step: int
     """The step whose positions they begin from: numbers and positions belong together, whichever step trains on the rows."""
+    after: Path | None = None
+    """A step's ledger, without which nothing of it is published: what that step chooses from does not depend on who is faster."""
 
 
 class RolloutSource(Protocol):

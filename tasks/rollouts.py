@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +18,7 @@ from prefect.cache_policies import NO_CACHE
 
 from game.snapshot import Snapshot
 from rollouts.roll_out import plan_start_groups, roll_out
+from rollouts.settings import RolloutSettings
 from state_cache.sampling import sample_start_positions
 from storage.shards import Coverage, Shard, coverage, open_shard, publish_shard
 from tasks.resources import PROBE, PRODUCER, Playing, Resources
@@ -25,6 +27,8 @@ from telemetry.progress import reporter
 
 _LOOK_S = 2.0
 """Seconds between two tries to publish on a full disk."""
+_CHOSEN_S = 0.05
+"""Seconds between two looks whether a step has chosen its rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,33 +59,41 @@ class RolloutReport:
     cache_policy=NO_CACHE,
     persist_result=False,
 )
-async def roll_out_groups(resources: Resources, step: int, first_group: int, count: int) -> RolloutReport:
-    """Play start groups `first_group` .. `first_group + count - 1` of `step` and publish their shard.
+async def roll_out_groups(
+    resources: Resources, step: int, first_group: int, count: int, after: Path | None = None
+) -> RolloutReport:
+    """Play start groups `first_group` .. `first_group + count - 1` of `step` and publish their shard; see `Stretch.after`.
 
     A retry after the shard was published finds it and plays nothing.
     """
-    return await play_stretch(resources, step, first_group, count)
+    return await play_stretch(resources, step, first_group, count, after)
 
 
-async def play_stretch(playing: Playing, step: int, first_group: int, count: int) -> RolloutReport:
+async def play_stretch(playing: Playing, step: int, first_group: int, count: int, after: Path | None = None) -> RolloutReport:
     """What a rollout task does, in whichever process it is."""
     began, first_of_step = time.monotonic(), (step - 1) * playing.rollouts.start_groups
     with playing.spans.span("rollout"):
         positions = await asyncio.to_thread(start_positions, playing, step)
         mine = positions[first_group - first_of_step :][:count]
-        report = await play_missing(playing, f"rollout {step}", PRODUCER, mine, first_group)
+        report = await play_missing(playing, f"rollout {step}", PRODUCER, mine, first_group, after)
     return replace(report, seconds=time.monotonic() - began)
 
 
 async def play_missing(
-    playing: Playing, stage: str, producer: str, positions: list[tuple[Snapshot, str]], first_group: int
+    playing: Playing,
+    stage: str,
+    producer: str,
+    positions: list[tuple[Snapshot, str]],
+    first_group: int,
+    after: Path | None = None,
 ) -> RolloutReport:
-    """Play those of the producer's start groups from `first_group` on, one for each position, that no shard holds."""
+    """Play those of the producer's start groups from `first_group` on, one for each position, that no shard holds; they are
+    published once the ledger `after` stands, if one is named."""
     began, count = time.monotonic(), len(positions)
     found = await asyncio.to_thread(coverage, playing.paths, producer, first_group, count)
     for first, stretch in found.missing:
         mine = positions[first - first_group : first - first_group + stretch]
-        await play_groups(playing, stage, producer, mine, first)
+        await play_groups(playing, stage, producer, mine, first, after=after)
     whole = found if not found.missing else await asyncio.to_thread(coverage, playing.paths, producer, first_group, count)
     report = await asyncio.to_thread(report_of, whole, count)
     return replace(report, set_aside=len(found.set_aside), seconds=time.monotonic() - began)
@@ -94,15 +106,18 @@ async def play_missing(
     persist_result=False,
 )
 async def roll_out_probe(resources: Resources, version: int) -> None:
-    """Play one start group under the version that engine and trainer hold, to compare them on.
+    """Play some start groups under the version that engine and trainer hold, to compare them on.
 
-    A resumed run whose rollouts ran ahead has no row of its trainer's version. What is played here may be trained on like any.
+    A resumed run whose rollouts ran ahead has no row of its trainer's version. Each of these start groups has a single fork, from
+    which nothing can be learned: no step ever chooses one, so what is trained on does not depend on where a run was resumed.
     """
+    alone = resources.rollouts.model_copy(update={"forks_per_group": 1, "branch_at": ()})
+    count = resources.rollouts.forks_per_group
     with resources.spans.span("rollout"):
-        found = await asyncio.to_thread(coverage, resources.paths, PROBE, version, 1)
+        found = await asyncio.to_thread(coverage, resources.paths, PROBE, version * count, count)
         if found.missing:
-            positions = sample_start_positions(resources.cache.train, 1, resources.seed, version)
-            await play_groups(resources, "probe", PROBE, positions, version)
+            positions = sample_start_positions(resources.cache.train, count, resources.seed, version)
+            await play_groups(resources, "probe", PROBE, positions, version * count, rollouts=alone)
 
 
 def start_positions(resources: Playing, step: int) -> list[tuple[Snapshot, str]]:
@@ -121,10 +136,23 @@ def start_positions(resources: Playing, step: int) -> list[tuple[Snapshot, str]]
 
 
 async def play_groups(
-    playing: Playing, stage: str, producer: str, positions: list[tuple[Snapshot, str]], first_group: int
+    playing: Playing,
+    stage: str,
+    producer: str,
+    positions: list[tuple[Snapshot, str]],
+    first_group: int,
+    *,
+    rollouts: RolloutSettings | None = None,
+    after: Path | None = None,
 ) -> None:
-    """Play these positions as the producer's start groups from `first_group` on, and publish their shard."""
+    """Play these positions as the producer's start groups from `first_group` on, and publish their shard.
+
+    Args:
+        rollouts: how, if not as the run does.
+        after: a step's ledger that must stand before.
+    """
     done: list[int] = []
+    wanted = rollouts or playing.rollouts
 
     def on_group(number: int) -> None:
         done.append(number)
@@ -132,16 +160,17 @@ async def play_groups(
 
     played = await playing.host.run(
         roll_out(
-            plan_start_groups(positions, first_group, playing.rollouts),
+            plan_start_groups(positions, first_group, wanted),
             playing.engine,
             playing.tokens,
-            playing.rollouts,
+            wanted,
             producer=producer,
             seed=playing.seed,
             on_group=on_group,
             frozen=playing.frozen.deciders,
         )
     )
+    await chosen(after)
     await publish_when_there_is_room(
         partial(
             publish_shard,
@@ -155,6 +184,12 @@ async def play_groups(
         ),
         playing.full_disk_wait_s,
     )
+
+
+async def chosen(ledger: Path | None) -> None:
+    """Wait until a step's ledger stands, if one is named: from then on nothing that is published can change its rows."""
+    while ledger is not None and not await asyncio.to_thread(ledger.exists):
+        await asyncio.sleep(_CHOSEN_S)
 
 
 async def publish_when_there_is_room(publish: Callable[[], Shard], wait_s: float) -> Shard:

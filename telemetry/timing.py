@@ -1,8 +1,11 @@
 """Where the seconds of a step went: named spans, and the time that no span covers.
 
-Spans may overlap (rollouts run while the trainer trains), so a step's busy time is the length of their union, never their sum.
+Spans may overlap (rollouts run while the trainer trains), so a step's busy time is the length of their union, not their sum.
+One that has not ended counts up to now: rollouts of the next step belong to the seconds of this one, too.
 """
 
+import math
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,28 +15,37 @@ class Spans:
     """Collects (name, start, end) in monotonic seconds; safe to fill from several threads."""
 
     def __init__(self) -> None:
-        self._spans: list[tuple[str, float, float]] = []
+        self._spans: dict[object, tuple[str, float, float]] = {}
+        self._lock = threading.Lock()
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
         """Record the time inside the block under `name`, also where it raises."""
-        start = time.monotonic()
+        key, start = object(), time.monotonic()
+        with self._lock:
+            self._spans[key] = name, start, math.inf
         try:
             yield
         finally:
-            self._spans.append((name, start, time.monotonic()))
+            with self._lock:
+                self._spans[key] = name, start, time.monotonic()
 
     def seconds(self, name: str, since: float, until: float) -> float:
         """Seconds between `since` and `until` covered by at least one span called `name`."""
-        return _union([(a, b) for known, a, b in self._spans if known == name], since, until)
+        return _union([(a, b) for known, a, b in self._all() if known == name], since, until)
 
     def uncovered(self, since: float, until: float) -> float:
         """Seconds between `since` and `until` that no span covers."""
-        return (until - since) - _union([(a, b) for _, a, b in self._spans], since, until)
+        return (until - since) - _union([(a, b) for _, a, b in self._all()], since, until)
 
     def forget(self, before: float) -> None:
         """Drop spans that ended before `before`, so that a long run keeps a short list."""
-        self._spans = [span for span in self._spans if span[2] >= before]
+        with self._lock:
+            self._spans = {key: span for key, span in self._spans.items() if span[2] >= before}
+
+    def _all(self) -> list[tuple[str, float, float]]:
+        with self._lock:
+            return list(self._spans.values())
 
 
 def _union(intervals: list[tuple[float, float]], since: float, until: float) -> float:

@@ -71,7 +71,7 @@ REFUSED = [
         ["train", "--pipeline.buffer-depth", "3", "--pipeline.no-deterministic"],
         "pipeline.buffer_depth 3 exceeds storage.max_policy_lag 2",
     ),
-    (["train", "--pipeline.buffer-depth", "1"], "pipeline.deterministic needs pipeline.buffer_depth 0, not 1"),
+    (["train", "--pipeline.buffer-depth", "2"], "pipeline.deterministic needs pipeline.buffer_depth 0 or 1, not 2"),
     (["train", "--run", "taken"], "run 'taken' exists already in runs: go on with it by --resume, or choose"),
     (["train", "--resume"], "--resume goes on with a run that exists: name it with --run"),
     (

@@ -356,3 +356,43 @@ def test_what_producers_play_for_the_run_is_not_begun_here_as_well_and_is_taken_
             assert taken.done()
 
     scene(run)
+
+
+def test_in_step_and_overlapped_the_next_steps_start_groups_are_begun_once_and_held_until_this_step_has_chosen(field: Field):
+    async def run() -> None:
+        async with queue(field, buffer_depth=1, deterministic=True) as rollouts:
+            taken = await take(rollouts, 1, field)
+            assert [(each.step, each.after) for each in field.running] == [(1, None)], "nothing ahead of the first is begun"
+            field.end()
+            assert (await taken).ready_share == 0.0
+            for step in range(1, LAST_STEP):
+                rollouts.play_ahead(step)
+                await settled()
+                (ahead,) = field.running
+                assert (ahead.step, ahead.count) == (step + 1, START_GROUPS)
+                assert ahead.after == Path(f"/nonexistent/ledger/main/step-{step:06d}.arrow")
+                slow = step % 2
+                if not slow:
+                    field.end()
+                    await settled()
+                taken = await take(rollouts, step + 1, field)
+                assert taken.done() is not bool(slow), "all of it is waited for"
+                field.end()
+                assert (await taken).ready_share == (0.0 if slow else 1.0)
+            rollouts.play_ahead(LAST_STEP)
+            await settled()
+            assert not field.running, "nothing is played that no step would train on"
+
+    scene(run)
+    assert [stretch.step for stretch in field.begun] == list(range(1, LAST_STEP + 1))
+
+
+@pytest.mark.parametrize("pipeline", [{"buffer_depth": 0, "deterministic": True}, {"buffer_depth": 1}])
+def test_in_the_other_ways_nothing_is_played_ahead_on_request(field: Field, pipeline: dict[str, Any]):
+    async def run() -> None:
+        async with queue(field, **pipeline) as rollouts:
+            rollouts.play_ahead(1)
+            await settled()
+
+    scene(run)
+    assert field.begun == []

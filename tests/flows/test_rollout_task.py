@@ -14,10 +14,12 @@ from rollouts.settings import RolloutSettings
 from state_cache.settings import CacheSettings
 from state_cache.store import StateCache
 from storage.asking import connect
+from storage.index import Index
 from storage.runs import RunPaths
+from storage.selection import SelectionQuery
 from storage.shards import shard_path
 from tasks.resources import PRODUCER, Resources
-from tasks.rollouts import roll_out_groups
+from tasks.rollouts import roll_out_groups, roll_out_probe
 from training.process import Standing
 
 STEP, START_GROUPS = 3, 4
@@ -93,6 +95,45 @@ def test_a_task_plays_only_what_no_shard_holds_and_a_damaged_shard_again(resourc
     assert rows(run) == rows(whole) and report.set_aside == 1
     (aside,) = shard.parent.glob(".*.damaged-*")
     assert aside.read_bytes() == bytes(damaged), "kept, for whoever wants to know what happened"
+
+
+class Ledger:
+    """Stands when the test says so, and counts who looks."""
+
+    def __init__(self) -> None:
+        self.stands, self.looks = False, 0
+
+    def exists(self) -> bool:
+        self.looks += 1
+        return self.stands
+
+
+def test_what_is_played_ahead_is_published_once_the_step_before_has_chosen_its_rows(resources: Callable[[str], Resources]):
+    run, ledger = resources("run"), Ledger()
+    shard = shard_path(run.paths, PRODUCER, FIRST)
+
+    async def scene() -> None:
+        playing = asyncio.create_task(roll_out_groups.fn(run, STEP, FIRST, 1, ledger))
+        while ledger.looks < 5:
+            await asyncio.sleep(0.02)
+        assert run.engine.requests and not shard.exists() and not playing.done()  # type: ignore[attr-defined]
+        ledger.stands = True
+        await playing
+
+    asyncio.run(scene())
+    assert shard.exists()
+
+
+def test_a_probe_holds_rows_to_compare_on_and_none_that_a_step_could_train_on(resources: Callable[[str], Resources]):
+    run = resources("run")
+    asyncio.run(roll_out_probe.fn(run, 4))
+    asyncio.run(roll_out_probe.fn(run, 4))
+    query = SelectionQuery(step=1, policy_version=0, max_policy_lag=2, start_groups=8, lineage="main", seed=0, min_spread=-1.0)
+    index = Index(run.paths)
+    index.refresh()
+    assert index.fresh_rows(policy_version=0, limit=512).num_rows == len(run.engine.requests) > 1  # type: ignore[attr-defined]
+    found = index.select_batch(query)
+    assert found.rows.num_rows == 0 and found.counts["unusable"] > 1
 
 
 def test_the_time_of_a_task_is_told_as_rollout(resources: Callable[[str], Resources]):

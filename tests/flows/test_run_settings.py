@@ -40,7 +40,7 @@ def test_every_preset_is_sound(name: str):
         ({"pipeline": {"buffer_depth": 3, "deterministic": False}}, "buffer_depth 3 exceeds storage.max_policy_lag 2"),
         ({"pipeline": {"producers_min": 2, "producers_max": 1}}, "producers_min 2 exceeds pipeline.producers_max 1"),
         ({"pipeline": {"dask_address": "tcp://h:1"}}, "dask_address 'tcp://h:1' is for pipeline.task_runner 'dask'"),
-        ({"pipeline": {"buffer_depth": 1}}, "deterministic needs pipeline.buffer_depth 0, not 1"),
+        ({"pipeline": {"buffer_depth": 2}}, "deterministic needs pipeline.buffer_depth 0 or 1, not 2"),
         (
             {"inference": {"adapters": "slots", "adapter_slots": 3}},
             "inference.adapter_slots 3 cannot hold the versions that storage.max_policy_lag 2 keeps in play: .* at least 4",

@@ -89,6 +89,16 @@ def test_forgetting_leaves_every_span_that_reaches_past_the_mark(clock: Clock):
     assert spans.seconds("train", 0, 3) == 0, "what ended before the mark is gone"
 
 
+def test_what_has_not_ended_counts_and_is_not_forgotten(clock: Clock):
+    spans = Spans()
+    with spans.span("rollout"):
+        clock.now = 10.0
+        assert spans.seconds("rollout", 4, 10) == 6 and spans.uncovered(4, 10) == 0
+        spans.forget(before=10)
+        clock.now = 12.0
+    assert spans.seconds("rollout", 10, 15) == 2 and spans.uncovered(10, 15) == 3
+
+
 def test_spans_of_several_threads_meet_in_one_union():
     spans, began = Spans(), time.monotonic()
     together = threading.Barrier(2)
