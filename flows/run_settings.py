@@ -201,7 +201,7 @@ MAY_CHANGE = (
     "inference.max_in_flight", "inference.affinity_margin", "inference.long_prompt_tokens", "inference.evaluation_urls",
     "inference.request_attempts", "inference.heartbeat_s", "inference.no_worker_timeout_s", "inference.engine_restarts",
     "inference.drain_s", "inference.scrape_s", "simulated.rate", "simulated.latency_s", "simulated.tail",
-    "training.threads", "training.keep_checkpoints", "training.mismatch_rows", "training.mismatch_max",
+    "training.threads", "training.keep_checkpoints", "training.mismatch_rows", "training.mismatch_every", "training.mismatch_max",
     "training.mismatch_mean_bf16", "training.mismatch_p99_bf16", "training.answers_within_s",
 )  # fmt: skip
 """Settings that a resumed run may change: neither its rows nor its weights would be others."""

@@ -77,7 +77,7 @@ async def train_policy(settings: RunSettings, resume: bool = False, fork_lineage
                     reporter().waiting("rollouts")
                     rolled = await queue.take(step)
                     await publisher.release()
-                    agreement = await _agreement(resources, queue) if step == standing.step_done + 1 else {}
+                    agreement = await _agreement(resources, queue, settings, step)
                     if step == 1:
                         log.log(0, agreement)
                     reporter().waiting("")
@@ -153,15 +153,22 @@ async def _queue(resources: Resources, settings: RunSettings, fleet: ProducerFle
         yield queue
 
 
-async def _agreement(resources: Resources, queue: RolloutQueue) -> dict[str, float]:
-    """Refuse to train unless trainer and engine agree on rows of the version that both hold now; how closely they do."""
+async def _agreement(resources: Resources, queue: RolloutQueue, settings: RunSettings, step: int) -> dict[str, float]:
+    """Refuse to train `step`, where a look is due, unless trainer and engine agree on rows of the version that both hold now; how
+    closely they do."""
+    pipeline, every = settings.pipeline, settings.training.mismatch_every
+    begins = step == resources.standing.step_done + 1
+    if not begins and not (pipeline.buffer_depth and every and step % every == 0):
+        return {}  # without a buffer every step shows it on its own rows
     if not await has_fresh_rows(resources):
-        # Rollouts ran ahead of a run that is resumed: none of what is published was drawn by its trainer's version.
+        if not begins and not pipeline.one_behind:
+            return {}  # nobody stops for it what is in flight
+        # Rollouts ran ahead: none of what is published was drawn by the trainer's version.
         await queue.all_played()
     if not await has_fresh_rows(resources):
         if isinstance(resources.engine, IdleEngine):
-            return {}  # resumed, and nobody can draw: its rows were compared when it began
-        await roll_out_probe(resources, resources.standing.step_done)
+            return {}  # nobody can draw: its rows were compared when it began
+        await roll_out_probe(resources, step - 1)
     return await check_mismatch(resources)
 
 

@@ -121,6 +121,9 @@ class TrainingSettings(BaseModel):
     can be measured without a trainer. Rows are chosen, recorded and checked, and versions published, as ever."""
     mismatch_rows: Annotated[int, Field(ge=1)] = 64
     """Fresh rows whose logprobs trainer and engine must agree on before the first step."""
+    mismatch_every: Annotated[int, Field(ge=0)] = 20
+    """Steps after which they must agree on such rows again, in a run whose rollouts run ahead: what it trains on was drawn by
+    versions before, and shows nothing of the newest. 0: only as a run begins or goes on."""
     mismatch_max: Annotated[float, Field(gt=0)] = 1e-4
     """Largest difference of a logprob, nats, in float32; more, and the run does not start."""
     mismatch_mean_bf16: Annotated[float, Field(gt=0)] = 0.03
