@@ -320,7 +320,7 @@ def _killed(house: House, run: Run, kind: str) -> dict[str, Any]:
 def _what_it_came_to(house: House, run: Run, steps: int) -> dict[str, Any]:
     """The audit of its files, and what Prefect's pages still show as running."""
     try:
-        audit(run.paths, steps)
+        audit(run.paths, steps, max_lag=json.loads(run.paths.settings.read_text())["storage"]["max_policy_lag"])
         audited = "holds"
     except AssertionError as broken:
         audited = f"broken: {broken}"

@@ -54,6 +54,7 @@ def serve(
     from inference.supervisor import EngineSupervisor
     from inference.worker import serve as serve_app
     from inference.worker import worker_app
+    from telemetry.log_tail import follow_loggers
 
     folder = resolve_model(model)
     check_memory(read_shape(folder), chosen)
@@ -63,7 +64,9 @@ def serve(
     address = f"{host}:{listener.getsockname()[1]}"
     engine = EngineSupervisor(lambda: choose_engine(chosen, folder, name=name or address), restarts=chosen.engine_restarts)
     try:
-        app = worker_app(engine, engine_host, folder, adapters_root, key, Codec(folder).vocabulary_size)
+        # vLLM's and uvicorn's loggers hand nothing on to the root.
+        log = follow_loggers("", "vllm", "uvicorn.error")
+        app = worker_app(engine, engine_host, folder, adapters_root, key, Codec(folder).vocabulary_size, log=log)
         ready = partial(print, f"serving {folder} on http://{address}", flush=True)
         serve_app(app, listener, drain_s=chosen.drain_s, on_ready=ready)
     finally:

@@ -29,7 +29,8 @@ def sql(
 
     Views: decisions (a row each), groups (advantage groups), batches (what each step trained on; trained: without what a fork
     left behind), plies, orders, tokens (a row per completion position), lag, snapshots, standings (which groups the next step
-    could train on), metrics (step, name, value), workers, devices (its GPUs), refused.
+    could train on), metrics (step, name, value), workers, worker_log, devices (its GPUs),
+    refused.
 
     Examples
 

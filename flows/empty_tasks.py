@@ -44,7 +44,7 @@ WARM_UP = 8
     cache_policy=NO_CACHE,
     persist_result=False,
 )
-async def play_nothing(resources: Playing, step: int, first_group: int, count: int) -> RolloutReport:
+async def play_nothing(resources: Playing, step: int, first_group: int, count: int, after: Path | None = None) -> RolloutReport:
     """In the place of `roll_out_groups`."""
     return _nothing(count)
 
@@ -55,7 +55,9 @@ async def play_nothing(resources: Playing, step: int, first_group: int, count: i
     cache_policy=NO_CACHE,
     persist_result=False,
 )
-async def play_nothing_elsewhere(root: str, step: int, first_group: int, count: int, call: str) -> RolloutReport:
+async def play_nothing_elsewhere(
+    root: str, step: int, first_group: int, count: int, call: str, after: Path | None = None
+) -> RolloutReport:
     """In the place of `roll_out_elsewhere`."""
     return _nothing(count)
 

@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from inference.engine import BASE_VERSION, EngineStats, Generation, GenerationRequest
 from inference.pool_roster import Roster
@@ -81,7 +82,7 @@ class RemoteEngine:
         """Wait until the workers are ready, accept the key, and serve this run's model; see `Roster.start`."""
         await self._roster.start()
         if self._settings.scrape_s:
-            self._scraping = asyncio.create_task(self._scrape.run(lambda: self._by_url, self._page))
+            self._scraping = asyncio.create_task(self._scrape.run(lambda: self._by_url, self._page, self._log))
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """Draw one completion on some worker; see `Engine.generate`."""
@@ -154,6 +155,9 @@ class RemoteEngine:
 
     async def _page(self, url: str) -> str:
         return await self._by_url[url].page(self._roster.session, self._settings.scrape_s)
+
+    async def _log(self, url: str, after: int) -> list[dict[str, Any]]:
+        return await self._by_url[url].log(self._roster.session, after, self._settings.scrape_s)
 
     def _all_waiting(self) -> list[_Job]:
         return [job for queue in self._waiting.values() for job in queue]

@@ -154,6 +154,10 @@ class PoolWorker:
         """Its Prometheus page; raises as `health`."""
         return (await self._call(session, "GET", "/metrics", timeout=aiohttp.ClientTimeout(total=timeout_s))).decode()
 
+    async def log(self, session: aiohttp.ClientSession, after: int, timeout_s: float) -> list[dict[str, Any]]:
+        """Lines of its log after that number; raises as `health`."""
+        return (await self._json(session, "GET", f"/log?after={after}", timeout_s))["lines"]
+
     async def _json(
         self, session: aiohttp.ClientSession, method: str, path: str, timeout_s: float, **body: Any
     ) -> dict[str, Any]:

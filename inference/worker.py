@@ -32,6 +32,7 @@ from inference.worker_memory import AnotherBody, Busy
 from inference.worker_metrics import CONTENT_TYPE as METRICS_TYPE
 from inference.worker_service import ForbiddenPath, PublishBody, RetireBody, Worker
 from telemetry.errors import DataError, EngineLostError, EntenteError, InputError, VersionGoneError
+from telemetry.log_tail import LogTail
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -87,8 +88,9 @@ def worker_app(
     vocabulary_size: int,
     *,
     max_rank: int = 512,
+    log: LogTail | None = None,
 ) -> FastAPI:
-    """The app over `engine`, which lives on `host`'s loop and is started with the app."""
+    """The app over `engine`, which lives on `host`'s loop and is started with the app; `log` is what it tells of its own."""
     worker = Worker(engine, host, model, adapters_root, vocabulary_size, max_rank)
 
     @asynccontextmanager
@@ -156,6 +158,10 @@ def worker_app(
             return _refused(worker, EngineLostError("the worker is still warming up"))
         told = worker.metrics.text(await host.run(engine.stats()), int(str(worker.health()["restarts"])))
         return Response(told, media_type=METRICS_TYPE)
+
+    @app.get("/log")
+    async def lines(after: int = 0) -> Response:
+        return JSONResponse({"lines": log.since(after) if log else []})
 
     return app
 

@@ -1,4 +1,4 @@
-"""The workers' Prometheus pages, read on a beat: what happened at them between two steps, not only at the step's end.
+"""The workers' Prometheus pages and logs, read on a beat: what happened at them between two steps, not only at the step's end.
 
 Every worker has the same few series of ours; one over vLLM has vLLM's beside them, of which the key-value cache's use and the
 queue are the ones that tell why it is slow. A page that cannot be read is counted and never an error: the pool notices by itself
@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -20,6 +21,11 @@ LARGEST_FILE = 32 << 20
 """Bytes after which the file of readings begins anew; the one before is kept beside it."""
 _RUNNING, _WAITING, _CACHE = "entente_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"
 _GPU, _SUMMED = "entente_gpu_", ("entente_gpu_power_w", "entente_gpu_memory_used_mib")
+
+
+def log_beside(readings: Path) -> Path:
+    """The file of the workers' log lines, beside that of their readings."""
+    return readings.with_suffix(f".log{readings.suffix}")
 
 
 def read_series(page: str) -> dict[str, float]:
@@ -52,18 +58,27 @@ class WorkerScrape:
 
         Args:
             beat_s: seconds between two readings of a worker, above 0.
-            file: takes each reading as a line of JSON, of the series that changed since the worker's line before.
+            file: takes each reading as a line of JSON, of the series that changed since the worker's line before; what the
+                workers log goes into the file of `log_beside`.
         """
         self._beat_s, self._file = beat_s, file
         self._told: dict[str, dict[str, float]] = {}
+        self._logged: dict[str, int] = {}
         self._unread = 0
         self._readings: list[dict[str, float]] = []
 
-    async def run(self, workers: Callable[[], Iterable[str]], read: Callable[[str], Awaitable[str]]) -> None:
-        """Read the pages of `workers()` (addresses) by `read` on every beat, until cancelled."""
+    async def run(
+        self,
+        workers: Callable[[], Iterable[str]],
+        read: Callable[[str], Awaitable[str]],
+        log: Callable[[str, int], Awaitable[list[dict[str, Any]]]] | None = None,
+    ) -> None:
+        """Read the pages of `workers()` (addresses) by `read` on every beat, and by `log` what they logged, until cancelled."""
         while True:
             began = time.monotonic()
             await asyncio.gather(*(self._one(worker, read) for worker in workers()))
+            if log is not None and self._file is not None:
+                await asyncio.gather(*(self._lines(worker, log, log_beside(self._file)) for worker in workers()))
             await asyncio.sleep(max(0.0, self._beat_s - (time.monotonic() - began)))
 
     async def _one(self, worker: str, read: Callable[[str], Awaitable[str]]) -> None:
@@ -79,6 +94,20 @@ class WorkerScrape:
             self._told[worker] = series
             line = {"time": round(time.time(), 3), "worker": worker, **changed}
             await asyncio.to_thread(append_line, self._file, json.dumps(line), LARGEST_FILE)
+
+    async def _lines(self, worker: str, log: Callable[[str, int], Awaitable[list[dict[str, Any]]]], file: Path) -> None:
+        after = self._logged.get(worker, 0)
+        try:
+            lines = await asyncio.wait_for(log(worker, after), self._beat_s)
+            told = [
+                (int(line["number"]), json.dumps({"worker": worker} | {name: line[name] for name in ("time", "level", "text")}))
+                for line in lines
+            ]
+        except Exception:  # as with its page; one that knows no such route has no log to show
+            return
+        for number, line in told:
+            await asyncio.to_thread(append_line, file, line, LARGEST_FILE)
+            self._logged[worker] = number
 
     def take(self) -> dict[str, float]:
         """Registered `workers/` figures since the last call."""

@@ -23,7 +23,7 @@ from telemetry.errors import InputError
 
 VIEWS = (
     "decisions", "groups", "batches", "plies", "orders", "tokens", "lag", "snapshots", "standings", "metrics", "workers",
-    "devices", "refused", "trained",
+    "worker_log", "devices", "refused", "trained",
 )  # fmt: skip
 QUERIES = {file.stem: file.read_text() for file in sorted((Path(__file__).parent / "queries").glob("*.sql"))}
 """Ready questions by name; the first line of each says what it answers."""
@@ -65,6 +65,7 @@ def connect(
     connection.register("ancestry", _ancestry(paths))
     connection.register("metrics", _metrics(paths.metrics))
     connection.register("workers", _workers(paths.workers))
+    connection.register("worker_log", _worker_log(paths.worker_log))
     connection.register("devices", _devices(paths.devices))
     connection.execute(_VIEWS_SQL)
     connection.execute("SET enable_external_access = false")
@@ -126,6 +127,19 @@ def _metrics(file: Path) -> pa.Table:
 def _workers(file: Path) -> pa.Table:
     """What workers' pages said as rows (time, worker, name, value): a series' value at its changes; time in seconds of 1970."""
     return _long(file, {"time": pa.float64(), "worker": pa.string()})
+
+
+def _worker_log(file: Path) -> pa.Table:
+    """What workers logged as rows (time, worker, level, text)."""
+    kinds = {"time": pa.float64(), "worker": pa.string(), "level": pa.string(), "text": pa.string()}
+    rows: list[dict[str, Any]] = []
+    for line in file.read_text().splitlines() if file.is_file() else ():
+        try:
+            told = json.loads(line)
+            rows.append({name: told[name] for name in kinds})
+        except (ValueError, KeyError, TypeError):  # cut
+            continue
+    return pa.Table.from_pylist(rows, pa.schema(list(kinds.items())))
 
 
 def _devices(file: Path) -> pa.Table:

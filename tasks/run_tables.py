@@ -1,6 +1,7 @@
-"""What W&B shows of a step beside its figures: a game that was sampled for it, with boards, and what workers said of themselves.
+"""What W&B shows of a step beside its figures: a game that was sampled for it, with boards, what workers said of themselves, and
+what workers and trainer logged.
 
-Never: send anything, or read more than one game of one shard and the end of one file.
+Never: send anything, or read more than one game of one shard and the ends of a few files.
 """
 
 import json
@@ -18,7 +19,9 @@ from storage.shards import open_plies
 from telemetry.wandb_run import Picture, Table
 
 WORKER_LINES = 200
-"""Newest readings of workers that are shown."""
+"""Newest readings of workers, and newest lines of their logs, that are shown."""
+TRAINER_LINES = 50
+"""Newest lines of the trainer's log that are shown."""
 _TAIL_BYTES = 1 << 20
 _GAME = (
     "step", "policy version", "start group", "fork", "phase", "power", "orders", "others' orders", "results", "return", "board",
@@ -31,6 +34,8 @@ def step_tables(paths: RunPaths, step: int) -> list[Table]:
     tables = [Table(name="sampled_game", columns=_GAME, rows=_sampled_game(paths, step))]
     if readings := _readings(paths.workers):
         tables.append(Table(name="workers", columns=("time", "worker", "series", "value"), rows=readings))
+    if logged := _logged(paths):
+        tables.append(Table(name="logs", columns=("time", "worker", "level", "text"), rows=logged))
     return tables
 
 
@@ -67,12 +72,30 @@ def _decision(step: int, row: dict[str, Any], ply: dict[str, Any]) -> list[Any]:
 
 def _readings(file: Path) -> list[list[Any]]:
     """(time, worker, series, value) of the newest readings, oldest first."""
+    return [row for line in _tail(file, WORKER_LINES) for row in _series(line)]
+
+
+def _logged(paths: RunPaths) -> list[list[Any]]:
+    """(time, worker, level, text) of the newest lines of the workers' logs, and of the trainer's: it tells no times, so they get
+    that of the newest."""
+    rows: list[list[Any]] = []
+    for line in _tail(paths.worker_log, WORKER_LINES):
+        try:
+            told = json.loads(line)
+            rows.append([float(told["time"]), str(told["worker"]), str(told["level"]), str(told["text"])])
+        except (ValueError, KeyError, TypeError):  # the first of them was cut
+            continue
+    lines = [line for line in _tail(paths.trainer_log, TRAINER_LINES) if line.strip()]
+    return rows + [[paths.trainer_log.stat().st_mtime, "trainer", "", line] for line in lines]
+
+
+def _tail(file: Path, count: int) -> list[str]:
+    """The newest lines of a file that may be long, or not there."""
     if not file.is_file():
         return []
     with file.open("rb") as lines:
         lines.seek(max(0, file.stat().st_size - _TAIL_BYTES))
-        told = lines.read().decode(errors="replace").splitlines()
-    return [row for line in told[-WORKER_LINES:] for row in _series(line)]
+        return lines.read().decode(errors="replace").splitlines()[-count:]
 
 
 def _series(line: str) -> Iterable[list[Any]]:

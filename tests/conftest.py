@@ -44,6 +44,8 @@ last_year = 1902
 [rollouts]
 start_groups = 2
 forks_per_group = 4
+[pipeline]
+buffer_depth = 0
 [evaluation]
 positions = 4
 powers_per_position = 1
@@ -52,7 +54,8 @@ bootstrap = 100
 wandb = "disabled"
 report = false
 """
-"""Settings, over the laptop preset, of a whole training run that takes seconds where nothing has to be imported."""
+"""Settings, over the laptop preset, of a whole training run that takes seconds where nothing has to be imported; rollouts and
+training in turn, so that two steps are trained on two versions."""
 
 
 @pytest.fixture(scope="session")

@@ -22,14 +22,14 @@ pytestmark = pytest.mark.vllm
 class Killer:
     """Starts `entente train` again and again on one run, and kills it."""
 
-    def __init__(self, workplace: Any, run: str, steps: int) -> None:
-        self._workplace, self._steps = workplace, steps
+    def __init__(self, workplace: Any, run: str, steps: int, *more: str) -> None:
+        self._workplace, self._steps, self._more = workplace, steps, more
         self.paths = RunPaths(workplace.folder / "runs" / run)
         self._log = workplace.folder / f"{run}.log"
 
     def words(self) -> list[str]:
         begun = self.paths.settings.is_file()
-        own = ["--resume"] if begun else ["--config", "small.toml", "--steps", str(self._steps)]
+        own = ["--resume"] if begun else ["--config", "small.toml", "--steps", str(self._steps), *self._more]
         return ["train", "--run", self.paths.root.name, *own]
 
     def recorded(self) -> int:
@@ -84,6 +84,22 @@ def test_a_run_that_was_killed_three_times_ends_complete_and_nothing_was_trained
 def test_it_learned_what_a_run_that_nobody_killed_learns(killed, trained):
     paths, _ = killed
     assert [weights(paths, version) == weights(trained[1], version) for version in (1, 2)] == [True, True]
+
+
+def test_with_rollouts_beside_training_a_run_that_was_killed_ends_with_the_very_weights_of_one_that_was_not(workplace, trained):
+    """Its rollouts are of the version before the one in training, also where it goes on; a probe on the way changes nothing."""
+    overlapped = ("--pipeline.buffer-depth", "1", "--training.mismatch-every", "3")
+    whole = Killer(workplace, "beside", 4, *overlapped)
+    summary = whole.finish()
+    killer = Killer(workplace, "beside-killed", 4, *overlapped)
+    killer.kill_when(step=2, then_s=random.Random().uniform(0, 0.6))
+    killer.finish()
+    assert weights(killer.paths, 4) == weights(whole.paths, 4)
+    assert summary["max_policy_lag_seen"] == 1
+    for paths in (whole.paths, killer.paths):
+        rows = [row for row in decisions(paths).to_pylist() if row["shard"].startswith("local/")]
+        drawn_by = {(row["start_group"] // 2 + 1, row["policy_version"]) for row in rows}
+        assert drawn_by == {(1, 0), (2, 0), (3, 1), (4, 2)}, "two start groups a step, and the version that drew them"
 
 
 @pytest.mark.slow

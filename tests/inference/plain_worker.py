@@ -24,6 +24,7 @@ from inference.supervisor import EngineSupervisor
 from inference.worker import bind, serve, worker_app
 from inference.worker_service import Worker
 from telemetry.errors import EngineError, EntenteError, VersionGoneError
+from telemetry.log_tail import LogTail
 
 
 def expected_tokens(request: GenerationRequest, version: int) -> list[int]:
@@ -124,7 +125,8 @@ class WorkerHere:
         self.ended: EntenteError | None = None
         supervisor = EngineSupervisor(self._build, restarts=2)
         vocabulary = Codec(model).vocabulary_size
-        self.app = worker_app(supervisor, self._host, model, root, key, vocabulary, max_rank=64)
+        self.log = LogTail()
+        self.app = worker_app(supervisor, self._host, model, root, key, vocabulary, max_rank=64, log=self.log)
         self.worker: Worker = self.app.state.worker
         self._up = threading.Event()
         self._server: threading.Thread | None = None

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -99,6 +100,24 @@ def test_pages_are_read_on_the_beat_and_kept_for_sql_and_a_worker_that_is_gone_i
     assert all("entente_requests_total" not in line for line in later), "a series is written where it changed"
     answer = ask(connect(paths.root), "SELECT DISTINCT worker, value FROM workers WHERE name = 'entente_requests_total'")
     assert sorted(answer["worker"].to_pylist()) == sorted(worker.url for worker in workers)
+
+
+def test_what_workers_log_is_kept_once_by_worker_and_answers_sql(pair, host: EngineHost, tmp_path: Path):
+    paths = RunPaths(tmp_path / "run").create()
+    _, workers = pair(scrape_s=0.05, into=paths.workers)
+    for number, worker in enumerate(workers):
+        worker.log.emit(logging.LogRecord("vllm", logging.WARNING, "f", 1, "cache is %d %% full", (90 + number,), None))
+    wait_for(lambda: paths.worker_log.is_file() and len(paths.worker_log.read_text().splitlines()) == 2)
+    workers[0].log.emit(logging.LogRecord("vllm", logging.ERROR, "f", 1, "cache is full", (), None))
+    wait_for(lambda: len(paths.worker_log.read_text().splitlines()) == 3)
+    time.sleep(0.3)
+    answer = ask(connect(paths.root), "SELECT worker, level, text FROM worker_log ORDER BY ALL").to_pylist()
+    expected = [
+        {"worker": workers[0].url, "level": "ERROR", "text": "vllm: cache is full"},
+        {"worker": workers[0].url, "level": "WARNING", "text": "vllm: cache is 90 % full"},
+        {"worker": workers[1].url, "level": "WARNING", "text": "vllm: cache is 91 % full"},
+    ]
+    assert sorted(answer, key=str) == sorted(expected, key=str), "each line once"
 
 
 def test_gpus_of_a_worker_s_host_stand_on_its_page_and_reach_the_step(monkeypatch: pytest.MonkeyPatch):

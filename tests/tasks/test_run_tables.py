@@ -3,16 +3,19 @@
 import json
 from pathlib import Path
 
+import wandb
+
 from storage.as_of import step_then
 from storage.runs import RunPaths
-from tasks.run_tables import WORKER_LINES, step_tables
+from tasks.run_tables import TRAINER_LINES, WORKER_LINES, step_tables
 from telemetry.wandb_run import Picture
 
 
 def test_the_sampled_game_is_one_fork_that_the_step_trained_on_with_orders_and_boards(trained):
     paths: RunPaths = trained[1]
-    (table,) = step_tables(paths, 2)
+    table, logs = step_tables(paths, 2)
     assert table.name == "sampled_game" and table.rows
+    assert logs.name == "logs" and {row[1] for row in logs.rows} == {"trainer"}
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
     used = step_then(paths, 2).rows.to_pylist()
     trained_on = {(row["start_group"], row["fork"], row["phase"], row["power"], row["return"]) for row in used}
@@ -31,3 +34,19 @@ def test_of_workers_the_newest_readings_are_shown_and_a_cut_line_is_left_out(tmp
     assert game.rows == [], "a step that was not recorded has no game"
     assert workers.rows[-1] == [float(WORKER_LINES + 49), "http://one", "entente_running", float(WORKER_LINES + 49)]
     assert len(workers.rows) == WORKER_LINES - 1
+
+
+def test_of_the_logs_of_workers_and_trainer_the_newest_lines_are_shown_and_what_was_cut_is_left_out(tmp_path: Path):
+    paths = RunPaths(tmp_path / "run").create()
+    lines = [
+        json.dumps({"time": float(n), "worker": "http://one", "level": "WARNING", "text": f"line {n}"})
+        for n in range(WORKER_LINES + 50)
+    ]
+    paths.worker_log.write_text("\n".join(['9, "worker": "http://one"}', *lines, '{"time": 9, "wor']) + "\n")
+    paths.trainer_log.write_text("\n".join(f"step {n}" for n in range(TRAINER_LINES + 9)) + "\n\n")
+    _, logs = step_tables(paths, 1)
+    workers, trainer = [row for row in logs.rows if row[1] != "trainer"], [row for row in logs.rows if row[1] == "trainer"]
+    assert len(workers) == WORKER_LINES - 1
+    assert workers[-1] == [float(WORKER_LINES + 49), "http://one", "WARNING", f"line {WORKER_LINES + 49}"]
+    assert len(trainer) == TRAINER_LINES - 1 and trainer[-1][3] == f"step {TRAINER_LINES + 8}"
+    wandb.Table(columns=list(logs.columns), data=list(logs.rows))  # which refuses columns of several kinds

@@ -1,0 +1,60 @@
+"""The newest lines of a process's log, kept in memory and numbered, so that somebody far away can ask what came since.
+
+Promise: bounded, safe from several threads, and never the reason that anything fails.
+"""
+
+import logging
+import threading
+from collections import deque
+from dataclasses import asdict, dataclass
+
+KEPT = 500
+"""Lines."""
+LONGEST = 2000
+"""Characters of a line, tracebacks included; the end is what tells, so that stays."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLine:
+    """A line of a log."""
+
+    number: int
+    """Counted from 1 in the life of the process."""
+    time: float
+    """Seconds since 1970."""
+    level: str
+    """INFO, WARNING, ERROR or CRITICAL."""
+    text: str
+
+
+class LogTail(logging.Handler):
+    """Keeps the newest lines of the loggers that it is added to."""
+
+    def __init__(self, level: int = logging.INFO) -> None:
+        super().__init__(level)
+        self.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+        self._lines: deque[LogLine] = deque(maxlen=KEPT)
+        self._number, self._guard = 0, threading.Lock()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a line."""
+        try:
+            text = self.format(record)[-LONGEST:]
+        except Exception:  # a message that does not fit its arguments is the logger's fault, and told by it
+            return
+        with self._guard:
+            self._number += 1
+            self._lines.append(LogLine(number=self._number, time=record.created, level=record.levelname, text=text))
+
+    def since(self, number: int) -> list[dict[str, int | float | str]]:
+        """Lines after `number`, oldest first, as JSON has them; all of them if it was never given out: the process is new."""
+        with self._guard:
+            return [asdict(line) for line in self._lines if line.number > number or number > self._number]
+
+
+def follow_loggers(*names: str) -> LogTail:
+    """A tail of the loggers of these names; '' is the root, which others hand their lines on to unless they keep them."""
+    tail = LogTail()
+    for name in names:
+        logging.getLogger(name).addHandler(tail)
+    return tail
