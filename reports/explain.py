@@ -177,10 +177,15 @@ def _buffer(told: list[Figures], steps: Mapping[int, Figures], settings: Mapping
     ready = _mean(told, "rollout/ready_share")
     if ready >= 1:
         return []
+    used_up = (
+        "the one step that pipeline.buffer_depth keeps ahead is"
+        if depth == 1
+        else (f"the {depth} steps that pipeline.buffer_depth keeps ahead are")
+    )
     return [
         f"The buffer was exhausted: {ready:.0%} of what the trainer asked for was there. Rollouts of a step take "
-        f"{rollouts:.1f} s, the trainer's own work {training:.1f} s, so the {depth} steps that pipeline.buffer_depth keeps ahead "
-        "are used up after the first steps, and from then on every step waits; a deeper buffer only puts that off."
+        f"{rollouts:.1f} s, the trainer's own work {training:.1f} s, so {used_up} used up after the first steps, and from then "
+        "on every step waits; a deeper buffer only puts that off."
     ]
 
 

@@ -124,7 +124,7 @@ def test_why_step_3_takes_twice_as_long_is_told_as_an_exhausted_buffer():
     sentences = explain_step({step: slow[step] for step in (1, 2, 3)}, 3, settings).sentences
     assert sentences[0].startswith("Step 3 took 2.0 times as long") and "waiting for rollouts" in sentences[0]
     assert any("The buffer was exhausted: 0% of what the trainer asked for was there" in sentence for sentence in sentences)
-    assert any("the 1 steps that pipeline.buffer_depth keeps ahead are used up" in sentence for sentence in sentences)
+    assert any("the one step that pipeline.buffer_depth keeps ahead is used up" in sentence for sentence in sentences)
     assert "slow" not in explain_run(slow, settings).sentences[0]
     fast = pipeline(6, depth=1, rollout_s=1.0, train_s=2.0, head_start_s=8.0)
     told = explain_run(fast, settings)

@@ -33,4 +33,4 @@ def test_rollouts_that_come_too_slowly_are_the_bottleneck_and_a_shallow_buffer_i
     said = " ".join(told.sentences)
     assert "waiting for rollouts" in said and "The buffer was exhausted" in said
     assert "rollouts are simulated, 2 start groups a second at most" in said
-    assert re.search(r"the 1 steps that pipeline\.buffer_depth keeps ahead are used up", said)
+    assert re.search(r"the one step that pipeline\.buffer_depth keeps ahead is used up", said)
