@@ -69,14 +69,19 @@ class Index:
         self._busy = threading.RLock()
         self.connection = self._tables.connection
 
-    def refresh(self) -> int:
-        """Take in new shards and ledger records; returns the number of new decisions."""
+    def refresh(self, *, listed: bool = False) -> int:
+        """Take in new shards and ledger records; returns the number of new decisions.
+
+        Args:
+            listed: list every producer's folder. A shard whose number lies far beyond the last one is else found up to
+                `RELIST_SECONDS` later (`storage/follow.py`).
+        """
         self._ahead.settle()  # so that nothing is taken in behind the back of whoever chooses now
-        return self._refresh()
+        return self._refresh(listed=listed)
 
     @_alone
-    def _refresh(self) -> int:
-        return self._intake.refresh()
+    def _refresh(self, *, listed: bool = False) -> int:
+        return self._intake.refresh(listed=listed)
 
     @property
     @_alone

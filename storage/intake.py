@@ -49,8 +49,8 @@ class Intake:
         self._tombstones = Tombstones(paths)
         self._opened = False
 
-    def refresh(self) -> int:
-        """Take in what is new; returns the number of new decisions."""
+    def refresh(self, *, listed: bool = False) -> int:
+        """Take in what is new; returns the number of new decisions. `listed`: see `Index.refresh`."""
         self._take_in_ledgers()
         new_rows = self.take_in_tombstones()
         new_rows += 0 if self._opened else self._take_in_snapshot()
@@ -58,6 +58,8 @@ class Intake:
         waiting: list[ShardFacts] = []
         follow_folders(self._paths.shards, self._producers, SHARD_NAME, "{:06d}.arrow")
         for producer, files in self._producers.items():
+            if listed:
+                files.lost_track()
             for number, path in files.arrivals():
                 name = f"{producer}/{path.name}"
                 if known := self.shards.get(name) or self.retired.get(name):  # from a snapshot or a tombstone

@@ -114,7 +114,7 @@ class Trainer:
 
     def fresh_rows(self) -> int:
         """Rows to compare trainer and engine on: those of the version that the trainer holds, up to the settings' number."""
-        self._index.refresh()
+        self._index.refresh(listed=True)  # a probe's numbers are its versions', far apart
         return self._index.fresh_rows(policy_version=self.step_done, limit=self._settings.mismatch_rows).num_rows
 
     def eligible(self, step: int, start_groups: int) -> Eligible:
@@ -143,7 +143,7 @@ class Trainer:
             TrainingError: there are none, or the two sides differ by more than the settings allow: mask,
                 temperature, ids or weights are then not the sampler's, and the run must not start.
         """
-        self._index.refresh()
+        self._index.refresh(listed=True)
         rows = self._index.fresh_rows(policy_version=self.step_done, limit=self._settings.mismatch_rows)
         if rows.num_rows == 0:
             raise TrainingError(f"no rows of policy version {self.step_done} to compare trainer and engine on")

@@ -134,6 +134,11 @@ def test_a_probe_holds_rows_to_compare_on_and_none_that_a_step_could_train_on(re
     assert index.fresh_rows(policy_version=0, limit=512).num_rows == len(run.engine.requests) > 1  # type: ignore[attr-defined]
     found = index.select_batch(query)
     assert found.rows.num_rows == 0 and found.counts["unusable"] > 1
+    before = len(run.engine.requests)  # type: ignore[attr-defined]
+    asyncio.run(roll_out_probe.fn(run, 400))
+    index.refresh(listed=True)
+    drawn = index.fresh_rows(policy_version=0, limit=512).num_rows
+    assert drawn == len(run.engine.requests) > before, "a probe of a much later version is found as soon"  # type: ignore[attr-defined]
 
 
 def test_the_time_of_a_task_is_told_as_rollout(resources: Callable[[str], Resources]):
