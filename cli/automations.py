@@ -12,6 +12,8 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from telemetry.errors import InputError
+
 WHOLE_MACHINE = "whole-machine"
 """Work queue of prefect.yaml for what wants all cores; one run at a time."""
 SILENT_S = 120
@@ -23,6 +25,8 @@ RECOVERED = ("prefect.flow-run.Crashed", "prefect.flow-run.Failed", "prefect.flo
 
 Ask = Callable[..., Any]
 """`ask(path, body, method)`: what the server answers."""
+ANSWERS_WITHIN_S = 60.0
+"""Seconds in which the server must answer: SQLite may be locked for many of them while a machine is busy."""
 
 
 def apply(ask: Ask) -> list[str]:
@@ -138,7 +142,7 @@ def told(block: str | None) -> list[dict[str, Any]]:
 
 
 def asker(api: str) -> Ask:
-    """Asks the server at `api`."""
+    """Asks the server at `api`; what it does not answer within `ANSWERS_WITHIN_S` is an `InputError` with a sentence."""
 
     def ask(path: str, body: Mapping[str, Any] | None = None, method: str = "POST", tries: int = 5) -> Any:
         request = urllib.request.Request(
@@ -148,7 +152,7 @@ def asker(api: str) -> Ask:
             method=method,
         )
         try:
-            with urllib.request.urlopen(request, timeout=20) as answer:
+            with urllib.request.urlopen(request, timeout=ANSWERS_WITHIN_S) as answer:
                 told = answer.read()
         except urllib.error.HTTPError as refused:
             # On a busy machine SQLite may be locked for some seconds; the server then says that it is not available.
@@ -156,6 +160,12 @@ def asker(api: str) -> Ask:
                 raise
             time.sleep(1)
             return ask(path, body, method, tries - 1)
+        except OSError as error:
+            reason = getattr(error, "reason", error)
+            raise InputError(
+                f"the Prefect server at {api} does not answer ({reason}): the machine may be very busy; what is begun stays, so try "
+                "again, and see its log"
+            ) from error
         return json.loads(told) if told else None
 
     return ask

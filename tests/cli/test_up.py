@@ -15,7 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from cli import automations
 from cli.automations import WHOLE_MACHINE, asker
+from telemetry.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -133,3 +135,14 @@ def test_what_cannot_be_is_one_sentence_and_begins_nothing(folder: Path, tmp_pat
         other.shutdown()
         thread.join()
         other.server_close()
+
+
+def test_a_server_that_does_not_answer_is_one_sentence(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(automations, "ANSWERS_WITHIN_S", 0.5)
+    with socket.socket() as silent:  # it listens, and never answers
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        with pytest.raises(InputError, match=r"the Prefect server at http://127\.0\.0\.1:\d+/api does not answer \(timed out\)"):
+            asker(f"http://127.0.0.1:{silent.getsockname()[1]}/api")("flows/filter")
+    with pytest.raises(InputError, match="does not answer .*refused"):
+        asker(f"http://127.0.0.1:{free_port()}/api")("flows/filter")
