@@ -163,8 +163,8 @@ def asker(api: str) -> Ask:
         except OSError as error:
             reason = getattr(error, "reason", error)
             raise InputError(
-                f"the Prefect server at {api} does not answer ({reason}): the machine may be very busy; what is begun stays, so try "
-                "again, and see its log"
+                f"the Prefect server at {api} does not answer ({reason}): the machine may be very busy; what is begun stays, so "
+                "try again, and see its log"
             ) from error
         return json.loads(told) if told else None
 

@@ -144,5 +144,5 @@ def test_a_server_that_does_not_answer_is_one_sentence(monkeypatch: pytest.Monke
         silent.listen()
         with pytest.raises(InputError, match=r"the Prefect server at http://127\.0\.0\.1:\d+/api does not answer \(timed out\)"):
             asker(f"http://127.0.0.1:{silent.getsockname()[1]}/api")("flows/filter")
-    with pytest.raises(InputError, match="does not answer .*refused"):
+    with pytest.raises(InputError, match=r"does not answer .*refused"):
         asker(f"http://127.0.0.1:{free_port()}/api")("flows/filter")
