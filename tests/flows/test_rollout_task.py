@@ -114,7 +114,7 @@ def test_what_is_played_ahead_is_published_once_the_step_before_has_chosen_its_r
 
     async def scene() -> None:
         playing = asyncio.create_task(roll_out_groups.fn(run, STEP, FIRST, 1, ledger))
-        while ledger.looks < 5:
+        while ledger.looks < 5 and not playing.done():
             await asyncio.sleep(0.02)
         assert run.engine.requests and not shard.exists() and not playing.done()  # type: ignore[attr-defined]
         ledger.stands = True
