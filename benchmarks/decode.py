@@ -38,6 +38,7 @@ from game.prompt_settings import PromptSettings
 from game.snapshot import Snapshot
 from inference.engine import Engine, Generation, GenerationRequest
 from inference.settings import InferenceSettings
+from inference.vllm_arguments import may_jump
 from inference.warm_up import throwaway_request
 from rollouts.fork import Tokens
 from telemetry.errors import EngineError, InputError
@@ -94,7 +95,9 @@ async def _measure(models: Models, settings: InferenceSettings, scratch: Path, *
     engine, tokens = EmbeddedEngine(folder, settings, name="decode"), Tokens(Codec(folder))
     await engine.start()
     try:
-        positions = played_positions(16, seed)
+        positions, jumps = played_positions(16, seed), may_jump(settings)
+        if jumps:  # the mask is measured by the token
+            await engine.jump_forced(False)
         metrics = {
             # Small batches are soon measured and noisy: more of them.
             f"masked_over_unmasked_{name}": masked_over_unmasked(
@@ -102,11 +105,15 @@ async def _measure(models: Models, settings: InferenceSettings, scratch: Path, *
             )
             for name, shape in SHAPES.items()
         }
+        if jumps:
+            await engine.jump_forced(True)
         metrics |= await rollout_figures(engine, tokens, positions[:3], rounds=rounds)
         metrics["client_ms_per_decision"] = await client_ms_per_decision(tokens, positions[: rounds + 1])
         cases = rollout_cases(positions[:3], forks=FORKS, phases=3)
         metrics |= await batching_figures(engine, tokens, cases, rounds=rounds)
-        metrics |= await notation_figures(engine, models, cases, rounds=rounds)
+        if jumps:
+            metrics |= await jump_figures(engine, tokens, cases, rounds=rounds)
+        metrics |= await notation_figures(engine, models, cases, jumps=jumps, rounds=rounds)
         metrics["torch_over_vllm"] = await torch_over_vllm(engine, tokens, folder, settings, cases, rounds=rounds)
         if http:
             from benchmarks.decode_http import http_over_inprocess
@@ -127,12 +134,12 @@ def masked_over_unmasked(engine: Any, tokens: Tokens, shape: Shape, *, rounds: i
 
     Tables are made beforehand (`table_ms` counts that); reading them, sending them and walking them is in it.
     """
-    from inference.sampling import sampling_params, unmasked_params
+    from inference.sampling import prompt_ids, sampling_params, unmasked_params
 
     dice, ratios = random.Random(f"mask {seed}"), []
     for _ in range(rounds + 1):
         requests = made_up_requests(dice, tokens, shape)
-        began = [(request.prompt_ids, sampling_params(request, tokens.codec.eos_id)) for request in requests]
+        began = [(prompt_ids(request), sampling_params(request, tokens.codec.eos_id)) for request in requests]
         masked_s, drawn = _drawn(engine, began)
         plain = [
             (made_up_prompt(dice, tokens), unmasked_params(request.seed, len(ids)))
@@ -252,8 +259,37 @@ async def batching_figures(engine: Any, tokens: Tokens, cases: Sequence[Case], *
     }
 
 
-async def notation_figures(engine: Any, models: Models, cases: Sequence[Case], *, rounds: int) -> dict[str, float]:
-    """Decisions a CPU second in slot notation over full: the same decisions, 64 in flight, each by a model that writes so."""
+async def jump_figures(engine: Any, tokens: Tokens, cases: Sequence[Case], *, rounds: int) -> dict[str, float]:
+    """Decisions a CPU second where forced tokens are taken with the drawn ones, over one by one: the same ones, 64 in flight."""
+    requests = requests_for(cases, tokens, "jump")
+    ratios, steps = [], {}
+    for _ in range(2 * rounds):
+        spent = {}
+        for jumping in (True, False):
+            await engine.jump_forced(jumping)
+            before = await engine.stats()
+            spent[jumping] = await _draw_together(engine, requests, IN_FLIGHT)
+            steps[jumping] = (await engine.stats()).engine_steps - before.engine_steps
+        ratios.append(spent[False] / spent[True])
+    await engine.jump_forced(True)
+    return {"jump_over_one_by_one": median(ratios), "jump_passes_share": steps[True] / steps[False]}
+
+
+async def notation_figures(engine: Any, models: Models, cases: Sequence[Case], *, jumps: bool, rounds: int) -> dict[str, float]:
+    """Decisions a CPU second in slot notation over full: the same decisions, 64 in flight, each by a model that writes so.
+
+    Where the engine jumps over forced tokens, which are what slots spare, both with and without that.
+    """
+    if not jumps:
+        return await _notations(engine, models, cases, rounds=rounds)
+    jumping = await _notations(engine, models, cases, rounds=rounds)
+    await engine.jump_forced(False)
+    one_by_one = await _notations(engine, models, cases, rounds=rounds)
+    await engine.jump_forced(True)
+    return one_by_one | {"slot_over_full_jumping": jumping["slot_over_full"]}
+
+
+async def _notations(engine: Any, models: Models, cases: Sequence[Case], *, rounds: int) -> dict[str, float]:
     slot = PromptSettings(order_notation="slot")
     arms = {
         "slot": (models.slot, requests_for(cases, Tokens(Codec(models.slot), slot), "slot")),

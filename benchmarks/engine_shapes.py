@@ -250,9 +250,9 @@ async def _started(engine: Any, figures: Figures) -> None:
 
 
 def _masked(request: GenerationRequest, eos_id: int) -> tuple[Sequence[int], Any]:
-    from inference.sampling import sampling_params
+    from inference.sampling import prompt_ids, sampling_params
 
-    return request.prompt_ids, sampling_params(request, eos_id)
+    return prompt_ids(request), sampling_params(request, eos_id)
 
 
 def _vllm_draws(

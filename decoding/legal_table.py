@@ -42,6 +42,8 @@ class LegalTable:
     """The table as it travels, once it has: forks send the same one many times."""
     _sound: bool = field(default=False, repr=False, compare=False)
     """It was built by rule, or checked; one put together by hand has to pass `from_bytes` like any that comes from outside."""
+    _forced: dict[int, tuple[list[int], int]] = field(default_factory=dict, repr=False, compare=False)
+    """What `forced` has told of a node before."""
 
     @property
     def is_sound(self) -> bool:
@@ -104,6 +106,21 @@ class LegalTable:
         if edge >= high or self.token_ids[edge] != token:
             raise DataError(f"token {token} is not legal at node {node} of its table")
         return int(self.next_nodes[edge])
+
+    def forced(self, node: int) -> tuple[list[int], int]:
+        """The tokens that must follow at `node`, for as long as a single one is legal, and the node after them.
+
+        That is a node with a choice, or END. The list is shared: it must not be changed.
+        """
+        found = self._forced.get(node)
+        if found is None:
+            tokens, at = [], node
+            while at != END and self.offsets[at + 1] - self.offsets[at] == 1:
+                edge = self.offsets[at]
+                tokens.append(int(self.token_ids[edge]))
+                at = int(self.next_nodes[edge])
+            found = self._forced[node] = tokens, at
+        return found
 
     def legal_sets(self, completion: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """Legal set of each position of a whole completion, as CSR: ids int32 [sum], offsets int32 [len(completion) + 1].

@@ -16,7 +16,7 @@ from flows.rollout_queue import StepRollouts
 from inference.engine import EngineStats, ScrapedEngine, TroubledEngine
 from tasks.resources import Resources
 from tasks.training import TrainedStep
-from telemetry.devices import give_back_memory, resident_mib
+from telemetry.devices import GIVE_BACK_STEPS, give_back_memory, resident_mib
 
 
 class StepClock:
@@ -29,6 +29,7 @@ class StepClock:
         self._stats = stats
         self._events = _events(resources)
         self._orchestration_s = self._steps_s = 0.0
+        self._steps = 0
 
     @property
     def orchestration_share(self) -> float:
@@ -45,7 +46,9 @@ class StepClock:
         figures |= {f"engine/{name}": float(count - before.get(name, 0)) for name, count in self._events.items()}
         if isinstance(self._resources.engine, ScrapedEngine):
             figures |= self._resources.engine.scraped()
-        give_back_memory()
+        self._steps += 1
+        if self._steps % GIVE_BACK_STEPS == 0:
+            give_back_memory()
         figures |= {
             "memory/flow_mib": resident_mib(os.getpid()),
             "memory/trainer_mib": resident_mib(self._resources.trainer.pid),
@@ -85,7 +88,7 @@ class StepClock:
             "rollout/prefix_hit_share": gained["cached_tokens"] / max(1, gained["prompt_tokens"]),
             "rollout/completion_tokens": float(gained["completion_tokens"]),
             "rollout/tokens_per_s": gained["completion_tokens"] / (now - began),
-            "rollout/occupancy": gained["completion_tokens"] / max(1, gained["engine_steps"]),
+            "rollout/occupancy": gained["drawn_tokens"] / max(1, gained["engine_steps"]),
             "rollout/forced_share": gained["forced_tokens"] / max(1, gained["completion_tokens"]),
             "rollout/preemptions": float(gained["preemptions"]),
         }

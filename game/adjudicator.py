@@ -17,7 +17,7 @@ from diplomacy.engine.power import Power
 from diplomacy.utils.constants import OrderSettings
 from diplomacy.utils.sorted_dict import SortedDict
 
-from game.movement_orders import Convoys, MapTables, convoys_by_army, movement_orders
+from game.movement_orders import Convoys, MapTables, movement_orders
 from telemetry.errors import EngineError, InputError
 
 ENGINE_VERSION = "1.1.2"
@@ -58,7 +58,12 @@ _FRESH = {
 class Adjudicator(Game):
     """A Game that keeps no history, lists orders from tables, and shares the convoy tables of equal sets of fleets."""
 
-    __slots__ = ()
+    __slots__ = ("_standing",)
+
+    def __init__(self, **settings: Any) -> None:
+        """A game at its first phase; `settings` are the engine's."""
+        self._standing: dict[str, str] | None = None
+        super().__init__(**settings)
 
     def get_all_possible_orders(self) -> dict[str, list[str]]:
         """Legal orders per province that wants some; the engine's own list costs four times as much in a movement."""
@@ -117,11 +122,28 @@ class Adjudicator(Game):
             setattr(twin, name, SortedDict(self._phase_wrapper_type, kind))
         twin.messages = SortedDict(int, Message)
         twin.error = []
-        twin.renderer = twin.fixed_state = None
+        twin.renderer = twin.fixed_state = twin._standing = None
         # The cache maps units to Power objects: shared, it would name the powers of the other game.
         twin._unit_owner_cache = None
         twin.powers = {name: _copy_power(power, twin) for name, power in self.powers.items()}
         return twin
+
+    def _resolve_moves(self) -> None:
+        # Nobody moves while it is found out who will: who stands where is looked up, where the engine looks through all units.
+        self._standing = standing = {}
+        for power in self.powers.values():
+            for unit in power.units:
+                standing.setdefault(unit[2:], unit)
+                standing.setdefault(unit[2:5], unit)
+        try:
+            super()._resolve_moves()
+        finally:
+            self._standing = None
+
+    def _occupant(self, site: str, any_coast: int = 0) -> str | None:
+        if self._standing is None:
+            return super()._occupant(site, any_coast)
+        return self._standing.get(site[:3] if any_coast else site)
 
     def _build_list_possible_convoys(self) -> None:
         if self.convoy_paths_possible is not None:
@@ -139,7 +161,7 @@ class Adjudicator(Game):
             if len(_convoy_tables) >= CONVOY_MEMO:
                 del _convoy_tables[next(iter(_convoy_tables))]  # the oldest: positions of one step come together
             paths = self.convoy_paths_dest
-            tables = _convoy_tables[key] = self.convoy_paths_possible, paths, convoys_by_army(paths)
+            tables = _convoy_tables[key] = self.convoy_paths_possible, paths, Convoys(paths)
         return tables
 
 

@@ -1,16 +1,39 @@
 """Every movement order of a position, put together from tables.
 
 Owns what depends on the map alone (`MapTables`: where a unit may go, and whom it may help to do what) and what
-depends on the fleets at sea alone (`convoys_by_army`). Promises the very texts that the engine lists for a
+depends on the fleets at sea alone (`Convoys`). Promises the very texts that the engine lists for a
 movement phase (held equal in tests), in no order. Never touches a game: it is told units and convoy paths.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-Convoys = Mapping[str, Sequence[tuple[str, frozenset[str], frozenset[str]]]]
-"""Per location of an army: where it can be carried, the fleets of any path there, the fleets of every path."""
+Ways = Sequence[tuple[str, frozenset[str], frozenset[str]]]
+"""Where an army can be carried, the fleets of any path there, the fleets of every path."""
+
+
+class Convoys:
+    """What one set of fleets at sea can carry, worked out for a location once an army stands there."""
+
+    def __init__(self, paths: Mapping[str, Mapping[str, Sequence[Collection[str]]]]) -> None:
+        """`paths`: the engine's table, start -> end -> fleets of each path."""
+        self._paths = paths
+        self._ways: dict[str, Ways] = {}
+
+    def __bool__(self) -> bool:
+        """Somebody could be carried somewhere."""
+        return bool(self._paths)
+
+    def of(self, start: str) -> Ways:
+        """The ways of an army at `start`; none where no fleet can take it anywhere."""
+        ways = self._ways.get(start)
+        if ways is None:
+            ends = self._paths.get(start, {})
+            ways = self._ways[start] = [
+                (end, frozenset().union(*paths), frozenset(paths[0]).intersection(*paths)) for end, paths in ends.items()
+            ]
+        return ways
 
 
 class MapTables:
@@ -47,14 +70,6 @@ class MapTables:
         return [f"{kind} {place}" for place in near for kind in "AF" if self._map.abuts(kind, place, "-", target)]
 
 
-def convoys_by_army(paths: Mapping[str, Mapping[str, Sequence[Collection[str]]]]) -> Convoys:
-    """From the engine's table (start -> end -> fleets of each path) to what orders need of it."""
-    return {
-        start: [(end, frozenset().union(*ways), frozenset(ways[0]).intersection(*ways)) for end, ways in ends.items()]
-        for start, ends in paths.items()
-    }
-
-
 def movement_orders(tables: MapTables, units: Sequence[str], convoys: Convoys) -> dict[str, list[str]]:
     """Per province with a unit, that unit's legal orders, some of them twice."""
     standing = set(units)
@@ -68,15 +83,15 @@ def movement_orders(tables: MapTables, units: Sequence[str], convoys: Convoys) -
         for target in supportable if convoys else ():
             supporters[target].append(unit)
     for unit in units:
-        if unit[0] == "A" and unit[2:] in convoys:
-            _add_convoys(orders, unit, convoys[unit[2:]], supporters)
+        if unit[0] == "A":
+            _add_convoys(orders, unit, convoys.of(unit[2:]), supporters)
     return orders
 
 
 def _add_convoys(
     orders: dict[str, list[str]],
     army: str,
-    ways: Iterable[tuple[str, frozenset[str], frozenset[str]]],
+    ways: Ways,
     supporters: Mapping[str, Sequence[str]],
 ) -> None:
     """What becomes legal because fleets can carry `army`: its own moves, their convoys, and supports of them."""

@@ -40,14 +40,14 @@ class AsyncEngine(VllmEngine):
     async def _draw(self, request: GenerationRequest, served: Served) -> Any:
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        from inference.sampling import sampling_params
+        from inference.sampling import prompt_ids, sampling_params
 
         if self._engine is None:
             raise EngineError(f"engine '{self.name}' is not running")
         final = None
         try:
             async for output in self._engine.generate(
-                {"prompt_token_ids": list(request.prompt_ids)},
+                {"prompt_token_ids": prompt_ids(request)},
                 sampling_params(request, self._eos_id),
                 request.request_id,
                 lora_request=lora_request(served),

@@ -43,8 +43,11 @@ def engine_here(settings: InferenceSettings) -> tuple[EngineKind, str]:
     return engine_kind(settings.engine, has_vllm=importlib.util.find_spec("vllm") is not None, has_cuda=_has_cuda())
 
 
-def choose_engine(settings: InferenceSettings, model: Path, *, name: str = "") -> Engine:
+def choose_engine(settings: InferenceSettings, model: Path, *, name: str = "", series: bool = True) -> Engine:
     """The engine for `settings` over the model in `model`, not started yet.
+
+    Args:
+        series: it keeps vLLM's Prometheus series, which a worker shows and nobody else reads.
 
     Raises:
         InputError: vLLM is asked for and not installed.
@@ -57,7 +60,7 @@ def choose_engine(settings: InferenceSettings, model: Path, *, name: str = "") -
     if kind == "vllm":
         from inference.embedded import EmbeddedEngine
 
-        return EmbeddedEngine(model, settings, name=name or "embedded")
+        return EmbeddedEngine(model, settings, name=name or "embedded", series=series)
     from inference.torch_engine import TorchEngine
 
     return TorchEngine(model, settings, name=name or "torch")

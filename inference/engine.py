@@ -70,8 +70,10 @@ class EngineStats:
     cached_tokens: int
     """Prompt tokens found in the prefix cache; the share is the ratio of differences."""
     completion_tokens: int
+    drawn_tokens: int
+    """Those of them that took a row of a pass; the others were forced, and taken with the one before them."""
     engine_steps: int
-    """Forward passes; completion_tokens / engine_steps is the mean batch occupancy of decoding."""
+    """Forward passes; drawn_tokens / engine_steps is the mean batch occupancy of decoding."""
     forced_tokens: int
     """Completion tokens whose probability was 1: those with a single legal id."""
     preemptions: int

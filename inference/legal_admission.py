@@ -9,7 +9,7 @@ for ever.
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from decoding.legal_table import LegalTable
+from decoding.legal_table import END, LegalTable
 from telemetry.errors import DataError
 
 if TYPE_CHECKING:
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 TABLE_KEY = "legal_table"
 """Where a request's table travels, as bytes, in `SamplingParams.extra_args`."""
+START_KEY = "legal_start"
+"""Where the node travels at which its first token is drawn, if that is not the table's first: what must be said up to there
+stands in the prompt already."""
 
 
 class KnownTables:
@@ -73,8 +76,18 @@ def admit(parameters: "SamplingParams", vocabulary_size: int | None) -> None:
         raise ValueError(str(error)) from error
     if vocabulary_size is not None and table.token_ids.max() >= vocabulary_size:
         raise ValueError(f"legal table allows token {table.token_ids.max()} outside the vocabulary of {vocabulary_size}")
-    if parameters.max_tokens is not None and parameters.max_tokens < table.longest:
-        raise ValueError(f"max_tokens {parameters.max_tokens} would cut a completion of {table.longest} tokens")
+    head, after = table.forced(0)
+    start = start_of(parameters)
+    if start not in (0, after) or start == END:
+        raise ValueError(f"{START_KEY} must be 0 or {after}, where the table's first choice is, not {start!r}")
+    longest = table.longest - (len(head) if start else 0)
+    if parameters.max_tokens is not None and parameters.max_tokens < longest:
+        raise ValueError(f"max_tokens {parameters.max_tokens} would cut a completion of {longest} tokens")
+
+
+def start_of(parameters: "SamplingParams") -> int:
+    """The node of its table at which an admitted request's first token is drawn."""
+    return (parameters.extra_args or {}).get(START_KEY, 0)
 
 
 def table_of(parameters: "SamplingParams", vocabulary_size: int) -> LegalTable | None:

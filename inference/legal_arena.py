@@ -45,6 +45,7 @@ class LegalArena:
         self._strays = torch.zeros((), dtype=torch.int64, device=self._device)
         """Of slots that have been given to others since."""
         self._slots: list[_Placed | None] = [None] * slots
+        self._starts = [0] * slots
         self._placed: dict[int, _Placed] = {}
         self._new: list[_Placed] = []
         self._reset: set[int] = set()
@@ -55,8 +56,8 @@ class LegalArena:
         """Tokens sampled outside their table; must stay 0. Waits for the device."""
         return int(self._strays + (self._nodes == LOST).sum())
 
-    def assign(self, slot: int, table: LegalTable | None) -> None:
-        """Slot `slot` now belongs to a request at the start of `table`, or to one without (None). Takes effect with `flush`."""
+    def assign(self, slot: int, table: LegalTable | None, start: int = 0) -> None:
+        """Slot `slot` now belongs to a request at node `start` of `table`, or to one without (None); `flush` makes it so."""
         before = self._slots[slot]
         if before is not None:
             before.users -= 1
@@ -68,7 +69,7 @@ class LegalArena:
                 placed = self._placed[id(table)] = _Placed(table)
                 self._new.append(placed)
             placed.users += 1
-        self._slots[slot] = placed
+        self._slots[slot], self._starts[slot] = placed, start
 
     def flush(self) -> None:
         """Bring what was assigned to the device."""
@@ -79,8 +80,19 @@ class LegalArena:
             held = [self._slots[slot] for slot in slots]
             at = self._upload(slots)
             self._strays += (self._nodes[at] == LOST).sum()
-            self._nodes[at] = self._upload([FREE if placed is None else placed.root for placed in held])
+            starts = [self._starts[slot] for slot in slots]
+            at_start = [FREE if placed is None else placed.root + start for placed, start in zip(held, starts, strict=True)]
+            self._nodes[at] = self._upload(at_start)
             self._reset.clear()
+
+    def put(self, slots: Sequence[int], nodes: Sequence[int | None]) -> None:
+        """Slots, whose tables have been flushed, stand at these nodes of theirs now: END past the end, None if they left them."""
+        held = (self._slots[slot] for slot in slots)
+        stand = [
+            LOST if node is None else FREE if node == END or placed is None else placed.root + node
+            for placed, node in zip(held, nodes, strict=True)
+        ]
+        self._nodes[self._upload(slots)] = self._upload(stand)
 
     def advance(self, slots: Tensor, tokens: Tensor, moved: Tensor | None = None) -> None:
         """Slots `slots` int64 [n], each named once, go on by `tokens` int64 [n]; only where `moved` bool [n], if given."""

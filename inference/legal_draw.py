@@ -51,15 +51,10 @@ class Course:
         self._take_forced()
 
     def _take_forced(self) -> None:
-        offsets, token_ids, next_nodes = self._table.offsets, self._table.token_ids, self._table.next_nodes
-        while self._node != END:
-            edge = offsets[self._node]
-            if offsets[self._node + 1] - edge > 1:
-                return
-            self.token_ids.append(int(token_ids[edge]))
-            self.logprobs.append(0.0)
-            self.forced += 1
-            self._node = int(next_nodes[edge])
+        tokens, self._node = self._table.forced(self._node)
+        self.token_ids += tokens
+        self.logprobs += [0.0] * len(tokens)
+        self.forced += len(tokens)
 
 
 def draw(courses: Sequence[Course], allowed: Sequence[np.ndarray], logits: np.ndarray) -> None:

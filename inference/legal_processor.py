@@ -10,7 +10,7 @@ import torch
 from vllm import SamplingParams
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDirectionality
 
-from inference.legal_admission import TABLE_KEY, admit, table_of
+from inference.legal_admission import TABLE_KEY, admit, start_of, table_of
 from inference.legal_rows import LegalRows
 from telemetry.errors import EngineError
 
@@ -36,6 +36,11 @@ class LegalOrderProcessor(LogitsProcessor):
         self._rows = LegalRows(vllm_config.scheduler_config.max_num_seqs, device)
 
     @property
+    def rows(self) -> LegalRows:
+        """The batch's rows and where each stands."""
+        return self._rows
+
+    @property
     def strays(self) -> int:
         """Tokens sampled outside their table; must stay 0."""
         return self._rows.strays
@@ -51,7 +56,7 @@ class LegalOrderProcessor(LogitsProcessor):
         for row in batch_update.removed:
             self._rows.remove(row)
         for row, params, _prompt, output in batch_update.added:
-            self._rows.add(row, table_of(params, self._size), output)
+            self._rows.add(row, table_of(params, self._size), output, start_of(params))
         for source, target, direction in batch_update.moved:
             self._rows.move(source, target, direction == MoveDirectionality.SWAP)
 

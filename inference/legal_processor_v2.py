@@ -13,7 +13,7 @@ import torch
 from vllm import SamplingParams
 from vllm.v1.worker.gpu.sample.logits_processor import LogitsContext, LogitsProcessor, LogitsProcRequestState
 
-from inference.legal_admission import admit, table_of
+from inference.legal_admission import admit, start_of, table_of
 from inference.legal_arena import LegalArena
 
 if TYPE_CHECKING:
@@ -54,9 +54,9 @@ class LegalOrderProcessorV2(LogitsProcessor):
         return self._arena.strays
 
     def add_request(self, req_idx: int, sampling_params: SamplingParams) -> bool:
-        """Slot `req_idx` belongs to a request at the start of its table; False if it carries none."""
+        """Slot `req_idx` belongs to a request that has yet to draw from its table; False if it carries none."""
         table = table_of(sampling_params, self._size)
-        self._arena.assign(req_idx, table)
+        self._arena.assign(req_idx, table, start_of(sampling_params))
         self._constrained[req_idx] = table is not None
         self._walked_np[req_idx] = 0
         self._anew.add(req_idx)

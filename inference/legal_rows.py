@@ -3,6 +3,9 @@
 V1 moves rows about and shows the sampled tokens as a list for each request, which it goes on writing to. Before each step
 `mask` reads those lists as far as they are known, so it can never disagree with what was sampled, then masks the whole batch.
 It raises on nothing that was sampled.
+
+Rows are walked on the engine's device, where sampled tokens lie; or here, once `jump` is asked what must follow them, which is
+known before the model has seen it.
 """
 
 from dataclasses import dataclass
@@ -10,17 +13,34 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from decoding.legal_table import LegalTable
+from decoding.legal_table import END, LegalTable
 from inference.legal_arena import LegalArena
+from telemetry.errors import DataError
 
 
 @dataclass(slots=True)
 class _Row:
     slot: int
+    table: LegalTable
     output: list[int]
     """The engine's live list of this row's sampled tokens; a negative one is not known yet."""
+    node: int | None
+    """Where it stands, if rows are walked here; None once it has left its table."""
     seen: int = 0
-    """How many tokens of `output` the slot's node already reflects."""
+    """How many tokens of `output` its node already reflects."""
+    moved: bool = False
+    """It stands elsewhere than the device knows."""
+
+    def walk(self) -> None:
+        """Take what `output` shows by now."""
+        for token in self.output[self.seen :]:
+            self.moved = True
+            if self.node is not None and self.node != END:
+                try:
+                    self.node = self.table.advance(self.node, token)
+                except DataError:
+                    self.node = None
+        self.seen = len(self.output)
 
 
 class LegalRows:
@@ -32,6 +52,8 @@ class LegalRows:
         self._arena = LegalArena(rows + 1, device)
         self._free = list(range(rows, 0, -1))
         self._rows: dict[int, _Row] = {}
+        self._here = False
+        """Rows are walked here instead of on the device."""
         self._batch: Tensor | None = None
         """Slot of each row; None once the batch has changed."""
         self._walked: tuple[list[int], Tensor] = ([], self._upload([]))
@@ -42,12 +64,15 @@ class LegalRows:
         """Tokens sampled outside their table; must stay 0."""
         return self._arena.strays
 
-    def add(self, row: int, table: LegalTable | None, output: list[int]) -> None:
-        """Row `row` now belongs to a request with `table` (None: unconstrained), whose tokens appear in `output`."""
+    def add(self, row: int, table: LegalTable | None, output: list[int], start: int = 0) -> None:
+        """Row `row` now belongs to a request with `table` (None: unconstrained), whose tokens appear in `output`.
+
+        The first of them is drawn at node `start`.
+        """
         self.remove(row)
         if table is not None:
-            self._rows[row] = _Row(self._free.pop(), output)
-            self._arena.assign(self._rows[row].slot, table)
+            self._rows[row] = _Row(self._free.pop(), table, output, start)
+            self._arena.assign(self._rows[row].slot, table, start)
 
     def remove(self, row: int) -> None:
         """Row `row` is free."""
@@ -73,7 +98,10 @@ class LegalRows:
         if not self._rows:
             return logits
         self._arena.flush()
-        self._read_outputs()
+        if self._here:
+            self._read_here()
+        else:
+            self._read_outputs()
         if self._batch is None or len(self._batch) != len(logits):
             slots = [0] * len(logits)
             for index, row in self._rows.items():
@@ -81,6 +109,42 @@ class LegalRows:
                     slots[index] = row.slot
             self._batch = self._upload(slots)
         return self._arena.mask(logits, self._batch)
+
+    def walk_here(self, here: bool) -> None:
+        """Rows are walked here from now on, so that `jump` may be asked, or on the device; those that there are have ended."""
+        for row in list(self._rows):
+            self.remove(row)
+        self._here = here
+
+    def jump(self, most: int) -> dict[int, list[int]]:
+        """What must follow the tokens that have just been sampled, by row; it is appended to the rows' outputs.
+
+        At most `most` tokens of a row that goes on after them: they will be computed together, and a pass has room for so many.
+        """
+        jumps = {}
+        for index, row in self._rows.items():
+            if row.seen == len(row.output):
+                continue
+            row.walk()
+            if row.node is None or row.node == END:
+                continue
+            tokens, after = row.table.forced(row.node)
+            if len(tokens) > most and after != END:
+                tokens = tokens[:most]
+            if tokens:
+                row.output += tokens
+                row.walk()
+                jumps[index] = tokens
+        return jumps
+
+    def _read_here(self) -> None:
+        for row in self._rows.values():
+            row.walk()
+        moved = [row for row in self._rows.values() if row.moved]
+        if moved:
+            self._arena.put([row.slot for row in moved], [row.node for row in moved])
+            for row in moved:
+                row.moved = False
 
     def _read_outputs(self) -> None:
         # One round but for requests that come back with tokens, after they were put aside.

@@ -50,6 +50,9 @@ class InferenceSettings(BaseModel):
     unquantised trainer within the run's mismatch bounds, or the run does not start."""
     model_runner: Literal["v1", "v2"] = "v1"
     """vLLM's model runner: 'v2' needs Triton, and its legal-order adapter was never run on a real card."""
+    jump_forced: Literal["auto", "on", "off"] = "auto"
+    """Take tokens that are the only legal ones together with the drawn one before them, instead of a forward pass each; on a GPU
+    it switches asynchronous scheduling off, and what it wins there was never measured. 'auto': on the CPU only."""
     enforce_eager: Literal["auto", "on", "off"] = "auto"
     """Run without CUDA graphs and compiling (vLLM's enforce_eager): slower, quick to start; 'auto': on the CPU only."""
     compile_cache: str = ""

@@ -22,6 +22,7 @@ from inference.torch_lane import Draw, Lane
 from inference.torch_model import TorchModel
 from telemetry.errors import EngineError, EngineLostError, VersionGoneError
 
+_COUNTED = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "drawn_tokens", "forced_tokens")
 MAX_RANK = 512
 """Adapters have no slots here; this is the highest rank that training knows."""
 
@@ -50,7 +51,7 @@ class TorchEngine:
         self._draws: dict[str, Draw] = {}
         self._stepping = False
         self._publishing = asyncio.Lock()
-        self._counts = dict.fromkeys(("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "forced_tokens"), 0)
+        self._counts = dict.fromkeys(_COUNTED, 0)
         self._steps = 0
 
     async def start(self) -> None:
@@ -186,6 +187,7 @@ class TorchEngine:
         self._counts["completion_tokens"] += len(course.token_ids)
         self._counts["cached_tokens"] += task.cached
         self._counts["forced_tokens"] += course.forced
+        self._counts["drawn_tokens"] += len(course.token_ids) - course.forced
         task.answer.set_result(
             Generation(
                 token_ids=np.array(course.token_ids, np.int32),

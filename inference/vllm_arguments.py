@@ -35,6 +35,23 @@ def prepare_environment(settings: InferenceSettings, *, own_process: bool) -> No
         os.environ["VLLM_CACHE_ROOT"] = str(Path(settings.compile_cache).absolute())
 
 
+def may_jump(settings: InferenceSettings) -> bool:
+    """Whether this engine is to take forced tokens with the drawn ones; vLLM is imported by now.
+
+    Raises:
+        InputError: it is told to, on a runner that cannot.
+    """
+    from vllm.platforms import current_platform
+
+    if settings.model_runner == "v2":
+        if settings.jump_forced == "on":
+            raise InputError(
+                "inference.jump_forced 'on' needs vLLM's V1 runner: set inference.model_runner to 'v1', or leave it 'auto'"
+            )
+        return False
+    return current_platform.is_cpu() if settings.jump_forced == "auto" else settings.jump_forced == "on"
+
+
 def engine_arguments(model: Path, settings: InferenceSettings, *, slots: bool) -> dict[str, Any]:
     """Arguments of vLLM's engine for the model in `model`, with LoRA slots or without; vLLM is imported by now."""
     from vllm.platforms import current_platform
@@ -66,6 +83,10 @@ def engine_arguments(model: Path, settings: InferenceSettings, *, slots: bool) -
         "use_tqdm_on_load": False,
         "seed": 0,
     }
+    if may_jump(settings):
+        from inference.forced_jump import EXTENSION
+
+        arguments |= {"worker_extension_cls": EXTENSION, "async_scheduling": False}
     if settings.quantization:
         arguments["quantization"] = settings.quantization
     if slots:

@@ -21,19 +21,24 @@ from typing import Any
 
 import numpy as np
 
+from decoding.legal_table import END
 from decoding.model_files import eos_token_id
 from inference.calibrate import known_to_be_dear, slots_are_cheap
 from inference.engine import EngineStats, Generation, GenerationRequest
 from inference.scratch import Scratch
 from inference.served import Served, ServedVersions
 from inference.settings import AdapterMode, InferenceSettings
-from inference.vllm_arguments import SLOT_RANKS, refusals
+from inference.vllm_arguments import SLOT_RANKS, may_jump, refusals
 from inference.warm_up import throwaway_request
 from telemetry.errors import DataError, EngineError, EngineLostError, VersionGoneError
+from telemetry.progress import reporter
 
 MERGE_LOSS_MAX = 0.05
 """Share of an update that merging may lose to rounding; ten small updates merged into bfloat16 lost 0.96."""
-_COUNTED = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "engine_steps", "forced_tokens", "preemptions")
+_COUNTED = (
+    "requests", "prompt_tokens", "cached_tokens", "completion_tokens", "drawn_tokens", "forced_tokens", "engine_steps",
+    "preemptions",
+)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -60,6 +65,7 @@ class VllmEngine(ABC):
         self._idle, self._open, self._publishing = asyncio.Event(), asyncio.Event(), asyncio.Lock()
         self._counts = dict.fromkeys(_COUNTED, 0)
         self._lost: EngineLostError | None = None
+        self._jumping = False
         self._base: dict[str, Any] = {}
         self._scratch = Scratch()
 
@@ -104,13 +110,24 @@ class VllmEngine(ABC):
             mode = "merge_reload"
         self.adapters = "merge_reload" if mode == "merge_reload" else "slots"
         self._versions = ServedVersions(self.name, self._settings.adapter_slots if self.adapters == "slots" else 0)
+        self._jumping = False
+        if may_jump(self._settings):
+            try:
+                await self.jump_forced(True)
+            except EngineError as error:
+                if self._settings.jump_forced == "on":
+                    raise
+                reporter().say(f"forced tokens are drawn one by one: {error}")
         await self._warm_up()
         self._open.set()
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """Draw one completion; see `Engine.generate`."""
         await self._open.wait()
-        in_flight = self._admit(request)
+        served = self._check(request)
+        if request.table.is_sound and request.table.forced(0)[1] == END:
+            return self._known(request, served)
+        in_flight = self._admit(request, served)
         try:
             output = await in_flight.answer
         except asyncio.CancelledError:
@@ -122,7 +139,7 @@ class VllmEngine(ABC):
             del self._in_flight[request.request_id]
             if not self._in_flight:
                 self._idle.set()
-        return self._generation(output, in_flight)
+        return self._generation(output, request, in_flight)
 
     async def publish(self, version: int, adapter: Path, adapter_hash: str) -> None:
         """Serve a version; see `Engine.publish`."""
@@ -147,6 +164,21 @@ class VllmEngine(ABC):
             for served in self._versions.retire(oldest, keep):
                 await self._drop(served, f"policy version {served.version} was retired while it was being drawn from")
 
+    async def jump_forced(self, on: bool) -> None:
+        """Take forced tokens with the drawn ones from now on, or draw them one by one.
+
+        Raises:
+            EngineError: this engine cannot, or requests are in flight.
+        """
+        if self._in_flight:
+            raise EngineError(f"{len(self._in_flight)} requests are in flight: whether to jump is settled while none is")
+        reasons = await self._call("collective_rpc", "jump_forced_tokens", args=(on,))
+        if any(reasons):
+            raise EngineError(
+                f"engine '{self.name}' cannot jump over forced tokens: {reasons[0]}: set inference.jump_forced to 'off'"
+            )
+        self._jumping = on
+
     async def stats(self) -> EngineStats:
         """Counts since the start, warm-up excluded."""
         return EngineStats(policy_version=self._versions.newest.version, running=len(self._in_flight), **self._counts)
@@ -163,7 +195,8 @@ class VllmEngine(ABC):
         if self._lost is not None:
             raise self._lost
 
-    def _admit(self, request: GenerationRequest) -> _InFlight:
+    def _check(self, request: GenerationRequest) -> Served:
+        """What serves a request that may be asked here."""
         self._check_alive()
         served = self._versions.find(request.version)
         if request.request_id in self._in_flight:
@@ -174,6 +207,9 @@ class VllmEngine(ABC):
                 f"request '{request.request_id}' needs {length} tokens but max_model_length is "
                 f"{self._settings.max_model_length}: raise inference.max_model_length"
             )
+        return served
+
+    def _admit(self, request: GenerationRequest, served: Served) -> _InFlight:
         try:
             answer = self._submit(request, served)
         except refusals() as error:
@@ -184,17 +220,39 @@ class VllmEngine(ABC):
         self._idle.clear()
         return in_flight
 
-    def _generation(self, output: Any, in_flight: _InFlight) -> Generation:
-        completion = output.outputs[0]
-        token_ids = np.asarray(completion.token_ids, np.int32)
-        logprobs = np.fromiter(
-            (position[token].logprob for position, token in zip(completion.logprobs, completion.token_ids, strict=True)),
-            np.float32,
+    def _known(self, request: GenerationRequest, served: Served) -> Generation:
+        """The one completion that there is."""
+        token_ids = np.array(request.table.forced(0)[0], np.int32)
+        self._counts["requests"] += 1
+        self._counts["prompt_tokens"] += len(request.prompt_ids)
+        self._counts["completion_tokens"] += len(token_ids)
+        self._counts["forced_tokens"] += len(token_ids)
+        return Generation(
+            token_ids=token_ids,
+            logprobs=np.zeros(len(token_ids), np.float32),
+            policy_version=served.version,
+            adapter_hash=served.adapter_hash,
+            worker=self.name,
+            cached_tokens=0,
+            queue_ms=0.0,
+            prefill_ms=0.0,
+            decode_ms=0.0,
         )
-        cached = output.num_cached_tokens or 0
+
+    def _generation(self, output: Any, request: GenerationRequest, in_flight: _InFlight) -> Generation:
+        from inference.sampling import known_head
+
+        completion, (head, _) = output.outputs[0], known_head(request.table)
+        token_ids = np.array([*head, *completion.token_ids], np.int32)
+        logprobs = np.zeros(len(token_ids), np.float32)
+        logprobs[len(head) :] = [
+            position[token].logprob for position, token in zip(completion.logprobs, completion.token_ids, strict=True)
+        ]
+        cached = min(output.num_cached_tokens or 0, len(request.prompt_ids))
         self._counts["completion_tokens"] += len(token_ids)
         self._counts["cached_tokens"] += cached
         self._counts["forced_tokens"] += int(np.count_nonzero(logprobs == 0))
+        self._counts["drawn_tokens"] += int(np.count_nonzero(logprobs)) if self._jumping else len(completion.token_ids)
         self._counts["preemptions"] += int(getattr(output.metrics, "num_preemptions", 0) or 0)
         scheduled, first, last = _clocks(output, in_flight.arrived)
         return Generation(

@@ -18,6 +18,7 @@ _COUNTED = {
     "prompt_tokens": "Prompt tokens",
     "cached_tokens": "Prompt tokens found in the prefix cache",
     "completion_tokens": "Completion tokens",
+    "drawn_tokens": "Completion tokens that took a row of a forward pass",
     "forced_tokens": "Completion tokens that had a single legal id",
     "engine_steps": "Forward passes",
     "preemptions": "Requests put back because the key-value cache was full",

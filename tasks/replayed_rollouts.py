@@ -66,6 +66,7 @@ class IdleEngine:
             prompt_tokens=0,
             cached_tokens=0,
             completion_tokens=0,
+            drawn_tokens=0,
             engine_steps=0,
             forced_tokens=0,
             preemptions=0,

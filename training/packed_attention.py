@@ -96,14 +96,17 @@ class _Range:
 
     begin: int
     end: int
-    above: tuple[tuple[int, int], ...]
-    """Runs of tokens before `begin` that the first token sees."""
+    keys: Tensor
+    """int64 [keys]: the tokens before `begin` that the first token sees, then the range itself."""
     sees: np.ndarray
-    """bool [end - begin, keys]: the runs above, then the range itself."""
+    """bool [end - begin, keys]."""
 
 
 class RangeAttention:
-    """Range after range, through torch's fused CPU attention; the heads that share a key stand below one another."""
+    """Range after range, through torch's fused CPU attention; the heads that share a key lie side by side as rows of a call.
+
+    Within it values are [key heads, T, heads / key heads, width], so that a range's rows are a view; keys come by one gathering.
+    """
 
     def __init__(self, micro: PackedMicroBatch) -> None:
         self._ranges = _ranges(micro)
@@ -115,15 +118,14 @@ class RangeAttention:
         masks = self._masks.get((shared_by, query.dtype))
         if masks is None:
             masks = self._masks[shared_by, query.dtype] = [_additive(part.sees, shared_by, query.dtype) for part in self._ranges]
-        attended: Any = _Ranges.apply(
-            query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), self._ranges, masks, scale
-        )
-        return attended
+        rows = query[0].unflatten(0, (key.shape[1], shared_by)).transpose(1, 2)
+        attended: Any = _Ranges.apply(rows, torch.stack((key[0], value[0])), self._ranges, masks, scale)
+        return attended.permute(1, 0, 2, 3).flatten(1, 2)[None]
 
 
 def _additive(sees: np.ndarray, shared_by: int, dtype: torch.dtype) -> Tensor:
     mask = torch.zeros(sees.shape, dtype=dtype).masked_fill_(~torch.from_numpy(sees), float("-inf"))
-    return mask.repeat(shared_by, 1)
+    return mask.repeat_interleave(shared_by, 0)
 
 
 class _Ranges(torch.autograd.Function):
@@ -131,72 +133,49 @@ class _Ranges(torch.autograd.Function):
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, parts: list[_Range], masks: list[Tensor], scale: float
+        ctx: Any, query: Tensor, seen: Tensor, parts: list[_Range], masks: list[Tensor], scale: float
     ) -> Tensor:
-        """All of [1, T, heads, width]."""
+        """Query [key heads, T, sharing, width], keys and values as one [2, key heads, T, width]; returns what query is like."""
+        query = query.contiguous()
         attended, sums = torch.empty_like(query), []
-        heads = key.shape[2]
         for part, mask in zip(parts, masks, strict=True):
+            keys, values = seen.index_select(2, part.keys)
             found, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-                _below(query, part, heads), _gathered(key, part), _gathered(value, part), attn_mask=mask, scale=scale
+                _rows(query, part), keys[None], values[None], attn_mask=mask, scale=scale
             )
-            _beside(attended, part, found)
+            _rows(attended, part).copy_(found)
             sums.append(logsumexp)
-        ctx.save_for_backward(query, key, value, attended, *sums)
+        ctx.save_for_backward(query, seen, attended, *sums)
         ctx.parts, ctx.masks, ctx.scale = parts, masks, scale
         return attended
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
         """The same ranges once more."""
-        query, key, value, attended, *sums = ctx.saved_tensors
-        of_query, of_key, of_value = torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)
-        heads = key.shape[2]
+        query, seen, attended, *sums = ctx.saved_tensors
+        gradient, of_query, of_seen = gradient.contiguous(), torch.empty_like(query), torch.zeros_like(seen)
         for part, mask, logsumexp in zip(ctx.parts, ctx.masks, sums, strict=True):
+            keys, values = seen.index_select(2, part.keys)
             by_query, by_key, by_value = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-                _below(gradient, part, heads),
-                _below(query, part, heads),
-                _gathered(key, part),
-                _gathered(value, part),
-                _below(attended, part, heads),
+                _rows(gradient, part),
+                _rows(query, part),
+                keys[None],
+                values[None],
+                _rows(attended, part),
                 logsumexp,
                 0.0,
                 False,
                 attn_mask=mask,
                 scale=ctx.scale,
             )
-            _beside(of_query, part, by_query)
-            _spread(of_key, part, by_key)
-            _spread(of_value, part, by_value)
-        return of_query, of_key, of_value, None, None, None
+            _rows(of_query, part).copy_(by_query)
+            of_seen.index_add_(2, part.keys, torch.cat((by_key, by_value)))
+        return of_query, of_seen, None, None, None
 
 
-def _below(values: Tensor, part: _Range, key_heads: int) -> Tensor:
-    """[1, T, heads, width] -> [1, key heads, (heads / key heads) * tokens of the range, width]."""
-    rows = values[0, part.begin : part.end].unflatten(1, (key_heads, -1))
-    return rows.permute(1, 2, 0, 3).flatten(1, 2)[None]
-
-
-def _beside(whole: Tensor, part: _Range, rows: Tensor) -> None:
-    """The way back of `_below`, written into the range's place."""
-    tokens = part.end - part.begin
-    whole[0, part.begin : part.end].unflatten(1, (rows.shape[1], -1)).copy_(
-        rows[0].unflatten(1, (-1, tokens)).permute(2, 0, 1, 3)
-    )
-
-
-def _gathered(values: Tensor, part: _Range) -> Tensor:
-    """Keys or values of the range: [1, T, key heads, width] -> [1, key heads, keys, width]."""
-    runs = [values[0, low:high] for low, high in (*part.above, (part.begin, part.end))]
-    return (torch.cat(runs) if len(runs) > 1 else runs[0]).transpose(0, 1)[None]
-
-
-def _spread(whole: Tensor, part: _Range, rows: Tensor) -> None:
-    """Add what `_gathered` took to the places it was taken from."""
-    at = 0
-    for low, high in (*part.above, (part.begin, part.end)):
-        whole[0, low:high] += rows[0, :, at : at + high - low].transpose(0, 1)
-        at += high - low
+def _rows(values: Tensor, part: _Range) -> Tensor:
+    """A range of [key heads, T, sharing, width] as [1, key heads, tokens of the range * sharing, width]: a view."""
+    return values[:, part.begin : part.end].flatten(1, 2)[None]
 
 
 def _ranges(micro: PackedMicroBatch) -> list[_Range]:
@@ -221,13 +200,11 @@ def _ranges(micro: PackedMicroBatch) -> list[_Range]:
 
 def _range(leaves: np.ndarray, begin: int, end: int) -> _Range:
     above = np.flatnonzero(leaves[:begin] > begin)
-    breaks = np.flatnonzero(np.diff(above) > 1) + 1
-    runs = np.split(above, breaks) if len(above) else []
     keys = np.concatenate([above, np.arange(begin, end)])
     place = np.arange(begin, end)[:, None]
     return _Range(
         begin=begin,
         end=end,
-        above=tuple((int(run[0]), int(run[-1]) + 1) for run in runs),
+        keys=torch.from_numpy(keys),
         sees=(keys[None, :] <= place) & (place < leaves[keys][None, :]),
     )

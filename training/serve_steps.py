@@ -18,7 +18,7 @@ from storage.adapters import Adapter
 from storage.retention import RetentionSettings
 from storage.runs import RunPaths, held
 from storage.settings import StorageSettings
-from telemetry.devices import give_back_memory
+from telemetry.devices import GIVE_BACK_STEPS, give_back_memory
 from telemetry.errors import EntenteError, InputError, TrainingError, disk_full
 from telemetry.parent import end_with_parent
 from telemetry.sampling import sampled
@@ -74,7 +74,8 @@ def main(descriptor: int) -> None:
             return
         if unexpected:
             sys.exit(1)
-        give_back_memory()
+        if message["op"] in ("open", "mismatch") or message.get("step", 1) % GIVE_BACK_STEPS == 0:
+            give_back_memory()
 
 
 def _open(message: dict[str, Any], lock: ExitStack) -> Trainer:

@@ -57,6 +57,8 @@ def engine_of(way: Way, setting: Setting, clock: StageClock, name: str) -> Timed
             "adapters": "merge_reload",
             "prefix_caching": way.prefix_cache,
             "max_model_length": max(1024, setting.inference.max_model_length),
+            # A trie tells what may come next, and not what must.
+            "jump_forced": "on" if way.forced_jump and way.mask_core else "off",
         }
     )
     kind = TimedEngine if way.mask_core else OldEngine

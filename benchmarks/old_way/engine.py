@@ -94,7 +94,7 @@ class OldEngine(TimedEngine):
         return SimpleNamespace(
             request_id=values["request_id"],
             prompt_ids=ids,
-            table=SimpleNamespace(longest=MAX_NEW_TOKENS),
+            table=SimpleNamespace(longest=MAX_NEW_TOKENS, is_sound=False),
             version=None,
             seed=values["seed"],
             temperature=values["temperature"],

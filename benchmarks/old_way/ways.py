@@ -24,6 +24,8 @@ class Way:
     """The engine keeps prefixes; the old system had this on, so only its absence is measured."""
     mask_core: bool
     """One flat automaton for the batch; else a trie a request, walked and rebuilt in Python, a row at a time."""
+    forced_jump: bool
+    """Tokens that are the only legal ones are taken with the drawn one before them; else a pass each. It needs `mask_core`."""
     packing: bool
     """Shared prefixes once, legal rows of the head only, no reference forward; else two padded forwards, four rows at a time."""
     kept_tokens: bool
@@ -36,8 +38,8 @@ class Way:
     """In a warm-up the model plays every seat, as it did; else only the policy's, and scripted players the others."""
 
     def with_new(self, name: str) -> Self:
-        """This way with one improvement on."""
-        return replace(self, **{name: True})
+        """This way with one improvement on, and what it cannot be without."""
+        return replace(self, **{name: True, **({"mask_core": True} if name == "forced_jump" else {})})
 
     def with_old(self, name: str) -> Self:
         """This way with one improvement off."""

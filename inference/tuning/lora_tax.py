@@ -115,7 +115,7 @@ def _pass(
     """Seconds of all requests of an arm, by vLLM's own calls: our engine neither loads in place nor takes too many versions."""
     from vllm.lora.request import LoRARequest
 
-    from inference.sampling import sampling_params
+    from inference.sampling import prompt_ids, sampling_params
 
     vllm = engine._engine
     vllm.reset_prefix_cache()
@@ -123,7 +123,7 @@ def _pass(
     for number, request in enumerate(requests):
         version = arm.versions[number % len(arm.versions)]
         lora = LoRARequest(f"v{version}", version, str(adapters[version - 1]), load_inplace=arm.in_place) if version else None
-        prompt = {"prompt_token_ids": list(request.prompt_ids)}
+        prompt = {"prompt_token_ids": prompt_ids(request)}
         vllm.add_request(f"{label}/{number}", prompt, sampling_params(request, engine._eos_id), lora_request=lora)
     left = len(requests)
     while left:

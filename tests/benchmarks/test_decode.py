@@ -166,7 +166,8 @@ def test_rollouts_batches_and_notations_are_measured_on_a_real_engine(vllm_engin
         return {
             **await decode.rollout_figures(vllm_engine, tokens, positions[:2], rounds=1),
             **await decode.batching_figures(vllm_engine, tokens, cases, rounds=1),
-            **await decode.notation_figures(vllm_engine, Models(full=model, slot=model), cases, rounds=1),
+            **await decode.jump_figures(vllm_engine, tokens, cases, rounds=1),
+            **await decode.notation_figures(vllm_engine, Models(full=model, slot=model), cases, jumps=True, rounds=1),
             "client_ms_per_decision": await decode.client_ms_per_decision(tokens, positions[:2]),
         }
 
@@ -176,6 +177,7 @@ def test_rollouts_batches_and_notations_are_measured_on_a_real_engine(vllm_engin
         figures["prompt_tokens_per_decision"] * (1 - figures["prefix_hit_share_all"])
     )
     assert figures["slot_completion_tokens"] < figures["full_completion_tokens"]
+    assert 0 < figures["jump_passes_share"] < 0.8 and {"jump_over_one_by_one", "slot_over_full_jumping"} <= figures.keys()
     assert figures["batched_over_sequential"] > 1 and 0 < figures["forced_token_share"] < 1
     simulated = decode.scaling_figures(figures)
     assert simulated["client_bound_decisions_per_s"] == pytest.approx(1e3 / figures["client_ms_per_decision"])

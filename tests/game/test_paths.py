@@ -8,7 +8,7 @@ import pytest
 import game.adjudicator
 from game.adjudicator import freeze
 from game.board import POWERS, Board
-from game.movement_orders import convoys_by_army
+from game.movement_orders import Convoys
 from game.plain import PlainGame
 from game.settings import BoardPath
 from game.snapshot import Snapshot, position_id
@@ -93,9 +93,10 @@ def test_forks_of_either_path_play_on_exactly(blind_players) -> None:
 def test_what_every_convoy_needs_by_hand() -> None:
     """London to Norway by the North Sea, or by the Channel and the North Sea: only the North Sea is needed."""
     paths = {"LON": {"NWY": [{"NTH"}, {"NTH", "ENG"}], "BRE": [{"ENG"}]}}
-    assert convoys_by_army(paths) == {
-        "LON": [("NWY", frozenset({"NTH", "ENG"}), frozenset({"NTH"})), ("BRE", frozenset({"ENG"}), frozenset({"ENG"}))]
-    }
+    convoys = Convoys(paths)
+    for _ in range(2):
+        assert convoys.of("LON") == [("NWY", {"NTH", "ENG"}, {"NTH"}), ("BRE", {"ENG"}, {"ENG"})]
+    assert convoys and convoys.of("MUN") == [] and not Convoys({})
 
 
 def test_another_release_of_the_engine_is_refused_by_the_fast_path_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,10 +33,10 @@ from vllm.v1.worker.gpu.sample.logits_processor import (
     build_custom_logits_processors_params_validator,
 )
 
-from decoding.legal_table import LegalTable, TableBuilder
+from decoding.legal_table import END, LegalTable, TableBuilder
 from game.legal import LegalOrders, OrderKind
 from inference import legal_arena
-from inference.legal_admission import TABLE_KEY
+from inference.legal_admission import START_KEY, TABLE_KEY
 from inference.legal_processor import LegalOrderProcessor, legal_processor
 from inference.legal_processor_v2 import LegalOrderProcessorV2
 from rollouts.fork import Tokens
@@ -82,12 +82,19 @@ def spelled_sets(tokens: Tokens, legal: LegalOrders) -> list[tuple[int, ...]]:
 class Request:
     """A request in flight, and what the oracle says of it."""
 
-    def __init__(self, table: LegalTable | None, sets: Sequence[tuple[int, ...]], prompt: int) -> None:
-        extra = None if table is None else {TABLE_KEY: table.to_bytes()}
+    def __init__(
+        self, table: LegalTable | None, sets: Sequence[tuple[int, ...]], prompt: int, *, at_first_choice: bool = False
+    ) -> None:
+        """With `at_first_choice` the prompt ends with what every set begins with."""
+        head, start = table.forced(0) if table is not None and at_first_choice else ([], 0)
+        if start == END:
+            head, start = [], 0
+        extra = None if table is None else {TABLE_KEY: table.to_bytes(), START_KEY: start}
         self.parameters = SamplingParams(max_tokens=200, extra_args=extra, detokenize=False)
-        self.prompt = [7] * prompt
+        self.prompt = [7] * prompt + head
         self.output: list[int] = []
-        self._sets = None if table is None else sets
+        self._sets = None if table is None else [ids[len(head) :] for ids in sets if ids[: len(head)] == tuple(head)]
+        assert self._sets is None or len(self._sets) == len(sets), "a set begins otherwise"
 
     def may_follow(self) -> set[int] | None:
         """The tokens that go on spelling a legal set; None: any."""
@@ -135,6 +142,35 @@ class RunnerV1:
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         return self.processor.apply(logits)
+
+    def noted(self, dice: random.Random) -> None:
+        """Every row has a token more."""
+
+
+class JumpingV1(RunnerV1):
+    """The same, and what must follow a token is taken with it, as far as there is room."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.processor.rows.walk_here(True)
+        self.jumped = 0
+
+    def noted(self, dice: random.Random) -> None:
+        room, wanted = dice.choice([0, 1, 3, 50]), {}
+        for row, request in enumerate(self._rows):
+            before, must = len(request.output), request.may_follow()
+            while must is not None and len(must) == 1:
+                request.output.append(must.pop())
+                must = request.may_follow()
+            forced = request.output[before:]
+            del request.output[before:]
+            if must is not None:  # it goes on after them
+                forced = forced[:room]
+            if forced:
+                wanted[row] = [*request.output, *forced]
+        jumps = self.processor.rows.jump(room)
+        assert {row: self._rows[row].output for row in jumps} == wanted
+        self.jumped += sum(map(len, jumps.values()))
 
 
 class Buffer:
@@ -191,8 +227,11 @@ class RunnerV2:
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         return self.processor.apply(logits, self._context)
 
+    def noted(self, dice: random.Random) -> None:
+        """Every row has a token more."""
 
-RUNNERS = pytest.mark.parametrize("runner", [RunnerV1, RunnerV2], ids=["V1", "V2"])
+
+RUNNERS = pytest.mark.parametrize("runner", [RunnerV1, JumpingV1, RunnerV2], ids=["V1", "jumping", "V2"])
 
 
 @RUNNERS
@@ -230,7 +269,7 @@ def follow_requests(engine: Any, tokens: Tokens, choices: list[LegalOrders], dic
         for _ in range(dice.randint(0, room) if step < 40 else 0):
             legal = dice.choice(choices)
             table = builder.table(legal) if dice.random() < 0.8 else None
-            fresh.append(Request(table, spelled[legal], prompt=dice.randint(1, 9)))
+            fresh.append(Request(table, spelled[legal], dice.randint(1, 9), at_first_choice=dice.random() < 0.5))
         running = [request for request in kept if request not in put_aside] + fresh
         aside += put_aside
         rows = list(engine.step(gone + put_aside, fresh, dice))
@@ -250,6 +289,7 @@ def follow_requests(engine: Any, tokens: Tokens, choices: list[LegalOrders], dic
             request.output.append(
                 dice.randrange(100, VOCABULARY) if unbound else dice.choice(sorted(allowed or [tokens.codec.eos_id]))
             )
+        engine.noted(dice)
     assert finished and engine.processor.strays == 0
 
 
@@ -354,6 +394,24 @@ def test_a_completion_that_could_be_cut_is_refused_at_admission(processor):
     processor.validate_params(SamplingParams(max_tokens=1))
     with pytest.raises(ValueError, match="max_tokens 1 would cut a completion of 2 tokens"):
         processor.validate_params(SamplingParams(max_tokens=1, extra_args={TABLE_KEY: table}))
+
+
+@pytest.mark.parametrize("processor", [LegalOrderProcessor, LegalOrderProcessorV2], ids=["V1", "V2"])
+def test_a_request_begins_at_the_start_of_its_table_or_at_its_first_choice(processor):
+    """4, then 5 or 6, then 9: with the 4 in the prompt two tokens are left."""
+    table = LegalTable(
+        offsets=np.array([0, 1, 3, 4], np.int32),
+        token_ids=np.array([4, 5, 6, 9], np.int32),
+        next_nodes=np.array([1, 2, 2, END], np.int32),
+        longest=3,
+    ).to_bytes()
+    for start, tokens in (0, 3), (1, 2):
+        processor.validate_params(SamplingParams(max_tokens=tokens, extra_args={TABLE_KEY: table, START_KEY: start}))
+        with pytest.raises(ValueError, match=f"would cut a completion of {tokens} tokens"):
+            processor.validate_params(SamplingParams(max_tokens=tokens - 1, extra_args={TABLE_KEY: table, START_KEY: start}))
+    for start in (2, END, 7, None, "1"):
+        with pytest.raises(ValueError, match="must be 0 or 1, where the table's first choice is"):
+            processor.validate_params(SamplingParams(max_tokens=9, extra_args={TABLE_KEY: table, START_KEY: start}))
 
 
 def test_the_runner_decides_which_processor_is_loaded_and_v1_is_the_default():

@@ -1,0 +1,198 @@
+"""Forced tokens cost vLLM no pass of their own, and change nothing else: not what may be drawn, not how likely it was."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+
+from vllm.v1.outputs import LogprobsLists
+
+from decoding.legal_table import END, LegalTable
+from inference.embedded import EmbeddedEngine
+from inference.engine import EngineStats, Generation, GenerationRequest
+from inference.forced_jump import ForcedJump, _room, _with_certain
+from inference.host import EngineHost
+from inference.settings import InferenceSettings
+from inference.vllm_arguments import may_jump
+from telemetry.errors import EngineError, InputError
+from tests.inference.test_embedded import draw, reference, reference_logprobs, requests_for
+
+__all__ = ["reference"]
+
+pytestmark = pytest.mark.vllm
+
+TIGHT = InferenceSettings(max_model_length=256, max_batched_tokens=256, max_sequences=64, adapters="merge_reload")
+"""A pass has room for four tokens of each row, so a jump for three."""
+
+
+@pytest.fixture
+def plain(host: EngineHost, vllm_engine: EmbeddedEngine) -> Iterator[EmbeddedEngine]:
+    """The same engine, drawing forced tokens one by one."""
+    host.submit(vllm_engine.jump_forced(False)).result(timeout=60)
+    yield vllm_engine
+    host.submit(vllm_engine.jump_forced(True)).result(timeout=60)
+
+
+def stats(host: EngineHost, engine: EmbeddedEngine) -> EngineStats:
+    return host.submit(engine.stats()).result(timeout=60)
+
+
+def choices(request: GenerationRequest, generation: Generation) -> int:
+    """Tokens of the completion that had an alternative."""
+    _, offsets = request.table.legal_sets(generation.token_ids.tolist())
+    return int((np.diff(offsets) > 1).sum())
+
+
+def test_a_request_takes_as_many_passes_as_it_has_choices(host, vllm_engine, positions, tokens):
+    for request in requests_for(positions[:1], tokens, label="passes"):
+        before = stats(host, vllm_engine)
+        generation = draw(host, vllm_engine, [request])[0]
+        after = stats(host, vllm_engine)
+        assert len(generation.token_ids) > choices(request, generation) > 0
+        assert after.engine_steps - before.engine_steps == choices(request, generation)
+        assert after.completion_tokens - before.completion_tokens == len(generation.token_ids)
+        assert after.drawn_tokens - before.drawn_tokens == choices(request, generation)
+        assert after.forced_tokens - before.forced_tokens == len(generation.token_ids) - choices(request, generation)
+
+
+def test_without_it_every_token_after_the_first_choice_is_a_pass(host, plain, positions, tokens):
+    request = requests_for(positions[:1], tokens, label="one by one")[0]
+    before = stats(host, plain)
+    generation = draw(host, plain, [request])[0]
+    after, drawn = stats(host, plain), len(generation.token_ids) - len(request.table.forced(0)[0])
+    assert after.engine_steps - before.engine_steps == after.drawn_tokens - before.drawn_tokens == drawn
+
+
+def test_drawn_one_by_one_the_policy_is_the_same(host, plain, positions, tokens, reference):
+    requests = requests_for(positions[:3], tokens, label="same policy")
+    for request, generation in zip(requests, draw(host, plain, requests), strict=True):
+        assert np.abs(reference_logprobs(reference, request, generation) - generation.logprobs).max() < 1e-4
+
+
+def test_where_a_pass_has_little_room_jumps_are_short_and_nothing_is_cut(host, model: Path, positions, tokens, reference):
+    """A row that were cut would rewind its seeded dice, which torch's CPU generators cannot: the engine would be lost."""
+    engine = EmbeddedEngine(model, TIGHT, name="tight")
+    host.submit(engine.start()).result(timeout=300)
+    try:
+        requests = requests_for(positions, tokens, label="tight")
+        assert len(requests) > TIGHT.max_sequences / 2
+        generations = draw(host, engine, requests)
+        for request, generation in zip(requests, generations, strict=True):
+            assert np.abs(reference_logprobs(reference, request, generation) - generation.logprobs).max() < 1e-4
+        short = draw(host, engine, [replace(requests[0], request_id="alone")])[0]
+        assert short.token_ids.tolist() == generations[0].token_ids.tolist()
+    finally:
+        host.submit(engine.close()).result(timeout=60)
+
+
+def test_an_answer_that_is_known_is_not_drawn(host, vllm_engine, positions, tokens):
+    whole = GenerationRequest(request_id="known", prompt_ids=[5, 6, 7], table=only(11, 12, vllm_engine._eos_id), seed=1)
+    before = stats(host, vllm_engine)
+    generation = draw(host, vllm_engine, [whole])[0]
+    after = stats(host, vllm_engine)
+    assert generation.token_ids.tolist() == [11, 12, vllm_engine._eos_id] and not generation.logprobs.any()
+    assert generation.policy_version == after.policy_version and generation.worker == "embedded"
+    assert after.engine_steps == before.engine_steps and after.requests == before.requests + 1
+
+
+def only(*token_ids: int) -> LegalTable:
+    """The table of a single completion, checked."""
+    count = len(token_ids)
+    table = LegalTable(
+        offsets=np.arange(count + 1, dtype=np.int32),
+        token_ids=np.array(token_ids, np.int32),
+        next_nodes=np.array([*range(1, count), END], np.int32),
+        longest=count,
+    )
+    return LegalTable.from_bytes(table.to_bytes())
+
+
+class Stubborn(EmbeddedEngine):
+    """An engine whose vLLM cannot jump, and is never asked for more."""
+
+    async def _start(self, *, slots: bool) -> None: ...
+
+    async def _warm_up(self) -> None: ...
+
+    async def _call(self, method: str, *arguments: Any, **named: Any) -> Any:
+        return ["its passes are planned ahead"]
+
+
+def test_an_engine_that_cannot_jump_draws_one_by_one_and_says_so_unless_it_was_told_to(host, model: Path, monkeypatch):
+    said: list[str] = []
+    monkeypatch.setattr("inference.vllm_engine.reporter", lambda: SimpleNamespace(say=said.append))
+    asked = InferenceSettings(adapters="merge_reload")
+    host.submit(Stubborn(model, asked, name="stubborn").start()).result(timeout=60)
+    assert "one by one: engine 'stubborn' cannot jump over forced tokens: its passes are planned ahead" in said[0]
+    told = Stubborn(model, asked.model_copy(update={"jump_forced": "on"}), name="stubborn")
+    with pytest.raises(EngineError, match=r"planned ahead: set inference\.jump_forced to 'off'"):
+        host.submit(told.start()).result(timeout=60)
+
+
+def test_a_runner_that_cannot_jump_is_refused_where_it_is_told_to():
+    assert not may_jump(InferenceSettings(model_runner="v2"))
+    with pytest.raises(InputError, match="needs vLLM's V1 runner"):
+        may_jump(InferenceSettings(model_runner="v2", jump_forced="on"))
+
+
+def test_whether_to_jump_is_not_changed_under_a_request(host, vllm_engine, positions, tokens):
+    async def while_one_is_drawn() -> None:
+        request = requests_for(positions[:1], tokens, label="meanwhile")[0]
+        drawing = asyncio.ensure_future(vllm_engine.generate(request))
+        await asyncio.sleep(0)
+        try:
+            with pytest.raises(EngineError, match="1 requests are in flight"):
+                await vllm_engine.jump_forced(False)
+        finally:
+            await drawing
+
+    host.submit(while_one_is_drawn()).result(timeout=60)
+
+
+def test_logprobs_of_a_row_are_those_that_were_drawn_and_zeros():
+    drawn = LogprobsLists(np.array([[3], [4], [5]]), np.array([[-0.5], [-1.5], [-2.5]], np.float32), np.array([2, 1, 7]))
+    spread = _with_certain(drawn, {0: [8, 9], 2: [7]})
+    expected: Sequence[tuple[list[int], list[float]]] = (([3, 8, 9], [-0.5, 0, 0]), ([4], [-1.5]), ([5, 7], [-2.5, 0]))
+    for row, (ids, logprobs) in enumerate(expected):
+        part = spread.slice_request(row, len(ids))
+        assert part.logprob_token_ids[:, 0].tolist() == ids and part.logprobs[:, 0].tolist() == logprobs
+        assert part.sampled_token_ranks.tolist()[1:] == [1] * (len(ids) - 1)
+
+
+@pytest.mark.parametrize(("tokens", "rows", "long_prompts", "room"), [(4096, 128, 0, 31), (256, 256, 0, 0), (4096, 128, 8, 7)])
+def test_every_row_may_jump_at_once(tokens: int, rows: int, long_prompts: int, room: int):
+    scheduling = SimpleNamespace(max_num_batched_tokens=tokens, max_num_seqs=rows, long_prefill_token_threshold=long_prompts)
+    assert _room(SimpleNamespace(vllm_config=SimpleNamespace(scheduler_config=scheduling))) == room
+
+
+class Runner:
+    """What `ForcedJump` looks at before it takes a runner on."""
+
+    use_async_scheduling, speculative_config = False, None
+    parallel_config = SimpleNamespace(pipeline_parallel_size=1)
+    input_batch = SimpleNamespace(logitsprocs=SimpleNamespace(all=[]))
+
+    def _bookkeeping_sync(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("differs", "sentence"),
+    [
+        ({"use_async_scheduling": True}, "schedules asynchronously"),
+        ({"speculative_config": "ngram"}, "speculates"),
+        ({"parallel_config": SimpleNamespace(pipeline_parallel_size=2)}, "several devices"),
+        ({"input_batch": SimpleNamespace()}, "not the one that is known"),
+    ],
+)
+def test_a_runner_that_works_otherwise_is_left_alone(differs: dict, sentence: str):
+    worker = ForcedJump()
+    worker.model_runner = type("Other", (Runner,), differs)()
+    assert sentence in worker.jump_forced_tokens(True)
+    assert "_bookkeeping_sync" not in vars(worker.model_runner)
