@@ -122,8 +122,8 @@ def test_overlapped_steps_stay_within_the_staleness_budget(ahead):
     summary, paths, _ = ahead
     drawn_by = {row["decision_id"]: row["policy_version"] for row in rows(paths)}
     lags = {step - 1 - drawn_by[row["decision_id"]] for step, used in used_rows(paths).items() for row in used}
-    assert max(lags) == summary["max_policy_lag_seen"] == 1
-    assert max(lags) <= json.loads(paths.settings.read_text())["storage"]["max_policy_lag"]
+    budget = json.loads(paths.settings.read_text())["storage"]["max_policy_lag"]
+    assert 1 <= max(lags) == summary["max_policy_lag_seen"] <= budget, "ahead of the trainer, and never too far"
 
 
 def test_a_run_answers_while_it_trains(ahead):
