@@ -44,7 +44,7 @@ def build(
         entente cache build --train-snapshots 2000 --last-year 1910 --seed 3
     """
     if dry_run:
-        from flows.plan_run import plan_cache
+        from flows.plans.plan_run import plan_cache
 
         return show_plan(plan_cache(settings or CacheSettings(), runs_root), json=json)
     from cli.prefect_server import prefect_server

@@ -165,7 +165,7 @@ def _clean_prefect(days: float, *, dry_run: bool) -> None:
     from prefect.settings import get_current_settings
 
     from cli.prefect_server import prefect_server
-    from flows.forget_runs import compact, forget, old_runs
+    from flows.recovery.forget_runs import compact, forget, old_runs
 
     settings = get_current_settings()
     database = None if settings.api.url else _local_database(settings.server.database.connection_url)

@@ -81,8 +81,8 @@ def evaluate(
     evaluation = type(settings.evaluation).model_validate(settings.evaluation.model_dump() | wished)
     settings = settings.model_copy(update={"evaluation": evaluation})
     check_settings(settings)
-    from flows.find_model import check_room
-    from flows.plan_run import plan_evaluate
+    from flows.plans.find_model import check_room
+    from flows.plans.plan_run import plan_evaluate
 
     if dry_run:
         return show_plan(plan_evaluate(run, version, runs_root, settings), json=json)

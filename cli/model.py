@@ -33,12 +33,12 @@ def make(
         entente model make --prompts.order-notation slot
     """
     if dry_run:
-        from flows.plan_run import plan_model
+        from flows.plans.plan_run import plan_model
 
         return show_plan(plan_model(recipe or TinyModelSettings(), runs_root, prompts or DEFAULT_PROMPTS), json=json)
     from cli.screen import progress_shown
+    from flows.plans.thread_plan import apply_threads, usable_cores
     from flows.run_settings import MODEL_FOLDER
-    from flows.thread_plan import apply_threads, usable_cores
     from game.players import player
     from telemetry.progress import reporter
 

@@ -37,7 +37,7 @@ def replay(
 
         entente replay 12/3 --run mine --output game.html
     """
-    from flows.find_model import model_or_none
+    from flows.plans.find_model import model_or_none
     from flows.run_settings import settings_of
     from reports.replay_page import write_replay
     from reports.replayed import read_game

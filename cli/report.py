@@ -34,7 +34,7 @@ def report(
 
         entente report --run mine --ablation e2e.json
     """
-    from flows.find_model import model_or_none
+    from flows.plans.find_model import model_or_none
     from flows.run_settings import layered_settings, preset_names, settings_of
     from reports.ablation import read_ablation
     from reports.page import write_pictures, write_report

@@ -41,13 +41,13 @@ def serve(
     key = os.environ.get(chosen.key_variable)
     listener = bind(host, port, key)
     if dry_run:
-        from flows.plan_run import plan_serve
+        from flows.plans.plan_run import plan_serve
 
         listener.close()
         return show_plan(plan_serve(model, chosen, f"{host}:{port}", adapters_root, bool(key)), json=json)
     from decoding.codec import Codec
     from decoding.model_files import resolve_model
-    from flows.thread_plan import apply_threads, plan_threads, usable_cores
+    from flows.plans.thread_plan import apply_threads, plan_threads, usable_cores
     from inference.choose_engine import choose_engine
     from inference.host import EngineHost
     from inference.memory_plan import check_memory, read_shape

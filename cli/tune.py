@@ -59,7 +59,7 @@ def tune(
         entente train --config runs/_tuning/mine/tuned.toml
     """
     tuning = tuning or TuneSettings()
-    from flows.plan_tuning import plan_tuning, planned
+    from flows.plans.plan_tuning import plan_tuning, planned
 
     settings = _settings(run, preset, config, runs_root)
     plan = plan_tuning(run, settings, tuning, runs_root, output)
@@ -137,7 +137,7 @@ def _show_costs(outcome: dict[str, Any]) -> None:
 
 def _settings(run: str, preset: str, config: list[Path] | None, runs_root: Path) -> Any:
     """Settings to begin with: those of the run, or a preset, with files over them."""
-    from flows.plan_tuning import NEWEST
+    from flows.plans.plan_tuning import NEWEST
     from flows.refresh_settings import newest_run
     from flows.run_settings import layered_settings, resumed_settings
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from flows.find_model import TINY, check_length, model_shape
-from flows.plan_tuning import settings_for
+from flows.plans.find_model import TINY, check_length, model_shape
+from flows.plans.plan_tuning import settings_for
+from flows.plans.thread_plan import apply_threads
 from flows.run_settings import MODEL_FOLDER, RunSettings
-from flows.thread_plan import apply_threads
 from inference.memory_plan import check_memory, plan_memory, this_machine
 from inference.tuning.lora_arms import ARMS, engines
 from inference.tuning.process import last_lines, run_program, what_happened

@@ -19,8 +19,8 @@ from evaluation.contestants import Contestant
 from evaluation.repeated import RepeatedDecider
 from evaluation.settings import MatchSettings
 from flows.open_run import prepare_model
+from flows.plans.thread_plan import apply_threads
 from flows.run_settings import RunSettings, settings_of
-from flows.thread_plan import apply_threads
 from inference.choose_engine import engine_here
 from inference.engine import Engine
 from inference.host import EngineHost

@@ -21,9 +21,12 @@ from prefect.runtime import flow_run
 from decoding.codec import Codec
 from decoding.model_files import max_position, model_fingerprint, resolve_model
 from flows.build_state_cache import build_state_cache
-from flows.cancel_on_sigterm import cancelled_by_sigterm
-from flows.find_model import check_room
-from flows.outlive_worker import outlive_worker
+from flows.plans.find_model import check_room
+from flows.plans.thread_plan import apply_threads
+from flows.recovery.cancel_on_sigterm import cancelled_by_sigterm
+from flows.recovery.outlive_worker import outlive_worker
+from flows.recovery.settle_runs import settle_those_before
+from flows.recovery.work_record import note_work
 from flows.run_settings import (
     CACHE_FOLDER,
     MODEL_FOLDER,
@@ -33,9 +36,6 @@ from flows.run_settings import (
     check_settings,
     settings_of,
 )
-from flows.settle_runs import settle_those_before
-from flows.thread_plan import apply_threads
-from flows.work_record import note_work
 from inference.engine import Engine
 from inference.host import EngineHost
 from inference.make_engine import make_engine

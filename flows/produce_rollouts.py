@@ -15,9 +15,9 @@ from typing import Any
 from prefect import flow
 from prefect.runtime import flow_run
 
-from flows.cancel_on_sigterm import cancelled_by_sigterm
+from flows.plans.thread_plan import apply_threads, usable_cores
+from flows.recovery.cancel_on_sigterm import cancelled_by_sigterm
 from flows.run_names import producer_name
-from flows.thread_plan import apply_threads, usable_cores
 from storage.control import read_control
 from storage.runs import RunPaths, check_name
 from tasks.produced_rollouts import ProducerDesk, produce_groups

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from evaluation.settings import EvaluationSettings
-from flows.thread_plan import plan_threads, usable_cores
+from flows.plans.thread_plan import plan_threads, usable_cores
 from game.players import player
 from game.prompt_settings import PromptSettings
 from inference.settings import InferenceSettings

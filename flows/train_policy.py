@@ -2,9 +2,9 @@
 
     open ─▶ score the base ─▶ [ roll out ─▶ train ─▶ publish ] per step ─▶ score what was learned
 
-Rollouts of `buffer_depth` steps are in flight while the trainer trains (`flows/rollout_queue.py` tells by which version, and who
-waits for whom); everything that must survive lies in files, never in
-Prefect: with `resume` the same flow goes on where those files stand, whatever ended it.
+Rollouts of `buffer_depth` steps are in flight while the trainer trains (`flows/in_flight/rollout_queue.py` tells by which
+version, and who waits for whom); everything that must survive lies in files, never in Prefect: with `resume` the same flow
+goes on where those files stand, whatever ended it.
 """
 
 import asyncio
@@ -18,15 +18,15 @@ from typing import Any
 from prefect import flow
 
 from evaluation.strength import Score
-from flows.choose_source import rollout_source
+from flows.in_flight.choose_source import rollout_source
+from flows.in_flight.producer_fleet import ProducerFleet
+from flows.in_flight.publisher import Publisher, serve_where_it_stands
+from flows.in_flight.rollout_queue import RolloutQueue
+from flows.in_flight.step_figures import StepClock, producer_figures, seen_in
 from flows.open_run import finished_summary, named, open_run
-from flows.producer_fleet import ProducerFleet
-from flows.publisher import Publisher, serve_where_it_stands
-from flows.rollout_queue import RolloutQueue
 from flows.run_names import training_name
 from flows.run_settings import RunSettings
 from flows.score_policy import score_policy, score_scripted
-from flows.step_figures import StepClock, producer_figures, seen_in
 from flows.track_strength import StrengthTrack
 from storage.retention import drop_old_adapters
 from storage.runs import durable_write

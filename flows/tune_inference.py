@@ -13,12 +13,12 @@ from typing import Any
 
 from prefect import flow
 
-from flows.cancel_on_sigterm import cancelled_by_sigterm
 from flows.open_run import prepare_model
-from flows.plan_tuning import TuningPlan, identity_of, plan_tuning
+from flows.plans.plan_tuning import TuningPlan, identity_of, plan_tuning
+from flows.plans.thread_plan import apply_threads
+from flows.recovery.cancel_on_sigterm import cancelled_by_sigterm
 from flows.run_names import tuning_name
 from flows.run_settings import RunSettings
-from flows.thread_plan import apply_threads
 from inference.tuning.candidates import Candidate
 from inference.tuning.choose import Choice, choose, confirmed
 from inference.tuning.job import Job, Measured

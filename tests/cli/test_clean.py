@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flows.forget_runs import compact, forget, old_runs
+from flows.recovery.forget_runs import compact, forget, old_runs
 from storage.runs import RunPaths, held
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flows.find_model import tiny_shape
+from flows.plans.find_model import tiny_shape
 from flows.run_settings import layered_settings
 from inference.memory_plan import read_shape
 from storage.runs import RunPaths

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.look_over import Scheduled, _new, idle_schedules, without_worker
+from flows.recovery.look_over import Scheduled, _new, idle_schedules, without_worker
 
 DONE, CANCELLED = Scheduled(state="Completed", late=False), Scheduled(state="Cancelled", late=False)
 WAITS = Scheduled(state="AwaitingConcurrencySlot", late=True)

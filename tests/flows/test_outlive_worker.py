@@ -7,7 +7,7 @@ import sys
 FLOW = """
 import sys, threading, time
 from rich.console import Console
-from flows.outlive_worker import outlive_worker
+from flows.recovery.outlive_worker import outlive_worker
 
 outlive_worker()
 console, ended = Console(file=sys.stderr), []

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from flows import publisher
-from flows.publisher import Publisher, serve_where_it_stands
+from flows.in_flight import publisher
+from flows.in_flight.publisher import Publisher, serve_where_it_stands
 from tasks.training import TrainedStep
 from telemetry import progress
 from telemetry.errors import DataError

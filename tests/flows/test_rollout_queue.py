@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from flows import rollout_queue
-from flows.controller import Seen
-from flows.rollout_queue import FAILURES_IN_A_ROW, RolloutQueue
+from flows.in_flight import rollout_queue
+from flows.in_flight.controller import Seen
+from flows.in_flight.rollout_queue import FAILURES_IN_A_ROW, RolloutQueue
 from flows.run_settings import PipelineSettings
 from storage.runs import RunPaths
 from storage.totals import Eligible

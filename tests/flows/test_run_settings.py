@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from flows.in_flight.stretches import TASK_COST_S, TASK_COST_SHARE, groups_per_task
 from flows.open_run import named
+from flows.plans.thread_plan import apply_threads, plan_threads
 from flows.run_settings import PipelineSettings, RunSettings, layered_settings, one_sentence, preset_names, settings_of
-from flows.stretches import TASK_COST_S, TASK_COST_SHARE, groups_per_task
-from flows.thread_plan import apply_threads, plan_threads
 from inference.settings import InferenceSettings
 from state_cache.settings import CacheSettings
 from storage.runs import RunPaths, check_name

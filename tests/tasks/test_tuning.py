@@ -92,7 +92,7 @@ def test_requests_of_a_run_are_its_prompts_and_masks_and_are_asked_ply_by_ply(tr
 
 @pytest.mark.vllm
 def test_requests_of_a_run_can_be_drawn_with_its_model_and_have_its_lengths(trained: Any, tmp_path: Path):
-    from flows.find_model import model_of
+    from flows.plans.find_model import model_of
     from flows.run_settings import settings_of
 
     _, paths, _ = trained

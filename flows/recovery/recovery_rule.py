@@ -6,7 +6,7 @@ Pure: knows neither Prefect nor a file. `flows/recover_training.py` gathers the 
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from flows.work_record import Process
+from flows.recovery.work_record import Process
 
 Action = Literal["leave", "revive", "resume", "give_up"]
 HOPELESS = ("InputError", "DataError")

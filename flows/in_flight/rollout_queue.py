@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Self
 
-from flows.controller import Bounds, Controller, Plan, Seen
+from flows.in_flight.controller import Bounds, Controller, Plan, Seen
+from flows.in_flight.stretches import Numbers, groups_per_task
 from flows.run_settings import PipelineSettings
-from flows.stretches import Numbers, groups_per_task
 from storage.follow import LOOKAHEAD
 from storage.ledger import ledger_path
 from storage.shards import Coverage, coverage

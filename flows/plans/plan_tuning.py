@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from decoding.model_files import model_fingerprint
-from flows.find_model import TINY, check_length, model_here, model_shape
+from flows.plans.find_model import TINY, check_length, model_here, model_shape
 from flows.refresh_settings import newest_run
 from flows.run_settings import RunSettings, check_settings, layered_settings, settings_of
 from inference.memory_plan import Machine, ModelShape, check_memory, this_machine

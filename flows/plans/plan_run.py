@@ -12,10 +12,19 @@ from pathlib import Path
 from typing import Any
 
 from evaluation.settings import EvaluationSettings
-from flows.find_model import TINY, check_length, find_tiny, model_here, model_shape, tiny_shape, trainer_bytes, trainer_gpu_bytes
-from flows.rehearse_forks import PLIES_A_YEAR, Rehearsal, codec_of, rehearse, some_positions
+from flows.plans.find_model import (
+    TINY,
+    check_length,
+    find_tiny,
+    model_here,
+    model_shape,
+    tiny_shape,
+    trainer_bytes,
+    trainer_gpu_bytes,
+)
+from flows.plans.rehearse_forks import PLIES_A_YEAR, Rehearsal, codec_of, rehearse, some_positions
+from flows.plans.thread_plan import plan_threads, usable_cores
 from flows.run_settings import CACHE_FOLDER, MODEL_FOLDER, RunSettings, check_settings
-from flows.thread_plan import plan_threads, usable_cores
 from game.players import player
 from game.prompt_settings import DEFAULT_PROMPTS, PromptSettings
 from game.snapshot import Snapshot

@@ -7,8 +7,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from flows.plans.thread_plan import usable_cores
 from flows.run_settings import PipelineSettings, RunSettings
-from flows.thread_plan import usable_cores
 from storage.runs import RunPaths
 from storage.stored_groups import stored_groups
 from tasks.dask_rollouts import DaskPlan, dask_source

@@ -10,9 +10,9 @@ from dataclasses import asdict
 
 import numpy as np
 
-from flows.controller import Seen
-from flows.producer_fleet import FleetStanding
-from flows.rollout_queue import StepRollouts
+from flows.in_flight.controller import Seen
+from flows.in_flight.producer_fleet import FleetStanding
+from flows.in_flight.rollout_queue import StepRollouts
 from inference.engine import EngineStats, ScrapedEngine, TroubledEngine
 from tasks.resources import Resources
 from tasks.training import TrainedStep

@@ -6,7 +6,7 @@ Promise: versions are published in order, each whole before the next begins; one
 import asyncio
 from typing import Self
 
-from flows.rollout_queue import RolloutQueue
+from flows.in_flight.rollout_queue import RolloutQueue
 from storage.adapters import read_adapter
 from tasks.resources import Resources
 from tasks.training import TrainedStep
