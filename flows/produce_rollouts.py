@@ -25,6 +25,7 @@ from tasks.resources import PROBE, PRODUCER
 from tasks.rollout_side import FOLLOW_S, RolloutSide, check_wanted, side_settings
 from tasks.rollouts import RolloutReport
 from telemetry.errors import InputError
+from telemetry.memory import what_stands_stays
 from telemetry.progress import reporter
 
 URLS_VARIABLE = "ENTENTE_PRODUCER_URLS"
@@ -67,7 +68,8 @@ async def produce_rollouts(
             side = await RolloutSide.open(paths.root, urls=urls or _urls_here(), worker=name)
             try:
                 production = Production(side, desk, name)
-                reason = await production.run()
+                with what_stands_stays():
+                    reason = await production.run()
                 await desk.tell("ended", sentence=reason)
             finally:
                 await side.close()

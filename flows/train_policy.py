@@ -39,6 +39,7 @@ from tasks.resources import Resources
 from tasks.rollouts import roll_out_probe
 from tasks.run_tables import step_tables
 from tasks.training import check_mismatch, has_fresh_rows, train_step
+from telemetry.memory import what_stands_stays
 from telemetry.progress import reporter
 from telemetry.sinks import MetricLog
 
@@ -62,7 +63,7 @@ async def train_policy(settings: RunSettings, resume: bool = False, fork_lineage
         standing = resources.standing
         scores = await score_policy(resources, settings, "base")
         held_back = await serve_where_it_stands(resources, one_behind=settings.pipeline.one_behind)
-        with _open_log(resources, settings) as log:
+        with _open_log(resources, settings) as log, what_stands_stays():
             clock = StepClock(resources, await resources.host.run(resources.engine.stats()))
             page, track = RunPage(settings.run, settings.steps), StrengthTrack(resources, settings)
             desk = AlertDesk(resources.paths, settings.alerts, max_policy_lag=settings.storage.max_policy_lag)

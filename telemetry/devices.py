@@ -1,6 +1,5 @@
-"""Memory of processes and figures of GPUs; an absent GPU is said once and costs nothing afterwards."""
+"""Figures of GPUs; an absent GPU is said once and costs nothing afterwards."""
 
-import ctypes
 import json
 import logging
 import threading
@@ -10,36 +9,10 @@ from pathlib import Path
 from statistics import fmean as mean
 from typing import Self
 
-import psutil
-
 from telemetry.bounded_file import append_line
 from telemetry.nvml import Nvml, Reading
 
 logger = logging.getLogger("entente.devices")
-
-
-GIVE_BACK_STEPS = 10
-"""Training steps between two times that freed memory is given back."""
-
-
-def give_back_memory() -> None:
-    """Return freed memory to the system. Without it, a process that allocates and frees from several threads keeps ever more
-    half-empty pages. Only glibc needs asking; elsewhere this does nothing.
-
-    It takes about a millisecond, but what is allocated next comes page by page from the kernel again: each step of the laptop
-    preset took a tenth longer where each gave back its memory. So it is for every tenth, and after work of another kind.
-    """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
-
-
-def resident_mib(pid: int) -> float:
-    """Resident memory of a process, MiB; 0 once it is gone."""
-    try:
-        return psutil.Process(pid).memory_info().rss / 2**20
-    except psutil.NoSuchProcess:
-        return 0.0
 
 
 class GpuSampler:

@@ -18,8 +18,8 @@ from storage.adapters import Adapter
 from storage.retention import RetentionSettings
 from storage.runs import RunPaths, held
 from storage.settings import StorageSettings
-from telemetry.devices import GIVE_BACK_STEPS, give_back_memory
 from telemetry.errors import EntenteError, InputError, TrainingError, disk_full
+from telemetry.memory import GIVE_BACK_STEPS, give_back_memory, keep_freed_memory
 from telemetry.parent import end_with_parent
 from telemetry.sampling import sampled
 from training.followers import start_followers
@@ -40,6 +40,7 @@ def main(descriptor: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Every file of a run is safe against a kill, so there is nothing to finish for a parent that is gone.
     end_with_parent()
+    keep_freed_memory()
     logging.getLogger("transformers").setLevel(logging.ERROR)
     stream = socket.socket(fileno=descriptor).makefile("rw", encoding="utf-8")
     trainer: Trainer | None = None

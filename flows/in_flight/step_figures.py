@@ -16,7 +16,7 @@ from flows.in_flight.rollout_queue import StepRollouts
 from inference.engine import EngineStats, ScrapedEngine, TroubledEngine
 from tasks.resources import Resources
 from tasks.training import TrainedStep
-from telemetry.devices import GIVE_BACK_STEPS, give_back_memory, resident_mib
+from telemetry.memory import GIVE_BACK_STEPS, give_back_memory, resident_mib
 
 
 class StepClock:

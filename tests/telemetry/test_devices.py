@@ -2,9 +2,6 @@
 
 import ctypes
 import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,22 +15,8 @@ from storage.asking import ask, connect
 from storage.runs import RunPaths
 from telemetry import nvml, progress
 from telemetry.bounded_file import append_line
-from telemetry.devices import GpuSampler, give_back_memory, resident_mib
+from telemetry.devices import GpuSampler
 from telemetry.metrics import check
-
-
-def test_resident_memory_is_what_the_kernel_says():
-    def by_the_kernel() -> float:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
-
-    assert resident_mib(os.getpid()) == pytest.approx(by_the_kernel(), abs=8)
-
-
-def test_a_process_that_is_gone_holds_nothing():
-    child = subprocess.Popen([sys.executable, "-c", ""])
-    child.wait()
-    assert resident_mib(child.pid) == 0.0
 
 
 class Cards:
@@ -196,14 +179,3 @@ def test_a_real_gpu_gives_figures_that_can_be():
     figures = GpuSampler().sample()
     check(figures)
     assert 0 <= figures["gpu/utilisation"] <= 1 and 0 < figures["gpu/memory_share"] <= 1 and figures["gpu/power_w"] > 0
-
-
-def test_freed_memory_goes_back_to_the_system():
-    """Many small pieces with a survivor among every thousand: free pages lie between them, and only asking returns them."""
-    before = resident_mib(os.getpid())
-    pieces = [bytearray(3000) for _ in range(60_000)]
-    full = resident_mib(os.getpid())
-    kept = pieces[::1000]
-    del pieces
-    give_back_memory()
-    assert full - before > 100 and resident_mib(os.getpid()) - before < 0.5 * (full - before), len(kept)
