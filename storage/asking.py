@@ -48,7 +48,7 @@ def connect(
     paths = RunPaths(Path(run_dir))
     if not paths.shards.is_dir():
         raise InputError(f"{run_dir} is not a run: it has no folder 'shards'; give a folder such as runs/<name>.")
-    index = Index(paths, blend=blend, discount=discount)
+    index = Index(paths, blend=blend, discount=discount, threads=0)
     index.refresh()
     connection = index.connection
     payload = "FROM live UNION ALL BY NAME FROM archived"

@@ -38,11 +38,13 @@ class FactTables:
         connection: to be asked by one thread at a time.
     """
 
-    def __init__(self, weights: Mapping[str, float], discount: float) -> None:
-        """``weights`` and ``discount`` of the returns; see ``returns.returns_of``."""
+    def __init__(self, weights: Mapping[str, float], discount: float, threads: int) -> None:
+        """``weights`` and ``discount`` of the returns: see ``returns.returns_of``; ``threads``: of DuckDB, 0: one a core."""
         self._weights, self._discount = weights, discount
         self.connection = duckdb.connect(":memory:")
         self.connection.execute("SET enable_progress_bar = false")
+        if threads:
+            self.connection.execute(f"SET threads = {threads}")
         self._insert_decisions(
             DECISION_FACTS.empty_table(),
             "CREATE TABLE decisions AS FROM valued",

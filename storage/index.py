@@ -56,12 +56,26 @@ def _alone(method: "Callable[Concatenate[Index, _Given], _Answer]") -> "Callable
 class Index:
     """One process's view of a run; ``refresh`` takes in what was published since."""
 
-    def __init__(self, paths: RunPaths, *, blend: Mapping[str, float] | None = None, discount: float = 1.0) -> None:
+    def __init__(
+        self, paths: RunPaths, *, blend: Mapping[str, float] | None = None, discount: float = 1.0, threads: int = 1
+    ) -> None:
+        """See what was published in a run.
+
+        Args:
+            blend: weight of each reward component in a decision's return; None: centres alone.
+            discount: of what comes after a decision, by ply.
+            threads: of DuckDB, 0 for a thread a core. With more than one, those that are idle have the allocator give back the
+                whole process's free memory, several times a second: a trainer then fetched its activations page by page from
+                the kernel, a tenth of its CPU seconds.
+
+        Raises:
+            InputError: the blend weighs what is no component.
+        """
         weights = {"centres_gained": 1.0} if blend is None else dict(blend)
         if unknown := sorted(set(weights) - set(WEIGHTS)):
             raise InputError(f"The blend weighs {', '.join(unknown)}; known components are {', '.join(WEIGHTS)}.")
         self._paths = paths
-        self._tables = FactTables({name: float(weight) for name, weight in weights.items()}, float(discount))
+        self._tables = FactTables({name: float(weight) for name, weight in weights.items()}, float(discount), threads)
         self._mapped = MappedShards(paths.shards)
         self._intake = Intake(paths, self._tables, self._mapped)
         self._buffers = PackingBuffers()

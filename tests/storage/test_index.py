@@ -293,3 +293,38 @@ def damage(path: Path) -> None:
     content[len(content) // 2] ^= 1
     path.unlink()
     path.write_bytes(content)
+
+
+_BESIDE_AN_INDEX = """
+import resource, sys, time
+from pathlib import Path
+from storage.index import Index
+from storage.runs import RunPaths
+from telemetry.memory import keep_freed_memory
+
+keep_freed_memory()
+index = Index(RunPaths(Path(sys.argv[1])), threads=int(sys.argv[2]))
+def compute():
+    return [bytes(3_000) for _ in range(60_000)]
+pieces = compute()
+kept = pieces[-1:]  # else what is free is the heap's end, of which some stays in any case
+del pieces
+faults = []
+for _ in range(4):
+    index.connection.execute("select sum(range) from range(300_000) where range % 7 = 1").fetchall()
+    time.sleep(0.8)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    compute()
+    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+print(faults[-1])
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator is asked")
+def test_an_index_leaves_the_memory_of_who_computes_beside_it_alone(paths: RunPaths) -> None:
+    """DuckDB's idle threads return the process's free memory; with one thread it has none that could be idle."""
+    faults = {}
+    for threads in ("1", "2"):
+        words = [sys.executable, "-c", _BESIDE_AN_INDEX, str(paths.root), threads]
+        faults[threads] = int(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+    assert faults["1"] < 1_000 < 20_000 < faults["2"], faults
