@@ -87,7 +87,7 @@ def test_a_foreign_file_among_the_shards_is_named_and_does_no_harm(workplace, tr
     assert asked.returncode == 0 and "local/000900.arrow" in asked.stdout
 
 
-@pytest.mark.parametrize("what", ["settings.json", "ledger"])
+@pytest.mark.parametrize("what", ["settings.json", pytest.param("ledger", marks=pytest.mark.slow)])
 def test_what_nothing_can_replace_is_said_with_the_file_s_name(workplace, trained, copy: RunPaths, what: str):
     file = flip(copy.ledger / "main" / "step-000002.arrow") if what == "ledger" else copy.settings
     if what == "settings.json":

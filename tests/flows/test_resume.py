@@ -64,11 +64,14 @@ def weights(paths: RunPaths, version: int) -> bytes:
     return (paths.adapter(version) / "adapter_model.safetensors").read_bytes()
 
 
+OVERLAPPED = ("--pipeline.buffer-depth", "1", "--training.mismatch-every", "3")
+
+
 @pytest.fixture(scope="module")
 def killed(workplace: Any, trained: Any) -> Iterator[tuple[RunPaths, dict[str, Any]]]:
-    """A run of six steps that was killed three times: in two of its steps, and while it was starting."""
+    """A run of six steps, rollouts beside training, killed three times: in two of its steps, and while it was starting."""
     dice = random.Random()
-    killer = Killer(workplace, "killed", steps=6)
+    killer = Killer(workplace, "killed", 6, *OVERLAPPED)
     killer.kill_when(step=2, then_s=dice.uniform(0, 0.6))
     killer.kill_when(then_s=dice.uniform(1, 8))
     killer.kill_when(step=min(5, killer.recorded() + 2), then_s=dice.uniform(0, 0.6))
@@ -77,29 +80,29 @@ def killed(workplace: Any, trained: Any) -> Iterator[tuple[RunPaths, dict[str, A
 
 def test_a_run_that_was_killed_three_times_ends_complete_and_nothing_was_trained_twice_or_lost(killed):
     paths, summary = killed
-    audit(paths, steps=6)
+    audit(paths, steps=6, max_lag=1)
     assert summary["steps"] == 6 and summary["decisions"] == decisions(paths).num_rows
 
 
-def test_it_learned_what_a_run_that_nobody_killed_learns(killed, trained):
-    paths, _ = killed
-    assert [weights(paths, version) == weights(trained[1], version) for version in (1, 2)] == [True, True]
-
-
-def test_with_rollouts_beside_training_a_run_that_was_killed_ends_with_the_very_weights_of_one_that_was_not(workplace, trained):
+def test_it_ends_with_the_very_weights_of_a_run_that_nobody_killed(killed, workplace):
     """Its rollouts are of the version before the one in training, also where it goes on; a probe on the way changes nothing."""
-    overlapped = ("--pipeline.buffer-depth", "1", "--training.mismatch-every", "3")
-    whole = Killer(workplace, "beside", 4, *overlapped)
+    whole = Killer(workplace, "beside", 6, *OVERLAPPED)
     summary = whole.finish()
-    killer = Killer(workplace, "beside-killed", 4, *overlapped)
-    killer.kill_when(step=2, then_s=random.Random().uniform(0, 0.6))
-    killer.finish()
-    assert weights(killer.paths, 4) == weights(whole.paths, 4)
+    assert weights(killed[0], 6) == weights(whole.paths, 6)
     assert summary["max_policy_lag_seen"] == 1
-    for paths in (whole.paths, killer.paths):
+    for paths in (whole.paths, killed[0]):
         rows = [row for row in decisions(paths).to_pylist() if row["shard"].startswith("local/")]
         drawn_by = {(row["start_group"] // 2 + 1, row["policy_version"]) for row in rows}
-        assert drawn_by == {(1, 0), (2, 0), (3, 1), (4, 2)}, "two start groups a step, and the version that drew them"
+        behind = {(1, 0), *((step, step - 2) for step in range(2, 7))}
+        assert drawn_by == behind, "two start groups a step, and the version that drew them"
+
+
+@pytest.mark.slow
+def test_a_run_whose_rollouts_and_training_take_turns_learns_what_one_that_nobody_killed_learns(workplace, trained):
+    killer = Killer(workplace, "killed-in-turn", steps=3)
+    killer.kill_when(step=2, then_s=random.Random().uniform(0, 0.6))
+    killer.finish()
+    assert [weights(killer.paths, version) == weights(trained[1], version) for version in (1, 2)] == [True, True]
 
 
 @pytest.mark.slow
