@@ -48,8 +48,8 @@ def what_stands_stays() -> Iterator[None]:
     """Inside, what exists at the beginning is looked at by no garbage collection: it is there to stay.
 
     Python looks through all old objects each time that new ones have grown by a quarter of them. In the process of a flow a
-    million are of libraries, and of games some ten thousand a step, whose boards and powers name each other: every second or
-    third step stood still for 0.15 s. Only objects in cycles wait for a collection; others end as ever.
+    million are of libraries, and of games some ten thousand a step, whose boards and powers name each other: every second step
+    stood still for 0.15 s and more. Only objects in cycles wait for a collection; others end as ever.
     """
     gc.collect()
     gc.freeze()
