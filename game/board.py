@@ -82,6 +82,12 @@ class Board:
         twin._legal, twin._year = self._legal, self._year
         return twin
 
+    def let_go(self) -> None:
+        """Nobody plays here any more: undo what keeps this game waiting for a garbage collection, so that it ends with its last
+        reference. The engine's powers refer to their game; of a fork those are five hundred objects."""
+        for power in self._game.powers.values():
+            power.game = None
+
     def snapshot(self, *, game_id: str, seed: int, source: str) -> Snapshot:
         """This position as plain data.
 

@@ -166,6 +166,7 @@ async def play_fork(
     if record_plies and course.status == "complete" and not board.is_over:
         course.plies.append(_ply(ply, board))
     course.end, course.ended = now, reason_to_end
+    board.let_go()
     return course
 
 

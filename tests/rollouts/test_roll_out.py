@@ -1,6 +1,7 @@
 """Rollouts are whole, complete, repeatable, and what their rows say of rewards adds up."""
 
 import asyncio
+import gc
 import json
 from collections import Counter, defaultdict
 from dataclasses import replace
@@ -8,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from game.adjudicator import Adjudicator
 from game.board import POWERS, Board
 from game.scores import COMPONENTS as NAMED
 from game.scores import components, standing
@@ -158,6 +160,22 @@ def test_a_failed_fork_is_data_with_a_reason_and_its_neighbours_go_on(uniform_en
 def test_too_many_failed_forks_fail_the_task(uniform_engine, tokens, positions):
     with pytest.raises(EngineError, match=r"8 of 8 forks failed; the first: request .* was made to fail"):
         play(uniform_engine(fails=lambda request: True), tokens, positions[:2])
+
+
+def test_games_end_when_they_are_played_and_wait_for_no_garbage_collection(uniform_engine, tokens, positions):
+    """The engine's games are cycles of hundreds of objects, sixty of them a step."""
+
+    def games() -> int:
+        return sum(isinstance(each, Adjudicator) for each in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = games()
+        play(uniform_engine(), tokens, positions[:2])
+        assert games() == before
+    finally:
+        gc.enable()
 
 
 def test_forks_advance_independently_with_many_requests_in_flight(uniform_engine, tokens, positions):
