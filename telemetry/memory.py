@@ -15,6 +15,8 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _KEPT_BYTES = 2**30
 _LARGE_BYTES = 2**25
 """The largest that glibc takes on every platform."""
+_YOUNG = 50_000
+"""New objects between two collections of the youngest; a laptop step's games are about as many."""
 
 
 def give_back_memory() -> None:
@@ -45,17 +47,21 @@ def keep_freed_memory() -> None:
 
 @contextmanager
 def what_stands_stays() -> Iterator[None]:
-    """Inside, what exists at the beginning is looked at by no garbage collection: it is there to stay.
+    """Inside, what exists at the beginning is looked at by no garbage collection, for it is there to stay; and collections come
+    when some ten thousand objects are new instead of some hundred.
 
-    Python looks through all old objects each time that new ones have grown by a quarter of them. In the process of a flow a
-    million are of libraries, and of games some ten thousand a step, whose boards and powers name each other: every second step
-    stood still for 0.15 s and more. Only objects in cycles wait for a collection; others end as ever.
+    Only objects in cycles wait for a collection; others end as ever. In the process of a flow a million objects are of libraries,
+    and the games of a step are tens of thousands that come and go: Python took each step's for growth, and every second step
+    stood still for 0.15 s and more while it looked through all that had not changed.
     """
+    thresholds = gc.get_threshold()
     gc.collect()
     gc.freeze()
+    gc.set_threshold(_YOUNG, *thresholds[1:])
     try:
         yield
     finally:
+        gc.set_threshold(*thresholds)
         gc.unfreeze()
 
 

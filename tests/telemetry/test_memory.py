@@ -74,6 +74,7 @@ def test_what_stood_before_is_out_of_collections_while_it_lasts_and_what_came_la
         node = Node()
         weakref.finalize(node, ended.append, name)
 
+    before = gc.get_threshold()
     cycle("garbage from before")
     with what_stands_stays():
         assert ended == ["garbage from before"], "it is collected, not frozen"
@@ -81,4 +82,4 @@ def test_what_stood_before_is_out_of_collections_while_it_lasts_and_what_came_la
         cycle("garbage from inside")
         gc.collect()
         assert ended[1:] == ["garbage from inside"]
-    assert gc.get_freeze_count() == 0
+    assert gc.get_freeze_count() == 0 and gc.get_threshold() == before
