@@ -13,9 +13,10 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from storage.runs import held
 from telemetry.errors import InputError
 
 _ANSWERS_WITHIN_S = 10.0
@@ -40,6 +41,9 @@ def prefect_server() -> Iterator[None]:
     listener = socket.create_server(("127.0.0.1", 0))
     log = Path(os.environ["PREFECT_HOME"]) / "server.log"
     log.parent.mkdir(parents=True, exist_ok=True)
+    turn = ExitStack()
+    # Two that begin at once on a home without a database would both make its tables. One whose turn never comes begins anyway.
+    turn.enter_context(held(log.with_name("server.starting"), wait_s=_limit_s()))
     with log.open("wb") as out:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "cli.serve_prefect", str(listener.fileno())],
@@ -55,7 +59,8 @@ def prefect_server() -> Iterator[None]:
     address = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
     listener.close()
     try:
-        wait_until_up(process, address, log)
+        with turn:
+            wait_until_up(process, address, log)
         _tell_prefect(address)
         yield
     finally:
@@ -84,7 +89,7 @@ def wait_until_up(process: subprocess.Popen[bytes], address: str, log: Path) -> 
     Raises:
         InputError: it ended, or does not answer in time.
     """
-    limit = float(os.environ.get(_STARTS_WITHIN_S, "120"))
+    limit = _limit_s()
     until = time.monotonic() + limit
     while True:
         if process.poll() is not None:
@@ -101,6 +106,10 @@ def wait_until_up(process: subprocess.Popen[bytes], address: str, log: Path) -> 
                     f"give it more with {_STARTS_WITHIN_S}"
                 ) from error
             time.sleep(0.1)
+
+
+def _limit_s() -> float:
+    return float(os.environ.get(_STARTS_WITHIN_S, "120"))
 
 
 def _send_what_is_left() -> None:

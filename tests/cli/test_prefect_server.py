@@ -1,5 +1,6 @@
 """A command has a Prefect server that answers, or says in a sentence why not; its own ends with it."""
 
+import os
 import subprocess
 import sys
 import time
@@ -67,3 +68,21 @@ time.sleep(600)
         process.kill()
     _, alive = psutil.wait_procs([watcher], timeout=15)
     assert alive == []
+
+
+@pytest.mark.slow
+def test_commands_begun_at_once_on_a_fresh_home_all_have_their_server(tmp_path):
+    program = "from cli.prefect_server import prefect_server\nwith prefect_server():\n    print('up')"
+    environment = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
+    three = [
+        subprocess.Popen(
+            [sys.executable, "-c", program],
+            env=environment | {"PREFECT_HOME": str(tmp_path)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(3)
+    ]
+    said = [each.communicate(timeout=180) for each in three]
+    assert [out for out, _ in said] == ["up\n"] * 3, said
