@@ -13,7 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from storage.runs import held
@@ -38,13 +38,22 @@ def prefect_server() -> Iterator[None]:
         _check(given)
         yield
         return
-    listener = socket.create_server(("127.0.0.1", 0))
     log = Path(os.environ["PREFECT_HOME"]) / "server.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    turn = ExitStack()
     # Two that begin at once on a home without a database would both make its tables. One whose turn never comes begins anyway.
-    turn.enter_context(held(log.with_name("server.starting"), wait_s=_limit_s()))
-    with log.open("wb") as out:
+    with held(log.with_name("server.starting"), wait_s=_limit_s()):
+        process, address = _begin(log)
+    try:
+        _tell_prefect(address)
+        yield
+    finally:
+        _send_what_is_left()
+        _end(process)
+
+
+def _begin(log: Path) -> tuple[subprocess.Popen[bytes], str]:
+    """A server of our own that writes `log` and answers by now, and its address."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, log.open("wb") as out:
+        address = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "cli.serve_prefect", str(listener.fileno())],
             pass_fds=[listener.fileno()],
@@ -56,21 +65,21 @@ def prefect_server() -> Iterator[None]:
             # What the terminal is spared belongs into the log.
             env={name: value for name, value in os.environ.items() if not name.startswith("PREFECT_LOGGING_")},
         )
-    address = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
-    listener.close()
     try:
-        with turn:
-            wait_until_up(process, address, log)
-        _tell_prefect(address)
-        yield
-    finally:
-        _send_what_is_left()
-        process.terminate()
-        try:
-            process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        wait_until_up(process, address, log)
+    except BaseException:
+        _end(process)
+        raise
+    return process, address
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(timeout=10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _check(address: str) -> None:
