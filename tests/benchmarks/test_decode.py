@@ -192,7 +192,7 @@ def test_nothing_to_measure_is_the_users_mistake(tmp_path: Path):
 @pytest.mark.vllm
 def test_the_whole_benchmark_ends_with_one_object(entente, model: Path):
     shutil.copytree(model, entente.folder / "model")
-    done = entente("bench", "decode", "--model", "model", "--rounds", "1", "--json", timeout=600)
+    done = entente.process("bench", "decode", "--model", "model", "--rounds", "1", "--json", timeout=600)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["benchmark"] == "decode" and set(told["targets"]) <= set(told["metrics"])

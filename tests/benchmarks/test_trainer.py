@@ -217,7 +217,7 @@ def test_a_resumed_trainer_is_the_same_bit_for_bit(tmp_path: Path):
 
 @pytest.mark.slow
 def test_the_whole_benchmark_ends_with_one_object(entente):
-    done = entente("bench", "trainer", "--repeats", "1", "--json", timeout=600)
+    done = entente.process("bench", "trainer", "--repeats", "1", "--json", timeout=600)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["benchmark"] == "trainer" and set(told["targets"]) == set(TARGETS)

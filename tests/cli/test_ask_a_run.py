@@ -126,7 +126,7 @@ def test_answers_come_as_csv_json_and_parquet_too(workplace, trained, tmp_path: 
 
 def test_a_version_measured_again_scores_the_same(workplace, trained):
     summary, _, _ = trained
-    done = workplace("evaluate", "--run", "first", "--json")
+    done = workplace.process("evaluate", "--run", "first", "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
     assert (result["run"], result["policy_version"], result["orders_rejected"]) == ("first", 2, 0)
@@ -150,7 +150,7 @@ def test_a_worker_that_does_not_answer_is_named_and_the_run_s_name_stays_free(wo
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        done = workplace("train", "--config", "small.toml", "--run", "remote", "--inference.urls", url)
+        done = workplace.process("train", "--config", "small.toml", "--run", "remote", "--inference.urls", url)
     assert done.returncode == 2
     said, refusal = done.stderr.splitlines()
     assert said == "starting the engine and the trainer"

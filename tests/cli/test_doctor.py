@@ -49,7 +49,7 @@ def examined(entente, site: Path) -> Callable[..., list[dict[str, Any]]]:
     entente.folder = folder
 
     def run(*words: str, **how: str) -> list[dict[str, Any]]:
-        done = entente("doctor", "--json", *words, **({"PYTHONPATH": f"{site}{os.pathsep}{ROOT}"} | how))
+        done = entente.process("doctor", "--json", *words, **({"PYTHONPATH": f"{site}{os.pathsep}{ROOT}"} | how))
         assert done.stderr == ""
         told = json.loads(done.stdout)
         worst = [finding for finding in told["checks"] if finding["state"] == "problem"]
@@ -79,7 +79,7 @@ atexit.register(lambda: print([name for name in {HEAVY} if name in sys.modules],
 from cli.main import main
 main()
 """
-    assert entente("doctor", program=program).stderr == "[]\n"
+    assert entente.process("doctor", program=program).stderr == "[]\n"
 
 
 def test_a_foreign_package_before_ours_is_named(examined, site: Path):
@@ -91,7 +91,7 @@ def test_a_foreign_package_before_ours_is_named(examined, site: Path):
 def test_a_foreign_package_that_hides_what_every_command_needs_is_one_sentence(entente, site: Path):
     (site / "telemetry").mkdir()
     (site / "telemetry" / "__init__.py").touch()
-    done = entente("doctor", PYTHONPATH=f"{site}{os.pathsep}{ROOT}")
+    done = entente.process("doctor", PYTHONPATH=f"{site}{os.pathsep}{ROOT}")
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert line.startswith("entente: the package `telemetry` that Python finds first is not this application's")
@@ -124,7 +124,7 @@ sys.path[:] = [place for place in sys.path if place == {str(site)!r} or not os.p
 from cli.main import main
 main()
 """
-    done = entente("doctor", "--json", PYTHONPATH=str(site), program=program)
+    done = entente.process("doctor", "--json", PYTHONPATH=str(site), program=program)
     assert done.returncode == 1, done.stderr
     assert f"package `evaluation` {sentence}" in problems(json.loads(done.stdout)["checks"])["packages"]
 

@@ -18,7 +18,7 @@ def names(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("words", [CACHE, ["train", "--run", "mine"]], ids=["cache build", "train"])
 def test_a_server_that_does_not_answer_is_named_before_anything_is_written(entente, words: list[str]):
-    done = entente(*words, PREFECT_API_URL="http://127.0.0.1:9/api")
+    done = entente.process(*words, PREFECT_API_URL="http://127.0.0.1:9/api")
     assert done.returncode == 2 and done.stdout == ""
     (sentence,) = done.stderr.splitlines()
     assert sentence.startswith("entente: no Prefect server answers at http://127.0.0.1:9/api")
@@ -26,7 +26,7 @@ def test_a_server_that_does_not_answer_is_named_before_anything_is_written(enten
 
 
 def test_a_server_that_does_not_come_up_is_said_in_its_own_last_words(entente):
-    done = entente(*CACHE, PREFECT_API_DATABASE_CONNECTION_URL="sqlite+aiosqlite:////nonexistent/prefect.db")
+    done = entente.process(*CACHE, PREFECT_API_DATABASE_CONNECTION_URL="sqlite+aiosqlite:////nonexistent/prefect.db")
     assert done.returncode == 2 and done.stdout == ""
     (sentence,) = done.stderr.splitlines()
     assert "the Prefect server did not come up (exit code 3): " in sentence and "unable to open database file" in sentence

@@ -156,7 +156,7 @@ inference.embedded.EmbeddedEngine.start = start
 from cli.main import main
 main()
 """
-    done = workplace("train", "--config", "small.toml", "--run", "liar", "--evaluation.positions", "1", program=program)
+    done = workplace.process("train", "--config", "small.toml", "--run", "liar", "--evaluation.positions", "1", program=program)
     assert done.returncode == 1
     (sentence,) = [line for line in done.stderr.splitlines() if line.startswith("entente: ")]
     assert "trainer and engine disagree on version 0" in sentence and "Traceback" not in done.stderr
@@ -168,7 +168,7 @@ main()
 @pytest.fixture(scope="module")
 def again(workplace, trained) -> RunPaths:
     """The same run a second time."""
-    done = workplace("train", "--config", "small.toml", "--run", "again")
+    done = workplace.process("train", "--config", "small.toml", "--run", "again")
     assert done.returncode == 0, done.stderr
     return RunPaths(workplace.folder / "runs" / "again")
 

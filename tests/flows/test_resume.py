@@ -55,7 +55,7 @@ class Killer:
 
     def finish(self) -> dict[str, Any]:
         """Let the run come to its end; its summary."""
-        done = self._workplace(*self.words(), "--json")
+        done = self._workplace.process(*self.words(), "--json")
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout.splitlines()[-1])
 
@@ -109,16 +109,16 @@ def test_a_run_whose_rollouts_and_training_take_turns_learns_what_one_that_nobod
 def test_a_finished_run_is_not_run_again_and_goes_on_when_more_steps_are_asked_for(killed, workplace):
     paths, summary = killed
     before = paths.metrics.read_bytes()
-    again = workplace("train", "--run", "killed", "--resume", "--json")
+    again = workplace.process("train", "--run", "killed", "--resume", "--json")
     assert again.returncode == 0 and json.loads(again.stdout.splitlines()[-1]) == summary
     assert "has done its 6 steps" in again.stderr and paths.metrics.read_bytes() == before
-    fewer = workplace("train", "--run", "killed", "--resume", "--steps", "3")
+    fewer = workplace.process("train", "--run", "killed", "--resume", "--steps", "3")
     assert fewer.returncode == 2 and "has 6 steps behind it, more than steps 3" in fewer.stderr
     assert json.loads(paths.settings.read_text())["steps"] == 6, "a refusal changes nothing"
 
 
 def test_what_would_make_it_another_run_is_refused_with_both_values(killed, workplace):
-    done = workplace("train", "--run", "killed", "--resume", "--seed", "7")
+    done = workplace.process("train", "--run", "killed", "--resume", "--seed", "7")
     assert done.returncode == 2
     assert "run 'killed' was begun with seed 13 and cannot go on with 7" in done.stderr
 
@@ -182,7 +182,7 @@ def test_a_full_disk_is_said_in_a_sentence_and_the_run_goes_on_when_there_is_roo
         for shared in ("_models", "_state_cache"):
             (disk / shared).symlink_to(workplace.folder / "runs" / shared)
         words, fast = ["train", "--runs-root", str(disk), "--run", "full"], ["--pipeline.full-disk-wait-s", "1"]
-        done = workplace(*words, "--config", "small.toml", "--steps", "30", "--training.keep-checkpoints", "30", *fast)
+        done = workplace.process(*words, "--config", "small.toml", "--steps", "30", "--training.keep-checkpoints", "30", *fast)
         assert done.returncode == 1
         *_, hint, sentence = done.stderr.splitlines()
         assert "--resume" in hint and str(disk) in hint
@@ -190,7 +190,7 @@ def test_a_full_disk_is_said_in_a_sentence_and_the_run_goes_on_when_there_is_roo
         steps = len(list((disk / "full" / "ledger" / "main").glob("step-*.arrow")))
         assert 1 <= steps < 30
         subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
-        done = workplace(*words, "--resume", "--steps", str(steps + 1))
+        done = workplace.process(*words, "--resume", "--steps", str(steps + 1))
         assert done.returncode == 0, done.stderr
         audit(RunPaths(disk / "full"), steps + 1)
     finally:
