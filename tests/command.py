@@ -1,4 +1,4 @@
-"""The `entente` command for tests: in this process, which saves seconds of imports, or in a process of its own, as a user has it."""
+"""The `entente` command for tests: in the test's process, which saves seconds of imports, or in its own, as a user has it."""
 
 import contextlib
 import io
@@ -17,8 +17,8 @@ _NOT_INHERITED = ("PREFECT_", "ENTENTE_", "WANDB_", "PYTHONWARNINGS")
 class Entente:
     """The `entente` command in a folder, with none of this process's settings.
 
-    A call runs it in this process. What runs flows (and so needs Prefect's settings to itself), is killed, or looks at what was imported
-    belongs into a process of its own: `process` runs one to its end, `start` begins one.
+    A call runs it in this process. `process` runs it to its end in a process of its own, and `start` begins one: for commands that run
+    flows, which need Prefect's settings to themselves, that are killed, or whose imports are looked at.
     """
 
     def __init__(self, folder: Path, **environment: str) -> None:

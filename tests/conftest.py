@@ -59,6 +59,28 @@ training in turn, so that two steps are trained on two versions. Of so few forks
 the same; with this one both steps have two groups to learn from."""
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With several workers: the tests of a module stay together, and so do all that use the Prefect server or vLLM.
+
+    So each is made once. Those two groups take longest, and begin. The system tier is longer: there each worker may make its own.
+    """
+    if not hasattr(config, "workerinput"):
+        return
+
+    def group(item: pytest.Item) -> str:
+        if not item.get_closest_marker("system"):
+            if "prefect_server" in getattr(item, "fixturenames", ()):
+                return "Prefect"
+            if item.get_closest_marker("vllm"):
+                return "vLLM"
+        return str(item.path)
+
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(group(item)))
+    items.sort(key=lambda item: group(item) not in ("Prefect", "vLLM"))
+
+
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a small model."""

@@ -132,6 +132,7 @@ def test_table_time_is_of_the_requests_after_the_warm_up(tokens, monkeypatch: py
 
 
 @pytest.mark.vllm
+@pytest.mark.system
 def test_both_arms_draw_as_many_tokens_and_the_ratio_is_of_their_times(vllm_engine, host, tokens, monkeypatch):
     times = iter([3.0, 2.0, 4.0, 3.0, 5.0, 4.5])
     drawn = decode._drawn

@@ -226,6 +226,7 @@ def test_the_whole_benchmark_ends_with_one_object(entente):
 # -- on a device -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.system
 def test_the_script_for_a_gpu_says_each_figure_and_goes_on_where_one_fails(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(trainer_gpu, "SHAPES", {"tiny": SHAPE})
     monkeypatch.setattr(trainer_gpu, "TINY", SHAPE)

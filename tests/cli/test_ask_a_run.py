@@ -12,8 +12,6 @@ import pytest
 from cli.sql import sql
 from storage.asking import QUERIES, VIEWS, ask, connect, ready
 
-pytestmark = pytest.mark.vllm
-
 BY_VERSION = "select policy_version, count(*), avg(centres_gained) from decisions group by all order by all"
 
 
@@ -124,6 +122,7 @@ def test_answers_come_as_csv_json_and_parquet_too(workplace, trained, tmp_path: 
     assert refused.returncode == 2 and "--output" in refused.stderr
 
 
+@pytest.mark.system
 def test_a_version_measured_again_scores_the_same(workplace, trained):
     summary, _, _ = trained
     done = workplace.process("evaluate", "--run", "first", "--json")
@@ -145,6 +144,7 @@ def test_a_version_that_was_never_published_is_refused(workplace, trained):
     assert names(workplace.folder) == before
 
 
+@pytest.mark.system
 def test_a_worker_that_does_not_answer_is_named_and_the_run_s_name_stays_free(workplace, trained):
     before = names(workplace.folder)
     with socket.socket() as silent:

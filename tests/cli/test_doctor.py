@@ -248,7 +248,7 @@ def test_problems_come_first_and_the_verdict_counts_them(here: Environment):
     assert verdict([fine, replace(fine, state="warning")]) == "ready, with 1 warning"
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_a_prefect_server_is_started_and_answers(examined):
     findings = {finding["name"]: finding for finding in examined("--deep")}
     assert findings["Prefect server"]["sentence"] == "one was started, and it answers"

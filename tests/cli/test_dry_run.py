@@ -57,16 +57,16 @@ def test_a_dry_run_writes_nothing(entente, taken: Path, model: Path, words: list
 
 
 def test_a_dry_run_loads_nothing_heavy(entente, taken: Path, model: Path):
+    commands = [[*words, "--dry-run", *(["--model", str(model)] if words[0] == "serve" else [])] for words in WORDS.values()]
     program = f"""
 import json, sys
 from cli.main import run
-codes = [run([*words, "--dry-run", *(["--model", {str(model)!r}] if words[0] == "serve" else [])]) for words in {list(WORDS.values())}]
+codes = [run(words) for words in {commands}]
 print(json.dumps([codes, [name for name in {HEAVY} if name in sys.modules]]), file=sys.stderr)
 """
     assert json.loads(entente.process(program=program).stderr) == [[0] * len(WORDS), []]
 
 
-@pytest.mark.vllm
 def test_what_was_planned_is_what_a_run_takes(workplace, trained):
     summary, paths, _ = trained
     done = workplace("train", "--config", "small.toml", "--run", "second", "--dry-run", "--json")
@@ -90,7 +90,6 @@ def test_what_was_planned_is_what_a_run_takes(workplace, trained):
     assert all("found: " in line for line in plan["reused_or_made"].values())
 
 
-@pytest.mark.vllm
 def test_the_plan_of_a_resumed_run_counts_the_steps_that_are_left(workplace, trained):
     before = content(trained[1].root)
     done = workplace("train", "--run", "first", "--resume", "--steps", "5", "--dry-run", "--json")

@@ -25,6 +25,7 @@ def test_a_server_that_does_not_answer_is_named_before_anything_is_written(enten
     assert "prefect server start" in sentence and names(entente.folder) in ([], [".prefect"])
 
 
+@pytest.mark.system
 def test_a_server_that_does_not_come_up_is_said_in_its_own_last_words(entente):
     done = entente.process(*CACHE, PREFECT_API_DATABASE_CONNECTION_URL="sqlite+aiosqlite:////nonexistent/prefect.db")
     assert done.returncode == 2 and done.stdout == ""
@@ -33,6 +34,7 @@ def test_a_server_that_does_not_come_up_is_said_in_its_own_last_words(entente):
     assert names(entente.folder) == [".prefect"]
 
 
+@pytest.mark.system
 def test_a_command_that_is_killed_takes_its_server_along(entente):
     process = entente.start("cache", "build", "--train-snapshots", "4000")
     try:
@@ -70,7 +72,7 @@ time.sleep(600)
     assert alive == []
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_commands_begun_at_once_on_a_fresh_home_all_have_their_server(tmp_path):
     program = "from cli.prefect_server import prefect_server\nwith prefect_server():\n    print('up')"
     environment = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}

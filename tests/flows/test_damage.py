@@ -8,8 +8,6 @@ import pytest
 
 from storage.runs import RunPaths, held
 
-pytestmark = pytest.mark.vllm
-
 
 def flip(file: Path) -> Path:
     """Damage a file by one bit, in its middle."""
@@ -28,6 +26,7 @@ def copy(workplace, trained, tmp_path: Path) -> RunPaths:
     return RunPaths(tmp_path / "first")
 
 
+@pytest.mark.system
 def test_a_run_mends_a_damaged_cache_checkpoint_adapter_and_score_and_learns_the_same(workplace, trained, copy: RunPaths):
     """The newest checkpoint is gone, so its step is repeated from its ledger, to the last bit."""
     (cache,) = copy.root.parent.glob("_state_cache/v-*")
@@ -98,6 +97,7 @@ def test_what_nothing_can_replace_is_said_with_the_file_s_name(workplace, traine
     assert sentence.startswith("entente: ") and file.name in sentence and "Traceback" not in done.stderr
 
 
+@pytest.mark.system
 def test_a_run_that_is_being_trained_is_not_opened_a_second_time(workplace, trained, copy: RunPaths):
     words = ["train", "--runs-root", str(copy.root.parent), "--run", "first", "--resume", "--steps", "3"]
     with held(copy.lock) as free:

@@ -25,7 +25,7 @@ from inference.pool import RemoteEngine
 from inference.settings import InferenceSettings
 from rollouts.roll_out import RolledOut, plan_start_groups, roll_out
 from rollouts.settings import RolloutSettings
-from tests.conftest import ROOT
+from tests.command import ROOT
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 MORTAL = """
