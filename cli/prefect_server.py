@@ -95,9 +95,7 @@ def _check(address: str) -> None:
     try:
         _ask(address, _ANSWERS_WITHIN_S)
         if not told.key and not accepts(address, told.auth_string.get_secret_value() if told.auth_string else ""):
-            raise InputError(
-                f"the Prefect server at {address} wants a key that it was not sent: set PREFECT_API_AUTH_STRING to it"
-            )
+            raise InputError(f"the Prefect server at {address} wants another key: set PREFECT_API_AUTH_STRING to it")
     except OSError as error:
         raise InputError(
             f"no Prefect server answers at {address} ({_reason(error)}): start it with `prefect server start`, "

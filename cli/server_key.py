@@ -1,6 +1,6 @@
 """The key of the Prefect server on this machine: who has it may start runs there, and run programs as the server's user.
 
-It lies in Prefect's home, in a file that its owner alone can read. A server that `entente` starts wants it; commands and the worker
+It lies in Prefect's home, in a file that its owner alone can read. A server that `entente` starts wants it; commands and worker
 send it to servers on this machine and to no other. What the user sets as Prefect's own authentication string is taken instead.
 """
 
@@ -50,7 +50,7 @@ def want_key() -> str:
 
 
 def _make() -> None:
-    """Write a new key aside, where its owner alone can read it from the first byte on, then name it; another's, made meanwhile, stays."""
+    """Write a new key aside, where its owner alone can read it from the first byte on, then name it; one made meanwhile stays."""
     file = key_file()
     file.parent.mkdir(parents=True, exist_ok=True)
     descriptor, aside = tempfile.mkstemp(dir=file.parent, prefix=".key-")

@@ -1,5 +1,5 @@
-"""`entente up` and `entente down`: a Prefect server with its key, its work pool, the deployments of prefect.yaml with their limits
-and automations, and a worker, on one machine.
+"""`entente up` and `entente down`: a Prefect server, its key and work pool, the deployments of prefect.yaml with their limits and
+automations, and a worker, on one machine.
 
 Promise: what stands already is left as it is and said so; what was begun is written down in Prefect's home, and `entente down`
 ends that and nothing else: a process counts as ours if number and start time are those that were written down.
@@ -133,13 +133,11 @@ def _server(port: int) -> str:
     if not reason:
         send_key(address)
         if not accepts(f"{address}/api", os.environ.get("PREFECT_API_AUTH_STRING", "")):
-            raise InputError(f"the server at {address} wants a key that it was not sent: set PREFECT_API_AUTH_STRING to it")
+            raise InputError(f"the Prefect server at {address} wants another key: set PREFECT_API_AUTH_STRING to it")
         print(f"server          answers at {address}")
         if accepts(f"{address}/api", ""):
-            print(
-                "                without a key: whoever reaches it runs programs as you; set PREFECT_SERVER_API_AUTH_STRING there,"
-            )
-            print("                or, if `entente up` began it, `entente down` and `entente up`")
+            print("                without a key, so whoever reaches it can run programs as you: begin it by `entente up`, or")
+            print("                set PREFECT_SERVER_API_AUTH_STRING where it is started")
         return address
     if given:
         raise InputError(f"no Prefect server answers at PREFECT_API_URL {given} ({reason}): start it, or unset that")

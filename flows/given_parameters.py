@@ -1,7 +1,7 @@
 """What the parameters of a flow run that a deployment began may name on the machine that runs it.
 
 Whoever reaches Prefect's server gives such parameters. So they name no shell command, no address and no path of their own:
-folders of runs and addresses must be listed on the machine, where its Prefect worker is started, and everything else is a plain name
+folders of runs and addresses must be listed on the machine, where its Prefect worker is started, and all else is a plain name
 inside the folder of runs. A run that `entente` starts itself, and a flow inside another, is not looked at.
 """
 

@@ -19,11 +19,12 @@ import yaml
 from pydantic import BaseModel
 
 from cli.main import command_line
-from flows.run_settings import RunSettings, layered_settings
+from flows.run_settings import PipelineSettings, RunSettings, layered_settings
 from storage.asking import QUERIES as READY
 from storage.asking import ask, connect, ready
 from storage.runs import RunPaths
 from storage.schema import DECISION_SCHEMA
+from tasks.evaluation import DEPLOYMENT as EVALUATED_BY
 from telemetry.metrics import METRICS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -290,8 +291,12 @@ def test_each_flow_is_deployed_once_under_the_name_that_prefect_yaml_tells():
     flows = {file.stem for file in (ROOT / "flows").glob("*.py") if "@flow(" in file.read_text()} - UNDEPLOYED
     assert sorted(Path(deployment["entrypoint"].split(":")[0]).stem for deployment in DEPLOYMENTS) == sorted(flows)
     names = {f"{Path(d['entrypoint'].split(':')[0]).stem.replace('_', '-')}/{d['name']}" for d in DEPLOYMENTS}
-    told = set(re.findall(r"[a-z-]+/local", (ROOT / "prefect.yaml").read_text()))
-    assert told <= names
+    flow = "|".join(name.split("/")[0] for name in names)
+    for file in (ROOT / "prefect.yaml", *ROOT.glob("*.md"), *ROOT.glob("docs/*.md")):
+        if file.name != "CHANGELOG.md":
+            assert set(re.findall(rf"\b(?:{flow})/[a-z][a-z-]*", file.read_text())) <= names, file.name
+    assert len({deployment["name"] for deployment in DEPLOYMENTS}) == len(DEPLOYMENTS), "each is told from the others by its name"
+    assert {PipelineSettings().producer_deployment, EVALUATED_BY} <= names
 
 
 def test_what_is_deployed_is_the_laptop_preset():

@@ -39,7 +39,7 @@ browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machi
 class Prefect:
     """A server and a worker in processes of their own, started in the project's folder as prefect.yaml says."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, runs_root: Path) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.address = f"http://127.0.0.1:{free.getsockname()[1]}"
@@ -52,6 +52,7 @@ class Prefect:
             "PREFECT_API_URL": f"{self.address}/api",
             "PREFECT_WORKER_QUERY_SECONDS": "2",
             "DO_NOT_TRACK": "1",
+            "ENTENTE_RUNS_ROOTS": str(runs_root),
             "PYTHONPATH": str(ROOT),
         }
 
@@ -127,13 +128,13 @@ class Prefect:
 def small_parameters(workplace: Any) -> dict[str, Any]:
     """Parameters of a run of two steps beside the runs of other tests, whose model and positions it shares."""
     settings = layered_settings("laptop", [workplace.folder / "small.toml"], {"runs_root": workplace.folder / "runs"})
-    return {"settings": settings.model_dump(mode="json")}
+    return {"settings": settings.model_dump(mode="json", exclude={"alerts": {"command", "webhook"}})}
 
 
 @pytest.fixture(scope="module")
 def deployed(workplace: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Prefect, dict[str, Any]]]:
-    """A server with the three deployments and one run of train-policy/local, which is done; the run as the API tells it."""
-    prefect = Prefect(tmp_path_factory.mktemp("prefect"))
+    """A server with the three deployments and one run of train-policy/train, which is done; the run as the API tells it."""
+    prefect = Prefect(tmp_path_factory.mktemp("prefect"), workplace.folder / "runs")
     try:
         prefect.begin("server", "start", "--host", "127.0.0.1", "--port", prefect.address.rsplit(":", 1)[1])
         prefect.wait(120, "the server's start", prefect.healthy)
@@ -141,7 +142,7 @@ def deployed(workplace: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterat
             prefect.command("work-pool", "create", pool, "--type", "process")
         prefect.command("--no-prompt", "deploy", "--all")
         prefect.begin("worker", "start", "--pool", "local")
-        prefect.command("deployment", "run", "train-policy/local", "--params", json.dumps(small_parameters(workplace)))
+        prefect.command("deployment", "run", "train-policy/train", "--params", json.dumps(small_parameters(workplace)))
 
         def finished() -> dict[str, Any] | None:
             (run,) = prefect.ask("flow_runs/filter", {"flow_runs": {"tags": {"all_": ["train"]}}})
@@ -276,8 +277,9 @@ def test_the_nightly_refresh_stands_on_the_server_s_calendar(deployed: Any):
         ({"steps": 0}, "'settings.steps'"),
         ({"training": {"learning_rate": "high"}}, "'settings.training.learning_rate'"),
         ({"stepz": 3}, "'stepz'"),
+        ({"alerts": {"command": "true"}}, "'command' was unexpected"),
     ],
-    ids=["out of its bounds", "no number", "no such setting"],
+    ids=["out of its bounds", "no number", "no such setting", "a command"],
 )
 def test_a_parameter_that_cannot_be_is_refused_at_creation_with_the_field_s_name(
     deployed: Any, settings: dict[str, Any], named: str
