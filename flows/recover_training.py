@@ -63,7 +63,7 @@ async def recover_training(flow_run_id: str = "", runs_root: Path = Path("runs")
         flow_run_id: The flow run of `train-policy` that ended; empty: all that ended in the last day, or seem to be at work.
         runs_root: Folder of all runs.
         alert_file: Name of the file that says where to tell what concerns no single run, such as a worker that is lost: 'mine' is
-            `_alerts/mine.toml` under `runs_root`. A run's own settings say it for that.
+            `mine.toml` in `_alerts` under `runs_root`. A run's own settings say it for that.
 
     Raises:
         InputError: there is no such file.

@@ -36,7 +36,7 @@ class AlertSettings(BaseModel):
     """Address that each alert is posted to, as one JSON object; where it may stand, see `command`."""
     file: str = ""
     """Name of a file on the machine that trains, which says `command` and `webhook` in their place: 'mine' is
-    `_alerts/mine.toml` under `runs_root`; empty: none."""
+    `mine.toml` in `_alerts` under `runs_root`; empty: none."""
     stalled_minutes: Annotated[float, Field(ge=0)] = 30.0
     """Minutes without a finished step after which the run counts as stalled; 0: never."""
     no_progress_steps: Annotated[int, Field(ge=0)] = 100

@@ -80,7 +80,7 @@ def entente_commands() -> list[Any]:
         nested = re.findall(r"\$\((entente [^)]*)\)", line)
         # In the help, what follows a wide gap is a remark.
         for command in [re.split(r"\s{3,}", line.strip())[0], *nested]:
-            words = shlex.split(re.sub(r"^([A-Z_]+=\S+ )+", "", command)) if "entente " in command else []
+            words = shlex.split(re.sub(r"^([A-Z_]+=(\"[^\"]*\"|\S+) )+", "", command)) if "entente " in command else []
             if words[:1] == ["entente"]:
                 found.append(pytest.param(words[1:], id=f"{where}: {' '.join(words)}"[:90]))
     return found
@@ -290,7 +290,8 @@ def test_a_deployment_starts_a_flow_of_that_name_with_parameters_it_takes(deploy
 def test_each_flow_is_deployed_once_under_the_name_that_prefect_yaml_tells():
     flows = {file.stem for file in (ROOT / "flows").glob("*.py") if "@flow(" in file.read_text()} - UNDEPLOYED
     assert sorted(Path(deployment["entrypoint"].split(":")[0]).stem for deployment in DEPLOYMENTS) == sorted(flows)
-    names = {f"{Path(d['entrypoint'].split(':')[0]).stem.replace('_', '-')}/{d['name']}" for d in DEPLOYMENTS}
+    stems = ((Path(d["entrypoint"].split(":")[0]).stem.replace("_", "-"), d["name"]) for d in DEPLOYMENTS)
+    names = {f"{'rollout-producer' if stem == 'produce-rollouts' else stem}/{name}" for stem, name in stems}
     flow = "|".join(name.split("/")[0] for name in names)
     for file in (ROOT / "prefect.yaml", *ROOT.glob("*.md"), *ROOT.glob("docs/*.md")):
         if file.name != "CHANGELOG.md":
