@@ -80,7 +80,7 @@ def entente_commands() -> list[Any]:
         nested = re.findall(r"\$\((entente [^)]*)\)", line)
         # In the help, what follows a wide gap is a remark.
         for command in [re.split(r"\s{3,}", line.strip())[0], *nested]:
-            words = shlex.split(re.sub(r"^([A-Z_]+=(\"[^\"]*\"|\S+) )+", "", command)) if "entente " in command else []
+            words = shlex.split(re.sub(r"^([A-Z_]+=\S+ )+", "", command)) if "entente " in command else []
             if words[:1] == ["entente"]:
                 found.append(pytest.param(words[1:], id=f"{where}: {' '.join(words)}"[:90]))
     return found
@@ -186,7 +186,7 @@ def test_files_and_metrics_that_are_named_exist(page: str):
 def other_commands() -> list[str]:
     """Lines of the operations page's shell blocks that are no `entente`, without the variables before them."""
     lines = [line for block in blocks(OPERATIONS, "sh") for line in block.splitlines() if "entente " not in line]
-    return [re.sub(r"^([A-Z_]+=\S+ )+", "", line) for line in lines]
+    return [re.sub(r'^([A-Z_]+=("[^"]*"|\S+) )+', "", line) for line in lines]
 
 
 def test_the_operations_page_shows_no_command_that_is_not_there():

@@ -26,9 +26,9 @@ def test_a_key_is_made_once_for_its_owner_alone_from_its_first_byte_on(home: Pat
     seen: list[int] = []
     real = os.fdopen
 
-    def opened(descriptor: int, *rest: str):
+    def opened(descriptor: int, mode: str):
         seen.append(stat.S_IMODE(os.fstat(descriptor).st_mode))
-        return real(descriptor, *rest)
+        return real(descriptor, mode)
 
     monkeypatch.setattr(os, "fdopen", opened)
     before = os.umask(0)
@@ -47,10 +47,9 @@ def test_a_key_is_made_once_for_its_owner_alone_from_its_first_byte_on(home: Pat
 
 
 def test_commands_that_begin_at_once_agree_on_one_key(monkeypatch: pytest.MonkeyPatch):
-    from cli import server_key
-
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda _: server_key._make(), range(8)))
+        keys = set(pool.map(lambda _: want_key(), range(8)))
+    assert keys == {key_file().read_text().strip()}
     assert [path.name for path in key_file().parent.iterdir()] == ["key"]
 
 

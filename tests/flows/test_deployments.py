@@ -15,6 +15,7 @@ import time
 import tomllib
 import urllib.error
 import urllib.request
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from training.settings import TrainingSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+KEY = "entente:key-of-the-tests"
 FINISHED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
 browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: Prefect's pages cannot be looked at")
@@ -53,6 +55,8 @@ class Prefect:
             "PREFECT_WORKER_QUERY_SECONDS": "2",
             "DO_NOT_TRACK": "1",
             "ENTENTE_RUNS_ROOTS": str(runs_root),
+            "PREFECT_SERVER_API_AUTH_STRING": KEY,
+            "PREFECT_API_AUTH_STRING": KEY,
             "PYTHONPATH": str(ROOT),
         }
 
@@ -74,7 +78,8 @@ class Prefect:
     def ask(self, path: str, body: Any = None) -> Any:
         """What the API answers: to a POST where there is a body."""
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"{self.address}/api/{path}", data, {"content-type": "application/json"})
+        headers = {"content-type": "application/json", "authorization": f"Basic {b64encode(KEY.encode()).decode()}"}
+        request = urllib.request.Request(f"{self.address}/api/{path}", data, headers)
         with urllib.request.urlopen(request, timeout=20) as answer:
             return json.load(answer)
 
@@ -158,13 +163,20 @@ def deployed(workplace: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture(scope="module")
 def page(deployed: Any) -> Iterator[Any]:
-    """A page of headless Chromium."""
+    """A page of headless Chromium that was given the server's key, as a user gives it."""
     from playwright.sync_api import sync_playwright
+
+    prefect, _ = deployed
 
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = chromium.new_page(viewport={"width": 1500, "height": 1000})
         page.set_default_timeout(30_000)
+        page.goto(f"{prefect.address}/deployments")
+        page.locator("input[type=password]").fill(KEY)
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/deployments")
+        seen(page, "train-policy")
         yield page
         chromium.close()
 
@@ -235,6 +247,24 @@ def test_the_run_s_page_leads_to_its_progress_its_steps_and_its_result_with_a_bo
     boards.first.wait_for(state="visible")
     assert boards.count() == 2, "base and trained"
     assert boards.evaluate_all("images => Math.min(...images.map(image => image.naturalWidth))") > 300, "a picture is broken"
+
+
+@browser
+@pytest.mark.browser
+@pytest.mark.vllm
+def test_a_page_of_another_origin_reads_and_starts_nothing(deployed: Any, page: Any):
+    """Even with the key: Chromium asks the server first, which lets no other origin in."""
+    prefect, _ = deployed
+    other = prefect.address.replace("127.0.0.1", "localhost")  # the same machine, and to a browser another origin
+    asked = """async ([url, key]) => {
+        const headers = {"content-type": "application/json", "authorization": "Basic " + btoa(key)}
+        try { return (await fetch(url, {method: "POST", headers, body: "{}"})).status } catch (error) { return String(error) }
+    }"""
+    theirs = page.context.browser.new_page()
+    theirs.goto(f"{other}/login")
+    assert theirs.evaluate(asked, [f"{other}/api/flows/filter", KEY]) == 200
+    assert "Failed to fetch" in theirs.evaluate(asked, [f"{prefect.address}/api/flows/filter", KEY])
+    theirs.close()
 
 
 @browser
