@@ -88,14 +88,17 @@ def up(
         print("limit           one run at a time that wants the whole machine")
     for line in apply(ask) or ["all are there"]:
         print(f"automations     {line}")
-    names = {each["entrypoint"]: f"{each['flow']}/{each['name']}" for each in _deployments()}
+    names = {(each["entrypoint"], each["name"]): f"{each['flow']}/{each['name']}" for each in _deployments()}
     print(f"deployments     {', '.join(sorted(names.values()))}")
     _worker(pool)
     print(f"\n{address}/dashboard")
-    if key := os.environ.get("PREFECT_API_AUTH_STRING"):
+    key, told = os.environ.get("PREFECT_API_AUTH_STRING"), ""
+    if key and key_file().is_file() and key_file().read_text().strip() == key:
         print(f"the page asks once for this key, which lets run programs as you: {key}")
-    first = next((name for entrypoint, name in names.items() if entrypoint.endswith(f":{_FIRST}")), "")
-    told = f'PREFECT_API_AUTH_STRING="$(cat {shlex.quote(str(key_file()))})" ' if key and key_file().is_file() else ""
+        told = f'PREFECT_API_AUTH_STRING="$(cat {shlex.quote(str(key_file()))})" '
+    elif key:
+        print("the page asks once for what PREFECT_API_AUTH_STRING holds")
+    first = next(names[each["entrypoint"], each["name"]] for each in described if each["entrypoint"].endswith(f":{_FIRST}"))
     print(f"run one there, or: PREFECT_API_URL={address}/api {told}prefect deployment run {first}")
     print("end all of it with: entente down")
 
