@@ -98,8 +98,8 @@ def up(
         told = f'PREFECT_API_AUTH_STRING="$(cat {shlex.quote(str(key_file()))})" '
     elif key:
         print("the page asks once for what PREFECT_API_AUTH_STRING holds")
-    first = next(names[each["entrypoint"], each["name"]] for each in described if each["entrypoint"].endswith(f":{_FIRST}"))
-    print(f"run one there, or: PREFECT_API_URL={address}/api {told}prefect deployment run {first}")
+    first = (names[each["entrypoint"], each["name"]] for each in described if each["entrypoint"].endswith(f":{_FIRST}"))
+    print(f"run one there, or: PREFECT_API_URL={address}/api {told}prefect deployment run {next(first, 'NAME')}")
     print("end all of it with: entente down")
 
 
