@@ -74,7 +74,8 @@ def _watch(reader: int) -> None:
         number = os.read(reader, 1)[0]
         if signal.getsignal(number) is not _handle:
             continue
-        if time.monotonic() > since + _SAME_REQUEST_S if first else _nothing_is_open:
+        # `_heard`: the main thread answered this very signal, and was done before this thread came to look.
+        if time.monotonic() > since + _SAME_REQUEST_S if first else _nothing_is_open and not _heard:
             _end_now(first or number)
         if not first:
             first, since = number, time.monotonic()
