@@ -16,6 +16,12 @@ import pytest
 from cli.run_flow import run_flow
 
 CASES = [(signal.SIGINT, 130, "entente: interrupted\n"), (signal.SIGTERM, 143, "entente: told to end (SIGTERM)\n")]
+OPEN = """
+try:
+    print("begun", flush=True)
+    time.sleep(60)
+finally:
+"""
 HOLDS_ON = """
 word = "begun"
 while True:
@@ -57,7 +63,7 @@ def begun(command: list[subprocess.Popen[str]], work: str, first: str = "") -> s
 
 @pytest.mark.parametrize(("number", "code", "sentence"), CASES, ids=["SIGINT", "SIGTERM"])
 def test_a_signal_closes_what_is_open_and_ends_with_its_sentence_and_code(command, number: int, code: int, sentence: str):
-    process = begun(command, "try:\n    print('begun', flush=True)\n    time.sleep(60)\nfinally:\n    print('closed')")
+    process = begun(command, OPEN + "    print('closed')")
     process.send_signal(number)
     out, err = process.communicate(timeout=20)
     assert (process.returncode, out, err) == (code, "closed\n", sentence)
@@ -85,7 +91,7 @@ def test_what_cannot_be_closed_in_time_is_ended_with_its_stopped_children(comman
 def test_a_second_signal_ends_it_at_once_but_not_one_that_came_with_the_first(command):
     process = begun(command, HOLDS_ON)
     process.send_signal(signal.SIGTERM)
-    assert process.stdout.readline() == "closing\n"
+    assert process.stdout is not None and process.stdout.readline() == "closing\n"
     process.send_signal(signal.SIGINT)
     time.sleep(1.3)
     assert process.poll() is None, "a wrapping script sent it along with the first"
