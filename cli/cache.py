@@ -1,6 +1,5 @@
 """`entente cache`: build, refresh, show and verify state caches."""
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cli.dry_run import DryRun, PlanAsJson, show_plan
+from cli.run_flow import run_flow
 from state_cache.settings import CacheSettings
 
 if TYPE_CHECKING:
@@ -52,7 +52,8 @@ def build(
     from flows.build_state_cache import build_state_cache
 
     with prefect_server(), progress_shown():
-        path = asyncio.run(build_state_cache(settings or CacheSettings(), runs_root))
+        path = run_flow(build_state_cache(settings or CacheSettings(), runs_root))
+    assert path is not None, "no run was named"
     print(path)
 
 
@@ -78,7 +79,9 @@ def refresh(
     if not run:
         raise InputError("--run is empty: name the run whose positions are to be taken in")
     with prefect_server(), progress_shown():
-        path = asyncio.run(build_state_cache(None, runs_root, run=run, share=share))
+        path = run_flow(build_state_cache(None, runs_root, run=run, share=share))
+    if path is None:  # no run has trained yet, as the flow said
+        return
     cache = open_cache(path)
     reached = sum(snapshot.source.startswith("policy:") for snapshot in cache.train)
     print(f"{reached} of {len(cache.train)} positions to train from were reached by run {cache.settings.from_run}")

@@ -1,6 +1,5 @@
 """`entente profile`: where the time of rollouts, of the trainer or of a whole run goes, and what of it grew."""
 
-import asyncio
 import json as jsonlib
 import os
 import shutil
@@ -14,6 +13,7 @@ from cyclopts import App, Parameter, validators
 from rich.console import Console
 from rich.table import Table
 
+from cli.run_flow import run_flow
 from cli.settings_from_flags import ConfigFiles, Preset, SettingsFlags, settings_from
 from telemetry.errors import InputError
 
@@ -166,7 +166,7 @@ def _measured(kind: Kind, settings: "RunSettings", folder: Path) -> "Profiled":
     os.environ[VARIABLE] = str(folder)
     try:
         with prefect_server(), progress_shown():
-            return asyncio.run(work(settings))
+            return run_flow(work(settings))
     finally:
         os.environ.pop(VARIABLE, None)
         shutil.rmtree(settings.paths.root, ignore_errors=True)

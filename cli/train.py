@@ -1,6 +1,5 @@
 """`entente train`: run the training flow from the terminal."""
 
-import asyncio
 import json as jsonlib
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ from cyclopts import Parameter
 
 from cli.dry_run import DryRun, show_plan
 from cli.prefect_server import prefect_server
+from cli.run_flow import run_flow
 from cli.screen import progress_shown
 from cli.settings_from_flags import ConfigFiles, Preset, SettingsFlags, settings_from
 from telemetry.errors import InputError
@@ -66,9 +66,9 @@ def train(
     chosen = named(chosen)
     try:
         with prefect_server(), progress_shown():
-            summary = asyncio.run(train_policy(chosen, resume=resume, fork_lineage=fork_lineage))
-    except BaseException:
-        if chosen.paths.settings.is_file():
+            summary = run_flow(train_policy(chosen, resume=resume, fork_lineage=fork_lineage))
+    except BaseException as error:
+        if chosen.paths.settings.is_file() and not isinstance(error, InputError):
             root = "" if chosen.runs_root == Path("runs") else f" --runs-root {chosen.runs_root}"
             sys.stderr.write(f"what is done is kept; go on with: entente train --run {chosen.run}{root} --resume\n")
         raise

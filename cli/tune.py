@@ -1,6 +1,5 @@
 """`entente tune`: which engine settings draw the most decisions here, with the adapter on; and what the adapter costs."""
 
-import asyncio
 import json as jsonlib
 import sys
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Annotated, Any
 from cyclopts import App, Parameter, validators
 
 from cli.dry_run import DryRun, show_plan
+from cli.run_flow import run_flow
 from cli.settings_from_flags import ConfigFiles
 from inference.tuning.settings import TuneSettings
 from telemetry.errors import EngineError, InputError
@@ -71,7 +71,7 @@ def tune(
 
     try:
         with prefect_server(), progress_shown():
-            outcome = asyncio.run(tune_inference(run, settings, tuning, runs_root, output))
+            outcome = run_flow(tune_inference(run, settings, tuning, runs_root, output))
     except BaseException as error:
         if plan.folder.is_dir() and not isinstance(error, InputError):
             sys.stderr.write(f"what is measured is kept in {plan.folder}; the same command goes on there\n")
@@ -110,7 +110,7 @@ def lora(
     settings = _settings(run, preset, config, runs_root)
     log = runs_root / "_tuning" / "lora.log"
     with progress_shown():
-        outcome = asyncio.run(lora_costs(run, settings, runs_root, requests=requests, rounds=rounds, log=log))
+        outcome = run_flow(lora_costs(run, settings, runs_root, requests=requests, rounds=rounds, log=log))
     _show_costs(outcome)
     if json:
         print(jsonlib.dumps(outcome))

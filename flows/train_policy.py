@@ -18,6 +18,7 @@ from typing import Any
 from prefect import flow
 
 from evaluation.strength import Score
+from flows.given_parameters import check_given
 from flows.in_flight.choose_source import rollout_source
 from flows.in_flight.producer_fleet import ProducerFleet
 from flows.in_flight.publisher import Publisher, serve_where_it_stands
@@ -56,6 +57,7 @@ async def train_policy(settings: RunSettings, resume: bool = False, fork_lineage
         resume: Go on with the run that `settings.run` names, after its newest step.
         fork_lineage: With `resume`, go on in a new lineage of this name, whose settings may be others.
     """
+    check_given(settings.runs_root, settings=settings)
     began, settings = time.monotonic(), named(settings)
     if resume and (summary := finished_summary(settings)) is not None:
         return summary

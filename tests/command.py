@@ -17,20 +17,20 @@ _NOT_INHERITED = ("PREFECT_", "ENTENTE_", "WANDB_", "PYTHONWARNINGS")
 class Entente:
     """The `entente` command in a folder, with none of this process's settings.
 
-    A call runs it in this process. `process` runs it to its end in a process of its own, and `start` begins one: for commands that run
-    flows, which need Prefect's settings to themselves, that are killed, or whose imports are looked at.
+    A call runs it in this process; `process` runs it in one of its own, and `start` begins one. Those two are for commands that run
+    flows, which need Prefect's settings to themselves, for commands that are killed, and where it matters what was imported.
     """
 
     def __init__(self, folder: Path, **environment: str) -> None:
         self.folder = folder
         self._environment = environment
 
-    def __call__(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Run `entente WORDS` in this process, in the folder, with `environment` besides."""
+    def __call__(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run `entente WORDS` in this process, in the folder."""
         from cli.main import main
 
         out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
-        with self._as_if_alone(environment), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        with self._as_if_alone(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             try:
                 main(list(words))
             except SystemExit as ended:
@@ -39,12 +39,12 @@ class Entente:
         return subprocess.CompletedProcess(words, code, *told)
 
     @contextlib.contextmanager
-    def _as_if_alone(self, environment: dict[str, str]) -> Iterator[None]:
+    def _as_if_alone(self) -> Iterator[None]:
         """The folder, the environment and the warnings of a process of its own, as long as the block lasts."""
         import prefect  # noqa: F401  # reads its settings once: this process's, not those of the first command
 
         with mock.patch.dict(os.environ, clear=True), warnings.catch_warnings(), contextlib.chdir(self.folder):
-            os.environ.update(self._inherited() | environment)
+            os.environ.update(self._inherited())
             yield
 
     def _inherited(self) -> dict[str, str]:
