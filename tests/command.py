@@ -17,8 +17,8 @@ _NOT_INHERITED = ("PREFECT_", "ENTENTE_", "WANDB_", "PYTHONWARNINGS")
 class Entente:
     """The `entente` command in a folder, with none of this process's settings.
 
-    A call runs it in this process; `process` runs it in one of its own, and `start` begins one. Those two are for commands that run
-    flows, which need Prefect's settings to themselves, for commands that are killed, and where it matters what was imported.
+    A call runs it in this process; `process` runs it in one of its own, and `start` begins one. Use those for a command that runs
+    flows, which need Prefect's settings to themselves, for one that is killed, and where it matters what was imported.
     """
 
     def __init__(self, folder: Path, **environment: str) -> None:
