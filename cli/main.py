@@ -9,7 +9,7 @@ import errno
 import sys
 import traceback
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, UnknownOptionError
 from pydantic import ValidationError
 from rich.console import Console
 
@@ -121,6 +121,8 @@ def _unexpected(error: Exception, debug: bool) -> int:
 
 def _sentence(error: Exception) -> str:
     """One line that says what is wrong: our own words where we raised it, else the first complaint about the settings."""
+    if isinstance(error, UnknownOptionError):
+        return _unknown_option(error)
     cause: BaseException | None = None if isinstance(error, EntenteError) else error
     while cause is not None:
         if isinstance(cause, ValidationError):
@@ -129,6 +131,18 @@ def _sentence(error: Exception) -> str:
             return one_sentence(cause)
         cause = cause.__cause__ or (cause.__context__ if isinstance(cause, CycloptsError) else None)
     return _one_line(error)
+
+
+def _unknown_option(error: UnknownOptionError) -> str:
+    """The option, and the one that was probably meant, which may have the same name in another section."""
+    from flows.setting_names import similar_names
+
+    given = (error.token.keyword or error.token.value).split("=")[0]
+    known = {
+        name.removeprefix("--") for each in error.argument_collection if each.parse for name in each.names if name[:2] == "--"
+    }
+    meant = " or ".join(f"--{name}" for name in similar_names(given.lstrip("-"), known) if name in known)
+    return f"Unknown option: {given}." + (f" Did you mean {meant}?" if meant else "")
 
 
 def _one_line(error: Exception) -> str:
