@@ -28,6 +28,7 @@ from flows.run_names import training_name
 from flows.run_settings import RunSettings
 from flows.score_policy import score_policy, score_scripted
 from flows.track_strength import StrengthTrack
+from game.players import PLAYERS
 from storage.retention import drop_old_adapters
 from storage.runs import durable_write
 from storage.totals import Totals
@@ -107,7 +108,7 @@ async def train_policy(settings: RunSettings, resume: bool = False, fork_lineage
             scores |= await score_scripted(resources, settings)
             log.log(
                 settings.steps + 1,
-                {f"score/{name}": scores[name].mean for name in ("base", "trained", "random", "teacher") if name in scores},
+                {f"score/{name}": scores[name].mean for name in ("base", "trained", *PLAYERS, "teacher") if name in scores},
             )
         totals = await asyncio.to_thread(resources.trainer.totals)
         summary = _summary(settings, totals, scores, clock, time.monotonic() - began)

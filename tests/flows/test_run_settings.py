@@ -15,6 +15,7 @@ from flows.in_flight.stretches import TASK_COST_S, TASK_COST_SHARE, groups_per_t
 from flows.open_run import named
 from flows.plans.thread_plan import apply_threads, plan_threads
 from flows.run_settings import PipelineSettings, RunSettings, layered_settings, one_sentence, preset_names, settings_of
+from flows.score_policy import scripted_players
 from inference.settings import InferenceSettings
 from state_cache.settings import CacheSettings
 from storage.runs import RunPaths, check_name
@@ -81,6 +82,20 @@ def test_unknown_presets_and_unreadable_files_are_named(tmp_path: Path):
             layered_settings("laptop", [file])
     with pytest.raises(InputError, match="missing"):
         layered_settings("laptop", [tmp_path / "missing.toml"])
+
+
+@pytest.mark.parametrize(
+    ("changed", "beside"),
+    [
+        pytest.param({}, {"random": "random", "teacher": "mover"}, id="the tiny model imitates"),
+        pytest.param(
+            {"inference": {"model": "Qwen/Qwen2.5-1.5B-Instruct"}}, {"random": "random", "mover": "mover"}, id="own model"
+        ),
+        pytest.param({"tiny_model": {"imitation_steps": 0}}, {"random": "random", "mover": "mover"}, id="nothing imitated"),
+    ],
+)
+def test_a_scripted_player_is_a_teacher_only_of_a_model_that_imitated_it(changed: dict[str, Any], beside: dict[str, str]):
+    assert scripted_players(layered_settings("laptop", (), changed)) == beside
 
 
 def test_several_complaints_are_counted():
