@@ -256,8 +256,8 @@ def _names(board: Board, shown: list[Cell], size: float, frame: Frame) -> list[s
             fill = COLOURS[owners[name]] if name in owners else "#ffffff"
             look = "board-ring" if name in owners else "board-ring board-none"
             drawn.append(
-                f'<circle class="{look}" cx="{x - size * 1.05:.1f}" cy="{y + size * 1.25:.1f}" r="{size * 0.27:.2f}" fill="{fill}" '
-                f'stroke="{_INK}" stroke-width="{size * 0.1:.2f}"/>'
+                f'<circle class="{look}" cx="{x - size * 1.05:.1f}" cy="{y + size * 1.25:.1f}" r="{size * 0.27:.2f}" '
+                f'fill="{fill}" stroke="{_INK}" stroke-width="{size * 0.1:.2f}"/>'
             )
         drawn.append(
             f'<text class="board-name" x="{x + size * 0.1:.1f}" y="{y + size * 1.55:.1f}" font-size="{size * 0.82:.2f}" '
