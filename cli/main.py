@@ -92,6 +92,9 @@ def run(words: list[str], *, debug: bool = False) -> int:
     prepare_environment(debug=debug)
     try:
         app = command_line(listing=not any(word in _COMMANDS for word in words))
+        words = _with_help(app, words)
+        if words is None:
+            return 0
         app(words, exit_on_error=False, print_error=False)
     except (CycloptsError, ValidationError, EntenteError) as error:
         return _fail(_sentence(error), error.exit_code if isinstance(error, EntenteError) else 2, debug)
@@ -111,6 +114,17 @@ def run(words: list[str], *, debug: bool = False) -> int:
     except Exception as error:
         return _unexpected(error, debug)
     return 0
+
+
+def _with_help(app: App, words: list[str]) -> list[str] | None:
+    """The words with cyclopts's own help flag; None where a command's help is already shown, since it takes run settings."""
+    if not {"--help", "-h", "--help-all"} & set(words):
+        return words
+    from cli.settings_help import show_settings_help
+
+    if any(word in _COMMANDS for word in words) and show_settings_help(app, words):
+        return None
+    return ["--help" if word == "--help-all" else word for word in words]
 
 
 def _unexpected(error: Exception, debug: bool) -> int:

@@ -43,6 +43,14 @@ def settings_in(model: type[BaseModel] = RunSettings, prefix: str = "") -> Itera
         )
 
 
+def value_at(settings: RunSettings, name: str) -> str:
+    """The value of the setting with this dotted name, as TOML would have it."""
+    value: Any = settings
+    for part in name.split("."):
+        value = getattr(value, part)
+    return _toml(value)
+
+
 def reference() -> str:
     """docs/settings.md: a table for each room's settings, with what each class says of itself."""
     parts = [_HEAD]
