@@ -37,6 +37,7 @@ from flows.recovery.settle_runs import settle_children
 from flows.recovery.work_record import WORK_FOLDER, Work, work_of
 from flows.run_names import recovery_name
 from flows.run_settings import RunSettings, settings_of
+from flows.settings_form import unfolded
 from storage.lineages import last_step, lineage_path
 from storage.runs import RunPaths, durable_write, held
 from tasks.alerts import raise_alert
@@ -173,7 +174,7 @@ async def _start_again(client: PrefectClient, ended: FlowRun, settings: RunSetti
 
 def _settings(ended: FlowRun) -> RunSettings | None:
     try:
-        return RunSettings.model_validate(ended.parameters.get("settings"))
+        return RunSettings.model_validate(unfolded(ended.parameters.get("settings")))
     except ValueError:
         return None
 

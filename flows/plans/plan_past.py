@@ -51,7 +51,7 @@ def plan_lab(paths: RunPaths, model: Path, settings: RunSettings, steps: int, ca
             "backward_passes_of_each_decision": len(names),
         },
         # A backward pass costs about two forward passes.
-        "time": _time(trained_s and trained_s * (1 + 2 * len(names)) / 3 / settings.training.updates_per_step),
+        "time": _time(trained_s and trained_s * (1 + 2 * len(names)) / 3),
         "threads": {"cores": usable_cores()},
     }
 
