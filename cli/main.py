@@ -92,10 +92,10 @@ def run(words: list[str], *, debug: bool = False) -> int:
     prepare_environment(debug=debug)
     try:
         app = command_line(listing=not any(word in _COMMANDS for word in words))
-        words = _with_help(app, words)
-        if words is None:
+        asked = _with_help(app, words)
+        if asked is None:
             return 0
-        app(words, exit_on_error=False, print_error=False)
+        app(asked, exit_on_error=False, print_error=False)
     except (CycloptsError, ValidationError, EntenteError) as error:
         return _fail(_sentence(error), error.exit_code if isinstance(error, EntenteError) else 2, debug)
     except KeyboardInterrupt:

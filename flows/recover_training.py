@@ -37,7 +37,7 @@ from flows.recovery.settle_runs import settle_children
 from flows.recovery.work_record import WORK_FOLDER, Work, work_of
 from flows.run_names import recovery_name
 from flows.run_settings import RunSettings, settings_of
-from flows.settings_form import unfolded
+from flows.settings_form import folded, unfolded
 from storage.lineages import last_step, lineage_path
 from storage.runs import RunPaths, durable_write, held
 from tasks.alerts import raise_alert
@@ -156,7 +156,7 @@ async def _start_again(client: PrefectClient, ended: FlowRun, settings: RunSetti
     if lineage and lineage_path(settings.paths, lineage).is_file():
         lineage = ""  # it was opened, and is the one that the run goes on in
     told = ended.parameters | {
-        "settings": settings.model_dump(mode="json"),
+        "settings": folded(settings.model_dump(mode="json")),
         "resume": bool(begun),
         "fork_lineage": lineage,
     }

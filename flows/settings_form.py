@@ -39,6 +39,22 @@ def _both(one: Mapping[str, Any], other: Mapping[str, Any], prefix: str = "") ->
     return tree
 
 
+def folded(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """A whole tree as the form has it: what it does not show first lies below `more`. The inverse of `unfolded`."""
+    first: dict[str, Any] = {}
+    more: dict[str, Any] = {}
+    for name, value in tree.items():
+        if name in FIRST_SETTINGS:
+            first[name] = value
+        elif isinstance(value, Mapping):
+            shown = {key: each for key, each in value.items() if f"{name}.{key}" in FIRST_SETTINGS}
+            first |= {name: shown} if shown else {}
+            more[name] = {key: each for key, each in value.items() if key not in shown}
+        else:
+            more[name] = value
+    return first | {MORE: more}
+
+
 class _Form:
     """The JSON schema of such a parameter; Prefect's form sorts what it shows by `position`.
 
@@ -54,7 +70,7 @@ class _Form:
         shown, more, hidden = {}, {}, {}
         for section, schema in whole["properties"].items():
             inner = handler.resolve_ref_schema(schema) if "$ref" in schema else schema
-            said = {name: schema[name] for name in ("description", "title") if name in schema}
+            said = {"title": section.replace("_", " ").title(), "description": schema.get("description", "")}
             if "properties" not in inner:
                 (shown if section in firsts else more)[section] = schema
             elif section in firsts:
@@ -68,7 +84,7 @@ class _Form:
         shown = {section: shown[section] for section in firsts}
         shown[MORE] = {
             "type": "object",
-            "title": "All other settings",
+            "title": "All Other Settings",
             "description": "Left as they are, these are the defaults of every setting.",
             "properties": _placed(more),
             "additionalProperties": False,
