@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from evaluation.settings import EvaluationSettings
 from flows.plans.thread_plan import plan_threads, usable_cores
+from flows.setting_names import setting_names, similar_names
 from game.players import player
 from game.prompt_settings import PromptSettings
 from inference.settings import InferenceSettings
@@ -361,7 +362,9 @@ def one_sentence(error: ValidationError) -> str:
     first, *others = error.errors()
     name = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        text = f"there is no setting '{name}'"
+        known = tuple(setting_names(RunSettings)) if error.title == RunSettings.model_config.get("title") else ()
+        meant = " or ".join(similar_names(name, known))
+        text = f"there is no setting '{name}'" + (f"; did you mean {meant}?" if meant else "")
     elif first["type"] == "value_error":
         # A settings class's own rule says it all; the whole table that it looked at would only drown it.
         text = f"{name}: {first.get('ctx', {}).get('error', first['msg'])}".removeprefix(": ")

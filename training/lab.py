@@ -92,6 +92,16 @@ def variants(training: TrainingSettings, caps: Sequence[float]) -> list[Variant]
     return found
 
 
+def check_comparable(paths: RunPaths) -> None:
+    """Refuse a run that has nothing to compare losses on.
+
+    Raises:
+        InputError: it has no finished step.
+    """
+    if not recorded_steps(paths, MAIN) or not checkpoint_steps(paths):
+        raise InputError(f"run '{paths.root.name}' has no finished step to compare losses on yet: train it, or wait")
+
+
 def compare(
     paths: RunPaths, model: Path, training: TrainingSettings, storage: StorageSettings, steps: int, caps: Sequence[float]
 ) -> Comparison:
@@ -101,8 +111,7 @@ def compare(
         InputError: the run has no step yet, or none with rows.
         DataError: no checkpoint is whole, or a recorded row is damaged.
     """
-    if not recorded_steps(paths, MAIN) or not checkpoint_steps(paths):
-        raise InputError(f"run '{paths.root.name}' has no finished step to compare losses on yet: train it, or wait")
+    check_comparable(paths)
     disable_progress_bar()  # of loading the model; what a person wants to see is the steps
     updater = Updater(Policy(model, training), training)
     state = _newest(paths, updater)

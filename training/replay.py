@@ -270,7 +270,7 @@ def replay_step(paths: RunPaths, step: int, model: Path, training: TrainingSetti
         InputError: the step never was or is not done yet, or something that it needs is gone.
         DataError: something that it needs is damaged.
     """
-    recorded = _recorded(paths, step, training)
+    recorded = recorded_outcome(paths, step, training)
     on_cpu = {recorded.device, choose_device(training.device).type} == {"cpu"}
     disable_progress_bar()  # of loading the model; what a person wants to see is the steps
     before = torch.get_num_threads()
@@ -289,8 +289,12 @@ def replay_step(paths: RunPaths, step: int, model: Path, training: TrainingSetti
         torch.set_num_threads(before)
 
 
-def _recorded(paths: RunPaths, step: int, training: TrainingSettings) -> Outcome:
-    """What was recorded of a step that can be replayed."""
+def recorded_outcome(paths: RunPaths, step: int, training: TrainingSettings) -> Outcome:
+    """What was recorded of a step that can be replayed.
+
+    Raises:
+        InputError: the step never was or is not done yet, or was made under settings that are not these.
+    """
     lineage = lineage_at(paths, step)
     steps, name = recorded_steps(paths, lineage), paths.root.name
     if step not in steps:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -14,6 +15,7 @@ from flows.in_flight.stretches import TASK_COST_S, TASK_COST_SHARE, groups_per_t
 from flows.open_run import named
 from flows.plans.thread_plan import apply_threads, plan_threads
 from flows.run_settings import PipelineSettings, RunSettings, layered_settings, one_sentence, preset_names, settings_of
+from flows.score_policy import scripted_players
 from inference.settings import InferenceSettings
 from state_cache.settings import CacheSettings
 from storage.runs import RunPaths, check_name
@@ -82,10 +84,47 @@ def test_unknown_presets_and_unreadable_files_are_named(tmp_path: Path):
         layered_settings("laptop", [tmp_path / "missing.toml"])
 
 
+@pytest.mark.parametrize(
+    ("changed", "beside"),
+    [
+        pytest.param({}, {"random": "random", "teacher": "mover"}, id="the tiny model imitates"),
+        pytest.param(
+            {"inference": {"model": "Qwen/Qwen2.5-1.5B-Instruct"}}, {"random": "random", "mover": "mover"}, id="own model"
+        ),
+        pytest.param({"tiny_model": {"imitation_steps": 0}}, {"random": "random", "mover": "mover"}, id="nothing imitated"),
+    ],
+)
+def test_a_scripted_player_is_a_teacher_only_of_a_model_that_imitated_it(changed: dict[str, Any], beside: dict[str, str]):
+    assert scripted_players(layered_settings("laptop", (), changed)) == beside
+
+
 def test_several_complaints_are_counted():
     with pytest.raises(ValidationError) as caught:
         RunSettings.model_validate({"steps": 0, "nonsense": 1})
     assert one_sentence(caught.value).endswith("(and 1 more)")
+
+
+@pytest.mark.parametrize(
+    ("tree", "meant"),
+    [
+        pytest.param({"training": {"learning_rat": 1}}, "training.learning_rate", id="a letter is missing"),
+        pytest.param({"learning_rat": 1}, "training.learning_rate", id="a letter and the section are missing"),
+        pytest.param({"rollouts": {"learning_rate": 1}}, "training.learning_rate", id="another section"),
+        pytest.param({"trainning": {"learning_rate": 1}}, "training", id="the section is misspelled"),
+        pytest.param({"fork_per_group": 4}, "rollouts.forks_per_group", id="top level"),
+        pytest.param({"inference": {"discount": 1}}, "storage.discount", id="the key of another section"),
+    ],
+)
+def test_an_unknown_setting_is_answered_with_the_one_that_was_meant(tree: dict[str, Any], meant: str):
+    with pytest.raises(ValidationError) as caught:
+        RunSettings.model_validate(tree)
+    assert one_sentence(caught.value).endswith(f"; did you mean {meant}?")
+
+
+def test_a_setting_that_resembles_none_is_only_named():
+    with pytest.raises(ValidationError) as caught:
+        RunSettings.model_validate({"xyzzy": 1})
+    assert one_sentence(caught.value) == "there is no setting 'xyzzy'"
 
 
 def test_a_rule_of_a_settings_class_is_told_in_its_own_words():
