@@ -6,8 +6,10 @@ Whatever another store can do (an object store: a conditional put, and a local c
 Never: know what a file holds, or change a published one. A reader may have it mapped, and a truncated mapping kills the reader.
 """
 
+import errno
 import os
 import secrets
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -89,6 +91,21 @@ class PosixFiles:
 
 FILES: FileStore = PosixFiles()
 """The store of every run."""
+
+
+def read_regular(path: Path, largest: int) -> bytes:
+    """All bytes of a file. A pipe or a device under its name is refused instead of being waited for.
+
+    Raises:
+        OSError: there is no such file, it is no regular one, or it has more than ``largest`` bytes.
+    """
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # without the flag a pipe waits for who writes
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        if found.st_size > largest:
+            raise OSError(errno.EFBIG, f"{found.st_size} bytes, at most {largest} are read", str(path))
+        return file.read()
 
 
 def publish_file(temp: Path, final: Path) -> bool:

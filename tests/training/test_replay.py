@@ -134,7 +134,7 @@ def test_a_step_whose_adapters_and_checkpoints_are_gone_is_replayed_from_the_fir
 @pytest.mark.parametrize("how", ["damaged", "dropped meanwhile"])
 def test_a_checkpoint_that_cannot_be_used_is_passed_over(paths, again, monkeypatch, how: str):
     if how == "damaged":
-        (paths.checkpoint(2) / "trainer.pt").write_bytes(b"torn")
+        (paths.checkpoint(2) / "trainer.safetensors").write_bytes(b"torn")
     else:
         copy = shutil.copytree
 
@@ -152,7 +152,7 @@ def test_a_checkpoint_that_cannot_be_used_is_passed_over(paths, again, monkeypat
     assert (found.start, found.difference) == (0, None)
     if how == "damaged":
         assert sorted(paths.checkpoints.iterdir()) == before
-        assert any(f"checkpoint file '{paths.checkpoint(2) / 'trainer.pt'}' is missing, cut or altered" in line for line in said)
+        assert any(f"checkpoint file '{paths.checkpoint(2) / 'trainer.safetensors'}' is missing, cut or altered" in line for line in said)
 
 
 def test_the_first_micro_batch_that_differs_is_named(paths, again):
