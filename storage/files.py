@@ -12,7 +12,7 @@ import secrets
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 import pyarrow as pa
 
@@ -93,19 +93,18 @@ FILES: FileStore = PosixFiles()
 """The store of every run."""
 
 
-def read_regular(path: Path, largest: int) -> bytes:
-    """All bytes of a file. A pipe or a device under its name is refused instead of being waited for.
+def open_regular(path: Path) -> BinaryIO:
+    """A file, open for reading. A pipe or a device under its name is refused instead of being waited for.
 
     Raises:
-        OSError: there is no such file, it is no regular one, or it has more than ``largest`` bytes.
+        OSError: there is no such file, or it is no regular one.
     """
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # without the flag a pipe waits for who writes
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", str(path))
-        if found.st_size > largest:
-            raise OSError(errno.EFBIG, f"{found.st_size} bytes, at most {largest} are read", str(path))
-        return file.read()
+    # Without the flag, opening a pipe waits for somebody who writes to it.
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return open(handle, "rb")
 
 
 def publish_file(temp: Path, final: Path) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from storage.files import read_regular
+from storage.files import open_regular
 from telemetry.errors import DataError
 
 _LARGEST = 64 * 2**20  # bytes; the files of a run are thousands of times smaller
@@ -26,7 +26,11 @@ def read_object(path: Path) -> dict[str, Any]:
         DataError: it holds no JSON object.
     """
     try:
-        found = json.loads(read_regular(path, _LARGEST))
+        with open_regular(path) as file:
+            content = file.read(_LARGEST + 1)
+        if len(content) > _LARGEST:
+            raise ValueError(f"it has more than {_LARGEST} bytes")
+        found = json.loads(content)
     except FileNotFoundError:
         raise
     except (OSError, ValueError, RecursionError) as error:

@@ -166,8 +166,8 @@ def _refuse_other_release(folder: Path, record: dict[str, Any]) -> None:
     found, files = record.get("format"), record.get("files")
     if found == _PICKLED_FORMAT and "checksum" not in record and isinstance(files, dict) and _PICKLE in files:
         raise InputError(
-            f"checkpoint '{folder}' keeps the trainer's state in a pickle, which could run any code and is not opened: go on with "
-            "the release that wrote it, or remove the run's checkpoints, and its steps are trained again from their ledgers"
+            f"checkpoint '{folder}' keeps the trainer's state in a pickle, which could run any code and is not opened: "
+            "go on with the release that wrote it, or begin another run"
         )
     if found != _FORMAT and is_sealed(record):
         raise InputError(f"checkpoint '{folder}' has format {found}, this program reads {_FORMAT}: use the release that wrote it")

@@ -152,7 +152,8 @@ def test_a_checkpoint_that_cannot_be_used_is_passed_over(paths, again, monkeypat
     assert (found.start, found.difference) == (0, None)
     if how == "damaged":
         assert sorted(paths.checkpoints.iterdir()) == before
-        assert any(f"checkpoint file '{paths.checkpoint(2) / 'trainer.safetensors'}' is missing, cut or altered" in line for line in said)
+        torn = paths.checkpoint(2) / "trainer.safetensors"
+        assert any(f"checkpoint file '{torn}' is missing, cut or altered" in line for line in said)
 
 
 def test_the_first_micro_batch_that_differs_is_named(paths, again):
