@@ -156,9 +156,7 @@ def map_shard(path: Path) -> MappedFile:
     named = f"{path.parent.name}/{path.name}"
     # A shard of a version that did not write its name is taken at the one that it bears.
     if (written := metadata_of(file.table).get("shard", named)) != named:
-        raise DataError(
-            f"{path} was written as shard {written}: it is a copy or was renamed; remove it, or give it its own name."
-        )
+        raise DataError(f"{path} was written as shard {written}: it is a copy or was renamed; remove it, or name it so.")
     wrong = np.flatnonzero(file.sums != as_array(file.table["checksum"]).to_numpy())
     if len(wrong):
         raise DataError(f"{path} is damaged: row {wrong[0]} does not have its checksum; remove the file or restore it.")

@@ -22,6 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as tensor_bytes
 
+from storage.files import FILES
 from storage.json_files import is_sealed, read_object, sealed
 from storage.outcome import Outcome
 from storage.runs import RunPaths, publish_directory
@@ -100,9 +101,8 @@ def _write(aside: Path, state: TrainerState, policy: Policy, optimiser: torch.op
 
 def checkpoint_steps(paths: RunPaths) -> list[int]:
     """Steps of the checkpoints that have a manifest, rising."""
-    names = (manifest.parent.name for manifest in paths.checkpoints.glob(f"step_*/{_MANIFEST}"))
-    steps = {int(match[1]) for name in names if (match := _NAME.fullmatch(name))}
-    return sorted(step for step in steps if os.path.lexists(paths.checkpoint(step) / _MANIFEST))
+    found = (match for name in FILES.folders(paths.checkpoints) if (match := _NAME.fullmatch(name)))
+    return sorted({int(match[1]) for match in found if os.path.lexists(paths.checkpoint(int(match[1])) / _MANIFEST)})
 
 
 def load_checkpoint(

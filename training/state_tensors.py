@@ -94,6 +94,8 @@ def fitting_state(tensors: Mapping[str, Tensor], values: StateValues, optimiser:
         # Generators that nobody uses try the states first.
         torch.Generator().set_state(tensors["random.torch"])
         np.random.RandomState().set_state(numpy)
+        if not 0 <= values.numpy_position <= len(words):
+            raise ValueError("numpy's generator has no such position")
         random.Random().setstate(python)
         state = {"state": _moments(tensors, optimiser), "param_groups": _groups(values, optimiser)}
         gpus = sorted(int(name.removeprefix("random.cuda.")) for name in tensors if name.startswith("random.cuda."))
