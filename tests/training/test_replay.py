@@ -118,6 +118,12 @@ def test_a_step_comes_out_again_bitwise_and_nothing_in_the_run_changes(made, aga
     assert contents(paths.root) == before
 
 
+def test_a_run_and_its_model_that_lie_elsewhere_now_replay_to_the_same_bits(paths, model, tmp_path: Path):
+    moved = shutil.copytree(model, tmp_path / "elsewhere" / model.name)
+    found = replay_step(paths, 1, moved, SETTINGS, StorageSettings(max_policy_lag=STEPS))
+    assert found.difference is None and found.replayed == found.recorded
+
+
 def test_each_micro_batch_is_recorded_and_together_they_are_the_loss(made):
     recorded = read_outcome(made[0], MAIN, 1)
     assert recorded is not None and max(len(update.micro_batches) for update in recorded.updates) > 1
