@@ -64,20 +64,20 @@ class FittingState:
 
     optimiser: dict[str, Any]
     """As `Optimizer.load_state_dict` takes it."""
-    torch: Tensor
-    numpy: tuple[str, np.ndarray, int, int, float]
-    python: tuple[Any, ...]
-    cuda: list[Tensor]
+    of_torch: Tensor
+    of_numpy: tuple[str, np.ndarray, int, int, float]
+    of_python: tuple[Any, ...]
+    of_cuda: list[Tensor]
     """Of each GPU; empty for a state from a CPU."""
 
     def restore(self, optimiser: torch.optim.Optimizer, device: torch.device) -> None:
         """Put it in place of the optimiser's and the generators' own."""
         optimiser.load_state_dict(self.optimiser)
-        torch.set_rng_state(self.torch)
-        np.random.set_state(self.numpy)
-        random.setstate(self.python)
+        torch.set_rng_state(self.of_torch)
+        np.random.set_state(self.of_numpy)
+        random.setstate(self.of_python)
         if device.type == "cuda":
-            for number, state in enumerate(self.cuda[: torch.cuda.device_count()]):
+            for number, state in enumerate(self.of_cuda[: torch.cuda.device_count()]):
                 torch.cuda.set_rng_state(state, number)
 
 
@@ -102,7 +102,7 @@ def fitting_state(tensors: Mapping[str, Tensor], values: StateValues, optimiser:
         cuda = [tensors[f"random.cuda.{number}"] for number in gpus]
     except (KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise DataError(f"the optimiser or a random generator has another state than this trainer's ({error})") from error
-    return FittingState(optimiser=state, torch=tensors["random.torch"], numpy=numpy, python=python, cuda=cuda)
+    return FittingState(optimiser=state, of_torch=tensors["random.torch"], of_numpy=numpy, of_python=python, of_cuda=cuda)
 
 
 def _moments(tensors: Mapping[str, Tensor], optimiser: torch.optim.Optimizer) -> dict[int, dict[str, Tensor]]:

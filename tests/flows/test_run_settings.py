@@ -96,10 +96,12 @@ def test_a_rule_of_a_settings_class_is_told_in_its_own_words():
 
 def test_the_settings_that_a_run_left_are_read_back_and_a_run_that_is_not_there_is_named(tmp_path: Path):
     paths = RunPaths(tmp_path / "mine").create()
-    settings = layered_settings("laptop", overrides={"run": "mine", "runs_root": tmp_path, "steps": 3})
+    settings = layered_settings(
+        "laptop", overrides={"run": "mine", "runs_root": tmp_path, "storage": {"blend": {"survival": 2.0}}}
+    )
     paths.settings.write_text(settings.model_dump_json())
     assert settings_of(paths) == settings
-    with pytest.raises(InputError, match="there is no run in"):
+    with pytest.raises(InputError, match=r"there is no run in '.*nothing': it has no settings.json"):
         settings_of(RunPaths(tmp_path / "nothing"))
 
 

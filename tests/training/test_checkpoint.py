@@ -7,6 +7,7 @@ import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +32,13 @@ SETTINGS = TrainingSettings(learning_rate=1e-2, lora_rank=2, lora_alpha=4, devic
 
 def base() -> PreTrainedModel:
     torch.manual_seed(0)
-    shape = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+    shape: dict[str, Any] = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+    }
     return Qwen3ForCausalLM(Qwen3Config(vocab_size=32, num_hidden_layers=1, max_position_embeddings=64, **shape))
 
 
@@ -210,4 +217,4 @@ def test_an_adapter_is_the_same_whatever_folder_its_base_lies_in_and_peft_loads_
         written.append((tmp_path / f"adapter-{folder.name}" / "adapter_config.json").read_bytes())
     assert written[0] == written[1] and str(tmp_path).encode() not in written[0]
     loaded = PeftModel.from_pretrained(base(), str(tmp_path / "adapter-one"))
-    assert loaded.peft_config["default"].r == SETTINGS.lora_rank
+    assert vars(loaded.peft_config["default"])["r"] == SETTINGS.lora_rank
