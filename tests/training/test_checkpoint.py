@@ -32,13 +32,8 @@ SETTINGS = TrainingSettings(learning_rate=1e-2, lora_rank=2, lora_alpha=4, devic
 
 def base() -> PreTrainedModel:
     torch.manual_seed(0)
-    shape: dict[str, Any] = {
-        "hidden_size": 16,
-        "intermediate_size": 16,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 8,
-    }
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+    shape: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, **heads}
     return Qwen3ForCausalLM(Qwen3Config(vocab_size=32, num_hidden_layers=1, max_position_embeddings=64, **shape))
 
 
