@@ -22,6 +22,7 @@ from transformers.utils.logging import disable_progress_bar
 from storage.gather import Batch
 from storage.index import Index
 from storage.ledger import MAIN, read_ledger, recorded_steps
+from storage.lineages import lineage_at
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
 from telemetry.errors import DataError, InputError
@@ -153,7 +154,7 @@ def _newest(paths: RunPaths, updater: Updater) -> TrainerState:
     """Bring the policy to the newest checkpoint that is whole."""
     for step in reversed(checkpoint_steps(paths)):
         try:
-            state = load_checkpoint(paths, step, updater.policy, updater.optimiser)
+            state = load_checkpoint(paths, step, updater.policy, updater.optimiser, lineage=lineage_at(paths, step))
         except (DataError, FileNotFoundError) as error:  # damaged, or the run is at work and has just dropped it
             reporter().say(f"passed over: {error}")
             continue

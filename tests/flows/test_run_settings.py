@@ -134,11 +134,24 @@ def test_a_rule_of_a_settings_class_is_told_in_its_own_words():
 
 
 def test_the_settings_that_a_run_left_are_read_back_and_a_run_that_is_not_there_is_named(tmp_path: Path):
-    settings = layered_settings("laptop", (), {"steps": 7, "storage": {"blend": {"survival": 2.0}}})
-    (tmp_path / "settings.json").write_text(settings.model_dump_json())
-    assert settings_of(RunPaths(tmp_path)) == settings
+    paths = RunPaths(tmp_path / "mine").create()
+    settings = layered_settings(
+        "laptop", overrides={"run": "mine", "runs_root": tmp_path, "storage": {"blend": {"survival": 2.0}}}
+    )
+    paths.settings.write_text(settings.model_dump_json())
+    assert settings_of(paths) == settings
     with pytest.raises(InputError, match=r"there is no run in '.*nothing': it has no settings.json"):
         settings_of(RunPaths(tmp_path / "nothing"))
+
+
+def test_a_run_that_was_copied_knows_its_name_its_root_and_the_model_beside_it(tmp_path: Path):
+    paths, made = RunPaths(tmp_path / "here" / "copy").create(), tmp_path / "here" / "_models" / "small"
+    before = {"run": "mine", "runs_root": "/there", "inference": {"model": "/there/_models/small"}}
+    paths.settings.write_text(layered_settings("laptop", overrides=before).model_dump_json())
+    assert settings_of(paths).inference.model == "/there/_models/small", "a model that was not copied stays where it was"
+    made.mkdir(parents=True)
+    settings = settings_of(paths)
+    assert (settings.run, settings.runs_root, settings.inference.model) == ("copy", tmp_path / "here", str(made))
 
 
 @pytest.mark.parametrize("cores", [1, 2, 3, 4, 16])
