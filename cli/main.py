@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from cli import end_by_signal
 
 if TYPE_CHECKING:
-    from cyclopts import App
+    from cyclopts import App, UnknownOptionError
     from rich.console import Console
 
 try:
@@ -127,9 +127,22 @@ def _call(words: list[str], *, debug: bool) -> None:
 
     Console.on_broken_pipe = _raise_again
     app = command_line(listing=not any(word in _COMMANDS for word in words))
-    app(words, exit_on_error=False, print_error=False)
+    asked = _with_help(app, words)
+    if asked is not None:
+        app(asked, exit_on_error=False, print_error=False)
     if sys.stdout is not None:  # closed by whoever started this
         sys.stdout.flush()
+
+
+def _with_help(app: "App", words: list[str]) -> list[str] | None:
+    """The words with cyclopts's own help flag; None where a command's help is already shown, since it takes run settings."""
+    if not {"--help", "-h", "--help-all"} & set(words):
+        return words
+    from cli.settings_help import show_settings_help
+
+    if any(word in _COMMANDS for word in words) and show_settings_help(app, words):
+        return None
+    return ["--help" if word == "--help-all" else word for word in words]
 
 
 def _outcome(error: BaseException) -> tuple[str, int]:
@@ -173,9 +186,11 @@ def _output_is_closed() -> bool:
 
 def _sentence(error: Exception) -> str:
     """One line that says what is wrong: our own words where we raised it, else the first complaint about the settings."""
-    from cyclopts import CycloptsError
+    from cyclopts import CycloptsError, UnknownOptionError
     from pydantic import ValidationError
 
+    if isinstance(error, UnknownOptionError):
+        return _unknown_option(error)
     cause: BaseException | None = None if isinstance(error, EntenteError) else error
     while cause is not None:
         if isinstance(cause, ValidationError):
@@ -184,6 +199,18 @@ def _sentence(error: Exception) -> str:
             return one_sentence(cause)
         cause = cause.__cause__ or (cause.__context__ if isinstance(cause, CycloptsError) else None)
     return _one_line(error)
+
+
+def _unknown_option(error: "UnknownOptionError") -> str:
+    """The option, and the one that was probably meant, which may have the same name in another section."""
+    from flows.setting_names import similar_names
+
+    given = (error.token.keyword or error.token.value).split("=")[0]
+    known = {
+        name.removeprefix("--") for each in error.argument_collection if each.parse for name in each.names if name[:2] == "--"
+    }
+    meant = " or ".join(f"--{name}" for name in similar_names(given.lstrip("-"), known) if name in known)
+    return f"Unknown option: {given}." + (f" Did you mean {meant}?" if meant else "")
 
 
 def _one_line(error: BaseException) -> str:

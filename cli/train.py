@@ -83,6 +83,17 @@ def _root(summary: dict) -> str:
     return "" if root == Path("runs") else f" --runs-root {root}"
 
 
+def _scripted(summary: dict) -> list[str]:
+    """The scripted players and what each gained, centres a year; only the player that the model imitated is its teacher."""
+    names = [name.removesuffix("_score") for name in summary if name.endswith("_score")]
+    words = {"teacher": "imitated teacher"}
+    return [
+        f"{words.get(name, f'{name} player')} {summary[f'{name}_score']:+.2f}"
+        for name in names
+        if name not in ("base", "trained")
+    ]
+
+
 def _lines(summary: dict) -> list[str]:
     """The result in words."""
 
@@ -98,7 +109,7 @@ def _lines(summary: dict) -> list[str]:
         return [worked, f"SIMULATED: nothing was played or learned; rollouts were those of run '{summary['simulated_from']}'"]
     return [
         worked,
-        f"random player {summary['random_score']:+.2f}, imitated teacher {summary['teacher_score']:+.2f}",
+        ", ".join(_scripted(summary)),
         f"base score     {score('base')}",
         f"trained score  {score('trained')}",
         f"the run lies in {summary['run']}; see it on one page: entente report --run {Path(summary['run']).name}{_root(summary)}",

@@ -93,6 +93,7 @@ def lora(
     rounds: Annotated[int, Parameter(help="Rounds that count; medians of their ratios are told.")] = 3,
     runs_root: RunsRoot = Path("runs"),
     json: AsJson = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Say what LoRA slots cost here, cause by cause: each is switched on against what differs in nothing else.
 
@@ -103,11 +104,17 @@ def lora(
         entente tune lora                            random requests, a few minutes
 
         entente tune lora --run mine --rounds 5 --json
+
+        entente tune lora --dry-run                  how many engines and requests
     """
+    settings = _settings(run, preset, config, runs_root)
+    if dry_run:
+        from flows.plans.plan_past import plan_lora
+
+        return show_plan(plan_lora(run, settings, runs_root, requests, rounds), json=json)
     from cli.screen import progress_shown
     from flows.lora_costs import lora_costs
 
-    settings = _settings(run, preset, config, runs_root)
     log = runs_root / "_tuning" / "lora.log"
     with progress_shown():
         outcome = run_flow(lora_costs(run, settings, runs_root, requests=requests, rounds=rounds, log=log))

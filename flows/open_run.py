@@ -110,7 +110,7 @@ def finished_summary(settings: RunSettings) -> dict[str, Any] | None:
     same = summary["steps"] == settings.steps and settings_of(paths).evaluation.question == settings.evaluation.question
     if same:
         reporter().say(f"run '{settings.run}' has done its {settings.steps} steps: give --steps more to go on")
-    return summary if same else None
+    return {**summary, "run": str(paths.root)} if same else None  # the run may have been moved since
 
 
 async def prepare_model(settings: RunSettings) -> Path:
@@ -137,7 +137,7 @@ async def prepare_cache(settings: RunSettings) -> StateCache:
     found = find_cache(root, settings.cache)
     if found is not None:
         try:
-            return await asyncio.to_thread(open_cache, found)
+            return await asyncio.to_thread(open_cache, found, settings.cache)
         except DataError as error:
             reporter().say(f"set aside, to be built again: {error}")
             set_aside(found)
@@ -298,9 +298,11 @@ def _check_standing(settings: RunSettings, standing: Standing) -> None:
 
 
 def _provenance(settings: RunSettings, model: Path) -> dict[str, str]:
+    # Where run and model lie says nothing of them, and changes when they are moved.
+    told = settings.model_dump(mode="json", exclude={"runs_root": True, "inference": {"model"}})
     return {
         "run": settings.run,
         "base_model": model_fingerprint(model),
         "tokenizer": hashlib.sha256((model / "tokenizer.json").read_bytes()).hexdigest()[:16],
-        "settings": hashlib.sha256(json.dumps(settings.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()[:16],
+        "settings": hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16],
     }

@@ -28,7 +28,9 @@ from flows.open_run import finished_summary, named, open_run
 from flows.run_names import training_name
 from flows.run_settings import RunSettings
 from flows.score_policy import score_policy, score_scripted
+from flows.settings_form import SettingsParameter
 from flows.track_strength import StrengthTrack
+from game.players import PLAYERS
 from storage.retention import drop_old_adapters
 from storage.runs import durable_write
 from storage.totals import Totals
@@ -49,7 +51,7 @@ _CLEAR_EVERY = 20
 
 
 @flow(name="train-policy", flow_run_name=training_name)
-async def train_policy(settings: RunSettings, resume: bool = False, fork_lineage: str = "") -> dict[str, Any]:
+async def train_policy(settings: SettingsParameter, resume: bool = False, fork_lineage: str = "") -> dict[str, Any]:
     """Train `settings.steps` steps and return the summary that is also written to the run's `summary.json`.
 
     Args:
@@ -109,7 +111,7 @@ async def train_policy(settings: RunSettings, resume: bool = False, fork_lineage
             scores |= await score_scripted(resources, settings)
             log.log(
                 settings.steps + 1,
-                {f"score/{name}": scores[name].mean for name in ("base", "trained", "random", "teacher") if name in scores},
+                {f"score/{name}": scores[name].mean for name in ("base", "trained", *PLAYERS, "teacher") if name in scores},
             )
         totals = await asyncio.to_thread(resources.trainer.totals)
         summary = _summary(settings, totals, scores, clock, time.monotonic() - began)

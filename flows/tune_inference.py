@@ -19,7 +19,7 @@ from flows.plans.plan_tuning import TUNING_FOLDER, TuningPlan, identity_of, plan
 from flows.plans.thread_plan import apply_threads
 from flows.recovery.cancel_on_sigterm import cancelled_by_sigterm
 from flows.run_names import tuning_name
-from flows.run_settings import RunSettings
+from flows.settings_form import SettingsParameter
 from inference.tuning.candidates import Candidate
 from inference.tuning.choose import Choice, choose, confirmed
 from inference.tuning.job import Job, Measured
@@ -37,7 +37,7 @@ from telemetry.progress import reporter
 @flow(name="tune-inference", flow_run_name=tuning_name)
 async def tune_inference(
     run: str = "",
-    settings: RunSettings | None = None,
+    settings: SettingsParameter | None = None,
     tuning: TuneSettings | None = None,
     runs_root: Path = Path("runs"),
     output: Path | None = None,
