@@ -42,14 +42,19 @@ def distribution(site: Path, name: str, version: str, *requires: str) -> None:
 
 
 @pytest.fixture
-def examined(entente, site: Path) -> Callable[..., list[dict[str, Any]]]:
-    """The findings of `entente doctor` with `site` first on the path, and the working folder beside it."""
+def examined(entente, site: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any]]]:
+    """The findings of `entente doctor` with `site` first on the path, and the working folder beside it.
+
+    In this process, unless `how` says how to start another.
+    """
     folder = entente.folder / "work"
     folder.mkdir()
     entente.folder = folder
+    monkeypatch.setattr(sys, "path", [str(site), *sys.path])
 
     def run(*words: str, **how: str) -> list[dict[str, Any]]:
-        done = entente.process("doctor", "--json", *words, **({"PYTHONPATH": f"{site}{os.pathsep}{ROOT}"} | how))
+        words = ("doctor", "--json", *words)
+        done = entente.process(*words, **({"PYTHONPATH": f"{site}{os.pathsep}{ROOT}"} | how)) if how else entente(*words)
         assert done.stderr == ""
         told = json.loads(done.stdout)
         worst = [finding for finding in told["checks"] if finding["state"] == "problem"]
@@ -294,7 +299,7 @@ def test_a_prefect_server_that_dies_is_told_with_its_last_words(examined, site: 
     (site / "prefect").mkdir()
     (site / "prefect" / "__init__.py").touch()
     (site / "prefect" / "__main__.py").write_text("raise SystemExit('no server today')")
-    assert "died at its start: no server today" in problems(examined("--deep"))["Prefect server"]
+    assert "died at its start: no server today" in problems(examined("--deep", PYTHONPATH=f"{site}{os.pathsep}{ROOT}"))["Prefect server"]
 
 
 def test_what_the_doctor_wants_of_a_compiler_is_what_torch_calls(tmp_path: Path):
