@@ -108,8 +108,8 @@ def decode(
 
         entente bench decode --json
     """
-    from flows.plans.thread_plan import apply_threads
-    from flows.run_settings import MODEL_FOLDER
+    from pipeline.run_settings import MODEL_FOLDER
+    from pipeline.threads import apply_threads
 
     apply_threads(1)  # CPU seconds of one thread can be compared; threads that wait for one another burn them
     from benchmarks.decode import bench_decode
@@ -142,7 +142,7 @@ def trainer(
         measure_on_gpu(["--repeats", str(repeats), *(["--json"] if json else [])])
         return
     from cli.screen import progress_shown
-    from flows.plans.thread_plan import apply_threads
+    from pipeline.threads import apply_threads
 
     apply_threads(1)  # CPU seconds of one thread can be compared
     from benchmarks.trainer import bench_trainer
@@ -168,8 +168,8 @@ def branching(
         entente bench branching --json
     """
     from cli.screen import progress_shown
-    from flows.plans.thread_plan import apply_threads
-    from flows.run_settings import MODEL_FOLDER
+    from pipeline.run_settings import MODEL_FOLDER
+    from pipeline.threads import apply_threads
 
     apply_threads(1)
     from benchmarks.branching import bench_branching
@@ -227,7 +227,7 @@ def rollout(
     """
     from cli.bench_setting import cache_of, old_way_setting, run_settings
     from cli.screen import progress_shown
-    from flows.plans.thread_plan import apply_threads
+    from pipeline.threads import apply_threads
 
     apply_threads(1)
     from benchmarks.rollout import bench_rollout
@@ -271,7 +271,7 @@ def e2e(
 
     from cli.bench_setting import cache_of, old_way_setting, run_settings
     from cli.screen import progress_shown
-    from flows.plans.thread_plan import apply_threads
+    from pipeline.threads import apply_threads
 
     apply_threads(1)
     from benchmarks.end_to_end import FULL, QUICK, bench_e2e
@@ -335,8 +335,8 @@ def games(
         entente bench games --json
     """
     from cli.screen import progress_shown
-    from flows.plans.thread_plan import apply_threads, usable_cores
-    from flows.run_settings import MODEL_FOLDER
+    from pipeline.run_settings import MODEL_FOLDER
+    from pipeline.threads import apply_threads, usable_cores
 
     apply_threads(usable_cores())
     from benchmarks.games_at_once import bench_games

@@ -97,7 +97,7 @@ def _old_shards(paths: RunPaths, settings: RetentionSettings, *, dry_run: bool) 
     """Files of shards that go, and of those that are given up and go later; unless `dry_run`, that is done here."""
     if settings.shards_gb == 0 and not is_folder(paths.retired):
         return [], []
-    from flows.run_settings import settings_of
+    from pipeline.run_settings import settings_of
     from storage.index import Index
     from storage.retire import RunAge, retire, to_be_given_up
 
@@ -143,7 +143,7 @@ def _finished_run(runs_root: Path, name: str) -> RunPaths:
 
 
 def _shared_folders(runs_root: Path) -> list[Path]:
-    from flows.run_settings import CACHE_FOLDER, MODEL_FOLDER
+    from pipeline.run_settings import CACHE_FOLDER, MODEL_FOLDER
 
     return [runs_root, runs_root / CACHE_FOLDER, runs_root / MODEL_FOLDER]
 

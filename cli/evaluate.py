@@ -64,7 +64,7 @@ def evaluate(
 
         entente evaluate --run mine --repetitions 1,5,25,100
     """
-    from flows.run_settings import check_settings, settings_of
+    from pipeline.run_settings import check_settings, settings_of
     from storage.runs import RunPaths
 
     settings = settings_of(RunPaths(runs_root / run))
@@ -81,8 +81,8 @@ def evaluate(
     evaluation = type(settings.evaluation).model_validate(settings.evaluation.model_dump() | wished)
     settings = settings.model_copy(update={"evaluation": evaluation})
     check_settings(settings)
-    from flows.plans.find_model import check_room
-    from flows.plans.plan_run import plan_evaluate
+    from pipeline.plans.find_model import check_room
+    from pipeline.plans.plan_run import plan_evaluate
 
     if dry_run:
         return show_plan(plan_evaluate(run, version, runs_root, settings), json=json)

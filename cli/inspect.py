@@ -113,7 +113,7 @@ def step(
 
 
 def _chosen_from(number: int, run: str, runs_root: Path) -> None:
-    from flows.run_settings import settings_at
+    from pipeline.run_settings import settings_at
     from storage.as_of import go_back, step_then
     from storage.index import Index
     from storage.runs import RunPaths
@@ -144,8 +144,8 @@ WHERE standing = 'eligible' ORDER BY group_lag, start_group, power, phase
 
 @contextmanager
 def _opened(run: str, runs_root: Path) -> "Iterator[Inspector]":
-    from flows.plans.find_model import TINY, find_tiny, model_here
-    from flows.run_settings import MODEL_FOLDER, settings_of
+    from pipeline.plans.find_model import TINY, find_tiny, model_here
+    from pipeline.run_settings import MODEL_FOLDER, settings_of
     from reports.inspect_rows import Inspector
     from storage.runs import RunPaths
 

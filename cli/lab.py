@@ -36,9 +36,9 @@ def lab(
 
         entente lab --run mine --steps 8 --caps 1 2 5 --json
     """
-    from flows.plans.find_model import model_of
-    from flows.plans.thread_plan import apply_threads, usable_cores
-    from flows.run_settings import settings_of
+    from pipeline.plans.find_model import model_of
+    from pipeline.run_settings import settings_of
+    from pipeline.threads import apply_threads, usable_cores
     from storage.runs import RunPaths
 
     caps = [1.0, 2.0, 3.0] if caps is None else caps

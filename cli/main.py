@@ -124,7 +124,7 @@ def _sentence(error: Exception) -> str:
     cause: BaseException | None = None if isinstance(error, EntenteError) else error
     while cause is not None:
         if isinstance(cause, ValidationError):
-            from flows.run_settings import one_sentence
+            from pipeline.run_settings import one_sentence
 
             return one_sentence(cause)
         cause = cause.__cause__ or (cause.__context__ if isinstance(cause, CycloptsError) else None)

@@ -19,7 +19,7 @@ from telemetry.errors import InputError
 
 if TYPE_CHECKING:
     from flows.profiled_work import Profiled
-    from flows.run_settings import RunSettings
+    from pipeline.run_settings import RunSettings
 
 app = App(name="profile", help="Profile rollouts, the trainer or a whole run: time by stage, and a flame graph.")
 

@@ -31,9 +31,9 @@ def replay_step(
 
         entente replay-step --run mine --step 7 --json
     """
-    from flows.plans.find_model import model_of
-    from flows.plans.thread_plan import apply_threads, usable_cores
-    from flows.run_settings import settings_at
+    from pipeline.plans.find_model import model_of
+    from pipeline.run_settings import settings_at
+    from pipeline.threads import apply_threads, usable_cores
     from storage.runs import RunPaths
 
     paths = RunPaths(runs_root / run)

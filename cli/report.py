@@ -34,8 +34,8 @@ def report(
 
         entente report --run mine --ablation e2e.json
     """
-    from flows.plans.find_model import model_or_none
-    from flows.run_settings import layered_settings, preset_names, settings_of
+    from pipeline.plans.find_model import model_or_none
+    from pipeline.run_settings import layered_settings, preset_names, settings_of
     from reports.ablation import read_ablation
     from reports.page import write_pictures, write_report
     from reports.read_run import read_run

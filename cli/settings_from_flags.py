@@ -5,7 +5,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from flows.run_settings import RunSettings, layered_settings, resumed_settings
+from pipeline.run_settings import RunSettings, layered_settings, resumed_settings
 
 Preset = Annotated[
     str, Parameter(help="Settings to begin with: laptop, single-gpu or cluster; a run that is resumed has its own.")

@@ -42,7 +42,7 @@ def sql(
 
         entente sql --run mine "from tokens where not forced" --format parquet --output tokens.parquet
     """
-    from flows.run_settings import settings_at, settings_of
+    from pipeline.run_settings import settings_at, settings_of
     from storage.asking import QUERIES, ask, connect, ready
     from storage.runs import RunPaths
 

@@ -55,7 +55,7 @@ def train(
         raise InputError("--fork-lineage goes on with a run that exists: give --resume and --run too")
     chosen = settings_from(preset, config, settings, resume=resume, fork=bool(fork_lineage))
     if dry_run:
-        from flows.plans.plan_run import plan_train
+        from pipeline.plans.plan_run import plan_train
 
         return show_plan(plan_train(chosen, resume=resume), json=json)
     from flows.open_run import check_inputs, named

@@ -10,8 +10,8 @@ from cyclopts import App, Parameter, validators
 
 from cli.dry_run import DryRun, show_plan
 from cli.settings_from_flags import ConfigFiles
-from inference.tuning.settings import TuneSettings
 from telemetry.errors import EngineError, InputError
+from tuning.settings import TuneSettings
 
 app = App(name="tune", default_parameter=Parameter(consume_multiple=True))
 
@@ -59,7 +59,7 @@ def tune(
         entente train --config runs/_tuning/mine/tuned.toml
     """
     tuning = tuning or TuneSettings()
-    from flows.plans.plan_tuning import plan_tuning, planned
+    from pipeline.plans.plan_tuning import plan_tuning, planned
 
     settings = _settings(run, preset, config, runs_root)
     plan = plan_tuning(run, settings, tuning, runs_root, output)
@@ -137,9 +137,9 @@ def _show_costs(outcome: dict[str, Any]) -> None:
 
 def _settings(run: str, preset: str, config: list[Path] | None, runs_root: Path) -> Any:
     """Settings to begin with: those of the run, or a preset, with files over them."""
-    from flows.plans.plan_tuning import NEWEST
-    from flows.refresh_settings import newest_run
-    from flows.run_settings import layered_settings, resumed_settings
+    from pipeline.plans.plan_tuning import NEWEST
+    from pipeline.refresh_settings import newest_run
+    from pipeline.run_settings import layered_settings, resumed_settings
 
     run = newest_run(runs_root) if run == NEWEST else run
     if run:
@@ -157,7 +157,7 @@ def _show(outcome: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from inference.tuning.outputs import before_after
+    from tuning.outputs import before_after
 
     table = Table(box=None, padding=(0, 1, 0, 0))
     for heading in outcome["rows"][0]:

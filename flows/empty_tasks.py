@@ -21,16 +21,16 @@ from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 from prefect.runtime import flow_run
 
-from flows.run_settings import PipelineSettings
 from game.snapshot import Snapshot
+from pipeline.play import RolloutReport
+from pipeline.resources import Playing
+from pipeline.rollout_source import Stretch
+from pipeline.run_settings import PipelineSettings
 from rollouts.settings import RolloutSettings
 from state_cache.settings import CacheSettings
 from state_cache.store import StateCache
 from storage.runs import RunPaths
 from tasks.dask_rollouts import DaskPlan, dask_source
-from tasks.resources import Playing
-from tasks.rollout_source import Stretch
-from tasks.rollouts import RolloutReport
 from telemetry.timing import Spans
 
 Play = Callable[[Stretch], Awaitable[object]]

@@ -17,7 +17,7 @@ from flows.open_players import open_players
 from flows.open_run import prepare_cache
 from flows.play_match import play_match_of
 from flows.run_names import evaluation_name
-from flows.run_settings import settings_of
+from pipeline.run_settings import settings_of
 from storage.runs import RunPaths
 from tasks.artifacts import show_scores, show_table
 from tasks.evaluation import evaluate_player, solve_positions

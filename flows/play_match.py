@@ -14,8 +14,8 @@ from evaluation.settings import MatchSettings
 from evaluation.standings import MEASURES, MatchTable, games_for_width, match_table
 from flows.open_players import open_players
 from flows.open_run import prepare_cache
-from flows.run_settings import settings_of
 from game.snapshot import Snapshot
+from pipeline.run_settings import settings_of
 from storage.runs import RunPaths
 from tasks.artifacts import show_table
 from tasks.evaluation import play_games

@@ -10,11 +10,11 @@ from evaluation.score_files import ScoreRecord, write_score
 from evaluation.strength import POLICY
 from evaluation.tactics import load_positions, write_tactics
 from evaluation.track import TrackPoint, read_track, track_label
-from flows.run_settings import RunSettings
 from inference.choose_engine import engine_here
+from pipeline.resources import Resources
+from pipeline.run_settings import RunSettings
 from rollouts.deciders import PolicyDecider
 from tasks.evaluation import begin_evaluation, evaluate_player, evaluation_worker, solve_positions
-from tasks.resources import Resources
 from telemetry.errors import DataError
 from telemetry.progress import reporter
 

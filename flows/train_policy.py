@@ -2,7 +2,7 @@
 
     open ─▶ score the base ─▶ [ roll out ─▶ train ─▶ publish ] per step ─▶ score what was learned
 
-Rollouts of `buffer_depth` steps are in flight while the trainer trains (`flows/in_flight/rollout_queue.py` tells by which
+Rollouts of `buffer_depth` steps are in flight while the trainer trains (`pipeline/rollout_queue.py` tells by which
 version, and who waits for whom); everything that must survive lies in files, never in Prefect: with `resume` the same flow
 goes on where those files stand, whatever ended it.
 """
@@ -18,16 +18,18 @@ from typing import Any
 from prefect import flow
 
 from evaluation.strength import Score
-from flows.in_flight.choose_source import rollout_source
-from flows.in_flight.producer_fleet import ProducerFleet
-from flows.in_flight.publisher import Publisher, serve_where_it_stands
-from flows.in_flight.rollout_queue import RolloutQueue
-from flows.in_flight.step_figures import StepClock, producer_figures, seen_in
+from flows.choose_source import rollout_source
 from flows.open_run import finished_summary, named, open_run
+from flows.producer_fleet import ProducerFleet
 from flows.run_names import training_name
-from flows.run_settings import RunSettings
 from flows.score_policy import score_policy, score_scripted
 from flows.track_strength import StrengthTrack
+from pipeline.publisher import Publisher, serve_where_it_stands
+from pipeline.resources import Resources
+from pipeline.rollout_queue import RolloutQueue
+from pipeline.run_settings import RunSettings
+from pipeline.run_tables import step_tables
+from pipeline.step_figures import StepClock, producer_figures, seen_in
 from storage.retention import drop_old_adapters
 from storage.runs import durable_write
 from storage.totals import Totals
@@ -35,9 +37,7 @@ from tasks.alerts import AlertDesk
 from tasks.artifacts import RunPage, show_result
 from tasks.replayed_rollouts import IdleEngine
 from tasks.report import write_report_page
-from tasks.resources import Resources
 from tasks.rollouts import roll_out_probe
-from tasks.run_tables import step_tables
 from tasks.training import check_mismatch, has_fresh_rows, train_step
 from telemetry.memory import what_stands_stays
 from telemetry.progress import reporter

@@ -19,7 +19,7 @@ import yaml
 from pydantic import BaseModel
 
 from cli.main import command_line
-from flows.run_settings import RunSettings, layered_settings
+from pipeline.run_settings import RunSettings, layered_settings
 from storage.asking import QUERIES as READY
 from storage.asking import ask, connect, ready
 from storage.runs import RunPaths

@@ -37,8 +37,8 @@ HEAVY = {"torch", "vllm", "prefect", "wandb"}
 # The rooms that may import a library themselves (the design's rule, written down a second time on purpose).
 OWNERS = {
     "prefect": {"cli", "flows", "tasks"},
-    "torch": {"training", "inference", "benchmarks"},
-    "vllm": {"inference"},
+    "torch": {"training", "inference", "workers", "tuning", "benchmarks"},
+    "vllm": {"inference", "workers", "tuning"},
     "diplomacy": {"game"},
     "wandb": {"telemetry"},
 }

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cli.main import run
-from flows.run_settings import layered_settings
+from pipeline.run_settings import layered_settings
 from storage.runs import RunPaths
 
 COMMANDS = {

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from flows.plans.find_model import tiny_shape
-from flows.run_settings import layered_settings
 from inference.memory_plan import read_shape
+from pipeline.plans.find_model import tiny_shape
+from pipeline.run_settings import layered_settings
 from storage.runs import RunPaths
 from training.settings import TinyModelSettings
 

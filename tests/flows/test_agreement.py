@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from flows import train_policy
-from flows.run_settings import RunSettings
+from pipeline.run_settings import RunSettings
 
 EVERY = 4
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from flows.in_flight.controller import PATIENCE, Bounds, Controller, Seen
+from pipeline.controller import PATIENCE, Bounds, Controller, Seen
 
 START_GROUPS = 16
 

@@ -26,7 +26,7 @@ from pydantic import BaseModel
 from cli import environment
 from cli.automations import SILENT_S, no_sign_of_life
 from flows.recover_training import SILENT
-from flows.run_settings import RunSettings, layered_settings
+from pipeline.run_settings import RunSettings, layered_settings
 from training.settings import TrainingSettings
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from flows.in_flight import publisher
-from flows.in_flight.publisher import Publisher, serve_where_it_stands
-from tasks.training import TrainedStep
+from pipeline import publisher
+from pipeline.publisher import Publisher, serve_where_it_stands
 from telemetry import progress
 from telemetry.errors import DataError
+from training.process import TrainedStep
 
 
 class Engines:

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from flows.in_flight import rollout_queue
-from flows.in_flight.controller import Seen
-from flows.in_flight.rollout_queue import FAILURES_IN_A_ROW, RolloutQueue
-from flows.run_settings import PipelineSettings
+from pipeline import rollout_queue
+from pipeline.controller import Seen
+from pipeline.play import RolloutReport
+from pipeline.rollout_queue import FAILURES_IN_A_ROW, RolloutQueue
+from pipeline.rollout_source import Stretch
+from pipeline.run_settings import PipelineSettings
 from storage.runs import RunPaths
 from storage.totals import Eligible
-from tasks.rollout_source import Stretch
-from tasks.rollouts import RolloutReport
 from telemetry.timing import Spans
 
 START_GROUPS = 6

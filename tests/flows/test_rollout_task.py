@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from pipeline.resources import PRODUCER, Resources
 from rollouts.settings import RolloutSettings
 from state_cache.settings import CacheSettings
 from state_cache.store import StateCache
@@ -18,7 +19,6 @@ from storage.index import Index
 from storage.runs import RunPaths
 from storage.selection import SelectionQuery
 from storage.shards import shard_path
-from tasks.resources import PRODUCER, Resources
 from tasks.rollouts import roll_out_groups, roll_out_probe
 from training.process import Standing
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from inference.engine import GenerationRequest
-from inference.supervisor import EngineSupervisor
 from telemetry.errors import DataError, EngineError, EngineLostError, VersionGoneError
 from tests.inference.plain_worker import PlainEngine, expected_tokens
 from tests.inference.test_pool import request_for
+from workers.supervisor import EngineSupervisor
 
 __all__ = ["request_for"]  # a fixture
 DEATH = EngineLostError("struck by the test")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from inference.tuning.process import Heard, last_lines, run_program, what_happened
+from tuning.process import Heard, last_lines, run_program, what_happened
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -6,9 +6,9 @@ import pytest
 
 from game.board import Board
 from inference.engine import Generation, GenerationRequest
-from inference.wire import pack_generation, pack_request, unpack_generation, unpack_request
 from rollouts.fork import Tokens
 from telemetry.errors import DataError
+from workers.wire import pack_generation, pack_request, unpack_generation, unpack_request
 
 
 @pytest.fixture

@@ -12,16 +12,16 @@ import aiohttp
 import msgpack
 import pytest
 
-from inference import worker as worker_module
-from inference import worker_memory
 from inference.adapter_check import adapter_hash_of
 from inference.engine import BASE_HASH, GenerationRequest
 from inference.host import EngineHost
-from inference.wire import MAX_ID, MAX_PROMPT, MAX_TABLE_BYTES, pack_request, unpack_generation
-from inference.worker import bind
 from telemetry.errors import EngineError, EngineLostError, InputError
 from tests.inference.plain_worker import PlainEngine, WorkerHere, expected_tokens
 from tests.inference.test_pool import pools, request_for, root, wait_until
+from workers import worker as worker_module
+from workers import worker_memory
+from workers.wire import MAX_ID, MAX_PROMPT, MAX_TABLE_BYTES, pack_request, unpack_generation
+from workers.worker import bind
 
 __all__ = ["pools", "request_for", "root"]  # fixtures
 KEY = "a-key-that-nobody-guesses"
@@ -104,8 +104,8 @@ def test_the_key_appears_in_no_log_and_no_error(model, root, host, pools, reques
         assert status == 500
         said += [content, *(knock(end, path, None, KEY)[1] for path in ("/stats", "/health", "/metrics", "/docs"))]
         for key in (KEY + "wrong", KEY):
-            from inference.pool import RemoteEngine
             from inference.settings import InferenceSettings
+            from workers.pool import RemoteEngine
 
             settings = InferenceSettings(urls=(end.url,), request_attempts=1)
             pool = RemoteEngine(settings, key, end.worker.health()["model"])  # type: ignore[arg-type]

@@ -167,7 +167,7 @@ def score(mean: float, *, half: float = 0.1, openings: tuple[Opening, ...] = ())
     [(0.5, "plays better than its base"), (0.15, "No difference from its base is shown"), (-0.5, "plays worse than its base")],
 )
 def test_a_result_says_in_words_whether_the_intervals_meet(tmp_path, trained: float, verdict: str):
-    from tasks.artifact_texts import result_page
+    from pipeline.artifact_texts import result_page
 
     page = result_page(RunPaths(tmp_path / "mine"), {"steps": 2}, {"base": score(0.0), "trained": score(trained)})
     assert verdict in page and f"+0.00 → {trained:+.2f}" in page
@@ -175,7 +175,7 @@ def test_a_result_says_in_words_whether_the_intervals_meet(tmp_path, trained: fl
 
 
 def test_a_result_shows_the_first_opening_of_base_and_trained_and_the_board(tmp_path, positions):
-    from tasks.artifact_texts import result_page
+    from pipeline.artifact_texts import result_page
 
     power, legal = next(iter(Board.restore(positions[0]).legal_orders().items()))
     orders = tuple(options[0] for options in legal.options)

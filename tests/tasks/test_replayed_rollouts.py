@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from inference.engine import GenerationRequest
+from pipeline.resources import Resources
+from pipeline.simulated_settings import SimulatedSettings
 from rollouts.settings import RolloutSettings
 from state_cache.settings import CacheSettings
 from state_cache.store import StateCache
@@ -16,9 +18,7 @@ from storage.asking import connect
 from storage.runs import RunPaths
 from storage.stored_groups import stored_groups
 from tasks.replayed_rollouts import IdleEngine, Pace, ReplayedSource, replay_groups
-from tasks.resources import Resources
 from tasks.rollouts import roll_out_groups
-from tasks.simulated_settings import SimulatedSettings
 from telemetry.errors import EngineError
 from training.process import Standing
 
