@@ -1,14 +1,18 @@
-"""Which rollout source a run has: this process, a Dask cluster, or what an earlier run stored.
+"""Where a run's rollouts come from, and which scheduler keeps them in flight.
 
-The flow asks once, keeps the source open while it trains, and never looks which one it is.
+The source is this process, a Dask cluster, or what an earlier run stored. The flow opens both once and never asks which they are.
 """
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from flows.producer_fleet import ProducerFleet
+from pipeline.buffered_queue import BufferedQueue
+from pipeline.lockstep_queue import LockstepQueue
 from pipeline.play import RolloutReport
 from pipeline.resources import Resources
+from pipeline.rollout_queue import RolloutQueue
 from pipeline.rollout_source import RolloutSource, Stretch
 from pipeline.run_settings import PipelineSettings, RunSettings
 from pipeline.threads import usable_cores
@@ -34,6 +38,26 @@ class LocalSource:
     async def play(self, stretch: Stretch) -> RolloutReport:
         """See `RolloutSource.play`."""
         return await self._task(self._resources, stretch.step, stretch.first_group, stretch.count, stretch.after)
+
+
+@asynccontextmanager
+async def open_queue(settings: RunSettings, resources: Resources, fleet: ProducerFleet) -> AsyncIterator[RolloutQueue]:
+    """The run's rollouts, open for the length of the block; `fleet` plays start groups that need not be begun here."""
+    pipeline, step_done = settings.pipeline, resources.standing.step_done
+    async with rollout_source(settings, resources) as source:
+        if pipeline.deterministic:
+            queue: RolloutQueue = LockstepQueue(resources, source, pipeline, settings.steps, step_done=step_done)
+        else:
+            queue = BufferedQueue(
+                resources,
+                source,
+                pipeline,
+                settings.steps,
+                step_done=step_done,
+                elsewhere=lambda: fleet.standing().in_flight,
+            )
+        async with queue:
+            yield queue
 
 
 @asynccontextmanager

@@ -25,7 +25,7 @@ from storage.control import read_control
 from storage.runs import RunPaths, check_name
 from tasks.produced_rollouts import ProducerDesk, produce_groups
 from telemetry.errors import InputError
-from telemetry.memory import what_stands_stays
+from telemetry.memory import freeze_old_objects
 from telemetry.progress import reporter
 
 URLS_VARIABLE = "ENTENTE_PRODUCER_URLS"
@@ -68,7 +68,7 @@ async def produce_rollouts(
             side = await RolloutSide.open(paths.root, urls=urls or _urls_here(), worker=name)
             try:
                 production = Production(side, desk, name)
-                with what_stands_stays():
+                with freeze_old_objects():
                     reason = await production.run()
                 await desk.tell("ended", sentence=reason)
             finally:

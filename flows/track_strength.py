@@ -33,7 +33,9 @@ class StrengthTrack:
         return bool(every) and version % every == 0 and version < self._settings.steps and not self._settings.simulated.from_run
 
     async def measure(self, version: int) -> None:
-        """Have it measured: as a run of its own that nobody waits for, or here, the engine serving it as the newest."""
+        """Have a version measured if it is due: as a run of its own that nobody waits for, or here by its engine."""
+        if not self.due(version):
+            return
         if self._beside is None:
             self._beside = await self._can_go_beside()
         if self._beside:

@@ -59,7 +59,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class QueueTarget:
     """What to do until the next step is done."""
 
     ahead: int
@@ -71,7 +71,7 @@ class Plan:
 
 
 class Controller:
-    """Turns what steps show into plans; begins with everything ahead that may be, and as few producers as may be."""
+    """Turns what steps show into targets; begins with everything ahead that may be, and as few producers as may be."""
 
     def __init__(self, bounds: Bounds) -> None:
         self._bounds = bounds
@@ -79,11 +79,11 @@ class Controller:
         self._idle = self._calm = 0
         self._floor = bounds.least
         self._waited_before = math.inf  # when the last producer was begun
-        self.plan = Plan(ahead=bounds.most, producers=bounds.producers_min, reason="")
+        self.target = QueueTarget(ahead=bounds.most, producers=bounds.producers_min, reason="")
 
-    def after(self, seen: Seen) -> Plan:
-        """The plan after a step that showed `seen`."""
-        bounds, plan = self._bounds, self.plan
+    def after(self, seen: Seen) -> QueueTarget:
+        """The target after a step that showed `seen`."""
+        bounds, target = self._bounds, self.target
         waited, surplus = seen.waited_share > WAITED, seen.ready >= bounds.start_groups
         self._shares.append(seen.waited_share)
         self._calm = 0 if waited else self._calm + 1
@@ -91,38 +91,40 @@ class Controller:
         if self._calm >= REMEMBERS:
             self._floor, self._waited_before = bounds.least, math.inf
         if waited:
-            self.plan = self._more(seen)
+            self.target = self._more(seen)
         elif seen.expired > 0 or (surplus and seen.lag_max >= bounds.max_policy_lag):
-            self.plan = self._fresher(seen)
+            self.target = self._fresher(seen)
         else:
-            self.plan = Plan(ahead=plan.ahead, producers=plan.producers, reason="")
-        if self.plan.producers == plan.producers and self._idle >= 2 * PATIENCE and plan.producers > bounds.producers_min:
+            self.target = QueueTarget(ahead=target.ahead, producers=target.producers, reason="")
+        if self.target.producers == target.producers and self._idle >= 2 * PATIENCE and target.producers > bounds.producers_min:
             self._idle = 0
             why = f"{seen.ready} start groups lie ready and nobody waits"
-            self.plan = self._moved(self.plan.ahead, plan.producers - 1, why, before=plan)
-        return self.plan
+            self.target = self._moved(self.target.ahead, target.producers - 1, why, before=target)
+        return self.target
 
-    def _more(self, seen: Seen) -> Plan:
+    def _more(self, seen: Seen) -> QueueTarget:
         """The trainer waited."""
-        bounds, plan = self._bounds, self.plan
+        bounds, target = self._bounds, self.target
         why = f"the trainer waited {seen.waited_share:.0%} of the step"
-        if plan.ahead < bounds.most and seen.expired == 0:
-            self._floor = min(bounds.most, plan.ahead + max(1, bounds.start_groups // 4))
-            return self._moved(self._floor, plan.producers, why)
-        if self._starved and plan.producers < bounds.producers_max and not self._in_vain:
+        if target.ahead < bounds.most and seen.expired == 0:
+            self._floor = min(bounds.most, target.ahead + max(1, bounds.start_groups // 4))
+            return self._moved(self._floor, target.producers, why)
+        if self._starved and target.producers < bounds.producers_max and not self._in_vain:
             self._waited_before = self._waiting
             self._shares.clear()
-            return self._moved(plan.ahead, plan.producers + 1, why)
+            return self._moved(target.ahead, target.producers + 1, why)
         if seen.expired > 0:
             why += f", yet {seen.expired:g} groups became too old untrained"
-        return Plan(ahead=plan.ahead, producers=plan.producers, reason=f"{why}; nothing is left to move" if self._stuck else "")
+        return QueueTarget(
+            ahead=target.ahead, producers=target.producers, reason=f"{why}; nothing is left to move" if self._stuck else ""
+        )
 
-    def _fresher(self, seen: Seen) -> Plan:
+    def _fresher(self, seen: Seen) -> QueueTarget:
         """Rows came late and nobody waited: less ahead, but for a while no less than what the trainer had to wait at."""
-        plan = self.plan
+        target = self.target
         least = self._bounds.least if seen.expired > 0 else self._floor
-        ahead = max(min(plan.ahead, least), plan.ahead - max(1, plan.ahead // 8))
-        return self._moved(ahead, plan.producers, f"rows come late (lag {seen.lag_max:g}, {seen.expired:g} groups expired)")
+        ahead = max(min(target.ahead, least), target.ahead - max(1, target.ahead // 8))
+        return self._moved(ahead, target.producers, f"rows come late (lag {seen.lag_max:g}, {seen.expired:g} groups expired)")
 
     @property
     def _starved(self) -> bool:
@@ -141,12 +143,12 @@ class Controller:
 
     @property
     def _stuck(self) -> bool:
-        return self._starved and (self.plan.producers >= self._bounds.producers_max or self._in_vain)
+        return self._starved and (self.target.producers >= self._bounds.producers_max or self._in_vain)
 
-    def _moved(self, ahead: int, producers: int, why: str, before: Plan | None = None) -> Plan:
-        before, moves = before or self.plan, []
+    def _moved(self, ahead: int, producers: int, why: str, before: QueueTarget | None = None) -> QueueTarget:
+        before, moves = before or self.target, []
         if ahead != before.ahead:
             moves.append(f"{ahead} start groups ahead instead of {before.ahead}")
         if producers != before.producers:
             moves.append(f"{producers} rollout producers instead of {before.producers}")
-        return Plan(ahead=ahead, producers=producers, reason=f"{', '.join(moves)}: {why}" if moves else "")
+        return QueueTarget(ahead=ahead, producers=producers, reason=f"{', '.join(moves)}: {why}" if moves else "")

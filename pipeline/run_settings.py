@@ -76,11 +76,6 @@ class PipelineSettings(BaseModel):
     recoveries_max: Annotated[int, Field(ge=0, le=100)] = 3
     """Times in a row that a deployment's run which was lost is started again at the same step, before an alert; 0: never."""
 
-    @property
-    def one_behind(self) -> bool:
-        """In step, and overlapped: the rollouts of a step are played while the one before it trains."""
-        return self.deterministic and self.buffer_depth == 1
-
 
 class RunSettings(BaseModel):
     """Everything that shapes a training run."""
@@ -303,7 +298,7 @@ def check_settings(settings: RunSettings) -> None:
             f"pipeline.deterministic needs pipeline.buffer_depth 0 or 1, not {pipeline.buffer_depth}: "
             "steps further ahead end in any order; set one of the two"
         )
-    if pipeline.one_behind and pipeline.ready_groups_max:
+    if pipeline.deterministic and pipeline.buffer_depth and pipeline.ready_groups_max:
         raise InputError(
             f"pipeline.ready_groups_max {pipeline.ready_groups_max} would pause rollouts, which pipeline.deterministic with "
             "pipeline.buffer_depth 1 begins before it is known what lies ready: set buffer_depth to 0, or ready_groups_max to 0"

@@ -38,7 +38,7 @@ class Pipeline:
         ends: list[tuple[float, int]] = []  # (when, version)
         ready: list[int] = []  # versions
         for step in range(1, steps + 1):
-            plan = self.controller.plan
+            plan = self.controller.target
             began, wanted = now, START_GROUPS + plan.ahead
             train_until: float | None = None
             expired, lag = 0, 0
@@ -118,7 +118,7 @@ def test_producers_that_change_nothing_are_not_added_without_end():
 
 def test_it_says_once_that_nothing_is_left_to_move():
     alone = pipeline(service=30.0).run(20)
-    assert "nothing is left to move" in alone.controller.plan.reason
+    assert "nothing is left to move" in alone.controller.target.reason
 
 
 def test_a_burst_of_slow_games_raises_what_is_ahead_at_most_to_its_bound_and_it_settles():
@@ -168,7 +168,7 @@ def test_whatever_it_sees_it_stays_within_its_bounds(seed: int):
     )
     controller = Controller(bounds)
     for _ in range(200):
-        before = controller.plan
+        before = controller.target
         seen = Seen(
             waited_share=dice.choice([0.0, dice.random()]),
             lag_max=dice.randint(0, bounds.max_policy_lag),
