@@ -1,7 +1,7 @@
 """When a run compares trainer and engine, and on which rows.
 
 Before its first step a run refuses to train unless both give the same probabilities to rows of the version that both hold.
-Without a buffer every later step shows the gap on its own rows; with one, they are compared every `training.mismatch_every` steps.
+Without a buffer every later step shows the gap on its own rows; with one, every `training.mismatch_every` steps do.
 """
 
 from pipeline.resources import Resources
