@@ -153,33 +153,6 @@ def trainer(
 
 
 @app.command
-def branching(
-    *,
-    batches: Annotated[int, Parameter(help="Batches of each arm.")] = 24,
-    groups: Annotated[int, Parameter(help="Start groups of a batch, branches included; an even number.")] = 4,
-    runs_root: Annotated[Path, Parameter(help="Folder of all runs; the tiny model lies there, or is made.")] = Path("runs"),
-    seed: Seed = 0,
-    json: AsJson = False,
-) -> None:
-    """Branching rollouts: the noise of a gradient per decision, beside plain forks. Takes minutes.
-
-    Example
-
-        entente bench branching --json
-    """
-    from cli.screen import progress_shown
-    from pipeline.run_settings import MODEL_FOLDER
-    from pipeline.threads import apply_threads
-
-    apply_threads(1)
-    from benchmarks.branching import bench_branching
-
-    with progress_shown():
-        outcome = bench_branching(batches=batches, groups=groups, seed=seed, models_root=runs_root / MODEL_FOLDER)
-    _show(outcome, json=json)
-
-
-@app.command
 def orchestration(
     *,
     tasks: Annotated[int, Parameter(help="Empty tasks of a round; 0 leaves them out.")] = 400,
@@ -315,38 +288,6 @@ def paper(
 
     with progress_shown():
         outcome = bench_paper(hardware=Hardware(game_processes=game_processes, trainer_cards=trainer_cards), steps=steps)
-    _show(outcome, json=json)
-
-
-@app.command
-def games(
-    *,
-    games: Annotated[int, Parameter(help="Games for each number of games at once.")] = 28,
-    years: Annotated[int, Parameter(help="Game years of each.")] = 2,
-    model: Annotated[Path | None, Parameter(help="Folder of a model; default: the tiny one.")] = None,
-    runs_root: Annotated[Path, Parameter(help="Folder of all runs, where tiny models lie or are made.")] = Path("runs"),
-    json: AsJson = False,
-    settings: Annotated[InferenceSettings | None, Parameter(name="*", help="Any setting of inference.")] = None,
-) -> None:
-    """How many games to play at once here: the policy's decisions a second for 1 to 128. Takes minutes.
-
-    Example
-
-        entente bench games --json
-    """
-    from cli.screen import progress_shown
-    from pipeline.run_settings import MODEL_FOLDER
-    from pipeline.threads import apply_threads, usable_cores
-
-    apply_threads(usable_cores())
-    from benchmarks.games_at_once import bench_games
-    from training.settings import TinyModelSettings
-    from training.tiny_model import make_tiny_model
-
-    with progress_shown():
-        folder = model or make_tiny_model(runs_root / MODEL_FOLDER, TinyModelSettings())
-        chosen = settings or InferenceSettings(max_model_length=512, adapters="merge_reload")
-        outcome = bench_games(games=games, years=years, settings=chosen, model=folder)
     _show(outcome, json=json)
 
 

@@ -14,7 +14,15 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.slow
 @pytest.mark.vllm
 def test_a_run_whose_processes_are_killed_goes_on_by_itself_and_ends_complete(tmp_path: Path):
-    words = ["-m", "benchmarks.left_alone", "--minutes", "3", "--kinds", "flow,trainer,both", "--folder", str(tmp_path)]
+    words = [
+        str(ROOT / "tests" / "chaos" / "left_alone.py"),
+        "--minutes",
+        "3",
+        "--kinds",
+        "flow,trainer,both",
+        "--folder",
+        str(tmp_path),
+    ]
     done = subprocess.run(
         [sys.executable, *words],
         cwd=ROOT,
@@ -30,6 +38,6 @@ def test_a_run_whose_processes_are_killed_goes_on_by_itself_and_ends_complete(tm
 
 
 def test_a_kind_of_kill_that_there_is_not_is_refused(tmp_path: Path):
-    words = [sys.executable, "-m", "benchmarks.left_alone", "--kinds", "flow,meteor"]
+    words = [sys.executable, str(ROOT / "tests" / "chaos" / "left_alone.py"), "--kinds", "flow,meteor"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "there is no kind 'meteor'" in done.stderr

@@ -1,7 +1,7 @@
 """A training run left alone, with one kill of each kind: does it go on by itself each time, and end complete?
 
-    python -m benchmarks.left_alone --minutes 60
-    python -m benchmarks.left_alone --minutes 6 --kinds flow,trainer --folder somewhere
+    python tests/chaos/left_alone.py --minutes 60
+    python tests/chaos/left_alone.py --minutes 6 --kinds flow,trainer --folder somewhere
 
 Everything is real and its own: `entente up` in a folder outside of the project, an inference worker, a run started through the
 deployment without a name. The only help from outside is what a host gives its services: who was killed of server, worker and
@@ -28,10 +28,10 @@ from typing import Any
 
 import psutil
 
-from benchmarks.audit_run import audit
 from storage.runs import RunPaths
+from tests.chaos.audit_run import audit
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 GOES_ON_WITHIN_S = 900.0
 """Seconds that a run may take after a kill until it records further steps."""
 _WARM_UP_STEPS = 12
@@ -47,7 +47,7 @@ _SMALL: dict[str, Any] = {
 """Over the deployment's own parameters: the laptop run, made light enough to be left alone beside other work."""
 
 
-class House:
+class Servers:
     """A folder with a server, a Prefect worker and an inference worker of its own."""
 
     def __init__(self, folder: Path) -> None:
@@ -181,8 +181,8 @@ class House:
 class Run:
     """The run that is left alone, seen from its files."""
 
-    def __init__(self, house: House, name: str) -> None:
-        self._house, self.paths = house, RunPaths(house.runs / name)
+    def __init__(self, servers: Servers, name: str) -> None:
+        self._servers, self.paths = servers, RunPaths(servers.runs / name)
 
     def recorded(self) -> int:
         """Steps whose ledger stands."""
@@ -194,7 +194,7 @@ class Run:
 
     def flow(self) -> psutil.Process:
         """The process that trains now."""
-        record = self._house.trains(self.paths.root.name)
+        record = self._servers.trains(self.paths.root.name)
         assert record is not None
         return psutil.Process(record["pid"])
 
@@ -208,55 +208,55 @@ class Run:
         return median(after - before for before, after in pairwise(times))
 
 
-def _flow(house: House, run: Run) -> None:
+def _flow(servers: Servers, run: Run) -> None:
     _kill(run.flow().pid)
 
 
-def _worker(house: House, run: Run) -> None:
-    _kill(house.begun("worker"))
+def _worker(servers: Servers, run: Run) -> None:
+    _kill(servers.begun("worker"))
     time.sleep(10)
-    house.up()
+    servers.up()
 
 
-def _both(house: House, run: Run) -> None:
+def _both(servers: Servers, run: Run) -> None:
     """As when a host is lost: its worker, the flow and the trainer go in one instant."""
     flow = run.flow()
-    for pid in (house.begun("worker"), flow.pid, *(child.pid for child in flow.children(recursive=True))):
+    for pid in (servers.begun("worker"), flow.pid, *(child.pid for child in flow.children(recursive=True))):
         _kill(pid)
     time.sleep(10)
-    house.up()
+    servers.up()
 
 
-def _trainer(house: House, run: Run) -> None:
+def _trainer(servers: Servers, run: Run) -> None:
     _kill(run.trainer().pid)
 
 
-def _engine(house: House, run: Run) -> None:
-    _kill(house.engine())
+def _engine(servers: Servers, run: Run) -> None:
+    _kill(servers.engine())
     time.sleep(5)
-    house.engine_died()
+    servers.engine_died()
 
 
-def _server(house: House, run: Run) -> None:
-    _kill(house.begun("server"))
-    house.up()
+def _server(servers: Servers, run: Run) -> None:
+    _kill(servers.begun("server"))
+    servers.up()
 
 
-def _server_away(house: House, run: Run) -> None:
-    _kill(house.begun("server"))
+def _server_away(servers: Servers, run: Run) -> None:
+    _kill(servers.begun("server"))
     time.sleep(60)
-    house.up()
+    servers.up()
 
 
-def _flow_stopped(house: House, run: Run) -> None:
+def _flow_stopped(servers: Servers, run: Run) -> None:
     os.kill(run.flow().pid, signal.SIGSTOP)
 
 
-def _trainer_stopped(house: House, run: Run) -> None:
+def _trainer_stopped(servers: Servers, run: Run) -> None:
     os.kill(run.trainer().pid, signal.SIGSTOP)
 
 
-KINDS: dict[str, tuple[Callable[[House, Run], None], float]] = {
+KINDS: dict[str, tuple[Callable[[Servers, Run], None], float]] = {
     "flow": (_flow, 60),
     "trainer": (_trainer, 60),
     "worker": (_worker, 100),
@@ -272,42 +272,42 @@ KINDS: dict[str, tuple[Callable[[House, Run], None], float]] = {
 
 def left_alone(folder: Path, minutes: float, kinds: list[str]) -> dict[str, Any]:
     """Train for about `minutes` with one kill of each kind; what came of it."""
-    began, house = time.monotonic(), House(folder)
+    began, servers = time.monotonic(), Servers(folder)
     kills: list[dict[str, Any]] = []
     told: dict[str, Any] = {"benchmark": "left_alone", "kinds": kinds, "kills": kills}
     try:
-        house.make_model()
-        house.serve()
-        house.up()
-        house.train("warm-up", _WARM_UP_STEPS)
-        warm = Run(house, "warm-up")
+        servers.make_model()
+        servers.serve()
+        servers.up()
+        servers.train("warm-up", _WARM_UP_STEPS)
+        warm = Run(servers, "warm-up")
         _wait("the first run", 600, lambda: warm.paths.summary.is_file())
         left = 60 * minutes - (time.monotonic() - began) - sum(KINDS[kind][1] for kind in kinds)
         steps = max(12 * (len(kinds) + 1), int(left / warm.step_s()))
         _say(f"a step takes {warm.step_s():.2f} s; {steps} steps")
-        house.train("", steps)
-        record = _wait("the run's beginning", 300, lambda: (found := house.trains()) and found["run"] != "warm-up" and found)
-        run = Run(house, record["run"])
+        servers.train("", steps)
+        record = _wait("the run's beginning", 300, lambda: (found := servers.trains()) and found["run"] != "warm-up" and found)
+        run = Run(servers, record["run"])
         for number, kind in enumerate(kinds, start=1):
             run.reaches(steps * number // (len(kinds) + 1), 60 * minutes + 600)
-            kills.append(_killed(house, run, kind))
+            kills.append(_killed(servers, run, kind))
             _say(json.dumps(kills[-1]))
         _wait("the run's end", 60 * minutes + 600, lambda: run.paths.summary.is_file())
-        _wait("the flow run's end", 120, lambda: _states(house, run).get("COMPLETED"))
-        told |= {"run": run.paths.root.name, "steps": steps} | _what_it_came_to(house, run, steps)
+        _wait("the flow run's end", 120, lambda: _states(servers, run).get("COMPLETED"))
+        told |= {"run": run.paths.root.name, "steps": steps} | _what_it_came_to(servers, run, steps)
     finally:
-        told |= {"wall_minutes": round((time.monotonic() - began) / 60, 1), "processes_left": house.close()}
+        told |= {"wall_minutes": round((time.monotonic() - began) / 60, 1), "processes_left": servers.close()}
     told["ok"] = told["audit"] == "holds" and len(kills) == len(kinds) and not told["unsettled"] and not told["processes_left"]
     return told
 
 
-def _killed(house: House, run: Run, kind: str) -> dict[str, Any]:
+def _killed(servers: Servers, run: Run, kind: str) -> dict[str, Any]:
     """Kill, and wait until the run has gone on by three steps."""
     at, began = run.recorded(), time.monotonic()
-    before = house.trains(run.paths.root.name)
-    KINDS[kind][0](house, run)
+    before = servers.trains(run.paths.root.name)
+    KINDS[kind][0](servers, run)
     _wait(f"the run after '{kind}'", GOES_ON_WITHIN_S, lambda: run.recorded() >= at + 3 or run.paths.summary.is_file())
-    after = house.trains(run.paths.root.name)
+    after = servers.trains(run.paths.root.name)
     assert before is not None and after is not None
     return {
         "kind": kind,
@@ -317,30 +317,30 @@ def _killed(house: House, run: Run, kind: str) -> dict[str, Any]:
     }
 
 
-def _what_it_came_to(house: House, run: Run, steps: int) -> dict[str, Any]:
+def _what_it_came_to(servers: Servers, run: Run, steps: int) -> dict[str, Any]:
     """The audit of its files, and what Prefect's pages still show as running."""
     try:
         audit(run.paths, steps, max_lag=json.loads(run.paths.settings.read_text())["storage"]["max_policy_lag"])
         audited = "holds"
     except AssertionError as broken:
         audited = f"broken: {broken}"
-    ids = [json.loads(file.read_text())["flow_run"] for file in (house.runs / "_flow_runs").glob("[0-9a-f]*.json")]
+    ids = [json.loads(file.read_text())["flow_run"] for file in (servers.runs / "_flow_runs").glob("[0-9a-f]*.json")]
     running = {"state": {"type": {"any_": ["RUNNING", "PENDING"]}}}
     time.sleep(20)  # the server writes down what tasks tell some seconds later
-    unsettled = house.ask("task_runs/filter", {"flow_runs": {"id": {"any_": ids}}, "task_runs": running})
-    unsettled += house.ask("flow_runs/filter", {"flow_runs": running | {"id": {"any_": ids}}})
+    unsettled = servers.ask("task_runs/filter", {"flow_runs": {"id": {"any_": ids}}, "task_runs": running})
+    unsettled += servers.ask("flow_runs/filter", {"flow_runs": running | {"id": {"any_": ids}}})
     return {
         "audit": audited,
-        "flow_runs": _states(house, run),
+        "flow_runs": _states(servers, run),
         "unsettled": [each["name"] for each in unsettled],
         "alerts": len(run.paths.alerts.read_text().splitlines()) if run.paths.alerts.is_file() else 0,
         "recovery": json.loads(run.paths.recovery.read_text()) if run.paths.recovery.is_file() else {},
     }
 
 
-def _states(house: House, run: Run) -> dict[str, int]:
+def _states(servers: Servers, run: Run) -> dict[str, int]:
     """The run's flow runs by their states."""
-    found = house.ask("flow_runs/filter", {"flow_runs": {"name": {"any_": [f"train-{run.paths.root.name}"]}}})
+    found = servers.ask("flow_runs/filter", {"flow_runs": {"name": {"any_": [f"train-{run.paths.root.name}"]}}})
     states = [each["state_type"] for each in found]
     return {state: states.count(state) for state in sorted(set(states))}
 
