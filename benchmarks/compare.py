@@ -27,12 +27,11 @@ QUICK: dict[str, tuple[str, ...]] = {
     "decode": ("--rounds", "1", "--no-http"),
     "rollout": ("--rounds", "2", "--no-workers"),
     "e2e": ("--quick",),
-    "branching": ("--batches", "2", "--groups", "2"),
     "orchestration": ("--tasks", "100", "--rounds", "1", "--steps", "0", "--slow-steps", "0"),
     "paper": ("--steps", "4"),
 }
 """Benchmark -> arguments of its quick form."""
-TAKES_RUNS_ROOT = ("decode", "rollout", "e2e", "branching")
+TAKES_RUNS_ROOT = ("decode", "rollout", "e2e")
 TAKES_CONFIG = ("rollout", "e2e")
 TOLERANCE = 0.25
 

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+LEFT_ALONE = str(ROOT / "tests" / "chaos" / "left_alone.py")
 
 
 @pytest.mark.slow
 @pytest.mark.vllm
 def test_a_run_whose_processes_are_killed_goes_on_by_itself_and_ends_complete(tmp_path: Path):
     words = [
-        str(ROOT / "tests" / "chaos" / "left_alone.py"),
+        LEFT_ALONE,
         "--minutes",
         "3",
         "--kinds",
@@ -38,6 +39,6 @@ def test_a_run_whose_processes_are_killed_goes_on_by_itself_and_ends_complete(tm
 
 
 def test_a_kind_of_kill_that_there_is_not_is_refused(tmp_path: Path):
-    words = [sys.executable, str(ROOT / "tests" / "chaos" / "left_alone.py"), "--kinds", "flow,meteor"]
+    words = [sys.executable, LEFT_ALONE, "--kinds", "flow,meteor"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "there is no kind 'meteor'" in done.stderr

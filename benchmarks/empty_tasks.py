@@ -1,6 +1,6 @@
 """Flow: rollout tasks that roll out nothing, to measure what Prefect takes for a task; `entente bench orchestration` runs it.
 
-    python -m flows.empty_tasks COUNT IN_FLIGHT threads|dask
+    python -m benchmarks.empty_tasks COUNT IN_FLIGHT threads|dask
 
 Promise: tasks are begun, named, limited and handed their resources as those of a training run are, so many in flight at a time;
 only their work is left out. With `dask` they go to a cluster of two processes on this machine, which is up before the clock
