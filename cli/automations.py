@@ -6,9 +6,11 @@ They only tell: a run that gave no sign of life, a run to look after, an alert t
 """
 
 import json
+import os
 import time
 import urllib.error
 import urllib.request
+from base64 import b64encode
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -142,13 +144,18 @@ def told(block: str | None) -> list[dict[str, Any]]:
 
 
 def asker(api: str) -> Ask:
-    """Asks the server at `api`; what it does not answer within `ANSWERS_WITHIN_S` is an `InputError` with a sentence."""
+    """Asks the server at `api`, with the key that PREFECT_API_AUTH_STRING holds, if any; what it does not answer within
+    `ANSWERS_WITHIN_S` is an `InputError` with a sentence."""
+
+    headers = {"content-type": "application/json"}
+    if key := os.environ.get("PREFECT_API_AUTH_STRING"):
+        headers["authorization"] = f"Basic {b64encode(key.encode()).decode()}"
 
     def ask(path: str, body: Mapping[str, Any] | None = None, method: str = "POST", tries: int = 5) -> Any:
         request = urllib.request.Request(
             f"{api}/{path}",
             data=json.dumps(body or {}).encode() if method != "GET" else None,
-            headers={"content-type": "application/json"},
+            headers=headers,
             method=method,
         )
         try:

@@ -53,6 +53,7 @@ def build(
 
     with prefect_server(), progress_shown():
         path = asyncio.run(build_state_cache(settings or CacheSettings(), runs_root))
+    assert path is not None, "no run was named"
     print(path)
 
 
@@ -79,6 +80,8 @@ def refresh(
         raise InputError("--run is empty: name the run whose positions are to be taken in")
     with prefect_server(), progress_shown():
         path = asyncio.run(build_state_cache(None, runs_root, run=run, share=share))
+    if path is None:  # no run has trained yet, as the flow said
+        return
     cache = open_cache(path)
     reached = sum(snapshot.source.startswith("policy:") for snapshot in cache.train)
     print(f"{reached} of {len(cache.train)} positions to train from were reached by run {cache.settings.from_run}")

@@ -10,6 +10,9 @@ PREFECT_DAYS = 30
 """Days for which Prefect keeps flow runs that ended."""
 _PREFECT = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    # No page but the server's own may ask it anything; its pages ask wherever they came from, by whichever name that was.
+    "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": "",
+    "PREFECT_SERVER_UI_API_URL": "/api",
     "DO_NOT_TRACK": "1",
     "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
     "PREFECT_SERVER_UI_V2_ENABLED": "false",

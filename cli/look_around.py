@@ -8,6 +8,7 @@ import importlib.machinery
 import importlib.util
 import os
 import platform
+import secrets
 import shutil
 import signal
 import socket
@@ -83,6 +84,7 @@ def boot_prefect() -> Finding:
         port = any_port.getsockname()[1]
     with tempfile.TemporaryDirectory(prefix="entente-doctor-") as folder:
         environment = os.environ | {"PREFECT_HOME": folder, "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1"}
+        environment["PREFECT_SERVER_API_AUTH_STRING"] = f"entente:{secrets.token_urlsafe()}"  # its health is told to anybody
         log = Path(folder, "server.log")
         command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
         with log.open("w") as output:

@@ -12,10 +12,12 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from cli.server_key import send_key, want_key
 from storage.runs import held
 from telemetry.errors import InputError
 
@@ -35,6 +37,8 @@ def prefect_server() -> Iterator[None]:
 
     given = get_current_settings().api.url
     if given:
+        send_key(given)
+        _tell_prefect()
         _check(given)
         yield
         return
@@ -43,7 +47,8 @@ def prefect_server() -> Iterator[None]:
     with held(log.with_name("server.starting"), wait_s=_limit_s()):
         process, address = _begin(log)
     try:
-        _tell_prefect(address)
+        os.environ["PREFECT_API_URL"] = address
+        _tell_prefect()
         yield
     finally:
         _send_what_is_left()
@@ -52,6 +57,7 @@ def prefect_server() -> Iterator[None]:
 
 def _begin(log: Path) -> tuple[subprocess.Popen[bytes], str]:
     """A server of our own that writes `log` and answers by now, and its address."""
+    want_key()
     with socket.create_server(("127.0.0.1", 0)) as listener, log.open("wb") as out:
         address = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
         process = subprocess.Popen(
@@ -83,13 +89,34 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _check(address: str) -> None:
+    from prefect.settings import get_current_settings
+
+    told = get_current_settings().api
     try:
         _ask(address, _ANSWERS_WITHIN_S)
+        if not told.key and not accepts(address, told.auth_string.get_secret_value() if told.auth_string else ""):
+            raise InputError(f"the Prefect server at {address} wants another key: set PREFECT_API_AUTH_STRING to it")
     except OSError as error:
         raise InputError(
             f"no Prefect server answers at {address} ({_reason(error)}): start it with `prefect server start`, "
             "or unset PREFECT_API_URL to have one for the length of the command"
         ) from error
+
+
+def accepts(address: str, key: str) -> bool:
+    """Whether the server there answers to this key; empty: to nobody in particular.
+
+    Raises:
+        OSError: nothing answers.
+    """
+    basic = {"Authorization": f"Basic {b64encode(key.encode()).decode()}"} if key else {}
+    request = urllib.request.Request(f"{address}/admin/version", headers=basic)
+    try:
+        urllib.request.urlopen(request, timeout=_ANSWERS_WITHIN_S).close()
+    except urllib.error.HTTPError as answer:
+        answer.close()
+        return answer.code not in (401, 403)
+    return True
 
 
 def wait_until_up(process: subprocess.Popen[bytes], address: str, log: Path) -> None:
@@ -155,8 +182,8 @@ def _reason(error: OSError) -> str:
     return str(getattr(error, "reason", error))
 
 
-def _tell_prefect(address: str) -> None:
+def _tell_prefect() -> None:
+    """Have it read the environment again."""
     from prefect.context import refresh_global_settings_context
 
-    os.environ["PREFECT_API_URL"] = address
     refresh_global_settings_context()

@@ -1,4 +1,4 @@
-"""`entente up` and `entente down`: a Prefect server, its work pool, the deployments of prefect.yaml with their limits and
+"""`entente up` and `entente down`: a Prefect server, its key and work pool, the deployments of prefect.yaml with their limits and
 automations, and a worker, on one machine.
 
 Promise: what stands already is left as it is and said so; what was begun is written down in Prefect's home, and `entente down`
@@ -7,6 +7,7 @@ ends that and nothing else: a process counts as ours if number and start time ar
 
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -19,7 +20,8 @@ from typing import Annotated, Any
 import psutil
 from cyclopts import Parameter
 
-from cli.automations import apply, asker, limit_queue
+from cli.automations import Ask, apply, asker, limit_queue
+from cli.server_key import key_file, send_key, want_key
 from telemetry.errors import InputError
 
 WORKER_WITHIN_S = 180.0
@@ -27,6 +29,10 @@ ENDS_WITHIN_S = 30.0
 _RECORD = "up.json"
 PRODUCERS = "producers"
 """Work pool of rollout producers: machines that play for others have its workers."""
+_FIRST = "train_policy"
+"""Flow whose deployment is the first to try."""
+_FORMER_NAME = "local"
+"""Name that all deployments bore once; those are removed, for their schedules would act beside those of today's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +72,8 @@ def up(
     """
     if not Path("prefect.yaml").is_file():
         raise InputError("there is no prefect.yaml here: work in the project's folder, whose deployments it describes")
-    pools = _pools_of_deployments()
+    described = _described()
+    pools = sorted({each["work_pool"]["name"] for each in described})
     if pool not in pools:
         raise InputError(f"no deployment of prefect.yaml names work pool '{pool}': choose {' or '.join(pools)} with --pool")
     address = _server(port)
@@ -76,15 +83,23 @@ def up(
     _pool(PRODUCERS)
     _prefect("deploy", "--all", "--no-prompt")
     ask = asker(os.environ["PREFECT_API_URL"])
+    _remove_former(ask, described)
     if limit_queue(ask, pool):
         print("limit           one run at a time that wants the whole machine")
     for line in apply(ask) or ["all are there"]:
         print(f"automations     {line}")
-    names = sorted(f"{each['flow']}/{each['name']}" for each in _deployments())
-    print(f"deployments     {', '.join(names)}")
+    names = {(each["entrypoint"], each["name"]): f"{each['flow']}/{each['name']}" for each in _deployments()}
+    print(f"deployments     {', '.join(sorted(names.values()))}")
     _worker(pool)
     print(f"\n{address}/dashboard")
-    print(f"run one there, or: PREFECT_API_URL={address}/api prefect deployment run {names[-1]}")
+    key, told = os.environ.get("PREFECT_API_AUTH_STRING"), ""
+    if key and key_file().is_file() and key_file().read_text().strip() == key:
+        print(f"the page asks once for this key, which lets run programs as you: {key}")
+        told = f'PREFECT_API_AUTH_STRING="$(cat {shlex.quote(str(key_file()))})" '
+    elif key:
+        print("the page asks once for what PREFECT_API_AUTH_STRING holds")
+    first = (names[each["entrypoint"], each["name"]] for each in described if each["entrypoint"].endswith(f":{_FIRST}"))
+    print(f"run one there, or: PREFECT_API_URL={address}/api {told}prefect deployment run {next(first, 'NAME')}")
     print("end all of it with: entente down")
 
 
@@ -113,18 +128,25 @@ def down() -> None:
 
 def _server(port: int) -> str:
     """Address of the server that stands or is started now."""
-    from cli.prefect_server import wait_until_up
+    from cli.prefect_server import accepts, wait_until_up
 
     given = os.environ.get("PREFECT_API_URL", "").removesuffix("/api")
     address = given or f"http://127.0.0.1:{port}"
     reason = _unlike_prefect(f"{address}/api")
     if not reason:
+        send_key(address)
+        if not accepts(f"{address}/api", os.environ.get("PREFECT_API_AUTH_STRING", "")):
+            raise InputError(f"the Prefect server at {address} wants another key: set PREFECT_API_AUTH_STRING to it")
         print(f"server          answers at {address}")
+        if accepts(f"{address}/api", ""):
+            print("                without a key, so whoever reaches it can run programs as you: begin it by `entente up`, or")
+            print("                set PREFECT_SERVER_API_AUTH_STRING where it is started")
         return address
     if given:
         raise InputError(f"no Prefect server answers at PREFECT_API_URL {given} ({reason}): start it, or unset that")
     if _is_taken(port):
         raise InputError(f"port {port} is taken by something that is no Prefect server ({reason}): choose another with --port")
+    want_key()
     log = _home("server.log")
     words = ["server", "start", "--host", "127.0.0.1", "--port", str(port)]
     process = _begin("server", words, log, {"PREFECT_API_URL": f"{address}/api", "PREFECT_SERVER_LOGGING_LEVEL": "WARNING"})
@@ -133,8 +155,8 @@ def _server(port: int) -> str:
     return address
 
 
-def _pools_of_deployments() -> list[str]:
-    """Names of the work pools that prefect.yaml asks for.
+def _described() -> list[dict[str, Any]]:
+    """The deployments of prefect.yaml, each with the name of a work pool.
 
     Raises:
         InputError: it cannot be read.
@@ -142,10 +164,20 @@ def _pools_of_deployments() -> list[str]:
     import yaml
 
     try:
-        return sorted({each["work_pool"]["name"] for each in yaml.safe_load(Path("prefect.yaml").read_text())["deployments"]})
+        found = yaml.safe_load(Path("prefect.yaml").read_text())["deployments"]
+        return [each for each in found if each["work_pool"]["name"]]
     except (yaml.YAMLError, TypeError, KeyError) as error:
         said = " ".join(str(error).split())
         raise InputError(f"prefect.yaml does not say which deployments there are, each with a work pool: {said}") from error
+
+
+def _remove_former(ask: Ask, described: list[dict[str, Any]]) -> None:
+    """Remove deployments of our flows under the name that an earlier version gave to all of them."""
+    ours = {each["entrypoint"]: each.get("name") for each in described}
+    for each in _deployments():
+        if each["name"] == _FORMER_NAME and ours.get(each["entrypoint"], _FORMER_NAME) != _FORMER_NAME:
+            ask(f"deployments/{each['id']}", method="DELETE")
+            print(f"deployments     {each['flow']}/{_FORMER_NAME} removed: it is {each['flow']}/{ours[each['entrypoint']]} now")
 
 
 def _pool(name: str) -> None:

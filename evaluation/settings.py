@@ -27,9 +27,9 @@ class EvaluationSettings(BaseModel):
     every: Annotated[int, Field(ge=0)] = 0
     """Versions between two that are measured while training goes on, as 5 for 5, 10, 15 ...; 0: none but base and last."""
     beside: Literal["auto", "deployment", "inside"] = "auto"
-    """Who measures those: 'deployment', a run of evaluate-policy/local of its own, beside training; 'inside', the training flow
-    itself between two steps; 'auto': the former where the Prefect server has that deployment and a worker for it, else the
-    latter."""
+    """Who measures those: 'deployment', a run of evaluate-policy/measure-strength of its own, beside training; 'inside', the
+    training flow itself between two steps; 'auto': the former where the Prefect server has that deployment and a worker for it,
+    else the latter."""
 
     @property
     def question(self) -> "EvaluationSettings":

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from prefect import flow
 from prefect.artifacts import acreate_table_artifact
 
+from flows.given_parameters import check_given
 from flows.run_names import benchmark_name
 from storage.runs import durable_write
 from telemetry.errors import EntenteError
@@ -36,6 +37,7 @@ async def benchmark(
         runs_root: Folder of all runs; the baseline lies beside them.
         new_baseline: Keep these figures as what later ones are compared with.
     """
+    check_given(Path(runs_root))
     outcome = await _measured(name)
     file = Path(runs_root) / BASELINE_FOLDER / f"{name}.json"
     baseline = None if new_baseline or not file.is_file() else json.loads(file.read_bytes())

@@ -10,6 +10,7 @@ from pathlib import Path
 from prefect import flow
 from prefect.events import emit_event
 
+from flows.given_parameters import check_given
 from flows.run_names import cache_name
 from pipeline.refresh_settings import drop_unused, newest_run, refreshed_settings
 from pipeline.run_settings import CACHE_FOLDER
@@ -19,9 +20,10 @@ from storage.runs import RunPaths
 from tasks.artifacts import show_cache
 from tasks.preparation import freeze_positions, take_in_positions
 from telemetry.errors import InputError
+from telemetry.progress import reporter
 
 NEWEST = "newest"
-"""In the place of a run's name: the one that trained last; without any, nothing is taken in."""
+"""In the place of a run's name: the one that trained last; without any, nothing is built."""
 
 REFRESHED = "entente.state-cache.refreshed"
 """Event of a version that took in positions and was not there before; the benchmark's deployment waits for it."""
@@ -30,8 +32,8 @@ REFRESHED = "entente.state-cache.refreshed"
 @flow(name="build-state-cache", flow_run_name=cache_name)
 async def build_state_cache(
     settings: CacheSettings | None = None, runs_root: Path = Path("runs"), run: str = "", share: float = 0.25
-) -> Path:
-    """Build, or find, the cache of `settings` under `runs_root`; returns its folder.
+) -> Path | None:
+    """Build, or find, the cache of `settings` under `runs_root`; returns its folder, or None if no run has trained.
 
     Args:
         settings: Positions to freeze; left out, the defaults of every setting.
@@ -41,9 +43,13 @@ async def build_state_cache(
         share: Share of the training positions that come from that run.
     """
     runs_root = Path(runs_root)
-    root = runs_root / CACHE_FOLDER
     settings = settings or CacheSettings()
+    check_given(runs_root, runs=[settings.from_run, run])
+    root = runs_root / CACHE_FOLDER
     name = newest_run(runs_root) if run == NEWEST else run
+    if run == NEWEST and not name:
+        reporter().say(f"no run in '{runs_root}' has trained a step yet, so there is no state cache to refresh")
+        return None
     if name:
         settings = refreshed_settings(runs_root, name, share)
     found = find_cache(root, settings)

@@ -13,6 +13,7 @@ from evaluation.strength import POLICY
 from evaluation.tactics import TacticsScore, gained, load_positions, write_tactics
 from evaluation.track import track_label
 from flows.compare_repetitions import compare_repetitions
+from flows.given_parameters import check_given
 from flows.open_players import open_players
 from flows.open_run import prepare_cache
 from flows.play_match import play_match_of
@@ -52,7 +53,9 @@ async def evaluate_policy(
     Raises:
         InputError: no such run or version, or a match that cannot be played.
     """
-    paths, runs_root = RunPaths(Path(runs_root) / run), Path(runs_root)
+    runs_root = Path(runs_root)
+    check_given(runs_root, runs=[run])
+    paths = RunPaths(runs_root / run)
     settings = settings_of(paths).model_copy(update={"runs_root": runs_root})
     evaluation = evaluation or settings.evaluation
     if match is not None:

@@ -47,6 +47,7 @@ from storage.control import ControlDesk
 from storage.learnable_aside import PastSpreadsAside
 from storage.lineages import check_new_lineage, current_lineage
 from storage.runs import RunPaths, durable_write, held, set_aside
+from tasks.alerts import with_hooks
 from tasks.dask_rollouts import check_scheduler
 from tasks.preparation import make_model
 from tasks.replayed_rollouts import IdleEngine
@@ -75,6 +76,7 @@ def check_inputs(settings: RunSettings, *, resume: bool = False, fork_lineage: s
             run to resume, or there is no such model.
     """
     check_settings(settings)
+    with_hooks(settings.alerts, settings.runs_root)
     if resume:
         check_resumed(settings_of(settings.paths), settings, fork=bool(fork_lineage))
         if fork_lineage:
@@ -133,7 +135,9 @@ async def prepare_cache(settings: RunSettings) -> StateCache:
         except DataError as error:
             reporter().say(f"set aside, to be built again: {error}")
             set_aside(found)
-    return await asyncio.to_thread(open_cache, await build_state_cache(settings.cache, settings.runs_root))
+    built = await build_state_cache(settings.cache, settings.runs_root)
+    assert built is not None, "no run was named"
+    return await asyncio.to_thread(open_cache, built)
 
 
 @asynccontextmanager

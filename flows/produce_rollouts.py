@@ -15,6 +15,7 @@ from typing import Any
 from prefect import flow
 from prefect.runtime import flow_run
 
+from flows.given_parameters import check_given
 from flows.run_names import producer_name
 from pipeline.cancel_on_sigterm import cancelled_by_sigterm
 from pipeline.play import RolloutReport
@@ -55,7 +56,8 @@ async def produce_rollouts(
     Raises:
         InputError: there is no such run, it is not at work, or this machine lacks what it is played with.
     """
-    paths = RunPaths(Path(runs_root) / check_name(run, "The run"))
+    check_given(Path(runs_root), runs=[run], addresses=urls)
+    paths = RunPaths(Path(runs_root) / run)
     name = check_name(producer, "The producer") if producer else _own_name()
     if name in (PRODUCER, PROBE):
         raise InputError(f"'{name}' is the training flow's own name: give the producer another")

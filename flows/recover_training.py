@@ -30,6 +30,7 @@ from prefect.states import Crashed, Running, Scheduled
 from prefect.types import DateTime
 from prefect.types._datetime import now
 
+from flows.given_parameters import check_given
 from flows.open_run import finished_summary
 from flows.recovery.look_over import look_over
 from flows.recovery.settle_runs import settle_children
@@ -38,8 +39,8 @@ from pipeline.recovery_rule import Attempts, Decision, Facts, decide
 from pipeline.run_settings import RunSettings, settings_of
 from pipeline.work_record import WORK_FOLDER, Work, work_of
 from storage.lineages import last_step, lineage_path
-from storage.runs import RunPaths, durable_write, held
-from tasks.alerts import raise_alert
+from storage.runs import RunPaths, check_name, durable_write, held
+from tasks.alerts import raise_alert, with_hooks
 from telemetry.alerts import Alert, AlertSettings
 from telemetry.errors import InputError
 from telemetry.progress import reporter
@@ -55,16 +56,20 @@ _LOOKS_BACK = timedelta(days=1)
 
 
 @flow(name="recover-training", flow_run_name=recovery_name, timeout_seconds=900, retries=2, retry_delay_seconds=10)
-async def recover_training(
-    flow_run_id: str = "", runs_root: Path = Path("runs"), alerts: AlertSettings | None = None
-) -> dict[str, str]:
+async def recover_training(flow_run_id: str = "", runs_root: Path = Path("runs"), alert_file: str = "") -> dict[str, str]:
     """Look at one training run, or at all; what was done about each, by flow run.
 
     Args:
         flow_run_id: The flow run of `train-policy` that ended; empty: all that ended in the last day, or seem to be at work.
         runs_root: Folder of all runs.
-        alerts: Where to tell what concerns no single run, such as a worker that is lost; a run's own settings say it for that.
+        alert_file: Name of the file that says where to tell what concerns no single run, such as a worker that is lost: 'mine' is
+            `mine.toml` in `_alerts` under `runs_root`. A run's own settings say it for that.
+
+    Raises:
+        InputError: there is no such file.
     """
+    check_given(Path(runs_root))
+    told = with_hooks(AlertSettings(file=alert_file), Path(runs_root))
     done: dict[str, str] = {}
     async with get_client() as client:
         ids = [UUID(flow_run_id)] if flow_run_id else await _worth_a_look(client, Path(runs_root))
@@ -76,7 +81,7 @@ async def recover_training(
         if not flow_run_id:
             for alert in await look_over(client, Path(runs_root)):
                 file = Path(runs_root) / WORK_FOLDER / "alerts.jsonl"
-                await asyncio.to_thread(raise_alert, file, alert, alerts or AlertSettings())
+                await asyncio.to_thread(raise_alert, file, alert, told)
     return done
 
 
@@ -141,7 +146,7 @@ async def _look_at(client: PrefectClient, flow_run: UUID, runs_root: Path) -> st
         begun = bool(settings.run) and settings.paths.root.is_dir()
         alert = Alert(name="not_recovered", run=settings.run or ended.name, step=decision.attempts.step, sentence=said)
         file = settings.paths.alerts if begun else runs_root / WORK_FOLDER / "alerts.jsonl"
-        await asyncio.to_thread(raise_alert, file, alert, settings.alerts)
+        await asyncio.to_thread(raise_alert, file, alert, _hooks(settings))
     if settings.run and decision.action != "leave":
         _note(settings.paths, decision.attempts, answered | {str(flow_run): said})
     await settle_children(client, flow_run, "its flow run's process ended")
@@ -155,7 +160,7 @@ async def _start_again(client: PrefectClient, ended: FlowRun, settings: RunSetti
     if lineage and lineage_path(settings.paths, lineage).is_file():
         lineage = ""  # it was opened, and is the one that the run goes on in
     told = ended.parameters | {
-        "settings": settings.model_dump(mode="json"),
+        "settings": settings.model_dump(mode="json", exclude={"alerts": {"command", "webhook"}}),
         "resume": bool(begun),
         "fork_lineage": lineage,
     }
@@ -172,10 +177,24 @@ async def _start_again(client: PrefectClient, ended: FlowRun, settings: RunSetti
 
 
 def _settings(ended: FlowRun) -> RunSettings | None:
+    """What the flow run was given; None if no training run can have been begun by it."""
     try:
-        return RunSettings.model_validate(ended.parameters.get("settings"))
-    except ValueError:
+        settings = RunSettings.model_validate(ended.parameters.get("settings"))
+        if settings.run:
+            check_name(settings.run, "run")
+    except (ValueError, InputError):
         return None
+    return settings
+
+
+def _hooks(settings: RunSettings) -> AlertSettings:
+    """Where to tell of the run: what its file says, and never a command or an address out of a flow run's parameters."""
+    alerts = settings.alerts.model_copy(update={"command": "", "webhook": ""})
+    try:
+        return with_hooks(alerts, settings.runs_root)
+    except InputError as error:
+        reporter().say(f"{error}; the alert stays in its file and on Prefect's pages")
+        return alerts
 
 
 def _facts(settings: RunSettings, work: Work | None, ended: FlowRun) -> Facts:

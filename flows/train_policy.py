@@ -16,6 +16,7 @@ from prefect import flow
 
 from flows.check_agreement import check_agreement
 from flows.choose_source import open_queue
+from flows.given_parameters import check_given
 from flows.open_run import finished_summary, named, open_run
 from flows.producer_fleet import ProducerFleet
 from flows.run_names import training_name
@@ -49,6 +50,7 @@ async def train_policy(settings: RunSettings, resume: bool = False, fork_lineage
         resume: Go on with the run that `settings.run` names, after its newest step.
         fork_lineage: With `resume`, go on in a new lineage of this name, whose settings may be others.
     """
+    check_given(settings.runs_root, settings=settings)
     began, settings = time.monotonic(), named(settings)
     if resume and (summary := finished_summary(settings)) is not None:
         return summary

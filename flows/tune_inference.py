@@ -13,10 +13,11 @@ from typing import Any
 
 from prefect import flow
 
+from flows.given_parameters import check_given, check_inside
 from flows.open_run import prepare_model
 from flows.run_names import tuning_name
 from pipeline.cancel_on_sigterm import cancelled_by_sigterm
-from pipeline.plans.plan_tuning import TuningPlan, identity_of, plan_tuning
+from pipeline.plans.plan_tuning import TUNING_FOLDER, TuningPlan, identity_of, plan_tuning
 from pipeline.run_settings import RunSettings
 from pipeline.threads import apply_threads
 from pipeline.tuning_folder import claim_folder, keep, kept, recorded_rows
@@ -55,6 +56,8 @@ async def tune_inference(
     Raises:
         InputError: no such run, requests that do not fit, no candidate that fits, or a folder of other results.
     """
+    check_given(Path(runs_root), settings=settings, runs=[run])
+    check_inside(output, Path(runs_root) / TUNING_FOLDER, "output")
     tuning = tuning or TuneSettings()
     plan = plan_tuning(run, settings, tuning, Path(runs_root), output)
     apply_threads(max(plan.settings.threads))

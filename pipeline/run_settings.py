@@ -59,7 +59,7 @@ class PipelineSettings(BaseModel):
     """Rollout producers on further workers that play for the run from its beginning."""
     producers_max: Annotated[int, Field(ge=0, le=64)] = 0
     """Rollout producers that may be started while the trainer waits for rollouts; at least producers_min."""
-    producer_deployment: str = "rollout-producer/local"
+    producer_deployment: str = "rollout-producer/play-rollouts"
     """Deployment whose runs are the rollout producers; workers of its pool play them, on machines that share the run's folder."""
     task_runner: Literal["threads", "dask"] = "threads"
     """Where the flow's own rollouts are played: beside it in its process, or by processes of a Dask cluster (extra `dask`), each

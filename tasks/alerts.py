@@ -5,19 +5,44 @@ Promise: raising an alert never delays or ends the run. A hook's failure is said
 
 import asyncio
 import time
+import tomllib
 from pathlib import Path
 from typing import Self
 
 from prefect.events import emit_event
 
-from storage.runs import RunPaths
+from storage.runs import RunPaths, check_name
 from telemetry.alerts import Alert, AlertSettings, Figures, Watch, carry
+from telemetry.errors import InputError
 from telemetry.progress import reporter
 
 BEAT_S = 5.0
 """Seconds between two looks at how long the run has been quiet."""
 EVENT = "entente.alert"
 """Prefect's name of an alert is this, a dot and the rule's."""
+ALERT_FOLDER = "_alerts"
+"""Beside the runs, under `runs_root`: TOML files that say where alerts go."""
+_HOOKS = {"command", "webhook"}
+
+
+def with_hooks(settings: AlertSettings, runs_root: Path) -> AlertSettings:
+    """`settings` with the command and the webhook of the file that they name, if they name one.
+
+    Raises:
+        InputError: there is no such file, it says something else, or the settings have hooks of their own beside it.
+    """
+    if not settings.file:
+        return settings
+    if settings.command or settings.webhook:
+        raise InputError("alerts.file says the command and the webhook: leave alerts.command and alerts.webhook out")
+    path = runs_root / ALERT_FOLDER / f"{check_name(settings.file, 'alerts.file')}.toml"
+    try:
+        said = tomllib.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise InputError(f"the alert file '{path}' cannot be read: {error}") from error
+    if not said or not said.keys() <= _HOOKS or not all(isinstance(each, str) for each in said.values()):
+        raise InputError(f'the alert file \'{path}\' says what is no hook: write command = "...", webhook = "...", or both')
+    return settings.model_copy(update=said)
 
 
 class AlertDesk:
@@ -25,7 +50,7 @@ class AlertDesk:
 
     def __init__(self, paths: RunPaths, settings: AlertSettings, *, max_policy_lag: int) -> None:
         self._watch = Watch(paths.root.name, settings, max_policy_lag=max_policy_lag, folder=paths.root)
-        self._settings, self._file = settings, paths.alerts
+        self._settings, self._file = with_hooks(settings, paths.root.parent), paths.alerts
         self._last_step = time.monotonic()
         self._looking: asyncio.Task[None] | None = None
         self._carried: set[asyncio.Task[None]] = set()

@@ -21,7 +21,7 @@ from inference.host import EngineHost
 from rollouts.deciders import Decider, Tokens
 from telemetry.progress import reporter
 
-DEPLOYMENT = "evaluate-policy/local"
+DEPLOYMENT = "evaluate-policy/measure-strength"
 """The deployment whose runs measure versions beside training."""
 _ANSWERS_WITHIN_S = 30.0
 

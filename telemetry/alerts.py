@@ -15,6 +15,7 @@ from statistics import median
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.json_schema import SkipJsonSchema
 
 Figures = Mapping[str, float]
 HOOK_TIMEOUT_S = 20.0
@@ -27,10 +28,15 @@ class AlertSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    command: str = ""
-    """Shell command that gets each alert as one JSON object on its standard input, such as 'mail -s alert me@example.org'."""
-    webhook: str = ""
-    """Address that each alert is posted to, as one JSON object."""
+    # These two are in no deployment's schema: what runs in a shell or is posted somewhere never arrives from Prefect's server.
+    command: SkipJsonSchema[str] = ""
+    """Shell command that gets each alert as one JSON object on its standard input, such as 'mail -s alert me@example.org'. On the
+    command line and in its files only: what Prefect starts names a `file`."""
+    webhook: SkipJsonSchema[str] = ""
+    """Address that each alert is posted to, as one JSON object; where it may stand, see `command`."""
+    file: str = ""
+    """Name of a file on the machine that trains, which says `command` and `webhook` in their place: 'mine' is
+    `mine.toml` in `_alerts` under `runs_root`; empty: none."""
     stalled_minutes: Annotated[float, Field(ge=0)] = 30.0
     """Minutes without a finished step after which the run counts as stalled; 0: never."""
     no_progress_steps: Annotated[int, Field(ge=0)] = 100

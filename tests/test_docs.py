@@ -19,11 +19,12 @@ import yaml
 from pydantic import BaseModel
 
 from cli.main import command_line
-from pipeline.run_settings import RunSettings, layered_settings
+from pipeline.run_settings import PipelineSettings, RunSettings, layered_settings
 from storage.asking import QUERIES as READY
 from storage.asking import ask, connect, ready
 from storage.runs import RunPaths
 from storage.schema import DECISION_SCHEMA
+from tasks.evaluation import DEPLOYMENT as EVALUATED_BY
 from telemetry.metrics import METRICS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -184,7 +185,7 @@ def test_files_and_metrics_that_are_named_exist(page: str):
 def other_commands() -> list[str]:
     """Lines of the operations page's shell blocks that are no `entente`, without the variables before them."""
     lines = [line for block in blocks(OPERATIONS, "sh") for line in block.splitlines() if "entente " not in line]
-    return [re.sub(r"^([A-Z_]+=\S+ )+", "", line) for line in lines]
+    return [re.sub(r'^([A-Z_]+=("[^"]*"|\S+) )+', "", line) for line in lines]
 
 
 def test_the_operations_page_shows_no_command_that_is_not_there():
@@ -288,9 +289,14 @@ def test_a_deployment_starts_a_flow_of_that_name_with_parameters_it_takes(deploy
 def test_each_flow_is_deployed_once_under_the_name_that_prefect_yaml_tells():
     flows = {file.stem for file in (ROOT / "flows").glob("*.py") if "@flow(" in file.read_text()}
     assert sorted(Path(deployment["entrypoint"].split(":")[0]).stem for deployment in DEPLOYMENTS) == sorted(flows)
-    names = {f"{Path(d['entrypoint'].split(':')[0]).stem.replace('_', '-')}/{d['name']}" for d in DEPLOYMENTS}
-    told = set(re.findall(r"[a-z-]+/local", (ROOT / "prefect.yaml").read_text()))
-    assert told <= names
+    stems = ((Path(d["entrypoint"].split(":")[0]).stem.replace("_", "-"), d["name"]) for d in DEPLOYMENTS)
+    names = {f"{'rollout-producer' if stem == 'produce-rollouts' else stem}/{name}" for stem, name in stems}
+    flow = "|".join(name.split("/")[0] for name in names)
+    for file in (ROOT / "prefect.yaml", *ROOT.glob("*.md"), *ROOT.glob("docs/*.md")):
+        if file.name != "CHANGELOG.md":
+            assert set(re.findall(rf"\b(?:{flow})/[a-z][a-z-]*", file.read_text())) <= names, file.name
+    assert len({deployment["name"] for deployment in DEPLOYMENTS}) == len(DEPLOYMENTS), "each is told from the others by its name"
+    assert {PipelineSettings().producer_deployment, EVALUATED_BY} <= names
 
 
 def test_what_is_deployed_is_the_laptop_preset():

@@ -76,7 +76,7 @@ async def look_over(client: PrefectClient, runs_root: Path) -> list[Alert]:
         if deployment.schedules:
             ours = FlowRunFilter(deployment_id=FlowRunFilterDeploymentId(any_=[deployment.id]))
             newest = await client.read_flow_runs(flow_run_filter=ours, sort=FlowRunSort.EXPECTED_START_TIME_DESC, limit=50)
-            runs[deployment.name if deployment.name != "local" else deployment.entrypoint or ""] = _due(newest)
+            runs[deployment.name] = _due(newest)
     waiting = {pool: sum(run.late for found in runs.values() for run in found) for pool in pools}
     return _new(runs_root / WORK_FOLDER / ".looked_over.json", without_worker(workers, waiting) | idle_schedules(runs))
 

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
@@ -128,7 +129,8 @@ class Servers:
 
     def ask(self, path: str, body: Mapping[str, Any]) -> Any:
         """What the server answers; a busy one is asked again."""
-        kind = {"content-type": "application/json"}
+        key = b64encode((self.folder / ".prefect" / "key").read_text().strip().encode()).decode()
+        kind = {"content-type": "application/json", "authorization": f"Basic {key}"}
         request = urllib.request.Request(f"{self.api}/{path}", json.dumps(body).encode(), kind, method="POST")
         until = time.monotonic() + 60
         while True:
@@ -141,7 +143,7 @@ class Servers:
                 time.sleep(2)
 
     def train(self, run: str, steps: int) -> str:
-        """Start train-policy/local; the flow run's id."""
+        """Start train-policy/train; the flow run's id."""
         deployments = self.ask("deployments/filter", {"deployments": {"tags": {"all_": ["train"]}}})
         (deployment,) = (each for each in deployments if each["entrypoint"].endswith(":train_policy"))
         small = _SMALL["inference"] | {"urls": [f"http://127.0.0.1:{self._engine_port}"]}
@@ -169,6 +171,7 @@ class Servers:
             "PYTHONPATH": str(ROOT),
             "PREFECT_WORKER_QUERY_SECONDS": "3",
             "PREFECT_HOME": str(self.folder / ".prefect"),
+            "ENTENTE_ADDRESSES": f"http://127.0.0.1:{self._engine_port}",
         }
 
     def _is_ours(self, process: psutil.Process) -> bool:

@@ -1,8 +1,10 @@
 """A command has a Prefect server that answers, or says in a sentence why not; its own ends with it."""
 
+import http.server
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -68,6 +70,68 @@ time.sleep(600)
         process.kill()
     _, alive = psutil.wait_procs([watcher], timeout=15)
     assert alive == []
+
+
+def test_a_command_s_own_server_answers_to_its_key_alone(tmp_path: Path):
+    """Neither a page in a browser nor another user of the machine can ask it anything, whatever host they say they want."""
+    program = """
+import asyncio, os, urllib.error, urllib.request
+from cli.environment import prepare_environment
+prepare_environment(debug=False)
+from prefect.client.orchestration import get_client
+from cli.prefect_server import prefect_server
+
+async def flows():
+    async with get_client() as client:
+        return await client.read_flows()
+
+def asked(method, **headers):
+    url = os.environ["PREFECT_API_URL"] + "/flows/filter"
+    request = urllib.request.Request(url, b"{}", {"content-type": "application/json"} | headers, method=method)
+    try:
+        with urllib.request.urlopen(request) as answer:
+            return answer.status, answer.headers.get("access-control-allow-origin")
+    except urllib.error.HTTPError as refused:
+        with refused:
+            return refused.code, refused.headers.get("access-control-allow-origin")
+
+with prefect_server():
+    assert asyncio.run(flows()) == []
+    print(asked("POST"), asked("POST", origin="http://evil.example"), asked("POST", host="evil.example"))
+    preflight = {"access-control-request-method": "POST"}
+    print(*(asked("OPTIONS", origin=each, **preflight) for each in ("http://evil.example", "null")))
+"""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    root = str(Path(__file__).resolve().parents[2])
+    line = [sys.executable, "-c", program]
+    done = subprocess.run(
+        line, env=kept | {"PYTHONPATH": root}, cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["(401, None) (401, None) (401, None)", "(400, None) (400, None)"]
+    assert (tmp_path / ".prefect" / "key").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_server_that_wants_another_key_is_one_sentence(entente):
+    class Closed(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path.endswith("/health") else 401)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Closed)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        done = entente(*CACHE, PREFECT_API_URL=f"http://127.0.0.1:{server.server_port}/api")
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert "wants another key: set PREFECT_API_AUTH_STRING" in done.stderr
 
 
 @pytest.mark.slow

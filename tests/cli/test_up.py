@@ -8,15 +8,18 @@ import socket
 import subprocess
 import sys
 import threading
+import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from cli import automations
-from cli.automations import WHOLE_MACHINE, asker
+from cli.automations import WHOLE_MACHINE, Ask, asker
 from telemetry.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,7 +43,7 @@ def entente(folder: Path, *words: str, **environment: str) -> subprocess.Complet
         env=kept | {"PYTHONPATH": str(ROOT), "PREFECT_WORKER_QUERY_SECONDS": "2"} | environment,
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=400,
         check=False,
     )
 
@@ -55,22 +58,84 @@ def begun(folder: Path) -> list[psutil.Process]:
     return [psutil.Process(each["pid"]) for each in json.loads((folder / ".prefect" / "up.json").read_text())]
 
 
-def test_up_starts_what_the_ui_needs_again_is_harmless_and_down_ends_it_and_nothing_else(folder: Path):
+SCHEDULES = {"build_state_cache": [True], "recover_training": [True], "tune_inference": [False]}
+"""Whether each schedule is on: the nightly refresh, the look over all runs, and the weekly tuning, which takes the machine."""
+
+
+def schedules(deployments: dict[str, Any]) -> dict[str, list[bool]]:
+    return {flow: on for flow, each in deployments.items() if (on := [plan["active"] for plan in each["schedules"]])}
+
+
+def answered(url: str, headers: dict[str, str], method: str = "POST") -> tuple[int, str | None]:
+    """The code of the answer, and which origin it lets in."""
+    request = urllib.request.Request(url, b"{}", {"content-type": "application/json"} | headers, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return answer.status, answer.headers.get("access-control-allow-origin")
+    except urllib.error.HTTPError as refused:
+        with refused:
+            return refused.code, refused.headers.get("access-control-allow-origin")
+
+
+def wait_for(ask: Ask, flow_run: str) -> dict[str, Any]:
+    """The state in which the flow run ended."""
+    until = time.monotonic() + 120
+    while (state := ask(f"flow_runs/{flow_run}", method="GET")["state"])["type"] not in ("COMPLETED", "FAILED", "CRASHED"):
+        assert time.monotonic() < until, state
+        time.sleep(0.5)
+    return state
+
+
+def logs(ask: Ask, flow_run: str) -> list[dict[str, Any]]:
+    """Its log on Prefect's pages, once its end is there."""
+    until = time.monotonic() + 30
+    while not (found := ask("logs/filter", {"logs": {"flow_run_id": {"any_": [flow_run]}}}))[-1:] or not any(
+        "Finished in state" in each["message"] for each in found
+    ):
+        assert time.monotonic() < until, found
+        time.sleep(0.5)
+    return found
+
+
+def test_up_starts_what_the_ui_needs_again_is_harmless_and_down_ends_it_and_nothing_else(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+):
     port = str(free_port())
     first = entente(folder, "up", "--port", port)
     assert first.returncode == 0, first.stderr
     assert "server          started" in first.stdout and "worker          started" in first.stdout
     server, worker = begun(folder)
-    body = urllib.request.Request(
-        f"http://127.0.0.1:{port}/api/deployments/filter", data=b"{}", headers={"content-type": "application/json"}
-    )
-    with urllib.request.urlopen(body, timeout=20) as answer:
-        found = json.load(answer)
-    assert {each["work_pool_name"] for each in found} == {"local", "producers"}
-    for flow in ("build-state-cache", "train-policy", "evaluate-policy", "benchmark", "recover-training"):
-        assert f"{flow}/local" in first.stdout
+    api, key = f"http://127.0.0.1:{port}/api", (folder / ".prefect" / "key").read_text().strip()
+    assert key in first.stdout and (folder / ".prefect" / "key").stat().st_mode & 0o777 == 0o600
+    monkeypatch.delenv("PREFECT_API_AUTH_STRING", raising=False)
+    for said in ({}, {"origin": "http://evil.example"}, {"host": "evil.example"}):
+        assert answered(f"{api}/deployments/filter", said)[0] == 401, "nobody without the key is told anything"
+    preflight = {"origin": "http://evil.example", "access-control-request-method": "POST"}
+    assert answered(f"{api}/deployments/filter", preflight, "OPTIONS")[1] is None, "no other page may ask"
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", key)
+    ask = asker(api)
+    found = {each["entrypoint"].split(":")[1]: each for each in ask("deployments/filter", {})}
+    assert {each["work_pool_name"] for each in found.values()} == {"local", "producers"}
+    assert len(found) == 7 and all(f"/{each['name']}" in first.stdout for each in found.values())
+    assert "prefect deployment run train-policy/train\n" in first.stdout, "the first thing to try"
+    assert schedules(found) == SCHEDULES
 
-    ask = asker(f"http://127.0.0.1:{port}/api")
+    # Somebody who has the key still cannot have a command run by a parameter; nor does a name from before stay.
+    settings = found["train_policy"]["parameters"]["settings"] | {"run": "attacked"}
+    given = {"settings": settings | {"alerts": {"command": f"touch {folder}/seen", "disk_free_gib": 99999}}}
+    create = f"deployments/{found['train_policy']['id']}/create_flow_run"
+    attack = ask(create, {"parameters": given, "enforce_parameter_schema": False})
+    refresh = ask(f"deployments/{found['build_state_cache']['id']}/create_flow_run", {"parameters": {"run": "newest"}})
+    former = found["benchmark"]
+    ask("deployments/", {"name": "local", "flow_id": former["flow_id"], "entrypoint": former["entrypoint"]})
+    state = wait_for(ask, attack["id"])
+    assert state["type"] == "FAILED" and "may not be given alerts.command" in state["message"]
+    assert not (folder / "seen").exists()
+    assert wait_for(ask, refresh["id"])["type"] == "COMPLETED"
+    (line,) = (each["message"] for each in logs(ask, refresh["id"]) if "has trained a step" in each["message"])
+    assert line == "no run in 'runs' has trained a step yet, so there is no state cache to refresh"
+    assert not (folder / "runs" / "_state_cache").exists()
+
     made = {each["name"]: each for each in ask("automations/filter", {}) if each["name"].startswith("Entente: ")}
     assert len(made) == 4
     (queue,) = (each for each in ask("work_pools/local/queues/filter", {}) if each["name"] == WHOLE_MACHINE)
@@ -85,6 +150,9 @@ def test_up_starts_what_the_ui_needs_again_is_harmless_and_down_ends_it_and_noth
     second = entente(folder, "up", "--port", port)
     assert "server          answers" in second.stdout and "work pool       local is there" in second.stdout
     assert "worker          started" in second.stdout, "what died is begun again"
+    assert "benchmark/local removed" in second.stdout
+    now = {each["entrypoint"].split(":")[1]: each for each in ask("deployments/filter", {})}
+    assert len(now) == 7 and now["benchmark"]["id"] == former["id"] and schedules(now) == SCHEDULES
     same, other = begun(folder)
     assert same == server and other != worker
     again = {each["name"]: each for each in ask("automations/filter", {}) if each["name"] in made}

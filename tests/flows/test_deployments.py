@@ -15,6 +15,7 @@ import time
 import tomllib
 import urllib.error
 import urllib.request
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from training.settings import TrainingSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+KEY = "entente:key-of-the-tests"
 FINISHED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
 browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: Prefect's pages cannot be looked at")
@@ -39,7 +41,7 @@ browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machi
 class Prefect:
     """A server and a worker in processes of their own, started in the project's folder as prefect.yaml says."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, runs_root: Path) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.address = f"http://127.0.0.1:{free.getsockname()[1]}"
@@ -52,6 +54,9 @@ class Prefect:
             "PREFECT_API_URL": f"{self.address}/api",
             "PREFECT_WORKER_QUERY_SECONDS": "2",
             "DO_NOT_TRACK": "1",
+            "ENTENTE_RUNS_ROOTS": str(runs_root),
+            "PREFECT_SERVER_API_AUTH_STRING": KEY,
+            "PREFECT_API_AUTH_STRING": KEY,
             "PYTHONPATH": str(ROOT),
         }
 
@@ -73,7 +78,8 @@ class Prefect:
     def ask(self, path: str, body: Any = None) -> Any:
         """What the API answers: to a POST where there is a body."""
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"{self.address}/api/{path}", data, {"content-type": "application/json"})
+        headers = {"content-type": "application/json", "authorization": f"Basic {b64encode(KEY.encode()).decode()}"}
+        request = urllib.request.Request(f"{self.address}/api/{path}", data, headers)
         with urllib.request.urlopen(request, timeout=20) as answer:
             return json.load(answer)
 
@@ -127,13 +133,13 @@ class Prefect:
 def small_parameters(workplace: Any) -> dict[str, Any]:
     """Parameters of a run of two steps beside the runs of other tests, whose model and positions it shares."""
     settings = layered_settings("laptop", [workplace.folder / "small.toml"], {"runs_root": workplace.folder / "runs"})
-    return {"settings": settings.model_dump(mode="json")}
+    return {"settings": settings.model_dump(mode="json", exclude={"alerts": {"command", "webhook"}})}
 
 
 @pytest.fixture(scope="module")
 def deployed(workplace: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Prefect, dict[str, Any]]]:
-    """A server with the three deployments and one run of train-policy/local, which is done; the run as the API tells it."""
-    prefect = Prefect(tmp_path_factory.mktemp("prefect"))
+    """A server with the three deployments and one run of train-policy/train, which is done; the run as the API tells it."""
+    prefect = Prefect(tmp_path_factory.mktemp("prefect"), workplace.folder / "runs")
     try:
         prefect.begin("server", "start", "--host", "127.0.0.1", "--port", prefect.address.rsplit(":", 1)[1])
         prefect.wait(120, "the server's start", prefect.healthy)
@@ -141,7 +147,7 @@ def deployed(workplace: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterat
             prefect.command("work-pool", "create", pool, "--type", "process")
         prefect.command("--no-prompt", "deploy", "--all")
         prefect.begin("worker", "start", "--pool", "local")
-        prefect.command("deployment", "run", "train-policy/local", "--params", json.dumps(small_parameters(workplace)))
+        prefect.command("deployment", "run", "train-policy/train", "--params", json.dumps(small_parameters(workplace)))
 
         def finished() -> dict[str, Any] | None:
             (run,) = prefect.ask("flow_runs/filter", {"flow_runs": {"tags": {"all_": ["train"]}}})
@@ -157,13 +163,20 @@ def deployed(workplace: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture(scope="module")
 def page(deployed: Any) -> Iterator[Any]:
-    """A page of headless Chromium."""
+    """A page of headless Chromium that was given the server's key, as a user gives it."""
     from playwright.sync_api import sync_playwright
+
+    prefect, _ = deployed
 
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = chromium.new_page(viewport={"width": 1500, "height": 1000})
         page.set_default_timeout(30_000)
+        page.goto(f"{prefect.address}/deployments")
+        page.locator("input[type=password]").fill(KEY)
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/deployments")
+        seen(page, "train-policy")
         yield page
         chromium.close()
 
@@ -239,6 +252,24 @@ def test_the_run_s_page_leads_to_its_progress_its_steps_and_its_result_with_a_bo
 @browser
 @pytest.mark.browser
 @pytest.mark.vllm
+def test_a_page_of_another_origin_reads_and_starts_nothing(deployed: Any, page: Any):
+    """Even with the key: Chromium asks the server first, which lets no other origin in."""
+    prefect, _ = deployed
+    other = prefect.address.replace("127.0.0.1", "localhost")  # the same machine, and to a browser another origin
+    asked = """async ([url, key]) => {
+        const headers = {"content-type": "application/json", "authorization": "Basic " + btoa(key)}
+        try { return (await fetch(url, {method: "POST", headers, body: "{}"})).status } catch (error) { return String(error) }
+    }"""
+    theirs = page.context.browser.new_page()
+    theirs.goto(f"{other}/login")
+    assert theirs.evaluate(asked, [f"{other}/api/flows/filter", KEY]) == 200
+    assert "Failed to fetch" in theirs.evaluate(asked, [f"{prefect.address}/api/flows/filter", KEY])
+    theirs.close()
+
+
+@browser
+@pytest.mark.browser
+@pytest.mark.vllm
 def test_a_run_can_be_set_in_a_form_that_tells_every_setting(deployed: Any, page: Any):
     prefect, _ = deployed
     deployments = {each["entrypoint"].split(":")[1]: each["id"] for each in prefect.ask("deployments/filter", {})}
@@ -276,8 +307,9 @@ def test_the_nightly_refresh_stands_on_the_server_s_calendar(deployed: Any):
         ({"steps": 0}, "'settings.steps'"),
         ({"training": {"learning_rate": "high"}}, "'settings.training.learning_rate'"),
         ({"stepz": 3}, "'stepz'"),
+        ({"alerts": {"command": "true"}}, "'command' was unexpected"),
     ],
-    ids=["out of its bounds", "no number", "no such setting"],
+    ids=["out of its bounds", "no number", "no such setting", "a command"],
 )
 def test_a_parameter_that_cannot_be_is_refused_at_creation_with_the_field_s_name(
     deployed: Any, settings: dict[str, Any], named: str

@@ -117,7 +117,7 @@ def test_as_many_as_are_asked_for_within_the_bounds_and_each_by_a_name_of_its_ow
     asyncio.run(go())
     assert [each["producer"] for each in prefect.begun] == ["fleet-0001", "fleet-0002"]
     assert prefect.begun[0] == {
-        "deployment": "rollout-producer/local",
+        "deployment": "rollout-producer/play-rollouts",
         "run": "mine",
         "runs_root": str(run.paths.root.parent),
         "producer": "fleet-0001",

@@ -121,7 +121,9 @@ def test_a_run_that_was_killed_before_it_had_a_folder_begins_anew(place: Place):
 
 def test_a_run_that_never_gets_further_is_given_up_with_an_alert(place: Place):
     paths = place.begun("loop", steps=1)
-    settings = place.settings(run="loop", pipeline={"recoveries_max": 2}, alerts={"command": f"cat > {place.root}/told"})
+    (place.root / "_alerts").mkdir()
+    (place.root / "_alerts" / "mine.toml").write_text(f"command = 'cat > {place.root}/told'")
+    settings = place.settings(run="loop", pipeline={"recoveries_max": 2}, alerts={"file": "mine"})
     said = []
     for _ in range(3):
         killed = asyncio.run(place.ended(KILLED, settings))
@@ -131,6 +133,16 @@ def test_a_run_that_never_gets_further_is_given_up_with_an_alert(place: Place):
     assert len(asyncio.run(place.started())) == 2
     (alert,) = map(json.loads, paths.alerts.read_text().splitlines())
     assert alert["name"] == "not_recovered" and json.loads((place.root / "told").read_text()) == alert
+
+
+def test_a_command_and_a_path_in_a_flow_run_s_parameters_come_to_nothing(place: Place):
+    settings = place.settings(run="mine", pipeline={"recoveries_max": 0}, alerts={"command": f"touch {place.root}/told"})
+    killed = asyncio.run(place.ended(KILLED, settings))
+    assert "was started again never" in recover(place, killed)
+    assert not (place.root / "told").exists()
+    outside = asyncio.run(place.ended(KILLED, settings.model_copy(update={"run": "../outside"})))
+    assert "its parameters are not those of a training run" in recover(place, outside)
+    assert not (place.root.parent / "outside").exists()
 
 
 def test_an_error_of_the_user_s_is_told_and_not_tried_again(place: Place):

@@ -1,0 +1,76 @@
+"""The key of the Prefect server on this machine: who has it may start runs there, and run programs as the server's user.
+
+It lies in Prefect's home, in a file that its owner alone can read. A server that `entente` starts wants it; commands and worker
+send it to servers on this machine and to no other. What the user sets as Prefect's own authentication string is taken instead.
+"""
+
+import os
+import secrets
+import tempfile
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from telemetry.errors import InputError
+
+_HERE = ("127.0.0.1", "localhost", "::1")
+_SENT, _WANTED = "PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING"
+_USER = "entente"
+
+
+def key_file() -> Path:
+    """Where the key lies once a server was started."""
+    return Path(os.environ["PREFECT_HOME"]) / "key"
+
+
+def send_key(address: str) -> None:
+    """Have this process, and those that it starts, send the key to the server at `address`, if that is on this machine and there
+    is a key.
+
+    Raises:
+        InputError: others than its owner can read the file.
+    """
+    if os.environ.get(_SENT):
+        return
+    if given := os.environ.get(_WANTED):
+        os.environ[_SENT] = given
+    elif urlsplit(address).hostname in _HERE and key_file().is_file():
+        os.environ[_SENT] = _read()
+
+
+def want_key() -> str:
+    """The key that a server which is started now shall want, sent by this process from now on too; made if there is none.
+
+    Raises:
+        InputError: others than its owner can read the file.
+    """
+    if not (os.environ.get(_SENT) or os.environ.get(_WANTED)) and not key_file().is_file():
+        _make()
+    send_key("http://127.0.0.1")
+    return os.environ.setdefault(_WANTED, os.environ[_SENT])
+
+
+def _make() -> None:
+    """Write a new key aside, where its owner alone can read it from the first byte on, then name it; one made meanwhile stays."""
+    file = key_file()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, aside = tempfile.mkstemp(dir=file.parent, prefix=".key-")
+    try:
+        with os.fdopen(descriptor, "w") as out:
+            out.write(f"{_USER}:{secrets.token_urlsafe(32)}\n")
+            out.flush()
+            os.fsync(out.fileno())
+        os.link(aside, file)
+    except FileExistsError:
+        return
+    finally:
+        os.unlink(aside)
+
+
+def _read() -> str:
+    file = key_file()
+    if file.stat().st_mode & 0o077:
+        raise InputError(f"others can read the server's key in '{file}': remove it, then `entente down` and `entente up`")
+    key = file.read_text().strip()
+    if ":" not in key:
+        raise InputError(f"'{file}' holds no key: remove it, then `entente down` and `entente up`")
+    return key

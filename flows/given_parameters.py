@@ -1,0 +1,103 @@
+"""What the parameters of a flow run that a deployment began may name on the machine that runs it.
+
+Whoever reaches Prefect's server gives such parameters. So they name no shell command, no address and no path of their own:
+folders of runs and addresses must be listed on the machine, where its Prefect worker is started, and all else is a plain name
+inside the folder of runs. A run that `entente` starts itself, and a flow inside another, is not looked at.
+"""
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from prefect.context import FlowRunContext
+
+from pipeline.run_settings import MODEL_FOLDER, RunSettings
+from storage.runs import check_name
+from telemetry.errors import InputError
+
+ROOTS_VARIABLE = "ENTENTE_RUNS_ROOTS"
+"""Environment variable with the folders of runs, beside `runs` in the working folder, that such a flow run may name."""
+ADDRESSES_VARIABLE = "ENTENTE_ADDRESSES"
+"""Environment variable with the addresses that such a flow run may name, with commas between: of inference workers and of a Dask
+scheduler."""
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_KEY_PREFIX = "ENTENTE_"
+
+
+def begun_by_deployment() -> bool:
+    """Whether this flow run's parameters came from a deployment: from Prefect's pages, a schedule, an automation or its API."""
+    context = FlowRunContext.get()
+    return context is not None and context.flow_run is not None and context.flow_run.deployment_id is not None
+
+
+def check_given(
+    runs_root: Path, *, settings: RunSettings | None = None, runs: Iterable[str] = (), addresses: Iterable[str] = ()
+) -> None:
+    """Refuse parameters that reach what is not the deployment's; a flow run that no deployment began may name anything.
+
+    Args:
+        runs_root: folder of all runs.
+        settings: of a training or tuning run.
+        runs: names of runs, empty ones left out.
+        addresses: of inference workers.
+
+    Raises:
+        InputError: names the parameter, and the cure.
+    """
+    for run in filter(None, runs):
+        check_name(run, "run")
+    if not begun_by_deployment():
+        return
+    _check_root(runs_root)
+    _check_addresses("urls", addresses)
+    if settings is not None:
+        _check_settings(settings, runs_root)
+
+
+def check_inside(path: Path | None, folder: Path, name: str) -> None:
+    """Refuse a path that leads out of `folder`, in a flow run that a deployment began.
+
+    Raises:
+        InputError: it does.
+    """
+    if path is not None and begun_by_deployment() and not path.resolve().is_relative_to(folder.resolve()):
+        raise _refused(f"{name} '{path}', which lies outside '{folder}'", "leave it out, or use the command line")
+
+
+def _check_settings(settings: RunSettings, runs_root: Path) -> None:
+    inference, alerts = settings.inference, settings.alerts
+    _check_root(settings.runs_root)
+    for name, value in (("alerts.command", alerts.command), ("alerts.webhook", alerts.webhook)):
+        if value:
+            raise _refused(name, "write it into a file on this machine, and name that with alerts.file")
+    for run in filter(None, (settings.run, settings.simulated.from_run, settings.cache.from_run)):
+        check_name(run, "run")
+    _check_addresses("inference.urls", inference.urls)
+    _check_addresses("inference.evaluation_urls", inference.evaluation_urls)
+    _check_addresses("pipeline.dask_address", filter(None, [settings.pipeline.dask_address]))
+    if not inference.key_variable.startswith(_KEY_PREFIX):
+        raise _refused(f"inference.key_variable '{inference.key_variable}'", f"name a variable that begins with {_KEY_PREFIX}")
+    models = runs_root / MODEL_FOLDER
+    known = inference.model == "tiny" or _HUB_ID.fullmatch(inference.model)
+    if not known and not Path(inference.model).resolve().is_relative_to(models.resolve()):
+        raise _refused(f"inference.model '{inference.model}'", f"name 'tiny', a hub id, or a folder in '{models}'")
+    if inference.compile_cache:
+        check_inside(Path(inference.compile_cache), runs_root, "inference.compile_cache")
+
+
+def _check_root(runs_root: Path) -> None:
+    listed = os.environ.get(ROOTS_VARIABLE, "").split(os.pathsep)
+    if runs_root.resolve() not in [Path(each).resolve() for each in ("runs", *filter(None, listed))]:
+        raise _refused(f"runs_root '{runs_root}'", f"list it in {ROOTS_VARIABLE} where the Prefect worker is started")
+
+
+def _check_addresses(name: str, addresses: Iterable[str]) -> None:
+    listed = {each.strip() for each in os.environ.get(ADDRESSES_VARIABLE, "").split(",")}
+    for each in addresses:
+        if each not in listed:
+            raise _refused(f"{name} '{each}'", f"list it in {ADDRESSES_VARIABLE} where the Prefect worker is started")
+
+
+def _refused(what: str, cure: str) -> InputError:
+    return InputError(f"a run that Prefect starts may not be given {what}: {cure}")

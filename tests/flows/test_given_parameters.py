@@ -1,0 +1,184 @@
+"""What a deployment's parameters may reach on the machine that runs the flow: each flow refuses the rest at once."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from evaluation.settings import EvaluationSettings
+from flows import given_parameters
+from flows.benchmark import benchmark
+from flows.build_state_cache import build_state_cache
+from flows.evaluate_policy import evaluate_policy
+from flows.given_parameters import ADDRESSES_VARIABLE, ROOTS_VARIABLE, check_given
+from flows.produce_rollouts import produce_rollouts
+from flows.recover_training import recover_training
+from flows.train_policy import train_policy
+from flows.tune_inference import tune_inference
+from pipeline.run_settings import RunSettings, layered_settings
+from state_cache.settings import CacheSettings
+from tasks.alerts import with_hooks
+from telemetry.alerts import AlertSettings
+from telemetry.errors import InputError
+
+ROOT = Path(__file__).resolve().parents[2]
+Begin = Callable[[], Coroutine[Any, Any, Any]]
+OUT = Path("/nowhere/runs")
+
+
+@pytest.fixture(autouse=True)
+def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A working folder, in a flow run that a deployment began."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(given_parameters, "begun_by_deployment", lambda: True)
+    for name in (ROOTS_VARIABLE, ADDRESSES_VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def settings(**changed: Any) -> RunSettings:
+    return layered_settings("laptop", [], changed)
+
+
+FLOWS: dict[str, Callable[[Path], Coroutine[Any, Any, Any]]] = {
+    "train_policy": lambda root: train_policy.fn(settings(runs_root=root)),
+    "build_state_cache": lambda root: build_state_cache.fn(None, root),
+    "produce_rollouts": lambda root: produce_rollouts.fn("mine", root),
+    "evaluate_policy": lambda root: evaluate_policy.fn("mine", runs_root=root, evaluation=EvaluationSettings()),
+    "benchmark": lambda root: benchmark.fn("game", root),
+    "tune_inference": lambda root: tune_inference.fn(runs_root=root),
+    "recover_training": lambda root: recover_training.fn(runs_root=root),
+}
+
+
+def test_every_deployed_flow_is_among_those_that_are_tried():
+    deployments = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
+    assert {each["entrypoint"].split(":")[1] for each in deployments} == set(FLOWS)
+
+
+@pytest.mark.parametrize("root", [OUT, Path("."), Path("runs/../flows"), Path("runs/mine")], ids=str)
+@pytest.mark.parametrize("flow", FLOWS)
+def test_no_flow_works_in_a_folder_that_the_machine_did_not_list(place: Path, flow: str, root: Path):
+    with pytest.raises(InputError, match=r"may not be given runs_root .*ENTENTE_RUNS_ROOTS"):
+        asyncio.run(FLOWS[flow](root))
+    assert list(place.iterdir()) == []
+
+
+REFUSED: dict[str, tuple[str, Begin]] = {
+    "alerts.command": (
+        r"alerts\.command.*name that with alerts\.file",
+        lambda: train_policy.fn(settings(alerts={"command": "touch seen"})),
+    ),
+    "alerts.webhook": ("alerts.webhook", lambda: train_policy.fn(settings(alerts={"webhook": "http://evil.example"}))),
+    "inference.urls": ("inference.urls", lambda: train_policy.fn(settings(inference={"urls": ["http://evil.example"]}))),
+    "evaluation_urls": (
+        "inference.evaluation_urls",
+        lambda: train_policy.fn(settings(inference={"evaluation_urls": ["http://evil.example"]})),
+    ),
+    "key_variable": (
+        "inference.key_variable 'AWS_SECRET_ACCESS_KEY'",
+        lambda: train_policy.fn(settings(inference={"key_variable": "AWS_SECRET_ACCESS_KEY"})),
+    ),
+    "inference.model": ("inference.model '/etc'", lambda: train_policy.fn(settings(inference={"model": "/etc"}))),
+    "model, upwards": ("inference.model", lambda: train_policy.fn(settings(inference={"model": "../elsewhere"}))),
+    "compile_cache": ("inference.compile_cache", lambda: train_policy.fn(settings(inference={"compile_cache": "/var/cache"}))),
+    "dask_address": (
+        "pipeline.dask_address",
+        lambda: train_policy.fn(settings(pipeline={"task_runner": "dask", "dask_address": "tcp://evil.example:1"})),
+    ),
+    "run": ("cannot name a folder", lambda: train_policy.fn(settings().model_copy(update={"run": "../out"}))),
+    "cache.from_run": ("cannot name a folder", lambda: train_policy.fn(settings(cache={"from_run": "../out", "from_groups": 8}))),
+    "from_run of a cache": (
+        "cannot name a folder",
+        lambda: build_state_cache.fn(CacheSettings(from_run="../out", from_groups=8)),
+    ),
+    "run of a refresh": ("cannot name a folder", lambda: build_state_cache.fn(None, run="../out")),
+    "run to evaluate": ("cannot name a folder", lambda: evaluate_policy.fn("../out")),
+    "run to produce for": ("cannot name a folder", lambda: produce_rollouts.fn("../out")),
+    "urls of a producer": ("urls 'http://evil.example'", lambda: produce_rollouts.fn("mine", urls=("http://evil.example",))),
+    "run to tune for": ("cannot name a folder", lambda: tune_inference.fn("../out")),
+    "output": ("output '/tmp/out', which lies outside", lambda: tune_inference.fn(output=Path("/tmp/out"))),
+    "settings to tune": ("inference.model", lambda: tune_inference.fn(settings=settings(inference={"model": "/etc"}))),
+    "alert_file": ("cannot name a folder", lambda: recover_training.fn(alert_file="../../etc/passwd")),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_no_parameter_reaches_a_shell_an_address_or_a_path(place: Path, what: str):
+    said, begin = REFUSED[what]
+    with pytest.raises(InputError, match=said):
+        asyncio.run(begin())
+    assert list(place.iterdir()) == []
+
+
+def test_the_command_line_may_name_what_it_likes(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(given_parameters, "begun_by_deployment", lambda: False)
+    check_given(OUT, settings=settings(alerts={"command": "true"}, inference={"urls": ["http://gpu:1"], "model": "/srv/model"}))
+
+
+def test_what_the_machine_lists_may_be_named(place: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(ROOTS_VARIABLE, f"{OUT}:/srv/more")
+    monkeypatch.setenv(ADDRESSES_VARIABLE, "http://gpu-1:8100, tcp://dask:8786")
+    for root in (Path("runs"), place / "runs", OUT, Path("/srv/more")):
+        check_given(root)
+    dask = {"task_runner": "dask", "dask_address": "tcp://dask:8786"}
+    given = settings(inference={"urls": ["http://gpu-1:8100"], "key_variable": "ENTENTE_GPU"}, pipeline=dask, run="mine")
+    check_given(Path("runs"), settings=given, addresses=["http://gpu-1:8100"])
+    for model in ("tiny", "Qwen/Qwen2.5-7B-Instruct", "runs/_models/mine"):
+        check_given(Path("runs"), settings=settings(inference={"model": model}))
+
+
+def test_a_linked_folder_of_runs_is_the_one_that_it_leads_to(place: Path):
+    (place / "shared").mkdir()
+    (place / "runs").symlink_to(place / "shared")
+    check_given(Path("runs"))
+    check_given(place / "shared")
+
+
+def test_the_parameters_of_every_deployment_are_accepted(place: Path):
+    for each in yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]:
+        given = each["parameters"]
+        training = each["entrypoint"].endswith(":train_policy")
+        run_settings = RunSettings.model_validate(given["settings"]) if training else None
+        check_given(Path(given.get("runs_root", "runs")), settings=run_settings, addresses=given.get("urls", ()))
+
+
+def test_no_deployment_s_schema_has_a_command_or_a_webhook():
+    from prefect.utilities.callables import parameter_schema
+
+    defined = parameter_schema(train_policy.fn).definitions["AlertSettings"]
+    assert {"command", "webhook"}.isdisjoint(defined["properties"]) and "file" in defined["properties"]
+    assert defined["additionalProperties"] is False
+    assert "AlertSettings" not in parameter_schema(recover_training.fn).definitions
+
+
+def test_an_alert_file_on_the_machine_says_where_alerts_go(tmp_path: Path):
+    folder = tmp_path / "_alerts"
+    folder.mkdir()
+    (folder / "mine.toml").write_text('command = "cat > told"\n')
+    found = with_hooks(AlertSettings(file="mine", stalled_minutes=3), tmp_path)
+    assert (found.command, found.webhook, found.stalled_minutes) == ("cat > told", "", 3)
+    assert with_hooks(AlertSettings(command="true"), tmp_path).command == "true"
+
+
+@pytest.mark.parametrize(
+    ("text", "given", "said"),
+    [
+        (None, AlertSettings(file="other"), "cannot be read: .*No such file"),
+        ("command = [", AlertSettings(file="mine"), "cannot be read"),
+        ("", AlertSettings(file="mine"), "says what is no hook"),
+        ("stalled_minutes = 3", AlertSettings(file="mine"), "says what is no hook"),
+        ("command = 3", AlertSettings(file="mine"), "says what is no hook"),
+        ("command = 'true'", AlertSettings(file="../mine"), "cannot name a folder"),
+        ("command = 'true'", AlertSettings(file="mine", command="true"), "leave alerts.command and alerts.webhook out"),
+    ],
+)
+def test_an_alert_file_that_cannot_be_used_is_a_sentence(tmp_path: Path, text: str | None, given: AlertSettings, said: str):
+    (tmp_path / "_alerts").mkdir()
+    if text is not None:
+        (tmp_path / "_alerts" / "mine.toml").write_text(text)
+    with pytest.raises(InputError, match=said):
+        with_hooks(given, tmp_path)
