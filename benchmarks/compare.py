@@ -55,14 +55,23 @@ class Line:
         return self.now / self.before if self.now is not None and self.before else None
 
 
-def run_all(only: Sequence[str], *, runs_root: Path, config: Sequence[Path] = ()) -> dict[str, Any]:
-    """The outcome of each benchmark, as its JSON says; one that failed is an object with `error`.
+def check_names(only: Sequence[str]) -> None:
+    """Refuse names of no benchmark.
 
     Raises:
         InputError: there is none of that name.
     """
     if unknown := sorted(set(only) - set(QUICK)):
         raise InputError(f"There is no benchmark '{unknown[0]}'; there are {', '.join(QUICK)}.")
+
+
+def run_all(only: Sequence[str], *, runs_root: Path, config: Sequence[Path] = ()) -> dict[str, Any]:
+    """The outcome of each benchmark, as its JSON says; one that failed is an object with `error`.
+
+    Raises:
+        InputError: there is none of that name.
+    """
+    check_names(only)
     wanted = [name for name in QUICK if not only or name in only]
     found: dict[str, Any] = {}
     for number, name in enumerate(wanted):

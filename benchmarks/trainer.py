@@ -57,11 +57,8 @@ SMALL_BUDGET, LARGE_BUDGET = 300, 8192
 ALSO_WITHOUT_RECOMPUTING = ("g6", "g16")
 
 
-def bench_trainer(*, repeats: int = 5, only: Collection[str] = (), seed: int = 0) -> Outcome:
-    """Measure on the tiny model.
-
-    Args:
-        only: names of `CASES` and `CHECKS`; all of them if none is given.
+def check_wanted(only: Collection[str], repeats: int) -> None:
+    """Refuse what cannot be measured.
 
     Raises:
         InputError: there is nothing to measure, or nothing of that name.
@@ -71,7 +68,19 @@ def bench_trainer(*, repeats: int = 5, only: Collection[str] = (), seed: int = 0
         raise InputError(f"There is nothing to measure in {repeats} repeats: at least 1.")
     if unknown := sorted(set(only) - set(known)):
         raise InputError(f"The trainer benchmark measures no '{unknown[0]}', but {', '.join(known)}.")
-    wanted = [name for name in known if name in only or not only]
+
+
+def bench_trainer(*, repeats: int = 5, only: Collection[str] = (), seed: int = 0) -> Outcome:
+    """Measure on the tiny model.
+
+    Args:
+        only: names of `CASES` and `CHECKS`; all of them if none is given.
+
+    Raises:
+        InputError: there is nothing to measure, or nothing of that name.
+    """
+    check_wanted(only, repeats)
+    wanted = [name for name in (*CASES, *CHECKS) if name in only or not only]
     metrics: dict[str, float] = {}
     with one_thread(), tempfile.TemporaryDirectory(prefix="entente-trainer-") as scratch:
         for number, name in enumerate(wanted):

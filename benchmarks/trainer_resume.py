@@ -89,14 +89,11 @@ def _steps(run: Path, model: Path, steps: tuple[int, ...]) -> None:
 
 def _tensors(checkpoint: Path) -> dict[str, Any]:
     """The adapter's tensors and the optimiser's, by name."""
-    import torch
     from safetensors.torch import load_file
 
-    found = dict(load_file(checkpoint / "adapter_model.safetensors"))
-    saved = torch.load(checkpoint / "trainer.pt", weights_only=False)
-    for number, state in saved["optimiser"]["state"].items():
-        found |= {f"optimiser.{number}.{name}": value for name, value in state.items() if torch.is_tensor(value)}
-    return found
+    saved = load_file(checkpoint / "trainer.safetensors")
+    optimiser = {name: value for name, value in saved.items() if name.startswith("optimiser.")}
+    return load_file(checkpoint / "adapter_model.safetensors") | optimiser
 
 
 def main(run: Path, model: Path, steps: list[int]) -> None:

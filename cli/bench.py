@@ -8,6 +8,7 @@ from cyclopts import App, Parameter
 from rich.console import Console
 from rich.table import Table
 
+from cli.bench_dry_run import check_every, check_trainer, plannable
 from cli.settings_from_flags import ConfigFiles
 from inference.settings import InferenceSettings
 
@@ -22,6 +23,7 @@ Seed = Annotated[int, Parameter(help="Seed of the games that are played.")]
 
 
 @app.command
+@plannable("a minute")
 def game(
     *,
     phases: Annotated[int, Parameter(help="Phases to play, at least.")] = 600,
@@ -41,6 +43,7 @@ def game(
 
 
 @app.command
+@plannable("a minute")
 def cache(
     *,
     positions: Annotated[int, Parameter(help="Positions to freeze; times are given per 1,000.")] = 1000,
@@ -60,6 +63,7 @@ def cache(
 
 
 @app.command
+@plannable("a minute")
 def prompts(*, games: Annotated[int, Parameter(help="Games to count over.")] = 12, seed: Seed = 0, json: AsJson = False) -> None:
     """Prompts and answers in tokens, in every way of writing, beside the indented JSON of old.
 
@@ -73,6 +77,7 @@ def prompts(*, games: Annotated[int, Parameter(help="Games to count over.")] = 1
 
 
 @app.command
+@plannable("minutes")
 def storage(
     *,
     rounds: Annotated[int, Parameter(help="Times that each thing is measured; the median counts.")] = 15,
@@ -92,6 +97,7 @@ def storage(
 
 
 @app.command
+@plannable("minutes")
 def decode(
     *,
     rounds: Rounds = 5,
@@ -121,6 +127,7 @@ def decode(
 
 
 @app.command
+@plannable("minutes", check_trainer)
 def trainer(
     *,
     repeats: Annotated[int, Parameter(help="Times that each arm is measured, in turn; the median counts.")] = 5,
@@ -153,6 +160,7 @@ def trainer(
 
 
 @app.command
+@plannable("six minutes, three of them mostly idle")
 def orchestration(
     *,
     tasks: Annotated[int, Parameter(help="Empty tasks of a round; 0 leaves them out.")] = 400,
@@ -181,6 +189,7 @@ def orchestration(
 
 
 @app.command
+@plannable("minutes")
 def rollout(
     *,
     rounds: Rounds = 5,
@@ -213,6 +222,7 @@ def rollout(
 
 
 @app.command
+@plannable("a quarter of an hour")
 def e2e(
     *,
     quick: Annotated[
@@ -268,6 +278,7 @@ def e2e(
 
 
 @app.command
+@plannable("a minute")
 def paper(
     *,
     steps: Annotated[int, Parameter(help="Training steps that are simulated.")] = 8,
@@ -292,6 +303,7 @@ def paper(
 
 
 @app.command(name="all")
+@plannable("a quarter of an hour", check_every)
 def every(
     *,
     compare: Annotated[

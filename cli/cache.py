@@ -1,6 +1,5 @@
 """`entente cache`: build, refresh, show and verify state caches."""
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cli.dry_run import DryRun, PlanAsJson, show_plan
+from cli.run_flow import run_flow
 from state_cache.settings import CacheSettings
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def build(
     from flows.build_state_cache import build_state_cache
 
     with prefect_server(), progress_shown():
-        path = asyncio.run(build_state_cache(settings or CacheSettings(), runs_root))
+        path = run_flow(build_state_cache(settings or CacheSettings(), runs_root))
     assert path is not None, "no run was named"
     print(path)
 
@@ -63,23 +63,32 @@ def refresh(
     run: Annotated[str, Parameter(help="Run whose own cache is refreshed with boards that its rollouts reached.")],
     share: Annotated[float, Parameter(help="Share of the training positions that come from it.")] = 0.25,
     runs_root: RunsRoot = Path("runs"),
+    dry_run: DryRun = False,
+    json: PlanAsJson = False,
 ) -> None:
     """Publish a version of a run's cache that follows its policy; held-out positions and every version in use stay as they are.
 
-    Example
+    Examples
 
         entente cache refresh --run mine --share 0.25
+
+        entente cache refresh --run mine --dry-run
     """
-    from cli.prefect_server import prefect_server
-    from cli.screen import progress_shown
-    from flows.build_state_cache import build_state_cache
     from state_cache.store import open_cache
     from telemetry.errors import InputError
 
     if not run:
         raise InputError("--run is empty: name the run whose positions are to be taken in")
+    if dry_run:
+        from pipeline.plans.plan_past import plan_refresh
+
+        return show_plan(plan_refresh(run, runs_root, share), json=json)
+    from cli.prefect_server import prefect_server
+    from cli.screen import progress_shown
+    from flows.build_state_cache import build_state_cache
+
     with prefect_server(), progress_shown():
-        path = asyncio.run(build_state_cache(None, runs_root, run=run, share=share))
+        path = run_flow(build_state_cache(None, runs_root, run=run, share=share))
     if path is None:  # no run has trained yet, as the flow said
         return
     cache = open_cache(path)

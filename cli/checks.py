@@ -201,10 +201,9 @@ def check_prefect(environment: Environment) -> Iterator[Finding]:
     """A Prefect and a fastapi on which its server starts, and which vLLM allows too."""
     prefect, fastapi = environment.distributions.get("prefect"), environment.distributions.get("fastapi")
     if prefect is None or fastapi is None:
-        missing = "Prefect" if prefect is None else "fastapi"
-        yield Finding(
-            name="Prefect", state="problem", sentence=f"{missing} is not installed", cure="run scripts/setup-environment"
-        )
+        missing = [name for name, found in (("Prefect", prefect), ("fastapi", fastapi)) if found is None]
+        sentence = f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed"
+        yield Finding(name="Prefect", state="problem", sentence=sentence, cure="run scripts/setup-environment")
         return
     against = [
         f"{name} wants fastapi{wish}"
@@ -222,27 +221,32 @@ def check_prefect(environment: Environment) -> Iterator[Finding]:
 
 
 def check_rooms(environment: Environment) -> Iterator[Finding]:
-    """Each of our packages must be ours: their names are short, and others use them too."""
-    foreign = False
+    """Each of our packages must be ours: their names are short, and others use them too. One cause is one finding."""
+    causes: dict[tuple[str, str, str], list[str]] = {}
     for rooms, where in ((environment.rooms, "here"), (environment.trainer_rooms, "in the trainer's process")):
         for name, found in rooms.items():
             if found != str(environment.home / name) and not (where != "here" and environment.rooms.get(name) == found):
-                foreign = True
-                yield _foreign_room(name, found, where, environment.home)
-    if not foreign:
+                kind = "missing" if found == "missing" else "empty" if found.startswith("empty ") else "foreign"
+                folder = "" if kind == "missing" else str(Path(found.removeprefix("empty ")).parent)
+                causes.setdefault((kind, where, folder), []).append(name)
+    for (kind, where, folder), names in causes.items():
+        yield _foreign_rooms(names, kind, where, folder, environment.home)
+    if not causes:
         count = len(environment.rooms)
         yield Finding(name="packages", state="ok", sentence=f"all {count} packages are those in {environment.home}")
 
 
-def _foreign_room(name: str, found: str, where: str, home: Path) -> Finding:
-    if found == "missing":
-        sentence, cure = f"package `{name}` is missing {where}", "install again: something was removed or left behind"
-    elif found.startswith("empty "):
-        folder = found.removeprefix("empty ")
-        sentence = f"package `{name}` is an empty folder {where}: {folder}"
-        cure = "an uninstall left it behind: delete that folder"
+def _foreign_rooms(names: Sequence[str], kind: str, where: str, folder: str, home: Path) -> Finding:
+    one, listed = len(names) == 1, ", ".join(f"`{name}`" for name in names)
+    packages, place = f"package{'' if one else 's'} {listed}", str(Path(folder, names[0])) if one else folder
+    if kind == "missing":
+        sentence = f"{packages} {'is' if one else 'are'} missing {where}"
+        cure = "install again: something was removed or left behind"
+    elif kind == "empty":
+        sentence = f"{packages} {'is an empty folder' if one else 'are empty folders'} {where}: {place}"
+        cure = f"an uninstall left {'it' if one else 'them'} behind: delete {'that folder' if one else 'those folders'}"
     else:
-        sentence = f"package `{name}` comes from {found} {where}, not from {home}"
+        sentence = f"{packages} {'comes' if one else 'come'} from {place} {where}, not from {home}"
         cure = "another installation, a folder on PYTHONPATH or the working folder hides ours: use an environment of its own"
     return Finding(name="packages", state="problem", sentence=sentence, cure=cure)
 
@@ -288,14 +292,19 @@ def check_size(environment: Environment) -> Iterator[Finding]:
 
 
 def check_requirements(environment: Environment) -> Iterator[Finding]:
-    """What is declared against what is installed; an extra's packages count where they are installed."""
-    wrong = list(_violated(environment.requirements, environment.distributions))
+    """What is declared against what is installed; an extra's packages count where they are installed.
+
+    All that is wrong is one finding, since one cure mends it. What another check says to be missing is left to that check.
+    """
+    told = {name for name in ("torch", "prefect", "fastapi") if name not in environment.distributions}
+    requirements = [text for text in environment.requirements if canonicalize_name(Requirement(text).name) not in told]
+    wrong = list(_violated(requirements, environment.distributions))
     if not environment.requirements:
         yield Finding(name="versions", state="warning", sentence="nothing tells which versions this application needs")
-    elif not wrong:
+    elif wrong:
+        yield Finding(name="versions", state="problem", sentence="; ".join(wrong), cure="run scripts/setup-environment")
+    elif not told:
         yield Finding(name="versions", state="ok", sentence="all declared requirements are met")
-    for sentence in wrong:
-        yield Finding(name="versions", state="problem", sentence=sentence, cure="run scripts/setup-environment")
 
 
 CHECKS: Sequence[Check] = (

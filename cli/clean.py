@@ -1,6 +1,5 @@
 """`entente clean`: take away what has grown old, after saying what."""
 
-import asyncio
 import os
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -14,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cli.environment import PREFECT_DAYS
+from cli.run_flow import run_flow
 from inference.memory_plan import size_text
 from storage.retention import Removable, RetentionSettings, is_folder, removable_asides, removable_in_run, remove, size_of
 from storage.runs import RunPaths, check_name, held
@@ -172,11 +172,11 @@ def _clean_prefect(days: float, *, dry_run: bool) -> None:
     if not settings.api.url and database is not None and not database.is_file():
         return print("Prefect has no database here yet")
     with prefect_server():
-        found = asyncio.run(old_runs(days))
+        found = run_flow(old_runs(days))
         oldest = f", the oldest of them {found[0].name}" if found else ""
         print(f"Prefect: {len(found)} flow runs ended more than {days:g} days ago{oldest}")
         if not dry_run:
-            asyncio.run(forget(found))
+            run_flow(forget(found))
     if database is not None and not dry_run:
         gained = compact(database)
         told = "as large as it was, since a server has it open" if gained is None else f"{size_text(max(gained, 0))} smaller"

@@ -1,6 +1,5 @@
 """`entente evaluate`: the strength of a policy version, alone or beside other players."""
 
-import asyncio
 import json as jsonlib
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -8,6 +7,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Group, Parameter
 
 from cli.dry_run import DryRun, show_plan
+from cli.run_flow import run_flow
 
 _MATCH = Group("Matches", help="Whole games between several players; any of these asks for one.")
 
@@ -97,7 +97,7 @@ def evaluate(
     from flows.evaluate_policy import evaluate_policy
 
     with prefect_server(), progress_shown():
-        result = asyncio.run(evaluate_policy(run, version, runs_root, evaluation, match, tactical, times))
+        result = run_flow(evaluate_policy(run, version, runs_root, evaluation, match, tactical, times))
     if match is not None:
         _show_match(result)
     elif tactical:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter, validators
 
+from cli.dry_run import DryRun, show_plan
 from telemetry.errors import InputError
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ def lab(
     ] = None,
     runs_root: Annotated[Path, Parameter(help="Folder of all runs.")] = Path("runs"),
     json: Annotated[bool, Parameter(help="Print the comparison as one JSON object, last line.", negative="")] = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Compare losses on batches that a run trained on, at its newest checkpoint, without a new rollout.
 
@@ -35,6 +37,8 @@ def lab(
         entente lab --run mine
 
         entente lab --run mine --steps 8 --caps 1 2 5 --json
+
+        entente lab --run mine --dry-run             which steps and losses, and about how long
     """
     from pipeline.plans.find_model import model_of
     from pipeline.run_settings import settings_of
@@ -47,6 +51,10 @@ def lab(
     paths = RunPaths(runs_root / run)
     settings = settings_of(paths)
     model = model_of(settings, runs_root, run)
+    if dry_run:
+        from pipeline.plans.plan_past import plan_lab
+
+        return show_plan(plan_lab(paths, model, settings, steps, caps), json=json)
     apply_threads(usable_cores())
     from cli.screen import progress_shown
     from training.lab import compare

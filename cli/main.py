@@ -1,17 +1,23 @@
 """Entry point of `entente`: the commands, and what becomes of errors.
 
 An expected failure is one sentence on standard error: exit code 2 where the user's input cannot be used, 1 for everything else. A
-traceback appears with `--debug` only. `entente --help` loads no torch, vllm, prefect or wandb.
+traceback appears with `--debug` only. A signal ends a command with 130 or 143 (`cli/end_by_signal.py`). A reader that closes the
+command's own output ends it with 141 and in silence, as it ends other programs. `entente --help` loads no torch, vllm, prefect or
+wandb; what is loaded before signals are handled is little.
 """
 
-import asyncio
 import errno
+import os
+import select
+import signal
 import sys
-import traceback
+from typing import TYPE_CHECKING
 
-from cyclopts import App, CycloptsError
-from pydantic import ValidationError
-from rich.console import Console
+from cli import end_by_signal
+
+if TYPE_CHECKING:
+    from cyclopts import App, UnknownOptionError
+    from rich.console import Console
 
 try:
     from telemetry.errors import EntenteError, disk_full
@@ -51,8 +57,10 @@ _PATHS_THAT_CANNOT_BE_USED = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, e
 """What the system says of a path that is the user's mistake; a full disk, for one, is not."""
 
 
-def command_line(*, listing: bool = False) -> App:
+def command_line(*, listing: bool = False) -> "App":
     """The commands; `listing` gives each its line for `entente --help`, which would hide its own longer help."""
+    from cyclopts import App
+
     app = App(
         name="entente",
         help="Train a language model to play Diplomacy, as a data pipeline that you can watch, query and repeat.",
@@ -79,7 +87,9 @@ def _version() -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run one command and exit with its code."""
+    """Run one command and exit with its code; without `arguments` those of this process, whose signals are then handled."""
+    if arguments is None:
+        end_by_signal.install()
     words = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in words
     sys.exit(run([word for word in words if word != "--debug"], debug=debug))
@@ -87,40 +97,100 @@ def main(arguments: list[str] | None = None) -> None:
 
 def run(words: list[str], *, debug: bool = False) -> int:
     """Run one command; its exit code."""
+    error: BaseException | None = None
+    try:
+        try:
+            _call(words, debug=debug)
+        finally:
+            end_by_signal.nothing_is_open()
+    except BaseException as raised:
+        error = raised
+    if number := end_by_signal.heard() or (signal.SIGINT if isinstance(error, KeyboardInterrupt) else 0):
+        # Whatever else went wrong then is a consequence. Without rich, whose import may be what was interrupted.
+        _show_traceback(error, debug)
+        sys.stderr.write(end_by_signal.sentence(number))
+        return 128 + number
+    if error is None:
+        return 0
+    sentence, code = _outcome(error)
+    if sentence:
+        _show_traceback(error, debug)
+        _say(sentence)
+    return code
+
+
+def _call(words: list[str], *, debug: bool) -> None:
     from cli.environment import prepare_environment
 
     prepare_environment(debug=debug)
-    try:
-        app = command_line(listing=not any(word in _COMMANDS for word in words))
-        app(words, exit_on_error=False, print_error=False)
-    except (CycloptsError, ValidationError, EntenteError) as error:
-        return _fail(_sentence(error), error.exit_code if isinstance(error, EntenteError) else 2, debug)
-    except KeyboardInterrupt:
-        return _fail("interrupted", 130, debug)
-    except asyncio.CancelledError:
-        return _fail("told to end (SIGTERM)", 143, debug)
-    except BrokenPipeError:
-        return 0
-    except SystemExit as stop:
-        return stop.code if isinstance(stop.code, int) else 1
-    except OSError as error:
-        if error.filename is None or disk_full(error):
-            return _unexpected(error, debug)
-        given = error.errno in _PATHS_THAT_CANNOT_BE_USED
-        return _fail(f"cannot use '{error.filename}': {error.strerror}", 2 if given else 1, debug)
-    except Exception as error:
-        return _unexpected(error, debug)
-    return 0
+    from rich.console import Console
+
+    Console.on_broken_pipe = _raise_again
+    app = command_line(listing=not any(word in _COMMANDS for word in words))
+    asked = _with_help(app, words)
+    if asked is not None:
+        app(asked, exit_on_error=False, print_error=False)
+    if sys.stdout is not None:  # closed by whoever started this
+        sys.stdout.flush()
 
 
-def _unexpected(error: Exception, debug: bool) -> int:
+def _with_help(app: "App", words: list[str]) -> list[str] | None:
+    """The words with cyclopts's own help flag; None where a command's help is already shown, since it takes run settings."""
+    if not {"--help", "-h", "--help-all"} & set(words):
+        return words
+    from cli.settings_help import show_settings_help
+
+    if any(word in _COMMANDS for word in words) and show_settings_help(app, words):
+        return None
+    return ["--help" if word == "--help-all" else word for word in words]
+
+
+def _outcome(error: BaseException) -> tuple[str, int]:
+    """What to say of `error`, nothing if it is quiet, and the exit code."""
+    from cyclopts import CycloptsError
+    from pydantic import ValidationError
+
+    if isinstance(error, EntenteError):
+        return _sentence(error), error.exit_code
+    if isinstance(error, CycloptsError | ValidationError):
+        return _sentence(error), 2
+    if isinstance(error, SystemExit):
+        return "", error.code if isinstance(error.code, int) else 1
+    if isinstance(error, BrokenPipeError) and _output_is_closed():
+        return "", 128 + signal.SIGPIPE
     if (full := disk_full(error)) is not None:
-        return _fail(str(full), full.exit_code, debug)
-    return _fail(f"unexpected {type(error).__name__}: {_one_line(error)}; see it whole with --debug", 1, debug)
+        return str(full), full.exit_code
+    if isinstance(error, OSError) and error.filename is not None:
+        code = 2 if error.errno in _PATHS_THAT_CANNOT_BE_USED else 1
+        return f"cannot use '{error.filename}': {error.strerror}", code
+    return f"unexpected {type(error).__name__}: {_one_line(error)}; see it whole with --debug", 1
+
+
+def _raise_again(self: "Console") -> None:
+    """In place of what rich does when an output is closed, which is to exit with 1."""
+    raise
+
+
+def _output_is_closed() -> bool:
+    """Whether nobody reads the standard output or error any more; what is left in their buffers then goes nowhere."""
+    outputs = select.poll()
+    for descriptor in (1, 2):
+        outputs.register(descriptor, 0)
+    closed = [descriptor for descriptor, event in outputs.poll(0) if event & (select.POLLERR | select.POLLHUP)]
+    for descriptor in closed:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, descriptor)
+        os.close(nowhere)
+    return bool(closed)
 
 
 def _sentence(error: Exception) -> str:
     """One line that says what is wrong: our own words where we raised it, else the first complaint about the settings."""
+    from cyclopts import CycloptsError, UnknownOptionError
+    from pydantic import ValidationError
+
+    if isinstance(error, UnknownOptionError):
+        return _unknown_option(error)
     cause: BaseException | None = None if isinstance(error, EntenteError) else error
     while cause is not None:
         if isinstance(cause, ValidationError):
@@ -131,15 +201,33 @@ def _sentence(error: Exception) -> str:
     return _one_line(error)
 
 
-def _one_line(error: Exception) -> str:
+def _unknown_option(error: "UnknownOptionError") -> str:
+    """The option, and the one that was probably meant, which may have the same name in another section."""
+    from pipeline.setting_names import similar_names
+
+    given = (error.token.keyword or error.token.value).split("=")[0]
+    known = {
+        name.removeprefix("--") for each in error.argument_collection if each.parse for name in each.names if name[:2] == "--"
+    }
+    meant = " or ".join(f"--{name}" for name in similar_names(given.lstrip("-"), known) if name in known)
+    return f"Unknown option: {given}." + (f" Did you mean {meant}?" if meant else "")
+
+
+def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())
 
 
-def _fail(sentence: str, code: int, debug: bool) -> int:
-    if debug:
-        traceback.print_exc()
+def _show_traceback(error: BaseException | None, debug: bool) -> None:
+    if debug and error is not None:
+        import traceback
+
+        traceback.print_exception(error)
+
+
+def _say(sentence: str) -> None:
+    from rich.console import Console
+
     Console(stderr=True, highlight=False, soft_wrap=True).print(f"entente: {sentence}", style="red", markup=False)
-    return code
 
 
 if __name__ == "__main__":

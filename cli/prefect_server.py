@@ -51,8 +51,10 @@ def prefect_server() -> Iterator[None]:
         _tell_prefect()
         yield
     finally:
-        _send_what_is_left()
-        _end(process)
+        try:
+            _send_what_is_left()
+        finally:
+            _end(process)
 
 
 def _begin(log: Path) -> tuple[subprocess.Popen[bytes], str]:

@@ -1,6 +1,5 @@
 """`entente profile`: where the time of rollouts, of the trainer or of a whole run goes, and what of it grew."""
 
-import asyncio
 import json as jsonlib
 import os
 import shutil
@@ -14,6 +13,8 @@ from cyclopts import App, Parameter, validators
 from rich.console import Console
 from rich.table import Table
 
+from cli.dry_run import DryRun, show_plan
+from cli.run_flow import run_flow
 from cli.settings_from_flags import ConfigFiles, Preset, SettingsFlags, settings_from
 from telemetry.errors import InputError
 
@@ -48,6 +49,7 @@ def rollout(
     baseline: Baseline = None,
     tolerance: Tolerance = 0.05,
     json: AsJson = False,
+    dry_run: DryRun = False,
     settings: SettingsFlags = None,
 ) -> None:
     """Rollouts alone: the engine, the board, tokens and rows, by samples of the thread that plays.
@@ -58,7 +60,7 @@ def rollout(
 
         entente profile rollout --rollouts.forks-per-group 16 --output before.json
     """
-    _profile("rollout", settings_from(preset, config, settings), steps, output, baseline, tolerance, json)
+    _profile("rollout", settings_from(preset, config, settings), steps, output, baseline, tolerance, json, dry_run)
 
 
 @app.command
@@ -71,6 +73,7 @@ def trainer(
     baseline: Baseline = None,
     tolerance: Tolerance = 0.05,
     json: AsJson = False,
+    dry_run: DryRun = False,
     settings: SettingsFlags = None,
 ) -> None:
     """The trainer alone, on rows that are played for it: store, pack, forward, backward, optimiser, publish.
@@ -81,7 +84,7 @@ def trainer(
 
         entente profile trainer --training.layout padded --baseline profile-trainer.json --output padded.json
     """
-    _profile("trainer", settings_from(preset, config, settings), steps, output, baseline, tolerance, json)
+    _profile("trainer", settings_from(preset, config, settings), steps, output, baseline, tolerance, json, dry_run)
 
 
 @app.command
@@ -94,6 +97,7 @@ def e2e(
     baseline: Baseline = None,
     tolerance: Tolerance = 0.05,
     json: AsJson = False,
+    dry_run: DryRun = False,
     settings: SettingsFlags = None,
 ) -> None:
     """The training flow with all its processes: rollouts, trainer, publishing, swapping, orchestration.
@@ -104,7 +108,7 @@ def e2e(
 
         entente profile e2e --baseline profile-e2e.json --tolerance 0.1 --output now.json
     """
-    _profile("e2e", settings_from(preset, config, settings), steps, output, baseline, tolerance, json)
+    _profile("e2e", settings_from(preset, config, settings), steps, output, baseline, tolerance, json, dry_run)
 
 
 def _profile(
@@ -115,11 +119,14 @@ def _profile(
     baseline: Path | None,
     tolerance: float,
     json: bool,
+    dry_run: bool,
 ) -> None:
     before = _read(baseline, kind) if baseline is not None else None
     file = output or Path(f"profile-{kind}.json")
     if not file.parent.is_dir():
         raise InputError(f"there is no folder '{file.parent}' for the profile: make it, or choose another --output")
+    if dry_run:
+        return _show_plan(kind, settings, steps, file, json=json)
     from flows.profiled_work import lean
     from reports.flame import flame_page
     from reports.profile import as_object, fold_all, rooms, summed
@@ -153,6 +160,19 @@ def _profile(
         sys.exit(1)
 
 
+def _show_plan(kind: Kind, settings: "RunSettings", steps: int, file: Path, *, json: bool) -> None:
+    """What would be run and written: the plan of a training run of so few steps, without its scores."""
+    from flows.open_run import check_inputs
+    from pipeline.plans.plan_run import plan_train
+
+    settings = settings.model_copy(update={"run": "", "steps": steps})
+    check_inputs(settings)
+    plan = plan_train(settings)
+    kept = {name: plan[name] for name in ("work", "tokens", "memory", "threads", "engine", "reused_or_made")}
+    files = {"profile": str(file), "flame_graph": str(file.with_suffix(".html"))}
+    show_plan({"command": f"profile {kind}", **kept, "files": files}, json=json)
+
+
 def _measured(kind: Kind, settings: "RunSettings", folder: Path) -> "Profiled":
     """Do the work in this process and its children, sampled into `folder`; the run's folder goes afterwards."""
     from cli.prefect_server import prefect_server
@@ -166,7 +186,7 @@ def _measured(kind: Kind, settings: "RunSettings", folder: Path) -> "Profiled":
     os.environ[VARIABLE] = str(folder)
     try:
         with prefect_server(), progress_shown():
-            return asyncio.run(work(settings))
+            return run_flow(work(settings))
     finally:
         os.environ.pop(VARIABLE, None)
         shutil.rmtree(settings.paths.root, ignore_errors=True)

@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from cli.dry_run import DryRun, show_plan
 from telemetry.errors import TrainingError
 
 if TYPE_CHECKING:
+    from pipeline.run_settings import RunSettings
     from training.replay import Replay
+    from training.settings import TrainingSettings
 
 
 def replay_step(
@@ -18,6 +21,7 @@ def replay_step(
     step: Annotated[int, Parameter(help="The step to run again, counted from 1.")],
     runs_root: Annotated[Path, Parameter(help="Folder of all runs.")] = Path("runs"),
     json: Annotated[bool, Parameter(help="Print the comparison as one JSON object, last line.", negative="")] = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Run a past step again from its ledger, checkpoint and shards, and compare loss, gradient norm and adapter.
 
@@ -30,6 +34,8 @@ def replay_step(
         entente replay-step --run mine --step 7
 
         entente replay-step --run mine --step 7 --json
+
+        entente replay-step --run mine --step 7 --dry-run    how many steps are replayed, and about how long
     """
     from pipeline.plans.find_model import model_of
     from pipeline.run_settings import settings_at
@@ -39,11 +45,16 @@ def replay_step(
     paths = RunPaths(runs_root / run)
     settings = settings_at(paths, step)
     model = model_of(settings, runs_root, run)
+    if dry_run:
+        from pipeline.plans.plan_past import plan_replay_step
+
+        plan = plan_replay_step(paths, step, model, settings.model_copy(update={"training": _training(settings)}))
+        return show_plan(plan, json=json)
     apply_threads(usable_cores())
     from cli.screen import progress_shown
     from training.replay import replay_step as replay
 
-    training = settings.training.model_copy(update={"seed": settings.seed})
+    training = _training(settings)
     with progress_shown():
         found = replay(paths, step, model, training, settings.storage)
     for line in _lines(found):
@@ -52,6 +63,11 @@ def replay_step(
         print(jsonlib.dumps(_facts(found, run)))
     if found.difference:
         raise TrainingError(_sentence(found))
+
+
+def _training(settings: "RunSettings") -> "TrainingSettings":
+    """The trainer's settings, with the run's seed."""
+    return settings.training.model_copy(update={"seed": settings.seed})
 
 
 def _lines(found: "Replay") -> list[str]:

@@ -1,6 +1,5 @@
 """`entente train`: run the training flow from the terminal."""
 
-import asyncio
 import json as jsonlib
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ from cyclopts import Parameter
 
 from cli.dry_run import DryRun, show_plan
 from cli.prefect_server import prefect_server
+from cli.run_flow import run_flow
 from cli.screen import progress_shown
 from cli.settings_from_flags import ConfigFiles, Preset, SettingsFlags, settings_from
 from telemetry.errors import InputError
@@ -66,9 +66,9 @@ def train(
     chosen = named(chosen)
     try:
         with prefect_server(), progress_shown():
-            summary = asyncio.run(train_policy(chosen, resume=resume, fork_lineage=fork_lineage))
-    except BaseException:
-        if chosen.paths.settings.is_file():
+            summary = run_flow(train_policy(chosen, resume=resume, fork_lineage=fork_lineage))
+    except BaseException as error:
+        if chosen.paths.settings.is_file() and not isinstance(error, InputError):
             root = "" if chosen.runs_root == Path("runs") else f" --runs-root {chosen.runs_root}"
             sys.stderr.write(f"what is done is kept; go on with: entente train --run {chosen.run}{root} --resume\n")
         raise
@@ -81,6 +81,17 @@ def train(
 def _root(summary: dict) -> str:
     root = Path(summary["run"]).parent
     return "" if root == Path("runs") else f" --runs-root {root}"
+
+
+def _scripted(summary: dict) -> list[str]:
+    """The scripted players and what each gained, centres a year; only the player that the model imitated is its teacher."""
+    names = [name.removesuffix("_score") for name in summary if name.endswith("_score")]
+    words = {"teacher": "imitated teacher"}
+    return [
+        f"{words.get(name, f'{name} player')} {summary[f'{name}_score']:+.2f}"
+        for name in names
+        if name not in ("base", "trained")
+    ]
 
 
 def _lines(summary: dict) -> list[str]:
@@ -98,7 +109,7 @@ def _lines(summary: dict) -> list[str]:
         return [worked, f"SIMULATED: nothing was played or learned; rollouts were those of run '{summary['simulated_from']}'"]
     return [
         worked,
-        f"random player {summary['random_score']:+.2f}, imitated teacher {summary['teacher_score']:+.2f}",
+        ", ".join(_scripted(summary)),
         f"base score     {score('base')}",
         f"trained score  {score('trained')}",
         f"the run lies in {summary['run']}; see it on one page: entente report --run {Path(summary['run']).name}{_root(summary)}",

@@ -1,6 +1,5 @@
 """`entente tune`: which engine settings draw the most decisions here, with the adapter on; and what the adapter costs."""
 
-import asyncio
 import json as jsonlib
 import sys
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Annotated, Any
 from cyclopts import App, Parameter, validators
 
 from cli.dry_run import DryRun, show_plan
+from cli.run_flow import run_flow
 from cli.settings_from_flags import ConfigFiles
 from telemetry.errors import EngineError, InputError
 from tuning.settings import TuneSettings
@@ -71,7 +71,7 @@ def tune(
 
     try:
         with prefect_server(), progress_shown():
-            outcome = asyncio.run(tune_inference(run, settings, tuning, runs_root, output))
+            outcome = run_flow(tune_inference(run, settings, tuning, runs_root, output))
     except BaseException as error:
         if plan.folder.is_dir() and not isinstance(error, InputError):
             sys.stderr.write(f"what is measured is kept in {plan.folder}; the same command goes on there\n")
@@ -93,6 +93,7 @@ def lora(
     rounds: Annotated[int, Parameter(help="Rounds that count; medians of their ratios are told.")] = 3,
     runs_root: RunsRoot = Path("runs"),
     json: AsJson = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Say what LoRA slots cost here, cause by cause: each is switched on against what differs in nothing else.
 
@@ -103,14 +104,20 @@ def lora(
         entente tune lora                            random requests, a few minutes
 
         entente tune lora --run mine --rounds 5 --json
+
+        entente tune lora --dry-run                  how many engines and requests
     """
+    settings = _settings(run, preset, config, runs_root)
+    if dry_run:
+        from pipeline.plans.plan_past import plan_lora
+
+        return show_plan(plan_lora(run, settings, runs_root, requests, rounds), json=json)
     from cli.screen import progress_shown
     from flows.lora_costs import lora_costs
 
-    settings = _settings(run, preset, config, runs_root)
     log = runs_root / "_tuning" / "lora.log"
     with progress_shown():
-        outcome = asyncio.run(lora_costs(run, settings, runs_root, requests=requests, rounds=rounds, log=log))
+        outcome = run_flow(lora_costs(run, settings, runs_root, requests=requests, rounds=rounds, log=log))
     _show_costs(outcome)
     if json:
         print(jsonlib.dumps(outcome))

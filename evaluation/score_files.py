@@ -47,15 +47,18 @@ def read_score(paths: RunPaths, label: str) -> ScoreRecord | None:
     """The record under `label`; None if there is none.
 
     Raises:
-        DataError: it is damaged.
+        DataError: it is damaged, or the score of another label.
     """
     file = paths.scores / f"{label}.json"
     try:
-        return _RECORD.validate_json(file.read_bytes())
+        record = _RECORD.validate_json(file.read_bytes())
     except FileNotFoundError:
         return None
     except ValidationError as error:
         raise DataError(f"{file} is no score of this version: delete it, and it is measured again") from error
+    if record.label != label:
+        raise DataError(f"{file} is the score of '{record.label}', so it is a copy: delete it, and its own is measured again")
+    return record
 
 
 def read_scores(paths: RunPaths) -> dict[str, ScoreRecord]:

@@ -9,7 +9,7 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Set
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -77,15 +77,8 @@ def check_inputs(settings: RunSettings, *, resume: bool = False, fork_lineage: s
     """
     check_settings(settings)
     with_hooks(settings.alerts, settings.runs_root)
-    if resume:
-        check_resumed(settings_of(settings.paths), settings, fork=bool(fork_lineage))
-        if fork_lineage:
-            check_new_lineage(settings.paths, fork_lineage)
-    elif settings.run and settings.paths.settings.exists():
-        raise InputError(
-            f"run '{settings.run}' exists already in {settings.runs_root}: go on with it by --resume, "
-            "or choose another name with --run"
-        )
+    if resume or settings.run:
+        _check_what_is_there(settings, resume=resume, fork_lineage=fork_lineage)
     if settings.pipeline.task_runner == "dask":
         check_scheduler(settings.pipeline.dask_address)
     if settings.simulated.from_run:
@@ -93,6 +86,19 @@ def check_inputs(settings: RunSettings, *, resume: bool = False, fork_lineage: s
     if settings.inference.model != "tiny":
         resolve_model(settings.inference.model)
     check_room(settings, trains=True)
+
+
+def _check_what_is_there(settings: RunSettings, *, resume: bool, fork_lineage: str) -> None:
+    """Refuse a name that is taken, and a run that cannot go on under these settings; only under the run's lock is that final."""
+    if resume:
+        check_resumed(settings_of(settings.paths), settings, fork=bool(fork_lineage))
+        if fork_lineage:
+            check_new_lineage(settings.paths, fork_lineage)
+    elif settings.paths.settings.exists():
+        raise InputError(
+            f"run '{settings.run}' exists already in {settings.runs_root}: go on with it by --resume, "
+            "or choose another name with --run"
+        )
 
 
 def finished_summary(settings: RunSettings) -> dict[str, Any] | None:
@@ -104,7 +110,7 @@ def finished_summary(settings: RunSettings) -> dict[str, Any] | None:
     same = summary["steps"] == settings.steps and settings_of(paths).evaluation.question == settings.evaluation.question
     if same:
         reporter().say(f"run '{settings.run}' has done its {settings.steps} steps: give --steps more to go on")
-    return summary if same else None
+    return {**summary, "run": str(paths.root)} if same else None  # the run may have been moved since
 
 
 async def prepare_model(settings: RunSettings) -> Path:
@@ -131,7 +137,7 @@ async def prepare_cache(settings: RunSettings) -> StateCache:
     found = find_cache(root, settings.cache)
     if found is not None:
         try:
-            return await asyncio.to_thread(open_cache, found)
+            return await asyncio.to_thread(open_cache, found, settings.cache)
         except DataError as error:
             reporter().say(f"set aside, to be built again: {error}")
             set_aside(found)
@@ -160,12 +166,15 @@ async def open_run(settings: RunSettings, *, resume: bool = False, fork_lineage:
         # A second is for a report, which asks for an instant whether anyone works here.
         if not stack.enter_context(held(paths.lock, wait_s=1.0)):
             raise InputError(f"run '{settings.run}' is being trained by another process: wait for it, or stop it")
+        # Another process may have trained a run of this name while this one prepared.
+        _check_what_is_there(settings, resume=resume, fork_lineage=fork_lineage)
+        there_before = {each.name for each in paths.root.iterdir()} - {paths.lock.name}
         paths.create()
         if flow_run.id is not None:
             note_work(paths, flow_run.id)
             stack.callback(asyncio.create_task(settle_those_before(paths)).cancel)
         if not resume:
-            stack.push(partial(_free_the_name, paths))  # registered first, so it comes last
+            stack.push(partial(_free_the_name, paths, there_before))  # registered first, so it comes last
             durable_write(paths.settings, settings.model_dump_json(indent=1).encode())
         training = settings.training.model_copy(update={"seed": settings.seed})
         fork = _fork(settings, fork_lineage) if fork_lineage else None
@@ -241,11 +250,26 @@ def _say_good_bye(control: ControlDesk) -> None:
 
 
 def _free_the_name(
-    paths: RunPaths, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    paths: RunPaths,
+    there_before: Set[str],
+    kind: type[BaseException] | None,
+    error: BaseException | None,
+    trace: TracebackType | None,
 ) -> bool:
-    """Where the user's input was refused before anything was played, leave nothing that the next try would stumble over."""
-    if isinstance(error, InputError) and not any(paths.shards.iterdir()):
-        shutil.rmtree(paths.root)
+    """Where the user's input was refused before anything was played, leave nothing that the next try would stumble over.
+
+    Args:
+        there_before: names in the run's folder that are not this try's own; they stay.
+    """
+    if not isinstance(error, InputError) or any(paths.shards.iterdir()):
+        return False
+    for each in [each for each in paths.root.iterdir() if each.name not in there_before]:
+        if each.is_dir():
+            shutil.rmtree(each)
+        else:
+            each.unlink()
+    if not there_before:
+        paths.root.rmdir()
     return False
 
 
@@ -274,9 +298,11 @@ def _check_standing(settings: RunSettings, standing: Standing) -> None:
 
 
 def _provenance(settings: RunSettings, model: Path) -> dict[str, str]:
+    # Where run and model lie says nothing of them, and changes when they are moved.
+    told = settings.model_dump(mode="json", exclude={"runs_root": True, "inference": {"model"}})
     return {
         "run": settings.run,
         "base_model": model_fingerprint(model),
         "tokenizer": hashlib.sha256((model / "tokenizer.json").read_bytes()).hexdigest()[:16],
-        "settings": hashlib.sha256(json.dumps(settings.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()[:16],
+        "settings": hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16],
     }

@@ -37,6 +37,7 @@ from flows.recovery.settle_runs import settle_children
 from flows.run_names import recovery_name
 from pipeline.recovery_rule import Attempts, Decision, Facts, decide
 from pipeline.run_settings import RunSettings, settings_of
+from pipeline.settings_form import folded, unfolded
 from pipeline.work_record import WORK_FOLDER, Work, work_of
 from storage.lineages import last_step, lineage_path
 from storage.runs import RunPaths, check_name, durable_write, held
@@ -160,7 +161,7 @@ async def _start_again(client: PrefectClient, ended: FlowRun, settings: RunSetti
     if lineage and lineage_path(settings.paths, lineage).is_file():
         lineage = ""  # it was opened, and is the one that the run goes on in
     told = ended.parameters | {
-        "settings": settings.model_dump(mode="json", exclude={"alerts": {"command", "webhook"}}),
+        "settings": folded(settings.model_dump(mode="json", exclude={"alerts": {"command", "webhook"}})),
         "resume": bool(begun),
         "fork_lineage": lineage,
     }
@@ -179,7 +180,7 @@ async def _start_again(client: PrefectClient, ended: FlowRun, settings: RunSetti
 def _settings(ended: FlowRun) -> RunSettings | None:
     """What the flow run was given; None if no training run can have been begun by it."""
     try:
-        settings = RunSettings.model_validate(ended.parameters.get("settings"))
+        settings = RunSettings.model_validate(unfolded(ended.parameters.get("settings")))
         if settings.run:
             check_name(settings.run, "run")
     except (ValueError, InputError):

@@ -5,6 +5,7 @@ Each is a file of the run, written as it is measured; what a file answers alread
 
 from evaluation.score_files import ScoreRecord, read_score, write_score
 from evaluation.strength import POLICY, Score
+from pipeline.plans.find_model import TINY
 from pipeline.resources import Resources
 from pipeline.run_settings import RunSettings
 from storage.runs import set_aside
@@ -22,11 +23,18 @@ async def score_policy(resources: Resources, settings: RunSettings, label: str) 
     return {each: await _score(resources, settings, each, POLICY, opponents, version) for each, opponents in labels.items()}
 
 
+def scripted_players(settings: RunSettings) -> dict[str, str]:
+    """The scripted players beside the policy, by the labels of their scores: `teacher` only where the model imitated it."""
+    beside = settings.tiny_model.teacher
+    imitated = settings.inference.model == TINY and settings.tiny_model.imitation_steps > 0
+    return {"random": "random", "teacher" if imitated else beside: beside}
+
+
 async def score_scripted(resources: Resources, settings: RunSettings) -> dict[str, Score]:
-    """Random play and the imitated teacher, scored in the same way."""
+    """Two scripted players, scored in the same way."""
     if settings.simulated.from_run:
         return {}
-    opponents, players = settings.evaluation.opponents[0], {"random": "random", "teacher": settings.tiny_model.teacher}
+    opponents, players = settings.evaluation.opponents[0], scripted_players(settings)
     return {label: await _score(resources, settings, label, player, opponents, 0) for label, player in players.items()}
 
 

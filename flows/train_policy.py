@@ -26,6 +26,7 @@ from pipeline.resources import Resources
 from pipeline.run_settings import RunSettings
 from pipeline.run_summary import run_summary
 from pipeline.run_tables import step_tables
+from pipeline.settings_form import SettingsParameter
 from pipeline.step_figures import StepClock, producer_figures, seen_in
 from storage.retention import drop_old_adapters
 from storage.runs import durable_write
@@ -42,7 +43,7 @@ _CLEAR_EVERY = 20
 
 
 @flow(name="train-policy", flow_run_name=training_name)
-async def train_policy(settings: RunSettings, resume: bool = False, fork_lineage: str = "") -> dict[str, Any]:
+async def train_policy(settings: SettingsParameter, resume: bool = False, fork_lineage: str = "") -> dict[str, Any]:
     """Train `settings.steps` steps and return the summary that is also written to the run's `summary.json`.
 
     Args:

@@ -18,7 +18,7 @@ from flows.open_run import prepare_model
 from flows.run_names import tuning_name
 from pipeline.cancel_on_sigterm import cancelled_by_sigterm
 from pipeline.plans.plan_tuning import TUNING_FOLDER, TuningPlan, identity_of, plan_tuning
-from pipeline.run_settings import RunSettings
+from pipeline.settings_form import SettingsParameter
 from pipeline.threads import apply_threads
 from pipeline.tuning_folder import claim_folder, keep, kept, recorded_rows
 from reports.tuning_plot import Point, tuning_plot
@@ -38,7 +38,7 @@ from tuning.settings import TuneSettings
 @flow(name="tune-inference", flow_run_name=tuning_name)
 async def tune_inference(
     run: str = "",
-    settings: RunSettings | None = None,
+    settings: SettingsParameter | None = None,
     tuning: TuneSettings | None = None,
     runs_root: Path = Path("runs"),
     output: Path | None = None,

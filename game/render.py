@@ -1,7 +1,8 @@
 """Pictures of boards: a sketch map of our own with owners, units and the arrows of orders.
 
-Promise: sharp at any size, a few tens of KB, without ids, style sheets or scripts, so that many may stand in one page. A thicker
-arrow is a surer order, where the caller says how sure.
+Promise: sharp at any size, a few tens of KB, without ids or scripts, so that many may stand in one page. A thicker arrow is a
+surer order, where the caller says how sure. Colours stand in attributes; the style sheet only changes those of the ground for
+readers who prefer dark pages. A legend below the board explains the marks that are drawn on it.
 Never: the game engine's map artwork, whose licence is not this project's.
 """
 
@@ -22,6 +23,19 @@ COLOURS: dict[str, str] = dict(
 _FREE, _SEA, _CLOSED = "#efeadd", "#d7e6ee", "#c9c4b8"
 _INK, _SHAPE = "#20262d", 4 / 3  # width to height of a picture
 _MARGIN = 75.0
+_DARK_GROUND = "#22262b"
+_DARK = {
+    "sea": "fill:#1c2a35;stroke:#1c2a35", "free": "fill:#3b3b37;stroke:#3b3b37", "closed": "fill:#2a2b2c;stroke:#2a2b2c",
+    "sea-line": "stroke:#2a3d4b", "land-line": "stroke:#14171b", "coast-line": "stroke:#55768b",
+    "edge": "stroke:#14171b", "tip": "fill:#14171b;stroke:#14171b", "ring": "stroke:#dfe5ea", "none": "fill:#14171b",
+    "name": "fill:#dfe5ea;stroke:#14171b", "words": "fill:#dfe5ea", "sample": "stroke:#dfe5ea", "dot": "fill:#dfe5ea",
+    "legend": "fill:#1b1f25",
+}  # fmt: skip
+"""What the parts of a picture look like where the reader prefers dark pages, by their class without its prefix."""
+_LEGEND = {"arrow": "move or retreat", "line": "support or convoy", "ring": "hold", "build": "build", "cross": "disband"}
+"""Kinds of marks, and what the legend says of each."""
+_LETTER = 0.46
+"""Mean width of a letter of the legend, in half units' widths."""
 
 
 def frame_around(locations: Iterable[str], *, shape: float = _SHAPE) -> Frame:
@@ -54,13 +68,19 @@ def picture(
     size = width / 44  # half a unit's width; words and lines follow it, so that a part is drawn as clearly as the whole
     shown = [cell for cell in cells() if _meets(cell, frame)]
     drawn = [*_ground(board, shown, size), *_units(board, size)]
+    kinds: set[str] = set()
     for power, given in (orders or {}).items():
         for order in given:
             drawn += _order(order, COLOURS[power], (certainty or {}).get(order, 1.0), size)
+            kinds |= {_kind(order)} - {""}
     drawn += _names(board, shown, size, frame)
+    if kinds:
+        drawn.append(_legend(kinds, bool(certainty), size, (x, y + height), width))
+        height += size * _LEGEND_HEIGHT
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{x:.1f} {y:.1f} {width:.1f} {height:.1f}" '
         f'width="{600}" height="{600 * height / width:.0f}" font-family="sans-serif" text-anchor="middle">'
+        + _STYLE
         + "".join(drawn)
         + "</svg>\n"
     )
@@ -90,6 +110,88 @@ def bare_map() -> tuple[str, str]:
 
 
 _NAMES = frozenset(LAND | SEA)
+_LEGEND_HEIGHT = 2.4
+"""Of the strip below the board, in half units' widths."""
+
+
+def tint(colour: str, ground: str, share: float) -> str:
+    """So much of the colour on that ground; both as "#rrggbb"."""
+    parts = [(int(colour[i : i + 2], 16), int(ground[i : i + 2], 16)) for i in (1, 3, 5)]
+    return "#" + "".join(f"{round(ours * share + theirs * (1 - share)):02x}" for ours, theirs in parts)
+
+
+def _style() -> str:
+    own = {
+        f"own{place}": "fill:{0};stroke:{0}".format(tint(colour, _DARK_GROUND, 0.42))
+        for place, colour in enumerate(COLOURS.values())
+    }
+    rules = "".join(f".board-{name}{{{look}}}" for name, look in (_DARK | own).items())
+    return f"<style>@media screen and (prefers-color-scheme:dark){{{rules}}}</style>"
+
+
+_STYLE = _style()
+
+
+def _kind(order: str) -> str:
+    """Which mark the order has, as `_LEGEND` names it; '' for a waived build, which has none."""
+    words = order.split()
+    if len(words) < 3:
+        return ""
+    return {"-": "arrow", "R": "arrow", "S": "line", "C": "line", "B": "build", "D": "cross"}.get(words[2], "ring")
+
+
+def _legend(kinds: set[str], how_sure: bool, size: float, corner: Point, width: float) -> str:
+    """A strip below the board: each kind of mark that is on it, and what it says."""
+    left, top = corner
+    middle, x = top + size * _LEGEND_HEIGHT / 2, left + size
+    high = size * _LEGEND_HEIGHT
+    parts = [f'<rect class="board-legend" x="{left:.1f}" y="{top:.1f}" width="{width:.1f}" height="{high:.1f}" fill="#ffffff"/>']
+    words = {kind: text for kind, text in _LEGEND.items() if kind in kinds}
+    for kind, text in words.items():
+        parts += _sample(kind, (x, middle), size)
+        parts.append(_words(text, x + size * 2.7, middle, size))
+        x += size * (3.5 + _LETTER * len(text))
+    if how_sure:
+        parts.append(_words("thicker: surer", x, middle, size))
+    return f"<g>{''.join(parts)}</g>"
+
+
+def _words(text: str, x: float, y: float, size: float) -> str:
+    return (
+        f'<text class="board-words" x="{x:.1f}" y="{y + size * 0.3:.1f}" font-size="{size * 0.85:.2f}" fill="{_INK}" '
+        f'text-anchor="start">{text}</text>'
+    )
+
+
+def _sample(kind: str, start: Point, size: float) -> list[str]:
+    """A small mark of the kind, two half units wide."""
+    x, y = start
+    end, middle = x + size * 2.2, x + size * 1.2
+    stroke = f'class="board-sample" stroke="{_INK}" stroke-width="{size * 0.25:.2f}"'
+    if kind == "arrow":
+        head = [(end, y), (end - size * 0.8, y - size * 0.45), (end - size * 0.8, y + size * 0.45)]
+        return [
+            f'<path {stroke} d="M{_at(start)}L{_at((end - size * 0.8, y))}"/>',
+            f'<path class="board-dot" d="{_outline(head)}" fill="{_INK}"/>',
+        ]
+    if kind == "line":
+        return [
+            f'<path {stroke} d="M{_at(start)}L{_at((end, y))}" stroke-dasharray="{size * 0.45:.1f} {size * 0.3:.1f}"/>',
+            f'<circle class="board-dot" cx="{end:.1f}" cy="{y:.1f}" r="{size * 0.35:.2f}" fill="{_INK}"/>',
+        ]
+    if kind == "cross":
+        reach = size * 0.55
+        return [_cross((middle, y), reach, size * 0.25)]
+    dashes = f' stroke-dasharray="{size * 0.35:.1f}"' if kind == "build" else ""
+    return [f'<circle {stroke} cx="{middle:.1f}" cy="{y:.1f}" r="{size * 0.65:.2f}" fill="none"{dashes}/>']
+
+
+def _cross(middle: Point, reach: float, thick: float) -> str:
+    ends = [(middle[0] + a * reach, middle[1] + b * reach) for a, b in ((-1, -1), (1, 1), (-1, 1), (1, -1))]
+    return (
+        f'<path d="M{_at(ends[0])}L{_at(ends[1])}M{_at(ends[2])}L{_at(ends[3])}" stroke="#b3261e" '
+        f'stroke-width="{thick:.2f}" stroke-linecap="round"/>'
+    )
 
 
 def _meets(cell: Cell, frame: Frame) -> bool:
@@ -101,17 +203,17 @@ def _meets(cell: Cell, frame: Frame) -> bool:
 def _ground(board: Board, shown: list[Cell], size: float) -> list[str]:
     """Provinces in their owners' tints, thin lines between them, a firm line along every coast."""
     owners = {place: power for power, places in board.influence().items() for place in places}
-    grounds: dict[str, list[str]] = {}
+    grounds: dict[tuple[str, str], list[str]] = {}
     for cell in shown:
         grounds.setdefault(_fill(cell, owners), []).append(_outline(cell.corners))
     lines = _lines(shown)
     drawn = [
-        f'<path d="{"".join(outlines)}" fill="{fill}" stroke="{fill}" stroke-width="{size * 0.05:.2f}"/>'
-        for fill, outlines in grounds.items()
+        f'<path class="board-{kind}" d="{"".join(outlines)}" fill="{fill}" stroke="{fill}" stroke-width="{size * 0.05:.2f}"/>'
+        for (kind, fill), outlines in grounds.items()
     ]
     for kind, (colour, width) in {"sea": ("#b9d0dd", 0.09), "land": ("#ffffff", 0.13), "coast": ("#6f93a8", 0.13)}.items():
-        path = f'<path d="{lines[kind]}" stroke="{colour}" stroke-width="{size * width:.2f}" stroke-linecap="round"/>'
-        drawn += [path] if lines[kind] else []
+        look = f'stroke="{colour}" stroke-width="{size * width:.2f}" stroke-linecap="round"'
+        drawn += [f'<path class="board-{kind}-line" d="{lines[kind]}" {look}/>'] if lines[kind] else []
     return drawn
 
 
@@ -125,12 +227,16 @@ def _lines(shown: Iterable[Cell]) -> dict[str, str]:
     return {kind: "".join(paths) for kind, paths in lines.items()}
 
 
-def _fill(cell: Cell, owners: Mapping[str, str]) -> str:
+def _fill(cell: Cell, owners: Mapping[str, str]) -> tuple[str, str]:
+    """Class without its prefix, and colour, of a province's ground."""
     if cell.name in CLOSED:
-        return _CLOSED
+        return "closed", _CLOSED
     if cell.is_sea:
-        return _SEA
-    return _tint(COLOURS[owners[cell.name]]) if cell.name in owners else _FREE
+        return "sea", _SEA
+    if cell.name not in owners:
+        return "free", _FREE
+    owner = owners[cell.name]
+    return f"own{POWERS.index(owner)}", tint(COLOURS[owner], "#ffffff", 0.36)
 
 
 _SEAS = frozenset(SEA)
@@ -148,12 +254,14 @@ def _names(board: Board, shown: list[Cell], size: float, frame: Frame) -> list[s
             continue
         if name in centres:
             fill = COLOURS[owners[name]] if name in owners else "#ffffff"
+            look = "board-ring" if name in owners else "board-ring board-none"
             drawn.append(
-                f'<circle cx="{x - size * 1.05:.1f}" cy="{y + size * 1.25:.1f}" r="{size * 0.27:.2f}" fill="{fill}" '
-                f'stroke="{_INK}" stroke-width="{size * 0.1:.2f}"/>'
+                f'<circle class="{look}" cx="{x - size * 1.05:.1f}" cy="{y + size * 1.25:.1f}" r="{size * 0.27:.2f}" '
+                f'fill="{fill}" stroke="{_INK}" stroke-width="{size * 0.1:.2f}"/>'
             )
         drawn.append(
-            f'<text x="{x + size * 0.1:.1f}" y="{y + size * 1.55:.1f}" font-size="{size * 0.82:.2f}" fill="{_INK}" '
+            f'<text class="board-name" x="{x + size * 0.1:.1f}" y="{y + size * 1.55:.1f}" font-size="{size * 0.82:.2f}" '
+            f'fill="{_INK}" '
             f'paint-order="stroke" stroke="#ffffff" stroke-opacity="0.75" stroke-width="{size * 0.22:.2f}">{name}</text>'
         )
     return drawn
@@ -173,7 +281,7 @@ def _units(board: Board, size: float) -> list[str]:
 
 def _unit(unit: str, at: Point, colour: str, size: float) -> list[str]:
     x, y = at
-    look = f'fill="{colour}" stroke="#ffffff" stroke-width="{size * 0.14:.2f}"'
+    look = f'class="board-edge" fill="{colour}" stroke="#ffffff" stroke-width="{size * 0.14:.2f}"'
     if unit[0] == "A":
         shape = f'<circle cx="{x}" cy="{y}" r="{size * 0.72:.2f}" {look}/>'
     else:
@@ -204,12 +312,7 @@ def _order(order: str, colour: str, certainty: float, size: float) -> list[str]:
     if words[2] == "B":
         return [*_unit(order, here, colour, size), f'{ring[:-2]} stroke-dasharray="{size * 0.35:.1f}"/>']
     if words[2] == "D":
-        reach = size * 0.95
-        ends = [(here[0] + a * reach, here[1] + b * reach) for a, b in ((-1, -1), (1, 1), (-1, 1), (1, -1))]
-        return [
-            f'<path d="M{_at(ends[0])}L{_at(ends[1])}M{_at(ends[2])}L{_at(ends[3])}" stroke="#b3261e" '
-            f'stroke-width="{max(thick, size * 0.25):.2f}" stroke-linecap="round"/>'
-        ]
+        return [_cross(here, size * 0.95, max(thick, size * 0.25))]
     return [ring]
 
 
@@ -225,8 +328,9 @@ def _arrow(start: Point, end: Point, colour: str, thick: float, size: float) -> 
     shaft = f"M{_at(tail)}L{_at(neck)}"
     edge = size * 0.22
     return [
-        f'<path d="{shaft}" stroke="#ffffff" stroke-width="{thick + edge:.2f}"/>',
-        f'<path d="{_outline(point)}" fill="#ffffff" stroke="#ffffff" stroke-width="{edge:.2f}" stroke-linejoin="round"/>',
+        f'<path class="board-edge" d="{shaft}" stroke="#ffffff" stroke-width="{thick + edge:.2f}"/>',
+        f'<path class="board-tip" d="{_outline(point)}" fill="#ffffff" stroke="#ffffff" stroke-width="{edge:.2f}" '
+        'stroke-linejoin="round"/>',
         f'<path d="{shaft}" stroke="{colour}" stroke-width="{thick:.2f}"/>',
         f'<path d="{_outline(point)}" fill="{colour}"/>',
     ]
@@ -238,9 +342,10 @@ def _line(start: Point, end: Point, colour: str, thick: float, size: float) -> l
     tail = (start[0] + dx * size * 0.8, start[1] + dy * size * 0.8)
     path = f"M{_at(tail)}L{_at(end)}"
     return [
-        f'<path d="{path}" stroke="#ffffff" stroke-width="{thick + size * 0.2:.2f}"/>',
+        f'<path class="board-edge" d="{path}" stroke="#ffffff" stroke-width="{thick + size * 0.2:.2f}"/>',
         f'<path d="{path}" stroke="{colour}" stroke-width="{thick:.2f}" stroke-dasharray="{size * 0.45:.1f} {size * 0.3:.1f}"/>',
-        f'<circle cx="{end[0]:.1f}" cy="{end[1]:.1f}" r="{size * 0.25 + thick * 0.6:.2f}" fill="{colour}" stroke="#ffffff" '
+        f'<circle class="board-edge" cx="{end[0]:.1f}" cy="{end[1]:.1f}" r="{size * 0.25 + thick * 0.6:.2f}" fill="{colour}" '
+        'stroke="#ffffff" '
         f'stroke-width="{size * 0.1:.2f}"/>',
     ]
 
@@ -256,9 +361,3 @@ def _outline(corners: Sequence[Point]) -> str:
 
 def _at(point: Point) -> str:
     return f"{point[0]:.1f} {point[1]:.1f}"
-
-
-def _tint(colour: str) -> str:
-    """The colour, two thirds of the way to white."""
-    parts = [int(colour[index : index + 2], 16) for index in (1, 3, 5)]
-    return "#" + "".join(f"{round(255 - (255 - part) * 0.36):02x}" for part in parts)

@@ -271,4 +271,4 @@ def _cache(paths: RunPaths, settings: SideSettings) -> StateCache:
     found = find_cache(root, settings.cache)
     if found is None:
         raise InputError(f"the state cache of run '{settings.run}' is not in '{root}': share the whole folder of runs")
-    return open_cache(found)
+    return open_cache(found, settings.cache)

@@ -14,6 +14,7 @@ from evaluation.settings import EvaluationSettings
 from game.players import player
 from game.prompt_settings import PromptSettings
 from inference.settings import InferenceSettings
+from pipeline.setting_names import setting_names, similar_names
 from pipeline.simulated_settings import LEARNING_RATE_MAX, SimulatedSettings
 from pipeline.threads import plan_threads, usable_cores
 from rollouts.settings import RolloutSettings
@@ -244,7 +245,7 @@ def _leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def settings_of(paths: RunPaths) -> RunSettings:
-    """The resolved settings of a run that exists.
+    """The resolved settings of a run that exists; its name, its root and a model beside it are those of where it lies now.
 
     Raises:
         InputError: there is no such run.
@@ -254,16 +255,26 @@ def settings_of(paths: RunPaths) -> RunSettings:
         there = f"; runs there: {', '.join(others[-5:])}" if others else ""
         raise InputError(f"there is no run in '{paths.root}': it has no settings.json{there}")
     try:
-        return RunSettings.model_validate_json(paths.settings.read_bytes())
+        return _as_it_lies(RunSettings.model_validate_json(paths.settings.read_bytes()), paths)
     except ValidationError as error:
         raise InputError(f"'{paths.settings}' is not of this version or was altered: {one_sentence(error)}") from error
+
+
+def _as_it_lies(settings: RunSettings, paths: RunPaths) -> RunSettings:
+    """Settings of a run that may have been copied from elsewhere."""
+    root, model = paths.root.parent, settings.inference.model
+    if settings.runs_root.parts and Path(model).is_relative_to(settings.runs_root):
+        copied = root / Path(model).relative_to(settings.runs_root)
+        model = str(copied) if copied.is_dir() else model
+    inference = settings.inference.model_copy(update={"model": model})
+    return settings.model_copy(update={"run": paths.root.name, "runs_root": root, "inference": inference})
 
 
 def settings_at(paths: RunPaths, step: int) -> RunSettings:
     """The settings under which a step was, or will be, made: a run may have forked since."""
     settings = settings_of(paths)
     left = paths.ledger / lineage_at(paths, step) / "settings.json"
-    return RunSettings.model_validate_json(left.read_bytes()) if left.is_file() else settings
+    return _as_it_lies(RunSettings.model_validate_json(left.read_bytes()), paths) if left.is_file() else settings
 
 
 def check_settings(settings: RunSettings) -> None:
@@ -356,7 +367,9 @@ def one_sentence(error: ValidationError) -> str:
     first, *others = error.errors()
     name = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        text = f"there is no setting '{name}'"
+        known = tuple(setting_names(RunSettings)) if error.title == RunSettings.model_config.get("title") else ()
+        meant = " or ".join(similar_names(name, known))
+        text = f"there is no setting '{name}'" + (f"; did you mean {meant}?" if meant else "")
     elif first["type"] == "value_error":
         # A settings class's own rule says it all; the whole table that it looked at would only drown it.
         text = f"{name}: {first.get('ctx', {}).get('error', first['msg'])}".removeprefix(": ")

@@ -43,6 +43,14 @@ def settings_in(model: type[BaseModel] = RunSettings, prefix: str = "") -> Itera
         )
 
 
+def value_at(settings: RunSettings, name: str) -> str:
+    """The value of the setting with this dotted name, as TOML would have it."""
+    value: Any = settings
+    for part in name.split("."):
+        value = getattr(value, part)
+    return _toml(value)
+
+
 def reference() -> str:
     """docs/settings.md: a table for each room's settings, with what each class says of itself."""
     parts = [_HEAD]
@@ -63,7 +71,8 @@ own them, and a test holds the two together.
 
 Layers, later ones win: a preset (`--preset`), TOML files (`--config`), flags. A dotted name is a flag with dashes
 (`--rollouts.forks-per-group 16`), a place in a TOML file (`[rollouts]`, `forks_per_group = 16`) and a name in a deployment's
-parameters. `entente settings --preset laptop` prints what a preset comes to. Settings marked ↻ may change when a run is resumed;
+parameters. `entente train --help` shows the twenty settings that matter first, as the preset has them, and `--help-all` all of
+them. `entente settings --preset laptop` prints what a preset comes to. Settings marked ↻ may change when a run is resumed;
 the others shape its rows or weights, and change only in a lineage of their own (`--fork-lineage`)."""
 
 

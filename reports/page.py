@@ -106,17 +106,20 @@ def html_of(facts: RunFacts, presets: Mapping[str, Mapping[str, Any]], runs_root
 def named_scores(records: Mapping[str, ScoreRecord]) -> list[tuple[str, ScoreRecord]]:
     """Scores in the order of the plot, each with a name that says who played whom."""
     kinds = {record.opponents for record in records.values()}
-    places = {"random": 0, "teacher": 1, "base": 2, "trained": 3}
+    places = {"random": 0, "base": 2, "trained": 3}  # another scripted player stands between
 
     def name(label: str, record: ScoreRecord) -> str:
         who = label.split("_vs_")[0]
         if record.player == "policy":
             who = f"trained, version {record.policy_version}" if record.policy_version else "base"
         elif who == "teacher":
-            who = f"teacher ({record.player})"
+            who = f"imitated teacher ({record.player})"
         return f"{who} vs {record.opponents}" if len(kinds) > 1 else who
 
-    ordered = sorted(records.items(), key=lambda item: ("_vs_" in item[0], item[1].opponents, places[item[0].split("_vs_")[0]]))
+    def place(label: str, record: ScoreRecord) -> tuple[bool, str, int]:
+        return "_vs_" in label, record.opponents, places.get(label.split("_vs_")[0], 1)
+
+    ordered = sorted(records.items(), key=lambda item: place(*item))
     return [(name(label, record), record) for label, record in ordered]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from game.render import COLOURS, bare_map, picture
+from game.render import COLOURS, bare_map, picture, tint
 from game.sketch_map import COASTS, HEIGHT, LAND, SEA, WIDTH, place
 from game.snapshot import POWERS
 from reports.replayed import ReplayedGame, ShownDecision, ShownOrder, ShownPly
@@ -51,8 +51,8 @@ def replay_html(game: ReplayedGame, runs_root: Path) -> str:
         ground=ground,
         names=names,
         colours=list(COLOURS.values()),
-        light=[_mixed(colour, "#ffffff", 0.38) for colour in COLOURS.values()],
-        dark=[_mixed(colour, "#22262b", 0.42) for colour in COLOURS.values()],
+        light=[tint(colour, "#ffffff", 0.38) for colour in COLOURS.values()],
+        dark=[tint(colour, "#22262b", 0.42) for colour in COLOURS.values()],
         data=data.replace("<", "\\u003c"),  # so that no name ends the script that holds it
     )
 
@@ -134,9 +134,3 @@ def _decision(decision: ShownDecision) -> dict[str, Any]:
         "reason": decision.reason,
         "temperature": round(decision.temperature, _DIGITS),
     }
-
-
-def _mixed(colour: str, ground: str, share: float) -> str:
-    """So much of the colour on that ground."""
-    parts = [(int(colour[i : i + 2], 16), int(ground[i : i + 2], 16)) for i in (1, 3, 5)]
-    return "#" + "".join(f"{round(ours * share + theirs * (1 - share)):02x}" for ours, theirs in parts)

@@ -43,10 +43,11 @@ def simulated(facts: RunFacts) -> str:
 def verdict(scores: dict[str, ScoreRecord]) -> str:
     """Base and trained score with intervals, beside the scripted players."""
     base, trained = scores.get("base"), scores.get("trained")
+    words = {"random": "a random player gains", "teacher": "the imitated teacher"}
+    scripted = [label for label, record in scores.items() if label == "teacher" or label == record.player]
     beside = " and ".join(
-        f"{what} {_gain(scores[label])}"
-        for label, what in (("random", "a random player gains"), ("teacher", "the imitated teacher"))
-        if label in scores
+        f"{words.get(label, f'the scripted player {label}')} {_gain(scores[label])}"
+        for label in sorted(scripted, key=lambda label: label != "random")
     )
     if base is None and trained is None:
         return "Nothing has been scored yet."

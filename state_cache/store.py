@@ -112,12 +112,15 @@ def write_cache(root: Path, settings: CacheSettings, train: Sequence[Snapshot], 
     return final
 
 
-def open_cache(path: Path) -> StateCache:
+def open_cache(path: Path, wanted: CacheSettings | None = None) -> StateCache:
     """Read a version, verified to the last byte.
+
+    Args:
+        wanted: settings by which the folder was found; None: whichever it was built from.
 
     Raises:
         InputError: there is no such folder.
-        DataError: a file is missing, cut, altered, or of another schema.
+        DataError: a file is missing, cut, altered, or of another schema, or the cache was built from other settings.
     """
     if not path.is_dir():
         raise InputError(f"There is no state cache at {path}. Build it first.")
@@ -126,6 +129,8 @@ def open_cache(path: Path) -> StateCache:
         settings = CacheSettings.model_validate(manifest["settings"])
     except ValidationError as error:
         raise DataError(f"{path / MANIFEST} holds settings of another version ({error}). Build the state cache again.") from error
+    if wanted not in (None, settings):
+        raise DataError(f"{path} holds a cache of other settings than its name says. Delete it and build the state cache again.")
     train, held_out = (_read_part(path / f"{part}.arrow", manifest["files"][f"{part}.arrow"]) for part in PARTS)
     return StateCache(path=path, settings=settings, train=train, held_out=held_out)
 

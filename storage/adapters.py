@@ -14,7 +14,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from storage.files import make_directory, name_aside
+from storage.files import make_directory, name_aside, open_regular
+from storage.json_files import read_object
 from storage.runs import RunPaths, publish_directory, set_aside
 from telemetry.errors import DataError
 
@@ -74,11 +75,11 @@ def read_adapter(paths: RunPaths, version: int) -> Adapter:
     """The adapter of ``version``, verified by size and hash; DataError says which file is wrong."""
     folder = paths.adapter(version)
     try:
-        manifest = json.loads((folder / "manifest.json").read_bytes())
-        recorded, adapter_hash = manifest["files"], manifest["adapter_hash"]
+        manifest = read_object(folder / "manifest.json")
+        recorded, adapter_hash = dict(manifest["files"]), manifest["adapter_hash"]
     except FileNotFoundError as error:
         raise DataError(f"Policy version {version} is not published: {folder / 'manifest.json'} is missing.") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (DataError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{folder / 'manifest.json'} is damaged; remove {folder} and publish the version again.") from error
     found = _measure(folder)
     for name in ADAPTER_FILES:
@@ -100,10 +101,12 @@ def _measure(folder: Path) -> dict[str, dict[str, int | str]]:
     found: dict[str, dict[str, int | str]] = {}
     for name in ADAPTER_FILES:
         try:
-            with open(folder / name, "rb") as file:
+            with open_regular(folder / name) as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
         except FileNotFoundError as error:
             raise DataError(f"{folder / name} is missing; an adapter is {' and '.join(ADAPTER_FILES)}.") from error
+        except OSError as error:
+            raise DataError(f"{folder / name} cannot be read ({error.strerror}); remove {folder} and publish again.") from error
         found[name] = {"bytes": (folder / name).stat().st_size, "sha256": digest}
     return found
 

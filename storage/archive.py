@@ -49,13 +49,17 @@ def archived(paths: RunPaths, shard: str) -> MappedFile:
     path = archive_path(paths, shard)
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            table = file.read().select(DECISION_SCHEMA.names).cast(DECISION_SCHEMA).combine_chunks()
+            located = file.read()
+            table = located.select(DECISION_SCHEMA.names).cast(DECISION_SCHEMA).combine_chunks()
+            written = set(located["shard"].to_pylist())
     except FileNotFoundError as error:
         raise DataError(f"{path} is missing.") from error
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         raise DataError(
             f"{path} is not a whole Parquet file ({' '.join(str(error).split())}); restore it from a copy."
         ) from error
+    if written - {shard}:
+        raise DataError(f"{path} holds rows of shard {min(written - {shard})}: it is a copy or was renamed; restore its own.")
     sums = row_checksums(table)
     if (sums != as_array(table["checksum"]).to_numpy()).any():
         raise DataError(f"{path} has damaged rows: their checksum is wrong; restore it from a copy.")

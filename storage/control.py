@@ -124,7 +124,10 @@ def read_producer(paths: RunPaths, producer: str) -> ProducerStatus | None:
         content = path.read_bytes()
     except FileNotFoundError:
         return None
-    return _parsed(ProducerStatus, content, path, "remove it")
+    status = _parsed(ProducerStatus, content, path, "remove it")
+    if status.producer != producer:
+        raise DataError(f"{path} is the status of producer '{status.producer}': it is a copy; remove it")
+    return status
 
 
 def read_producers(paths: RunPaths) -> tuple[list[ProducerStatus], list[str]]:

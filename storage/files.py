@@ -6,11 +6,13 @@ Whatever another store can do (an object store: a conditional put, and a local c
 Never: know what a file holds, or change a published one. A reader may have it mapped, and a truncated mapping kills the reader.
 """
 
+import errno
 import os
 import secrets
+import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 import pyarrow as pa
 
@@ -89,6 +91,20 @@ class PosixFiles:
 
 FILES: FileStore = PosixFiles()
 """The store of every run."""
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """A file, open for reading. A pipe or a device under its name is refused instead of being waited for.
+
+    Raises:
+        OSError: there is no such file, or it is no regular one.
+    """
+    # Without the flag, opening a pipe waits for somebody who writes to it.
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return open(handle, "rb")
 
 
 def publish_file(temp: Path, final: Path) -> bool:

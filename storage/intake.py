@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from storage.arrow_files import read_arrow
 from storage.fact_tables import FactTables, ShardFacts, record_rows
 from storage.facts import decision_facts, ply_facts
 from storage.follow import NumberedFiles, follow_folders
-from storage.ledger import ROWS_SCHEMA, STEP_NAME
+from storage.ledger import STEP_NAME, read_ledger_file
 from storage.mapped import MappedShards
 from storage.runs import RunPaths
 from storage.shards import SHARD_NAME, describe_shard, map_shard, open_plies
@@ -131,7 +130,7 @@ class Intake:
             for lineage, files in self._lineages.items():
                 for step, path in files.arrivals():
                     try:
-                        waiting.append(record_rows(lineage, step, read_arrow(path, ROWS_SCHEMA)))
+                        waiting.append(record_rows(lineage, step, read_ledger_file(path)))
                     except DataError:
                         files.put_back(step)  # or the next refresh would take its rows for unused
                         raise

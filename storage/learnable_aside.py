@@ -1,6 +1,7 @@
 """Which snapshots still teach, asked of a process of its own: the caller loads no DuckDB, and stays as small as it was."""
 
 import multiprocessing
+import signal
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
@@ -56,6 +57,7 @@ def _open(paths: RunPaths, blend: Mapping[str, float], discount: float) -> None:
     global _mine
     from storage.learnable import PastSpreads
 
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the parent, which ends this process
     end_with_parent()
     _mine = PastSpreads(paths, blend=blend, discount=discount)
 

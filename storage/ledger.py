@@ -2,7 +2,7 @@
 
 Promise: ``ledger/<lineage>/step-000137.arrow`` is immutable, and only one trainer can write it. Whoever finds
 the name taken is not alone on the run and must stop: the ledger is the fence. A step is repeated by reading
-its file, never by selecting again.
+its file, never by selecting again. A file counts only under the name that it was written for.
 Never: decide which rows to use.
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from storage.arrow_files import read_arrow, write_arrow
+from storage.arrow_files import metadata_of, read_arrow, write_arrow
 from storage.files import FILES
 from storage.runs import RunPaths, check_name
 from telemetry.errors import DataError
@@ -59,7 +59,24 @@ def write_ledger(paths: RunPaths, lineage: str, step: int, rows_table: pa.Table,
 def read_ledger(paths: RunPaths, lineage: str, step: int) -> pa.Table | None:
     """The rows that ``step`` used, in their order, to be gathered again; None if the step is not recorded."""
     path = ledger_path(paths, lineage, step)
-    return read_arrow(path, ROWS_SCHEMA) if FILES.exists(path) else None
+    return read_ledger_file(path) if FILES.exists(path) else None
+
+
+def read_ledger_file(path: Path) -> pa.Table:
+    """The rows of a ledger that lies under the name it was written for.
+
+    Raises:
+        DataError: it is missing or damaged, or it records another step or lineage: its rows would count twice.
+    """
+    rows = read_arrow(path, ROWS_SCHEMA)
+    told, match = metadata_of(rows), STEP_NAME.fullmatch(path.name)
+    lineage, step = told.get("lineage"), told.get("step")
+    if match is None or (lineage, step) != (path.parent.name, str(int(match[1]))):
+        raise DataError(
+            f"{path} records step {step} of lineage '{lineage}', which its name does not say: it is a copy or was renamed; "
+            "remove it, or give it its own name."
+        )
+    return rows
 
 
 def recorded_steps(paths: RunPaths, lineage: str) -> list[int]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from storage.files import FILES
+from storage.json_files import read_object
 from storage.ledger import MAIN, recorded_steps
 from storage.runs import RunPaths, check_name
 from telemetry.errors import DataError, InputError
@@ -56,11 +57,14 @@ def read_lineage(paths: RunPaths, name: str) -> Lineage | None:
     if not FILES.exists(path):
         return None
     try:
-        return Lineage(**json.loads(path.read_bytes()))
-    except (ValueError, TypeError) as error:
+        found = Lineage(**read_object(path))
+    except (DataError, TypeError) as error:
         raise DataError(
             f"{path} does not say what lineage '{name}' was forked from ({error}); restore it from a copy."
         ) from error
+    if found.name != name:
+        raise DataError(f"{path} is of lineage '{found.name}', so its folder is a copy or was renamed; restore the run's own.")
+    return found
 
 
 def lineages(paths: RunPaths) -> list[Lineage]:

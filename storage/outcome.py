@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from storage.files import FILES
+from storage.json_files import read_object
 from storage.ledger import ledger_path
 from storage.runs import RunPaths
 from telemetry.errors import DataError
@@ -69,24 +70,26 @@ def write_outcome(paths: RunPaths, lineage: str, step: int, outcome: Outcome) ->
     """Record what ``step`` came to; what is recorded already stands."""
     path = outcome_path(paths, lineage, step)
     if not FILES.exists(path):
-        FILES.publish(path, lambda aside: aside.write_text(json.dumps(asdict(outcome), indent=1)))
+        record = {"lineage": lineage, "step": step, **asdict(outcome)}
+        FILES.publish(path, lambda aside: aside.write_text(json.dumps(record, indent=1)))
 
 
 def read_outcome(paths: RunPaths, lineage: str, step: int) -> Outcome | None:
     """What ``step`` came to; None if that is not recorded.
 
     Raises:
-        DataError: the file was altered.
+        DataError: the file was altered, or is of another step or lineage.
     """
     path = outcome_path(paths, lineage, step)
     try:
-        return outcome_from(json.loads(path.read_bytes()))
+        stored = read_object(path)
+        # A file of a version that did not write them is taken at its name.
+        of = stored.pop("lineage", lineage), stored.pop("step", step)
+        outcome = Outcome(**{**stored, "updates": [UpdateOutcome(**update) for update in stored["updates"]]})
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError, KeyError) as error:
+    except (DataError, TypeError, KeyError) as error:
         raise DataError(f"'{path}' is no outcome of a step ({error}): restore it from a copy") from error
-
-
-def outcome_from(stored: dict) -> Outcome:
-    """The outcome that was stored as JSON."""
-    return Outcome(**{**stored, "updates": [UpdateOutcome(**update) for update in stored["updates"]]})
+    if of != (lineage, step):
+        raise DataError(f"'{path}' is the outcome of step {of[1]} of lineage '{of[0]}': it is a copy or was renamed; remove it")
+    return outcome

@@ -21,9 +21,8 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from storage.adapters import published_versions
-from storage.arrow_files import read_arrow
 from storage.files import name_aside
-from storage.ledger import ROWS_SCHEMA, STEP_NAME
+from storage.ledger import STEP_NAME, read_ledger_file
 from storage.runs import RunPaths
 from telemetry.errors import DataError
 
@@ -252,7 +251,7 @@ def _ledgers(paths: RunPaths, after: int) -> Iterator[Path]:
 
 
 def _versions_in(ledger: Path) -> set[int]:
-    return set(read_arrow(ledger, ROWS_SCHEMA)["policy_version"].to_pylist())
+    return set(read_ledger_file(ledger)["policy_version"].to_pylist())
 
 
 def _scored_version(file: Path) -> int:

@@ -153,12 +153,26 @@ def held(lock: Path, *, wait_s: float = 0.0) -> Iterator[bool]:
     It is the kernel's (flock), so it ends with the process that holds it, however that ends. It binds processes of one
     machine; what binds those of several is the ledger.
     """
-    make_directory(lock.parent)
-    handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+    until = time.monotonic() + wait_s
+    while True:
+        make_directory(lock.parent)
+        handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+        mine = _try_lock(handle, until)
+        if not mine or _names(lock, handle):
+            break
+        os.close(handle)  # who held it removed the file: a lock on that one would bind nobody who comes later
     try:
-        yield _try_lock(handle, time.monotonic() + wait_s)
+        yield mine
     finally:
         os.close(handle)
+
+
+def _names(path: Path, handle: int) -> bool:
+    """Whether `path` is still the name of the open file."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(handle))
+    except FileNotFoundError:
+        return False
 
 
 def _try_lock(handle: int, until: float) -> bool:

@@ -82,9 +82,10 @@ def publish_shard(
     table, plies_table = to_table(sorted(decisions, key=_reading_order)), to_table(plies, Ply)
     check_tokens(table)
     plies_sums = row_checksums(plies_table)
-    plies_path = final.with_name(f"{final.stem}.{content_crc(plies_table, plies_sums):08x}.plies.arrow")
+    plies_path = final.with_name(_plies_name(final, content_crc(plies_table, plies_sums)))
     metadata = {
         **provenance,
+        "shard": f"{producer}/{final.name}",
         "start_groups": json.dumps(groups),
         "next_start_group": str(after),
         "plies": plies_path.name,
@@ -152,6 +153,10 @@ def open_shard(path: Path) -> pa.Table:
 def map_shard(path: Path) -> MappedFile:
     """As ``open_shard``, with what is needed to see later whether the file is still as it was verified."""
     file = map_arrow(path, DECISION_SCHEMA)
+    named = f"{path.parent.name}/{path.name}"
+    # A shard of a version that did not write its name is taken at the one that it bears.
+    if (written := metadata_of(file.table).get("shard", named)) != named:
+        raise DataError(f"{path} was written as shard {written}: it is a copy or was renamed; remove it, or name it so.")
     wrong = np.flatnonzero(file.sums != as_array(file.table["checksum"]).to_numpy())
     if len(wrong):
         raise DataError(f"{path} is damaged: row {wrong[0]} does not have its checksum; remove the file or restore it.")
@@ -161,7 +166,14 @@ def map_shard(path: Path) -> MappedFile:
 def open_plies(path: Path, decisions: pa.Table | None = None) -> pa.Table:
     """Map the plies of the shard at ``path``; its ``decisions``, if opened already, save a second look."""
     shard = describe_shard(path, open_shard(path) if decisions is None else decisions, already=True)
-    return read_arrow(shard.plies_path, PLY_SCHEMA)
+    plies = read_arrow(shard.plies_path, PLY_SCHEMA)
+    if shard.plies_path.name != _plies_name(path, int(metadata_of(plies)["content_crc32"])):
+        raise DataError(f"{shard.plies_path} holds other plies than its name says; remove the file, or restore it from a copy.")
+    return plies
+
+
+def _plies_name(shard: Path, crc: int) -> str:
+    return f"{shard.stem}.{crc:08x}.plies.arrow"
 
 
 def describe_shard(path: Path, decisions: pa.Table, *, already: bool) -> Shard:

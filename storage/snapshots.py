@@ -101,6 +101,7 @@ def write_snapshot(folder: Path, snapshot: IndexSnapshot) -> Path | None:
     _publish(snapshot.plies, plies, {})
     metadata = {
         "layout": _LAYOUT,
+        "name": f"{folder.name}/{final.name}",
         "schema_version": str(SCHEMA_VERSION),
         "shards": _shards_text(snapshot.shards),
         "plies": plies.name,
@@ -155,6 +156,9 @@ def read_snapshot(path: Path) -> IndexSnapshot:
             f"{path} has layout {found['layout']} and schema version {found['schema_version']}, this program reads {_LAYOUT} and "
             f"{SCHEMA_VERSION}; {_CURE}"
         )
+    # A tombstone has the layout of an index snapshot, and what it names is removed: one must never be taken for the other.
+    if found.get("name", named := f"{path.parent.name}/{path.name}") != named:
+        raise DataError(f"{path} was written as {found['name']}: it is a copy or was renamed; {_CURE}")
     _check(path, decisions, DECISION_FACTS, found["content_crc32"])
     beside = path.with_name(found["plies"])
     try:

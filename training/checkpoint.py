@@ -1,31 +1,42 @@
 """Checkpoints: the trainer's whole state after a step, whole or absent.
 
-`checkpoints/step_000123/` holds the adapter in peft's layout, the optimiser and every random generator, and a manifest, written
-last, with the size and SHA-256 of each file; a folder without a manifest that fits is not a checkpoint. Folders are
-written aside,
-fsynced and renamed, so a kill at any moment leaves the former state.
+`checkpoints/step_000123/` holds the adapter in peft's layout, the tensors of the optimiser and of every random generator
+(`trainer.safetensors`), and a manifest, written last. The manifest says the step and the lineage, holds what is no tensor, names
+the size and SHA-256 of each file, and carries a checksum of itself. A folder whose manifest or files do not fit is not a
+checkpoint. Nothing in it is a pickle, so reading one runs no code. Folders are written aside, fsynced and renamed, so a kill at
+any moment leaves the former state.
 """
 
 import hashlib
 import json
-import random
+import os
+import re
 import shutil
 from dataclasses import asdict, dataclass, field
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from pydantic import TypeAdapter, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as tensor_bytes
 
-from storage.outcome import Outcome, outcome_from
+from storage.files import FILES
+from storage.json_files import is_sealed, read_object, sealed
+from storage.outcome import Outcome
 from storage.runs import RunPaths, publish_directory
-from telemetry.errors import DataError
+from telemetry.errors import DataError, InputError
 from training.advantages import MovingFigures
 from training.policy import Policy
 from training.reference_kl import KlController
+from training.state_tensors import StateValues, fitting_state, pack_state
 
-_FORMAT = 2
+_FORMAT = 3
+_PICKLED_FORMAT, _PICKLE = 2, "trainer.pt"  # of releases whose trainer state was a pickle
+_MANIFEST, _TENSORS = "manifest.json", "trainer.safetensors"
+_FILES = {"adapter_config.json", "adapter_model.safetensors", _TENSORS}
+_NAME = re.compile(r"step_(\d{6,})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,89 +77,102 @@ def save_checkpoint(paths: RunPaths, state: TrainerState, policy: Policy, optimi
     finally:
         shutil.rmtree(aside, ignore_errors=True)  # there only if something failed: a full disk must not stay full of it
     for old in checkpoint_steps(paths)[:-keep]:
-        # Its manifest first: what a kill leaves behind is then no checkpoint, rather than a damaged one.
-        (paths.checkpoint(old) / "manifest.json").unlink()
-        shutil.rmtree(paths.checkpoint(old))
+        _remove(paths.checkpoint(old))
     return final
+
+
+def _remove(folder: Path) -> None:
+    """Its manifest goes first: what a kill leaves behind is then no checkpoint, rather than a damaged one."""
+    manifest = folder / _MANIFEST
+    if not manifest.is_dir():
+        manifest.unlink()
+    shutil.rmtree(folder)
 
 
 def _write(aside: Path, state: TrainerState, policy: Policy, optimiser: torch.optim.Optimizer) -> None:
     policy.save_adapter(aside)
     (aside / "README.md").unlink(missing_ok=True)
-    random_state = {
-        "torch": torch.get_rng_state(),
-        "numpy": np.random.get_state(),
-        "python": random.getstate(),
-    }
-    if policy.device.type == "cuda":
-        random_state["cuda"] = torch.cuda.get_rng_state_all()
-    packed = BytesIO()  # torch's own writer reports a full disk as an error without a name
-    torch.save({"optimiser": optimiser.state_dict(), "random": random_state}, packed)
-    (aside / "trainer.pt").write_bytes(packed.getbuffer())
+    tensors, values = pack_state(optimiser, policy.device)
+    (aside / _TENSORS).write_bytes(tensor_bytes(tensors))  # the writer to a file reports a full disk as an error without a name
     files = {file.name: {"bytes": file.stat().st_size, "sha256": _sha256(file)} for file in sorted(aside.iterdir())}
-    record = {
-        "format": _FORMAT,
-        "step": state.step,
-        "lineage": state.lineage,
-        "settings_hash": state.settings_hash,
-        "skipped_in_a_row": state.skipped_in_a_row,
-        "metrics": state.metrics,
-        "outcome": None if state.outcome is None else asdict(state.outcome),
-        # As JSON, which gives every float64 back bit for bit.
-        "kl": asdict(state.kl),
-        "moving": asdict(state.moving),
-        "files": files,
-    }
-    (aside / "manifest.json").write_text(json.dumps(record, indent=1))
+    record = {"format": _FORMAT, **asdict(state), "values": asdict(values), "files": files}
+    (aside / _MANIFEST).write_text(sealed(record))
 
 
 def checkpoint_steps(paths: RunPaths) -> list[int]:
     """Steps of the checkpoints that have a manifest, rising."""
-    found = paths.checkpoints.glob("step_*/manifest.json")
-    return sorted(int(manifest.parent.name.removeprefix("step_")) for manifest in found)
+    found = (match for name in FILES.folders(paths.checkpoints) if (match := _NAME.fullmatch(name)))
+    return sorted({int(match[1]) for match in found if os.path.lexists(paths.checkpoint(int(match[1])) / _MANIFEST)})
 
 
-def load_checkpoint(paths: RunPaths, step: int, policy: Policy, optimiser: torch.optim.Optimizer) -> TrainerState:
-    """Restore policy, optimiser and random generators bitwise from the checkpoint of `step`.
+def load_checkpoint(
+    paths: RunPaths, step: int, policy: Policy, optimiser: torch.optim.Optimizer, *, lineage: str | None = None
+) -> TrainerState:
+    """Restore policy, optimiser and random generators bitwise from the checkpoint of `step`, or leave them all as they are.
+
+    Args:
+        lineage: the one to which the step belongs in this run; None: whichever the checkpoint names.
 
     Raises:
-        DataError: a file of it is missing, cut or altered.
+        DataError: a file of it is missing, cut or altered, or it is the checkpoint of another step or lineage.
+        InputError: a release that this one cannot follow wrote it.
     """
     folder = paths.checkpoint(step)
-    record = _verified(folder)
-    policy.load_adapter(folder)
-    saved = torch.load(folder / "trainer.pt", weights_only=False, map_location=policy.device)
-    optimiser.load_state_dict(saved["optimiser"])
-    torch.set_rng_state(saved["random"]["torch"].cpu())
-    np.random.set_state(saved["random"]["numpy"])
-    random.setstate(saved["random"]["python"])
-    if "cuda" in saved["random"]:
-        torch.cuda.set_rng_state_all([state.cpu() for state in saved["random"]["cuda"]])
-    return TrainerState(
-        step=record["step"],
-        lineage=record["lineage"],
-        settings_hash=record["settings_hash"],
-        skipped_in_a_row=record["skipped_in_a_row"],
-        metrics=record["metrics"],
-        outcome=outcome_from(record["outcome"]) if record.get("outcome") else None,
-        kl=KlController(**record.get("kl", {})),
-        moving=MovingFigures(**record.get("moving", {})),
-    )
-
-
-def _verified(folder: Path) -> dict[str, Any]:
+    state, values = _verified(folder)
+    if state.step != step or lineage not in (None, state.lineage):
+        raise DataError(
+            f"checkpoint '{folder}' says that it is of step {state.step} of lineage '{state.lineage}', "
+            f"and bears the name of step {step}{f' of lineage {lineage!r}' if lineage else ''}"
+        )
     try:
-        record = json.loads((folder / "manifest.json").read_text())
-    except (OSError, ValueError) as error:
+        fitting = fitting_state(load_tensors((folder / _TENSORS).read_bytes()), values, optimiser)
+        policy.load_adapter(folder)
+    except (DataError, SafetensorError) as error:
+        raise DataError(f"checkpoint '{folder}' does not fit this trainer: {error}") from error
+    fitting.restore(optimiser, policy.device)
+    return state
+
+
+def _verified(folder: Path) -> tuple[TrainerState, StateValues]:
+    """What the manifest says, once it and all files were found as they were written."""
+    try:
+        record = read_object(folder / _MANIFEST)
+    except (FileNotFoundError, DataError) as error:
         raise DataError(f"checkpoint '{folder}' has no readable manifest: {error}") from error
-    if record.get("format") != _FORMAT:
-        raise DataError(f"checkpoint '{folder}' has format {record.get('format')}, this program reads {_FORMAT}")
-    for name, stated in record["files"].items():
+    _refuse_other_release(folder, record)
+    if not is_sealed(record):
+        raise DataError(f"checkpoint '{folder}' has a manifest that was altered: its checksum is wrong")
+    try:
+        content = json.dumps(record).encode()
+        state = _STATE.validate_json(content, strict=True)
+        values = _VALUES.validate_json(json.dumps(record["values"]).encode(), strict=True)
+        stated = {name: (entry["bytes"], entry["sha256"]) for name, entry in record["files"].items()}
+    except (ValidationError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"checkpoint '{folder}' has a manifest of other entries than it was written with") from error
+    if stated.keys() != _FILES:
+        raise DataError(f"checkpoint '{folder}' names other files than {', '.join(sorted(_FILES))}")
+    for name, (size, digest) in stated.items():
         file = folder / name
-        if not file.is_file() or file.stat().st_size != stated["bytes"] or _sha256(file) != stated["sha256"]:
+        if not file.is_file() or file.stat().st_size != size or _sha256(file) != digest:
             raise DataError(f"checkpoint file '{file}' is missing, cut or altered")
-    return record
+    return state, values
+
+
+_STATE, _VALUES = TypeAdapter(TrainerState), TypeAdapter(StateValues)
+
+
+def _refuse_other_release(folder: Path, record: dict[str, Any]) -> None:
+    """Refuse what is whole but of another layout; damage looks otherwise, and is passed over instead."""
+    found, files = record.get("format"), record.get("files")
+    if found == _PICKLED_FORMAT and "checksum" not in record and isinstance(files, dict) and _PICKLE in files:
+        raise InputError(
+            f"checkpoint '{folder}' keeps the trainer's state in a pickle, which could run any code and is not opened: "
+            "go on with the release that wrote it, or begin another run"
+        )
+    if found != _FORMAT and is_sealed(record):
+        raise InputError(f"checkpoint '{folder}' has format {found}, this program reads {_FORMAT}: use the release that wrote it")
 
 
 def _sha256(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()

@@ -22,6 +22,7 @@ from transformers.utils.logging import disable_progress_bar
 from storage.gather import Batch
 from storage.index import Index
 from storage.ledger import MAIN, read_ledger, recorded_steps
+from storage.lineages import lineage_at
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
 from telemetry.errors import DataError, InputError
@@ -92,6 +93,16 @@ def variants(training: TrainingSettings, caps: Sequence[float]) -> list[Variant]
     return found
 
 
+def check_comparable(paths: RunPaths) -> None:
+    """Refuse a run that has nothing to compare losses on.
+
+    Raises:
+        InputError: it has no finished step.
+    """
+    if not recorded_steps(paths, MAIN) or not checkpoint_steps(paths):
+        raise InputError(f"run '{paths.root.name}' has no finished step to compare losses on yet: train it, or wait")
+
+
 def compare(
     paths: RunPaths, model: Path, training: TrainingSettings, storage: StorageSettings, steps: int, caps: Sequence[float]
 ) -> Comparison:
@@ -101,8 +112,7 @@ def compare(
         InputError: the run has no step yet, or none with rows.
         DataError: no checkpoint is whole, or a recorded row is damaged.
     """
-    if not recorded_steps(paths, MAIN) or not checkpoint_steps(paths):
-        raise InputError(f"run '{paths.root.name}' has no finished step to compare losses on yet: train it, or wait")
+    check_comparable(paths)
     disable_progress_bar()  # of loading the model; what a person wants to see is the steps
     updater = Updater(Policy(model, training), training)
     state = _newest(paths, updater)
@@ -144,7 +154,7 @@ def _newest(paths: RunPaths, updater: Updater) -> TrainerState:
     """Bring the policy to the newest checkpoint that is whole."""
     for step in reversed(checkpoint_steps(paths)):
         try:
-            state = load_checkpoint(paths, step, updater.policy, updater.optimiser)
+            state = load_checkpoint(paths, step, updater.policy, updater.optimiser, lineage=lineage_at(paths, step))
         except (DataError, FileNotFoundError) as error:  # damaged, or the run is at work and has just dropped it
             reporter().say(f"passed over: {error}")
             continue

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors import SafetensorError
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from telemetry.errors import InputError
+from telemetry.errors import DataError, InputError
 from training.branching import BranchingTokens
 from training.masked_logprobs import MaskedLogprobs, masked_logprobs
 from training.packed_attention import take_over_attention
@@ -61,8 +62,6 @@ class Policy:
             lora_dropout=0.0,  # any dropout would make the ratio differ from 1 on-policy
             target_modules=list(LORA_MODULES),
             task_type="CAUSAL_LM",
-            # Left null, some servers look the base up on a hub at load time.
-            base_model_name_or_path=str(model) if isinstance(model, Path) else None,
         )
         self.model: PeftModel = get_peft_model(base, config, autocast_adapter_dtype=True)  # type: ignore[assignment]
         self.model.to(self.device)
@@ -147,10 +146,23 @@ class Policy:
         file = folder / "adapter_config.json"
         config = json.loads(file.read_bytes())
         config["target_modules"] = sorted(config["target_modules"])
+        # peft writes the base's path, which would tie the adapter and its hash to one folder of one machine. Where this is null,
+        # some servers look the base up on a hub.
+        config["base_model_name_or_path"] = ""
         file.write_text(json.dumps(config, indent=2, sort_keys=True))
 
     def load_adapter(self, folder: Path) -> None:
-        """Take the adapter's weights from `folder`, as `save_adapter` wrote them."""
-        from peft import load_peft_weights, set_peft_model_state_dict
+        """Take the adapter's weights from `folder`, as `save_adapter` wrote them.
 
-        set_peft_model_state_dict(self.model, load_peft_weights(str(folder), device=str(self.device)))
+        Raises:
+            DataError: they are not the weights of such an adapter; nothing was changed.
+        """
+        file = folder / "adapter_model.safetensors"
+        try:
+            weights = load_file(file)
+        except (OSError, SafetensorError) as error:
+            raise DataError(f"adapter file '{file}' is no whole safetensors file ({error})") from error
+        own = get_peft_model_state_dict(self.model, save_embedding_layers=False)
+        if {name: value.shape for name, value in weights.items()} != {name: value.shape for name, value in own.items()}:
+            raise DataError(f"adapter file '{file}' holds other weights than a policy of rank {self._settings.lora_rank} has")
+        set_peft_model_state_dict(self.model, weights)

@@ -6,6 +6,7 @@ the games'. It is started before vLLM is imported, which would leave its own var
 speak JSON lines over a socket pair; the child ends by itself when the parent's end closes, however the parent died.
 """
 
+import contextlib
 import json
 import os
 import socket
@@ -24,6 +25,9 @@ from storage.totals import Eligible, Totals
 from telemetry import errors
 from telemetry.errors import EntenteError, TrainingError
 from training.settings import TrainingSettings
+
+_ENDS_WITHIN_S = 10.0
+"""A child in the middle of a step is not waited for longer: its files are safe against a kill."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,18 +99,21 @@ class TrainerProcess:
             )
         child.close()
         self._socket = parent
-        self._stream = parent.makefile("rw", encoding="utf-8")
-        self._send(
-            {
-                "op": "open",
-                "run": str(paths.root),
-                "model": str(model),
-                "training": training.model_dump(mode="json"),
-                "storage": storage.model_dump(mode="json"),
-                "fork": fork,
-            }
-        )
+        self._answers = parent.makefile("r", encoding="utf-8")
+        opening = {
+            "op": "open",
+            "run": str(paths.root),
+            "model": str(model),
+            "training": training.model_dump(mode="json"),
+            "storage": storage.model_dump(mode="json"),
+            "fork": fork,
+        }
         self._standing: Standing | None = None
+        try:
+            self._send(opening)
+        except TrainingError:
+            self.close()
+            raise
 
     @property
     def pid(self) -> int:
@@ -155,11 +162,17 @@ class TrainerProcess:
         )
 
     def close(self) -> None:
-        """Close the line, which ends the child, and wait for it; kill it if it does not end."""
-        self._stream.close()
+        """Close the line, which ends the child, and wait for it; kill it if it does not end within seconds.
+
+        Another thread may be waiting for an answer: it gets a TrainingError. A child that is gone already is no error here.
+        """
+        with contextlib.suppress(OSError):  # macOS refuses to shut down a line whose other end is gone
+            # Closing alone would wait for a thread that reads, and the child would not see the end.
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._answers.close()
         self._socket.close()
         try:
-            self._process.wait(timeout=20)
+            self._process.wait(timeout=_ENDS_WITHIN_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -171,8 +184,8 @@ class TrainerProcess:
 
     def _send(self, message: dict[str, Any]) -> None:
         try:
-            self._stream.write(json.dumps(message) + "\n")
-            self._stream.flush()
+            # Without a buffer: nothing of a message that could not be sent is left for `close` to send.
+            self._socket.sendall(json.dumps(message).encode() + b"\n")
         except (OSError, ValueError) as error:
             raise self._died() from error
 
@@ -181,7 +194,7 @@ class TrainerProcess:
         watch.daemon = True
         watch.start()
         try:
-            line = self._stream.readline()
+            line = self._answers.readline()
         except (OSError, ValueError) as error:
             raise self._died() from error
         finally:
@@ -200,11 +213,11 @@ class TrainerProcess:
         self._process.kill()
 
     def _died(self) -> TrainingError:
-        if self._hung.is_set():
-            within = f"{self._answers_within_s:g} s, training.answers_within_s"
-            return TrainingError(f"the trainer process did not answer within {within}, and was ended; its log is {self._log}")
         try:
             code: int | str = self._process.wait(timeout=5)
         except subprocess.TimeoutExpired:
             code = "still running"
+        if self._hung.is_set():
+            within = f"{self._answers_within_s:g} s, training.answers_within_s"
+            return TrainingError(f"the trainer process did not answer within {within}, and was ended; its log is {self._log}")
         return TrainingError(f"the trainer process ended (exit code {code}); its last lines are in {self._log}")

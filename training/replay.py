@@ -22,7 +22,7 @@ from storage.adapters import ADAPTER_FILES, read_adapter
 from storage.arrow_files import metadata_of
 from storage.index import Index
 from storage.ledger import ledger_path, read_ledger, recorded_steps
-from storage.lineages import lineage_at, read_lineage
+from storage.lineages import lineage_at, lineage_path, read_lineage
 from storage.outcome import Outcome, UpdateOutcome, read_outcome
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
@@ -157,6 +157,7 @@ class _Replayer:
                     shutil.copytree(self._paths.checkpoint(start), self._scratch.checkpoint(start))
             except (FileNotFoundError, shutil.Error):  # the run is at work, and has just dropped it
                 continue
+            self._bring_lineages()
             for number in range(start + 1, step + 1):
                 self._bring(number)
             trainer = Trainer(self._scratch, self._policy, self._training, self._storage, lineage=self._lineage)
@@ -168,6 +169,14 @@ class _Replayer:
             f"lineage '{self._lineage}' of run '{self._paths.root.name}' goes on from step {self._first}, and no checkpoint from "
             f"there to step {step} is kept: it cannot be replayed"
         )
+
+    def _bring_lineages(self) -> None:
+        """Copy what says which lineage the steps before belong to."""
+        name = self._lineage
+        while (fork := read_lineage(self._paths, name)) is not None:
+            lineage_path(self._scratch, name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(lineage_path(self._paths, name), lineage_path(self._scratch, name))
+            name = fork.parent
 
     def _bring(self, step: int) -> None:
         """Copy the ledger of `step`, and link the shards that it names."""
@@ -270,7 +279,7 @@ def replay_step(paths: RunPaths, step: int, model: Path, training: TrainingSetti
         InputError: the step never was or is not done yet, or something that it needs is gone.
         DataError: something that it needs is damaged.
     """
-    recorded = _recorded(paths, step, training)
+    recorded = recorded_outcome(paths, step, training)
     on_cpu = {recorded.device, choose_device(training.device).type} == {"cpu"}
     disable_progress_bar()  # of loading the model; what a person wants to see is the steps
     before = torch.get_num_threads()
@@ -289,8 +298,12 @@ def replay_step(paths: RunPaths, step: int, model: Path, training: TrainingSetti
         torch.set_num_threads(before)
 
 
-def _recorded(paths: RunPaths, step: int, training: TrainingSettings) -> Outcome:
-    """What was recorded of a step that can be replayed."""
+def recorded_outcome(paths: RunPaths, step: int, training: TrainingSettings) -> Outcome:
+    """What was recorded of a step that can be replayed.
+
+    Raises:
+        InputError: the step never was or is not done yet, or was made under settings that are not these.
+    """
     lineage = lineage_at(paths, step)
     steps, name = recorded_steps(paths, lineage), paths.root.name
     if step not in steps:

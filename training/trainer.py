@@ -20,6 +20,7 @@ from storage.choose_batch import Choice, batch_query, choose_batch
 from storage.gather import Batch
 from storage.index import Index
 from storage.ledger import read_ledger, recorded_steps, write_ledger
+from storage.lineages import lineage_at
 from storage.mapped import ShardDamaged
 from storage.outcome import Outcome, UpdateOutcome, write_outcome
 from storage.retention import RetentionSettings
@@ -91,17 +92,18 @@ class Trainer:
         self.metrics_done: dict[str, float] = {}
         self.adapter: Adapter | None = None
         self.set_aside: list[str] = []
-        state = self._restore()
+        state = self._restore(lineage)
         self.lineage = lineage or lineage_to_go_on_in(paths, state, self._settings_hash, storage, fork)
         if state is not None:
             self.adapter = self._publish(state)
         self._to_repeat = [step for step in recorded_steps(paths, self.lineage) if step > self.step_done]
 
-    def _restore(self) -> TrainerState | None:
-        """Stand where the newest whole checkpoint does, if there is one."""
+    def _restore(self, lineage: str | None) -> TrainerState | None:
+        """Stand where the newest whole checkpoint of this history does, if there is one."""
         for step in reversed(checkpoint_steps(self._paths)):
             try:
-                state = load_checkpoint(self._paths, step, self._policy, self._updater.optimiser)
+                belongs_to = lineage_at(self._paths, step, lineage)
+                state = load_checkpoint(self._paths, step, self._policy, self._updater.optimiser, lineage=belongs_to)
             except DataError as error:
                 set_aside(self._paths.checkpoint(step))
                 self.set_aside.append(str(error))

@@ -213,7 +213,7 @@ CUDA = {"vllm": ("vllm",), "distributions": {"vllm": "0.32.0", "torch": "2.13.0"
         pytest.param({"cores": 1}, "cores", "warning", "1 usable", id="one core"),
         pytest.param({"disk": 10 * 2**20}, "disk", "problem", "0.0 GiB free", id="full disk"),
         pytest.param({"disk": 2**30}, "disk", "warning", "1.0 GiB free", id="filling disk"),
-        pytest.param({"distributions": {}}, "Prefect", "problem", "Prefect is not installed", id="no Prefect"),
+        pytest.param({"distributions": {}}, "Prefect", "problem", "Prefect and fastapi are not installed", id="no Prefect"),
         pytest.param({"distributions": {}}, "torch", "problem", "torch is not installed", id="no torch"),
         pytest.param({"requirements": ()}, "versions", "warning", "nothing tells", id="no metadata"),
         pytest.param(
@@ -231,11 +231,47 @@ def test_each_check_tells_what_it_sees(here: Environment, changed: dict[str, Any
 def test_requirements_of_extras_and_other_platforms_count_only_where_they_apply(here: Environment):
     declared = ("numpy>=99", "nowhere-at-all", "vllm>=99; extra == 'gpu'", "x; sys_platform == 'win32'")
     alone = replace(here, requirements=declared, distributions={"numpy": "2.0", **CPU["distributions"]})
-    told = {finding.sentence for finding in examine(alone) if finding.name == "versions"}
-    assert told == {
-        "numpy 2.0 is installed, but numpy>=99 is needed",
-        "nowhere-at-all is not installed; nowhere-at-all is needed",
-    }
+    (told,) = (finding.sentence for finding in examine(alone) if finding.name == "versions")
+    assert told == "numpy 2.0 is installed, but numpy>=99 is needed; nowhere-at-all is not installed; nowhere-at-all is needed"
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        pytest.param(
+            lambda here: {"trainer_rooms": {name: f"/other/{name}" for name in here.rooms}},
+            "come from /other in the trainer's process, not from",
+            id="another clone is the working folder",
+        ),
+        pytest.param(
+            lambda here: {"rooms": (other := {name: f"/other/{name}" for name in here.rooms}), "trainer_rooms": other},
+            "come from /other here, not from",
+            id="another installation comes first",
+        ),
+        pytest.param(
+            lambda here: {"rooms": (gone := dict.fromkeys(here.rooms, "missing")), "trainer_rooms": gone},
+            "are missing here",
+            id="all packages are gone",
+        ),
+        pytest.param(
+            lambda here: {"rooms": (left := {name: f"empty /site/{name}" for name in here.rooms}), "trainer_rooms": left},
+            "are empty folders here: /site",
+            id="an uninstall left folders",
+        ),
+    ],
+)
+def test_one_cause_is_one_finding_that_names_every_package(here: Environment, changed: Callable[..., Any], sentence: str):
+    (found,) = (each for each in examine(replace(here, **changed(here))) if each.state == "problem")
+    assert sentence in found.sentence
+    assert all(f"`{name}`" in found.sentence for name in here.rooms)
+
+
+def test_packages_that_are_not_installed_are_said_once_each(here: Environment):
+    bare = examine(replace(here, distributions={}, requirements=("torch>=2", "prefect>=3", "fastapi", "numpy>=2", "duckdb>=2")))
+    said = [each.sentence for each in bare if each.state == "problem" and "not installed" in each.sentence]
+    assert len([each for each in bare if each.name == "versions"]) == 1
+    for name in ("torch", "prefect", "fastapi", "numpy", "duckdb"):
+        assert len([sentence for sentence in said if name in sentence.lower()]) == 1, name
 
 
 def test_problems_come_first_and_the_verdict_counts_them(here: Environment):

@@ -88,6 +88,21 @@ def test_an_interrupt_ends_with_130_and_no_traceback(run_into: Callable[..., int
     assert capsys.readouterr().err == "entente: interrupted\n"
 
 
+def test_a_lost_part_is_a_failure_although_it_shows_as_a_broken_pipe(
+    run_into: Callable[..., int], capsys: pytest.CaptureFixture[str]
+):
+    assert run_into(BrokenPipeError(32, "Broken pipe")) == 1
+    assert "unexpected BrokenPipeError" in capsys.readouterr().err
+
+
+def test_a_reader_that_closes_the_output_ends_a_command_in_silence_and_not_with_0(entente: Any):
+    with entente.start("settings") as process:
+        process.stdout.close()
+        process.stdout = None
+        _, err = process.communicate(timeout=120)
+    assert (process.returncode, err) == (141, "")
+
+
 @pytest.mark.parametrize("words", [["sql", "select 1"], ["--debug", "sql", "select 1"], ["sql", "--debug", "select 1"]])
 def test_debug_may_stand_anywhere_and_no_command_sees_it(monkeypatch: pytest.MonkeyPatch, words: list[str]):
     seen: list[tuple[list[str], bool]] = []

@@ -33,7 +33,7 @@ def test_a_run_mends_a_damaged_cache_checkpoint_adapter_and_score_and_learns_the
     (cache,) = copy.root.parent.glob("_state_cache/v-*")
     damaged = [
         flip(cache / "train.arrow"),
-        flip(copy.checkpoint(2) / "trainer.pt"),
+        flip(copy.checkpoint(2) / "trainer.safetensors"),
         flip(copy.adapter(1) / "adapter_model.safetensors"),
         flip(copy.scores / "base.json"),
     ]
@@ -69,7 +69,7 @@ def test_a_damaged_shard_of_an_old_step_is_set_aside_counted_and_the_run_goes_on
 def test_rows_that_a_step_has_to_repeat_are_not_replaced_by_others(workplace, trained, copy: RunPaths):
     """Two faults at once: the newest checkpoint, and a shard that its step was trained on."""
     shard = flip(copy.shards / "local" / "000002.arrow")
-    flip(copy.checkpoint(2) / "trainer.pt")
+    flip(copy.checkpoint(2) / "trainer.safetensors")
     words = ["--runs-root", str(copy.root.parent), "--run", "first"]
     done = workplace("train", *words, "--resume", "--steps", "3")
     assert done.returncode == 1 and "Traceback" not in done.stderr

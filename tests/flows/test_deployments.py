@@ -28,6 +28,7 @@ from cli import environment
 from cli.automations import SILENT_S, no_sign_of_life
 from flows.recover_training import SILENT
 from pipeline.run_settings import RunSettings, layered_settings
+from pipeline.setting_names import FIRST_SETTINGS
 from training.settings import TrainingSettings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -278,6 +279,11 @@ def test_a_run_can_be_set_in_a_form_that_tells_every_setting(deployed: Any, page
     seen(page, "Learning Rate")
     seen(page, str(TrainingSettings.model_fields["learning_rate"].description))
     seen(page, "Forks Per Group")
+    labels = page.locator("label").all_inner_texts()
+    first = [name.rpartition(".")[2].replace("_", " ").title() for name in FIRST_SETTINGS]
+    shown = [label.split("\n")[0].removesuffix(" (Optional)") for label in labels]
+    places = [shown.index(name) for name in first if name in shown]
+    assert places == sorted(places) and len(places) == len(first) and max(places) < shown.index("All Other Settings")
     assert page.get_by_text("Folder of all runs", exact=False).count() == 1
     page.goto(f"{prefect.address}/deployments/deployment/{deployments['evaluate_policy']}/run")
     seen(page, "0 is the base model, -1 the newest")

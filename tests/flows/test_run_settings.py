@@ -6,11 +6,13 @@ import subprocess
 import sys
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 from flows.open_run import named
+from flows.score_policy import scripted_players
 from inference.settings import InferenceSettings
 from pipeline.run_settings import PipelineSettings, RunSettings, layered_settings, one_sentence, preset_names, settings_of
 from pipeline.stretches import TASK_COST_S, TASK_COST_SHARE, groups_per_task
@@ -82,10 +84,47 @@ def test_unknown_presets_and_unreadable_files_are_named(tmp_path: Path):
         layered_settings("laptop", [tmp_path / "missing.toml"])
 
 
+@pytest.mark.parametrize(
+    ("changed", "beside"),
+    [
+        pytest.param({}, {"random": "random", "teacher": "mover"}, id="the tiny model imitates"),
+        pytest.param(
+            {"inference": {"model": "Qwen/Qwen2.5-1.5B-Instruct"}}, {"random": "random", "mover": "mover"}, id="own model"
+        ),
+        pytest.param({"tiny_model": {"imitation_steps": 0}}, {"random": "random", "mover": "mover"}, id="nothing imitated"),
+    ],
+)
+def test_a_scripted_player_is_a_teacher_only_of_a_model_that_imitated_it(changed: dict[str, Any], beside: dict[str, str]):
+    assert scripted_players(layered_settings("laptop", (), changed)) == beside
+
+
 def test_several_complaints_are_counted():
     with pytest.raises(ValidationError) as caught:
         RunSettings.model_validate({"steps": 0, "nonsense": 1})
     assert one_sentence(caught.value).endswith("(and 1 more)")
+
+
+@pytest.mark.parametrize(
+    ("tree", "meant"),
+    [
+        pytest.param({"training": {"learning_rat": 1}}, "training.learning_rate", id="a letter is missing"),
+        pytest.param({"learning_rat": 1}, "training.learning_rate", id="a letter and the section are missing"),
+        pytest.param({"rollouts": {"learning_rate": 1}}, "training.learning_rate", id="another section"),
+        pytest.param({"trainning": {"learning_rate": 1}}, "training", id="the section is misspelled"),
+        pytest.param({"fork_per_group": 4}, "rollouts.forks_per_group", id="top level"),
+        pytest.param({"inference": {"discount": 1}}, "storage.discount", id="the key of another section"),
+    ],
+)
+def test_an_unknown_setting_is_answered_with_the_one_that_was_meant(tree: dict[str, Any], meant: str):
+    with pytest.raises(ValidationError) as caught:
+        RunSettings.model_validate(tree)
+    assert one_sentence(caught.value).endswith(f"; did you mean {meant}?")
+
+
+def test_a_setting_that_resembles_none_is_only_named():
+    with pytest.raises(ValidationError) as caught:
+        RunSettings.model_validate({"xyzzy": 1})
+    assert one_sentence(caught.value) == "there is no setting 'xyzzy'"
 
 
 def test_a_rule_of_a_settings_class_is_told_in_its_own_words():
@@ -95,11 +134,24 @@ def test_a_rule_of_a_settings_class_is_told_in_its_own_words():
 
 
 def test_the_settings_that_a_run_left_are_read_back_and_a_run_that_is_not_there_is_named(tmp_path: Path):
-    settings = layered_settings("laptop", (), {"steps": 7, "storage": {"blend": {"survival": 2.0}}})
-    (tmp_path / "settings.json").write_text(settings.model_dump_json())
-    assert settings_of(RunPaths(tmp_path)) == settings
+    paths = RunPaths(tmp_path / "mine").create()
+    settings = layered_settings(
+        "laptop", overrides={"run": "mine", "runs_root": tmp_path, "storage": {"blend": {"survival": 2.0}}}
+    )
+    paths.settings.write_text(settings.model_dump_json())
+    assert settings_of(paths) == settings
     with pytest.raises(InputError, match=r"there is no run in '.*nothing': it has no settings.json"):
         settings_of(RunPaths(tmp_path / "nothing"))
+
+
+def test_a_run_that_was_copied_knows_its_name_its_root_and_the_model_beside_it(tmp_path: Path):
+    paths, made = RunPaths(tmp_path / "here" / "copy").create(), tmp_path / "here" / "_models" / "small"
+    before = {"run": "mine", "runs_root": "/there", "inference": {"model": "/there/_models/small"}}
+    paths.settings.write_text(layered_settings("laptop", overrides=before).model_dump_json())
+    assert settings_of(paths).inference.model == "/there/_models/small", "a model that was not copied stays where it was"
+    made.mkdir(parents=True)
+    settings = settings_of(paths)
+    assert (settings.run, settings.runs_root, settings.inference.model) == ("copy", tmp_path / "here", str(made))
 
 
 @pytest.mark.parametrize("cores", [1, 2, 3, 4, 16])

@@ -3,6 +3,7 @@
 import math
 import random
 import re
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -74,8 +75,48 @@ def test_a_picture_holds_nothing_that_another_on_the_same_page_could_meet():
     svg = picture(board, {"FRANCE": ["A PAR - BUR"]})
     names = {name for shape in ElementTree.fromstring(svg).iter() for name in shape.attrib}
     tags = {shape.tag.removeprefix(SVG) for shape in ElementTree.fromstring(svg).iter()}
-    assert not names & {"id", "class", "style", "href"} and tags == {"svg", "path", "circle", "text"}
+    classes = {name for shape in ElementTree.fromstring(svg).iter() for name in shape.get("class", "").split()}
+    assert not names & {"id", "style", "href"} and tags == {"svg", "style", "g", "rect", "path", "circle", "text"}
+    assert classes and all(name.startswith("board-") for name in classes)
     assert "url(" not in svg and len(svg) < 100_000
+
+
+@pytest.mark.parametrize(
+    ("order", "said"),
+    [
+        pytest.param("A PAR - BUR", "move or retreat", id="arrow"),
+        pytest.param("A MAR S A PAR", "support or convoy", id="dashed line"),
+        pytest.param("A MAR H", "hold", id="ring"),
+        pytest.param("F BRE B", "build", id="dashed ring"),
+        pytest.param("A MAR D", "disband", id="cross"),
+    ],
+)
+def test_a_legend_below_the_board_explains_each_mark_that_is_on_it(order: str, said: str):
+    def words(**how: Any) -> list[str | None]:
+        return [
+            shape.text for shape in ElementTree.fromstring(picture(Board.start(), {"FRANCE": [order]}, **how)).iter(f"{SVG}text")
+        ]
+
+    assert words()[-1] == said and words(certainty={order: 0.5})[-2:] == [said, "thicker: surer"]
+    legend = next(ElementTree.fromstring(picture(Board.start(), {"FRANCE": [order]})).iter(f"{SVG}rect"))
+    top, bottom = float(legend.attrib["y"]), float(legend.attrib["y"]) + float(legend.attrib["height"])
+    box = ElementTree.fromstring(picture(Board.start(), {"FRANCE": [order]})).attrib["viewBox"].split()
+    assert top == HEIGHT and bottom == pytest.approx(float(box[1]) + float(box[3]), abs=0.2)
+    assert "".join(ElementTree.fromstring(picture(Board.start())).itertext()).count(said) == 0
+
+
+def test_every_light_colour_of_the_ground_has_a_dark_one_and_units_keep_their_power_s_colour():
+    board = Board.start()
+    drawn = ElementTree.fromstring(picture(board, {"FRANCE": ["A PAR - BUR", "A MAR S A PAR - BUR"]}))
+    sheet = drawn.findtext(f"{SVG}style") or ""
+    dark = dict(re.findall(r"\.(board-[\w-]+)\{([^}]*)\}", sheet.split("prefers-color-scheme:dark)", 1)[1]))
+    kept = {*COLOURS.values(), "#b3261e", "none", None}
+    for shape in drawn.iter():
+        looks = "".join(dark[name] for name in shape.get("class", "").split())
+        for attribute in ("fill", "stroke"):
+            letter = shape.tag == f"{SVG}text" and shape.text in ("A", "F")
+            assert shape.get(attribute) in kept or letter or f"{attribute}:" in looks, (shape.tag, shape.attrib)
+        assert not ({shape.get("fill")} & set(COLOURS.values()) and "fill:" in looks), "a power's own colour would be lost"
 
 
 def test_every_unit_stands_once_in_its_power_s_colour():

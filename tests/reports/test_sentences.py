@@ -6,6 +6,7 @@ from evaluation.score_files import ScoreRecord
 from evaluation.settings import EvaluationSettings
 from evaluation.strength import Score
 from reports import pipeline_plots
+from reports.page import named_scores
 from reports.sentences import duration, hidden_rollouts, mismatch, verdict
 from tests.reports.conftest import SETTINGS, facts
 
@@ -32,6 +33,25 @@ def test_the_verdict_claims_no_more_than_the_intervals_bear(trained: tuple[float
 def test_a_verdict_names_what_was_not_scored():
     assert verdict({}) == "Nothing has been scored yet."
     assert "the trained policy has not been scored" in verdict({"base": record(0.6, 0.4, 0.8)})
+
+
+@pytest.mark.parametrize(
+    ("label", "said", "row"),
+    [
+        pytest.param(
+            "teacher", "a random player gains +0.20 and the imitated teacher +0.40", "imitated teacher (mover)", id="tiny"
+        ),
+        pytest.param("mover", "a random player gains +0.20 and the scripted player mover +0.40", "mover", id="own model"),
+    ],
+)
+def test_only_a_player_that_the_model_imitated_is_called_its_teacher(label: str, said: str, row: str):
+    scores = {
+        label: record(0.4, 0.3, 0.5, player="mover"),
+        "random": record(0.2, 0.1, 0.3, player="random"),
+        "base": record(0.6, 0.4, 0.8),
+    }
+    assert said in verdict(scores)
+    assert [name for name, _ in named_scores(scores)] == ["random", row, "base"]
 
 
 def test_the_agreement_of_trainer_and_engine_is_told_with_the_limit_that_was_in_force():

@@ -112,10 +112,10 @@ def test_the_run_is_not_changed(made, model):
 
 def test_its_newest_whole_checkpoint_is_taken_and_without_one_it_says_so(made, model, tmp_path):
     paths = RunPaths(shutil.copytree(made.root, tmp_path / "copy"))
-    (paths.checkpoint(2) / "trainer.pt").write_bytes(b"torn")
+    (paths.checkpoint(2) / "trainer.safetensors").write_bytes(b"torn")
     older = compare(paths, model, SETTINGS, StorageSettings(), steps=3, caps=[])
     assert older.version == 1 and older.steps == (1,), "step 2 is not yet behind it"
-    (paths.checkpoint(1) / "trainer.pt").write_bytes(b"torn")
+    (paths.checkpoint(1) / "trainer.safetensors").write_bytes(b"torn")
     with pytest.raises(DataError, match="no checkpoint of run 'copy' is whole: resume the run"):
         compare(paths, model, SETTINGS, StorageSettings(), steps=3, caps=[])
 

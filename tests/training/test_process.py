@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import psutil
@@ -15,7 +16,7 @@ from storage.retention import RetentionSettings
 from storage.runs import RunPaths, held
 from storage.settings import StorageSettings
 from telemetry.errors import InputError, TrainingError
-from training import serve_steps
+from training import process, serve_steps
 from training.process import TrainerProcess
 from training.settings import TrainingSettings
 
@@ -73,9 +74,31 @@ def test_a_trainer_that_dies_is_reported_with_where_to_look(model, tmp_path):
     trainer = TrainerProcess(RunPaths(tmp_path / "run").create(), model, SETTINGS, StorageSettings(), threads=1)
     trainer.ready()
     os.kill(trainer.pid, signal.SIGKILL)
+    while psutil.Process(trainer.pid).status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.01)
     with pytest.raises(TrainingError, match=r"exit code -9.*trainer\.log"):
-        trainer.step(1, 1)
-    trainer.close()
+        try:
+            trainer.step(1, 1)
+        finally:
+            trainer.close()  # what could not be sent is not tried again, which would be another error
+
+
+def test_closing_ends_a_stopped_trainer_that_a_thread_waits_for(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(process, "_ENDS_WITHIN_S", 0.5, raising=False)
+    trainer = TrainerProcess(RunPaths(tmp_path / "run").create(), model, SETTINGS, StorageSettings(), threads=1)
+    os.kill(trainer.pid, signal.SIGSTOP)
+    with ThreadPoolExecutor(2) as threads:
+        waiting = threads.submit(trainer.ready)
+        try:
+            time.sleep(0.2)  # by then the thread reads
+            closing = threads.submit(trainer.close)
+            closing.result(timeout=10)
+            with pytest.raises(TrainingError, match="the trainer process ended"):
+                waiting.result(timeout=10)
+        finally:
+            if psutil.pid_exists(trainer.pid):
+                os.kill(trainer.pid, signal.SIGKILL)
+    assert not psutil.pid_exists(trainer.pid)
 
 
 def test_a_trainer_that_hangs_is_ended_and_said_to_have(model, tmp_path):

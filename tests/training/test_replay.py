@@ -118,6 +118,12 @@ def test_a_step_comes_out_again_bitwise_and_nothing_in_the_run_changes(made, aga
     assert contents(paths.root) == before
 
 
+def test_a_run_and_its_model_that_lie_elsewhere_now_replay_to_the_same_bits(paths, model, tmp_path: Path):
+    moved = shutil.copytree(model, tmp_path / "elsewhere" / model.name)
+    found = replay_step(paths, 1, moved, SETTINGS, StorageSettings(max_policy_lag=STEPS))
+    assert found.difference is None and found.replayed == found.recorded
+
+
 def test_each_micro_batch_is_recorded_and_together_they_are_the_loss(made):
     recorded = read_outcome(made[0], MAIN, 1)
     assert recorded is not None and max(len(update.micro_batches) for update in recorded.updates) > 1
@@ -134,7 +140,7 @@ def test_a_step_whose_adapters_and_checkpoints_are_gone_is_replayed_from_the_fir
 @pytest.mark.parametrize("how", ["damaged", "dropped meanwhile"])
 def test_a_checkpoint_that_cannot_be_used_is_passed_over(paths, again, monkeypatch, how: str):
     if how == "damaged":
-        (paths.checkpoint(2) / "trainer.pt").write_bytes(b"torn")
+        (paths.checkpoint(2) / "trainer.safetensors").write_bytes(b"torn")
     else:
         copy = shutil.copytree
 
@@ -152,7 +158,8 @@ def test_a_checkpoint_that_cannot_be_used_is_passed_over(paths, again, monkeypat
     assert (found.start, found.difference) == (0, None)
     if how == "damaged":
         assert sorted(paths.checkpoints.iterdir()) == before
-        assert any(f"checkpoint file '{paths.checkpoint(2) / 'trainer.pt'}' is missing, cut or altered" in line for line in said)
+        torn = paths.checkpoint(2) / "trainer.safetensors"
+        assert any(f"checkpoint file '{torn}' is missing, cut or altered" in line for line in said)
 
 
 def test_the_first_micro_batch_that_differs_is_named(paths, again):

@@ -1,0 +1,93 @@
+"""SIGINT and SIGTERM end a command at any moment: one sentence, exit code 130 or 143, in bounded time.
+
+The first signal raises KeyboardInterrupt in the main thread, so that everything open is closed. Another signal a second later, or
+closing that takes longer than `ENDS_WITHIN_S`, ends the process and its children at once: files are safe against a kill.
+
+A thread of its own counts the time, and hears signals by the interpreter's wakeup pipe. So the bound also holds while the main
+thread is in a long call, or where a library swallowed the KeyboardInterrupt. Who installs a handler in place of this one, as
+uvicorn does for `entente serve`, ends by itself.
+"""
+
+import atexit
+import os
+import select
+import signal
+import threading
+import time
+from types import FrameType
+
+ENDS_WITHIN_S = 30.0
+"""Seconds for closing everything after the first signal."""
+_SAME_REQUEST_S = 1.0
+"""A terminal and a wrapping script may both send a signal for one Ctrl-C."""
+_SENTENCES = {signal.SIGINT: "interrupted", signal.SIGTERM: "told to end (SIGTERM)"}
+_SHOW_CURSOR = b"\x1b[?25h"
+
+_heard = 0
+_nothing_is_open = False
+_said = False
+
+
+def heard() -> int:
+    """Number of the first signal that arrived; 0 if none did."""
+    return _heard
+
+
+def install() -> None:
+    """Handle both signals from now on, also where they were ignored; to be called once, from the main thread."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    for number in _SENTENCES:
+        signal.signal(number, _handle)
+    # Registered first, so called last: from there on the interpreter would let a signal end the process in its own way.
+    atexit.register(lambda: [signal.signal(number, signal.SIG_IGN) for number in _SENTENCES])
+    threading.Thread(target=_watch, args=(reader,), name="signal-watch", daemon=True).start()
+
+
+def sentence(number: int) -> str:
+    """The line to write for a signal; nothing if it was asked for before, since it is written once."""
+    global _said
+    line, _said = "" if _said else f"entente: {_SENTENCES[signal.Signals(number)]}\n", True
+    return line
+
+
+def nothing_is_open() -> None:
+    """The command is done: from now on the first signal ends the process at once, and raises nothing."""
+    global _nothing_is_open
+    _nothing_is_open = True
+
+
+def _handle(number: int, _: FrameType | None) -> None:
+    global _heard
+    if not _heard and not _nothing_is_open:
+        _heard = number
+        raise KeyboardInterrupt
+
+
+def _watch(reader: int) -> None:
+    first, since = 0, 0.0
+    while True:
+        left = max(0.0, since + ENDS_WITHIN_S - time.monotonic()) if first else None
+        if not select.select([reader], [], [], left)[0]:
+            _end_now(first)
+        number = os.read(reader, 1)[0]
+        if signal.getsignal(number) is not _handle:
+            continue
+        # `_heard`: the main thread answered this very signal, and was done before this thread came to look.
+        if time.monotonic() > since + _SAME_REQUEST_S if first else _nothing_is_open and not _heard:
+            _end_now(first or number)
+        if not first:
+            first, since = number, time.monotonic()
+
+
+def _end_now(number: int) -> None:
+    """End this process and its children, which may be stopped and so would not see that it is gone."""
+    try:
+        import psutil
+
+        for child in psutil.Process().children(recursive=True):
+            child.kill()
+        os.write(2, (_SHOW_CURSOR if os.isatty(2) else b"") + sentence(number).encode())
+    finally:
+        os._exit(128 + number)

@@ -1,0 +1,97 @@
+"""Every command that takes long can say beforehand what it would do: it starts nothing, writes nothing, and exits with 0."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.bench import app as bench
+from cli.main import command_line, run
+from pipeline.run_settings import layered_settings
+from storage.runs import RunPaths
+
+BENCHMARKS = [name for name in bench if not name.startswith("-")]
+LONG = [
+    ("train",), ("serve",), ("evaluate",), ("lab",), ("replay-step",), ("clean",), ("cache", "build"), ("cache", "refresh"),
+    ("model", "make"), ("tune",), ("tune", "lora"), ("profile", "rollout"), ("profile", "trainer"), ("profile", "e2e"),
+    *(("bench", name) for name in BENCHMARKS),
+]  # fmt: skip
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder in which nothing may be started, and nothing appears."""
+
+    def refuse(*words: Any, **how: Any) -> None:
+        raise AssertionError(f"something was started: {words}")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("cli.environment.prepare_environment", lambda **how: None)
+    monkeypatch.setattr("subprocess.Popen", refuse)
+    return tmp_path
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """Every file below, byte for byte."""
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("words", LONG, ids=" ".join)
+def test_every_long_command_has_a_dry_run(words: tuple[str, ...]):
+    _, apps, _ = command_line().parse_commands(list(words))
+    flags = {name for each in apps[-1].assemble_argument_collection() for name in each.names}
+    assert "--dry-run" in flags
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("tune", "lora"), ("profile", "rollout"), *(("bench", name) for name in BENCHMARKS)],
+    ids=" ".join,
+)
+def test_a_dry_run_says_what_would_be_done_and_does_nothing(here: Path, words: tuple[str, ...], capsys):
+    assert run([*words, "--dry-run", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["command"] == " ".join(words) and plan["work"]
+    assert content(here) == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        pytest.param(("lab", "--run", "nowhere"), "there is no run", id="lab"),
+        pytest.param(("lab", "--run", "bare", "--caps", "0"), "a cap of importance weights", id="lab, a cap"),
+        pytest.param(("lab", "--run", "bare"), "the model 'tiny' of run 'bare' is gone", id="lab, no model"),
+        pytest.param(("replay-step", "--run", "nowhere", "--step", "1"), "there is no run", id="replay-step"),
+        pytest.param(("cache", "refresh", "--run", "bare"), "run 'bare' has not trained a step yet", id="cache refresh"),
+        pytest.param(("tune", "lora", "--run", "nowhere"), "there is no run", id="tune lora"),
+        pytest.param(("profile", "rollout", "--steps", "1"), "--steps", id="profile"),
+        pytest.param(("profile", "e2e", "--baseline", "none.json"), "baseline 'none.json' is no stored profile", id="baseline"),
+        pytest.param(("bench", "all", "--only", "nothing"), "There is no benchmark 'nothing'", id="bench all"),
+        pytest.param(("bench", "trainer", "--only", "nothing"), "measures no 'nothing'", id="bench trainer"),
+        pytest.param(("bench", "e2e", "--config", "none.toml"), "settings file 'none.toml' cannot be read", id="bench e2e"),
+    ],
+)
+def test_a_dry_run_refuses_what_the_command_would(here: Path, words: tuple[str, ...], said: str, capsys):
+    bare = RunPaths(here / "runs" / "bare").create()
+    bare.settings.write_text(layered_settings("laptop").model_dump_json())
+    before = content(here)
+    assert run([*words, "--dry-run"]) == 2
+    assert said in capsys.readouterr().err
+    assert content(here) == before
+
+
+@pytest.mark.vllm
+def test_what_a_run_left_can_be_looked_at_beforehand(workplace, trained):
+    _, paths, _ = trained
+    before = {file: file.stat().st_mtime_ns for file in paths.root.rglob("*")}
+    for words, work in (
+        (("lab", "--run", "first"), {"losses", "decisions", "steps_at_most"}),
+        (("replay-step", "--run", "first", "--step", "2"), {"steps_replayed", "decisions"}),
+        (("cache", "refresh", "--run", "first"), {"start_groups_read"}),
+    ):
+        done = workplace(*words, "--dry-run", "--json")
+        assert done.returncode == 0, done.stderr
+        plan = json.loads(done.stdout)
+        assert work <= set(plan["work"]) and plan["work"].get("decisions", 1) > 0
+    assert {file: file.stat().st_mtime_ns for file in paths.root.rglob("*")} == before

@@ -1,0 +1,80 @@
+"""The help of a command that takes run settings fits two screens, and shows what the chosen preset has."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from cli.main import run
+from pipeline.run_settings import RunSettings, layered_settings
+from pipeline.setting_names import FIRST_SETTINGS, setting_names
+
+LONGEST, WIDEST = 80, 120
+
+
+@pytest.fixture
+def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """What the words print, where nothing is a terminal."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("cli.environment.prepare_environment", lambda **how: None)
+
+    def ask(*words: str) -> str:
+        assert run(list(words)) == 0
+        return capsys.readouterr().out
+
+    return ask
+
+
+def shown(text: str) -> dict[str, str]:
+    """Flag -> what stands beside it, on its own line."""
+    return {flag: beside.strip() for flag, beside in re.findall(r"^(--\S+)(.*)$", text, re.MULTILINE)}
+
+
+@pytest.mark.parametrize("words", [("train",), ("settings",), ("profile", "rollout")], ids=" ".join)
+def test_the_help_fits_two_screens_and_ends_with_examples_and_the_way_to_the_rest(told, words: tuple[str, ...]):
+    text = told(*words, "--help")
+    lines = text.splitlines()
+    assert len(lines) <= LONGEST and max(map(len, lines)) <= WIDEST
+    assert set(shown(text)) >= {f"--{name.replace('_', '-')}" for name in FIRST_SETTINGS}
+    assert f"  entente {' '.join(words)}" in text.split("Examples")[1] and "--help-all" in lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "steps", "rate"),
+    [
+        pytest.param(("train", "--help"), "20", "0.003", id="laptop"),
+        pytest.param(("train", "--preset", "single-gpu", "--help"), "200", "1e-05", id="single-gpu"),
+        pytest.param(("train", "-h", "--preset=cluster"), "1000", "5e-06", id="cluster"),
+    ],
+)
+def test_the_defaults_are_those_of_the_chosen_preset(told, words: tuple[str, ...], steps: str, rate: str):
+    flags = shown(told(*words))
+    assert flags["--steps"].split()[0] == steps and flags["--training.learning-rate"].split()[0] == rate
+
+
+def test_a_file_over_the_preset_counts(told, tmp_path: Path):
+    (tmp_path / "mine.toml").write_text("steps = 77\n")
+    assert shown(told("train", "--config", "mine.toml", "--help"))["--steps"].startswith("77")
+
+
+def test_help_all_shows_every_setting_and_its_default_in_the_preset(told):
+    flags = shown(told("train", "--help-all"))
+    assert set(flags) >= {f"--{name.replace('_', '-')}" for name in setting_names(RunSettings)}
+    assert flags["--cache.train-snapshots"].startswith(str(layered_settings("laptop").cache.train_snapshots))
+
+
+def test_commands_without_run_settings_keep_their_help(told):
+    for flag in ("--help", "--help-all"):
+        assert "Usage: entente cache build" in told("cache", "build", flag) and "Usage: entente profile" in told("profile", flag)
+    assert "Usage: entente COMMAND" in told("--help-all")
+
+
+def test_a_preset_that_is_not_there_is_refused(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.setattr("cli.environment.prepare_environment", lambda **how: None)
+    assert run(["train", "--preset", "desktop", "--help"]) == 2
+    assert "there is no preset 'desktop'" in capsys.readouterr().err
+
+
+def test_the_settings_that_matter_first_are_twenty_that_exist():
+    assert len(FIRST_SETTINGS) == len(set(FIRST_SETTINGS)) == 20
+    assert set(FIRST_SETTINGS) <= set(setting_names(RunSettings))

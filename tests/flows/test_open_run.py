@@ -1,0 +1,77 @@
+"""A run's name belongs to whoever holds its lock first: a later try is refused, and removes nothing that is not its own."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from flows import open_run
+from pipeline.run_settings import RunSettings, layered_settings
+from telemetry.errors import InputError
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> RunSettings:
+    return layered_settings("laptop", (), {"runs_root": tmp_path, "run": "mine"})
+
+
+@pytest.fixture(autouse=True)
+def nothing_to_prepare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    async def prepared(settings: RunSettings) -> Path:
+        return tmp_path
+
+    monkeypatch.setattr(open_run, "prepare_cache", prepared)
+    monkeypatch.setattr(open_run, "prepare_model", prepared)
+
+
+def opened(settings: RunSettings, *, resume: bool = False) -> None:
+    async def enter() -> None:
+        async with open_run.open_run(settings, resume=resume):
+            raise AssertionError("it was opened")
+
+    asyncio.run(enter())
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+@pytest.mark.parametrize("resume", [False, True], ids=["fresh", "resumed"])
+def test_a_run_that_another_process_made_while_this_one_prepared_is_left_as_it_is(
+    settings: RunSettings, monkeypatch: pytest.MonkeyPatch, resume: bool
+):
+    root, before = settings.paths.root, {}
+
+    async def prepared_late(_: RunSettings) -> None:
+        root.mkdir(exist_ok=True)
+        (root / ".lock").touch()
+        (root / "settings.json").write_text(settings.model_copy(update={"seed": 77}).model_dump_json())
+        (root / "summary.json").write_text("{}")
+        before.update(content(root))
+
+    if resume:
+        root.mkdir()
+        (root / "settings.json").write_text(settings.model_dump_json())
+    monkeypatch.setattr(open_run, "prepare_cache", prepared_late)
+    with pytest.raises(InputError, match="was begun with seed 77" if resume else "run 'mine' exists already"):
+        opened(settings, resume=resume)
+    assert before and content(root) == before
+
+
+@pytest.mark.parametrize("notes", [False, True], ids=["new folder", "folder with a file of the user's"])
+def test_a_try_that_is_refused_later_removes_what_it_made_and_nothing_else(
+    settings: RunSettings, monkeypatch: pytest.MonkeyPatch, notes: bool
+):
+    def refuse(*_: object) -> None:
+        raise InputError("refused by the trainer")
+
+    monkeypatch.setattr(open_run, "TrainerProcess", refuse)
+    root = settings.paths.root
+    if notes:
+        root.mkdir()
+        (root / "notes.txt").write_text("the user's")
+    with pytest.raises(InputError, match="refused by the trainer"):
+        opened(settings)
+    assert root.exists() == notes
+    if notes:
+        assert content(root) == {"notes.txt": b"the user's"}

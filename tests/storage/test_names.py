@@ -1,0 +1,116 @@
+"""A file counts only under the name that it was written for: a copy under another name is told, and no row counts twice."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage.archive import archive_path, archive_shard, archived
+from storage.index import Index
+from storage.ledger import ledger_path, read_ledger, write_ledger
+from storage.lineages import lineage_path, open_lineage, read_lineage
+from storage.outcome import Outcome, outcome_path, read_outcome, write_outcome
+from storage.retention import RetentionSettings, standing_of
+from storage.runs import RunPaths
+from storage.selection import SelectionQuery
+from storage.shards import open_plies
+from storage.tombstones import Tombstones
+from telemetry.errors import DataError
+
+
+@pytest.fixture
+def ledger(paths: RunPaths, publish: Callable[..., Any]) -> Path:
+    """The ledger of step 40 of a run."""
+    publish(range(3), forks=4)
+    index = Index(paths)
+    index.refresh()
+    query = SelectionQuery(step=40, policy_version=0, max_policy_lag=0, start_groups=9, lineage="main", seed=0)
+    rows = index.select_batch(query).rows
+    assert rows.num_rows and write_ledger(paths, "main", 40, rows, {"policy_version": "39"})
+    return ledger_path(paths, "main", 40)
+
+
+READERS: dict[str, Callable[[RunPaths, str, int], object]] = {
+    "read_ledger": read_ledger,
+    "index": lambda paths, lineage, step: Index(paths).refresh(),
+    "retention": lambda paths, lineage, step: standing_of(paths, RetentionSettings()),
+}
+
+
+@pytest.mark.parametrize("read", READERS.values(), ids=READERS.keys())
+@pytest.mark.parametrize(("lineage", "step"), [("main", 41), ("main", 39), ("hot", 40)])
+def test_a_ledger_under_another_name_is_refused_wherever_it_is_read(
+    paths: RunPaths, ledger: Path, read: Callable[[RunPaths, str, int], object], lineage: str, step: int
+) -> None:
+    read(paths, "main", 40)
+    copy = ledger_path(paths, lineage, step)
+    copy.parent.mkdir(exist_ok=True)
+    shutil.copyfile(ledger, copy)
+    with pytest.raises(DataError, match=f"{copy.name} records step 40 of lineage 'main'"):
+        read(paths, lineage, step)
+
+
+@pytest.mark.parametrize("name", ["p0/000007.arrow", "other/000000.arrow"])
+def test_a_shard_under_another_name_is_set_aside_and_its_rows_count_once(
+    paths: RunPaths, publish: Callable[..., Any], name: str
+) -> None:
+    shard, decisions = publish(range(1))
+    copy = paths.shards / name
+    copy.parent.mkdir(exist_ok=True)
+    shutil.copyfile(shard.path, copy)
+    if copy.parent != shard.path.parent:
+        shutil.copyfile(shard.plies_path, copy.with_name(shard.plies_path.name))
+    index = Index(paths)
+    assert index.refresh() == len(decisions)
+    ((refused, sentence),) = index.refused
+    assert refused == name and "was written as shard p0/000000.arrow" in sentence
+
+
+def test_plies_of_other_rows_are_not_read_under_a_shard_s_name(paths: RunPaths, publish: Callable[..., Any]) -> None:
+    one, _ = publish(range(1))
+    other, _ = publish(range(1, 2))
+    one.plies_path.unlink()
+    shutil.copyfile(other.plies_path, one.plies_path)
+    with pytest.raises(DataError, match="holds other plies than its name says"):
+        open_plies(one.path)
+
+
+def test_an_archived_shard_under_another_name_is_refused(paths: RunPaths, publish: Callable[..., Any]) -> None:
+    shard, _ = publish(range(1))
+    name = f"{shard.producer}/{shard.path.name}"
+    archive_shard(paths, name)
+    assert archived(paths, name).table.num_rows
+    other = f"{shard.producer}/000009.arrow"
+    shutil.copyfile(archive_path(paths, name), archive_path(paths, other))
+    with pytest.raises(DataError, match=f"holds rows of shard {name}"):
+        archived(paths, other)
+
+
+def test_an_index_snapshot_is_no_tombstone(paths: RunPaths, publish: Callable[..., Any]) -> None:
+    """They have one layout, and what a tombstone names is removed."""
+    publish(range(1))
+    index = Index(paths)
+    index.refresh()
+    assert index.snapshot_if_due(1) is not None
+    shutil.copytree(paths.index, paths.retired)
+    found, damaged = Tombstones(paths).arrivals()
+    assert not found and "was written as index/snap-000001.parquet" in damaged[0][1]
+    fresh = Index(paths)
+    fresh.refresh()
+    assert fresh.retired() == []
+
+
+def test_an_outcome_and_a_lineage_under_another_name_are_refused(paths: RunPaths) -> None:
+    outcome = Outcome(updates=[], device="cpu", threads=1, torch="2")
+    write_outcome(paths, "main", 40, outcome)
+    assert read_outcome(paths, "main", 40) == outcome
+    shutil.copyfile(outcome_path(paths, "main", 40), outcome_path(paths, "main", 41))
+    with pytest.raises(DataError, match="is the outcome of step 40 of lineage 'main'"):
+        read_outcome(paths, "main", 41)
+    open_lineage(paths, "hot", parent="main", after_step=40, settings_hash="")
+    shutil.copytree(lineage_path(paths, "hot").parent, paths.ledger / "cold")
+    assert read_lineage(paths, "hot") is not None
+    with pytest.raises(DataError, match="is of lineage 'hot'"):
+        read_lineage(paths, "cold")

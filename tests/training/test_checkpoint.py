@@ -1,0 +1,215 @@
+"""A checkpoint gives everything back bit for bit, runs no code, and one that is damaged or misnamed is passed over."""
+
+import json
+import os
+import pickle
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+
+from storage.json_files import sealed
+from storage.runs import RunPaths
+from storage.settings import StorageSettings
+from telemetry.errors import DataError, InputError
+from training.advantages import MovingFigures
+from training.checkpoint import TrainerState, load_checkpoint, save_checkpoint
+from training.policy import Policy
+from training.reference_kl import KlController
+from training.settings import TrainingSettings
+from training.settings_hash import settings_hash
+from training.trainer import Trainer
+from training.update import Updater
+
+SETTINGS = TrainingSettings(learning_rate=1e-2, lora_rank=2, lora_alpha=4, device="cpu")
+
+
+def base() -> PreTrainedModel:
+    torch.manual_seed(0)
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+    shape: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, **heads}
+    return Qwen3ForCausalLM(Qwen3Config(vocab_size=32, num_hidden_layers=1, max_position_embeddings=64, **shape))
+
+
+def learner() -> tuple[Policy, torch.optim.Optimizer]:
+    policy = Policy(base(), SETTINGS)
+    return policy, Updater(policy, SETTINGS).optimiser
+
+
+def draws() -> list[object]:
+    return [torch.rand(3).tolist(), np.random.random(3).tolist(), np.random.normal(), random.random(), random.gauss(0, 1)]
+
+
+def learn(policy: Policy, optimiser: torch.optim.Optimizer) -> None:
+    for parameter in policy.parameters():
+        parameter.grad = torch.rand_like(parameter)
+    optimiser.step()
+
+
+def state_of(step: int) -> TrainerState:
+    return TrainerState(
+        step=step,
+        lineage="main",
+        settings_hash=settings_hash(SETTINGS),
+        metrics={"train/loss": 0.1 + 0.2},
+        kl=KlController(steps=step, mean=1 / 3),
+        moving=MovingFigures(power_means={"FRANCE": 1 / 7}, mean_square=2 / 7),
+    )
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> RunPaths:
+    """A run with checkpoints of steps 1 and 2; tests copy it."""
+    paths = RunPaths(tmp_path_factory.mktemp("two") / "run").create()
+    policy, optimiser = learner()
+    for step in (1, 2):
+        learn(policy, optimiser)
+        save_checkpoint(paths, state_of(step), policy, optimiser, keep=5)
+    return paths
+
+
+@pytest.fixture
+def paths(two: RunPaths, tmp_path: Path) -> RunPaths:
+    shutil.copytree(two.root, tmp_path / "run")
+    return RunPaths(tmp_path / "run")
+
+
+def test_all_that_the_next_step_rests_on_comes_back_bit_for_bit(tmp_path: Path):
+    paths = RunPaths(tmp_path).create()
+    policy, optimiser = learner()
+    learn(policy, optimiser)
+    random.gauss(0, 1)  # which draws a second one ahead, as numpy's does
+    np.random.normal()
+    save_checkpoint(paths, state_of(1), policy, optimiser, keep=1)
+    expected = draws()
+    learn(policy, optimiser)
+    again, its_optimiser = learner()
+    assert load_checkpoint(paths, 1, again, its_optimiser, lineage="main") == state_of(1)
+    assert draws() == expected
+    learn(again, its_optimiser)
+    assert all(one.equal(other) for one, other in zip(policy.parameters(), again.parameters(), strict=True))
+    one, other = optimiser.state_dict(), its_optimiser.state_dict()
+    assert one["param_groups"] == other["param_groups"] and one["state"].keys() == other["state"].keys()
+    assert all(value.equal(other["state"][key][name]) for key, state in one["state"].items() for name, value in state.items())
+
+
+class Touches:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.file),)
+
+
+def test_a_checkpoint_of_the_former_layout_is_refused_with_the_cure_and_runs_nothing(paths: RunPaths, tmp_path: Path):
+    folder, ran = paths.checkpoint(2), tmp_path / "ran"
+    (folder / "trainer.safetensors").unlink()
+    (folder / "trainer.pt").write_bytes(pickle.dumps(Touches(ran)))
+    (folder / "manifest.json").write_text(json.dumps({"format": 2, "step": 2, "files": {"trainer.pt": {}}}))
+    with pytest.raises(InputError, match=r"pickle.*go on with the release that wrote it"):
+        Trainer(paths, Policy(base(), SETTINGS), SETTINGS, StorageSettings())
+    assert not ran.exists() and paths.checkpoint(2).is_dir()
+
+
+def test_no_file_of_a_checkpoint_is_a_pickle(paths: RunPaths):
+    names = {file.name for file in paths.checkpoint(2).iterdir()}
+    assert names == {"adapter_config.json", "adapter_model.safetensors", "manifest.json", "trainer.safetensors"}
+
+
+def test_every_changed_digit_of_a_manifest_is_noticed(paths: RunPaths):
+    file = paths.checkpoint(2) / "manifest.json"
+    text, found = file.read_text(), learner()
+    digits = [place for place, character in enumerate(text) if character.isdigit()]
+    for place in digits[:: max(1, len(digits) // 150)]:
+        file.write_text(f"{text[:place]}{(int(text[place]) + 1) % 10}{text[place + 1 :]}")
+        with pytest.raises(DataError):
+            load_checkpoint(paths, 2, *found)
+
+
+def rewritten(change: Callable[[dict], object]) -> Callable[[Path], object]:
+    """A manifest that somebody changed, with a checksum that fits."""
+
+    def damage(file: Path) -> None:
+        record = json.loads(file.read_text())
+        del record["checksum"]
+        change(record)
+        file.write_text(sealed(record))
+
+    return damage
+
+
+def in_its_place(make: Callable[[Path], object]) -> Callable[[Path], object]:
+    return lambda file: (file.unlink(), make(file))
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "step": lambda file: file.write_text(file.read_text().replace('"step": 2', '"step": 3')),
+    "step, with its checksum": rewritten(lambda record: record.update(step=3)),
+    "lineage, with its checksum": rewritten(lambda record: record.update(lineage="hot")),
+    "step as text": rewritten(lambda record: record.update(step="2")),
+    "metrics as a list": rewritten(lambda record: record.update(metrics=[1])),
+    "no files": rewritten(lambda record: record.update(files={})),
+    "files as text": rewritten(lambda record: record.update(files="all")),
+    "learning rate as text": rewritten(lambda record: record["values"]["optimiser_groups"][0].update(lr="fast")),
+    "no groups": rewritten(lambda record: record["values"].update(optimiser_groups=[])),
+    "format 2": lambda file: file.write_text(file.read_text().replace('"format": 3', '"format": 2')),
+    "cut": lambda file: file.write_text(file.read_text()[:-40]),
+    "empty": lambda file: file.write_text(""),
+    "nested": lambda file: file.write_text("[" * 200_000),
+    "no object": lambda file: file.write_text("[1, 2]"),
+    "no text": lambda file: file.write_bytes(b"\xff\xfe\x00{"),
+    "endless number": lambda file: file.write_text('{"step": ' + "9" * 5000 + "}"),
+    "pipe": in_its_place(os.mkfifo),
+    "folder": in_its_place(Path.mkdir),
+    "dangling link": in_its_place(lambda file: file.symlink_to("nowhere")),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
+def test_a_damaged_manifest_costs_one_checkpoint_and_not_the_run(paths: RunPaths, damage: Callable[[Path], object]):
+    damage(paths.checkpoint(2) / "manifest.json")
+    trainer = Trainer(paths, Policy(base(), SETTINGS), SETTINGS, StorageSettings())
+    assert trainer.step_done == 1 and len(trainer.set_aside) == 1
+    assert not paths.checkpoint(2).exists() and len(list(paths.checkpoints.glob(".step_000002.damaged-*"))) == 1
+
+
+def test_a_checkpoint_under_the_name_of_another_step_is_not_that_step(paths: RunPaths):
+    shutil.copytree(paths.checkpoint(2), paths.checkpoint(3))
+    (paths.checkpoints / "step_of_mine").mkdir()
+    (paths.checkpoints / "step_of_mine" / "manifest.json").write_text("{}")
+    trainer = Trainer(paths, Policy(base(), SETTINGS), SETTINGS, StorageSettings())
+    assert trainer.step_done == 2 and "of step 2 of lineage 'main'" in trainer.set_aside[0]
+
+
+def test_weights_that_do_not_fit_change_nothing(paths: RunPaths):
+    policy, optimiser = learner()
+    before, drawn = [weight.clone() for weight in policy.parameters()], torch.get_rng_state()
+    manifest = paths.checkpoint(2) / "manifest.json"
+    rewritten(lambda record: record["values"].update(numpy_position=10**6))(manifest)
+    with pytest.raises(DataError, match="does not fit this trainer"):
+        load_checkpoint(paths, 2, policy, optimiser)
+    assert all(one.equal(other) for one, other in zip(before, policy.parameters(), strict=True))
+    assert torch.get_rng_state().equal(drawn) and not optimiser.state_dict()["state"]
+
+
+def test_an_adapter_is_the_same_whatever_folder_its_base_lies_in_and_peft_loads_it(tmp_path: Path):
+    from peft import PeftModel
+
+    base().save_pretrained(tmp_path / "one")
+    shutil.copytree(tmp_path / "one", tmp_path / "elsewhere" / "two")
+    written = []
+    for folder in (tmp_path / "one", tmp_path / "elsewhere" / "two"):
+        policy = Policy(folder, SETTINGS)
+        policy.save_adapter(tmp_path / f"adapter-{folder.name}")
+        written.append((tmp_path / f"adapter-{folder.name}" / "adapter_config.json").read_bytes())
+    assert written[0] == written[1] and str(tmp_path).encode() not in written[0]
+    loaded = PeftModel.from_pretrained(base(), str(tmp_path / "adapter-one"))
+    assert vars(loaded.peft_config["default"])["r"] == SETTINGS.lora_rank
