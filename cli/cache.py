@@ -71,12 +71,14 @@ def refresh(
     """
     from cli.prefect_server import prefect_server
     from cli.screen import progress_shown
+    from cli.which_run import which_run
     from flows.build_state_cache import build_state_cache
     from state_cache.store import open_cache
     from telemetry.errors import InputError
 
     if not run:
         raise InputError("--run is empty: name the run whose positions are to be taken in")
+    run = which_run(run, runs_root)
     with prefect_server(), progress_shown():
         path = asyncio.run(build_state_cache(None, runs_root, run=run, share=share))
     cache = open_cache(path)

@@ -16,7 +16,7 @@ from rich.table import Table
 from cli.environment import PREFECT_DAYS
 from inference.memory_plan import size_text
 from storage.retention import Removable, RetentionSettings, is_folder, removable_asides, removable_in_run, remove, size_of
-from storage.runs import RunPaths, check_name, held
+from storage.runs import LATEST, RunPaths, check_name, held
 from telemetry.errors import DataError, EntenteError, InputError
 
 _Names = Annotated[list[str] | None, Parameter(help="Only these runs, and neither caches nor Prefect.", negative="")]
@@ -129,6 +129,8 @@ def _all_runs(runs_root: Path) -> list[RunPaths]:
 
 
 def _known_run(runs_root: Path, name: str) -> RunPaths:
+    if name == LATEST:
+        raise InputError(f"'{LATEST}' is not enough to remove anything: name the run")  # another may have begun meanwhile
     paths = RunPaths(runs_root / check_name(name, "run"))
     if not is_folder(paths.root) or not paths.settings.is_file():
         raise InputError(f"there is no run '{name}' in '{runs_root}'")

@@ -29,6 +29,7 @@ _COMMANDS = {
     "serve": ("cli.serve:serve", "Serve an inference worker over HTTP."),
     "evaluate": ("cli.evaluate:evaluate", "Measure the strength of a policy version."),
     "watch": ("cli.watch:watch", "Watch a run's figures on one screen, while it trains."),
+    "runs": ("cli.runs:runs", "List the runs: how far each is, what it gained, and how large it is."),
     "report": ("cli.report:report", "Write what a run came to as one page."),
     "explain-step": ("cli.explain:explain_step", "Say where one step's seconds went, why, and what to change."),
     "explain-run": ("cli.explain:explain_run", "Say what limits a run, and which setting moves it."),

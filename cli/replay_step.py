@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from cli.which_run import Run, which_run
+from storage.runs import LATEST
 from telemetry.errors import TrainingError
 
 if TYPE_CHECKING:
@@ -14,8 +16,8 @@ if TYPE_CHECKING:
 
 def replay_step(
     *,
-    run: Annotated[str, Parameter(help="Name of the run.")],
     step: Annotated[int, Parameter(help="The step to run again, counted from 1.")],
+    run: Run = LATEST,
     runs_root: Annotated[Path, Parameter(help="Folder of all runs.")] = Path("runs"),
     json: Annotated[bool, Parameter(help="Print the comparison as one JSON object, last line.", negative="")] = False,
 ) -> None:
@@ -36,6 +38,7 @@ def replay_step(
     from flows.run_settings import settings_at
     from storage.runs import RunPaths
 
+    run = which_run(run, runs_root)
     paths = RunPaths(runs_root / run)
     settings = settings_at(paths, step)
     model = model_of(settings, runs_root, run)
