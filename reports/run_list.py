@@ -1,7 +1,7 @@
 """What there is under the folder of all runs: a line about each, from the few small files that say it.
 
-Promise: a run that is damaged is listed with the reason, and a folder that is no run is left out. Rows are never opened, so a hundred
-runs take a second or two.
+Promise: a run that is damaged is listed with the reason, and a folder that is no run is left out. Rows are never opened, so a
+hundred runs take a second or two.
 Never: write.
 """
 
@@ -14,7 +14,7 @@ from evaluation.score_files import read_score
 from reports.read_run import read_progress
 from storage.retention import size_of
 from storage.runs import RunPaths, last_written
-from telemetry.errors import DataError, InputError
+from telemetry.errors import EntenteError, InputError
 
 State = Literal["training", "complete", "interrupted", "damaged"]
 
@@ -81,8 +81,8 @@ def _line(paths: RunPaths) -> RunLine:
             size=size,
             written=written,
         )
-    except (DataError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        trouble = str(error) if isinstance(error, DataError) else f"its files cannot be read: {type(error).__name__}: {error}"
+    except (EntenteError, OSError, ValueError, TypeError, AttributeError) as error:
+        trouble = str(error) if isinstance(error, EntenteError) else f"its files cannot be read: {type(error).__name__}: {error}"
         return RunLine(name=name, state="damaged", size=size, written=written, trouble=trouble)
 
 

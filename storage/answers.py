@@ -1,7 +1,7 @@
 """The forms in which an answer leaves DuckDB: Arrow as it is, or values that a person, CSV, JSON or Parquet can hold.
 
-Promise: DuckDB itself writes what the form cannot hold as text, so an infinite date, an interval or a variant reads as DuckDB's own
-client shows it. Columns keep their places, and columns of one name keep their own values.
+Promise: DuckDB itself writes what the form cannot hold as text, so an infinite date, an interval or a variant reads as
+DuckDB's own client shows it. Columns keep their places, and columns of one name keep their own values.
 Never: run the question.
 """
 

@@ -52,7 +52,7 @@ def connect(
         blend: weights of the column "return"; the trainer's, or others.
         as_of: a step: show what was there when its rows were chosen, and in `standings` which advantage groups it could train
             on; else these are of the step that comes next.
-        memory_gib: GiB that DuckDB may take; None: its own limit, most of the machine's memory. Nothing is written to disk instead.
+        memory_gib: GiB that DuckDB may take; None: its own limit, most of the machine's memory. Nothing spills to disk.
         token_text: text of a token id, for the column "text" of `tokens`; called only for a question that asks for that column.
 
     Raises:
@@ -106,8 +106,8 @@ def ask(
         memory_gib: GiB that the answer itself may take; None: any.
 
     Raises:
-        InputError: it is no single SELECT, DuckDB refuses it, or it takes too much memory; the sentence has DuckDB's message and, for
-            a name that nothing bears, those that come close and the views there are.
+        InputError: it is no single SELECT, DuckDB refuses it, or it takes too much memory; the sentence has DuckDB's message,
+            names that come close to an unknown one, and the views there are.
     """
     batches: list[pa.RecordBatch] = []
     try:
@@ -123,8 +123,8 @@ def ask(
                     break
                 if memory_gib is not None and size > memory_gib * GIB:
                     raise InputError(
-                        f"the answer takes more than {memory_gib:g} GiB, after {rows:,} rows: ask for less, as with LIMIT, or raise "
-                        "--memory-gib"
+                        f"the answer takes more than {memory_gib:g} GiB, after {rows:,} rows: ask for less, as with LIMIT, "
+                        "or raise --memory-gib"
                     )
         return pa.Table.from_batches(batches, schema)
     except (duckdb.Error, pa.ArrowException, OSError) as error:  # what happens while rows are fetched comes through Arrow

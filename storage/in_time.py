@@ -16,7 +16,7 @@ import duckdb
 from telemetry.errors import InputError
 
 STOPS_WITHIN_S = 3.0
-"""Seconds that DuckDB gets to end after an interrupt. It looks for one between two vectors; some functions make a single long one."""
+"""Seconds that DuckDB gets to end after an interrupt. It looks for one between two vectors only."""
 _Found = TypeVar("_Found")
 
 

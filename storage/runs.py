@@ -8,6 +8,7 @@ reader.
 """
 
 import fcntl
+import json
 import os
 import re
 import secrets
@@ -174,7 +175,7 @@ def last_written(paths: RunPaths) -> float:
 
 
 def resolve_run(runs_root: Path, run: str) -> str:
-    """The run that is meant: itself, or for 'latest' the one under ``runs_root`` that was at work last.
+    """The run that is meant: itself, or for 'latest' the one under ``runs_root`` that was at work last and can be read.
 
     Raises:
         InputError: there is no run yet, or a folder bears that name and either could be meant.
@@ -186,11 +187,19 @@ def resolve_run(runs_root: Path, run: str) -> str:
         raise InputError(
             f"'{runs_root / LATEST}' bears the name that stands for the run that was at work last: rename that folder"
         )
-    if not runs:
+    whole = (paths.root.name for paths in reversed(runs) if _has_whole_settings(paths))
+    if (name := next(whole, None)) is None:
         raise InputError(
             f"there is no run in '{runs_root}' yet: begin one with `entente train`, or name the folder with --runs-root"
         )
-    return runs[-1].root.name
+    return name
+
+
+def _has_whole_settings(paths: RunPaths) -> bool:
+    try:
+        return isinstance(json.loads(paths.settings.read_bytes()), dict)
+    except (OSError, ValueError):
+        return False
 
 
 @contextmanager
