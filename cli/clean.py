@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cli.environment import PREFECT_DAYS
+from cli.plain_text import cell
 from inference.memory_plan import size_text
 from storage.retention import Removable, RetentionSettings, is_folder, removable_asides, removable_in_run, remove, size_of
 from storage.runs import LATEST, RunPaths, check_name, held
@@ -155,7 +156,7 @@ def _show(found: Iterable[Removable]) -> None:
     for (folder, why), group in groupby(found, key=lambda each: (each.path.parent, each.why)):
         some = list(group)
         names = some[0].path.name + (f" … {some[-1].path.name}" if len(some) > 1 else "")
-        table.add_row(str(folder), why, str(len(some)), names, size_text(sum(each.size for each in some)))
+        table.add_row(cell(str(folder)), why, str(len(some)), cell(names), size_text(sum(each.size for each in some)))
     if table.row_count:
         console = Console()
         Console(width=None if console.is_terminal else 160).print(table)

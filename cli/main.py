@@ -13,6 +13,8 @@ from cyclopts import App, CycloptsError
 from pydantic import ValidationError
 from rich.console import Console
 
+from cli.plain_text import shown
+
 try:
     from telemetry.errors import EntenteError, disk_full
 except ImportError as error:  # found before any command could say it
@@ -139,7 +141,7 @@ def _one_line(error: Exception) -> str:
 def _fail(sentence: str, code: int, debug: bool) -> int:
     if debug:
         traceback.print_exc()
-    Console(stderr=True, highlight=False, soft_wrap=True).print(f"entente: {sentence}", style="red", markup=False)
+    Console(stderr=True, highlight=False, soft_wrap=True).print(f"entente: {shown(sentence)}", style="red", markup=False)
     return code
 
 

@@ -9,7 +9,7 @@ import duckdb
 _UNKNOWN_VIEW = re.compile(r'Table with name "?(?P<name>[^\s"]+)"? does not exist|Referenced table "(?P<other>[^"]+)" not found')
 _UNKNOWN_COLUMN = re.compile(r'Referenced column "(?P<name>[^"]+)" not found|does not have a column named "(?P<other>[^"]+)"')
 _OF_DUCKDB = re.compile(r'^Did you mean "[^"\n]+"', re.MULTILINE)
-_MOST = 3
+_MOST, _LIKE = 3, 0.65
 
 
 def meant(connection: duckdb.DuckDBPyConnection, question: str, message: str, views: Sequence[str]) -> str:
@@ -40,4 +40,4 @@ def _columns(connection: duckdb.DuckDBPyConnection, question: str, name: str, vi
 
 
 def _near(name: str, known: Sequence[str]) -> list[str]:
-    return difflib.get_close_matches(name.lower(), known, n=_MOST)
+    return difflib.get_close_matches(name.lower(), known, n=_MOST, cutoff=_LIKE)
