@@ -38,14 +38,19 @@ def in_time(
         InputError: it took longer than `seconds`.
         Exception: what the work, or a signal handler, raised.
     """
-    opened: list[duckdb.DuckDBPyConnection] = []
+    at_work: list[duckdb.DuckDBPyConnection] = []
+    listed = threading.Lock()  # a connection that is closed must not be interrupted
     found: Future[_Found] = Future()
 
     def run() -> None:
         try:
             with open_run() as connection:
-                opened.append(connection)
-                answer = work(connection)
+                at_work.append(connection)
+                try:
+                    answer = work(connection)
+                finally:
+                    with listed:
+                        at_work.clear()
         except BaseException as error:  # raised again in the thread that waits
             found.set_exception(error)
         else:
@@ -61,17 +66,18 @@ def in_time(
         late = InputError(f"the question was ended after {seconds:g} seconds: ask for less, or give it longer with --max-seconds")
         raised = late if isinstance(error, TimeoutError) else error
         try:
-            _stop(thread, opened)
+            _stop(thread, at_work, listed)
         finally:  # a second signal, too, leaves from here
             if thread.is_alive():
                 cannot_end(raised)
         raise raised from None
 
 
-def _stop(thread: threading.Thread, opened: list[duckdb.DuckDBPyConnection]) -> None:
+def _stop(thread: threading.Thread, at_work: list[duckdb.DuckDBPyConnection], listed: threading.Lock) -> None:
     """Interrupt until the thread ends: an interrupt before a query has begun is lost."""
     until = time.monotonic() + STOPS_WITHIN_S
     while thread.is_alive() and time.monotonic() < until:
-        for connection in opened:
-            connection.interrupt()
+        with listed:
+            for connection in at_work:
+                connection.interrupt()
         thread.join(0.05)

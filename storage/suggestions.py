@@ -8,7 +8,7 @@ import duckdb
 
 _UNKNOWN_VIEW = re.compile(r'Table with name "?(?P<name>[^\s"]+)"? does not exist|Referenced table "(?P<other>[^"]+)" not found')
 _UNKNOWN_COLUMN = re.compile(r'Referenced column "(?P<name>[^"]+)" not found|does not have a column named "(?P<other>[^"]+)"')
-_OF_DUCKDB = re.compile(r'^Did you mean "[^"\n]+"', re.MULTILINE)
+_OF_DUCKDB = re.compile(r'^Did you mean ("[^"\n]+")', re.MULTILINE)
 _MOST, _LIKE = 3, 0.65
 
 
@@ -18,12 +18,9 @@ def meant(connection: duckdb.DuckDBPyConnection, question: str, message: str, vi
         near = [f'"{view}"' for view in _near(unknown["name"] or unknown["other"], views)]
     elif (unknown := _UNKNOWN_COLUMN.search(message)) is not None:
         near = _columns(connection, question, unknown["name"] or unknown["other"], views)
-    else:
-        near = []
-    if near:
-        return f"; did you mean {' or '.join(near)}?"
-    said = _OF_DUCKDB.search(message)
-    return f"; {said[0][0].lower()}{said[0][1:]}?" if said else ""
+    else:  # of a function's name DuckDB knows best
+        near = _OF_DUCKDB.findall(message)
+    return f"; did you mean {' or '.join(near)}?" if near else ""
 
 
 def _columns(connection: duckdb.DuckDBPyConnection, question: str, name: str, views: Sequence[str]) -> list[str]:

@@ -132,6 +132,22 @@ def test_a_question_that_takes_too_long_is_ended(paths: RunPaths, publish: Calla
     assert [thread for thread in threading.enumerate() if thread.name == "entente-question"] == []
 
 
+def test_a_connection_that_is_being_closed_is_not_interrupted():
+    class SlowToClose:
+        """A connection whose closing takes a while, in which others may try to interrupt it."""
+
+        def __enter__(self) -> duckdb.DuckDBPyConnection:
+            self._connection = duckdb.connect()
+            return self._connection
+
+        def __exit__(self, *raised: object) -> None:
+            self._connection.close()
+            time.sleep(0.3)
+
+    with pytest.raises(InputError, match="was ended after"):
+        in_time(SlowToClose, lambda run: run.sql(ENDLESS).fetchall(), seconds=0.3, cannot_end=never)
+
+
 def test_a_question_that_no_interrupt_ends_is_left_behind_and_said_to_be():
     begun, go_on, stuck = threading.Event(), threading.Event(), []
 
