@@ -59,9 +59,10 @@ def in_time(
     thread = threading.Thread(target=run, name="entente-question", daemon=True)
     thread.start()
     try:
-        return found.result(timeout=seconds)
+        answer = found.result(timeout=seconds)
     except BaseException as error:
         if found.done():
+            thread.join()
             raise
         late = InputError(f"the question was ended after {seconds:g} seconds: ask for less, or give it longer with --max-seconds")
         raised = late if isinstance(error, TimeoutError) else error
@@ -71,6 +72,8 @@ def in_time(
             if thread.is_alive():
                 cannot_end(raised)
         raise raised from None
+    thread.join()  # the interpreter must not be taken apart around DuckDB's last words in it
+    return answer
 
 
 def _stop(thread: threading.Thread, at_work: list[duckdb.DuckDBPyConnection], listed: threading.Lock) -> None:
