@@ -8,13 +8,15 @@ from cyclopts import Group, Parameter
 
 from cli.dry_run import DryRun, show_plan
 from cli.run_flow import run_flow
+from cli.which_run import Run, which_run
+from storage.runs import LATEST
 
 _MATCH = Group("Matches", help="Whole games between several players; any of these asks for one.")
 
 
 def evaluate(
     *,
-    run: Annotated[str, Parameter(help="Name of the run.")],
+    run: Run = LATEST,
     version: Annotated[int, Parameter(help="Policy version; 0 is the base, -1 the newest.")] = -1,
     runs_root: Annotated[Path, Parameter(help="Folder of all runs.")] = Path("runs"),
     positions: Annotated[int | None, Parameter(help="Held-out positions; default: as the run was set.")] = None,
@@ -67,6 +69,7 @@ def evaluate(
     from flows.run_settings import check_settings, settings_of
     from storage.runs import RunPaths
 
+    run = which_run(run, runs_root)
     settings = settings_of(RunPaths(runs_root / run))
     asked = {"games": games, "width": width, "measure": measure, "start": start, "years": years, "at_once": at_once}
     match = _match(players, opponents, {name: value for name, value in asked.items() if value is not None})

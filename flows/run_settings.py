@@ -20,7 +20,7 @@ from rollouts.settings import RolloutSettings
 from state_cache.settings import CacheSettings
 from storage.lineages import lineage_at
 from storage.retention import RetentionSettings
-from storage.runs import RunPaths, check_name
+from storage.runs import RunPaths, check_name, check_run_name, resolve_run
 from storage.settings import StorageSettings
 from tasks.simulated_settings import LEARNING_RATE_MAX, SimulatedSettings
 from telemetry.alerts import AlertSettings
@@ -184,6 +184,7 @@ def resumed_settings(
     if not isinstance(root, str | Path):
         raise InputError(f"runs_root: input is not a path, got {root!r}")
     root = Path(root)
+    wished["run"] = run = resolve_run(root, run)
     stored = settings_of(RunPaths(root / check_name(run, "run")))
     try:
         settings = RunSettings.model_validate(_merged(stored.model_dump(), {**wished, "runs_root": root}))
@@ -290,7 +291,7 @@ def check_settings(settings: RunSettings) -> None:
     """
     pipeline, storage = settings.pipeline, settings.storage
     if settings.run:
-        check_name(settings.run, "run")
+        check_run_name(settings.run)
     if "\0" in str(settings.runs_root):
         raise InputError(f"runs_root {str(settings.runs_root)!r} cannot name a folder: no name holds a zero byte")
     if pipeline.buffer_depth > storage.max_policy_lag:

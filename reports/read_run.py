@@ -115,10 +115,8 @@ def read_run(paths: RunPaths) -> RunFacts:
     Raises:
         InputError: there is no run in that folder.
     """
-    if not paths.settings.is_file():
-        raise InputError(f"there is no run in '{paths.root}': it has no settings.json")
+    settings = _settings(paths)
     troubles: list[str] = []
-    settings = json.loads(paths.settings.read_text())
     if damaged := sorted(file.name for file in paths.root.rglob(".*.damaged-*")):
         troubles.append(f"The run itself set aside what it found damaged, and did it again: {', '.join(damaged)}.")
     records = _metrics(paths.metrics, troubles)
@@ -200,12 +198,25 @@ def read_figures(paths: RunPaths) -> tuple[Mapping[str, Any], dict[int, dict[str
     Raises:
         InputError: there is no run in that folder.
     """
+    settings, records = _settings(paths), _metrics(paths.metrics, [])
+    return settings, {step: figures for step, figures in sorted(records.items()) if "time/step_s" in figures}
+
+
+def _settings(paths: RunPaths) -> dict[str, Any]:
+    """The resolved tree, as stored.
+
+    Raises:
+        InputError: there is no run, or what it stored was altered.
+    """
     if not paths.settings.is_file():
         raise InputError(f"there is no run in '{paths.root}': it has no settings.json")
-    records = _metrics(paths.metrics, [])
-    return json.loads(paths.settings.read_text()), {
-        step: figures for step, figures in sorted(records.items()) if "time/step_s" in figures
-    }
+    try:
+        settings = json.loads(paths.settings.read_bytes())
+        if not isinstance(settings, dict) or not isinstance(settings["steps"], int):
+            raise ValueError("its steps are no number")
+    except (ValueError, KeyError) as error:
+        raise InputError(f"'{paths.settings}' is no whole record of settings ({error}): restore it from a copy") from error
+    return settings
 
 
 def _metrics(file: Path, troubles: list[str]) -> dict[int, dict[str, float]]:
