@@ -19,11 +19,12 @@ def returns(facts: RunFacts) -> str | None:
         return None
     figure, (axes,) = new_plot(high=3.2)
     steps = np.arange(1, facts.done + 1)
+    bounded = any(step in facts.rows.return_intervals for step in steps.tolist())
     bounds = [facts.rows.return_intervals.get(step, (np.nan, np.nan)) for step in steps.tolist()]
     low, high = np.array(bounds).T
-    if facts.done > 1:
+    if bounded and facts.done > 1:
         axes.fill_between(steps, low, high, color=BLUE, alpha=0.22, linewidth=0, label="95 % interval")
-    else:
+    elif bounded:
         axes.vlines(steps, low, high, color=BLUE, alpha=0.5, linewidth=3, label="95 % interval")
     axes.plot(steps, mean, color=BLUE, marker=marker(facts.done), markersize=4, label="rows trained on")
     drawn = [facts.rows.return_of_all.get(step - 1, np.nan) for step in steps.tolist()]
