@@ -37,8 +37,10 @@ class Estimate:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Both ends; None where there is no interval."""
-        return None if self.low is None or self.high is None else (self.low, self.high)
+        """Both ends; None where there is none, and where a file of an earlier release has one of too few clusters."""
+        if self.low is None or self.high is None or 0 < self.clusters < FEWEST_CLUSTERS:
+            return None
+        return self.low, self.high
 
     def rounded(self, digits: int = 4) -> list[float] | None:
         """Both ends for JSON; None where there is no interval."""
