@@ -73,7 +73,7 @@ def trainer(
     json: AsJson = False,
     settings: SettingsFlags = None,
 ) -> None:
-    """The trainer alone, on rows that are played for it: store, pack, forward, backward, optimiser, publish.
+    """The trainer alone, on rows that are played for it: select, plan, forward, backward, optimiser, save.
 
     Examples
 
@@ -96,7 +96,7 @@ def e2e(
     json: AsJson = False,
     settings: SettingsFlags = None,
 ) -> None:
-    """The training flow with all its processes: rollouts, trainer, publishing, swapping, orchestration.
+    """The training flow with all its processes: the stages of a step, as `explain-run` and the report have them.
 
     Examples
 

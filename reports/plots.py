@@ -5,7 +5,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from reports.drawing import BLUE, GREEN, GREY, ORANGE, PURPLE, legend_above, marker, new_plot, stack, step_axis, to_svg
+from reports.drawing import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    legend_above,
+    marker,
+    new_plot,
+    share_axis,
+    stack,
+    step_axis,
+    to_svg,
+)
 from reports.read_run import RunFacts
 
 Series = Sequence[tuple[str, str, Sequence[float] | np.ndarray]]
@@ -54,7 +67,7 @@ def tokens(facts: RunFacts) -> str | None:
     share = facts.series("rollout/prefix_hit_share")
     below.plot(range(1, facts.done + 1), share, color=GREY, marker=marker(facts.done), markersize=4)
     below.set_ylim(0, 1)
-    below.yaxis.set_major_formatter("{x:.0%}")
+    share_axis(below)
     below.set_ylabel("prefix hits")
     step_axis(below, facts.done)
     return to_svg(

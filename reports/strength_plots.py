@@ -12,7 +12,7 @@ from evaluation.score_files import ScoreRecord
 from evaluation.standings import MEASURES, PAR
 from evaluation.track import TrackPoint
 from reports.ablation import Ablation
-from reports.drawing import BLUE, GREEN, GREY, INK, ORANGE, legend_above, new_plot, to_svg
+from reports.drawing import BLUE, GREEN, GREY, INK, ORANGE, legend_above, new_plot, share_axis, to_svg
 
 
 def scores(records: Sequence[tuple[str, ScoreRecord]]) -> str | None:
@@ -34,7 +34,7 @@ def ladder(points: Sequence[TrackPoint]) -> str | None:
         solved = [point.tactical for point in tactical if point.tactical is not None]
         _line(plots[1], [point.version for point in tactical], solved, GREEN)
         plots[1].set_ylim(0, 1)
-        plots[1].yaxis.set_major_formatter("{x:.0%}")
+        share_axis(plots[1])
         plots[1].set_ylabel("tactics solved")
     plots[-1].set_xlabel("policy version")
     plots[-1].xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True, min_n_ticks=1))

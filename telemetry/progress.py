@@ -35,9 +35,10 @@ class Reporter(Protocol):
 def step_line(step: int, steps: int, figures: Mapping[str, float]) -> str:
     """The plain line of a step."""
     get = figures.get
+    drawn = f"{figures['rollout/tokens_per_s']:.0f} tokens/s  " if "rollout/tokens_per_s" in figures else ""
     return (
         f"step {step}/{steps}  return {get('train/return_mean', 0):+.2f}  decisions {get('train/decisions', 0):.0f}  "
-        f"lag {get('train/policy_lag_max', 0):.0f}  {get('rollout/tokens_per_s', 0):.0f} tokens/s  "
+        f"lag {get('train/policy_lag_max', 0):.0f}  {drawn}"
         f"rollout {get('time/rollout_s', 0):.1f} s  train {get('time/train_s', 0):.1f} s"
     )
 
