@@ -1,7 +1,7 @@
 """Who waited for whom: the seconds of a step by cause, and in sentences what limits a run and which setting moves it.
 
-The stages of a step, `telemetry.stages`, add up to it. What computes an update, forward to optimiser, limits a run together. Pure:
-figures in, words out.
+The stages of a step, `telemetry.stages`, add up to it. What computes an update, forward to optimiser, limits a run together.
+Pure: figures in, words out.
 """
 
 from collections.abc import Mapping
@@ -95,7 +95,8 @@ def _slower(parts: Mapping[str, float], others: list[dict[str, float]]) -> str:
 
 def _limit(parts: Mapping[str, float]) -> tuple[str, ...]:
     """The stages that took most: those of the update together, or one of the others."""
-    return max([UPDATE, *((name,) for name in parts if name not in UPDATE)], key=lambda names: sum(parts[name] for name in names))
+    together = dict.fromkeys(UPDATE if name in UPDATE else (name,) for name in parts)
+    return max(together, key=lambda names: sum(parts[name] for name in names))
 
 
 def _most(limit: tuple[str, ...], parts: Mapping[str, float], seconds: float) -> str:
@@ -196,7 +197,7 @@ def _engine(told: list[Figures], settings: Mapping[str, Any]) -> list[str]:
     known = [f"{together:.0f} requests together"] if any("rollout/occupancy" in figures for figures in told) else []
     if any("rollout/prefix_hit_share" in figures for figures in told):
         known.append(f"{_mean(told, 'rollout/prefix_hit_share'):.0%} of prompt tokens cached")
-    return [f"The engine is busy{f' ({', '.join(known)})' if known else ''}: add a worker or a GPU."]
+    return [" ".join(["The engine is busy", *([f"({', '.join(known)})"] if known else [])]) + ": add a worker or a GPU."]
 
 
 def _mean(told: list[Figures], name: str) -> float:

@@ -124,7 +124,7 @@ def _lines(facts: RunFacts, name: str, unit: str, series: Series, *, per_cent: b
         axes.plot(range(1, facts.done + 1), values, color=colour, marker=marker(facts.done), markersize=3.5, label=label)
     axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
     if per_cent:
-        axes.yaxis.set_major_formatter("{x:.0%}" if axes.get_ylim()[1] > 0.04 else "{x:.1%}")
+        share_axis(axes)
     step_axis(axes, facts.done)
     axes.set_ylabel(unit)
     legend_above(axes)

@@ -78,8 +78,8 @@ class StepClock:
     async def _rollout_figures(self, rolled: StepRollouts, began: float, now: float) -> dict[str, float]:
         """Counts of what came in for this step, and the flow's engine's own counts over the step's wall time.
 
-        What nobody counted is absent: a step for which nothing came in has no figures of rollouts, and an engine that drew nothing,
-        because rollouts are played elsewhere or none is left to play, has none of its own.
+        What nobody counted is absent: a step for which nothing came in has no figures of rollouts, and an engine that drew
+        nothing, because rollouts are played elsewhere or none is left to play, has none of its own.
         """
         reports = rolled.reports
         after = await self._resources.host.run(self._resources.engine.stats())

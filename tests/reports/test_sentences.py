@@ -63,7 +63,10 @@ def test_parts_of_a_step_add_up_to_its_wall_time_and_rollouts_behind_training_ar
     assert hidden_rollouts(overlapped) == " Another 5 s of rollouts ran behind training and are not drawn."
     parts = step | {"time/rollout_wait_s": 3.0, "train/update_s": 6.0, "train/plan_s": 2.0}
     told = pipeline_plots.times(facts(steps={1: parts})) or ""
-    assert "rollouts 30%, choosing 0%, planning 20%, computing 40%, saving 0%, publishing 0%, flow 10%" in told
+    assert (
+        "rollouts 30%, select 0%, plan 20%, forward 0%, backward 0%, optimiser 40%, save 0%, publish 0%, orchestration 10%"
+        in told
+    )
     assert hidden_rollouts(facts(steps={1: step | {"time/rollout_s": 3.0}})) == ""
 
 
