@@ -131,7 +131,8 @@ class Controller:
         elif bounds.producers_max:
             held += f", and {plan.producers} rollout producers play, as many as pipeline.producers_max allows"
         return (
-            f"rollouts are slower than training: the trainer waited for them in {self._waiting:.0%} of the time of the last {len(self._shares)} steps; "
+            f"rollouts are slower than training: the trainer waited for them in {self._waiting:.0%} of the time of the last "
+            f"{len(self._shares)} steps; "
             f"{held}. The run goes on at the pace of its rollouts; `entente explain-run` says what would make them faster"
         )
 
