@@ -97,7 +97,7 @@ def test_stages_of_a_step_are_those_that_explain_step_tells():
     assert sentences.limits(facts()) == []
 
 
-@pytest.mark.parametrize("most", [0.012, 0.03, 0.1, 0.25, 0.4, 0.6, 1.0])
+@pytest.mark.parametrize("most", [0.012, 0.11, 0.12, 0.4, 1.0])
 def test_the_ticks_of_a_share_tell_their_true_values(most: float):
     """Equal distances between ticks are equal differences between what they say, which rounded ones are not."""
     found = dict(plots.health(facts(steps={1: {"train/clipped_high_share": 0.0}, 2: {"train/clipped_high_share": most}})))
