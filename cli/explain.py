@@ -66,7 +66,7 @@ def _read(run: str, runs_root: Path) -> tuple[Mapping[int, Mapping[str, float]],
 
 
 def _show(found: "Explanation", *, json: bool) -> None:
-    from reports.explain import PARTS
+    from telemetry.stages import STAGES
 
     if json:
         print(jsonlib.dumps(found.as_object()))
@@ -77,7 +77,7 @@ def _show(found: "Explanation", *, json: bool) -> None:
     for part, seconds in found.parts.items():
         bar = "█" * round(_WIDTH * found.share(part))
         shares = f"{found.share(part):.0%}", f"{seconds:,.2f} s"
-        table.add_row(part, *shares, f"[cyan]{bar:<{_WIDTH}}[/]", f"[dim]{PARTS[part]}[/]")
+        table.add_row(part, *shares, f"[cyan]{bar:<{_WIDTH}}[/]", f"[dim]{STAGES[part]}[/]")
     console = Console(highlight=False)
     console.print(f"[bold]{found.title}: {found.seconds:,.1f} s[/]")
     console.print(table)

@@ -76,7 +76,7 @@ def trainer(
     dry_run: DryRun = False,
     settings: SettingsFlags = None,
 ) -> None:
-    """The trainer alone, on rows that are played for it: store, pack, forward, backward, optimiser, publish.
+    """The trainer alone, on rows that are played for it: select, plan, forward, backward, optimiser, save.
 
     Examples
 
@@ -100,7 +100,7 @@ def e2e(
     dry_run: DryRun = False,
     settings: SettingsFlags = None,
 ) -> None:
-    """The training flow with all its processes: rollouts, trainer, publishing, swapping, orchestration.
+    """The training flow with all its processes: the stages of a step, as `explain-run` and the report have them.
 
     Examples
 

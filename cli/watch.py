@@ -129,12 +129,12 @@ def _curves(found: "RunProgress") -> Table:
 
 
 def _time(found: "RunProgress") -> Table:
-    from reports.explain import PARTS, parts_of
+    from telemetry.stages import STAGES, stages_of
 
     table = Table(box=None, padding=(0, 1), show_header=False)
-    last = [parts_of(figures) for figures in list(found.steps.values())[-20:]]
+    last = [stages_of(figures) for figures in list(found.steps.values())[-20:]]
     whole = sum(sum(parts.values()) for parts in last)
-    for part in PARTS:
+    for part in STAGES:
         share = sum(parts[part] for parts in last) / whole
         table.add_row(part, Text(f"{'█' * round(_WIDTH * share):<{_WIDTH}}", style="cyan"), f"{share:.0%}")
     return table

@@ -15,13 +15,14 @@ from evaluation.settings import EvaluationSettings
 from flows.open_run import open_run
 from flows.run_settings import RunSettings
 from flows.train_policy import train_policy
-from reports.profile import stages_of, summed, trainer_stages_of
+from reports.profile import summed
 from reports.read_run import read_figures
 from tasks.resources import Resources
 from tasks.rollouts import play_stretch
 from telemetry.progress import reporter
 from telemetry.sampling import Window, sampled
 from telemetry.sinks import TelemetrySettings
+from telemetry.stages import stages_of, trainer_stages_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

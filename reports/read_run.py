@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 import duckdb
 import numpy as np
 
+from evaluation.intervals import estimate
 from evaluation.match_files import MatchRecord, read_matches
 from evaluation.score_files import ScoreRecord, read_scores
-from evaluation.strength import cluster_bootstrap
 from evaluation.track import TrackPoint, read_track
 from storage.asking import connect
 from storage.control import ProducerStatus, read_producers
@@ -35,7 +35,7 @@ class RowFacts:
     """What the stored rows add to the metrics; empty where there are none."""
 
     return_intervals: dict[int, tuple[float, float]]
-    """Per step, the 95 % interval of the mean return of the rows it trained on."""
+    """Per step, the 95 % interval of the mean return of the rows it trained on; absent where too few start groups have them."""
     return_of_all: dict[int, float]
     """Per policy version, the mean return of every complete decision it drew, trained on or not."""
     lags: dict[int, int]
@@ -301,7 +301,9 @@ def _ask(connection: duckdb.DuckDBPyConnection) -> RowFacts:
     intervals = {}
     for step in np.unique(trained["step"]).tolist():
         rows = trained["step"] == step
-        intervals[step] = cluster_bootstrap(np.asarray(trained["return"][rows], float), groups[rows], _RESAMPLES, step)
+        found = estimate(trained["return"][rows], groups[rows], _RESAMPLES, step).interval
+        if found is not None:
+            intervals[step] = found
     lags = "SELECT policy_lag, count(*) FROM trained GROUP BY ALL ORDER BY ALL"
     drawn = """SELECT policy_version, avg("return") FROM decisions WHERE status = 'complete' GROUP BY ALL ORDER BY ALL"""
     failed = """

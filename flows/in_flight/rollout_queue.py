@@ -107,7 +107,6 @@ class RolloutQueue:
         self._begun = 0  # in step: the newest step whose start groups were begun
         self._expired = -1  # of the whole run
         self._expired_before = -1  # -1 until a step asked
-        self._said = ""
         self.ready = 0
         """Start groups that the trainer could train on when it was last asked."""
 
@@ -154,9 +153,8 @@ class RolloutQueue:
     def learn(self, seen: Seen) -> Plan:
         """What a step showed; the plan until the next is done, said aloud where something moved."""
         plan = self._controller.after(seen)
-        if plan.reason and plan.reason != self._said:
+        if plan.reason:
             reporter().say(plan.reason)
-        self._said = plan.reason
         return plan
 
     async def all_played(self) -> None:
