@@ -24,12 +24,15 @@ from storage.settings import StorageSettings
 from tasks.simulated_settings import LEARNING_RATE_MAX, SimulatedSettings
 from telemetry.alerts import AlertSettings
 from telemetry.errors import InputError
+from telemetry.read_file import read_text
 from telemetry.sinks import TelemetrySettings
 from training.settings import TinyModelSettings, TrainingSettings
 
 CACHE_FOLDER, MODEL_FOLDER = "_state_cache", "_models"
 """Beside the runs, under `runs_root`: state caches, and models made on the spot."""
 _PRESETS = Path(__file__).with_name("presets")
+_LARGEST_FILE, _LONGEST_LINE, _DEEPEST = 1 << 17, 2000, 16
+"""Bytes, characters of a line, and levels of nested values of a settings file: ten times what all settings take."""
 
 
 class PipelineSettings(BaseModel):
@@ -371,10 +374,28 @@ def one_sentence(error: ValidationError) -> str:
 
 
 def _read_toml(file: Path) -> dict[str, Any]:
+    text = read_text(file, at_most=_LARGEST_FILE, what="settings file")
+    # The parser's time and memory grow with the square of the parts of a key, and a key ends with its line.
+    longest = max(map(len, text.splitlines()), default=0)
+    if longest > _LONGEST_LINE:
+        raise InputError(
+            f"settings file '{file}' cannot be read: it has a line of {longest:,} characters, and at most {_LONGEST_LINE:,} are "
+            "allowed: break the line"
+        )
     try:
-        return tomllib.loads(file.read_text())
-    except (OSError, ValueError, RecursionError) as error:  # not text, not TOML, a number of thousands of digits, too deep
+        tree = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # not TOML, a number of thousands of digits, too deep
         raise InputError(f"settings file '{file}' cannot be read: {error}") from error
+    level: list[Any] = [tree]
+    for _ in range(_DEEPEST):
+        level = [inner for each in level for inner in _inside(each)]
+    if level:
+        raise InputError(f"settings file '{file}' cannot be read: it nests values more than {_DEEPEST} deep")
+    return tree
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
 
 
 def _merged(base: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:
