@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from telemetry.errors import InputError
-from telemetry.read_file import LARGEST_RESULT, read_text
 from telemetry.progress import reporter
+from telemetry.read_file import LARGEST_RESULT, read_text
 
 QUICK: dict[str, tuple[str, ...]] = {
     "game": ("--phases", "200", "--rounds", "2"),

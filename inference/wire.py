@@ -16,6 +16,8 @@ from telemetry.errors import DataError
 CONTENT_TYPE = "application/msgpack"
 MAX_BODY = 8 << 20
 """Bytes of the largest request a worker reads."""
+MAX_JSON = 1 << 17
+"""Bytes of the largest request that is JSON: one to publish or to retire."""
 MAX_PROMPT = 1 << 18
 """Tokens of the longest prompt that is looked at; the engine's own bound is far below."""
 MAX_TABLE_BYTES = 4 << 20
