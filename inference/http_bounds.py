@@ -9,7 +9,7 @@ import asyncio
 import resource
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 from fastapi.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -56,8 +56,7 @@ class BoundedConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the connection, or refuse one too many."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one by its methods alone
         most = most_connections()
         if len(self._held) >= most:
             self._end(429, "busy", f"this worker holds {most} connections already: try again")
@@ -202,4 +201,4 @@ async def _read(receive: Receive) -> bytes | None:
 def most_connections() -> int:
     """Connections that this process may hold: `MAX_CONNECTIONS`, or what its limit of open files leaves."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MAX_CONNECTIONS if limit == resource.RLIM_INFINITY else max(16, min(MAX_CONNECTIONS, limit - 256))
+    return MAX_CONNECTIONS if limit == resource.RLIM_INFINITY else min(MAX_CONNECTIONS, max(16, limit - 256))

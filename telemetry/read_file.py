@@ -30,11 +30,13 @@ def read_regular(
     """
     try:
         with _open_regular(file, follow_links) as stream:
-            content = stream.read(at_most + 1)
+            size = os.fstat(stream.fileno()).st_size
+            # Room is taken for all that is asked for, so no more is asked for than there is; a file may grow meanwhile.
+            content = b"" if size > at_most else stream.read(size + 1)
     except (OSError, ValueError) as failure:  # ValueError: a name with a zero byte
         reason = getattr(failure, "strerror", None) or str(failure)
         raise error(f"{what} '{file}' cannot be read: {reason}") from failure
-    if len(content) > at_most:
+    if size > at_most or len(content) > at_most:
         raise error(f"{what} '{file}' cannot be read: it has more than {at_most:,} bytes")
     return content
 
