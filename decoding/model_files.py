@@ -9,6 +9,8 @@ from pathlib import Path
 
 from telemetry.errors import InputError
 
+HUB_TIMEOUT_S = 10.0
+"""Seconds until the hub must have said whether it has a model."""
 _HUB_PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.model"]
 
 
@@ -27,8 +29,37 @@ def resolve_model(name: str | Path) -> Path:
     return folder.resolve()
 
 
+def may_be_hub_id(name: str) -> bool:
+    """Is `name` written as hub ids are, 'owner/name', and not as the path of something in a folder that is here?"""
+    return not name.startswith((".", "/", "~")) and name.count("/") == 1 and not Path(name).parent.is_dir()
+
+
+def ask_hub(name: str) -> None:
+    """Ask the hub whether it has the model of the id `name`; nothing is fetched.
+
+    Raises:
+        InputError: it does not have it, keeps it back, or does not answer.
+    """
+    from huggingface_hub import HfApi
+
+    try:
+        HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
+    except Exception as error:
+        # As below: a dozen unrelated types.
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise InputError(
+            f"model '{name}' is no folder here, so it is taken for a hub id; no copy of it was fetched before, and the hub did not "
+            f"confirm it: {reason}"
+        ) from error
+
+
 def _from_hub(name: str) -> Path:
-    if name.startswith((".", "/", "~")) or name.count("/") != 1:
+    if not may_be_hub_id(name):
+        if name.count("/") == 1 and not name.startswith((".", "/", "~")):
+            raise InputError(
+                f"model '{name}' is no folder that exists; it is not taken for a hub id, because '{Path(name).parent}' is a folder "
+                "here: check the path"
+            )
         raise InputError(f"model '{name}' is neither a folder that exists nor a hub id such as 'Qwen/Qwen2.5-7B-Instruct'")
     from huggingface_hub import snapshot_download
 
