@@ -3,7 +3,6 @@
 Layers, later ones win: a preset, then TOML files, then command-line flags. The resolved tree is written beside the run.
 """
 
-import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from evaluation.settings import EvaluationSettings
 from flows.plans.thread_plan import plan_threads, usable_cores
+from flows.settings_file import read_settings_file
 from game.players import player
 from game.prompt_settings import PromptSettings
 from inference.settings import InferenceSettings
@@ -24,15 +24,12 @@ from storage.settings import StorageSettings
 from tasks.simulated_settings import LEARNING_RATE_MAX, SimulatedSettings
 from telemetry.alerts import AlertSettings
 from telemetry.errors import InputError
-from telemetry.read_file import read_text
 from telemetry.sinks import TelemetrySettings
 from training.settings import TinyModelSettings, TrainingSettings
 
 CACHE_FOLDER, MODEL_FOLDER = "_state_cache", "_models"
 """Beside the runs, under `runs_root`: state caches, and models made on the spot."""
 _PRESETS = Path(__file__).with_name("presets")
-_LARGEST_FILE, _LONGEST_LINE, _DEEPEST = 1 << 17, 2000, 16
-"""Bytes, characters of a line, and levels of nested values of a settings file: ten times what all settings take."""
 
 
 class PipelineSettings(BaseModel):
@@ -154,7 +151,7 @@ def layered_settings(preset: str, files: Iterable[Path] = (), overrides: Mapping
     """
     if preset not in preset_names():
         raise InputError(f"there is no preset '{preset}'; known: {', '.join(preset_names())}")
-    layers = [_read_toml(_PRESETS / f"{preset}.toml"), *(_read_toml(file) for file in files), overrides or {}]
+    layers = [read_settings_file(_PRESETS / f"{preset}.toml"), *(read_settings_file(file) for file in files), overrides or {}]
     merged: dict[str, Any] = {}
     for layer in layers:
         merged = _merged(merged, layer)
@@ -178,7 +175,7 @@ def resumed_settings(
         InputError: no run is named, it is not there, or something that its rows and weights rest on would change.
     """
     wished: dict[str, Any] = {}
-    for layer in [*(_read_toml(file) for file in files), overrides or {}]:
+    for layer in [*(read_settings_file(file) for file in files), overrides or {}]:
         wished = _merged(wished, layer)
     run, root = wished.get("run"), wished.get("runs_root", "runs")
     if not run or not isinstance(run, str):
@@ -371,31 +368,6 @@ def one_sentence(error: ValidationError) -> str:
     else:
         text = f"{name}: {first['msg'][0].lower()}{first['msg'][1:]}, got {first.get('input')!r}"
     return text + (f" (and {len(others)} more)" if others else "")
-
-
-def _read_toml(file: Path) -> dict[str, Any]:
-    text = read_text(file, at_most=_LARGEST_FILE, what="settings file")
-    # The parser's time and memory grow with the square of the parts of a key, and a key ends with its line.
-    longest = max(map(len, text.splitlines()), default=0)
-    if longest > _LONGEST_LINE:
-        raise InputError(
-            f"settings file '{file}' cannot be read: it has a line of {longest:,} characters, and at most {_LONGEST_LINE:,} are "
-            "allowed: break the line"
-        )
-    try:
-        tree = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # not TOML, a number of thousands of digits, too deep
-        raise InputError(f"settings file '{file}' cannot be read: {error}") from error
-    level: list[Any] = [tree]
-    for _ in range(_DEEPEST):
-        level = [inner for each in level for inner in _inside(each)]
-    if level:
-        raise InputError(f"settings file '{file}' cannot be read: it nests values more than {_DEEPEST} deep")
-    return tree
-
-
-def _inside(value: Any) -> Iterable[Any]:
-    return value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
 
 
 def _merged(base: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:

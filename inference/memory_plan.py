@@ -22,14 +22,14 @@ GIB = 2**30
 _MIB = 2**20
 ENGINE_PROCESS_BYTES = {"vllm": 1160 * _MIB, "torch": 600 * _MIB}
 """Resident memory of a process that plays with vLLM or torch, without weights and key-value cache."""
-TRAINER_PROCESS_BYTES = 830 * _MIB
-"""The same of the trainer's process in a step of the tiny model, without weights."""
+TRAINER_PROCESS_BYTES = 600 * _MIB
+"""The same of the trainer's process, without weights and activations."""
 SERVER_PROCESS_BYTES = 250 * _MIB
 """The same of a command's own Prefect server.
 
-All were read from /proc in runs of the laptop preset over two steps on a machine with two cores: flow 2,191 MiB with vLLM (of which
-1,024 are the key-value cache) and 687 MiB with torch, trainer 836 and 843 MiB, server 253 and 223 MiB. Pages of libraries that
-processes share are counted in each, as in the figures `memory/flow_mib` and `memory/trainer_mib`.
+All were read from /proc in runs of the laptop preset over two steps on a machine with two cores: flow 2,191 MiB with vLLM (of
+which 1,024 are the key-value cache) and 687 MiB with torch, trainer 836 and 843 MiB, server 253 and 223 MiB. Pages of libraries
+that processes share are counted in each, as in the figures `memory/flow_mib` and `memory/trainer_mib`.
 """
 CPU_BLOCK = 32
 """Tokens that a block must be a multiple of, where vLLM computes on the CPU."""
@@ -155,21 +155,33 @@ def plan_memory(shape: ModelShape, settings: InferenceSettings, machine: Machine
     )
 
 
-def trainer_memory(shape: ModelShape, *, rank: int, dtype: str) -> int:
-    """Bytes that the trainer's process takes at least: the frozen base, the adapter, its gradient and two moments."""
-    return TRAINER_PROCESS_BYTES + shape.parameters * _WIDTHS[dtype] + 4 * 4 * shape.lora_parameters(rank)
+def trainer_memory(shape: ModelShape, *, rank: int, dtype: str, tokens: int = 0, recompute: bool = False) -> int:
+    """Bytes that the trainer's process takes: the frozen base, the adapter, its gradient and two moments; at least those.
+
+    Args:
+        tokens: of a micro-batch that is computed in main memory. What a forward keeps of them, and as much again for their
+            gradients, is then added: with it the laptop preset's trainer takes what was measured.
+    """
+    fixed = TRAINER_PROCESS_BYTES + shape.parameters * _WIDTHS[dtype] + 4 * 4 * shape.lora_parameters(rank)
+    return fixed + 2 * tokens * _kept_of_a_token(shape, _WIDTHS[dtype], recompute)
+
+
+def _kept_of_a_token(shape: ModelShape, width: int, recompute: bool) -> int:
+    """Bytes that a forward keeps of a token for the way back.
+
+    A block keeps about eight rows as wide as the residual stream and four as wide as its feed-forward part; of a block that is
+    computed again only its input stays. That is 5.6 MiB a token for a 7B in bfloat16.
+    """
+    return shape.layers * width * (shape.hidden if recompute else 8 * shape.hidden + 4 * shape.inner)
 
 
 def trainer_gpu_memory(shape: ModelShape, *, rank: int, dtype: str, tokens: int, recompute: bool) -> int:
     """Bytes of a GPU that the trainer takes at least: the frozen base, the adapter with gradient and two moments, and what a
     micro-batch of `tokens` keeps for the way back.
-
-    A block keeps about eight rows as wide as the residual stream and four as wide as its feed-forward part, for each token; of a
-    block that is computed again only its input stays. That is 5.6 MiB a token for a 7B in bfloat16.
     """
     width = _WIDTHS[dtype]
-    kept = shape.hidden if recompute else 8 * shape.hidden + 4 * shape.inner
-    return shape.parameters * width + 4 * 4 * shape.lora_parameters(rank) + tokens * shape.layers * kept * width
+    fixed = shape.parameters * width + 4 * 4 * shape.lora_parameters(rank)
+    return fixed + tokens * _kept_of_a_token(shape, width, recompute)
 
 
 def check_memory(

@@ -1,7 +1,7 @@
 """Where a run's model lies and how large it is, told without loading, making or fetching it.
 
-Promise: loads neither torch nor Prefect, and fetches nothing: of a hub id it finds only what was fetched before. A plan asks the hub
-whether it has the rest.
+Promise: loads neither torch nor Prefect, and fetches nothing: of a hub id it finds only what was fetched before. A plan asks the
+hub whether it has the rest.
 """
 
 from pathlib import Path
@@ -22,7 +22,7 @@ from inference.memory_plan import (
 from inference.settings import InferenceSettings
 from telemetry.errors import InputError
 from training.recipe import find_tiny, longest_sequence
-from training.settings import TinyModelSettings
+from training.settings import CPU_TOKENS, TinyModelSettings
 
 TINY = "tiny"
 """The model that is made on the spot."""
@@ -151,6 +151,23 @@ def check_length(settings: InferenceSettings, shape: ModelShape | None, name: st
 def trainer_bytes(settings: RunSettings, shape: ModelShape | None) -> int:
     """Main memory that the trainer's process takes at least; 0 where the shape is not known."""
     return 0 if shape is None else trainer_memory(shape, rank=settings.training.lora_rank, dtype=settings.training.dtype)
+
+
+def trainer_bytes_about(settings: RunSettings, shape: ModelShape | None, machine: Machine) -> int:
+    """Main memory that the trainer's process takes in a full micro-batch; 0 where the shape is not known."""
+    training = settings.training
+    on_gpu = machine.gpu_total > 0 and training.device != "cpu"
+    return (
+        0
+        if shape is None
+        else trainer_memory(
+            shape,
+            rank=training.lora_rank,
+            dtype=training.dtype,
+            tokens=0 if on_gpu else training.token_budget or CPU_TOKENS,
+            recompute=training.recompute,
+        )
+    )
 
 
 def trainer_gpu_bytes(settings: RunSettings, shape: ModelShape | None, machine: Machine) -> int:

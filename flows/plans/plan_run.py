@@ -1,8 +1,8 @@
 """What a command is going to do, in figures, before anything is started or written: the resolved plan of a run.
 
 Owns the reckoning and the checks that need no server, no engine and no model in memory. Loads neither Prefect nor vLLM,
-asks no hub, writes nothing. A plan is a tree of sections; `bytes` in a name means bytes, `_at_most` a bound, `_about` an
-estimate.
+fetches nothing from a hub, writes nothing. A plan is a tree of sections; `bytes` in a name means bytes, `_at_most` a bound,
+`_about` an estimate.
 """
 
 import os
@@ -21,6 +21,7 @@ from flows.plans.find_model import (
     model_shape,
     tiny_shape,
     trainer_bytes,
+    trainer_bytes_about,
     trainer_gpu_bytes,
 )
 from flows.plans.rehearse_forks import PLIES_A_YEAR, Rehearsal, codec_of, rehearse, some_positions
@@ -88,7 +89,7 @@ def plan_train(settings: RunSettings, *, resume: bool = False) -> Plan:
         "tokens": _tokens(settings, rehearsal, work["decisions_about"], exact=model is not None),
         "evaluation": _evaluation(settings.evaluation, times=2, scripted=2),
         "disk": _disk(settings, rehearsal, shape, folder),
-        "memory": _memory(shape, settings.inference, machine, trainer, trainer_gpu),
+        "memory": _memory(shape, settings.inference, machine, trainer_bytes_about(settings, shape, machine), trainer_gpu),
         "threads": _threads(settings),
         "engine": _engine(settings.inference, machine),
         "reused_or_made": {"state_cache": _cache_line(cache, settings), "model": _model_line(model, settings)},
