@@ -3,7 +3,6 @@
 Layers, later ones win: a preset, then TOML files, then command-line flags. The resolved tree is written beside the run.
 """
 
-import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from evaluation.settings import EvaluationSettings
 from flows.plans.thread_plan import plan_threads, usable_cores
 from flows.setting_names import setting_names, similar_names
+from flows.settings_file import read_settings_file
 from game.players import player
 from game.prompt_settings import PromptSettings
 from inference.settings import InferenceSettings
@@ -152,7 +152,7 @@ def layered_settings(preset: str, files: Iterable[Path] = (), overrides: Mapping
     """
     if preset not in preset_names():
         raise InputError(f"there is no preset '{preset}'; known: {', '.join(preset_names())}")
-    layers = [_read_toml(_PRESETS / f"{preset}.toml"), *(_read_toml(file) for file in files), overrides or {}]
+    layers = [read_settings_file(_PRESETS / f"{preset}.toml"), *(read_settings_file(file) for file in files), overrides or {}]
     merged: dict[str, Any] = {}
     for layer in layers:
         merged = _merged(merged, layer)
@@ -176,7 +176,7 @@ def resumed_settings(
         InputError: no run is named, it is not there, or something that its rows and weights rest on would change.
     """
     wished: dict[str, Any] = {}
-    for layer in [*(_read_toml(file) for file in files), overrides or {}]:
+    for layer in [*(read_settings_file(file) for file in files), overrides or {}]:
         wished = _merged(wished, layer)
     run, root = wished.get("run"), wished.get("runs_root", "runs")
     if not run or not isinstance(run, str):
@@ -382,13 +382,6 @@ def one_sentence(error: ValidationError) -> str:
     else:
         text = f"{name}: {first['msg'][0].lower()}{first['msg'][1:]}, got {first.get('input')!r}"
     return text + (f" (and {len(others)} more)" if others else "")
-
-
-def _read_toml(file: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(file.read_text())
-    except (OSError, ValueError, RecursionError) as error:  # not text, not TOML, a number of thousands of digits, too deep
-        raise InputError(f"settings file '{file}' cannot be read: {error}") from error
 
 
 def _merged(base: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:
