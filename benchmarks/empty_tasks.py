@@ -115,10 +115,8 @@ def _nothing(count: int) -> RolloutReport:
         orders_rejected=0,
         set_aside=0,
         seconds=0.0,
-        queue_ms=0.0,
-        prefill_ms=0.0,
-        decode_ms=0.0,
-        engine_ms=0.0,
+        engine_work=None,
+        engine_ms=None,
     )
 
 

@@ -216,13 +216,14 @@ def _warm_up_share(steps: Sequence[Mapping[str, Any]]) -> float:
 
 
 def _scores(new: Mapping[str, Any], old: Mapping[str, Any]) -> dict[str, float]:
-    return {
+    found = {
         "score_base": new["base_score"],
         "score_equal_wall": new["trained_score"],
-        "score_equal_wall_low": new["trained_ci"][0],
-        "score_equal_wall_high": new["trained_ci"][1],
         "score_base_old_way": old["base"]["mean"],
         "score_equal_wall_old_way": old["trained"]["mean"],
-        "score_equal_wall_old_way_low": old["trained"]["low"],
-        "score_equal_wall_old_way_high": old["trained"]["high"],
     }
+    # Too few source games have no interval: its ends are then left out.
+    for name, interval in (("score_equal_wall", new["trained_ci"]), ("score_equal_wall_old_way", old["trained"]["ci"])):
+        if interval is not None:
+            found[f"{name}_low"], found[f"{name}_high"] = interval
+    return found

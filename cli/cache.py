@@ -74,11 +74,13 @@ def refresh(
 
         entente cache refresh --run mine --dry-run
     """
+    from cli.which_run import which_run
     from state_cache.store import open_cache
     from telemetry.errors import InputError
 
     if not run:
         raise InputError("--run is empty: name the run whose positions are to be taken in")
+    run = which_run(run, runs_root)
     if dry_run:
         from pipeline.plans.plan_past import plan_refresh
 

@@ -35,6 +35,7 @@ _COMMANDS = {
     "serve": ("cli.serve:serve", "Serve an inference worker over HTTP."),
     "evaluate": ("cli.evaluate:evaluate", "Measure the strength of a policy version."),
     "watch": ("cli.watch:watch", "Watch a run's figures on one screen, while it trains."),
+    "runs": ("cli.runs:runs", "List the runs: how far each is, what it gained, and how large it is."),
     "report": ("cli.report:report", "Write what a run came to as one page."),
     "explain-step": ("cli.explain:explain_step", "Say where one step's seconds went, why, and what to change."),
     "explain-run": ("cli.explain:explain_run", "Say what limits a run, and which setting moves it."),
@@ -227,7 +228,9 @@ def _show_traceback(error: BaseException | None, debug: bool) -> None:
 def _say(sentence: str) -> None:
     from rich.console import Console
 
-    Console(stderr=True, highlight=False, soft_wrap=True).print(f"entente: {sentence}", style="red", markup=False)
+    from cli.plain_text import shown
+
+    Console(stderr=True, highlight=False, soft_wrap=True).print(f"entente: {shown(sentence)}", style="red", markup=False)
 
 
 if __name__ == "__main__":

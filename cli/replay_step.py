@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from cli.dry_run import DryRun, show_plan
+from cli.which_run import Run, which_run
+from storage.runs import LATEST
 from telemetry.errors import TrainingError
 
 if TYPE_CHECKING:
@@ -17,8 +19,8 @@ if TYPE_CHECKING:
 
 def replay_step(
     *,
-    run: Annotated[str, Parameter(help="Name of the run.")],
     step: Annotated[int, Parameter(help="The step to run again, counted from 1.")],
+    run: Run = LATEST,
     runs_root: Annotated[Path, Parameter(help="Folder of all runs.")] = Path("runs"),
     json: Annotated[bool, Parameter(help="Print the comparison as one JSON object, last line.", negative="")] = False,
     dry_run: DryRun = False,
@@ -42,6 +44,7 @@ def replay_step(
     from pipeline.threads import apply_threads, usable_cores
     from storage.runs import RunPaths
 
+    run = which_run(run, runs_root)
     paths = RunPaths(runs_root / run)
     settings = settings_at(paths, step)
     model = model_of(settings, runs_root, run)

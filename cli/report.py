@@ -5,10 +5,13 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from cli.which_run import Run, which_run
+from storage.runs import LATEST
+
 
 def report(
     *,
-    run: Annotated[str, Parameter(help="Name of the run.")],
+    run: Run = LATEST,
     runs_root: Annotated[Path, Parameter(help="Folder of all runs.")] = Path("runs"),
     output: Annotated[Path | None, Parameter(help="The page to write; default: report.html in the run's folder.")] = None,
     pictures: Annotated[
@@ -41,6 +44,7 @@ def report(
     from reports.read_run import read_run
     from storage.runs import RunPaths
 
+    run = which_run(run, runs_root)
     paths = RunPaths(runs_root / run)
     facts = read_run(paths)
     presets = {name: layered_settings(name).model_dump(mode="json") for name in preset_names()}

@@ -96,10 +96,11 @@ def _scripted(summary: dict) -> list[str]:
 
 def _lines(summary: dict) -> list[str]:
     """The result in words."""
+    from evaluation.intervals import interval_words
 
     def score(name: str) -> str:
-        low, high = summary[f"{name}_ci"]
-        return f"{summary[f'{name}_score']:+.2f} centres a year, 95 % interval [{low:+.2f}, {high:+.2f}]"
+        said = interval_words(summary[f"{name}_ci"], summary.get("source_games", 0), "+.2f", "source games")
+        return f"{summary[f'{name}_score']:+.2f} centres a year, {said}"
 
     worked = (
         f"{summary['steps']} steps, {summary['decisions']} decisions, {summary['wall_s']:.0f} s, "

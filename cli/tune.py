@@ -10,13 +10,14 @@ from cyclopts import App, Parameter, validators
 from cli.dry_run import DryRun, show_plan
 from cli.run_flow import run_flow
 from cli.settings_from_flags import ConfigFiles
+from cli.which_run import which_run
 from telemetry.errors import EngineError, InputError
 from tuning.settings import TuneSettings
 
 app = App(name="tune", default_parameter=Parameter(consume_multiple=True))
 
 Run = Annotated[
-    str, Parameter(help="Run whose prompts, masks and adapter are measured with; 'newest'; default: random requests.")
+    str, Parameter(help="Run whose prompts, masks and adapter are measured with; 'latest'; default: random requests.")
 ]
 Preset = Annotated[str, Parameter(help="Settings to begin with where no run is named: laptop, single-gpu or cluster.")]
 RunsRoot = Annotated[Path, Parameter(help="Folder of all runs; results lie in _tuning beside them.")]
@@ -61,6 +62,7 @@ def tune(
     tuning = tuning or TuneSettings()
     from pipeline.plans.plan_tuning import plan_tuning, planned
 
+    run = which_run(run, runs_root)
     settings = _settings(run, preset, config, runs_root)
     plan = plan_tuning(run, settings, tuning, runs_root, output)
     if dry_run:
@@ -107,6 +109,7 @@ def lora(
 
         entente tune lora --dry-run                  how many engines and requests
     """
+    run = which_run(run, runs_root)
     settings = _settings(run, preset, config, runs_root)
     if dry_run:
         from pipeline.plans.plan_past import plan_lora
@@ -144,11 +147,8 @@ def _show_costs(outcome: dict[str, Any]) -> None:
 
 def _settings(run: str, preset: str, config: list[Path] | None, runs_root: Path) -> Any:
     """Settings to begin with: those of the run, or a preset, with files over them."""
-    from pipeline.plans.plan_tuning import NEWEST
-    from pipeline.refresh_settings import newest_run
     from pipeline.run_settings import layered_settings, resumed_settings
 
-    run = newest_run(runs_root) if run == NEWEST else run
     if run:
         return resumed_settings(config or (), {"run": run, "runs_root": runs_root}, fork=True)
     return layered_settings(preset, config or (), {"runs_root": runs_root})

@@ -17,11 +17,12 @@ from flows.train_policy import train_policy
 from pipeline.play import play_stretch
 from pipeline.resources import Resources
 from pipeline.run_settings import RunSettings
-from reports.profile import stages_of, summed, trainer_stages_of
+from reports.profile import summed
 from reports.read_run import read_figures
 from telemetry.progress import reporter
 from telemetry.sampling import Window, sampled
 from telemetry.sinks import TelemetrySettings
+from telemetry.stages import stages_of, trainer_stages_of
 from training.process import TrainedStep
 
 

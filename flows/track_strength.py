@@ -97,8 +97,8 @@ def point_figures(point: TrackPoint) -> dict[str, float]:
     """A point as registered figures."""
     figures = {
         "score/track": point.score.mean,
-        "score/track_low": point.score.low,
-        "score/track_high": point.score.high,
         "score/track_version": float(point.version),
     }
+    if point.score.interval is not None:
+        figures["score/track_low"], figures["score/track_high"] = point.score.interval
     return figures if point.tactical is None else figures | {"score/track_tactical": point.tactical.mean}

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
+from evaluation.intervals import FEWEST_CLUSTERS, counted, too_few
 from evaluation.strength import Opening, Score
 from game.board import Board
 from game.render import Frame, frame_around, locations_of, picture
@@ -81,7 +82,8 @@ def score_page(run: str, version: int, scores: Mapping[str, Score]) -> str:
     first = next(iter(scores.values()))
     parts = [
         f"# {run}, {who}: {first.mean:+.2f} centres",
-        f"Mean supply centres gained by one power, on {first.positions} positions of {first.source_games} held-out games.",
+        f"Mean supply centres gained by one power, on "
+        f"{counted(first.positions, 'positions')} of {counted(first.source_games, 'held-out games')}.",
         _score_table({f"against {opponents}": score for opponents, score in scores.items()}),
         _opening_part({who: first.openings[:1]}),
     ]
@@ -89,9 +91,13 @@ def score_page(run: str, version: int, scores: Mapping[str, Score]) -> str:
 
 
 def _verdict(base: Score, trained: Score) -> str:
-    if trained.low > base.high:
+    ours, theirs = trained.estimate.interval, base.estimate.interval
+    if ours is None or theirs is None:
+        few = too_few(min(base.source_games, trained.source_games), "source games")
+        return f"**No difference from its base is shown**: there are no intervals ({few})."
+    if ours[0] > theirs[1]:
         return "**It plays better than its base**: the two 95 % intervals do not meet."
-    if trained.high < base.low:
+    if ours[1] < theirs[0]:
         return "**It plays worse than its base**: the two 95 % intervals do not meet."
     return "**No difference from its base is shown**: the two 95 % intervals meet."
 
@@ -104,9 +110,14 @@ def _in_words(label: str) -> str:
 
 def _score_table(scores: Mapping[str, Score]) -> str:
     rows = [
-        f"| {who} | {score.mean:+.2f} | {score.low:+.2f} to {score.high:+.2f} | {score.forks} |" for who, score in scores.items()
+        f"| {who} | {score.mean:+.2f} | {_ends(score)} | {score.forks} | {score.source_games} |" for who, score in scores.items()
     ]
-    return "\n".join(["| player | centres gained | 95 % interval | forks |", "|---|---:|---:|---:|", *rows])
+    return "\n".join(["| player | centres gained | 95 % interval | forks | source games |", "|---|---:|---:|---:|---:|", *rows])
+
+
+def _ends(score: Score) -> str:
+    found = score.estimate.interval
+    return f"none: it takes {FEWEST_CLUSTERS} source games" if found is None else f"{found[0]:+.2f} to {found[1]:+.2f}"
 
 
 def _opening_part(openings: Mapping[str, Sequence[Opening]]) -> str:

@@ -60,7 +60,6 @@ class BufferedQueue(RolloutQueue):
         self._credit: float = self._wanted * pipeline.buffer_depth  # start groups that may be begun
         self._full = False  # pipeline.ready_groups_max is reached
         self._failures = 0  # in a row
-        self._said = ""
 
     @property
     def target(self) -> QueueTarget:
@@ -70,9 +69,8 @@ class BufferedQueue(RolloutQueue):
     def learn(self, seen: Seen) -> QueueTarget:
         """See `RolloutQueue.learn`; a change is said once."""
         target = self._controller.after(seen)
-        if target.reason and target.reason != self._said:
+        if target.reason:
             reporter().say(target.reason)
-        self._said = target.reason
         return target
 
     def play_ahead(self, step: int) -> None:

@@ -67,7 +67,7 @@ class QueueTarget:
     producers: int
     """Rollout producers beside this process."""
     reason: str
-    """Why anything moved, or cannot; empty where nothing was to be done."""
+    """Why anything moved, or, once, why nothing can; empty where nothing was to be done."""
 
 
 class Controller:
@@ -79,6 +79,7 @@ class Controller:
         self._idle = self._calm = 0
         self._floor = bounds.least
         self._waited_before = math.inf  # when the last producer was begun
+        self._told_stuck = False  # since anything moved
         self.target = QueueTarget(ahead=bounds.most, producers=bounds.producers_min, reason="")
 
     def after(self, seen: Seen) -> QueueTarget:
@@ -113,10 +114,26 @@ class Controller:
             self._waited_before = self._waiting
             self._shares.clear()
             return self._moved(target.ahead, target.producers + 1, why)
+        reason = ""
+        if self._stuck and not self._told_stuck:
+            self._told_stuck, reason = True, self._why_stuck(seen)
+        return QueueTarget(ahead=target.ahead, producers=target.producers, reason=reason)
+
+    def _why_stuck(self, seen: Seen) -> str:
+        """What waiting means where nothing more can be moved; said once until something moves again."""
+        bounds, target = self._bounds, self.target
         if seen.expired > 0:
-            why += f", yet {seen.expired:g} groups became too old untrained"
-        return QueueTarget(
-            ahead=target.ahead, producers=target.producers, reason=f"{why}; nothing is left to move" if self._stuck else ""
+            held = f"rows already become too old untrained ({seen.expired:g} groups), so no more may be ahead"
+        else:
+            held = f"{target.ahead} start groups are ahead, as many as pipeline.buffer_depth allows"
+        if target.producers < bounds.producers_max:
+            held += f", and the last of {target.producers} rollout producers changed little"
+        elif bounds.producers_max:
+            held += f", and {target.producers} rollout producers play, as many as pipeline.producers_max allows"
+        return (
+            f"rollouts are slower than training: the trainer waited for them in {self._waiting:.0%} of the time of the last "
+            f"{len(self._shares)} steps; "
+            f"{held}. The run goes on at the pace of its rollouts; `entente explain-run` says what would make them faster"
         )
 
     def _fresher(self, seen: Seen) -> QueueTarget:
@@ -147,6 +164,7 @@ class Controller:
 
     def _moved(self, ahead: int, producers: int, why: str, before: QueueTarget | None = None) -> QueueTarget:
         before, moves = before or self.target, []
+        self._told_stuck = self._told_stuck and (ahead, producers) == (before.ahead, before.producers)
         if ahead != before.ahead:
             moves.append(f"{ahead} start groups ahead instead of {before.ahead}")
         if producers != before.producers:

@@ -19,6 +19,7 @@ from pipeline.resources import PROBE, PRODUCER, Playing, Resources
 from rollouts.roll_out import plan_start_groups, roll_out
 from rollouts.settings import RolloutSettings
 from state_cache.sampling import sample_start_positions
+from storage.schema import as_array
 from storage.shards import Coverage, Shard, coverage, open_shard, publish_shard
 from telemetry.errors import disk_full
 from telemetry.progress import reporter
@@ -27,6 +28,24 @@ _LOOK_S = 2.0
 """Seconds between two tries to publish on a full disk."""
 _CHOSEN_S = 0.05
 """Seconds between two looks whether a step has chosen its rows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineWork:
+    """What inference engines did for some decisions, whichever process they were in: from the rows themselves."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    """Prompt tokens found in the prefix cache."""
+    completion_tokens: int
+    forced_tokens: int
+    """Completion tokens that had a single legal id."""
+    queue_ms: float
+    """Median over decisions."""
+    prefill_ms: float
+    """Median over decisions."""
+    decode_ms: float
+    """Median over decisions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,14 +60,10 @@ class RolloutReport:
     """Damaged shards that were found in their place."""
     seconds: float
     """Wall time of playing, publishing included; 0 where nothing had to be played."""
-    queue_ms: float
-    """Median over decisions."""
-    prefill_ms: float
-    """Median over decisions."""
-    decode_ms: float
-    """Median over decisions."""
-    engine_ms: float
-    """Median over decisions: the game engine at their ply."""
+    engine_work: EngineWork | None
+    """None where there are no decisions, or no engine drew them."""
+    engine_ms: float | None
+    """Median over decisions: the game engine at their ply. None where there are no decisions."""
 
 
 async def play_stretch(playing: Playing, step: int, first_group: int, count: int, after: Path | None = None) -> RolloutReport:
@@ -191,17 +206,39 @@ async def publish_when_there_is_room(publish: Callable[[], Shard], wait_s: float
 
 def report_of(found: Coverage, count: int) -> RolloutReport:
     """What the published shards say of the rollouts of `count` start groups."""
-    columns = ["start_group", "fork", "status", "orders_rejected", "queue_ms", "prefill_ms", "decode_ms", "engine_ms"]
-    tables = [open_shard(shard.path).select(columns) for shard in found.published]
-    rows = pa.concat_tables([table.replace_schema_metadata(None) for table in tables]).to_pydict() if tables else None
-    median = {name: float(np.median(rows[name])) if rows and rows[name] else 0.0 for name in columns[4:]}
-    forks = zip(rows["start_group"], rows["fork"], rows["status"], strict=True) if rows else ()
+    columns = [
+        "start_group", "fork", "status", "orders_rejected", "engine_ms", "prompt_len", "cached_tokens", "legal_offsets",
+        "queue_ms", "prefill_ms", "decode_ms",
+    ]  # fmt: skip
+    tables = [open_shard(shard.path).select(columns).replace_schema_metadata(None) for shard in found.published]
+    rows = pa.concat_tables(tables).combine_chunks() if tables else None
+    if rows is None or not rows.num_rows:
+        rows, forks = None, []
+    else:
+        forks = rows.select(["start_group", "fork", "status"]).to_pylist()
     return RolloutReport(
         start_groups=count,
-        decisions=len(rows["fork"]) if rows else 0,
-        failed_forks=len({(group, fork) for group, fork, status in forks if status != "complete"}),
-        orders_rejected=sum(rows["orders_rejected"]) if rows else 0,
+        decisions=len(forks),
+        failed_forks=len({(each["start_group"], each["fork"]) for each in forks if each["status"] != "complete"}),
+        orders_rejected=0 if rows is None else int(rows["orders_rejected"].to_numpy().sum()),
         set_aside=len(found.set_aside),
         seconds=0.0,
-        **median,
+        engine_work=None if rows is None else _engine_work(rows),
+        engine_ms=None if rows is None else float(np.median(rows["engine_ms"].to_numpy())),
+    )
+
+
+def _engine_work(rows: pa.Table) -> EngineWork:
+    bounds = as_array(rows["legal_offsets"])
+    starts = bounds.offsets.to_numpy() - bounds.offsets[0].as_py()
+    # A row has one bound more than completion tokens; the step from its last bound to the next row's first is no token.
+    legal_ids = np.diff(bounds.flatten().to_numpy())
+    is_token = np.ones(len(legal_ids), bool)
+    is_token[starts[1:-1] - 1] = False
+    return EngineWork(
+        prompt_tokens=int(rows["prompt_len"].to_numpy().sum()),
+        cached_tokens=int(rows["cached_tokens"].to_numpy().sum()),
+        completion_tokens=int(np.count_nonzero(is_token)),
+        forced_tokens=int(np.count_nonzero(legal_ids[is_token] == 1)),
+        **{name: float(np.median(rows[name].to_numpy())) for name in ("queue_ms", "prefill_ms", "decode_ms")},
     )

@@ -3,7 +3,6 @@
 Layers, later ones win: a preset, then TOML files, then command-line flags. The resolved tree is written beside the run.
 """
 
-import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,13 +14,14 @@ from game.players import player
 from game.prompt_settings import PromptSettings
 from inference.settings import InferenceSettings
 from pipeline.setting_names import setting_names, similar_names
+from pipeline.settings_file import read_settings_file
 from pipeline.simulated_settings import LEARNING_RATE_MAX, SimulatedSettings
 from pipeline.threads import plan_threads, usable_cores
 from rollouts.settings import RolloutSettings
 from state_cache.settings import CacheSettings
 from storage.lineages import lineage_at
 from storage.retention import RetentionSettings
-from storage.runs import RunPaths, check_name
+from storage.runs import RunPaths, check_name, check_run_name, resolve_run
 from storage.settings import StorageSettings
 from telemetry.alerts import AlertSettings
 from telemetry.errors import InputError
@@ -147,7 +147,7 @@ def layered_settings(preset: str, files: Iterable[Path] = (), overrides: Mapping
     """
     if preset not in preset_names():
         raise InputError(f"there is no preset '{preset}'; known: {', '.join(preset_names())}")
-    layers = [_read_toml(_PRESETS / f"{preset}.toml"), *(_read_toml(file) for file in files), overrides or {}]
+    layers = [read_settings_file(_PRESETS / f"{preset}.toml"), *(read_settings_file(file) for file in files), overrides or {}]
     merged: dict[str, Any] = {}
     for layer in layers:
         merged = _merged(merged, layer)
@@ -171,7 +171,7 @@ def resumed_settings(
         InputError: no run is named, it is not there, or something that its rows and weights rest on would change.
     """
     wished: dict[str, Any] = {}
-    for layer in [*(_read_toml(file) for file in files), overrides or {}]:
+    for layer in [*(read_settings_file(file) for file in files), overrides or {}]:
         wished = _merged(wished, layer)
     run, root = wished.get("run"), wished.get("runs_root", "runs")
     if not run or not isinstance(run, str):
@@ -179,6 +179,7 @@ def resumed_settings(
     if not isinstance(root, str | Path):
         raise InputError(f"runs_root: input is not a path, got {root!r}")
     root = Path(root)
+    wished["run"] = run = resolve_run(root, run)
     stored = settings_of(RunPaths(root / check_name(run, "run")))
     try:
         settings = RunSettings.model_validate(_merged(stored.model_dump(), {**wished, "runs_root": root}))
@@ -285,7 +286,7 @@ def check_settings(settings: RunSettings) -> None:
     """
     pipeline, storage = settings.pipeline, settings.storage
     if settings.run:
-        check_name(settings.run, "run")
+        check_run_name(settings.run)
     if "\0" in str(settings.runs_root):
         raise InputError(f"runs_root {str(settings.runs_root)!r} cannot name a folder: no name holds a zero byte")
     if pipeline.buffer_depth > storage.max_policy_lag:
@@ -376,13 +377,6 @@ def one_sentence(error: ValidationError) -> str:
     else:
         text = f"{name}: {first['msg'][0].lower()}{first['msg'][1:]}, got {first.get('input')!r}"
     return text + (f" (and {len(others)} more)" if others else "")
-
-
-def _read_toml(file: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(file.read_text())
-    except (OSError, ValueError, RecursionError) as error:  # not text, not TOML, a number of thousands of digits, too deep
-        raise InputError(f"settings file '{file}' cannot be read: {error}") from error
 
 
 def _merged(base: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:

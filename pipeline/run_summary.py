@@ -14,11 +14,13 @@ def run_summary(
     summary: dict[str, Any] = {}
     if settings.simulated.from_run:
         summary["simulated_from"] = settings.simulated.from_run
+    if "base" in scores:
+        summary |= {"positions": scores["base"].positions, "source_games": scores["base"].source_games}
     for label, score in scores.items():
         name = label.replace("_vs_", "_score_vs_") if "_vs_" in label else f"{label}_score"
         summary[name] = round(score.mean, 4)
         if label.startswith(("base", "trained")):
-            summary[name.replace("_score", "_ci")] = [round(end, 4) for end in score.interval]
+            summary[name.replace("_score", "_ci")] = score.estimate.rounded()
     return summary | {
         "steps": settings.steps,
         "wall_s": round(wall_s, 1),

@@ -5,13 +5,14 @@ Owns the running sums of a run; decides nothing.
 
 import os
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from inference.engine import EngineStats, ScrapedEngine, TroubledEngine
 from pipeline.controller import Seen
+from pipeline.play import EngineWork
 from pipeline.resources import Resources
 from pipeline.rollout_queue import StepRollouts
 from telemetry.memory import GIVE_BACK_STEPS, give_back_memory, resident_mib
@@ -93,35 +94,49 @@ class StepClock:
         return times
 
     async def _rollout_figures(self, rolled: StepRollouts, began: float, now: float) -> dict[str, float]:
-        """Counts of the tasks that this step took, and the engine's own counts over the step's wall time."""
+        """Counts of what came in for this step, and the flow's engine's own counts over the step's wall time.
+
+        What nobody counted is absent: a step for which nothing came in has no figures of rollouts, and an engine that drew
+        nothing, because rollouts are played elsewhere or none is left to play, has none of its own.
+        """
         reports = rolled.reports
         after = await self._resources.host.run(self._resources.engine.stats())
         before, self._stats = self._stats, after
-        gained = {name: getattr(after, name) - getattr(before, name) for name in asdict(after)}
-        gained_now = {
-            "rollout/ready_share": rolled.ready_share,
-            "rollout/prompt_tokens": float(gained["prompt_tokens"]),
-            "rollout/cached_tokens": float(gained["cached_tokens"]),
-            "rollout/prefix_hit_share": gained["cached_tokens"] / max(1, gained["prompt_tokens"]),
-            "rollout/completion_tokens": float(gained["completion_tokens"]),
-            "rollout/tokens_per_s": gained["completion_tokens"] / (now - began),
-            "rollout/occupancy": gained["drawn_tokens"] / max(1, gained["engine_steps"]),
-            "rollout/forced_share": gained["forced_tokens"] / max(1, gained["completion_tokens"]),
-            "rollout/preemptions": float(gained["preemptions"]),
-        }
+        figures = {"rollout/ready_share": rolled.ready_share}
+        if (passes := after.engine_steps - before.engine_steps) > 0:
+            figures["rollout/occupancy"] = (after.drawn_tokens - before.drawn_tokens) / passes
+            figures["rollout/preemptions"] = float(after.preemptions - before.preemptions)
         if not reports:
-            return gained_now
-        return gained_now | {
+            return figures
+        figures |= {
             "rollout/start_groups": float(sum(report.start_groups for report in reports)),
             "rollout/decisions": float(sum(report.decisions for report in reports)),
             "rollout/failed": float(sum(report.failed_forks for report in reports)),
             "rollout/set_aside": float(sum(report.set_aside for report in reports)),
             "rollout/orders_rejected": float(sum(report.orders_rejected for report in reports)),
-            "rollout/queue_ms_p50": float(np.median([report.queue_ms for report in reports])),
-            "rollout/prefill_ms_p50": float(np.median([report.prefill_ms for report in reports])),
-            "rollout/decode_ms_p50": float(np.median([report.decode_ms for report in reports])),
-            "rollout/engine_ms_p50": float(np.median([report.engine_ms for report in reports])),
         }
+        if played := [report.engine_ms for report in reports if report.engine_ms is not None]:
+            figures["rollout/engine_ms_p50"] = float(np.median(played))
+        return figures | _token_figures([report.engine_work for report in reports if report.engine_work is not None], now - began)
+
+
+def _token_figures(work: Sequence[EngineWork], seconds: float) -> dict[str, float]:
+    """Tokens of the decisions that came in over `seconds`; {} where no engine drew any."""
+    if not work:
+        return {}
+    prompt, cached = sum(each.prompt_tokens for each in work), sum(each.cached_tokens for each in work)
+    completion, forced = sum(each.completion_tokens for each in work), sum(each.forced_tokens for each in work)
+    return {
+        "rollout/prompt_tokens": float(prompt),
+        "rollout/cached_tokens": float(cached),
+        "rollout/prefix_hit_share": cached / max(1, prompt),
+        "rollout/completion_tokens": float(completion),
+        "rollout/tokens_per_s": completion / seconds,
+        "rollout/forced_share": forced / max(1, completion),
+        "rollout/queue_ms_p50": float(np.median([each.queue_ms for each in work])),
+        "rollout/prefill_ms_p50": float(np.median([each.prefill_ms for each in work])),
+        "rollout/decode_ms_p50": float(np.median([each.decode_ms for each in work])),
+    }
 
 
 def _events(resources: Resources) -> dict[str, int]:

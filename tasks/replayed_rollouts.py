@@ -172,4 +172,4 @@ async def replay_groups(
             )
         whole = found if not found.missing else await asyncio.to_thread(coverage, resources.paths, PRODUCER, first_group, count)
         report = await asyncio.to_thread(report_of, whole, count)
-    return replace(report, set_aside=len(found.set_aside), seconds=time.monotonic() - began)
+    return replace(report, set_aside=len(found.set_aside), seconds=time.monotonic() - began, engine_work=None)

@@ -7,6 +7,7 @@ an engine that fails again and again without answering anything in between is gi
 
 import asyncio
 from collections.abc import Callable, Collection, Coroutine
+from contextlib import nullcontext
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,9 @@ class EngineSupervisor:
         self._published: dict[int, tuple[Path, str]] = {}
         self._before = dict.fromkeys(_SUMMED, 0)
         self._repair: asyncio.Task[None] | None = None
+        self._last_try = asyncio.Lock()
+        """Held while one request is asked for the last time, so that a request which makes the engine fail does not take along
+        others that were in flight with it."""
 
     async def start(self) -> None:
         """See `Engine.start`."""
@@ -44,22 +48,24 @@ class EngineSupervisor:
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """Draw one completion, by a later engine if need be; see `Engine.generate`."""
-        for _ in range(max(2, self._bound)):
-            engine = await self._standing()
-            try:
-                generation = await engine.generate(request)
-            except EngineLostError as error:
-                await self._mend(engine, error)
-            except EngineError as error:
-                if self._closed:
-                    raise EngineLostError(f"engine '{self.name}' was closed") from error
-                if engine is self._engine and self.ready:
-                    raise
-                # It was closed under the request, to be built again, or could not be.
-                await self._mend(engine, EngineLostError(str(error)))
-            else:
-                self._in_vain = 0
-                return generation
+        tries = max(2, self._bound)
+        for number in range(1, tries + 1):
+            async with self._last_try if number == tries else nullcontext():
+                engine = await self._standing()
+                try:
+                    generation = await engine.generate(request)
+                except EngineLostError as error:
+                    await self._mend(engine, error)
+                except EngineError as error:
+                    if self._closed:
+                        raise EngineLostError(f"engine '{self.name}' was closed") from error
+                    if engine is self._engine and self.ready:
+                        raise
+                    # It was closed under the request, to be built again, or could not be.
+                    await self._mend(engine, EngineLostError(str(error)))
+                else:
+                    self._in_vain = 0
+                    return generation
         # It may be the cause: the engine stands again, and goes on without it.
         raise EngineLostError(
             f"request '{request.request_id}' was in flight each time that engine '{self.name}' failed, and is given up"

@@ -16,12 +16,19 @@ from workers.flow_control import WorkerLoad
 CONTENT_TYPE = "application/msgpack"
 MAX_BODY = 8 << 20
 """Bytes of the largest request a worker reads."""
+MAX_JSON = 1 << 17
+"""Bytes of the largest request that is JSON: one to publish or to retire."""
 MAX_PROMPT = 1 << 18
 """Tokens of the longest prompt that is looked at; the engine's own bound is far below."""
 MAX_TABLE_BYTES = 4 << 20
 """Bytes of the largest table: half a million edges, where ten units with 400 orders each have some ten thousand."""
 MAX_ID = 200
 """Characters of the longest request id."""
+MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 4.0
+"""Range of the draw's temperature. Below 0.01 vLLM draws at 0.01 and does not say so, and a division by a very small number
+overflows."""
+_MAX_FIELDS = 32
+"""Fields of the largest message."""
 
 
 def pack_request(request: GenerationRequest, *, adapter_hash: str | None = None) -> bytes:
@@ -74,8 +81,12 @@ def unpack_request(body: bytes, vocabulary_size: int) -> tuple[GenerationRequest
         raise DataError(f"request lacks a usable field: {error}") from error
     if not len(prompt_ids) or prompt_ids.min() < 0 or prompt_ids.max() >= vocabulary_size:
         raise DataError(f"request '{request_id}' has an empty prompt or ids outside the vocabulary of {vocabulary_size}")
-    if not 0 <= request.seed < 2**63 or not 0 < request.temperature <= 4:
-        raise DataError(f"request '{request_id}' has seed {request.seed} or temperature {request.temperature} out of range")
+    if not 0 <= request.seed < 2**63:
+        raise DataError(f"request '{request_id}' has seed {request.seed}: 0 to 2**63 - 1 are allowed")
+    if not MIN_TEMPERATURE <= request.temperature <= MAX_TEMPERATURE:  # not a number fails this too
+        raise DataError(
+            f"request '{request_id}' has temperature {request.temperature}: {MIN_TEMPERATURE} to {MAX_TEMPERATURE} are allowed"
+        )
     adapter_hash = fields.get("adapter_hash")
     return request, None if adapter_hash is None else _of(fields, "adapter_hash", str)
 
@@ -171,8 +182,18 @@ def _pack(fields: dict[str, Any]) -> bytes:
 
 
 def _unpack(body: bytes) -> dict[str, Any]:
+    maps = 0
+
+    def count_map(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
+        # Millions of small maps or lists in a body would take a hundred times its bytes.
+        nonlocal maps
+        maps += 1
+        if maps > 1:
+            raise ValueError("a map stands inside the map")
+        return dict(pairs)
+
     try:
-        fields = msgpack.unpackb(body)
+        fields = msgpack.unpackb(body, object_pairs_hook=count_map, max_map_len=_MAX_FIELDS, max_array_len=0, max_ext_len=0)
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise DataError(f"body of {len(body)} bytes is not msgpack: {error}") from error
     if not isinstance(fields, dict):

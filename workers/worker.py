@@ -4,8 +4,9 @@ Loopback unless a key is set; the key is compared in constant time; adapters loa
 before the engine sees them; bodies are bounded and checked; a page in a browser is no client. Every request id is drawn once.
 vLLM's own server and its development routes are not part of it.
 
-What it answers: 200; 400 malformed; 401 key; 403 path; 409 refused, with its kind; 410 the version is not served, with the newest
-that is; 413 too long; 429 too many in flight; 503 no engine now. Each but the first is a sentence and a kind.
+What it answers: 200; 400 malformed; 401 key; 403 path; 408 too slow; 409 refused, with its kind; 410 the version is not served,
+with the newest that is; 413 and 431 too long; 429 too many in flight; 503 no engine now. Each but the first is a sentence and a
+kind.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import uvicorn
@@ -23,13 +25,14 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 from inference.engine import Engine
 from inference.host import EngineHost
+from inference.http_bounds import BoundedConnection, RequestReader, sentence
 from telemetry.errors import DataError, EngineLostError, EntenteError, InputError, VersionGoneError
 from telemetry.log_tail import LogTail
-from workers.wire import CONTENT_TYPE, MAX_BODY
+from workers.wire import CONTENT_TYPE, MAX_BODY, MAX_JSON
 from workers.worker_memory import AnotherBody, Busy
 from workers.worker_metrics import CONTENT_TYPE as METRICS_TYPE
 from workers.worker_service import ForbiddenPath, PublishBody, RetireBody, Worker
@@ -56,27 +59,19 @@ def bind(host: str, port: int, key: str | None) -> socket.socket:
     return listener
 
 
-class _Guard:
+def _refusal(scope: Scope, key: str | None) -> Response | None:
     """Before any route: the key, no browser, and a body of bounded, told length."""
-
-    def __init__(self, app: ASGIApp, key: str | None) -> None:
-        self._app, self._key = app, key
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refusal = self._refusal(scope) if scope["type"] == "http" else None
-        await (refusal or self._app)(scope, receive, send)
-
-    def _refusal(self, scope: Scope) -> Response | None:
-        headers = dict(scope["headers"])
-        if self._key and not hmac.compare_digest(headers.get(b"authorization", b""), b"Bearer " + self._key.encode()):
-            return _sentence(401, "key", "the worker's key is missing or wrong")
-        if b"origin" in headers:
-            return _sentence(403, "browser", "a page in a browser is no client of a worker")
-        # A body of untold length is not read at all.
-        length = headers.get(b"content-length", b"" if scope["method"] == "POST" else b"0")
-        if not length.isdigit() or int(length) > MAX_BODY:
-            return _sentence(413, "too_long", f"a request may have at most {MAX_BODY} bytes")
-        return None
+    headers = dict(scope["headers"])
+    if key and not hmac.compare_digest(headers.get(b"authorization", b""), b"Bearer " + key.encode()):
+        return sentence(401, "key", "the worker's key is missing or wrong")
+    if b"origin" in headers:
+        return sentence(403, "browser", "a page in a browser is no client of a worker")
+    # A body of untold length is not read at all.
+    length = headers.get(b"content-length", b"" if scope["method"] == "POST" else b"0")
+    most = MAX_BODY if scope["path"] == "/generate" else MAX_JSON
+    if not length.isdigit() or int(length) > most or b"transfer-encoding" in headers:
+        return sentence(413, "too_long", f"this request may have at most {most} bytes, and must tell how many")
+    return None
 
 
 def worker_app(
@@ -101,16 +96,16 @@ def worker_app(
 
     app = FastAPI(title="entente worker", docs_url=None, redoc_url=None, openapi_url=None, lifespan=life)
     app.state.worker = worker
-    app.add_middleware(_Guard, key=key)
+    app.add_middleware(RequestReader, refuse=partial(_refusal, key=key))
 
     @app.exception_handler(RequestValidationError)
     async def malformed(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
-        return _sentence(400, "malformed", f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
+        return sentence(400, "malformed", f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:
-        return _sentence(error.status_code, "malformed" if error.status_code == 400 else "no_route", str(error.detail))
+        return sentence(error.status_code, "malformed" if error.status_code == 400 else "no_route", str(error.detail))
 
     @app.post("/generate")
     async def generate(request: Request) -> Response:
@@ -174,6 +169,7 @@ def serve(app: FastAPI, listener: socket.socket, *, drain_s: float = 20.0, on_re
     """
     config = uvicorn.Config(
         app,
+        http=BoundedConnection,
         log_level="warning",
         access_log=False,
         server_header=False,
@@ -218,8 +214,4 @@ def _refused(worker: Worker, error: BaseException, kind: str = "refused") -> Res
         case _:
             raise error
     worker.metrics.refused(kind)
-    return _sentence(status, kind, str(error), **more)
-
-
-def _sentence(status: int, kind: str, text: str, **more: int | str) -> Response:
-    return JSONResponse({"sentence": text, "kind": kind, **more}, status_code=status)
+    return sentence(status, kind, str(error), more)

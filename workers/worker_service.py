@@ -168,17 +168,22 @@ class Worker:
         self._served.clear()
 
     def _confined(self, told: str) -> Path:
-        """The adapter's folder, if it and all in it lie under the root, links followed."""
+        """The adapter's folder, if it and all in it lie under the root, links followed, and all in it are regular files."""
         adapter = None
         try:
             adapter = (self._root / told).resolve()
             inside = adapter.is_relative_to(self._root) and adapter != self._root and adapter.is_dir()
-            inside = inside and all(file.resolve().is_relative_to(self._root) for file in adapter.iterdir())
+            inside = inside and all(self._is_ours(file) for file in adapter.iterdir())
         except (OSError, ValueError):  # too long for a path, or none at all
             inside = False
         if adapter is None or not inside:
-            raise ForbiddenPath(f"adapter '{told[:200]}' is no folder under this worker's root")
+            raise ForbiddenPath(f"adapter '{told[:200]}' is no folder of regular files under this worker's root")
         return adapter
+
+    def _is_ours(self, file: Path) -> bool:
+        """Is it a regular file under the root, links followed? Nothing is opened: a named pipe would have the worker wait."""
+        target = file.resolve()
+        return target.is_relative_to(self._root) and target.is_file()
 
 
 class ForbiddenPath(EntenteError):

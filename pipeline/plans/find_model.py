@@ -1,16 +1,18 @@
 """Where a run's model lies and how large it is, told without loading, making or fetching it.
 
-Promise: loads neither torch nor Prefect, and asks no hub: of a hub id it finds only what was fetched before.
+Promise: loads neither torch nor Prefect, and fetches nothing: of a hub id it finds only what was fetched before. A plan asks the
+hub whether it has the rest.
 """
 
 from pathlib import Path
 
-from decoding.model_files import resolve_model
+from decoding.model_files import ask_hub, may_be_hub_id, resolve_model
 from game.prompt_settings import DEFAULT_PROMPTS, PromptSettings
 from inference.memory_plan import (
     Machine,
     ModelShape,
     check_memory,
+    has_cuda,
     read_shape,
     this_machine,
     trainer_gpu_memory,
@@ -20,7 +22,7 @@ from inference.settings import InferenceSettings
 from pipeline.run_settings import MODEL_FOLDER, RunSettings
 from telemetry.errors import InputError
 from training.recipe import find_tiny, longest_sequence
-from training.settings import TinyModelSettings
+from training.settings import CPU_TOKENS, TinyModelSettings
 
 TINY = "tiny"
 """The model that is made on the spot."""
@@ -32,6 +34,8 @@ def check_room(settings: RunSettings, *, trains: bool) -> None:
     Raises:
         InputError: with what is needed and what to lower.
     """
+    if trains:
+        check_device(settings.training.device)
     shape = model_shape(settings.inference.model, settings.tiny_model, settings.prompts)
     check_length(settings.inference, shape, settings.inference.model)
     machine = this_machine()
@@ -45,7 +49,7 @@ def model_here(name: str) -> Path | None:
     Raises:
         InputError: neither a folder nor a hub id, or a folder without config or tokenizer.
     """
-    if Path(name).is_dir() or name.startswith((".", "/", "~")) or name.count("/") != 1:
+    if Path(name).is_dir() or not may_be_hub_id(name):
         return resolve_model(name)
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
@@ -58,6 +62,28 @@ def model_here(name: str) -> Path | None:
         ) from error
     except (OSError, InputError):  # nothing of it here, or only in part
         return None
+
+
+def model_for_plan(name: str) -> Path | None:
+    """The same, for a plan that must not promise what is not there: a hub id that was not fetched yet is asked for.
+
+    Raises:
+        InputError: as above, or the hub does not have it or does not answer.
+    """
+    found = model_here(name)
+    if found is None:
+        ask_hub(name)
+    return found
+
+
+def check_device(device: str) -> None:
+    """Refuse a trainer's device that is not there.
+
+    Raises:
+        InputError: it is 'cuda', and torch has no GPU here.
+    """
+    if device == "cuda" and not has_cuda():
+        raise InputError("training.device is 'cuda' but torch has no GPU here: set training.device to 'auto' or 'cpu'")
 
 
 def model_of(settings: RunSettings, runs_root: Path, run: str) -> Path:
@@ -125,6 +151,23 @@ def check_length(settings: InferenceSettings, shape: ModelShape | None, name: st
 def trainer_bytes(settings: RunSettings, shape: ModelShape | None) -> int:
     """Main memory that the trainer's process takes at least; 0 where the shape is not known."""
     return 0 if shape is None else trainer_memory(shape, rank=settings.training.lora_rank, dtype=settings.training.dtype)
+
+
+def trainer_bytes_about(settings: RunSettings, shape: ModelShape | None, machine: Machine) -> int:
+    """Main memory that the trainer's process takes in a full micro-batch; 0 where the shape is not known."""
+    training = settings.training
+    on_gpu = machine.gpu_total > 0 and training.device != "cpu"
+    return (
+        0
+        if shape is None
+        else trainer_memory(
+            shape,
+            rank=training.lora_rank,
+            dtype=training.dtype,
+            tokens=0 if on_gpu else training.token_budget or CPU_TOKENS,
+            recompute=training.recompute,
+        )
+    )
 
 
 def trainer_gpu_bytes(settings: RunSettings, shape: ModelShape | None, machine: Machine) -> int:

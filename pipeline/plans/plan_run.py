@@ -1,8 +1,8 @@
 """What a command is going to do, in figures, before anything is started or written: the resolved plan of a run.
 
 Owns the reckoning and the checks that need no server, no engine and no model in memory. Loads neither Prefect nor vLLM,
-asks no hub, writes nothing. A plan is a tree of sections; `bytes` in a name means bytes, `_at_most` a bound, `_about` an
-estimate.
+fetches nothing from a hub, writes nothing. A plan is a tree of sections; `bytes` in a name means bytes, `_at_most` a bound,
+`_about` an estimate.
 """
 
 import os
@@ -15,7 +15,9 @@ from evaluation.settings import EvaluationSettings
 from game.players import player
 from game.prompt_settings import DEFAULT_PROMPTS, PromptSettings
 from game.snapshot import Snapshot
+from inference.choose_engine import engine_kind
 from inference.memory_plan import (
+    SERVER_PROCESS_BYTES,
     Machine,
     ModelShape,
     check_memory,
@@ -27,12 +29,14 @@ from inference.memory_plan import (
 from inference.settings import InferenceSettings
 from pipeline.plans.find_model import (
     TINY,
+    check_device,
     check_length,
     find_tiny,
-    model_here,
+    model_for_plan,
     model_shape,
     tiny_shape,
     trainer_bytes,
+    trainer_bytes_about,
     trainer_gpu_bytes,
 )
 from pipeline.plans.rehearse_forks import PLIES_A_YEAR, Rehearsal, codec_of, rehearse, some_positions
@@ -60,6 +64,7 @@ def plan_train(settings: RunSettings, *, resume: bool = False) -> Plan:
         InputError: what the run itself would refuse: settings, a name that is taken, no such model, too little memory.
     """
     check_settings(settings)
+    check_device(settings.training.device)
     done = max(published_versions(settings.paths), default=0) if resume else 0
     if not resume and settings.run and settings.paths.settings.exists():
         raise InputError(
@@ -84,9 +89,9 @@ def plan_train(settings: RunSettings, *, resume: bool = False) -> Plan:
         "tokens": _tokens(settings, rehearsal, work["decisions_about"], exact=model is not None),
         "evaluation": _evaluation(settings.evaluation, times=2, scripted=2),
         "disk": _disk(settings, rehearsal, shape, folder),
-        "memory": _memory(shape, settings.inference, machine, trainer, trainer_gpu),
+        "memory": _memory(shape, settings.inference, machine, trainer_bytes_about(settings, shape, machine), trainer_gpu),
         "threads": _threads(settings),
-        "engine": _engine(settings.inference),
+        "engine": _engine(settings.inference, machine),
         "reused_or_made": {"state_cache": _cache_line(cache, settings), "model": _model_line(model, settings)},
         "figures": _figures(settings, folder),
         "prefect": _prefect(),
@@ -114,7 +119,7 @@ def plan_evaluate(run: str, version: int, runs_root: Path, settings: RunSettings
         "evaluation": _evaluation(settings.evaluation, times=1, scripted=0),
         "memory": _memory(shape, settings.inference, machine, 0),
         "threads": {"cores": usable_cores(), "engine": max(settings.threads)},
-        "engine": _engine(settings.inference),
+        "engine": _engine(settings.inference, machine),
         "reused_or_made": {"state_cache": _cache_line(cache, settings), "model": _model_line(model, settings)},
         "prefect": _prefect(),
     }
@@ -126,7 +131,7 @@ def plan_serve(model: str, settings: InferenceSettings, address: str, adapters_r
     Raises:
         InputError: no such model, or too little memory.
     """
-    folder = model_here(model)
+    folder = model_for_plan(model)
     shape = None if folder is None else read_shape(folder)
     machine = this_machine()
     check_length(settings, shape, model)
@@ -139,10 +144,10 @@ def plan_serve(model: str, settings: InferenceSettings, address: str, adapters_r
             "key": f"from {settings.key_variable}" if has_key else "none: loopback only",
             "adapters_from": str(adapters_root),
         },
-        "memory": _memory(shape, settings, machine, 0),
+        "memory": _memory(shape, settings, machine, 0, flow=False),
         "threads": {"cores": usable_cores(), "engine": threads},
-        "engine": _engine(settings),
-        "reused_or_made": {"model": str(folder) if folder else f"'{model}', downloaded from the hub"},
+        "engine": _engine(settings, machine),
+        "reused_or_made": {"model": str(folder) if folder else f"'{model}', to be downloaded from the hub, which has it"},
     }
 
 
@@ -205,7 +210,9 @@ def _model(settings: RunSettings) -> tuple[Path | None, ModelShape | None]:
     """Where the model lies, if it does, and its shape, if that can be known."""
     name = settings.inference.model
     found = (
-        find_tiny(settings.runs_root / MODEL_FOLDER, settings.tiny_model, settings.prompts) if name == TINY else model_here(name)
+        find_tiny(settings.runs_root / MODEL_FOLDER, settings.tiny_model, settings.prompts)
+        if name == TINY
+        else model_for_plan(name)
     )
     shape = model_shape(name, settings.tiny_model, settings.prompts)
     check_length(settings.inference, shape, settings.inference.model)
@@ -297,13 +304,24 @@ def _disk(settings: RunSettings, rehearsal: Rehearsal, shape: ModelShape | None,
     return plan
 
 
-def _memory(shape: ModelShape | None, settings: InferenceSettings, machine: Machine, trainer: int, trainer_gpu: int = 0) -> Plan:
+def _memory(
+    shape: ModelShape | None,
+    settings: InferenceSettings,
+    machine: Machine,
+    trainer: int,
+    trainer_gpu: int = 0,
+    *,
+    flow: bool = True,
+) -> Plan:
+    """Resident memory by process; `flow`: the command is a flow, which brings a Prefect server unless one is there."""
     if shape is None:
         return {"needed": "unknown: the model is not here yet, or its config does not tell", "available_bytes": machine.memory}
+    server = 0 if os.environ.get("PREFECT_API_URL") or not flow else SERVER_PROCESS_BYTES
     if settings.urls:
-        return {"trainer_bytes_at_least": trainer, "available_bytes": machine.memory}
+        return {"trainer_bytes_about": trainer, "prefect_server_bytes_about": server, "available_bytes": machine.memory}
     plan = plan_memory(shape, settings, machine, trainer=trainer)
     rows: Plan = {
+        "engine_process_bytes_about": plan.process,
         "weights_bytes": plan.weights,
         "kv_cache_bytes": plan.kv_cache,
         "kv_cache_tokens": plan.tokens,
@@ -313,8 +331,10 @@ def _memory(shape: ModelShape | None, settings: InferenceSettings, machine: Mach
         "kv_bytes_for_all_sequences": plan.token * plan.sequence * settings.max_sequences,
     }
     if trainer:
-        rows["trainer_bytes_at_least"] = trainer
-    rows |= {"needed_bytes_at_least": plan.needed, "available_bytes": machine.memory}
+        rows["trainer_process_bytes_about"] = trainer
+    if server:
+        rows["prefect_server_bytes_about"] = server
+    rows |= {"needed_bytes_about": plan.needed + server, "available_bytes": machine.memory}
     if machine.gpu_total:
         rows |= {"gpu_reserved_bytes": plan.gpu_needed, "gpu_free_bytes": machine.gpu_free, "gpu_total_bytes": machine.gpu_total}
         rows["gpu_trainer_bytes_at_least"] = trainer_gpu
@@ -326,16 +346,14 @@ def _threads(settings: RunSettings) -> Plan:
     return {"cores": usable_cores(), "engine": engine, "trainer": trainer}
 
 
-def _engine(settings: InferenceSettings) -> Plan:
+def _engine(settings: InferenceSettings, machine: Machine) -> Plan:
     if settings.urls:
         return {"kind": "workers", "urls": ", ".join(settings.urls), "model": settings.model}
     build = vllm_build()
-    kind = (
-        f"vLLM in this process, built for {build.upper()}"
-        if build
-        else "none: no vLLM is installed, and inference.urls names none"
-    )
-    return {"kind": kind, "model": settings.model, "dtype": settings.dtype, "block_tokens": settings.block_size}
+    kind, reason = engine_kind(settings.engine, has_vllm=build is not None, has_cuda=machine.gpu_total > 0)
+    told = reason if kind == "torch" else f"{reason}; it is built for {str(build).upper()}"
+    plan: Plan = {"kind": told, "model": settings.model, "dtype": settings.dtype}
+    return plan if kind == "torch" else plan | {"block_tokens": settings.block_size}
 
 
 def _cache_line(found: Path | None, settings: RunSettings) -> str:
@@ -346,7 +364,7 @@ def _cache_line(found: Path | None, settings: RunSettings) -> str:
 def _model_line(found: Path | None, settings: RunSettings) -> str:
     if found is not None:
         return f"found: {found}"
-    return "to be made from its recipe" if settings.inference.model == TINY else "to be downloaded from the hub"
+    return "to be made from its recipe" if settings.inference.model == TINY else "to be downloaded from the hub, which has it"
 
 
 def _figures(settings: RunSettings, folder: Path) -> Plan:

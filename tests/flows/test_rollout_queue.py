@@ -50,8 +50,8 @@ class Field:
         numbers = range(stretch.first_group, stretch.first_group + stretch.count)
         self.ready += [number for number in numbers if number not in self.dull]
         nothing = {"decisions": 0, "failed_forks": 0, "orders_rejected": 0, "set_aside": 0}
-        times = {"queue_ms": 0.0, "prefill_ms": 0.0, "decode_ms": 0.0, "engine_ms": 0.0}
-        return RolloutReport(start_groups=stretch.count, seconds=self.seconds * stretch.count, **nothing, **times)
+        seconds = self.seconds * stretch.count
+        return RolloutReport(start_groups=stretch.count, seconds=seconds, engine_work=None, engine_ms=None, **nothing)
 
     def eligible(self, step: int, start_groups: int) -> Eligible:
         return Eligible(start_groups=len(self.ready), advantage_groups=3 * len(self.ready), expired=self.expired)

@@ -4,6 +4,9 @@ import asyncio
 import io
 import json
 import logging
+import os
+import shutil
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -165,6 +168,29 @@ def test_adapters_come_from_under_the_root_only(end, root, tmp_path: Path):
         for file in inner.iterdir():
             file.unlink()
         inner.rmdir()
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors", "another"])
+@pytest.mark.parametrize("kind", ["pipe", "socket", "folder", "link to a device"])
+def test_an_adapter_of_other_than_regular_files_is_refused_and_the_next_one_is_served(end, root, name: str, kind: str):
+    bad, good = root / "odd", root / "v1"
+    shutil.copytree(good, bad)
+    (bad / name).unlink(missing_ok=True)
+    try:
+        match kind:
+            case "pipe":
+                os.mkfifo(bad / name)
+            case "socket":
+                with socket.socket(socket.AF_UNIX) as listening:
+                    listening.bind(str(bad / name))
+            case "folder":
+                (bad / name).mkdir()
+            case _:
+                (bad / name).symlink_to("/dev/zero")
+        assert publish(end, str(bad)) == (403, "path")
+        assert publish(end, "v1", adapter_hash_of(good))[0] == 200
+    finally:
+        shutil.rmtree(bad)
 
 
 @pytest.mark.parametrize("spoil", ["hash", "missing", "cut", "rank", "not JSON"])

@@ -78,6 +78,7 @@ def test_what_is_published_is_what_was_played_under_new_numbers(source: Callable
     assert rows(run, told) == rows(origin, told) and len(rows(run, told)) == first.decisions == again.decisions
     assert {row[0] for row in rows(run, "start_group")} == {6, 7}
     assert {row[0] for row in rows(run, "worker")} == {"simulated"}
+    assert first.engine_work is None and again.engine_work is None, "no engine drew anything, which is not the same as 0 tokens"
     assert (first.start_groups, first.failed_forks, first.orders_rejected) == (2, 0, 0)
 
 
