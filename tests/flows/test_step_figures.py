@@ -10,7 +10,7 @@ import pytest
 from inference.engine import EngineStats
 from pipeline.rollout_queue import StepRollouts
 from pipeline.step_figures import StepClock
-from tasks.rollouts import EngineWork, RolloutReport
+from pipeline.play import EngineWork, RolloutReport
 from telemetry.metrics import check
 from telemetry.timing import Spans
 
