@@ -60,9 +60,9 @@ def bench_e2e(
     runs_root: Path,
     arguments: Sequence[str],
     depth: int,
-    store: Path | None = None,
+    kept: KeptArms,
 ) -> Outcome:
-    """Measure; what is measured already in `store` is read, not measured again.
+    """Measure; what `kept` has already is read, not measured again.
 
     Args:
         arguments: those of `entente train` that make it the run of `setting`.
@@ -70,7 +70,6 @@ def bench_e2e(
     """
     if wanted.rounds < 1 or wanted.steps < 3:
         raise InputError(f"{wanted.rounds} rounds of {wanted.steps} steps measure nothing: at least 1 round of 3 steps.")
-    kept = KeptArms(store)
     new, old = [], []
     for number in range(wanted.rounds):
         label = f"{setting.seed}-{wanted.steps}-{number}"

@@ -258,7 +258,9 @@ def e2e(
 
     apply_threads(1)
     from benchmarks.end_to_end import FULL, QUICK, bench_e2e
+    from benchmarks.kept_arms import KeptArms
 
+    kept = KeptArms(store)  # before minutes are spent
     settings = run_settings(config, runs_root=runs_root, seed=seed)
     given = {"rounds": rounds, "steps": steps, "ablation_steps": ablation_steps}
     wanted = replace(QUICK if quick else FULL, **{name: value for name, value in given.items() if value is not None})
@@ -272,7 +274,7 @@ def e2e(
             runs_root=runs_root,
             arguments=[word for file in config or () for word in ("--config", str(file))],
             depth=depth,
-            store=store,
+            kept=kept,
         )
     _show(outcome, json=json)
 
