@@ -29,9 +29,9 @@ from starlette.types import Scope
 
 from inference.engine import Engine
 from inference.host import EngineHost
-from inference.http_bounds import BoundedConnection, RequestReader, sentence
 from telemetry.errors import DataError, EngineLostError, EntenteError, InputError, VersionGoneError
 from telemetry.log_tail import LogTail
+from workers.http_bounds import BoundedConnection, RequestReader, sentence
 from workers.wire import CONTENT_TYPE, MAX_BODY, MAX_JSON
 from workers.worker_memory import AnotherBody, Busy
 from workers.worker_metrics import CONTENT_TYPE as METRICS_TYPE

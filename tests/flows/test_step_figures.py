@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from inference.engine import EngineStats
+from pipeline.play import EngineWork, RolloutReport
 from pipeline.rollout_queue import StepRollouts
 from pipeline.step_figures import StepClock
-from pipeline.play import EngineWork, RolloutReport
 from telemetry.metrics import check
 from telemetry.timing import Spans
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from inference import http_bounds
 from tests.inference.plain_worker import PlainEngine, WorkerHere
 from tests.inference.test_pool import request_for, root, wait_until
 from tests.inference.test_worker_doors import knock
+from workers import http_bounds
 from workers.wire import pack_request
 
 __all__ = ["request_for", "root"]  # fixtures
