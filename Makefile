@@ -2,12 +2,14 @@
 # PYTHON=python3.12 make setup   chooses the interpreter;   ARGS="--steps 3" make demo   passes options on.
 
 BIN := .venv/bin
+# Two workers; tests/conftest.py says which tests share one, and begins with those that take longest.
+TESTS = $(BIN)/pytest -q -n 2 --dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check clean
+.PHONY: help setup demo test test-system test-slow check clean
 
 help: ## Print this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## Make .venv, with the locked versions for a CPU (no GPU, no account)
 	@scripts/setup-environment
@@ -15,11 +17,14 @@ setup: ## Make .venv, with the locked versions for a CPU (no GPU, no account)
 demo: setup ## Train the tiny model of the laptop preset
 	$(BIN)/entente train --preset laptop $(ARGS)
 
-test: setup ## Run the tests, without the slow ones
-	$(BIN)/pytest -q -m "not slow" $(ARGS)
+test: setup ## Run the tests of every commit: about six minutes on two cores
+	$(TESTS) -m "not system and not slow" $(ARGS)
 
-test-all: setup ## Run every test
-	$(BIN)/pytest -q $(ARGS)
+test-system: setup ## Run the tests of many processes: kills, servers, browsers, deployments
+	$(TESTS) -m "system and not slow" $(ARGS)
+
+test-slow: setup ## Run the tests that take hours
+	$(BIN)/pytest -q -m slow $(ARGS)
 
 check: setup ## Lint, format, types, and the floors that imports must keep
 	$(BIN)/ruff check .

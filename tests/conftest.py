@@ -5,10 +5,8 @@ vLLM, a Prefect server, the `entente` command, and one whole run that it made.
 import asyncio
 import json
 import math
-import os
 import random
 import subprocess
-import sys
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,8 +24,8 @@ from inference.host import EngineHost
 from rollouts.fork import Tokens
 from storage.runs import RunPaths
 from telemetry.errors import EngineError
+from tests.command import Entente
 
-ROOT = Path(__file__).resolve().parent.parent
 SMALL_MODEL = {"hidden": 64, "layers": 2, "source_games": 6, "imitation_steps": 12, "imitation_positions": 2}
 """Recipe of the model of the tests: real in every part, made in a few seconds, and no good at the game."""
 _RECIPE = "\n".join(f"{name} = {value}" for name, value in SMALL_MODEL.items())
@@ -37,6 +35,7 @@ seed = 13
 [tiny_model]
 {_RECIPE}
 [inference]
+engine = "torch"
 max_sequences = 32
 [cache]
 train_snapshots = 8
@@ -58,6 +57,28 @@ report = false
 """Settings, over the laptop preset, of a whole training run that takes seconds where nothing has to be imported; rollouts and
 training in turn, so that two steps are trained on two versions. Of so few forks some seeds have a step whose groups all came to
 the same; with this one both steps have two groups to learn from."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With several workers: the tests of a module stay together, and so do all that use the Prefect server or vLLM.
+
+    So each is made once. Those two groups take longest, and begin. The system tier is longer: there each worker may make its own.
+    """
+    if not hasattr(config, "workerinput"):
+        return
+
+    def group(item: pytest.Item) -> str:
+        if not item.get_closest_marker("system"):
+            if "prefect_server" in getattr(item, "fixturenames", ()):
+                return "Prefect"
+            if item.get_closest_marker("vllm"):
+                return "vLLM"
+        return str(item.path)
+
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(group(item)))
+    items.sort(key=lambda item: group(item) not in ("Prefect", "vLLM"))
 
 
 @pytest.fixture(scope="session")
@@ -191,37 +212,6 @@ def prefect_server() -> Iterator[str]:
             yield str(PREFECT_API_URL.value())
 
 
-class Entente:
-    """The `entente` command as a user has it: a process of its own in a folder, with none of this process's settings."""
-
-    def __init__(self, folder: Path, **environment: str) -> None:
-        self.folder = folder
-        self._environment = environment
-
-    def start(self, *words: str, program: str = "from cli.main import main; main()", **environment: str) -> subprocess.Popen[str]:
-        """Begin `entente WORDS`; `program` may do something before it."""
-        ours = ("PREFECT_", "ENTENTE_", "WANDB_", "PYTHONWARNINGS")
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-        return subprocess.Popen(
-            [sys.executable, "-c", program, *words],
-            cwd=self.folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=kept | {"PYTHONPATH": str(ROOT)} | self._environment | environment,
-        )
-
-    def __call__(self, *words: str, timeout: float = 300, **how: str) -> subprocess.CompletedProcess[str]:
-        """Run `entente WORDS` to its end."""
-        with self.start(*words, **how) as process:
-            try:
-                out, err = process.communicate(timeout=timeout)
-            except BaseException:
-                process.kill()
-                raise
-        return subprocess.CompletedProcess(words, process.returncode, out, err)
-
-
 @pytest.fixture
 def entente(tmp_path: Path) -> Entente:
     """The command in an empty folder."""
@@ -239,6 +229,6 @@ def workplace(tmp_path_factory: pytest.TempPathFactory, prefect_server: str) -> 
 @pytest.fixture(scope="session")
 def trained(workplace: Entente) -> tuple[dict[str, Any], RunPaths, subprocess.CompletedProcess[str]]:
     """One whole run of two steps, real in every part: its summary, its folder, and what was said."""
-    done = workplace("train", "--config", "small.toml", "--run", "first", "--json")
+    done = workplace.process("train", "--config", "small.toml", "--run", "first", "--json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1]), RunPaths(workplace.folder / "runs" / "first"), done

@@ -209,7 +209,7 @@ def is_healthy(address: str) -> bool:
         return False
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_a_prefect_server_boots_and_answers_with_the_locked_versions(tmp_path: Path):
     # Resolving proves nothing here: Prefect accepts releases of fastapi on which its server cannot start.
     port = free_port()

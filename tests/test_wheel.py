@@ -1,6 +1,6 @@
 """What is built from this tree can be installed elsewhere, and works there with nothing of the clone at hand.
 
-The quick claims look into the wheel. The slow ones install it into an environment of its own, outside the clone, that borrows
+The quick claims look into the wheel. The others install it into an environment of its own, outside the clone, that borrows
 the locked packages from the running one, and use it there as a person would.
 """
 
@@ -98,7 +98,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installe
     return Installed(tmp_path_factory.mktemp("installed"), wheel)
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_every_room_is_imported_from_the_new_environment(installed: Installed):
     program = f"import importlib.util as u; print(*(u.find_spec(name).origin for name in {ROOMS}), sep='\\n')"
     done = installed.run("python", "-c", program)
@@ -106,7 +106,7 @@ def test_every_room_is_imported_from_the_new_environment(installed: Installed):
     assert [place for place in done.stdout.split() if not Path(place).is_relative_to(installed.bin.parent)] == []
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_the_command_tells_what_it_can_do_and_the_doctor_finds_nothing_wrong(installed: Installed):
     told = installed.run("entente", "--help")
     assert told.returncode == 0 and "Train a policy" in told.stdout, told.stderr

@@ -132,6 +132,7 @@ def test_table_time_is_of_the_requests_after_the_warm_up(tokens, monkeypatch: py
 
 
 @pytest.mark.vllm
+@pytest.mark.system
 def test_both_arms_draw_as_many_tokens_and_the_ratio_is_of_their_times(vllm_engine, host, tokens, monkeypatch):
     times = iter([3.0, 2.0, 4.0, 3.0, 5.0, 4.5])
     drawn = decode._drawn
@@ -192,7 +193,7 @@ def test_nothing_to_measure_is_the_users_mistake(tmp_path: Path):
 @pytest.mark.vllm
 def test_the_whole_benchmark_ends_with_one_object(entente, model: Path):
     shutil.copytree(model, entente.folder / "model")
-    done = entente("bench", "decode", "--model", "model", "--rounds", "1", "--json", timeout=600)
+    done = entente.process("bench", "decode", "--model", "model", "--rounds", "1", "--json", timeout=600)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["benchmark"] == "decode" and set(told["targets"]) <= set(told["metrics"])

@@ -19,6 +19,7 @@ def step(**times: float) -> dict[str, float]:
     return {f"time/{name}": seconds for name, seconds in times.items()}
 
 
+@pytest.mark.system
 def test_a_server_sees_every_empty_task_completed(prefect_server: str):
     found = run_empty_tasks(prefect_server, 5)
     assert found["tasks"] == 5 and found["seconds"] > 0 and found["cpu_s"] > 0

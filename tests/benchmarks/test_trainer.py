@@ -217,7 +217,7 @@ def test_a_resumed_trainer_is_the_same_bit_for_bit(tmp_path: Path):
 
 @pytest.mark.slow
 def test_the_whole_benchmark_ends_with_one_object(entente):
-    done = entente("bench", "trainer", "--repeats", "1", "--json", timeout=600)
+    done = entente.process("bench", "trainer", "--repeats", "1", "--json", timeout=600)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["benchmark"] == "trainer" and set(told["targets"]) == set(TARGETS)
@@ -226,6 +226,7 @@ def test_the_whole_benchmark_ends_with_one_object(entente):
 # -- on a device -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.system
 def test_the_script_for_a_gpu_says_each_figure_and_goes_on_where_one_fails(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(trainer_gpu, "SHAPES", {"tiny": SHAPE})
     monkeypatch.setattr(trainer_gpu, "TINY", SHAPE)

@@ -12,8 +12,6 @@ import pytest
 from cli.sql import sql
 from storage.asking import QUERIES, VIEWS, ask, connect, ready
 
-pytestmark = pytest.mark.vllm
-
 BY_VERSION = "select policy_version, count(*), avg(centres_gained) from decisions group by all order by all"
 
 
@@ -124,9 +122,10 @@ def test_answers_come_as_csv_json_and_parquet_too(workplace, trained, tmp_path: 
     assert refused.returncode == 2 and "--output" in refused.stderr
 
 
+@pytest.mark.system
 def test_a_version_measured_again_scores_the_same(workplace, trained):
     summary, _, _ = trained
-    done = workplace("evaluate", "--run", "first", "--json")
+    done = workplace.process("evaluate", "--run", "first", "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
     assert (result["run"], result["policy_version"], result["orders_rejected"]) == ("first", 2, 0)
@@ -145,12 +144,13 @@ def test_a_version_that_was_never_published_is_refused(workplace, trained):
     assert names(workplace.folder) == before
 
 
+@pytest.mark.system
 def test_a_worker_that_does_not_answer_is_named_and_the_run_s_name_stays_free(workplace, trained):
     before = names(workplace.folder)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        done = workplace("train", "--config", "small.toml", "--run", "remote", "--inference.urls", url)
+        done = workplace.process("train", "--config", "small.toml", "--run", "remote", "--inference.urls", url)
     assert done.returncode == 2
     said, refusal = done.stderr.splitlines()
     assert said == "starting the engine and the trainer"

@@ -17,7 +17,7 @@ def stored(folder: Path, **figures: float) -> str:
 @pytest.mark.parametrize(("then", "code"), [(1e9, 1), (1e-9, 0)], ids=["worse", "better"])
 def test_a_figure_beyond_tolerance_is_exit_code_1_and_figures_are_kept(workplace, then: float, code: int):
     file = stored(workplace.folder, decisions_per_s_1_workers=then)
-    done = workplace("bench", "all", "--only", "paper", "--compare", file, "--out", "now.json", "--json")
+    done = workplace.process("bench", "all", "--only", "paper", "--compare", file, "--out", "now.json", "--json")
     assert done.returncode == code, done.stderr
     said = json.loads(done.stdout.splitlines()[-1])
     assert said["worse"] == (["paper.decisions_per_s_1_workers"] if code else [])
@@ -28,14 +28,14 @@ def test_a_figure_beyond_tolerance_is_exit_code_1_and_figures_are_kept(workplace
 @pytest.mark.slow
 def test_a_file_that_is_none_is_refused_before_anything_runs(workplace):
     (workplace.folder / "none.json").write_text("{}")
-    done = workplace("bench", "all", "--compare", "none.json")
+    done = workplace.process("bench", "all", "--compare", "none.json")
     assert done.returncode == 2 and "none.json" in done.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.vllm
 def test_rollouts_are_measured_beside_the_old_ways(workplace):
-    done = workplace("bench", "rollout", "--rounds", "1", "--no-workers", "--config", "small.toml", "--json")
+    done = workplace.process("bench", "rollout", "--rounds", "1", "--no-workers", "--config", "small.toml", "--json")
     assert done.returncode == 0, done.stderr
     metrics = json.loads(done.stdout.splitlines()[-1])["metrics"]
     assert metrics["speedup"] > 1 and metrics["decisions_per_s"] > metrics["decisions_per_s_old_way"] > 0
@@ -50,7 +50,7 @@ def test_rollouts_are_measured_beside_the_old_ways(workplace):
 @pytest.mark.vllm
 def test_training_is_measured_beside_the_old_way_and_a_cut_benchmark_goes_on(workplace):
     words = ("bench", "e2e", "--rounds", "1", "--steps", "3", "--ablation-steps", "0", "--config", "small.toml")
-    done = workplace(*words, "--store", "arms.json", "--json")
+    done = workplace.process(*words, "--store", "arms.json", "--json")
     assert done.returncode == 0, done.stderr
     outcome = json.loads(done.stdout.splitlines()[-1])
     metrics = outcome["metrics"]
@@ -59,5 +59,5 @@ def test_training_is_measured_beside_the_old_way_and_a_cut_benchmark_goes_on(wor
     assert "score_equal_wall_old_way" in metrics and "score_equal_wall_old_way_low" not in metrics, "too few source games"
     arms = json.loads((workplace.folder / "arms.json").read_text())
     assert sum(name.startswith(("new-", "old-")) for name in arms) == 2
-    again = workplace(*words, "--store", "arms.json", "--json")
+    again = workplace.process(*words, "--store", "arms.json", "--json")
     assert json.loads(again.stdout.splitlines()[-1])["metrics"] == metrics, "nothing was measured a second time"

@@ -182,7 +182,7 @@ def test_a_database_gives_its_room_back_only_while_nobody_has_it_open(tmp_path: 
 @pytest.mark.slow
 def test_old_flow_runs_leave_the_database_that_commands_share(entente):
     words = ["--train-snapshots", "4", "--held-out-snapshots", "2", "--last-year", "1902"]
-    assert entente("cache", "build", *words).returncode == 0
+    assert entente.process("cache", "build", *words).returncode == 0
     database = entente.folder / ".prefect" / "prefect.db"
 
     def counts() -> list[int]:
@@ -192,9 +192,9 @@ def test_old_flow_runs_leave_the_database_that_commands_share(entente):
 
     before = counts()
     assert before[0] == 1 and before[1] == 1 and before[3:] == [1, 1]
-    young = entente("clean")
+    young = entente.process("clean")
     assert young.returncode == 0 and "Prefect: 0 flow runs ended more than 30 days ago" in young.stdout, young.stderr
     assert counts() == before
-    done = entente("clean", "--prefect-days", "0")
+    done = entente.process("clean", "--prefect-days", "0")
     assert done.returncode == 0 and "Prefect: 1 flow runs ended more than 0 days ago" in done.stdout, done.stderr
     assert "smaller" in done.stdout and counts() == [0, 0, 0, 0, 0]

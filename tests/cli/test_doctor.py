@@ -42,14 +42,19 @@ def distribution(site: Path, name: str, version: str, *requires: str) -> None:
 
 
 @pytest.fixture
-def examined(entente, site: Path) -> Callable[..., list[dict[str, Any]]]:
-    """The findings of `entente doctor` with `site` first on the path, and the working folder beside it."""
+def examined(entente, site: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any]]]:
+    """The findings of `entente doctor` with `site` first on the path, and the working folder beside it.
+
+    In this process, unless `how` says how to start another.
+    """
     folder = entente.folder / "work"
     folder.mkdir()
     entente.folder = folder
+    monkeypatch.setattr(sys, "path", [str(site), *sys.path])
 
     def run(*words: str, **how: str) -> list[dict[str, Any]]:
-        done = entente("doctor", "--json", *words, **({"PYTHONPATH": f"{site}{os.pathsep}{ROOT}"} | how))
+        words = ("doctor", "--json", *words)
+        done = entente.process(*words, **({"PYTHONPATH": f"{site}{os.pathsep}{ROOT}"} | how)) if how else entente(*words)
         assert done.stderr == ""
         told = json.loads(done.stdout)
         worst = [finding for finding in told["checks"] if finding["state"] == "problem"]
@@ -79,7 +84,7 @@ atexit.register(lambda: print([name for name in {HEAVY} if name in sys.modules],
 from cli.main import main
 main()
 """
-    assert entente("doctor", program=program).stderr == "[]\n"
+    assert entente.process("doctor", program=program).stderr == "[]\n"
 
 
 def test_a_foreign_package_before_ours_is_named(examined, site: Path):
@@ -91,7 +96,7 @@ def test_a_foreign_package_before_ours_is_named(examined, site: Path):
 def test_a_foreign_package_that_hides_what_every_command_needs_is_one_sentence(entente, site: Path):
     (site / "telemetry").mkdir()
     (site / "telemetry" / "__init__.py").touch()
-    done = entente("doctor", PYTHONPATH=f"{site}{os.pathsep}{ROOT}")
+    done = entente.process("doctor", PYTHONPATH=f"{site}{os.pathsep}{ROOT}")
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert line.startswith("entente: the package `telemetry` that Python finds first is not this application's")
@@ -124,7 +129,7 @@ sys.path[:] = [place for place in sys.path if place == {str(site)!r} or not os.p
 from cli.main import main
 main()
 """
-    done = entente("doctor", "--json", PYTHONPATH=str(site), program=program)
+    done = entente.process("doctor", "--json", PYTHONPATH=str(site), program=program)
     assert done.returncode == 1, done.stderr
     assert f"package `evaluation` {sentence}" in problems(json.loads(done.stdout)["checks"])["packages"]
 
@@ -284,7 +289,7 @@ def test_problems_come_first_and_the_verdict_counts_them(here: Environment):
     assert verdict([fine, replace(fine, state="warning")]) == "ready, with 1 warning"
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_a_prefect_server_is_started_and_answers(examined):
     findings = {finding["name"]: finding for finding in examined("--deep")}
     assert findings["Prefect server"]["sentence"] == "one was started, and it answers"
@@ -294,7 +299,10 @@ def test_a_prefect_server_that_dies_is_told_with_its_last_words(examined, site: 
     (site / "prefect").mkdir()
     (site / "prefect" / "__init__.py").touch()
     (site / "prefect" / "__main__.py").write_text("raise SystemExit('no server today')")
-    assert "died at its start: no server today" in problems(examined("--deep"))["Prefect server"]
+    assert (
+        "died at its start: no server today"
+        in problems(examined("--deep", PYTHONPATH=f"{site}{os.pathsep}{ROOT}"))["Prefect server"]
+    )
 
 
 def test_what_the_doctor_wants_of_a_compiler_is_what_torch_calls(tmp_path: Path):

@@ -17,12 +17,6 @@ from storage.runs import RunPaths
 from training.settings import TinyModelSettings
 
 HEAVY = ("vllm", "prefect", "wandb")
-LOADED = f"""
-import atexit, sys
-atexit.register(lambda: print([name for name in {HEAVY} if name in sys.modules], file=sys.stderr))
-from cli.main import main
-main()
-"""
 WORDS = {
     "train": ["train"],
     "cache build": ["cache", "build"],
@@ -52,11 +46,11 @@ def taken(entente) -> Path:
 
 @pytest.mark.parametrize("words", WORDS.values(), ids=WORDS.keys())
 @pytest.mark.parametrize("json_too", [False, True], ids=["table", "json"])
-def test_a_dry_run_writes_nothing_and_loads_nothing_heavy(entente, taken: Path, model: Path, words: list[str], json_too: bool):
+def test_a_dry_run_writes_nothing(entente, taken: Path, model: Path, words: list[str], json_too: bool):
     words = [*words, *(["--model", str(model)] if words[0] == "serve" else [])]
     before = content(entente.folder)
-    done = entente(*words, "--dry-run", *(["--json"] if json_too else []), program=LOADED)
-    assert (done.returncode, done.stderr) == (0, "[]\n")
+    done = entente(*words, "--dry-run", *(["--json"] if json_too else []))
+    assert (done.returncode, done.stderr) == (0, "")
     assert content(entente.folder) == before
     if json_too:
         plan = json.loads(done.stdout)
@@ -65,7 +59,17 @@ def test_a_dry_run_writes_nothing_and_loads_nothing_heavy(entente, taken: Path, 
         assert "nothing was started, nothing was written" in done.stdout
 
 
-@pytest.mark.vllm
+def test_a_dry_run_loads_nothing_heavy(entente, taken: Path, model: Path):
+    commands = [[*words, "--dry-run", *(["--model", str(model)] if words[0] == "serve" else [])] for words in WORDS.values()]
+    program = f"""
+import json, sys
+from cli.main import run
+codes = [run(words) for words in {commands}]
+print(json.dumps([codes, [name for name in {HEAVY} if name in sys.modules]]), file=sys.stderr)
+"""
+    assert json.loads(entente.process(program=program).stderr) == [[0] * len(WORDS), []]
+
+
 def test_what_was_planned_is_what_a_run_takes(workplace, trained):
     summary, paths, _ = trained
     done = workplace("train", "--config", "small.toml", "--run", "second", "--dry-run", "--json")
@@ -94,7 +98,6 @@ def test_what_was_planned_is_what_a_run_takes(workplace, trained):
     assert all("found: " in line for line in plan["reused_or_made"].values())
 
 
-@pytest.mark.vllm
 def test_the_plan_of_a_resumed_run_counts_the_steps_that_are_left(workplace, trained):
     before = content(trained[1].root)
     done = workplace("train", "--run", "first", "--resume", "--steps", "5", "--dry-run", "--json")
@@ -141,7 +144,7 @@ def test_what_cannot_run_is_refused_before_anything_begins(entente, taken: Path,
     settings = layered_settings("laptop", (), {"inference": {"kv_cache_gib": 9999}})
     huge.settings.write_text(settings.model_dump_json())
     before = content(entente.folder)
-    done = entente(*(word.replace("{model}", str(model)) for word in words), timeout=60)
+    done = entente(*(word.replace("{model}", str(model)) for word in words))
     assert done.returncode == 2, done.stderr
     (line,) = done.stderr.splitlines()
     assert line.startswith("entente: ") and sentence in line
@@ -187,7 +190,7 @@ def hub() -> Iterator[str]:
 def test_a_hub_model_that_is_not_here_is_asked_for_and_not_fetched(entente, hub: str):
     cache = str(entente.folder / "hub")
     words = ["train", "--dry-run", "--json", "--preset", "single-gpu", "--training.device", "cpu"]
-    done = entente(*words, HF_HUB_CACHE=cache, HF_ENDPOINT=hub, timeout=60)
+    done = entente.process(*words, HF_HUB_CACHE=cache, HF_ENDPOINT=hub, timeout=60)
     assert done.returncode == 0, done.stderr
     assert Hub.asked == [HUB_MODEL]
     plan = json.loads(done.stdout)
@@ -202,7 +205,7 @@ def test_a_hub_id_that_no_hub_confirms_is_refused_with_what_it_was_taken_for(ent
         closed.bind(("127.0.0.1", 0))  # taken, and nobody listens
         nobody = f"http://127.0.0.1:{closed.getsockname()[1]}"
         for address in (hub, nobody):
-            done = entente(
+            done = entente.process(
                 "train",
                 "--dry-run",
                 "--inference.model",
@@ -216,7 +219,7 @@ def test_a_hub_id_that_no_hub_confirms_is_refused_with_what_it_was_taken_for(ent
 
 
 def test_a_model_in_a_folder_that_is_here_is_a_path_and_no_hub_id(entente, taken: Path, hub: str):
-    done = entente("train", "--dry-run", "--inference.model", "runs/small-qwen", HF_ENDPOINT=hub)
+    done = entente.process("train", "--dry-run", "--inference.model", "runs/small-qwen", HF_ENDPOINT=hub)
     (line,) = done.stderr.splitlines()
     assert done.returncode == 2 and "it is not taken for a hub id, because 'runs' is a folder here: check the path" in line
     assert Hub.asked == []
@@ -224,12 +227,13 @@ def test_a_model_in_a_folder_that_is_here_is_a_path_and_no_hub_id(entente, taken
 
 @pytest.mark.parametrize("engine", ["torch", pytest.param("auto", marks=pytest.mark.vllm)])
 def test_the_plan_names_the_engine_that_draws(entente, engine: str):
-    plan = json.loads(entente("train", "--dry-run", "--json", "--inference.engine", engine, CUDA_VISIBLE_DEVICES="").stdout)
+    done = entente.process("train", "--dry-run", "--json", "--inference.engine", engine, CUDA_VISIBLE_DEVICES="")
+    plan = json.loads(done.stdout)
     assert plan["engine"]["kind"].startswith("torch draws" if engine == "torch" else "vllm")
     assert ("longest_sequences_held" in plan["memory"]) and ("block_tokens" in plan["engine"]) == (engine == "auto")
 
 
 def test_a_device_that_is_not_there_is_refused(entente):
-    done = entente("train", "--dry-run", "--training.device", "cuda", CUDA_VISIBLE_DEVICES="")
+    done = entente.process("train", "--dry-run", "--training.device", "cuda", CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 2
     assert done.stderr == "entente: training.device is 'cuda' but torch has no GPU here: set training.device to 'auto' or 'cpu'\n"

@@ -7,8 +7,6 @@ import pytest
 from cli import main
 from storage.ledger import MAIN, read_ledger
 
-pytestmark = pytest.mark.vllm
-
 
 @pytest.fixture
 def inspect(trained, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:

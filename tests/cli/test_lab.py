@@ -21,7 +21,6 @@ def lab(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     return lambda *words: main.run(["lab", *map(str, words)])
 
 
-@pytest.mark.vllm
 def test_a_run_s_batches_are_compared_while_it_is_at_work(trained, workplace):
     """As a user has it; and the run is at work as far as its locks can tell."""
     _, paths, _ = trained
@@ -41,7 +40,6 @@ def test_a_run_s_batches_are_compared_while_it_is_at_work(trained, workplace):
     assert {file: file.stat().st_mtime_ns for file in paths.root.rglob("*")} == before
 
 
-@pytest.mark.vllm
 def test_what_the_comparison_needs_and_cannot_have_is_one_sentence(trained, lab, tmp_path: Path, capsys):
     _, paths, _ = trained
     shutil.copytree(paths.root.parent / "_models", tmp_path / "_models")

@@ -81,7 +81,6 @@ def test_a_dry_run_refuses_what_the_command_would(here: Path, words: tuple[str, 
     assert content(here) == before
 
 
-@pytest.mark.vllm
 def test_what_a_run_left_can_be_looked_at_beforehand(workplace, trained):
     _, paths, _ = trained
     before = {file: file.stat().st_mtime_ns for file in paths.root.rglob("*")}

@@ -31,11 +31,11 @@ def test_a_model_is_made_once_and_says_how_it_was_made(entente):
 
 
 def test_a_cache_is_built_once_and_shows_what_it_holds(entente, prefect_server: str):
-    built = entente(*BUILD_CACHE)  # with no Prefect server at hand it brings its own
+    built = entente.process(*BUILD_CACHE)  # with no Prefect server at hand it brings its own
     assert built.returncode == 0, built.stderr
     folder = Path(built.stdout.strip())
     assert folder.parts[:2] == ("runs", "_state_cache")
-    again = entente(*BUILD_CACHE, PREFECT_API_URL=prefect_server)
+    again = entente.process(*BUILD_CACHE, PREFECT_API_URL=prefect_server)
     assert again.stdout == built.stdout and "freezing" in built.stderr and "freezing" not in again.stderr
 
     shown = entente("cache", "show", "--boards", "pictures")
@@ -59,7 +59,7 @@ def test_a_cache_is_built_once_and_shows_what_it_holds(entente, prefect_server: 
 
 
 def test_a_cache_is_verified_and_a_damaged_one_is_named(entente, prefect_server: str):
-    built = entente(*BUILD_CACHE, PREFECT_API_URL=prefect_server)
+    built = entente.process(*BUILD_CACHE, PREFECT_API_URL=prefect_server)
     folder = entente.folder / built.stdout.strip()
     whole = entente("cache", "verify")
     assert (whole.returncode, whole.stderr) == (0, "")

@@ -20,21 +20,23 @@ def names(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("words", [CACHE, ["train", "--run", "mine"]], ids=["cache build", "train"])
 def test_a_server_that_does_not_answer_is_named_before_anything_is_written(entente, words: list[str]):
-    done = entente(*words, PREFECT_API_URL="http://127.0.0.1:9/api")
+    done = entente.process(*words, PREFECT_API_URL="http://127.0.0.1:9/api")
     assert done.returncode == 2 and done.stdout == ""
     (sentence,) = done.stderr.splitlines()
     assert sentence.startswith("entente: no Prefect server answers at http://127.0.0.1:9/api")
     assert "prefect server start" in sentence and names(entente.folder) in ([], [".prefect"])
 
 
+@pytest.mark.system
 def test_a_server_that_does_not_come_up_is_said_in_its_own_last_words(entente):
-    done = entente(*CACHE, PREFECT_API_DATABASE_CONNECTION_URL="sqlite+aiosqlite:////nonexistent/prefect.db")
+    done = entente.process(*CACHE, PREFECT_API_DATABASE_CONNECTION_URL="sqlite+aiosqlite:////nonexistent/prefect.db")
     assert done.returncode == 2 and done.stdout == ""
     (sentence,) = done.stderr.splitlines()
     assert "the Prefect server did not come up (exit code 3): " in sentence and "unable to open database file" in sentence
     assert names(entente.folder) == [".prefect"]
 
 
+@pytest.mark.system
 def test_a_command_that_is_killed_takes_its_server_along(entente):
     process = entente.start("cache", "build", "--train-snapshots", "4000")
     try:
@@ -72,6 +74,7 @@ time.sleep(600)
     assert alive == []
 
 
+@pytest.mark.system
 def test_a_command_s_own_server_answers_to_its_key_alone(tmp_path: Path):
     """Neither a page in a browser nor another user of the machine can ask it anything, whatever host they say they want."""
     program = """
@@ -125,7 +128,7 @@ def test_a_server_that_wants_another_key_is_one_sentence(entente):
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        done = entente(*CACHE, PREFECT_API_URL=f"http://127.0.0.1:{server.server_port}/api")
+        done = entente.process(*CACHE, PREFECT_API_URL=f"http://127.0.0.1:{server.server_port}/api")
     finally:
         server.shutdown()
         thread.join()
@@ -134,7 +137,7 @@ def test_a_server_that_wants_another_key_is_one_sentence(entente):
     assert "wants another key: set PREFECT_API_AUTH_STRING" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_commands_begun_at_once_on_a_fresh_home_all_have_their_server(tmp_path):
     program = "from cli.prefect_server import prefect_server\nwith prefect_server():\n    print('up')"
     environment = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}

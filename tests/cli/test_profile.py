@@ -71,7 +71,7 @@ def test_a_stage_that_grew_is_named_and_the_exit_code_says_so(tmp_path: Path, mo
 @pytest.mark.slow
 def test_a_profile_is_written_compared_and_leaves_no_run_behind(workplace: Entente, trained):
     def profile(kind: str, *words: str):
-        return workplace("profile", kind, "--config", "small.toml", "--steps", "3", *words)
+        return workplace.process("profile", kind, "--config", "small.toml", "--steps", "3", *words)
 
     first = profile("e2e", "--json")
     assert first.returncode == 0, first.stderr

@@ -13,8 +13,6 @@ from storage.ledger import MAIN
 from storage.outcome import outcome_path
 from storage.runs import RunPaths, held
 
-pytestmark = pytest.mark.vllm
-
 
 @pytest.fixture
 def replay(trained, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:

@@ -48,15 +48,22 @@ def parsed(*words: str) -> RunSettings:
     return settings_from(found.get("preset", "laptop"), found.get("config"), found.get("settings"))
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [pytest.param(name, value, id=name) for name, value in leaves(layered_settings("laptop"))],
-)
-def test_every_setting_can_be_given_as_a_flag(name: str, value: Any):
-    only: Any = value
-    for part in reversed(name.split(".")):
+def rooms() -> dict[str, list[tuple[str, Any]]]:
+    """The settings of each room, with their values; those of no room under ''."""
+    found: dict[str, list[tuple[str, Any]]] = {}
+    for name, value in leaves(layered_settings("laptop")):
+        found.setdefault(name.rpartition(".")[0], []).append((name, value))
+    return found
+
+
+@pytest.mark.parametrize("room", rooms())
+def test_every_setting_can_be_given_as_a_flag(room: str):
+    settings = rooms()[room]
+    only: dict[str, Any] = {name.rpartition(".")[2]: value for name, value in settings}
+    for part in filter(None, reversed(room.split("."))):
         only = {part: only}
-    assert given(*as_words(name, value))["settings"].model_dump(exclude_unset=True) == only
+    words = [word for name, value in settings for word in as_words(name, value)]
+    assert given(*words)["settings"].model_dump(exclude_unset=True) == only
 
 
 def test_later_files_win_over_earlier_ones_and_flags_over_all(tmp_path: Path):

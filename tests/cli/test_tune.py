@@ -66,7 +66,7 @@ def test_a_dry_run_lists_candidates_and_time_and_writes_nothing(
 @pytest.mark.slow
 def test_a_candidate_is_measured_for_real_once_and_its_settings_can_be_trained_with(trained: Any, workplace: Any):
     words = ["tune", "--run", "first", *SMALL, "--min-cache-hit", "0", "--price-per-hour", "3.6", "--json"]
-    done = workplace(*words)
+    done = workplace.process(*words)
     assert done.returncode == 0, done.stderr
     outcome = json.loads(done.stdout.splitlines()[-1])
     (only,) = outcome["candidates"]
@@ -81,7 +81,7 @@ def test_a_candidate_is_measured_for_real_once_and_its_settings_can_be_trained_w
     assert "<svg" in (folder / "throughput.svg").read_text()
     before = {path: path.stat().st_mtime_ns for path in (folder / "candidates").iterdir()}
 
-    again = workplace(*words, "--max-latency-ms", "0.001")
+    again = workplace.process(*words, "--max-latency-ms", "0.001")
     assert again.returncode == 2 and "no candidate holds the constraints; the nearest misses them" in again.stderr
     assert "exceeds max_latency_ms 0 by" in again.stderr and not (folder / "tuned.toml").exists()
     assert {path: path.stat().st_mtime_ns for path in (folder / "candidates").iterdir()} == before, "measured twice"
@@ -101,7 +101,7 @@ def test_a_grid_outlives_a_kill_a_candidate_that_does_not_start_and_other_settin
         process.send_signal(signal.SIGKILL)
     kept = {path: path.stat().st_mtime_ns for path in results.glob("*.arrow")}
     assert kept, "nothing was measured before the kill"
-    done = workplace(*words, timeout=600)
+    done = workplace.process(*words, timeout=600)
     assert done.returncode == 0, done.stderr
     outcome = json.loads(done.stdout.splitlines()[-1])
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
@@ -110,14 +110,14 @@ def test_a_grid_outlives_a_kill_a_candidate_that_does_not_start_and_other_settin
     failed = next(each for each in outcome["candidates"] if each["state"] == "not started")
     assert "max_num_batched_tokens" in failed["log"] and "max_num_batched_tokens" in failed["reason"]
     assert outcome["after"]["current"]
-    other = workplace(*words, "--seed", "1")
+    other = workplace.process(*words, "--seed", "1")
     assert other.returncode == 2 and "holds results for seed 0, not 1: give another --output" in other.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.vllm
 def test_lora_slots_are_measured_cause_by_cause(trained: Any, workplace: Any):
-    done = workplace("tune", "lora", "--run", "first", "--requests", "8", "--rounds", "1", "--json", timeout=600)
+    done = workplace.process("tune", "lora", "--run", "first", "--requests", "8", "--rounds", "1", "--json", timeout=600)
     assert done.returncode == 0, done.stderr
     told = {each["cause"]: each["ratio"] for each in json.loads(done.stdout.splitlines()[-1])["costs"]}
     assert told["the adapter itself"] > 1 and told["slots wider than the adapter"] > 1

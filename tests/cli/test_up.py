@@ -97,6 +97,7 @@ def logs(ask: Ask, flow_run: str) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.system
 def test_up_starts_what_the_ui_needs_again_is_harmless_and_down_ends_it_and_nothing_else(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -171,6 +172,7 @@ def test_up_starts_what_the_ui_needs_again_is_harmless_and_down_ends_it_and_noth
         bystander.wait()
 
 
+@pytest.mark.system
 def test_a_number_that_another_process_bears_by_now_is_left_alone(folder: Path):
     bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
@@ -184,6 +186,7 @@ def test_a_number_that_another_process_bears_by_now_is_left_alone(folder: Path):
         bystander.wait()
 
 
+@pytest.mark.system
 def test_what_cannot_be_is_one_sentence_and_begins_nothing(folder: Path, tmp_path_factory: pytest.TempPathFactory):
     other = http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler)
     thread = threading.Thread(target=other.serve_forever)

@@ -8,8 +8,6 @@ import pytest
 
 from storage.runs import RunPaths, held
 
-pytestmark = pytest.mark.vllm
-
 
 def flip(file: Path) -> Path:
     """Damage a file by one bit, in its middle."""
@@ -28,6 +26,7 @@ def copy(workplace, trained, tmp_path: Path) -> RunPaths:
     return RunPaths(tmp_path / "first")
 
 
+@pytest.mark.system
 def test_a_run_mends_a_damaged_cache_checkpoint_adapter_and_score_and_learns_the_same(workplace, trained, copy: RunPaths):
     """The newest checkpoint is gone, so its step is repeated from its ledger, to the last bit."""
     (cache,) = copy.root.parent.glob("_state_cache/v-*")
@@ -38,7 +37,7 @@ def test_a_run_mends_a_damaged_cache_checkpoint_adapter_and_score_and_learns_the
         flip(copy.scores / "base.json"),
     ]
     (copy.scores / "base.json").write_text("no score")
-    done = workplace("train", "--runs-root", str(copy.root.parent), "--run", "first", "--resume", "--steps", "3")
+    done = workplace.process("train", "--runs-root", str(copy.root.parent), "--run", "first", "--resume", "--steps", "3")
     assert done.returncode == 0, done.stderr
     for file in (damaged[0], damaged[1], damaged[3]):
         assert any("set aside" in line and str(file) in line for line in done.stderr.splitlines()), file
@@ -57,7 +56,7 @@ def test_a_run_mends_a_damaged_cache_checkpoint_adapter_and_score_and_learns_the
 def test_a_damaged_shard_of_an_old_step_is_set_aside_counted_and_the_run_goes_on(workplace, trained, copy: RunPaths):
     shard = flip(copy.shards / "local" / "000000.arrow")
     words = ["--runs-root", str(copy.root.parent), "--run", "first"]
-    done = workplace("train", *words, "--resume", "--steps", "3")
+    done = workplace.process("train", *words, "--resume", "--steps", "3")
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in copy.metrics.read_text().splitlines()]
     assert lines[3]["step"] == 3 and lines[3]["train/refused_shards"] == 1 and lines[3]["train/decisions"] > 0
@@ -71,12 +70,12 @@ def test_rows_that_a_step_has_to_repeat_are_not_replaced_by_others(workplace, tr
     shard = flip(copy.shards / "local" / "000002.arrow")
     flip(copy.checkpoint(2) / "trainer.safetensors")
     words = ["--runs-root", str(copy.root.parent), "--run", "first"]
-    done = workplace("train", *words, "--resume", "--steps", "3")
+    done = workplace.process("train", *words, "--resume", "--steps", "3")
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert "step 2" in done.stderr.splitlines()[-1] and "local/000002.arrow" in done.stderr.splitlines()[-1]
     assert shard.is_file(), "it stays, to be replaced from a copy"
     shutil.copyfile(trained[1].shards / "local" / "000002.arrow", shard)
-    done = workplace("train", *words, "--resume", "--steps", "3")
+    done = workplace.process("train", *words, "--resume", "--steps", "3")
     assert done.returncode == 0, done.stderr
 
 
@@ -92,16 +91,17 @@ def test_what_nothing_can_replace_is_said_with_the_file_s_name(workplace, traine
     file = flip(copy.ledger / "main" / "step-000002.arrow") if what == "ledger" else copy.settings
     if what == "settings.json":
         file.write_text(file.read_text().replace('"steps"', '"stepz"'))
-    done = workplace("train", "--runs-root", str(copy.root.parent), "--run", "first", "--resume", "--steps", "3")
+    done = workplace.process("train", "--runs-root", str(copy.root.parent), "--run", "first", "--resume", "--steps", "3")
     assert done.returncode == (1 if what == "ledger" else 2)
     sentence = done.stderr.splitlines()[-1]
     assert sentence.startswith("entente: ") and file.name in sentence and "Traceback" not in done.stderr
 
 
+@pytest.mark.system
 def test_a_run_that_is_being_trained_is_not_opened_a_second_time(workplace, trained, copy: RunPaths):
     words = ["train", "--runs-root", str(copy.root.parent), "--run", "first", "--resume", "--steps", "3"]
     with held(copy.lock) as free:
         assert free
-        done = workplace(*words)
+        done = workplace.process(*words)
     assert done.returncode == 2 and "run 'first' is being trained by another process" in done.stderr
     assert not copy.checkpoint(3).exists()

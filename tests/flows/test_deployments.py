@@ -197,7 +197,7 @@ def colours(picture: bytes) -> int:
 
 @browser
 @pytest.mark.browser
-@pytest.mark.vllm
+@pytest.mark.system
 def test_a_run_without_a_name_is_found_by_the_name_that_it_takes_and_its_tasks_are_drawn(
     deployed: Any, page: Any, workplace: Any
 ):
@@ -225,7 +225,7 @@ def artifact(prefect: Prefect, run: dict[str, Any], kind: str) -> dict[str, Any]
 
 @browser
 @pytest.mark.browser
-@pytest.mark.vllm
+@pytest.mark.system
 def test_the_run_s_page_leads_to_its_progress_its_steps_and_its_result_with_a_board(deployed: Any, page: Any):
     prefect, run = deployed
     name = run["name"].removeprefix("train-")
@@ -252,7 +252,7 @@ def test_the_run_s_page_leads_to_its_progress_its_steps_and_its_result_with_a_bo
 
 @browser
 @pytest.mark.browser
-@pytest.mark.vllm
+@pytest.mark.system
 def test_a_page_of_another_origin_reads_and_starts_nothing(deployed: Any, page: Any):
     """Even with the key: Chromium asks the server first, which lets no other origin in."""
     prefect, _ = deployed
@@ -270,7 +270,7 @@ def test_a_page_of_another_origin_reads_and_starts_nothing(deployed: Any, page: 
 
 @browser
 @pytest.mark.browser
-@pytest.mark.vllm
+@pytest.mark.system
 def test_a_run_can_be_set_in_a_form_that_tells_every_setting(deployed: Any, page: Any):
     prefect, _ = deployed
     deployments = {each["entrypoint"].split(":")[1]: each["id"] for each in prefect.ask("deployments/filter", {})}
@@ -297,6 +297,7 @@ def every_setting(settings: type[BaseModel], name: str = "") -> Iterator[tuple[s
             yield from every_setting(about.annotation, f"{name}{field}.")
 
 
+@pytest.mark.system
 def test_the_nightly_refresh_stands_on_the_server_s_calendar(deployed: Any):
     """The server's scheduler works with the SQLAlchemy that is installed: with 2.1 it fails at every beat, in its log only."""
     prefect, _ = deployed
@@ -306,7 +307,6 @@ def test_the_nightly_refresh_stands_on_the_server_s_calendar(deployed: Any):
     assert {run["parameters"]["run"] for run in runs} == {"newest"}
 
 
-@pytest.mark.vllm
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
@@ -317,6 +317,7 @@ def test_the_nightly_refresh_stands_on_the_server_s_calendar(deployed: Any):
     ],
     ids=["out of its bounds", "no number", "no such setting", "a command"],
 )
+@pytest.mark.system
 def test_a_parameter_that_cannot_be_is_refused_at_creation_with_the_field_s_name(
     deployed: Any, settings: dict[str, Any], named: str
 ):

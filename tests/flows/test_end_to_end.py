@@ -1,4 +1,4 @@
-"""The main job, run as a user runs it: `entente train` in a process of its own, real vLLM, real Prefect, real trainer."""
+"""The main job, run as a user runs it: `entente train` in a process of its own, real Prefect and trainer; once real vLLM."""
 
 import json
 import time
@@ -14,8 +14,6 @@ from evaluation.intervals import counted
 from storage.asking import connect
 from storage.ledger import ledger_path, read_ledger, recorded_steps
 from storage.runs import RunPaths
-
-pytestmark = pytest.mark.vllm
 
 PROMISED = {
     "base_score",
@@ -59,7 +57,6 @@ def test_the_last_line_is_the_promised_summary(trained):
     assert f"no interval: {counted(summary['source_games'], 'source games')}, and an interval takes 6" in done.stdout
     assert Path(summary["run"]).name == "first" and json.loads((paths.root / "summary.json").read_text()) == summary
     assert "step 2/2" in done.stderr and "Traceback" not in done.stderr
-    assert "nanobind" not in done.stderr, "DuckDB, loaded beside vLLM, complains when its process ends"
 
 
 def test_the_run_folder_holds_everything_that_the_design_names(trained):
@@ -102,8 +99,8 @@ def test_every_trained_row_was_played_and_stands_in_one_step_at_lag_zero(trained
 
 @pytest.fixture(scope="module")
 def ahead(workplace, trained) -> tuple[dict[str, Any], RunPaths, list[str]]:
-    """A run whose rollouts are one step ahead; its summary, its folder, and what `entente sql` answered meanwhile."""
-    flags = ["--pipeline.buffer-depth", "1", "--pipeline.no-deterministic", "--steps", "6"]
+    """A run with vLLM whose rollouts are one step ahead; its summary, its folder, and what `entente sql` answered meanwhile."""
+    flags = ["--pipeline.buffer-depth", "1", "--pipeline.no-deterministic", "--steps", "6", "--inference.engine", "vllm"]
     paths, answers = RunPaths(workplace.folder / "runs" / "ahead"), []
     with workplace.start("train", "--config", "small.toml", "--run", "ahead", "--json", *flags) as process:
         try:
@@ -117,9 +114,12 @@ def ahead(workplace, trained) -> tuple[dict[str, Any], RunPaths, list[str]]:
             process.kill()
             raise
     assert process.returncode == 0, err
+    assert "nanobind" not in err, "DuckDB, loaded beside vLLM, complains when its process ends"
     return json.loads(out.splitlines()[-1]), paths, answers
 
 
+@pytest.mark.system
+@pytest.mark.vllm
 def test_overlapped_steps_stay_within_the_staleness_budget(ahead):
     summary, paths, _ = ahead
     drawn_by = {row["decision_id"]: row["policy_version"] for row in rows(paths)}
@@ -128,6 +128,8 @@ def test_overlapped_steps_stay_within_the_staleness_budget(ahead):
     assert 1 <= max(lags) == summary["max_policy_lag_seen"] <= budget, "ahead of the trainer, and never too far"
 
 
+@pytest.mark.system
+@pytest.mark.vllm
 def test_a_run_answers_while_it_trains(ahead):
     _, _, answers = ahead
     (answer,) = answers
@@ -135,6 +137,8 @@ def test_a_run_answers_while_it_trains(ahead):
     assert head == ["played"] and int(count[0]) > 0, answer
 
 
+@pytest.mark.system
+@pytest.mark.vllm
 def test_a_run_whose_sampler_lies_refuses_to_start_and_trains_nothing(workplace, trained):
     """The engine draws at temperature 0.7 what its rows say was drawn at 1."""
     program = """
@@ -158,7 +162,7 @@ inference.embedded.EmbeddedEngine.start = start
 from cli.main import main
 main()
 """
-    done = workplace("train", "--config", "small.toml", "--run", "liar", "--evaluation.positions", "1", program=program)
+    done = workplace.process("train", "--config", "small.toml", "--run", "liar", "--inference.engine", "vllm", program=program)
     assert done.returncode == 1
     (sentence,) = [line for line in done.stderr.splitlines() if line.startswith("entente: ")]
     assert "trainer and engine disagree on version 0" in sentence and "Traceback" not in done.stderr
@@ -170,7 +174,7 @@ main()
 @pytest.fixture(scope="module")
 def again(workplace, trained) -> RunPaths:
     """The same run a second time."""
-    done = workplace("train", "--config", "small.toml", "--run", "again")
+    done = workplace.process("train", "--config", "small.toml", "--run", "again")
     assert done.returncode == 0, done.stderr
     return RunPaths(workplace.folder / "runs" / "again")
 

@@ -8,7 +8,7 @@ import pytest
 @pytest.mark.slow
 def test_versions_of_a_run_play_each_other_and_more_games_add_to_those_played(workplace, trained):
     match = ("evaluate", "--run", "first", "--players", "newest,base,random", "--opponents", "hold", "--years", "1", "--json")
-    first = workplace(*match, "--games", "14")
+    first = workplace.process(*match, "--games", "14")
     assert first.returncode == 0, first.stderr
     result = json.loads(first.stdout.splitlines()[-1])
     assert [player["player"] for player in result["players"]] == ["v2", "v0", "random"]
@@ -16,7 +16,7 @@ def test_versions_of_a_run_play_each_other_and_more_games_add_to_those_played(wo
     kept = trained[1].scores / "matches" / f"{result['match']}.jsonl"
     lines = kept.read_text().splitlines()
     kept.write_text("\n".join(lines[:20]))  # as after a kill
-    again = json.loads(workplace(*match, "--games", "21").stdout.splitlines()[-1])
+    again = json.loads(workplace.process(*match, "--games", "21").stdout.splitlines()[-1])
     assert again["games"] == 63 and kept.read_text().splitlines()[:20] == lines[:20]
     assert len(kept.read_text().splitlines()) == 63
 

@@ -16,8 +16,6 @@ import pytest
 from storage.runs import RunPaths
 from tests.chaos.audit_run import audit, decisions
 
-pytestmark = pytest.mark.vllm
-
 
 class Killer:
     """Starts `entente train` again and again on one run, and kills it."""
@@ -55,7 +53,7 @@ class Killer:
 
     def finish(self) -> dict[str, Any]:
         """Let the run come to its end; its summary."""
-        done = self._workplace(*self.words(), "--json")
+        done = self._workplace.process(*self.words(), "--json")
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout.splitlines()[-1])
 
@@ -78,12 +76,14 @@ def killed(workplace: Any, trained: Any) -> Iterator[tuple[RunPaths, dict[str, A
     yield killer.paths, killer.finish()
 
 
+@pytest.mark.system
 def test_a_run_that_was_killed_three_times_ends_complete_and_nothing_was_trained_twice_or_lost(killed):
     paths, summary = killed
     audit(paths, steps=6, max_lag=1)
     assert summary["steps"] == 6 and summary["decisions"] == decisions(paths).num_rows
 
 
+@pytest.mark.system
 def test_it_ends_with_the_very_weights_of_a_run_that_nobody_killed(killed, workplace):
     """Its rollouts are of the version before the one in training, also where it goes on; a probe on the way changes nothing."""
     whole = Killer(workplace, "beside", 6, *OVERLAPPED)
@@ -97,7 +97,6 @@ def test_it_ends_with_the_very_weights_of_a_run_that_nobody_killed(killed, workp
         assert drawn_by == behind, "two start groups a step, and the version that drew them"
 
 
-@pytest.mark.slow
 def test_a_run_whose_rollouts_and_training_take_turns_learns_what_one_that_nobody_killed_learns(workplace, trained):
     killer = Killer(workplace, "killed-in-turn", steps=3)
     killer.kill_when(step=2, then_s=random.Random().uniform(0, 0.6))
@@ -105,28 +104,30 @@ def test_a_run_whose_rollouts_and_training_take_turns_learns_what_one_that_nobod
     assert [weights(killer.paths, version) == weights(trained[1], version) for version in (1, 2)] == [True, True]
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_a_finished_run_is_not_run_again_and_goes_on_when_more_steps_are_asked_for(killed, workplace):
     paths, summary = killed
     before = paths.metrics.read_bytes()
-    again = workplace("train", "--run", "killed", "--resume", "--json")
+    again = workplace.process("train", "--run", "killed", "--resume", "--json")
     assert again.returncode == 0 and json.loads(again.stdout.splitlines()[-1]) == summary
     assert "has done its 6 steps" in again.stderr and paths.metrics.read_bytes() == before
-    fewer = workplace("train", "--run", "killed", "--resume", "--steps", "3")
+    fewer = workplace.process("train", "--run", "killed", "--resume", "--steps", "3")
     assert fewer.returncode == 2 and "has 6 steps behind it, more than steps 3" in fewer.stderr
     assert json.loads(paths.settings.read_text())["steps"] == 6, "a refusal changes nothing"
 
 
+@pytest.mark.system
 def test_what_would_make_it_another_run_is_refused_with_both_values(killed, workplace):
-    done = workplace("train", "--run", "killed", "--resume", "--seed", "7")
+    done = workplace.process("train", "--run", "killed", "--resume", "--seed", "7")
     assert done.returncode == 2
     assert "run 'killed' was begun with seed 13 and cannot go on with 7" in done.stderr
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("sent", "code", "sentence"),
     [
-        pytest.param(signal.SIGINT, 130, "entente: interrupted", id="Ctrl-C", marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, 130, "entente: interrupted", id="Ctrl-C"),
         pytest.param(signal.SIGTERM, 143, "entente: told to end (SIGTERM)", id="SIGTERM"),
     ],
 )
@@ -154,6 +155,7 @@ def test_a_run_that_is_told_to_end_leaves_nothing_behind_and_says_how_to_go_on(
     assert alive == []
 
 
+@pytest.mark.system
 def test_ctrl_c_while_the_tiny_model_is_made_does_not_wait_for_it(workplace, trained):
     """Also in the background of a script, where the shell has a command ignore SIGINT."""
     background = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); from cli.main import main; main()"
@@ -188,7 +190,7 @@ def test_a_full_disk_is_said_in_a_sentence_and_the_run_goes_on_when_there_is_roo
         for shared in ("_models", "_state_cache"):
             (disk / shared).symlink_to(workplace.folder / "runs" / shared)
         words, fast = ["train", "--runs-root", str(disk), "--run", "full"], ["--pipeline.full-disk-wait-s", "1"]
-        done = workplace(*words, "--config", "small.toml", "--steps", "30", "--training.keep-checkpoints", "30", *fast)
+        done = workplace.process(*words, "--config", "small.toml", "--steps", "30", "--training.keep-checkpoints", "30", *fast)
         assert done.returncode == 1
         *_, hint, sentence = done.stderr.splitlines()
         assert "--resume" in hint and str(disk) in hint
@@ -196,7 +198,7 @@ def test_a_full_disk_is_said_in_a_sentence_and_the_run_goes_on_when_there_is_roo
         steps = len(list((disk / "full" / "ledger" / "main").glob("step-*.arrow")))
         assert 1 <= steps < 30
         subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
-        done = workplace(*words, "--resume", "--steps", str(steps + 1))
+        done = workplace.process(*words, "--resume", "--steps", str(steps + 1))
         assert done.returncode == 0, done.stderr
         audit(RunPaths(disk / "full"), steps + 1)
     finally:

@@ -103,7 +103,7 @@ def test_a_scheduler_that_does_not_answer_is_refused_at_once(workplace: Any):
             "dask",
             "--pipeline.dask-address",
         )
-        done = workplace(*words, address)
+        done = workplace.process(*words, address)
         assert done.returncode == 2 and f"no Dask scheduler answers at pipeline.dask_address '{address}'" in done.stderr
     assert not (workplace.folder / "runs" / "nobody").exists()
 

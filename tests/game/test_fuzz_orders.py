@@ -98,7 +98,9 @@ def test_the_engine_is_never_shown_an_order_that_is_not_listed(monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    "orders", [None, 7, {"A PAR H": 1}, b"A PAR H", {"A PAR H"}, ["A PAR H", b"x"], iter(["A PAR H"])], ids=repr
+    "orders",
+    [None, 7, {"A PAR H": 1}, b"A PAR H", {"A PAR H"}, ["A PAR H", b"x"], iter(["A PAR H"])],
+    ids=["None", "number", "dict", "bytes", "set", "list with bytes", "iterator"],
 )
 def test_what_is_no_list_of_texts_is_refused_in_a_sentence(orders) -> None:
     for act in (lambda: Board.start().step({"FRANCE": orders}), lambda: Board.start().svg({"FRANCE": orders})):

@@ -69,15 +69,12 @@ def carried(legal, orders: list[str], rng: random.Random) -> list[str]:
 
 
 @pytest.mark.parametrize("convoys", [False, True], ids=["from the start", "convoy-heavy"])
-def test_fast_and_plain_play_the_same_games(blind_players, convoys: bool) -> None:
-    seen = play_side_by_side(1_000, blind_players, convoys)
+@pytest.mark.parametrize(
+    "phases", [250, pytest.param(1_000, marks=pytest.mark.system), pytest.param(10_000, marks=pytest.mark.slow)]
+)
+def test_fast_and_plain_play_the_same_games(blind_players, convoys: bool, phases: int) -> None:
+    seen = play_side_by_side(phases, blind_players, convoys)
     assert min(seen["M"], seen["R"], seen["A"]) >= 5 and (seen["via"] > 200 or not convoys)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("convoys", [False, True], ids=["from the start", "convoy-heavy"])
-def test_fast_and_plain_play_the_same_games_for_20_000_phases(blind_players, convoys: bool) -> None:
-    play_side_by_side(10_000, blind_players, convoys)
 
 
 def test_forks_of_either_path_play_on_exactly(blind_players) -> None:

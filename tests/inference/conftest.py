@@ -151,7 +151,7 @@ def contract_slots(model: Path, host: EngineHost) -> Iterator[Contender]:
         pytest.param("contract_torch", id="torch"),
         pytest.param("contract_http", id="http"),
         pytest.param("contract_vllm", id="vllm", marks=pytest.mark.vllm),
-        pytest.param("contract_slots", id="vllm-slots", marks=pytest.mark.vllm),
+        pytest.param("contract_slots", id="vllm-slots", marks=[pytest.mark.vllm, pytest.mark.system]),
     ],
 )
 def contender(request: pytest.FixtureRequest, host: EngineHost, write_adapter: Any, tmp_path_factory: Any) -> Iterator[Contender]:

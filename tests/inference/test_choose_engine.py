@@ -49,6 +49,7 @@ def test_asking_loads_neither_torch_nor_vllm():
 
 
 @pytest.mark.vllm
+@pytest.mark.system
 def test_an_engine_that_was_made_and_closed_leaves_no_folder(model: Path, host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """One is made, not one more to say which."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))

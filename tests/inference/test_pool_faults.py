@@ -21,7 +21,7 @@ from rollouts.roll_out import RolledOut, plan_start_groups, roll_out
 from rollouts.settings import RolloutSettings
 from storage.schema import to_table
 from telemetry.errors import EngineError, EngineLostError
-from tests.conftest import ROOT
+from tests.command import ROOT
 from tests.inference.faulty_proxy import FAILURES, UNREADABLE, WRONG_ANSWERS, FaultyProxy
 from tests.inference.plain_worker import PlainEngine
 from tests.inference.test_pool import check, draw, pools, publish, request_for, root, wait_until, workers

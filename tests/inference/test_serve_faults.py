@@ -24,7 +24,7 @@ from inference.engine import GenerationRequest
 from inference.settings import InferenceSettings
 from rollouts.roll_out import RolledOut, plan_start_groups, roll_out
 from rollouts.settings import RolloutSettings
-from tests.conftest import ROOT
+from tests.command import ROOT
 from workers.pool import RemoteEngine
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]

@@ -82,7 +82,7 @@ def test_a_program_that_hangs_is_ended_with_its_children_when_its_time_is_over(
 
 
 def test_a_candidate_ends_when_whoever_started_it_is_killed(tmp_path: Path):
-    waits = "import inference.tuning.candidate as c, asyncio, sys\nasync def work(job, say):\n    say({'ready': 1})\n"
+    waits = "import tuning.candidate as c, asyncio, sys\nasync def work(job, say):\n    say({'ready': 1})\n"
     (tmp_path / "tried.py").write_text(waits + "    await asyncio.sleep(60)\nc.main(work)")
     parent = (
         "import asyncio, sys\nfrom pathlib import Path\nfrom tuning.process import run_program\n"

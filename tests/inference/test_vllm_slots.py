@@ -40,6 +40,7 @@ def test_the_noise_of_a_calibration_is_an_adapter_that_any_engine_would_take(mod
 
 
 @pytest.mark.vllm
+@pytest.mark.system
 def test_slots_that_are_dear_here_give_way_to_merged_weights_and_it_says_why(
     host, model, positions, tokens, make_adapter, monkeypatch
 ):
@@ -69,6 +70,7 @@ def test_slots_that_are_dear_here_give_way_to_merged_weights_and_it_says_why(
 
 
 @pytest.mark.vllm
+@pytest.mark.system
 def test_an_engine_that_is_closed_leaves_another_of_the_same_process_working(host, vllm_engine, model, positions, tokens):
     """vLLM's ranks and groups belong to the process, not to one engine."""
     other = EmbeddedEngine(model, InferenceSettings(**SMALL, adapters="merge_reload"), name="other")
@@ -78,6 +80,7 @@ def test_an_engine_that_is_closed_leaves_another_of_the_same_process_working(hos
 
 
 @pytest.mark.vllm
+@pytest.mark.system
 def test_slots_bound_what_is_held_and_a_rank_too_high_is_refused_before_vllm_hears_of_it(host, model, make_adapter):
     settings = InferenceSettings(**SMALL, adapters="slots", adapter_slots=1, adapter_rank=8)
     engine = EmbeddedEngine(model, settings, name="narrow")

@@ -16,13 +16,13 @@ RATE = 2.0
 """Start groups a second; a step takes two, and its trainer far less than a second."""
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_rollouts_that_come_too_slowly_are_the_bottleneck_and_a_shallow_buffer_is_used_up(
     workplace: Entente, trained: tuple[dict[str, Any], RunPaths, subprocess.CompletedProcess[str]]
 ):
-    pipeline = ("--pipeline.buffer-depth", "1", "--pipeline.no-deterministic", "--pipeline.groups-per-task", "1")
+    pipeline = ("--steps", "6", "--pipeline.buffer-depth", "1", "--pipeline.no-deterministic", "--pipeline.groups-per-task", "1")
     source = ("--simulated.from-run", "first", "--simulated.rate", str(RATE), "--training.learning-rate", "1e-12")
-    done = workplace("train", "--config", "small.toml", "--run", "simulated", "--steps", "6", *pipeline, *source, "--json")
+    done = workplace.process("train", "--config", "small.toml", "--run", "simulated", *pipeline, *source, "--json")
     assert done.returncode == 0, done.stderr
     assert "rollouts are SIMULATED: 2 start groups of run 'first', 2 a second at most" in done.stderr + done.stdout
     summary = json.loads(done.stdout.splitlines()[-1])

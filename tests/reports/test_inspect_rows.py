@@ -13,8 +13,6 @@ from storage.runs import RunPaths
 from storage.shards import open_shard
 from telemetry.errors import InputError
 
-pytestmark = pytest.mark.vllm
-
 
 @pytest.fixture(scope="module")
 def paths(trained) -> RunPaths:

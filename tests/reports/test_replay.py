@@ -68,7 +68,6 @@ def rows_of(paths: RunPaths, pattern: str) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.vllm
 def test_what_is_shown_of_every_decision_of_a_game_is_its_row(trained, replayed: Callable[[str], ReplayedGame]):
     paths = trained[1]
     rows = [row for row in rows_of(paths, "*.arrow") if (row["start_group"], row["fork"]) == (1, 2)]
@@ -89,7 +88,6 @@ def test_what_is_shown_of_every_decision_of_a_game_is_its_row(trained, replayed:
         } and all(row[name] for name in decision.components)
 
 
-@pytest.mark.vllm
 def test_a_game_s_boards_follow_from_one_another_by_its_orders(trained, replayed: Callable[[str], ReplayedGame]):
     stored = [row for row in rows_of(trained[1], "*.plies.arrow") if (row["start_group"], row["fork"]) == (0, 0)]
     game = replayed("0/0")
@@ -107,7 +105,6 @@ def test_a_game_s_boards_follow_from_one_another_by_its_orders(trained, replayed
     assert game.plies[-1].orders == {}
 
 
-@pytest.mark.vllm
 def test_the_lag_of_a_decision_is_that_of_the_step_that_trained_on_it(trained, replayed: Callable[[str], ReplayedGame]):
     used: dict[int, list[tuple[int, int]]] = {}
     for file in sorted(trained[1].ledger.rglob("step-*.arrow")):
@@ -120,7 +117,6 @@ def test_the_lag_of_a_decision_is_that_of_the_step_that_trained_on_it(trained, r
     assert {d.decision_id: list(d.used) for d in decisions} == {d.decision_id: used.get(d.decision_id, []) for d in decisions}
 
 
-@pytest.mark.vllm
 def test_games_go_by_several_names(trained, replayed: Callable[[str], ReplayedGame]):
     rows = rows_of(trained[1], "*.arrow")
     gains: dict[tuple[int, int], float] = {}
@@ -136,7 +132,6 @@ def test_games_go_by_several_names(trained, replayed: Callable[[str], ReplayedGa
     assert replayed(f"{replayed('0/1').game.producer}/0/1").game.name == "0/1"
 
 
-@pytest.mark.vllm
 @pytest.mark.parametrize(
     ("name", "said"),
     [
@@ -154,7 +149,6 @@ def test_a_game_that_is_not_there_is_one_sentence_with_those_there_are(trained, 
         replayed(name)
 
 
-@pytest.mark.vllm
 def test_boards_that_are_gone_damaged_or_archived(run_folder: RunPaths, model: Path):
     index = Index(run_folder)
     index.refresh()
@@ -175,7 +169,6 @@ def test_boards_that_are_gone_damaged_or_archived(run_folder: RunPaths, model: P
         read_game(run_folder, "0/0", model)
 
 
-@pytest.mark.vllm
 def test_a_game_in_a_damaged_shard_is_told_by_that_shard(run_folder: RunPaths, model: Path):
     file = run_folder.shards / read_game(run_folder, "latest", model).game.shard
     name = read_game(run_folder, "latest", model).game.name
@@ -187,7 +180,6 @@ def test_a_game_in_a_damaged_shard_is_told_by_that_shard(run_folder: RunPaths, m
     assert read_game(run_folder, "latest", model).game.name != name
 
 
-@pytest.mark.vllm
 def test_without_the_tokenizer_boards_are_shown_and_single_orders_have_no_odds(trained, model: Path):
     with_odds, without = (read_game(trained[1], "0/0", folder) for folder in (model, None))
     assert with_odds.has_odds and not without.has_odds
@@ -195,7 +187,6 @@ def test_without_the_tokenizer_boards_are_shown_and_single_orders_have_no_odds(t
     assert [ply.decisions for ply in without.plies] == [ply.decisions for ply in with_odds.plies]
 
 
-@pytest.mark.vllm
 def test_the_page_stands_alone_and_a_position_costs_few_bytes(replayed: Callable[[str], ReplayedGame]):
     game = replayed("0/0")
     html = replay_html(game, Path("runs"))
@@ -229,20 +220,17 @@ def test_forty_positions_weigh_little_more_than_one():
     assert html < 250e3 and html < 3 * one < sum(len(picture(ply.board)) for ply in plies)
 
 
-@pytest.mark.vllm
 def test_a_name_that_looks_like_markup_stays_a_name(run_folder: RunPaths, model: Path):
     strange = RunPaths(run_folder.root.rename(run_folder.root.with_name("a<b>&</script>".replace("/", ""))))
     html = replay_html(read_game(strange, "0/0", model), strange.root.parent)
     assert Page(html).elements and "<b>" not in html
 
 
-@pytest.mark.vllm
 def test_the_still_shows_everybody_s_orders(replayed: Callable[[str], ReplayedGame]):
     drawn = still(replayed("0/0"))
     assert drawn.startswith("<svg") and drawn.count("<path") > 60
 
 
-@pytest.mark.vllm
 def test_the_command_lists_games_and_writes_the_page_of_one(workplace: Entente, trained, tmp_path: Path):
     listed = workplace("replay", "--run", "first")
     assert listed.returncode == 0 and "0/0" in listed.stdout and "entente replay " in listed.stdout
@@ -265,7 +253,6 @@ _SHOWN = """() => ({
 })"""
 
 
-@pytest.mark.vllm
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1300), ("dark", 390)])
 def test_a_browser_steps_through_a_game_without_network_or_complaint(
     browser: Any, replayed: Callable[[str], ReplayedGame], tmp_path: Path, scheme: str, width: int

@@ -1,102 +1,21 @@
-"""Rows for the tests of storage: plausible decisions and plies, made from plain numbers; and a run to put
-them in.
-"""
+"""A run for the tests of storage, and rows to put in it."""
 
-import json
 import random
-import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from storage.runs import RunPaths
-from storage.schema import Decision, Ply, decision_id
-
-
-def make_decision(rng: random.Random, producer: str = "p0", **given: Any) -> Decision:
-    """A well-formed decision with a few random tokens; ``given`` replaces any field."""
-    n_prompt, n_completion = rng.randint(1, 12), rng.randint(1, 8)
-    legal_ids: list[int] = []
-    legal_offsets = [0]
-    for _ in range(n_completion):
-        legal_ids += rng.sample(range(600), rng.choice([1, 1, 2, 5]))
-        legal_offsets.append(len(legal_ids))
-    place = {"start_group": 0, "fork": 0, "ply": 0, "power": "FRANCE"} | given
-    fields: dict[str, Any] = {
-        "decision_id": decision_id(producer, place["start_group"], place["fork"], place["ply"], place["power"]),
-        "snapshot_id": f"{place['start_group']:016x}",
-        "phase": "S1901M",
-        "game_id": "game-7",
-        "seed": rng.randrange(2**62),
-        "opponents": "scripted:mover",
-        "policy_version": 0,
-        "worker": "worker-0",
-        "adapter_hash": "ab" * 16,
-        "input_ids": [rng.randrange(600) for _ in range(n_prompt + n_completion)],
-        "prompt_len": n_prompt,
-        "behaviour_logprobs": [-rng.randrange(64) / 16 for _ in range(n_completion)],
-        "legal_ids": legal_ids,
-        "legal_offsets": legal_offsets,
-        "temperature": 1.0,
-        "orders": ["A PAR - BUR", "F BRE H"],
-        "centres_gained": float(rng.choice([-1, 0, 0, 1])),
-        "sos_share": rng.randrange(-8, 8) / 32,
-        "draw_share": rng.randrange(-8, 8) / 64,
-        "survival": float(rng.choice([0, 0, -1])),
-        "leader_gap": rng.randrange(-8, 8) / 32,
-        "balance": rng.randrange(-8, 8) / 32,
-        "units_dislodged": float(rng.choice([0, 0, 1])),
-        "units_driven_out": float(rng.choice([0, 0, 1])),
-        "orders_void": float(rng.randrange(3)),
-        "orders_bounced": float(rng.randrange(3)),
-        "orders_rejected": 0,
-        "status": "complete",
-        "reason": "",
-        "ended": "horizon",
-        "queue_ms": 1.5,
-        "prefill_ms": 4.25,
-        "decode_ms": 16.0,
-        "engine_ms": 3.0,
-        "cached_tokens": 32,
-    }
-    return Decision(**(fields | place))
-
-
-def make_ply(**given: Any) -> Ply:
-    """A ply whose texts are small but valid JSON."""
-    fields: dict[str, Any] = {
-        "start_group": 0,
-        "fork": 0,
-        "ply": 0,
-        "phase": "S1901M",
-        "snapshot_id": "0" * 16,
-        "position": json.dumps({"map": "standard"}),
-        "orders": json.dumps({"FRANCE": ["A PAR - BUR"]}),
-        "results": json.dumps({"A PAR": []}),
-    }
-    return Ply(**(fields | given))
-
-
-def make_shard_rows(
-    rng: random.Random, start_groups: range, producer: str = "p0", forks: int = 3, **given: Any
-) -> tuple[list[Decision], list[Ply]]:
-    """Two powers over two phases of every fork of the start groups, and the plies."""
-    decisions, plies = [], []
-    for start_group in start_groups:
-        for fork in range(forks):
-            for ply, phase in enumerate(("S1901M", "F1901M")):
-                place = {"start_group": start_group, "fork": fork, "ply": ply, "phase": phase}
-                plies.append(make_ply(**place))
-                decisions += [make_decision(rng, producer, power=power, **place, **given) for power in ("FRANCE", "TURKEY")]
-    return decisions, plies
+from tests.storage import make_rows
 
 
 @pytest.fixture
-def rows() -> Any:
-    """The makers of this file, for tests that cannot import it."""
-    return sys.modules[__name__]
+def rows() -> ModuleType:
+    """The makers of rows."""
+    return make_rows
 
 
 @pytest.fixture
@@ -115,7 +34,7 @@ def publish(paths: RunPaths, rows: Any, rng: random.Random) -> Callable[..., Any
     from storage.shards import publish_shard
 
     def publish_groups(start_groups: range, producer: str = "p0", **given: Any) -> Any:
-        decisions, plies = make_shard_rows(rng, start_groups, producer, **given)
+        decisions, plies = make_rows.make_shard_rows(rng, start_groups, producer, **given)
         return publish_shard(paths, producer, start_groups[0], decisions, plies, {"code": "test"}), decisions
 
     return publish_groups

@@ -8,7 +8,7 @@ from storage.asking import QUERIES, ask, connect, ready
 from storage.runs import RunPaths
 
 WRITER = """
-import json, random, runpy, sys
+import json, random, sys
 from dataclasses import replace
 from pathlib import Path
 from storage.index import Index
@@ -16,12 +16,13 @@ from storage.ledger import write_ledger
 from storage.runs import RunPaths
 from storage.selection import SelectionQuery
 from storage.shards import publish_shard
+from tests.storage.make_rows import make_shard_rows
 
-paths, makers = RunPaths(Path(sys.argv[1])), runpy.run_path(sys.argv[2])
+paths = RunPaths(Path(sys.argv[1]))
 index = Index(paths)
 query = SelectionQuery(step=1, policy_version=0, max_policy_lag=2, start_groups=2, lineage="main", seed=0)
 for step in range(1, 100_000):
-    decisions, plies = makers["make_shard_rows"](
+    decisions, plies = make_shard_rows(
         random.Random(step), range(step - 1, step), "busy", 4, policy_version=max(0, step - 2)
     )
     publish_shard(paths, "busy", step - 1, decisions, plies, {})
@@ -54,7 +55,7 @@ select
 
 def test_ready_questions_are_answered_while_a_run_goes_on(paths: RunPaths) -> None:
     assert len(QUERIES) >= 10
-    command = [sys.executable, "-c", WRITER, str(paths.root), str(Path(__file__).with_name("conftest.py"))]
+    command = [sys.executable, "-c", WRITER, str(paths.root)]
     with subprocess.Popen(command, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, env={"PYTHONPATH": "."}) as writer:
         assert writer.stdout is not None
         try:

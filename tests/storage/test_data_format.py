@@ -19,7 +19,7 @@ from storage import schema
 from storage.asking import VIEWS
 from storage.runs import RunPaths
 from storage.shards import publish_shard
-from tests.storage.conftest import make_decision, make_ply, make_shard_rows
+from tests.storage.make_rows import make_decision, make_ply, make_shard_rows
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "data-format.md").read_text()
 

@@ -18,20 +18,20 @@ from storage.runs import RunPaths
 from storage.shards import open_plies, open_shard
 
 ROOT = Path(__file__).parents[2]
-MAKERS = Path(__file__).with_name("conftest.py")
 FORKS, PER_GROUP = 6, 6 * 4  # forks, and decisions of a start group
 
 WRITER = """
-import os, random, runpy, sys
+import os, random, sys
 from pathlib import Path
 from storage.runs import RunPaths
 from storage.shards import publish_shard
+from tests.storage.make_rows import make_shard_rows
 
-makers, paths = runpy.run_path(sys.argv[2]), RunPaths(Path(sys.argv[1]))
+paths = RunPaths(Path(sys.argv[1]))
 print("ready", flush=True)
-for number in range(int(sys.argv[3]), int(sys.argv[4])):
-    decisions, plies = makers["make_shard_rows"](random.Random(number), range(number, number + 1), sys.argv[5], forks=6)
-    publish_shard(paths, sys.argv[5], number, decisions, plies, {})
+for number in range(int(sys.argv[2]), int(sys.argv[3])):
+    decisions, plies = make_shard_rows(random.Random(number), range(number, number + 1), sys.argv[4], forks=6)
+    publish_shard(paths, sys.argv[4], number, decisions, plies, {})
     print(number, flush=True)
 """
 READER = """
@@ -84,7 +84,7 @@ def start() -> Any:
 
 def kill_one(paths: RunPaths, start: Callable[..., Any], first: int, dice: random.Random) -> list[int]:
     """Kill a writer at a random moment of publishing one shard after another; what it said it had published."""
-    writer = start(WRITER, paths.root, MAKERS, first, 10**6, "p0")
+    writer = start(WRITER, paths.root, first, 10**6, "p0")
     time.sleep(dice.uniform(0.0, 0.12))
     writer.send_signal(signal.SIGKILL)
     out, _ = writer.communicate()
@@ -119,7 +119,7 @@ def test_of_two_writers_of_the_same_names_each_name_has_one_and_readers_see_it_w
 ) -> None:
     done = tmp_path / "done"
     reader = start(READER, paths.root, done)
-    writers = [start(WRITER, paths.root, MAKERS, 0, 25, "p0") for _ in range(2)]
+    writers = [start(WRITER, paths.root, 0, 25, "p0") for _ in range(2)]
     for writer in writers:
         writer.communicate(timeout=60)
         assert writer.returncode == 0
@@ -131,7 +131,7 @@ def test_of_two_writers_of_the_same_names_each_name_has_one_and_readers_see_it_w
 
 def test_a_writer_that_is_stopped_for_a_while_harms_nobody(paths: RunPaths, start: Callable[..., Any], tmp_path: Path) -> None:
     """As on a machine that swaps: half a publication lies there for long."""
-    writer = start(WRITER, paths.root, MAKERS, 0, 400, "p0")
+    writer = start(WRITER, paths.root, 0, 400, "p0")
     dice, seen, index = random.Random(), 0, Index(paths)
     for _ in range(12):
         psutil.Process(writer.pid).suspend()

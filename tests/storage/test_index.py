@@ -204,21 +204,21 @@ def test_an_unknown_component_is_refused_with_the_known_ones(paths: RunPaths) ->
 
 
 WRITER = """
-import random, runpy, sys
+import random, sys
 from pathlib import Path
 from storage.runs import RunPaths
 from storage.shards import publish_shard
+from tests.storage.make_rows import make_shard_rows
 
-makers = runpy.run_path(sys.argv[2])
 for first in range(10000):
-    decisions, plies = makers["make_shard_rows"](random.Random(first), range(first, first + 1), "busy", 2)
+    decisions, plies = make_shard_rows(random.Random(first), range(first, first + 1), "busy", 2)
     publish_shard(RunPaths(Path(sys.argv[1])), "busy", first, decisions, plies, {})
     print(first, flush=True)
 """
 
 
 def test_connect_works_while_another_process_publishes(paths: RunPaths) -> None:
-    command = [sys.executable, "-c", WRITER, str(paths.root), str(Path(__file__).with_name("conftest.py"))]
+    command = [sys.executable, "-c", WRITER, str(paths.root)]
     with subprocess.Popen(command, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, env={"PYTHONPATH": "."}) as writer:
         assert writer.stdout is not None
         try:

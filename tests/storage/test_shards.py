@@ -71,14 +71,13 @@ def test_of_two_attempts_at_once_one_wins_with_its_own_plies(
     assert len(list(slow.path.parent.iterdir())) == 2
 
 
-WRITER = """
-import os, random, runpy, signal, sys
+KILLS = range(9)
+WRITERS = f"""
+import os, random, signal, sys
 from pathlib import Path
 from storage.runs import RunPaths
 from storage.shards import publish_shard
-
-makers = runpy.run_path(sys.argv[2])
-calls_left = int(sys.argv[3])
+from tests.storage.make_rows import make_shard_rows
 
 def dying(call):
     def wrapped(*arguments, **named):
@@ -89,40 +88,38 @@ def dying(call):
         return call(*arguments, **named)
     return wrapped
 
-os.fsync, os.link, os.unlink = dying(os.fsync), dying(os.link), dying(os.unlink)
-decisions, plies = makers["make_shard_rows"](random.Random(), range(4), forks=8)
-publish_shard(RunPaths(Path(sys.argv[1])), "p0", 0, decisions, plies, {})
+for calls_left in {list(KILLS)}:
+    paths = RunPaths(Path(sys.argv[1]) / str(calls_left)).create()
+    if (child := os.fork()) == 0:
+        os.fsync, os.link, os.unlink = dying(os.fsync), dying(os.link), dying(os.unlink)
+        decisions, plies = make_shard_rows(random.Random(), range(4), forks=8)
+        publish_shard(paths, "p0", 0, decisions, plies, {{}})
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL, calls_left
 """
 
 
-@pytest.mark.parametrize("calls", range(9))
+@pytest.fixture(scope="module")
+def killed_writers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of runs: in run n the writer was killed before its n-th sync, link or unlink. One interpreter forks them all."""
+    folder = tmp_path_factory.mktemp("killed")
+    command = [sys.executable, "-c", WRITERS, str(folder)]
+    subprocess.run(command, cwd=Path(__file__).parents[2], check=True, env={"PYTHONPATH": "."}, timeout=120)
+    return folder
+
+
+@pytest.mark.parametrize("calls", KILLS)
 def test_a_killed_writer_leaves_a_whole_shard_or_none_and_a_retry_mends_it(
-    paths: RunPaths, publish: Callable[..., Any], calls: int
+    killed_writers: Path, rows: Any, rng: Any, calls: int
 ) -> None:
     """Killed before its n-th sync, link or unlink: a folder, then plies, then decisions come into being."""
-    command = [
-        sys.executable,
-        "-c",
-        WRITER,
-        str(paths.root),
-        str(Path(__file__).with_name("conftest.py")),
-        str(calls),
-    ]
-    ended = subprocess.run(
-        command,
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={"PYTHONPATH": "."},
-    )
-    assert ended.returncode == -9, ended.stderr
+    paths = RunPaths(killed_writers / str(calls))
     index = Index(paths)
     seen = index.refresh()
     published = (paths.shards / "p0" / "000000.arrow").exists()
     assert published == (calls >= 7)
     assert (seen, index.refused) == (128 if published else 0, [])
-    shard, _ = publish(range(4), forks=7)
+    shard = publish_shard(paths, "p0", 0, *rows.make_shard_rows(rng, range(4), forks=7), CODE)
     assert shard.already == published
     forks = 8 if published else 7
     assert (open_shard(shard.path).num_rows, open_plies(shard.path).num_rows) == (16 * forks, 8 * forks)

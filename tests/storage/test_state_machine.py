@@ -4,7 +4,6 @@ The dictionary knows what was published and what each step took, and works out b
 """
 
 import random
-import runpy
 import shutil
 import tempfile
 from collections import Counter
@@ -24,8 +23,8 @@ from storage.runs import RunPaths
 from storage.schema import Decision
 from storage.settings import StorageSettings
 from storage.shards import publish_shard
+from tests.storage.make_rows import make_shard_rows
 
-MAKERS = runpy.run_path(str(Path(__file__).with_name("conftest.py")))
 LAG, STALE, REPLAYED = 2, 1, 2
 Group = tuple[str, int, str, str]
 
@@ -58,7 +57,7 @@ class Run(RuleBasedStateMachine):
         """Publish the next start groups of both producers, drawn some versions ago; a crash leaves what a writer may leave."""
         for producer in ("p0", "p1") * count:
             number = sum(name.startswith(producer) for name in self.rows)
-            decisions, plies = MAKERS["make_shard_rows"](
+            decisions, plies = make_shard_rows(
                 self.dice, range(number, number + 1), producer, forks=2, policy_version=max(0, self.trained - behind)
             )
             if crash:
@@ -74,7 +73,7 @@ class Run(RuleBasedStateMachine):
         """A retry of a task that had published: it loses, unless its shard was given up meanwhile, which changes nothing."""
         name = sorted(self.rows)[which % len(self.rows)]
         producer, number = name[:2], int(name[3:9])
-        others, plies = MAKERS["make_shard_rows"](self.dice, range(number, number + 1), producer, forks=3)
+        others, plies = make_shard_rows(self.dice, range(number, number + 1), producer, forks=3)
         found = publish_shard(self.paths, producer, number, others, plies, {})
         assert found.already == (name not in self.gone)
         if not found.already:

@@ -11,7 +11,7 @@ from storage.schema import DECISION_SCHEMA, decision_id
 from storage.shards import publish_shard, shard_path
 from storage.stored_groups import StoredGroup, stored_groups
 from telemetry.errors import InputError
-from tests.storage.conftest import make_decision, make_ply
+from tests.storage.make_rows import make_decision, make_ply
 
 MODEL = {"base_model": "m1", "tokenizer": "t1"}
 IDENTITY = {"decision_id", "start_group", "policy_version", "adapter_hash", "worker", "checksum"}

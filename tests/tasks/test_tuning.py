@@ -75,7 +75,6 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path):
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
-@pytest.mark.vllm
 def test_requests_of_a_run_are_its_prompts_and_masks_and_are_asked_ply_by_ply(trained: Any, tmp_path: Path):
     _, paths, _ = trained
     rows = recorded_rows(paths, 10_000, max_model_length=512)
@@ -90,7 +89,6 @@ def test_requests_of_a_run_are_its_prompts_and_masks_and_are_asked_ply_by_ply(tr
     assert plies == sorted(plies), "the newest shard comes first, each of its plies before the next"
 
 
-@pytest.mark.vllm
 def test_requests_of_a_run_can_be_drawn_with_its_model_and_have_its_lengths(trained: Any, tmp_path: Path):
     from pipeline.plans.find_model import model_of
     from pipeline.run_settings import settings_of
@@ -103,7 +101,6 @@ def test_requests_of_a_run_can_be_drawn_with_its_model_and_have_its_lengths(trai
     assert all(np.array_equal(request.prompt_ids, row.prompt_ids) for request, row in zip(requests, rows, strict=True))
 
 
-@pytest.mark.vllm
 def test_requests_longer_than_the_engine_takes_and_runs_without_any_are_refused(trained: Any, tmp_path: Path):
     _, paths, _ = trained
     with pytest.raises(InputError, match=r"tokens, but inference.max_model_length is 64: raise that"):
