@@ -17,6 +17,7 @@ from typing import Any
 
 from telemetry.errors import InputError
 from telemetry.progress import reporter
+from telemetry.read_file import LARGEST_RESULT, read_text
 
 QUICK: dict[str, tuple[str, ...]] = {
     "game": ("--phases", "200", "--rounds", "2"),
@@ -27,12 +28,11 @@ QUICK: dict[str, tuple[str, ...]] = {
     "decode": ("--rounds", "1", "--no-http"),
     "rollout": ("--rounds", "2", "--no-workers"),
     "e2e": ("--quick",),
-    "branching": ("--batches", "2", "--groups", "2"),
     "orchestration": ("--tasks", "100", "--rounds", "1", "--steps", "0", "--slow-steps", "0"),
     "paper": ("--steps", "4"),
 }
 """Benchmark -> arguments of its quick form."""
-TAKES_RUNS_ROOT = ("decode", "rollout", "e2e", "branching")
+TAKES_RUNS_ROOT = ("decode", "rollout", "e2e")
 TAKES_CONFIG = ("rollout", "e2e")
 TOLERANCE = 0.25
 
@@ -132,9 +132,9 @@ def read_outcomes(file: Path) -> dict[str, Any]:
         InputError: the file is not there, or is none.
     """
     try:
-        found = json.loads(file.read_text())["benchmarks"]
+        found = json.loads(read_text(file, at_most=LARGEST_RESULT, what="file of figures"))["benchmarks"]
         return {name: {"metrics": dict(each["metrics"]), "targets": dict(each["targets"])} for name, each in found.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(
             f"'{file}' holds no figures of `entente bench all` ({type(error).__name__}): make one with --out"
         ) from error

@@ -28,7 +28,7 @@ REQUESTS, PROMPT, TOKENS = 64, 440, 24
 
 async def http_over_inprocess(engine: Engine, tokens: Tokens, model: Path, *, rounds: int, seed: int) -> dict[str, float]:
     """Requests a second over HTTP over those in this process: 64 at once, 440 tokens in and 24 out."""
-    from inference.pool import RemoteEngine
+    from workers.pool import RemoteEngine
 
     worker, address = await asyncio.to_thread(_start_worker, model)
     remote = RemoteEngine(InferenceSettings(urls=(address,), model=str(model)), None, model_fingerprint(model))

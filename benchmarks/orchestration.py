@@ -194,7 +194,7 @@ def _round(address: str, server: psutil.Process, tasks: int) -> dict[str, float]
 def run_empty_tasks(address: str, tasks: int, runner: str = "threads") -> dict[str, Any]:
     """The flow of empty tasks in a process of its own, whose loop or Dask cluster runs them; what it says."""
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "flows.empty_tasks", str(tasks), str(IN_FLIGHT), runner],
+        [sys.executable, "-P", "-m", "benchmarks.empty_tasks", str(tasks), str(IN_FLIGHT), runner],
         env=os.environ | {"PREFECT_API_URL": address, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,

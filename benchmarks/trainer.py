@@ -28,8 +28,7 @@ from storage.gather import Batch
 from telemetry.errors import InputError
 from telemetry.progress import reporter
 from training.policy import Policy
-from training.settings import TrainingSettings
-from training.token_budget import CPU_TOKENS
+from training.settings import CPU_TOKENS, TrainingSettings
 from training.trie_plan import Plan, plan
 from training.update import Updater
 

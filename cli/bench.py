@@ -114,8 +114,8 @@ def decode(
 
         entente bench decode --json
     """
-    from flows.plans.thread_plan import apply_threads
-    from flows.run_settings import MODEL_FOLDER
+    from pipeline.run_settings import MODEL_FOLDER
+    from pipeline.threads import apply_threads
 
     apply_threads(1)  # CPU seconds of one thread can be compared; threads that wait for one another burn them
     from benchmarks.decode import bench_decode
@@ -149,41 +149,13 @@ def trainer(
         measure_on_gpu(["--repeats", str(repeats), *(["--json"] if json else [])])
         return
     from cli.screen import progress_shown
-    from flows.plans.thread_plan import apply_threads
+    from pipeline.threads import apply_threads
 
     apply_threads(1)  # CPU seconds of one thread can be compared
     from benchmarks.trainer import bench_trainer
 
     with progress_shown():
         outcome = bench_trainer(repeats=repeats, only=only or (), seed=seed)
-    _show(outcome, json=json)
-
-
-@app.command
-@plannable("minutes")
-def branching(
-    *,
-    batches: Annotated[int, Parameter(help="Batches of each arm.")] = 24,
-    groups: Annotated[int, Parameter(help="Start groups of a batch, branches included; an even number.")] = 4,
-    runs_root: Annotated[Path, Parameter(help="Folder of all runs; the tiny model lies there, or is made.")] = Path("runs"),
-    seed: Seed = 0,
-    json: AsJson = False,
-) -> None:
-    """Branching rollouts: the noise of a gradient per decision, beside plain forks. Takes minutes.
-
-    Example
-
-        entente bench branching --json
-    """
-    from cli.screen import progress_shown
-    from flows.plans.thread_plan import apply_threads
-    from flows.run_settings import MODEL_FOLDER
-
-    apply_threads(1)
-    from benchmarks.branching import bench_branching
-
-    with progress_shown():
-        outcome = bench_branching(batches=batches, groups=groups, seed=seed, models_root=runs_root / MODEL_FOLDER)
     _show(outcome, json=json)
 
 
@@ -237,7 +209,7 @@ def rollout(
     """
     from cli.bench_setting import cache_of, old_way_setting, run_settings
     from cli.screen import progress_shown
-    from flows.plans.thread_plan import apply_threads
+    from pipeline.threads import apply_threads
 
     apply_threads(1)
     from benchmarks.rollout import bench_rollout
@@ -282,11 +254,13 @@ def e2e(
 
     from cli.bench_setting import cache_of, old_way_setting, run_settings
     from cli.screen import progress_shown
-    from flows.plans.thread_plan import apply_threads
+    from pipeline.threads import apply_threads
 
     apply_threads(1)
     from benchmarks.end_to_end import FULL, QUICK, bench_e2e
+    from benchmarks.kept_arms import KeptArms
 
+    kept = KeptArms(store)  # before minutes are spent
     settings = run_settings(config, runs_root=runs_root, seed=seed)
     given = {"rounds": rounds, "steps": steps, "ablation_steps": ablation_steps}
     wanted = replace(QUICK if quick else FULL, **{name: value for name, value in given.items() if value is not None})
@@ -300,7 +274,7 @@ def e2e(
             runs_root=runs_root,
             arguments=[word for file in config or () for word in ("--config", str(file))],
             depth=depth,
-            store=store,
+            kept=kept,
         )
     _show(outcome, json=json)
 
@@ -327,39 +301,6 @@ def paper(
 
     with progress_shown():
         outcome = bench_paper(hardware=Hardware(game_processes=game_processes, trainer_cards=trainer_cards), steps=steps)
-    _show(outcome, json=json)
-
-
-@app.command
-@plannable("minutes")
-def games(
-    *,
-    games: Annotated[int, Parameter(help="Games for each number of games at once.")] = 28,
-    years: Annotated[int, Parameter(help="Game years of each.")] = 2,
-    model: Annotated[Path | None, Parameter(help="Folder of a model; default: the tiny one.")] = None,
-    runs_root: Annotated[Path, Parameter(help="Folder of all runs, where tiny models lie or are made.")] = Path("runs"),
-    json: AsJson = False,
-    settings: Annotated[InferenceSettings | None, Parameter(name="*", help="Any setting of inference.")] = None,
-) -> None:
-    """How many games to play at once here: the policy's decisions a second for 1 to 128. Takes minutes.
-
-    Example
-
-        entente bench games --json
-    """
-    from cli.screen import progress_shown
-    from flows.plans.thread_plan import apply_threads, usable_cores
-    from flows.run_settings import MODEL_FOLDER
-
-    apply_threads(usable_cores())
-    from benchmarks.games_at_once import bench_games
-    from training.settings import TinyModelSettings
-    from training.tiny_model import make_tiny_model
-
-    with progress_shown():
-        folder = model or make_tiny_model(runs_root / MODEL_FOLDER, TinyModelSettings())
-        chosen = settings or InferenceSettings(max_model_length=512, adapters="merge_reload")
-        outcome = bench_games(games=games, years=years, settings=chosen, model=folder)
     _show(outcome, json=json)
 
 

@@ -27,7 +27,7 @@ def plannable(takes: str, check: Callable[[Mapping[str, Any]], None] | None = No
             if not dry_run:
                 return command(**bound.arguments)
             if bound.arguments.get("config"):
-                from flows.run_settings import layered_settings
+                from pipeline.run_settings import layered_settings
 
                 layered_settings("laptop", bound.arguments["config"])
             if check is not None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.run_settings import CACHE_FOLDER, MODEL_FOLDER, RunSettings, layered_settings
+from pipeline.run_settings import CACHE_FOLDER, MODEL_FOLDER, RunSettings, layered_settings
 from telemetry.progress import reporter
 
 if TYPE_CHECKING:

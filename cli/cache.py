@@ -44,7 +44,7 @@ def build(
         entente cache build --train-snapshots 2000 --last-year 1910 --seed 3
     """
     if dry_run:
-        from flows.plans.plan_run import plan_cache
+        from pipeline.plans.plan_run import plan_cache
 
         return show_plan(plan_cache(settings or CacheSettings(), runs_root), json=json)
     from cli.prefect_server import prefect_server
@@ -74,13 +74,15 @@ def refresh(
 
         entente cache refresh --run mine --dry-run
     """
+    from cli.which_run import which_run
     from state_cache.store import open_cache
     from telemetry.errors import InputError
 
     if not run:
         raise InputError("--run is empty: name the run whose positions are to be taken in")
+    run = which_run(run, runs_root)
     if dry_run:
-        from flows.plans.plan_past import plan_refresh
+        from pipeline.plans.plan_past import plan_refresh
 
         return show_plan(plan_refresh(run, runs_root, share), json=json)
     from cli.prefect_server import prefect_server
@@ -154,7 +156,7 @@ def verify(*, runs_root: RunsRoot = Path("runs")) -> None:
 
 
 def _folders(runs_root: Path) -> list[Path]:
-    from flows.run_settings import CACHE_FOLDER
+    from pipeline.run_settings import CACHE_FOLDER
     from state_cache.verify import versions
     from telemetry.errors import InputError
 

@@ -13,10 +13,11 @@ from rich.console import Console
 from rich.table import Table
 
 from cli.environment import PREFECT_DAYS
+from cli.plain_text import cell
 from cli.run_flow import run_flow
 from inference.memory_plan import size_text
 from storage.retention import Removable, RetentionSettings, is_folder, removable_asides, removable_in_run, remove, size_of
-from storage.runs import RunPaths, check_name, held
+from storage.runs import LATEST, RunPaths, check_name, held
 from telemetry.errors import DataError, EntenteError, InputError
 
 _Names = Annotated[list[str] | None, Parameter(help="Only these runs, and neither caches nor Prefect.", negative="")]
@@ -97,7 +98,7 @@ def _old_shards(paths: RunPaths, settings: RetentionSettings, *, dry_run: bool) 
     """Files of shards that go, and of those that are given up and go later; unless `dry_run`, that is done here."""
     if settings.shards_gb == 0 and not is_folder(paths.retired):
         return [], []
-    from flows.run_settings import settings_of
+    from pipeline.run_settings import settings_of
     from storage.index import Index
     from storage.retire import RunAge, retire, to_be_given_up
 
@@ -129,6 +130,8 @@ def _all_runs(runs_root: Path) -> list[RunPaths]:
 
 
 def _known_run(runs_root: Path, name: str) -> RunPaths:
+    if name == LATEST:
+        raise InputError(f"'{LATEST}' is not enough to remove anything: name the run")  # another may have begun meanwhile
     paths = RunPaths(runs_root / check_name(name, "run"))
     if not is_folder(paths.root) or not paths.settings.is_file():
         raise InputError(f"there is no run '{name}' in '{runs_root}'")
@@ -143,7 +146,7 @@ def _finished_run(runs_root: Path, name: str) -> RunPaths:
 
 
 def _shared_folders(runs_root: Path) -> list[Path]:
-    from flows.run_settings import CACHE_FOLDER, MODEL_FOLDER
+    from pipeline.run_settings import CACHE_FOLDER, MODEL_FOLDER
 
     return [runs_root, runs_root / CACHE_FOLDER, runs_root / MODEL_FOLDER]
 
@@ -153,7 +156,7 @@ def _show(found: Iterable[Removable]) -> None:
     for (folder, why), group in groupby(found, key=lambda each: (each.path.parent, each.why)):
         some = list(group)
         names = some[0].path.name + (f" … {some[-1].path.name}" if len(some) > 1 else "")
-        table.add_row(str(folder), why, str(len(some)), names, size_text(sum(each.size for each in some)))
+        table.add_row(cell(str(folder)), why, str(len(some)), cell(names), size_text(sum(each.size for each in some)))
     if table.row_count:
         console = Console()
         Console(width=None if console.is_terminal else 160).print(table)

@@ -8,6 +8,7 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 
+from cli.plain_text import cell
 from inference.memory_plan import size_text
 
 DryRun = Annotated[
@@ -29,7 +30,7 @@ def show_plan(plan: dict[str, Any], *, json: bool) -> None:
     for section, rows in plan.items():
         if section != "command":
             for number, (name, value) in enumerate(_lines(rows)):
-                table.add_row(section.replace("_", " ") if number == 0 else "", name, value, style=_style(name))
+                table.add_row(section.replace("_", " ") if number == 0 else "", name, cell(value), style=_style(name))
     console = Console()
     Console(width=None if console.is_terminal else _NARROWEST).print(table)
     print("nothing was started, nothing was written")

@@ -8,13 +8,15 @@ from cyclopts import Group, Parameter
 
 from cli.dry_run import DryRun, show_plan
 from cli.run_flow import run_flow
+from cli.which_run import Run, which_run
+from storage.runs import LATEST
 
 _MATCH = Group("Matches", help="Whole games between several players; any of these asks for one.")
 
 
 def evaluate(
     *,
-    run: Annotated[str, Parameter(help="Name of the run.")],
+    run: Run = LATEST,
     version: Annotated[int, Parameter(help="Policy version; 0 is the base, -1 the newest.")] = -1,
     runs_root: Annotated[Path, Parameter(help="Folder of all runs.")] = Path("runs"),
     positions: Annotated[int | None, Parameter(help="Held-out positions; default: as the run was set.")] = None,
@@ -45,8 +47,9 @@ def evaluate(
 ) -> None:
     """Score a policy version on held-out positions, or let versions and scripted players meet in whole games.
 
-    Every figure has a 95 % interval that counts what is not independent as one. A match that is broken off goes on where it
-    stood when it is asked for again, and one that is asked for with more games plays those that it lacks.
+    A figure has a 95 % interval where it rests on six independent games or more; what is not independent counts as one. A match
+    that is broken off goes on where it stood when it is asked for again, and one that is asked for with more games plays those
+    that it lacks.
 
     Examples
 
@@ -64,9 +67,10 @@ def evaluate(
 
         entente evaluate --run mine --repetitions 1,5,25,100
     """
-    from flows.run_settings import check_settings, settings_of
+    from pipeline.run_settings import check_settings, settings_of
     from storage.runs import RunPaths
 
+    run = which_run(run, runs_root)
     settings = settings_of(RunPaths(runs_root / run))
     asked = {"games": games, "width": width, "measure": measure, "start": start, "years": years, "at_once": at_once}
     match = _match(players, opponents, {name: value for name, value in asked.items() if value is not None})
@@ -81,8 +85,8 @@ def evaluate(
     evaluation = type(settings.evaluation).model_validate(settings.evaluation.model_dump() | wished)
     settings = settings.model_copy(update={"evaluation": evaluation})
     check_settings(settings)
-    from flows.plans.find_model import check_room
-    from flows.plans.plan_run import plan_evaluate
+    from pipeline.plans.find_model import check_room
+    from pipeline.plans.plan_run import plan_evaluate
 
     if dry_run:
         return show_plan(plan_evaluate(run, version, runs_root, settings), json=json)
@@ -135,11 +139,13 @@ def _match(players: str, opponents: list[str] | None, asked: dict[str, Any]) -> 
 
 
 def _show_score(result: dict[str, Any]) -> None:
+    from evaluation.intervals import counted, interval_words
+
     for name, score in result["against"].items():
-        low, high = score["ci"]
+        said = interval_words(score["ci"], score["source_games"], "+.2f", "source games")
         print(
-            f"policy version {result['policy_version']} against {name}: {score['score']:+.2f} centres, "
-            f"95 % interval [{low:+.2f}, {high:+.2f}] over {score['forks']} forks"
+            f"policy version {result['policy_version']} against {name}: {score['score']:+.2f} centres, {said}; {score['forks']} "
+            f"forks of {counted(score['positions'], 'positions')} from {counted(score['source_games'], 'source games')}"
         )
 
 
@@ -163,28 +169,34 @@ def _show_match(result: dict[str, Any]) -> None:
         print(sentence)
 
 
-def _cell(estimate: dict[str, float], *, share: bool) -> str:
-    if share:
-        return f"{estimate['mean']:.1%} [{estimate['low']:.0%}, {estimate['high']:.0%}]"
-    return f"{estimate['mean']:.2f} [{estimate['low']:.2f}, {estimate['high']:.2f}]"
+def _cell(estimate: dict[str, Any], *, share: bool) -> str:
+    from evaluation.intervals import ends
+
+    found = None if estimate["low"] is None else (estimate["low"], estimate["high"])
+    return f"{estimate['mean']:.1%} {ends(found, '.0%')}" if share else f"{estimate['mean']:.2f} {ends(found, '.2f')}"
 
 
 def _show_tactics(result: dict[str, Any]) -> None:
-    print(f"{result['positions']} tactical positions, {result['draws']} draws of each")
+    from evaluation.intervals import interval_words
+
+    count = result["positions"]
+    print(f"{count} tactical positions, {result['draws']} draws of each")
     for row in result["solved"]:
-        low, high = row["ci"]
         themes = ", ".join(f"{theme} {share:.0%}" for theme, share in row["by_theme"].items())
-        print(f"{row['player']:<12} solves {row['share']:.1%}, 95 % interval [{low:.1%}, {high:.1%}]; {themes}")
+        print(f"{row['player']:<12} solves {row['share']:.1%}, {interval_words(row['ci'], count, '.1%', 'positions')}; {themes}")
     if (above := result["above_base"]) is not None:
-        ends = f"[{above['low']:+.1%}, {above['high']:+.1%}]"
-        print(f"above the base, position by position: {above['mean']:+.1%}, 95 % interval {ends}")
+        found = None if above["low"] is None else (above["low"], above["high"])
+        said = interval_words(found, above["clusters"], "+.1%", "positions")
+        print(f"above the base, position by position: {above['mean']:+.1%}, {said}")
 
 
 def _show_repetitions(result: dict[str, Any]) -> None:
+    from evaluation.intervals import interval_words
+
     print(f"policy version {result['policy_version']} against {result['opponents']}: centres gained, by draws for each decision")
     for row in result["repetitions"]:
-        low, high = row["ci"]
+        said = interval_words(row["ci"], row["source_games"], "+.2f", "source games")
         print(
-            f"{row['repetitions']:>4} draws: {row['score']:+.2f} [{low:+.2f}, {high:+.2f}], {row['seconds']:.1f} s, "
+            f"{row['repetitions']:>4} draws: {row['score']:+.2f}, {said}; {row['seconds']:.1f} s, "
             f"{row['drawn_share']:.0%} of the draws were needed"
         )

@@ -9,12 +9,13 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 
+from cli.which_run import Run, which_run
+from storage.runs import LATEST
 from telemetry.errors import InputError
 
 if TYPE_CHECKING:
     from reports.explain import Explanation
 
-Run = Annotated[str, Parameter(help="Name of the run.")]
 RunsRoot = Annotated[Path, Parameter(help="Folder of all runs.")]
 AsJson = Annotated[bool, Parameter(help="Print one JSON object instead.", negative="")]
 _WIDTH = 20
@@ -23,7 +24,7 @@ _WIDTH = 20
 def explain_step(
     step: Annotated[int, Parameter(help="Number of the step.")],
     *,
-    run: Run,
+    run: Run = LATEST,
     runs_root: RunsRoot = Path("runs"),
     json: AsJson = False,
 ) -> None:
@@ -35,13 +36,14 @@ def explain_step(
     """
     from reports.explain import explain_step
 
+    run = which_run(run, runs_root)
     steps, settings = _read(run, runs_root)
     if step not in steps:
         raise InputError(f"run '{run}' has no figures of step {step}: there are those of {min(steps)} to {max(steps)}")
     _show(explain_step(steps, step, settings), json=json)
 
 
-def explain_run(*, run: Run, runs_root: RunsRoot = Path("runs"), json: AsJson = False) -> None:
+def explain_run(*, run: Run = LATEST, runs_root: RunsRoot = Path("runs"), json: AsJson = False) -> None:
     """Where the seconds of all steps went, what limits the run, and which setting moves it; also while it trains.
 
     Example
@@ -50,7 +52,7 @@ def explain_run(*, run: Run, runs_root: RunsRoot = Path("runs"), json: AsJson = 
     """
     from reports.explain import explain_run
 
-    _show(explain_run(*_read(run, runs_root)), json=json)
+    _show(explain_run(*_read(which_run(run, runs_root), runs_root)), json=json)
 
 
 def _read(run: str, runs_root: Path) -> tuple[Mapping[int, Mapping[str, float]], Mapping[str, Any]]:
@@ -64,7 +66,7 @@ def _read(run: str, runs_root: Path) -> tuple[Mapping[int, Mapping[str, float]],
 
 
 def _show(found: "Explanation", *, json: bool) -> None:
-    from reports.explain import PARTS
+    from telemetry.stages import STAGES
 
     if json:
         print(jsonlib.dumps(found.as_object()))
@@ -75,7 +77,7 @@ def _show(found: "Explanation", *, json: bool) -> None:
     for part, seconds in found.parts.items():
         bar = "█" * round(_WIDTH * found.share(part))
         shares = f"{found.share(part):.0%}", f"{seconds:,.2f} s"
-        table.add_row(part, *shares, f"[cyan]{bar:<{_WIDTH}}[/]", f"[dim]{PARTS[part]}[/]")
+        table.add_row(part, *shares, f"[cyan]{bar:<{_WIDTH}}[/]", f"[dim]{STAGES[part]}[/]")
     console = Console(highlight=False)
     console.print(f"[bold]{found.title}: {found.seconds:,.1f} s[/]")
     console.print(table)

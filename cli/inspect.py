@@ -10,13 +10,14 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from cli.which_run import Run, which_run
+from storage.runs import LATEST
 from telemetry.errors import InputError
 
 if TYPE_CHECKING:
     from reports.inspect_rows import Decided, Inspector
 
 app = App(name="inspect", help="Look at one decision, one group of forks, or one step of a run.")
-Run = Annotated[str, Parameter(help="Name of the run.")]
 RunsRoot = Annotated[Path, Parameter(help="Folder of all runs.")]
 Picture = Annotated[Path | None, Parameter(help="File to draw the board into, with the orders, as SVG.")]
 
@@ -25,7 +26,7 @@ Picture = Annotated[Path | None, Parameter(help="File to draw the board into, wi
 def decision(
     decision_id: Annotated[int, Parameter(help="Its id, from the column decision_id.")],
     *,
-    run: Run,
+    run: Run = LATEST,
     runs_root: RunsRoot = Path("runs"),
     board: Picture = None,
 ) -> None:
@@ -35,6 +36,7 @@ def decision(
 
         entente inspect decision 8561340446102613373 --run mine --board board.svg
     """
+    run = which_run(run, runs_root)
     with _opened(run, runs_root) as rows:
         found = rows.decision(decision_id)
         _draw(found, board)
@@ -47,7 +49,7 @@ def decision(
 def group(
     start_group: Annotated[int, Parameter(help="Its number, from the column start_group.")],
     *,
-    run: Run,
+    run: Run = LATEST,
     power: Annotated[str | None, Parameter(help="Whose decisions; default: where the returns are widest.")] = None,
     phase: Annotated[str | None, Parameter(help="As S1902M; default: where the returns are widest.")] = None,
     runs_root: RunsRoot = Path("runs"),
@@ -61,6 +63,7 @@ def group(
 
         entente inspect group 12 --run mine --power france --phase S1902M --board best.svg
     """
+    run = which_run(run, runs_root)
     with _opened(run, runs_root) as rows:
         found = rows.group(start_group, power, phase)
         _draw(found.best, board)
@@ -85,7 +88,7 @@ def group(
 def step(
     number: Annotated[int, Parameter(help="The step, counted from 1.")],
     *,
-    run: Run,
+    run: Run = LATEST,
     runs_root: RunsRoot = Path("runs"),
     eligible: Annotated[bool, Parameter(help="Instead: what it was chosen from, and why the rest was not.", negative="")] = False,
 ) -> None:
@@ -97,6 +100,7 @@ def step(
 
         entente inspect step 7 --run mine --eligible
     """
+    run = which_run(run, runs_root)
     if eligible:
         return _chosen_from(number, run, runs_root)
     with _opened(run, runs_root) as rows:
@@ -113,7 +117,7 @@ def step(
 
 
 def _chosen_from(number: int, run: str, runs_root: Path) -> None:
-    from flows.run_settings import settings_at
+    from pipeline.run_settings import settings_at
     from storage.as_of import go_back, step_then
     from storage.index import Index
     from storage.runs import RunPaths
@@ -144,8 +148,8 @@ WHERE standing = 'eligible' ORDER BY group_lag, start_group, power, phase
 
 @contextmanager
 def _opened(run: str, runs_root: Path) -> "Iterator[Inspector]":
-    from flows.plans.find_model import TINY, find_tiny, model_here
-    from flows.run_settings import MODEL_FOLDER, settings_of
+    from pipeline.plans.find_model import TINY, find_tiny, model_here
+    from pipeline.run_settings import MODEL_FOLDER, settings_of
     from reports.inspect_rows import Inspector
     from storage.runs import RunPaths
 

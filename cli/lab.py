@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter, validators
 
 from cli.dry_run import DryRun, show_plan
+from cli.which_run import Run, which_run
+from storage.runs import LATEST
 from telemetry.errors import InputError
 
 if TYPE_CHECKING:
@@ -17,7 +19,7 @@ _FIGURES = ("masked_share", "effective_sample_share", "gradient_norm", "loss")
 
 def lab(
     *,
-    run: Annotated[str, Parameter(help="Name of the run.")],
+    run: Run = LATEST,
     steps: Annotated[int, Parameter(help="Newest recorded steps to look at.", validator=validators.Number(gte=1))] = 3,
     caps: Annotated[
         list[float] | None, Parameter(help="Caps of truncated importance weights.", consume_multiple=True, negative="")
@@ -40,19 +42,20 @@ def lab(
 
         entente lab --run mine --dry-run             which steps and losses, and about how long
     """
-    from flows.plans.find_model import model_of
-    from flows.plans.thread_plan import apply_threads, usable_cores
-    from flows.run_settings import settings_of
+    from pipeline.plans.find_model import model_of
+    from pipeline.run_settings import settings_of
+    from pipeline.threads import apply_threads, usable_cores
     from storage.runs import RunPaths
 
     caps = [1.0, 2.0, 3.0] if caps is None else caps
     if bad := [cap for cap in caps if not cap > 0]:
         raise InputError(f"a cap of importance weights is above 0, and {bad[0]:g} is not")
+    run = which_run(run, runs_root)
     paths = RunPaths(runs_root / run)
     settings = settings_of(paths)
     model = model_of(settings, runs_root, run)
     if dry_run:
-        from flows.plans.plan_past import plan_lab
+        from pipeline.plans.plan_past import plan_lab
 
         return show_plan(plan_lab(paths, model, settings, steps, caps), json=json)
     apply_threads(usable_cores())

@@ -149,8 +149,8 @@ def _found(name: str, path: Sequence[str]) -> str:
 def _wanted(runs_root: Path, preset: str, config: Sequence[Path]) -> tuple[tuple[str, ...], str, str]:
     """Workers that the settings name, the engine that they want here, and why a run with them would be refused."""
     try:
-        from flows.plans.find_model import check_room
-        from flows.run_settings import layered_settings
+        from pipeline.plans.find_model import check_room
+        from pipeline.run_settings import layered_settings
         from telemetry.errors import InputError
     except ImportError as error:
         return (), "auto", f"settings and models cannot be read here: {error}"

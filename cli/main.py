@@ -35,6 +35,7 @@ _COMMANDS = {
     "serve": ("cli.serve:serve", "Serve an inference worker over HTTP."),
     "evaluate": ("cli.evaluate:evaluate", "Measure the strength of a policy version."),
     "watch": ("cli.watch:watch", "Watch a run's figures on one screen, while it trains."),
+    "runs": ("cli.runs:runs", "List the runs: how far each is, what it gained, and how large it is."),
     "report": ("cli.report:report", "Write what a run came to as one page."),
     "explain-step": ("cli.explain:explain_step", "Say where one step's seconds went, why, and what to change."),
     "explain-run": ("cli.explain:explain_run", "Say what limits a run, and which setting moves it."),
@@ -194,7 +195,7 @@ def _sentence(error: Exception) -> str:
     cause: BaseException | None = None if isinstance(error, EntenteError) else error
     while cause is not None:
         if isinstance(cause, ValidationError):
-            from flows.run_settings import one_sentence
+            from pipeline.run_settings import one_sentence
 
             return one_sentence(cause)
         cause = cause.__cause__ or (cause.__context__ if isinstance(cause, CycloptsError) else None)
@@ -203,7 +204,7 @@ def _sentence(error: Exception) -> str:
 
 def _unknown_option(error: "UnknownOptionError") -> str:
     """The option, and the one that was probably meant, which may have the same name in another section."""
-    from flows.setting_names import similar_names
+    from pipeline.setting_names import similar_names
 
     given = (error.token.keyword or error.token.value).split("=")[0]
     known = {
@@ -227,7 +228,9 @@ def _show_traceback(error: BaseException | None, debug: bool) -> None:
 def _say(sentence: str) -> None:
     from rich.console import Console
 
-    Console(stderr=True, highlight=False, soft_wrap=True).print(f"entente: {sentence}", style="red", markup=False)
+    from cli.plain_text import shown
+
+    Console(stderr=True, highlight=False, soft_wrap=True).print(f"entente: {shown(sentence)}", style="red", markup=False)
 
 
 if __name__ == "__main__":

@@ -33,13 +33,13 @@ def make(
         entente model make --prompts.order-notation slot
     """
     if dry_run:
-        from flows.plans.plan_run import plan_model
+        from pipeline.plans.plan_run import plan_model
 
         return show_plan(plan_model(recipe or TinyModelSettings(), runs_root, prompts or DEFAULT_PROMPTS), json=json)
     from cli.screen import progress_shown
-    from flows.plans.thread_plan import apply_threads, usable_cores
-    from flows.run_settings import MODEL_FOLDER
     from game.players import player
+    from pipeline.run_settings import MODEL_FOLDER
+    from pipeline.threads import apply_threads, usable_cores
     from telemetry.progress import reporter
 
     recipe = recipe or TinyModelSettings()

@@ -17,10 +17,11 @@ from cli.dry_run import DryRun, show_plan
 from cli.run_flow import run_flow
 from cli.settings_from_flags import ConfigFiles, Preset, SettingsFlags, settings_from
 from telemetry.errors import InputError
+from telemetry.read_file import LARGEST_RESULT, read_text
 
 if TYPE_CHECKING:
     from flows.profiled_work import Profiled
-    from flows.run_settings import RunSettings
+    from pipeline.run_settings import RunSettings
 
 app = App(name="profile", help="Profile rollouts, the trainer or a whole run: time by stage, and a flame graph.")
 
@@ -76,7 +77,7 @@ def trainer(
     dry_run: DryRun = False,
     settings: SettingsFlags = None,
 ) -> None:
-    """The trainer alone, on rows that are played for it: store, pack, forward, backward, optimiser, publish.
+    """The trainer alone, on rows that are played for it: select, plan, forward, backward, optimiser, save.
 
     Examples
 
@@ -100,7 +101,7 @@ def e2e(
     dry_run: DryRun = False,
     settings: SettingsFlags = None,
 ) -> None:
-    """The training flow with all its processes: rollouts, trainer, publishing, swapping, orchestration.
+    """The training flow with all its processes: the stages of a step, as `explain-run` and the report have them.
 
     Examples
 
@@ -163,7 +164,7 @@ def _profile(
 def _show_plan(kind: Kind, settings: "RunSettings", steps: int, file: Path, *, json: bool) -> None:
     """What would be run and written: the plan of a training run of so few steps, without its scores."""
     from flows.open_run import check_inputs
-    from flows.plans.plan_run import plan_train
+    from pipeline.plans.plan_run import plan_train
 
     settings = settings.model_copy(update={"run": "", "steps": steps})
     check_inputs(settings)
@@ -199,9 +200,9 @@ def _read(file: Path, kind: Kind) -> dict[str, Any]:
         InputError: it is none, or of something else.
     """
     try:
-        found = jsonlib.loads(file.read_text(encoding="utf-8"))
+        found = jsonlib.loads(read_text(file, at_most=LARGEST_RESULT, what="baseline"))
         stored, shares = found["profile"], {stage: float(each["share"]) for stage, each in found["stages"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(f"baseline '{file}' is no stored profile ({error}): make one with `entente profile {kind}`") from error
     if stored != kind or not shares:
         raise InputError(f"baseline '{file}' is a profile of '{stored}', not of '{kind}': give one of the same kind")

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from cli.which_run import Run, which_run
+from storage.runs import LATEST
 from telemetry.errors import InputError
 
 if TYPE_CHECKING:
@@ -18,7 +20,7 @@ def replay(
     ] = None,
     /,
     *,
-    run: Annotated[str, Parameter(help="Name of the run.")],
+    run: Run = LATEST,
     runs_root: Annotated[Path, Parameter(help="Folder of all runs.")] = Path("runs"),
     output: Annotated[Path | None, Parameter(help="The page to write; default: replay-12-3.html in the run's folder.")] = None,
     last: Annotated[int, Parameter(help="Games to list, newest last, where none is named.")] = 20,
@@ -37,12 +39,13 @@ def replay(
 
         entente replay 12/3 --run mine --output game.html
     """
-    from flows.plans.find_model import model_or_none
-    from flows.run_settings import settings_of
+    from pipeline.plans.find_model import model_or_none
+    from pipeline.run_settings import settings_of
     from reports.replay_page import write_replay
     from reports.replayed import read_game
     from storage.runs import RunPaths
 
+    run = which_run(run, runs_root)
     paths = RunPaths(runs_root / run)
     settings = settings_of(paths)
     if game is None:

@@ -7,18 +7,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from cli.dry_run import DryRun, show_plan
+from cli.which_run import Run, which_run
+from storage.runs import LATEST
 from telemetry.errors import TrainingError
 
 if TYPE_CHECKING:
-    from flows.run_settings import RunSettings
+    from pipeline.run_settings import RunSettings
     from training.replay import Replay
     from training.settings import TrainingSettings
 
 
 def replay_step(
     *,
-    run: Annotated[str, Parameter(help="Name of the run.")],
     step: Annotated[int, Parameter(help="The step to run again, counted from 1.")],
+    run: Run = LATEST,
     runs_root: Annotated[Path, Parameter(help="Folder of all runs.")] = Path("runs"),
     json: Annotated[bool, Parameter(help="Print the comparison as one JSON object, last line.", negative="")] = False,
     dry_run: DryRun = False,
@@ -37,16 +39,17 @@ def replay_step(
 
         entente replay-step --run mine --step 7 --dry-run    how many steps are replayed, and about how long
     """
-    from flows.plans.find_model import model_of
-    from flows.plans.thread_plan import apply_threads, usable_cores
-    from flows.run_settings import settings_at
+    from pipeline.plans.find_model import model_of
+    from pipeline.run_settings import settings_at
+    from pipeline.threads import apply_threads, usable_cores
     from storage.runs import RunPaths
 
+    run = which_run(run, runs_root)
     paths = RunPaths(runs_root / run)
     settings = settings_at(paths, step)
     model = model_of(settings, runs_root, run)
     if dry_run:
-        from flows.plans.plan_past import plan_replay_step
+        from pipeline.plans.plan_past import plan_replay_step
 
         plan = plan_replay_step(paths, step, model, settings.model_copy(update={"training": _training(settings)}))
         return show_plan(plan, json=json)

@@ -5,10 +5,13 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from cli.which_run import Run, which_run
+from storage.runs import LATEST
+
 
 def report(
     *,
-    run: Annotated[str, Parameter(help="Name of the run.")],
+    run: Run = LATEST,
     runs_root: Annotated[Path, Parameter(help="Folder of all runs.")] = Path("runs"),
     output: Annotated[Path | None, Parameter(help="The page to write; default: report.html in the run's folder.")] = None,
     pictures: Annotated[
@@ -34,13 +37,14 @@ def report(
 
         entente report --run mine --ablation e2e.json
     """
-    from flows.plans.find_model import model_or_none
-    from flows.run_settings import layered_settings, preset_names, settings_of
+    from pipeline.plans.find_model import model_or_none
+    from pipeline.run_settings import layered_settings, preset_names, settings_of
     from reports.ablation import read_ablation
     from reports.page import write_pictures, write_report
     from reports.read_run import read_run
     from storage.runs import RunPaths
 
+    run = which_run(run, runs_root)
     paths = RunPaths(runs_root / run)
     facts = read_run(paths)
     presets = {name: layered_settings(name).model_dump(mode="json") for name in preset_names()}

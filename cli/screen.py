@@ -77,7 +77,7 @@ class LiveReporter:
             for title, _, _ in _COLUMNS:
                 table.add_column(title, justify="right")
             for figures in self._steps:
-                table.add_row(*(form.format(figures.get(name, 0.0)) for _, form, name in _COLUMNS))
+                table.add_row(*(form.format(figures[name]) if name in figures else "" for _, form, name in _COLUMNS))
             last = int(self._steps[-1]["step"])
             doing = f"the trainer waits for {self._waiting}" if self._waiting else "the trainer trains"
             state = doing if last < self._total else "training is done"

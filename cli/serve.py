@@ -35,26 +35,26 @@ def serve(
 
         ENTENTE_KEY=secret entente serve --model Qwen/Qwen2.5-7B-Instruct --host 0.0.0.0 --dtype bfloat16
     """
-    from inference.worker import bind
+    from workers.worker import bind
 
     chosen = (settings or InferenceSettings()).model_copy(update={"model": model})
     key = os.environ.get(chosen.key_variable)
     listener = bind(host, port, key)
     if dry_run:
-        from flows.plans.plan_run import plan_serve
+        from pipeline.plans.plan_run import plan_serve
 
         listener.close()
         return show_plan(plan_serve(model, chosen, f"{host}:{port}", adapters_root, bool(key)), json=json)
     from decoding.codec import Codec
     from decoding.model_files import resolve_model
-    from flows.plans.thread_plan import apply_threads, plan_threads, usable_cores
     from inference.choose_engine import choose_engine
     from inference.host import EngineHost
     from inference.memory_plan import check_memory, read_shape
-    from inference.supervisor import EngineSupervisor
-    from inference.worker import serve as serve_app
-    from inference.worker import worker_app
+    from pipeline.threads import apply_threads, plan_threads, usable_cores
     from telemetry.log_tail import follow_loggers
+    from workers.supervisor import EngineSupervisor
+    from workers.worker import serve as serve_app
+    from workers.worker import worker_app
 
     folder = resolve_model(model)
     check_memory(read_shape(folder), chosen)

@@ -29,7 +29,7 @@ def settings(
 
         entente settings --markdown
     """
-    from flows.settings_reference import reference
+    from pipeline.settings_reference import reference
 
     text = reference() if markdown else _toml(settings_from(preset, config, flags).model_dump(mode="json"))
     if output is None:

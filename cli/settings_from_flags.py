@@ -1,11 +1,13 @@
 """How every command that takes run settings gets them: preset, then TOML files, then flags."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from flows.run_settings import RunSettings, layered_settings, resumed_settings
+from pipeline.run_settings import RunSettings, layered_settings, resumed_settings
+from storage.runs import LATEST
 
 Preset = Annotated[
     str, Parameter(help="Settings to begin with: laptop, single-gpu or cluster; a run that is resumed has its own.")
@@ -27,5 +29,8 @@ def settings_from(
     """
     overrides = {} if flags is None else flags.model_dump(exclude_unset=True)
     if resume:
-        return resumed_settings(config or (), overrides, fork=fork)
+        settings = resumed_settings(config or (), overrides, fork=fork)
+        if overrides.get("run") == LATEST:
+            sys.stderr.write(f"run {settings.run}, the latest in {settings.runs_root}\n")
+        return settings
     return layered_settings(preset, config or (), overrides)

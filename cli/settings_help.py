@@ -15,9 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from cli.settings_from_flags import SettingsFlags
-from flows.run_settings import layered_settings
-from flows.setting_names import FIRST_SETTINGS
-from flows.settings_reference import settings_in, value_at
+from pipeline.run_settings import layered_settings
+from pipeline.setting_names import FIRST_SETTINGS
+from pipeline.settings_reference import settings_in, value_at
 
 HELP, HELP_ALL = ("--help", "-h"), "--help-all"
 _NARROWEST = 120

@@ -1,36 +1,60 @@
 """`entente sql`: ask the trajectory store."""
 
+import asyncio
+import atexit
 import io
-import json
+import os
+import signal
 import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
 
 import pyarrow as pa
-from cyclopts import Parameter
+from cyclopts import Parameter, validators
 from rich.console import Console
 from rich.table import Table
 
+from cli.plain_text import cell, shown
+from cli.which_run import Run, which_run
+from storage.runs import LATEST
 from telemetry.errors import InputError
 
+if TYPE_CHECKING:
+    from pipeline.run_settings import RunSettings
+
 Format = Literal["table", "csv", "json", "parquet"]
+_BY_SUFFIX: dict[str, Format] = {".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".parquet": "parquet"}
+_ROWS_SHOWN = 10_000
+"""Rows that a table shows: it is laid out as a whole, and nobody reads further."""
+_SECONDS, _MEMORY_GIB = 600.0, 2.0
+"""Defaults of the limits: a question that needs more is mostly a join that forgot its condition."""
+_ABOVE_0 = validators.Number(gt=0)
 
 
 def sql(
     query: Annotated[str, Parameter(help="One SELECT over the views below; @NAME for a ready question, @ for their list.")],
     *,
-    run: Annotated[str, Parameter(help="Name of the run.")],
+    run: Run = LATEST,
     runs_root: Annotated[Path, Parameter(help="Folder of all runs.")] = Path("runs"),
     as_of: Annotated[int | None, Parameter(help="A step: show the run as it was when its rows were chosen.")] = None,
-    format: Annotated[Format, Parameter(help="How the answer is given; json: one object a line.")] = "table",
-    output: Annotated[Path | None, Parameter(help="File to write the answer to; parquet needs one.")] = None,
+    format: Annotated[
+        Format | None,
+        Parameter(help="How the answer is given; json: one object a line; default: as --output ends, else table."),
+    ] = None,
+    output: Annotated[Path | None, Parameter(help="File to write the answer to, as .csv, .json or .parquet.")] = None,
+    max_seconds: Annotated[float, Parameter(help="Seconds after which the question is ended.", validator=_ABOVE_0)] = _SECONDS,
+    memory_gib: Annotated[
+        float, Parameter(help="GiB that DuckDB may take, and as many again for the answer.", validator=_ABOVE_0)
+    ] = _MEMORY_GIB,
 ) -> None:
-    """Ask a run's rows with DuckDB's SQL, also while it trains; nothing is locked and nothing can be changed.
+    """Ask a run's rows with DuckDB's SQL, also while it trains; nothing is locked and nothing can be changed. Ctrl-C ends it.
 
     Views: decisions (a row each), groups (advantage groups), batches (what each step trained on; trained: without what a fork
-    left behind), plies, orders, tokens (a row per completion position), lag, snapshots, standings (which groups the next step
-    could train on), metrics (step, name, value), workers, worker_log, devices (its GPUs),
-    refused.
+    left behind), plies, orders, tokens (a row per completion position, with its text), lag, snapshots, standings (which
+    groups the next step could train on), metrics (step, name, value), workers, worker_log, devices (its GPUs), refused.
 
     Examples
 
@@ -40,69 +64,150 @@ def sql(
 
         entente sql --run mine --as-of 12 "select standing, count(*) from standings group by all"
 
-        entente sql --run mine "from tokens where not forced" --format parquet --output tokens.parquet
+        entente sql --run mine "from tokens where not forced" --output tokens.parquet
     """
-    from flows.run_settings import settings_at, settings_of
+    from pipeline.run_settings import settings_at, settings_of
     from storage.asking import QUERIES, ask, connect, ready
-    from storage.runs import RunPaths
+    from storage.in_time import in_time
 
     if query == "@":
-        return _show([{"ready question": f"@{name}", "answers": _answers(text)} for name, text in QUERIES.items()])
-    if (format == "parquet" and output is None) or (format == "table" and output is not None):
-        raise InputError("--output takes an answer as --format csv, json or parquet, and parquet needs it")
+        return _show(["ready question", "answers"], ((f"@{name}", _answers(text)) for name, text in QUERIES.items()))
+    form = _form(format, output)
     question = ready(query[1:]) if query.startswith("@") else query
+    from storage.runs import RunPaths
+
+    paths = RunPaths(runs_root / which_run(run, runs_root))
     # The run's own blend, so that "return" is what the trainer saw.
-    paths = RunPaths(runs_root / run)
-    storage = (settings_of(paths) if as_of is None else settings_at(paths, as_of)).storage
-    with connect(paths.root, blend=storage.blend, discount=storage.discount, as_of=as_of) as connection:
-        answer = ask(connection, question)
-    if format == "table" and output is None:
-        _show(answer.to_pylist(), answer.column_names)
+    settings = settings_of(paths) if as_of is None else settings_at(paths, as_of)
+    text = _TokenText(settings, paths.root)
+    opened = partial(
+        connect,
+        paths.root,
+        blend=settings.storage.blend,
+        discount=settings.storage.discount,
+        as_of=as_of,
+        memory_gib=memory_gib,
+        token_text=text,
+    )
+    first = _ROWS_SHOWN + 1 if form == "table" else None
+    with _sigterm_is_raised():
+        answer = in_time(
+            opened,
+            lambda connection: ask(connection, question, form, first=first, memory_gib=memory_gib),
+            seconds=max_seconds,
+            cannot_end=_exit_without_waiting,
+        )
+    if form == "table":
+        _show(answer.column_names, _values(answer))
+        if answer.num_rows > _ROWS_SHOWN:
+            sys.stderr.write(f"only the first {_ROWS_SHOWN:,} rows are shown; --output answer.csv takes all\n")
     else:
-        _write(answer, format, output)
+        _write(answer, form, output)
+    if text.missing:
+        sys.stderr.write(f'{text.missing}, so the column "text" is empty\n')
+
+
+def _form(format: Format | None, output: Path | None) -> Format:
+    """The format that is meant."""
+    if output is None:
+        if format == "parquet":
+            raise InputError("--format parquet needs a file: name one with --output answer.parquet")
+        return format or "table"
+    by_suffix = _BY_SUFFIX.get(output.suffix.lower())
+    if format == "table" or (format is None and by_suffix is None):
+        raise InputError(f"--output takes an answer as csv, json or parquet: end '{output}' in one of these, or give --format")
+    if format is not None and by_suffix not in (None, format):
+        raise InputError(
+            f"--format {format} and --output '{output}' contradict each other: leave --format out, or rename the file"
+        )
+    return format or by_suffix or "table"
+
+
+class _TokenText:
+    """Text of a token id by the run's own tokenizer, which is looked for when the first is asked."""
+
+    def __init__(self, settings: "RunSettings", run: Path) -> None:
+        self._settings, self._run = settings, run
+        self._codec: Any = None
+        self.missing = ""
+        """Why there is no text; empty while there is, or none was asked."""
+
+    def __call__(self, token: int) -> str | None:
+        if self._codec is None and not self.missing:
+            from decoding.codec import Codec
+            from pipeline.plans.find_model import model_of
+
+            try:
+                self._codec = Codec(model_of(self._settings, self._run.parent, self._run.name))
+            except InputError as error:
+                self.missing = str(error)
+        return None if self._codec is None else self._codec.decode([token])
+
+
+@contextmanager
+def _sigterm_is_raised() -> Iterator[None]:
+    """Within the block SIGTERM raises what `cli/main.py` knows as SIGTERM, instead of ending the process without a word."""
+
+    def told_to_end(number: int, frame: object) -> None:
+        raise asyncio.CancelledError
+
+    former = signal.signal(signal.SIGTERM, told_to_end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, former)
+
+
+def _exit_without_waiting(error: BaseException) -> None:
+    """Let the process end with this error's code though DuckDB does not: an interpreter that is taken apart would wait for it."""
+    code = {KeyboardInterrupt: 130, asyncio.CancelledError: 143}.get(type(error), 2)
+    atexit.register(os._exit, code)
 
 
 def _answers(text: str) -> str:
     return text.splitlines()[0].removeprefix("-- ")
 
 
-def _show(rows: list[dict[str, object]], names: list[str] | None = None) -> None:
-    table = Table(*(names or list(rows[0])))
+def _values(answer: pa.Table) -> Iterator[tuple[object, ...]]:
+    """Its rows, as far as they are shown."""
+    columns = [column.to_pylist() for column in answer.slice(length=_ROWS_SHOWN).columns]
+    return zip(*columns, strict=True)
+
+
+def _show(names: list[str], rows: Iterable[tuple[object, ...]]) -> None:
+    keep = "\n" if names == ["explain_key", "explain_value"] else ""  # a plan is drawn over several lines
+    table = Table()
+    for name in names:
+        table.add_column(cell(name))
     for row in rows:
-        table.add_row(
-            *(
-                "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
-                for value in (row[name] for name in (names or row))
-            )
-        )
-    Console(width=None if Console().is_terminal else 200).print(table, markup=False)
+        texts = ("" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value) for value in row)
+        table.add_row(*(cell(text, keep=keep) for text in texts))
+    Console(width=None if Console().is_terminal else 200).print(table)
 
 
-def _flat(answer: pa.Table) -> pa.Table:
-    """The answer with its lists as text: CSV has no other way to hold them."""
-    for place, field in enumerate(answer.schema):
-        if pa.types.is_nested(field.type):
-            texts = [None if value is None else json.dumps(value) for value in answer[field.name].to_pylist()]
-            answer = answer.set_column(place, field.name, pa.array(texts, pa.string()))
-    return answer
+def _write(answer: pa.Table, form: Format, output: Path | None) -> None:
+    if output is None:
+        sink = io.BytesIO()
+        _write_to(answer, form, sink)
+        text = sink.getvalue().decode()
+        sys.stdout.write(shown(text, keep="\n\t") if sys.stdout.isatty() else text)
+        return
+    try:
+        with output.open("wb") as file:
+            _write_to(answer, form, file)
+    except OSError as error:
+        raise InputError(f"'{output}' cannot be written: {error.strerror or error}") from error
 
 
-def _write(answer: pa.Table, format: Format, output: Path | None) -> None:
+def _write_to(answer: pa.Table, form: Format, file: BinaryIO) -> None:
     import pyarrow.csv
     import pyarrow.parquet
 
-    sink = io.BytesIO()
-    if format == "parquet":
-        pyarrow.parquet.write_table(answer, sink)
-    elif format == "json":
-        for row in answer.to_pylist():
-            sink.write(json.dumps(row, default=str).encode() + b"\n")
+    from storage.answers import json_lines
+
+    if form == "parquet":
+        pyarrow.parquet.write_table(answer, file)
+    elif form == "json":
+        file.writelines(line.encode() + b"\n" for line in json_lines(answer))
     else:
-        pyarrow.csv.write_csv(_flat(answer), sink)
-    if output is None:
-        sys.stdout.write(sink.getvalue().decode())
-        return
-    try:
-        output.write_bytes(sink.getvalue())
-    except OSError as error:
-        raise InputError(f"'{output}' cannot be written: {error.strerror}") from error
+        pyarrow.csv.write_csv(answer, file)

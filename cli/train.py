@@ -55,7 +55,7 @@ def train(
         raise InputError("--fork-lineage goes on with a run that exists: give --resume and --run too")
     chosen = settings_from(preset, config, settings, resume=resume, fork=bool(fork_lineage))
     if dry_run:
-        from flows.plans.plan_run import plan_train
+        from pipeline.plans.plan_run import plan_train
 
         return show_plan(plan_train(chosen, resume=resume), json=json)
     from flows.open_run import check_inputs, named
@@ -96,10 +96,11 @@ def _scripted(summary: dict) -> list[str]:
 
 def _lines(summary: dict) -> list[str]:
     """The result in words."""
+    from evaluation.intervals import interval_words
 
     def score(name: str) -> str:
-        low, high = summary[f"{name}_ci"]
-        return f"{summary[f'{name}_score']:+.2f} centres a year, 95 % interval [{low:+.2f}, {high:+.2f}]"
+        said = interval_words(summary[f"{name}_ci"], summary.get("source_games", 0), "+.2f", "source games")
+        return f"{summary[f'{name}_score']:+.2f} centres a year, {said}"
 
     worked = (
         f"{summary['steps']} steps, {summary['decisions']} decisions, {summary['wall_s']:.0f} s, "

@@ -10,13 +10,14 @@ from cyclopts import App, Parameter, validators
 from cli.dry_run import DryRun, show_plan
 from cli.run_flow import run_flow
 from cli.settings_from_flags import ConfigFiles
-from inference.tuning.settings import TuneSettings
+from cli.which_run import which_run
 from telemetry.errors import EngineError, InputError
+from tuning.settings import TuneSettings
 
 app = App(name="tune", default_parameter=Parameter(consume_multiple=True))
 
 Run = Annotated[
-    str, Parameter(help="Run whose prompts, masks and adapter are measured with; 'newest'; default: random requests.")
+    str, Parameter(help="Run whose prompts, masks and adapter are measured with; 'latest'; default: random requests.")
 ]
 Preset = Annotated[str, Parameter(help="Settings to begin with where no run is named: laptop, single-gpu or cluster.")]
 RunsRoot = Annotated[Path, Parameter(help="Folder of all runs; results lie in _tuning beside them.")]
@@ -59,8 +60,9 @@ def tune(
         entente train --config runs/_tuning/mine/tuned.toml
     """
     tuning = tuning or TuneSettings()
-    from flows.plans.plan_tuning import plan_tuning, planned
+    from pipeline.plans.plan_tuning import plan_tuning, planned
 
+    run = which_run(run, runs_root)
     settings = _settings(run, preset, config, runs_root)
     plan = plan_tuning(run, settings, tuning, runs_root, output)
     if dry_run:
@@ -107,9 +109,10 @@ def lora(
 
         entente tune lora --dry-run                  how many engines and requests
     """
+    run = which_run(run, runs_root)
     settings = _settings(run, preset, config, runs_root)
     if dry_run:
-        from flows.plans.plan_past import plan_lora
+        from pipeline.plans.plan_past import plan_lora
 
         return show_plan(plan_lora(run, settings, runs_root, requests, rounds), json=json)
     from cli.screen import progress_shown
@@ -144,11 +147,8 @@ def _show_costs(outcome: dict[str, Any]) -> None:
 
 def _settings(run: str, preset: str, config: list[Path] | None, runs_root: Path) -> Any:
     """Settings to begin with: those of the run, or a preset, with files over them."""
-    from flows.plans.plan_tuning import NEWEST
-    from flows.refresh_settings import newest_run
-    from flows.run_settings import layered_settings, resumed_settings
+    from pipeline.run_settings import layered_settings, resumed_settings
 
-    run = newest_run(runs_root) if run == NEWEST else run
     if run:
         return resumed_settings(config or (), {"run": run, "runs_root": runs_root}, fork=True)
     return layered_settings(preset, config or (), {"runs_root": runs_root})
@@ -164,7 +164,7 @@ def _show(outcome: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from inference.tuning.outputs import before_after
+    from tuning.outputs import before_after
 
     table = Table(box=None, padding=(0, 1, 0, 0))
     for heading in outcome["rows"][0]:

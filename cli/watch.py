@@ -12,6 +12,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from cli.which_run import Run, which_run
+from storage.runs import LATEST
 from telemetry.errors import InputError
 
 if TYPE_CHECKING:
@@ -48,7 +50,7 @@ _WIDTH, _ALERTS = 32, 4
 
 def watch(
     *,
-    run: Annotated[str, Parameter(help="Name of the run.")],
+    run: Run = LATEST,
     runs_root: Annotated[Path, Parameter(help="Folder of all runs.")] = Path("runs"),
     beat_s: Annotated[float, Parameter(help="Seconds between two looks.")] = 2.0,
     once: Annotated[bool, Parameter(help="Print one screen and end.", negative="")] = False,
@@ -68,7 +70,7 @@ def watch(
 
     if beat_s <= 0:
         raise InputError(f"--beat-s must be above 0, not {beat_s:g}")
-    paths, console = RunPaths(runs_root / run), Console(highlight=False)
+    paths, console = RunPaths(runs_root / which_run(run, runs_root)), Console(highlight=False)
     found = read_progress(paths)
     if once or not console.is_terminal:
         console.print(_screen(found, paths))
@@ -127,12 +129,12 @@ def _curves(found: "RunProgress") -> Table:
 
 
 def _time(found: "RunProgress") -> Table:
-    from reports.explain import PARTS, parts_of
+    from telemetry.stages import STAGES, stages_of
 
     table = Table(box=None, padding=(0, 1), show_header=False)
-    last = [parts_of(figures) for figures in list(found.steps.values())[-20:]]
+    last = [stages_of(figures) for figures in list(found.steps.values())[-20:]]
     whole = sum(sum(parts.values()) for parts in last)
-    for part in PARTS:
+    for part in STAGES:
         share = sum(parts[part] for parts in last) / whole
         table.add_row(part, Text(f"{'█' * round(_WIDTH * share):<{_WIDTH}}", style="cyan"), f"{share:.0%}")
     return table

@@ -76,7 +76,7 @@ class LegalTable:
                 f"legal table has format {form}, {nodes} nodes and {edges} edges in {len(values)} integers: not a table"
             )
         offsets, ids, nexts = np.split(values[4:], [nodes + 1, nodes + 1 + edges])
-        sizes = np.diff(offsets)
+        sizes = np.diff(offsets.astype(np.int64))  # the difference of two int32 may not fit one
         if offsets[0] != 0 or offsets[-1] != edges or (sizes < 1).any():
             raise DataError("legal table has a node without any allowed token, or edges that overlap")
         source = np.repeat(np.arange(nodes), sizes)

@@ -6,9 +6,13 @@ Accepts a local folder in the `save_pretrained` layout or a hub id. It never loa
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 from telemetry.errors import InputError
+from telemetry.read_file import LARGEST_RESULT, read_text
 
+HUB_TIMEOUT_S = 10.0
+"""Seconds until the hub must have said whether it has a model."""
 _HUB_PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.model"]
 
 
@@ -27,8 +31,37 @@ def resolve_model(name: str | Path) -> Path:
     return folder.resolve()
 
 
+def may_be_hub_id(name: str) -> bool:
+    """Is `name` written as hub ids are, 'owner/name', and not as the path of something in a folder that is here?"""
+    return not name.startswith((".", "/", "~")) and name.count("/") == 1 and not Path(name).parent.is_dir()
+
+
+def ask_hub(name: str) -> None:
+    """Ask the hub whether it has the model of the id `name`; nothing is fetched.
+
+    Raises:
+        InputError: it does not have it, keeps it back, or does not answer.
+    """
+    from huggingface_hub import HfApi
+
+    try:
+        HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
+    except Exception as error:
+        # As below: a dozen unrelated types.
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise InputError(
+            f"model '{name}' is no folder here, so it is taken for a hub id; no copy of it was fetched before, and the hub did "
+            f"not confirm it: {reason}"
+        ) from error
+
+
 def _from_hub(name: str) -> Path:
-    if name.startswith((".", "/", "~")) or name.count("/") != 1:
+    if not may_be_hub_id(name):
+        if name.count("/") == 1 and not name.startswith((".", "/", "~")):
+            raise InputError(
+                f"model '{name}' is no folder that exists; it is not taken for a hub id, because '{Path(name).parent}' is a "
+                "folder here: check the path"
+            )
         raise InputError(f"model '{name}' is neither a folder that exists nor a hub id such as 'Qwen/Qwen2.5-7B-Instruct'")
     from huggingface_hub import snapshot_download
 
@@ -49,7 +82,7 @@ def eos_token_id(folder: Path) -> int:
     for file in ("generation_config.json", "config.json"):
         path = folder / file
         if path.is_file():
-            value = json.loads(path.read_text()).get("eos_token_id")
+            value = _read_json(path).get("eos_token_id")
             if isinstance(value, list):
                 value = value[0] if value else None
             if value is not None:
@@ -59,7 +92,17 @@ def eos_token_id(folder: Path) -> int:
 
 def max_position(folder: Path) -> int:
     """Longest sequence, in tokens, that the model's config allows."""
-    return int(json.loads((folder / "config.json").read_text()).get("max_position_embeddings", 32768))
+    return int(_read_json(folder / "config.json").get("max_position_embeddings", 32768))
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(read_text(file, at_most=LARGEST_RESULT, what="model's file"))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"model's file '{file}' is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise InputError(f"model's file '{file}' holds no JSON object")
+    return found
 
 
 def model_fingerprint(folder: Path) -> str:

@@ -15,7 +15,6 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from evaluation.intervals import FEWEST_CLUSTERS
 from evaluation.settings import MatchSettings
 from game.board import POWERS, Board
 from game.snapshot import Snapshot
@@ -72,25 +71,15 @@ OnGame = Callable[[GameResult], None]
 
 
 def rounds_for(games: int) -> int:
-    """Whole rounds that hold `games`.
-
-    Raises:
-        InputError: fewer than two rounds, which have no interval.
-    """
-    rounds = -(-games // GAMES_OF_A_ROUND)
-    if rounds < FEWEST_CLUSTERS:
-        raise InputError(
-            f"{games} games make one round of {GAMES_OF_A_ROUND}, the seven powers in turn, and one round has no interval: "
-            f"ask for {FEWEST_CLUSTERS * GAMES_OF_A_ROUND} games or more"
-        )
-    return rounds
+    """Whole rounds that hold `games`."""
+    return max(1, -(-games // GAMES_OF_A_ROUND))
 
 
 def plan_match(settings: MatchSettings, rounds: int, held_out: Sequence[Snapshot] = ()) -> list[GamePlan]:
     """The games of `rounds` rounds, first round first.
 
     Raises:
-        InputError: games from held-out positions are asked for, and there are none of them, or all of one source game.
+        InputError: games from held-out positions are asked for, and there are none of them.
     """
     starts = _starts(settings, held_out)
     return [plan for number in range(rounds) for plan in _round(settings, number, starts[number % len(starts)])]
@@ -100,10 +89,9 @@ def _starts(settings: MatchSettings, held_out: Sequence[Snapshot]) -> list[Snaps
     if settings.start == "standard":
         return [None]
     movements = [snapshot for snapshot in held_out if snapshot.phase_type == "M"]
-    if len({snapshot.game_id for snapshot in movements}) < FEWEST_CLUSTERS:
+    if not movements:
         raise InputError(
-            f"the run's state cache holds {len(movements)} held-out movement positions of "
-            f"{len({snapshot.game_id for snapshot in movements})} games, and games from them need positions of two: "
+            "the run's state cache holds no held-out position of a movement phase to play from: "
             "play from the standard start, or build a cache with cache.held_out_snapshots"
         )
     return list(movements)

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evaluation.intervals import FEWEST_CLUSTERS, cluster_means, clusters_for_width, clusters_to_show, interval
+from evaluation.intervals import Estimate, cluster_means, clusters_for_width, clusters_to_show, estimate
 from evaluation.matches import GAMES_OF_A_ROUND, GameResult
 from evaluation.settings import MatchSettings, Measure
 from game.board import POWERS
 from game.scores import Standing
-from telemetry.errors import InputError
 
 MEASURES: dict[Measure, tuple[str, bool, Callable[[Standing, Standing, str], float]]] = {
     "centres": ("mean supply centres at the end", False, lambda start, end, power: float(end.centres[POWERS.index(power)])),
@@ -31,15 +30,6 @@ MEASURES: dict[Measure, tuple[str, bool, Callable[[Standing, Standing, str], flo
 """Measure -> what it means, whether it is a share, and its value for a seat."""
 PAR = 1 / len(POWERS)
 """The share of wins, and of the sum of squares, of seven equal players."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
-    """A mean with its 95 % interval."""
-
-    mean: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +58,9 @@ class PairDifference:
 
     @property
     def shown(self) -> bool:
-        """Whether the interval lies on one side of 0."""
-        return self.difference.low > 0 or self.difference.high < 0
+        """Whether there is an interval, and it lies on one side of 0."""
+        interval = self.difference.interval
+        return interval is not None and (interval[0] > 0 or interval[1] < 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,14 +84,8 @@ class _Seat:
 
 
 def match_table(results: Sequence[GameResult], settings: MatchSettings) -> MatchTable:
-    """The table of a match.
-
-    Raises:
-        InputError: fewer than two clusters, which have no interval.
-    """
-    clusters = sorted({result.cluster for result in results})
-    if len(clusters) < FEWEST_CLUSTERS:
-        raise InputError(f"{len(results)} games of one source game have no interval: play more")
+    """The table of a match."""
+    clusters = {result.cluster for result in results}
     seats = [seat for result in results for seat in _seats(result)]
     players = tuple(dict.fromkeys(settings.players))
     ratings = rate(results, players) if len(players) > 1 else {}
@@ -113,6 +98,13 @@ def match_table(results: Sequence[GameResult], settings: MatchSettings) -> Match
         pairs=pairs,
         rejected=sum(result.rejected for result in results),
     )
+
+
+def clusters_of(settings: MatchSettings, *, pairs: bool = False) -> str:
+    """What a cluster of a match is, in the plural: of a player's figures, or with `pairs` of a difference between two players."""
+    if settings.start == "held-out":
+        return "source games"
+    return "rounds" if pairs and not settings.opponents else "games"
 
 
 def spread_of(results: Sequence[GameResult], settings: MatchSettings) -> dict[str, list[float]]:
@@ -137,7 +129,7 @@ def _games_of_a_cluster(results: Sequence[GameResult]) -> float:
 
 
 def _whole_rounds(games: float) -> int:
-    return max(FEWEST_CLUSTERS, math.ceil(games / GAMES_OF_A_ROUND - 1e-9)) * GAMES_OF_A_ROUND
+    return max(1, math.ceil(games / GAMES_OF_A_ROUND - 1e-9)) * GAMES_OF_A_ROUND
 
 
 def _seats(result: GameResult) -> list[_Seat]:
@@ -159,8 +151,7 @@ def _standing(player: str, seats: Sequence[_Seat], settings: MatchSettings, rati
     measures = {}
     for name, (_, share, _) in MEASURES.items():
         values = [seat.value[name] for seat in own]
-        low, high = interval(values, clusters, settings.bootstrap, settings.seed, share=share)
-        measures[name] = Estimate(mean=float(np.mean(values)), low=low, high=high)
+        measures[name] = estimate(values, clusters, settings.bootstrap, settings.seed, share=share)
     mu, sigma = rating or (float("nan"), float("nan"))
     return PlayerStanding(player=player, seats=len(own), measures=measures, rating=mu, rating_spread=sigma)
 
@@ -179,13 +170,12 @@ def _difference(other: str, seats: Sequence[_Seat], settings: MatchSettings) -> 
     both = [key for key in values[first] if key in values[other]]
     differences = [float(np.mean(values[first][key]) - np.mean(values[other][key])) for key in both]
     clusters = [cluster_of[key] for key in both]
-    low, high = interval(differences, clusters, settings.bootstrap, settings.seed)
     needed = clusters_to_show(list(cluster_means(differences, clusters).values()))
     games_of_one = len({seat.pair for seat in seats}) / len(set(clusters))
     return PairDifference(
         player=first,
         other=other,
-        difference=Estimate(mean=float(np.mean(differences)), low=low, high=high),
+        difference=estimate(differences, clusters, settings.bootstrap, settings.seed),
         games_to_show=None if needed is None else _whole_rounds(needed * games_of_one),
     )
 

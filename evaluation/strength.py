@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evaluation.intervals import cluster_bootstrap
+from evaluation.intervals import Estimate, estimate
 from evaluation.settings import EvaluationSettings
 from game.board import POWERS, Board
 from game.snapshot import Snapshot
@@ -47,22 +47,23 @@ class Score:
 
     mean: float
     """Centres gained per power and horizon."""
-    low: float
-    """Lower end of the 95 % interval."""
-    high: float
-    """Upper end of it."""
+    low: float | None
+    """Lower end of the 95 % interval; None where the positions are of too few source games for one."""
+    high: float | None
+    """Upper end of it; None where `low` is."""
     forks: int
     positions: int
     source_games: int
+    """Games that the positions are of: the clusters of the interval."""
     orders_rejected: int
     """Orders the game engine refused; 0 unless something is wrong."""
     openings: tuple[Opening, ...] = ()
     """The policy's first decisions from the first few positions; none for a scripted player."""
 
     @property
-    def interval(self) -> list[float]:
-        """[low, high]."""
-        return [self.low, self.high]
+    def estimate(self) -> Estimate:
+        """Mean and interval over source games."""
+        return Estimate(mean=self.mean, low=self.low, high=self.high, clusters=self.source_games)
 
 
 async def measure_strength(
@@ -119,14 +120,14 @@ async def measure_strength(
     results = await asyncio.gather(*(gain(snapshot, power) for snapshot, power in pairs))
     gains = np.array([result[0] for result in results], float)
     games = np.array([snapshot.game_id for snapshot, _ in pairs])
-    low, high = cluster_bootstrap(gains, games, settings.bootstrap, settings.seed)
+    found = estimate(gains, games, settings.bootstrap, settings.seed)
     return Score(
-        mean=float(gains.mean()),
-        low=low,
-        high=high,
+        mean=found.mean,
+        low=found.low,
+        high=found.high,
         forks=len(pairs),
         positions=len(chosen),
-        source_games=len(set(games)),
+        source_games=found.clusters,
         orders_rejected=sum(result[1] for result in results),
         openings=tuple(opening for _, _, opening in results if opening is not None)[:_OPENINGS_KEPT],
     )
@@ -151,4 +152,4 @@ def _powers(snapshot: Snapshot, settings: EvaluationSettings) -> list[str]:
     return sorted(generator.sample(able, min(settings.powers_per_position, len(able))))
 
 
-__all__ = ["POLICY", "Opening", "Score", "cluster_bootstrap", "measure_strength"]
+__all__ = ["POLICY", "Opening", "Score", "measure_strength"]

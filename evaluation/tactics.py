@@ -23,8 +23,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from evaluation.intervals import interval
-from evaluation.standings import Estimate
+from evaluation.intervals import Estimate, estimate
 from game.board import POWERS, Board
 from game.legal import WAIVE, LegalOrders, OrderKind
 from game.players import player
@@ -256,14 +255,12 @@ async def solve(
         solved[position.name] = sum(tuple(orders) in position.best for orders in given) / draws
         if on_position is not None:
             on_position(done, len(positions))
-    shares = list(solved.values())
-    low, high = interval(shares, list(solved), _RESAMPLES, _SEED, share=True)
     themes = sorted({position.theme for position in positions})
     return TacticsScore(
         player=name,
         policy_version=version,
         draws=draws,
-        share=Estimate(mean=sum(shares) / len(shares), low=low, high=high),
+        share=estimate(list(solved.values()), list(solved), _RESAMPLES, _SEED, share=True),
         solved=solved,
         by_theme={
             theme: sum(solved[each.name] for each in positions if each.theme == theme)
@@ -294,8 +291,7 @@ async def _orders(
 def gained(score: TacticsScore, other: TacticsScore) -> Estimate:
     """How much more of the positions the one solves than the other, position by position."""
     differences = [share - other.solved[name] for name, share in score.solved.items() if name in other.solved]
-    low, high = interval(differences, [str(place) for place in range(len(differences))], _RESAMPLES, _SEED)
-    return Estimate(mean=sum(differences) / len(differences), low=low, high=high)
+    return estimate(differences, range(len(differences)), _RESAMPLES, _SEED)
 
 
 def write_tactics(paths: RunPaths, score: TacticsScore) -> None:

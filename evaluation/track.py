@@ -9,8 +9,8 @@ Never: a figure that no file holds; versions that nobody measured are not there.
 
 from dataclasses import dataclass
 
+from evaluation.intervals import Estimate
 from evaluation.score_files import ScoreRecord, read_score
-from evaluation.standings import Estimate
 from evaluation.tactics import read_tactics
 from storage.runs import RunPaths
 
@@ -49,6 +49,6 @@ def _point(paths: RunPaths, record: ScoreRecord) -> TrackPoint:
     return TrackPoint(
         version=record.policy_version,
         opponents=record.opponents,
-        score=Estimate(mean=record.score.mean, low=record.score.low, high=record.score.high),
+        score=record.score.estimate,
         tactical=None if solved is None else solved.share,
     )

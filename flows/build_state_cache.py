@@ -11,9 +11,9 @@ from prefect import flow
 from prefect.events import emit_event
 
 from flows.given_parameters import check_given
-from flows.refresh_settings import drop_unused, newest_run, refreshed_settings
 from flows.run_names import cache_name
-from flows.run_settings import CACHE_FOLDER
+from pipeline.refresh_settings import drop_unused, newest_run, refreshed_settings
+from pipeline.run_settings import CACHE_FOLDER
 from state_cache.settings import CacheSettings
 from state_cache.store import find_cache, open_cache
 from storage.runs import RunPaths

@@ -47,7 +47,8 @@ async def compare_repetitions(
                 {
                     "repetitions": number,
                     "score": round(score.mean, 4),
-                    "ci": [round(score.low, 4), round(score.high, 4)],
+                    "ci": score.estimate.rounded(),
+                    "source_games": score.source_games,
                     "seconds": round(seconds, 1),
                     "decisions": decider.decisions,
                     "drawn": decider.drawn,

@@ -7,6 +7,7 @@ from typing import Any
 from prefect import flow
 
 from evaluation.contestants import Contestant, contestant, known_version
+from evaluation.intervals import ends
 from evaluation.score_files import ScoreRecord, write_score
 from evaluation.settings import EvaluationSettings, MatchSettings
 from evaluation.strength import POLICY
@@ -18,7 +19,7 @@ from flows.open_players import open_players
 from flows.open_run import prepare_cache
 from flows.play_match import play_match_of
 from flows.run_names import evaluation_name
-from flows.run_settings import settings_of
+from pipeline.run_settings import settings_of
 from storage.runs import RunPaths
 from tasks.artifacts import show_scores, show_table
 from tasks.evaluation import evaluate_player, solve_positions
@@ -96,8 +97,10 @@ async def evaluate_policy(
         "against": {
             name: {
                 "score": round(score.mean, 4),
-                "ci": [round(end, 4) for end in score.interval],
+                "ci": score.estimate.rounded(),
                 "forks": score.forks,
+                "positions": score.positions,
+                "source_games": score.source_games,
             }
             for name, score in scores.items()
         },
@@ -119,7 +122,7 @@ async def _tactical(paths: RunPaths, run: str, player: Contestant, runs_root: Pa
         {
             "player": score.player,
             "solved": f"{score.share.mean:.1%}",
-            "95 % interval": f"{score.share.low:.1%} to {score.share.high:.1%}",
+            "95 % interval": ends(score.share.interval, ".1%"),
         }
         | {theme: f"{share:.0%}" for theme, share in score.by_theme.items()}
         for score in solved
@@ -135,7 +138,7 @@ async def _tactical(paths: RunPaths, run: str, player: Contestant, runs_root: Pa
             {
                 "player": score.player,
                 "share": round(score.share.mean, 4),
-                "ci": [round(score.share.low, 4), round(score.share.high, 4)],
+                "ci": score.share.rounded(),
                 "by_theme": {theme: round(share, 4) for theme, share in score.by_theme.items()},
                 "by_position": score.solved,
             }

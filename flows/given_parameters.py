@@ -12,7 +12,7 @@ from pathlib import Path
 
 from prefect.context import FlowRunContext
 
-from flows.run_settings import MODEL_FOLDER, RunSettings
+from pipeline.run_settings import MODEL_FOLDER, RunSettings
 from storage.runs import check_name
 from telemetry.errors import InputError
 

@@ -6,19 +6,19 @@ from typing import Any
 
 import pyarrow as pa
 
-from flows.plans.find_model import TINY, check_length, model_shape
-from flows.plans.plan_tuning import settings_for
-from flows.plans.thread_plan import apply_threads
-from flows.run_settings import MODEL_FOLDER, RunSettings
 from inference.memory_plan import check_memory, plan_memory, this_machine
-from inference.tuning.lora_arms import ARMS, engines
-from inference.tuning.process import last_lines, run_program, what_happened
-from inference.tuning.requests import as_table, check_shape, random_rows
-from inference.tuning.settings import TuneSettings
+from pipeline.plans.find_model import TINY, check_length, model_shape
+from pipeline.plans.plan_tuning import settings_for
+from pipeline.run_settings import MODEL_FOLDER, RunSettings
+from pipeline.threads import apply_threads
+from pipeline.tuning_folder import recorded_rows
 from storage.runs import RunPaths
-from tasks.tuning import recorded_rows
 from telemetry.errors import EngineError
 from telemetry.progress import reporter
+from tuning.lora_arms import ARMS, engines
+from tuning.process import last_lines, run_program, what_happened
+from tuning.requests import as_table, check_shape, random_rows
+from tuning.settings import TuneSettings
 
 _WITHIN_S = 3600.0
 
@@ -73,7 +73,7 @@ async def lora_costs(
             if "round" in word:
                 reporter().stage("rounds", word["round"], rounds)
 
-        heard = await run_program("inference.tuning.lora_tax", job, log, start_s=start_s, timeout_s=_WITHIN_S, told=told)
+        heard = await run_program("tuning.lora_tax", job, log, start_s=start_s, timeout_s=_WITHIN_S, told=told)
     if "costs" not in heard.last or heard.code:
         state, reason = what_happened(heard, start_s=start_s, timeout_s=_WITHIN_S)
         raise EngineError(f"the engines {state}: {reason}; the log ends: {' / '.join(last_lines(log).splitlines()[-3:])}")

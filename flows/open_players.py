@@ -19,17 +19,17 @@ from evaluation.contestants import Contestant
 from evaluation.repeated import RepeatedDecider
 from evaluation.settings import MatchSettings
 from flows.open_run import prepare_model
-from flows.plans.thread_plan import apply_threads
-from flows.run_settings import RunSettings, settings_of
 from inference.choose_engine import engine_here
 from inference.engine import Engine
 from inference.host import EngineHost
-from inference.make_engine import make_engine, serving
 from inference.settings import InferenceSettings
+from pipeline.run_settings import RunSettings, settings_of
+from pipeline.threads import apply_threads
 from rollouts.deciders import Decider, PolicyDecider, Tokens
 from storage.runs import RunPaths
 from telemetry.errors import InputError
 from telemetry.progress import reporter
+from workers.make_engine import make_engine, serving
 
 _HASHED_BYTES = 1 << 20
 """Bytes of a weight file that tell two models of one shape apart."""

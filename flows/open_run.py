@@ -21,13 +21,16 @@ from prefect.runtime import flow_run
 from decoding.codec import Codec
 from decoding.model_files import max_position, model_fingerprint, resolve_model
 from flows.build_state_cache import build_state_cache
-from flows.plans.find_model import check_room
-from flows.plans.thread_plan import apply_threads
-from flows.recovery.cancel_on_sigterm import cancelled_by_sigterm
 from flows.recovery.outlive_worker import outlive_worker
 from flows.recovery.settle_runs import settle_those_before
-from flows.recovery.work_record import note_work
-from flows.run_settings import (
+from inference.engine import Engine
+from inference.host import EngineHost
+from pipeline.cancel_on_sigterm import cancelled_by_sigterm
+from pipeline.frozen_opponent import NOBODY, open_frozen
+from pipeline.plans.find_model import check_room
+from pipeline.resources import Resources
+from pipeline.rollout_side import SideSettings
+from pipeline.run_settings import (
     CACHE_FOLDER,
     MODEL_FOLDER,
     RunSettings,
@@ -36,9 +39,8 @@ from flows.run_settings import (
     check_settings,
     settings_of,
 )
-from inference.engine import Engine
-from inference.host import EngineHost
-from inference.make_engine import make_engine
+from pipeline.threads import apply_threads
+from pipeline.work_record import note_work
 from rollouts.fork import Tokens
 from state_cache.store import StateCache, find_cache, open_cache
 from storage.control import ControlDesk
@@ -47,16 +49,14 @@ from storage.lineages import check_new_lineage, current_lineage
 from storage.runs import RunPaths, durable_write, held, set_aside
 from tasks.alerts import with_hooks
 from tasks.dask_rollouts import check_scheduler
-from tasks.frozen_opponent import NOBODY, open_frozen
 from tasks.preparation import make_model
 from tasks.replayed_rollouts import IdleEngine
-from tasks.resources import Resources
-from tasks.rollout_side import SideSettings
 from telemetry.devices import GpuSampler
 from telemetry.errors import DataError, InputError
 from telemetry.machine import environment
 from telemetry.progress import reporter
 from training.process import Standing, TrainerProcess
+from workers.make_engine import make_engine
 
 
 def named(settings: RunSettings) -> RunSettings:

@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from evaluation.contestants import Contestant, contestants
+from evaluation.intervals import Estimate, ends
 from evaluation.match_files import MatchRecord, games_done, keep_game, match_label, write_match
 from evaluation.matches import GAMES_OF_A_ROUND, GAMES_WITHOUT_A_WISH, GamePlan, GameResult, plan_match, play_match, rounds_for
 from evaluation.settings import MatchSettings
-from evaluation.standings import MEASURES, MatchTable, games_for_width, match_table
+from evaluation.standings import MEASURES, MatchTable, clusters_of, games_for_width, match_table
 from flows.open_players import open_players
 from flows.open_run import prepare_cache
-from flows.run_settings import settings_of
 from game.snapshot import Snapshot
+from pipeline.run_settings import settings_of
 from storage.runs import RunPaths
 from tasks.artifacts import show_table
 from tasks.evaluation import play_games
@@ -127,8 +128,8 @@ def told(table: MatchTable, match: MatchSettings) -> list[str]:
     """What the figures allow to say, and what they do not."""
     said = []
     for pair in table.pairs:
-        low, high = pair.difference.low, pair.difference.high
-        figures = f"by {pair.difference.mean:+.3f} ({match.measure}), 95 % interval [{low:+.3f}, {high:+.3f}]"
+        interval = pair.difference.words("+.3f", clusters_of(match, pairs=True))
+        figures = f"by {pair.difference.mean:+.3f} ({match.measure}), {interval}"
         if pair.shown:
             word = "better" if pair.difference.mean > 0 else "worse"
             said.append(f"{pair.player} plays {word} than {pair.other}: {figures}")
@@ -138,7 +139,9 @@ def told(table: MatchTable, match: MatchSettings) -> list[str]:
     if match.width:
         for standing in table.players:
             estimate = standing.measures[match.measure]
-            if (width := estimate.high - estimate.low) > match.width:
+            if estimate.interval is None:
+                said.append(f"{standing.player} has {estimate.words('.3f', clusters_of(match))}")
+            elif (width := estimate.interval[1] - estimate.interval[0]) > match.width:
                 more = math.ceil(table.games * (width / match.width) ** 2 / GAMES_OF_A_ROUND) * GAMES_OF_A_ROUND
                 said.append(f"the interval of {standing.player} is {width:.3f} wide, more than {match.width:g}: --games {more}")
     return said
@@ -147,14 +150,13 @@ def told(table: MatchTable, match: MatchSettings) -> list[str]:
 def table_rows(table: MatchTable) -> list[dict[str, str]]:
     """One row for each player: measures with their intervals, rating."""
 
-    def words(name: str, mean: float, low: float, high: float) -> str:
-        if name in ("centres", "gained"):
-            return f"{mean:.2f} [{low:.2f}, {high:.2f}]"
-        return f"{mean:.1%} [{low:.1%}, {high:.1%}]"
+    def words(name: str, each: Estimate) -> str:
+        form = ".2f" if name in ("centres", "gained") else ".1%"
+        return f"{each.mean:{form}} {ends(each.interval, form)}"
 
     return [
         {"player": standing.player, "seats": str(standing.seats)}
-        | {name: words(name, each.mean, each.low, each.high) for name, each in standing.measures.items()}
+        | {name: words(name, each) for name, each in standing.measures.items()}
         | {"rating": "" if math.isnan(standing.rating) else f"{standing.rating:.1f} ± {2 * standing.rating_spread:.1f}"}
         for standing in table.players
     ]

@@ -16,17 +16,17 @@ from prefect import flow
 from prefect.runtime import flow_run
 
 from flows.given_parameters import check_given
-from flows.plans.thread_plan import apply_threads, usable_cores
-from flows.recovery.cancel_on_sigterm import cancelled_by_sigterm
 from flows.run_names import producer_name
+from pipeline.cancel_on_sigterm import cancelled_by_sigterm
+from pipeline.play import RolloutReport
+from pipeline.resources import PROBE, PRODUCER
+from pipeline.rollout_side import FOLLOW_S, RolloutSide, check_wanted, side_settings
+from pipeline.threads import apply_threads, usable_cores
 from storage.control import read_control
 from storage.runs import RunPaths, check_name
 from tasks.produced_rollouts import ProducerDesk, produce_groups
-from tasks.resources import PROBE, PRODUCER
-from tasks.rollout_side import FOLLOW_S, RolloutSide, check_wanted, side_settings
-from tasks.rollouts import RolloutReport
 from telemetry.errors import InputError
-from telemetry.memory import what_stands_stays
+from telemetry.memory import freeze_old_objects
 from telemetry.progress import reporter
 
 URLS_VARIABLE = "ENTENTE_PRODUCER_URLS"
@@ -70,7 +70,7 @@ async def produce_rollouts(
             side = await RolloutSide.open(paths.root, urls=urls or _urls_here(), worker=name)
             try:
                 production = Production(side, desk, name)
-                with what_stands_stays():
+                with freeze_old_objects():
                     reason = await production.run()
                 await desk.tell("ended", sentence=reason)
             finally:

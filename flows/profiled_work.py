@@ -13,15 +13,17 @@ from typing import Any
 
 from evaluation.settings import EvaluationSettings
 from flows.open_run import open_run
-from flows.run_settings import RunSettings
 from flows.train_policy import train_policy
-from reports.profile import stages_of, summed, trainer_stages_of
+from pipeline.play import play_stretch
+from pipeline.resources import Resources
+from pipeline.run_settings import RunSettings
+from reports.profile import summed
 from reports.read_run import read_figures
-from tasks.resources import Resources
-from tasks.rollouts import play_stretch
 from telemetry.progress import reporter
 from telemetry.sampling import Window, sampled
 from telemetry.sinks import TelemetrySettings
+from telemetry.stages import stages_of, trainer_stages_of
+from training.process import TrainedStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,10 +64,10 @@ async def train_only(settings: RunSettings) -> Profiled:
     async with open_run(settings) as resources:
         for step in range(1, settings.steps + 1):
             await _play(resources, step)
-            window, answer = await _timed(step, settings, lambda step=step: _train(resources, step))
-            await resources.serve(step, resources.paths.adapter(step), answer["adapter_hash"])
+            window, trained = await _timed(step, settings, lambda step=step: _train(resources, step))
+            await resources.serve(step, trained.adapter, trained.adapter_hash)
             windows.append(window)
-            found = trainer_stages_of(answer["metrics"])
+            found = trainer_stages_of(trained.metrics)
             stages.append(found | {"handing over": max(0.0, window[1] - window[0] - sum(found.values()))})
     return Profiled(stages=summed(stages[1:]), windows=windows[1:])
 
@@ -99,5 +101,5 @@ async def _play(resources: Resources, step: int) -> None:
     await play_stretch(resources, step, (step - 1) * groups, groups)
 
 
-async def _train(resources: Resources, step: int) -> dict[str, Any]:
+async def _train(resources: Resources, step: int) -> TrainedStep:
     return await asyncio.to_thread(resources.trainer.step, step, resources.rollouts.start_groups)

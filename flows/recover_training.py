@@ -33,12 +33,12 @@ from prefect.types._datetime import now
 from flows.given_parameters import check_given
 from flows.open_run import finished_summary
 from flows.recovery.look_over import look_over
-from flows.recovery.recovery_rule import Attempts, Decision, Facts, decide
 from flows.recovery.settle_runs import settle_children
-from flows.recovery.work_record import WORK_FOLDER, Work, work_of
 from flows.run_names import recovery_name
-from flows.run_settings import RunSettings, settings_of
-from flows.settings_form import folded, unfolded
+from pipeline.recovery_rule import Attempts, Decision, Facts, decide
+from pipeline.run_settings import RunSettings, settings_of
+from pipeline.settings_form import folded, unfolded
+from pipeline.work_record import WORK_FOLDER, Work, work_of
 from storage.lineages import last_step, lineage_path
 from storage.runs import RunPaths, check_name, durable_write, held
 from tasks.alerts import raise_alert, with_hooks

@@ -5,11 +5,11 @@ Each is a file of the run, written as it is measured; what a file answers alread
 
 from evaluation.score_files import ScoreRecord, read_score, write_score
 from evaluation.strength import POLICY, Score
-from flows.plans.find_model import TINY
-from flows.run_settings import RunSettings
+from pipeline.plans.find_model import TINY
+from pipeline.resources import Resources
+from pipeline.run_settings import RunSettings
 from storage.runs import set_aside
 from tasks.evaluation import evaluate_player
-from tasks.resources import Resources
 from telemetry.errors import DataError
 from telemetry.progress import reporter
 

@@ -10,11 +10,11 @@ from evaluation.score_files import ScoreRecord, write_score
 from evaluation.strength import POLICY
 from evaluation.tactics import load_positions, write_tactics
 from evaluation.track import TrackPoint, read_track, track_label
-from flows.run_settings import RunSettings
 from inference.choose_engine import engine_here
+from pipeline.resources import Resources
+from pipeline.run_settings import RunSettings
 from rollouts.deciders import PolicyDecider
 from tasks.evaluation import begin_evaluation, evaluate_player, evaluation_worker, solve_positions
-from tasks.resources import Resources
 from telemetry.errors import DataError
 from telemetry.progress import reporter
 
@@ -33,7 +33,9 @@ class StrengthTrack:
         return bool(every) and version % every == 0 and version < self._settings.steps and not self._settings.simulated.from_run
 
     async def measure(self, version: int) -> None:
-        """Have it measured: as a run of its own that nobody waits for, or here, the engine serving it as the newest."""
+        """Have a version measured if it is due: as a run of its own that nobody waits for, or here by its engine."""
+        if not self.due(version):
+            return
         if self._beside is None:
             self._beside = await self._can_go_beside()
         if self._beside:
@@ -95,8 +97,8 @@ def point_figures(point: TrackPoint) -> dict[str, float]:
     """A point as registered figures."""
     figures = {
         "score/track": point.score.mean,
-        "score/track_low": point.score.low,
-        "score/track_high": point.score.high,
         "score/track_version": float(point.version),
     }
+    if point.score.interval is not None:
+        figures["score/track_low"], figures["score/track_high"] = point.score.interval
     return figures if point.tactical is None else figures | {"score/track_tactical": point.tactical.mean}

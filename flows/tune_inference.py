@@ -15,23 +15,24 @@ from prefect import flow
 
 from flows.given_parameters import check_given, check_inside
 from flows.open_run import prepare_model
-from flows.plans.plan_tuning import TUNING_FOLDER, TuningPlan, identity_of, plan_tuning
-from flows.plans.thread_plan import apply_threads
-from flows.recovery.cancel_on_sigterm import cancelled_by_sigterm
 from flows.run_names import tuning_name
-from flows.settings_form import SettingsParameter
-from inference.tuning.candidates import Candidate
-from inference.tuning.choose import Choice, choose, confirmed
-from inference.tuning.job import Job, Measured
-from inference.tuning.outputs import before_after, figures_of, sweep_files, table_rows, tuned_toml
-from inference.tuning.requests import AskedRow, random_rows
-from inference.tuning.settings import TuneSettings
+from pipeline.cancel_on_sigterm import cancelled_by_sigterm
+from pipeline.plans.plan_tuning import TUNING_FOLDER, TuningPlan, identity_of, plan_tuning
+from pipeline.settings_form import SettingsParameter
+from pipeline.threads import apply_threads
+from pipeline.tuning_folder import claim_folder, keep, kept, recorded_rows
 from reports.tuning_plot import Point, tuning_plot
 from storage.runs import RunPaths, durable_write, held
 from tasks.artifacts import show_page, show_table
-from tasks.tuning import claim_folder, keep, kept, measure_candidate, recorded_rows
+from tasks.tuning import measure_candidate
 from telemetry.errors import InputError
 from telemetry.progress import reporter
+from tuning.candidates import Candidate
+from tuning.choose import Choice, choose, confirmed
+from tuning.job import Job, Measured
+from tuning.outputs import before_after, figures_of, sweep_files, table_rows, tuned_toml
+from tuning.requests import AskedRow, random_rows
+from tuning.settings import TuneSettings
 
 
 @flow(name="tune-inference", flow_run_name=tuning_name)

@@ -1,1 +1,1 @@
-"""Engines that draw completions from the masked policy, the worker that serves one, and the clients that reach it."""
+"""Engines that draw completions from the masked policy, and the legal orders as a mask over their logits."""

@@ -14,11 +14,14 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load
 
 from telemetry.errors import DataError
+from telemetry.read_file import read_regular
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+_LARGEST_HEAD, _LARGEST_ADAPTER = 16 << 20, 64 << 30
+"""Bytes of the largest config, or head of a file of weights; and of an adapter whose base model is not known."""
 
 _NAME = re.compile(r"base_model\.model\.(model\.layers\.(\d+)\.(?:self_attn|mlp)\.(\w+))\.lora_([AB])\.weight")
 _UNSERVED = (
@@ -54,18 +57,22 @@ def adapter_hash_of(folder: Path) -> str:
     """32 hex digits over both files of the adapter in `folder`, as publishing computes them.
 
     Raises:
-        DataError: a file is missing or cannot be read.
+        DataError: a file is missing, cannot be read, or is no regular file.
     """
-    digests = []
-    for name in (CONFIG_FILE, WEIGHTS_FILE):
-        try:
-            with open(folder / name, "rb") as file:
-                digests.append(hashlib.file_digest(file, "sha256").hexdigest())
-        except OSError as error:
-            raise DataError(
-                f"adapter file '{folder / name}' cannot be read ({error.strerror}): publish the adapter again"
-            ) from error
+    return _hash(*(_read(folder / name, _LARGEST_ADAPTER) for name in (CONFIG_FILE, WEIGHTS_FILE)))
+
+
+def _hash(config: bytes, weights: bytes) -> str:
+    digests = (hashlib.sha256(content).hexdigest() for content in (config, weights))
     return hashlib.sha256("".join(digests).encode()).hexdigest()[:32]
+
+
+def _read(file: Path, at_most: int) -> bytes:
+    try:
+        # Links are resolved first, so that one which is put there afterwards is not followed.
+        return read_regular(file.resolve(), at_most=at_most, what="adapter file", follow_links=False, error=DataError)
+    except DataError as error:
+        raise DataError(f"{error}: publish the adapter again") from error
 
 
 def check_adapter(folder: Path, adapter_hash: str, base: Path, max_rank: int) -> AdapterFacts:
@@ -74,26 +81,28 @@ def check_adapter(folder: Path, adapter_hash: str, base: Path, max_rank: int) ->
     Raises:
         DataError: it cannot be served; the sentence says which file is at fault and what to do.
     """
-    found = adapter_hash_of(folder)
+    shapes, layers = linear_shapes(base)
+    largest = 4 * max_rank * layers * sum(sum(shape) for shape in shapes.values()) + _LARGEST_HEAD
+    config, weights = _read(folder / CONFIG_FILE, _LARGEST_HEAD), _read(folder / WEIGHTS_FILE, largest)
+    found = _hash(config, weights)
     if found != adapter_hash:
         raise DataError(
             f"adapter '{folder}' has the hash {found}, not {adapter_hash} as told: it was changed or cut after publishing, "
             "so publish its policy version again"
         )
-    rank, scale = _read_config(folder / CONFIG_FILE)
+    rank, scale = _read_config(folder / CONFIG_FILE, config)
     if rank > max_rank:
         raise DataError(
             f"adapter '{folder}' has rank {rank} but the engine's slots take rank {max_rank}: "
             f"start the engine with a slot rank of {rank} or more, or train with a lower training.lora_rank"
         )
-    kinds = _check_weights(folder / WEIGHTS_FILE, rank, base)
-    size = sum((folder / name).stat().st_size for name in (CONFIG_FILE, WEIGHTS_FILE))
-    return AdapterFacts(rank=rank, scale=scale, modules=tuple(sorted(kinds)), bytes=size)
+    kinds = _check_weights(folder / WEIGHTS_FILE, weights, rank, base)
+    return AdapterFacts(rank=rank, scale=scale, modules=tuple(sorted(kinds)), bytes=len(config) + len(weights))
 
 
-def _read_config(file: Path) -> tuple[int, float]:
-    """Rank and scale of a plain LoRA."""
-    config = _json_object(file, "publish the adapter again")
+def _read_config(file: Path, content: bytes) -> tuple[int, float]:
+    """Rank and scale of a plain LoRA, from the `content` of `file`."""
+    config = _json_object(file, content, "publish the adapter again")
     rank, alpha, rooted = config.get("r"), config.get("lora_alpha"), bool(config.get("use_rslora"))
     if config.get("peft_type") != "LORA":
         raise DataError(f"'{file}' is of the kind {config.get('peft_type')!r}: only LORA adapters are served")
@@ -107,11 +116,11 @@ def _read_config(file: Path) -> tuple[int, float]:
     return rank, alpha / (rank**0.5 if rooted else rank)
 
 
-def _check_weights(file: Path, rank: int, base: Path) -> set[str]:
-    """The kinds of module in `file`, whose every pair of matrices fits the base model."""
+def _check_weights(file: Path, content: bytes, rank: int, base: Path) -> set[str]:
+    """The kinds of module in the `content` of `file`, whose every pair of matrices fits the base model."""
     try:
-        tensors = load_file(file)
-    except (OSError, SafetensorError) as error:
+        tensors = load(content)
+    except SafetensorError as error:
         raise DataError(f"adapter file '{file}' is no whole safetensors file ({error}): publish the adapter again") from error
     shapes, layers = linear_shapes(base)
     kinds, pairs = set(), {}
@@ -146,7 +155,9 @@ def _check_pairs(file: Path, pairs: dict[str, set[str]]) -> None:
 
 def linear_shapes(base: Path) -> tuple[dict[str, tuple[int, int]], int]:
     """(out, in) features of each kind of linear layer in a block of the Llama family (Qwen2, Qwen3), and how many blocks."""
-    config = _json_object(base / "config.json", "give the folder of a whole model")
+    cure = "give the folder of a whole model"
+    content = read_regular(base / "config.json", at_most=_LARGEST_HEAD, what="model's config", error=DataError)
+    config = _json_object(base / "config.json", content, cure)
     try:
         hidden, inner, heads = (int(config[key]) for key in ("hidden_size", "intermediate_size", "num_attention_heads"))
         head = int(config.get("head_dim") or hidden // heads)
@@ -167,10 +178,10 @@ def linear_shapes(base: Path) -> tuple[dict[str, tuple[int, int]], int]:
     }, layers
 
 
-def _json_object(file: Path, cure: str) -> dict[str, Any]:
+def _json_object(file: Path, content: bytes, cure: str) -> dict[str, Any]:
     try:
-        found = json.loads(file.read_bytes())
-    except (OSError, ValueError) as error:
+        found = json.loads(content)
+    except (ValueError, RecursionError) as error:
         raise DataError(f"'{file}' cannot be read ({error}): {cure}") from error
     if not isinstance(found, dict):
         raise DataError(f"'{file}' holds no JSON object: {cure}")

@@ -63,7 +63,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """Counts since the engine started, taken at the request."""
+    """Counts since the engine started: requests as they come, tokens as completions end, so that shares of tokens are shares."""
 
     requests: int
     prompt_tokens: int

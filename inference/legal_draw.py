@@ -13,7 +13,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from decoding.legal_table import END, LegalTable
-from telemetry.errors import EngineLostError
 
 
 class Course:
@@ -57,26 +56,35 @@ class Course:
         self.forced += len(tokens)
 
 
-def draw(courses: Sequence[Course], allowed: Sequence[np.ndarray], logits: np.ndarray) -> None:
+def draw(courses: Sequence[Course], allowed: Sequence[np.ndarray], logits: np.ndarray) -> list[int]:
     """Take one drawn token on each course; `logits` float32 [sum of legal tokens] belong to `allowed`, one after another.
 
-    Raises:
-        EngineLostError: a logit is no number, so that nothing can be drawn.
+    Returns:
+        the places of courses from which nothing can be drawn, because a logit is not a number or plus infinity; they are left as
+        they were.
     """
     counts = np.fromiter((len(tokens) for tokens in allowed), np.int64, len(allowed))
     ends = np.cumsum(counts)
     starts = ends - counts
-    scaled = logits.astype(np.float64) / np.repeat([course.temperature for course in courses], counts)
-    scaled -= np.repeat(np.maximum.reduceat(scaled, starts), counts)
+    wide = logits.astype(np.float64)
+    largest = np.maximum.reduceat(wide, starts)
+    finite = np.isfinite(largest)
+    wide[~np.repeat(finite, counts)] = largest[~finite] = 0.0  # these rows are left out
+    # Taken off first: divided by a small temperature it could overflow, while the others only become minus infinity.
+    scaled = wide - np.repeat(largest, counts)
+    with np.errstate(over="ignore"):
+        scaled /= np.repeat([course.temperature for course in courses], counts)
     weights = np.exp(scaled)
     totals = np.add.reduceat(weights, starts)
-    if not np.isfinite(totals).all():
-        raise EngineLostError("the model's logits are not finite, so nothing can be drawn: its weights or its adapter are broken")
     reached = np.cumsum(weights)
-    throws = np.fromiter((course.throw() for course in courses), np.float64, len(courses))
+    throws = np.fromiter(
+        (course.throw() if can else 0.0 for course, can in zip(courses, finite, strict=True)), np.float64, len(courses)
+    )
     chosen = np.searchsorted(reached, reached[ends - 1] - totals * (1.0 - throws), side="right")
     chosen = np.clip(chosen, starts, ends - 1)
     logprobs = (scaled[chosen] - np.log(totals)).tolist()
     tokens = np.concatenate(allowed)[chosen].tolist()
-    for course, token, logprob in zip(courses, tokens, logprobs, strict=True):
-        course.take(token, logprob)
+    for course, token, logprob, can in zip(courses, tokens, logprobs, finite, strict=True):
+        if can:
+            course.take(token, logprob)
+    return np.flatnonzero(~finite).tolist()

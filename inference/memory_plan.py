@@ -6,6 +6,7 @@ run. Never imports torch or vLLM.
 """
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
@@ -18,12 +19,24 @@ from inference.settings import InferenceSettings
 from telemetry.errors import InputError
 
 GIB = 2**30
-ENGINE_PROCESS_BYTES, TRAINER_PROCESS_BYTES = GIB, 600 * 2**20
-"""What Python, torch and vLLM take before any model: measured by `memory/flow_mib` and `memory/trainer_mib` of a tiny run."""
+_MIB = 2**20
+ENGINE_PROCESS_BYTES = {"vllm": 1160 * _MIB, "torch": 600 * _MIB}
+"""Resident memory of a process that plays with vLLM or torch, without weights and key-value cache."""
+TRAINER_PROCESS_BYTES = 600 * _MIB
+"""The same of the trainer's process, without weights and activations."""
+SERVER_PROCESS_BYTES = 250 * _MIB
+"""The same of a command's own Prefect server.
+
+All were read from /proc in runs of the laptop preset over two steps on a machine with two cores: flow 2,191 MiB with vLLM (of
+which 1,024 are the key-value cache) and 687 MiB with torch, trainer 836 and 843 MiB, server 253 and 223 MiB. Pages of libraries
+that processes share are counted in each, as in the figures `memory/flow_mib` and `memory/trainer_mib`.
+"""
 CPU_BLOCK = 32
 """Tokens that a block must be a multiple of, where vLLM computes on the CPU."""
 _WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2}
 _CGROUP = Path("/sys/fs/cgroup")
+_LARGEST_HEAD = 100_000_000
+"""Bytes of the longest head of a safetensors file, by its format."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +89,8 @@ class MemoryPlan:
     """Tokens that the cache holds, in whole blocks."""
     sequence: int
     """Tokens of one sequence of the greatest length, in whole blocks."""
+    process: int
+    """Bytes of main memory that the engine's process takes besides, measured."""
     needed: int
     """Bytes of main memory, at least."""
     gpu_needed: int = 0
@@ -111,42 +126,62 @@ def read_shape(model: Path) -> ModelShape | None:
 def plan_memory(shape: ModelShape, settings: InferenceSettings, machine: Machine, *, trainer: int = 0) -> MemoryPlan:
     """What an engine in this process takes, and beside it a trainer that takes `trainer` bytes of main memory.
 
-    On the CPU the flow keeps, beside vLLM's own weights, the base that adapters are merged into.
+    On the CPU the flow keeps, beside vLLM's own weights, the base that adapters are merged into. The torch engine has no fixed
+    cache: its rows grow to what `max_sequences` of the greatest length take.
     """
+    kind = engine_family(settings)
     width = _WIDTHS.get(settings.dtype, shape.width)
     weights = shape.parameters * width
     token = 2 * shape.layers * shape.key_value_heads * shape.head_width * width
     on_gpu = machine.gpu_total > 0
-    reserved = int(machine.gpu_total * settings.gpu_memory_share)
-    kv_cache = reserved - weights if on_gpu else settings.kv_cache_gib * GIB
     block = settings.block_size
-    base = shape.parameters * shape.width
+    if kind == "torch":
+        kv_cache = token * settings.max_model_length * settings.max_sequences
+        reserved = weights + kv_cache if on_gpu else 0
+        block, base = 1, 0
+    else:
+        reserved = int(machine.gpu_total * settings.gpu_memory_share)
+        kv_cache = reserved - weights if on_gpu else settings.kv_cache_gib * GIB
+        base = shape.parameters * shape.width
     return MemoryPlan(
         weights=weights,
         kv_cache=kv_cache,
         token=token,
         tokens=max(0, kv_cache) // (block * token) * block,
         sequence=-(-settings.max_model_length // block) * block,
-        needed=ENGINE_PROCESS_BYTES + base + (0 if on_gpu else weights + kv_cache) + trainer,
+        process=ENGINE_PROCESS_BYTES[kind],
+        needed=ENGINE_PROCESS_BYTES[kind] + base + (0 if on_gpu else weights + kv_cache) + trainer,
         gpu_needed=reserved,
     )
 
 
-def trainer_memory(shape: ModelShape, *, rank: int, dtype: str) -> int:
-    """Bytes that the trainer's process takes at least: the frozen base, the adapter, its gradient and two moments."""
-    return TRAINER_PROCESS_BYTES + shape.parameters * _WIDTHS[dtype] + 4 * 4 * shape.lora_parameters(rank)
+def trainer_memory(shape: ModelShape, *, rank: int, dtype: str, tokens: int = 0, recompute: bool = False) -> int:
+    """Bytes that the trainer's process takes: the frozen base, the adapter, its gradient and two moments; at least those.
+
+    Args:
+        tokens: of a micro-batch that is computed in main memory. What a forward keeps of them, and as much again for their
+            gradients, is then added: with it the laptop preset's trainer takes what was measured.
+    """
+    fixed = TRAINER_PROCESS_BYTES + shape.parameters * _WIDTHS[dtype] + 4 * 4 * shape.lora_parameters(rank)
+    return fixed + 2 * tokens * _kept_of_a_token(shape, _WIDTHS[dtype], recompute)
+
+
+def _kept_of_a_token(shape: ModelShape, width: int, recompute: bool) -> int:
+    """Bytes that a forward keeps of a token for the way back.
+
+    A block keeps about eight rows as wide as the residual stream and four as wide as its feed-forward part; of a block that is
+    computed again only its input stays. That is 5.6 MiB a token for a 7B in bfloat16.
+    """
+    return shape.layers * width * (shape.hidden if recompute else 8 * shape.hidden + 4 * shape.inner)
 
 
 def trainer_gpu_memory(shape: ModelShape, *, rank: int, dtype: str, tokens: int, recompute: bool) -> int:
     """Bytes of a GPU that the trainer takes at least: the frozen base, the adapter with gradient and two moments, and what a
     micro-batch of `tokens` keeps for the way back.
-
-    A block keeps about eight rows as wide as the residual stream and four as wide as its feed-forward part, for each token; of a
-    block that is computed again only its input stays. That is 5.6 MiB a token for a 7B in bfloat16.
     """
     width = _WIDTHS[dtype]
-    kept = shape.hidden if recompute else 8 * shape.hidden + 4 * shape.inner
-    return shape.parameters * width + 4 * 4 * shape.lora_parameters(rank) + tokens * shape.layers * kept * width
+    fixed = shape.parameters * width + 4 * 4 * shape.lora_parameters(rank)
+    return fixed + tokens * _kept_of_a_token(shape, width, recompute)
 
 
 def check_memory(
@@ -177,13 +212,14 @@ def check_memory(
                 "end what uses it, lower training.token_budget, or set training.recompute"
             )
         return
-    if not machine.gpu_total and settings.block_size % CPU_BLOCK:
+    in_vllm = engine_family(settings) == "vllm"
+    if in_vllm and not machine.gpu_total and settings.block_size % CPU_BLOCK:
         raise InputError(
             f"inference.block_size {settings.block_size} must be a multiple of {CPU_BLOCK}, because vLLM's attention on the "
             f"CPU takes no other: set it to {CPU_BLOCK}"
         )
     plan = plan_memory(shape, settings, machine, trainer=trainer)
-    if machine.gpu_total:
+    if machine.gpu_total and in_vllm:
         _check_gpu(plan, settings, machine, trainer_gpu)
     if plan.tokens < plan.sequence:
         per_gib = GIB // plan.token
@@ -194,6 +230,8 @@ def check_memory(
         )
     room = (machine.memory - plan.needed + plan.kv_cache) // GIB
     cure = f"lower inference.kv_cache_gib from {settings.kv_cache_gib} to {room}" if room >= 1 else "choose a smaller model"
+    if not in_vllm:
+        cure = "lower inference.max_sequences, or choose a smaller model"
     _refuse_more_than(
         machine,
         plan.needed,
@@ -269,6 +307,21 @@ def vllm_build() -> Literal["cpu", "cuda"] | None:
         return None
 
 
+def engine_family(settings: InferenceSettings) -> Literal["vllm", "torch"]:
+    """What draws in this process under these settings, told without importing either."""
+    if settings.engine == "auto":
+        return "vllm" if vllm_build() else "torch"
+    return "torch" if settings.engine == "torch" else "vllm"
+
+
+def has_cuda() -> bool:
+    """Can the installed torch compute on a GPU here? Told without importing it."""
+    version = metadata.version("torch")
+    if "+cpu" in version or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return False
+    return "+rocm" in version or _first_gpu()[1] > 0
+
+
 def size_text(count: int) -> str:
     """Bytes as people read them."""
     for unit, size in (("TiB", 2**40), ("GiB", GIB), ("MiB", 2**20), ("KiB", 2**10)):
@@ -279,8 +332,13 @@ def size_text(count: int) -> str:
 
 def _parameters(file: Path) -> int:
     """Weights in a safetensors file, from its head alone."""
+    if not file.is_file():
+        raise ValueError(f"'{file}' is not a regular file")
     with file.open("rb") as stream:
-        head: Mapping[str, Any] = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+        size = int.from_bytes(stream.read(8), "little")
+        if size > _LARGEST_HEAD:
+            raise ValueError(f"'{file}' claims a head of {size} bytes")
+        head: Mapping[str, Any] = json.loads(stream.read(size))
     count = 0
     for name, tensor in head.items():
         if name != "__metadata__":

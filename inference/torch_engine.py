@@ -151,7 +151,6 @@ class TorchEngine:
         self._draws[request.request_id] = task
         lane.waiting.append(task)
         self._counts["requests"] += 1
-        self._counts["prompt_tokens"] += len(prompt)
         return task
 
     def _step(self) -> None:
@@ -185,6 +184,7 @@ class TorchEngine:
         scheduled, first = task.scheduled or now, task.first or now
         course = task.course
         self._counts["completion_tokens"] += len(course.token_ids)
+        self._counts["prompt_tokens"] += len(task.request.prompt_ids)
         self._counts["cached_tokens"] += task.cached
         self._counts["forced_tokens"] += course.forced
         self._counts["drawn_tokens"] += len(course.token_ids) - course.forced

@@ -18,6 +18,7 @@ from inference.engine import Generation, GenerationRequest
 from inference.legal_draw import Course, draw
 from inference.prefix_plan import Plan, plan_prefixes
 from inference.torch_model import KeyValueRows, Step, TorchModel
+from telemetry.errors import EngineError
 
 
 @dataclass(slots=True, eq=False)
@@ -148,7 +149,14 @@ class Lane:
         allowed = [task.course.allowed() for task in tasks]
         counts = np.fromiter((len(tokens) for tokens in allowed), np.int64, len(allowed))
         logits = self._model.legal_logits(states, counts, np.concatenate(allowed))
-        draw([task.course for task in tasks], allowed, logits)
+        for place in draw([task.course for task in tasks], allowed, logits):
+            if not tasks[place].answer.done():
+                tasks[place].answer.set_exception(
+                    EngineError(
+                        f"request '{tasks[place].request.request_id}' was refused: the model's logits for it are not finite, so "
+                        "nothing can be drawn; its weights or its adapter may be broken"
+                    )
+                )
 
     def _release(self) -> list[Draw]:
         """Take what has ended out of its rows, and close the gaps with rows from the end."""

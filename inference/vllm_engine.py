@@ -215,7 +215,6 @@ class VllmEngine(ABC):
         except refusals() as error:
             raise EngineError(f"request '{request.request_id}' was refused: {error}") from error
         self._counts["requests"] += 1
-        self._counts["prompt_tokens"] += len(request.prompt_ids)
         in_flight = self._in_flight[request.request_id] = _InFlight(answer, served, time.monotonic())
         self._idle.clear()
         return in_flight
@@ -250,6 +249,7 @@ class VllmEngine(ABC):
         ]
         cached = min(output.num_cached_tokens or 0, len(request.prompt_ids))
         self._counts["completion_tokens"] += len(token_ids)
+        self._counts["prompt_tokens"] += len(request.prompt_ids)
         self._counts["cached_tokens"] += cached
         self._counts["forced_tokens"] += int(np.count_nonzero(logprobs == 0))
         self._counts["drawn_tokens"] += int(np.count_nonzero(logprobs)) if self._jumping else len(completion.token_ids)

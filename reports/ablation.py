@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from telemetry.errors import InputError
+from telemetry.read_file import LARGEST_RESULT, read_text
 
 _GAIN, _LOSS = "gain_", "loss_"
 
@@ -80,14 +81,11 @@ def _machine(told: object) -> str:
 
 
 def _last_object(file: Path) -> Mapping[str, Any]:
-    try:
-        text = file.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"'{file}' cannot be read as a result of `entente bench e2e --json`: {error}") from error
+    text = read_text(file, at_most=LARGEST_RESULT, what="result of `entente bench e2e --json`")
     for candidate in (text, *reversed(text.strip().splitlines()[-1:])):
         try:
             told = json.loads(candidate)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(told, Mapping):
             return told

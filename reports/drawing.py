@@ -14,10 +14,10 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 BLUE, ORANGE, GREEN, PURPLE, GREY = "#3d85c6", "#e0852f", "#3c9f73", "#a06cc4", "#8b929c"
-TEAL, RED = "#2f9fb3", "#d0605e"
+TEAL, RED, YELLOW, BROWN = "#2f9fb3", "#d0605e", "#c9a227", "#9c6b4a"
 """Mid tones: each is told from light and from dark ground, and from the others where colours look alike."""
 INK = "#010203"
 """Stands for the colour of text until the SVG is written."""
@@ -56,6 +56,11 @@ def step_axis(axes: Axes, steps: int) -> None:
     axes.set_xlim(0.4, max(steps, 1) + 0.6)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True, min_n_ticks=1))
     axes.set_xlabel("step")
+
+
+def share_axis(axes: Axes) -> None:
+    """Per cent along the left side, with as many digits as tell each tick's true value."""
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
 
 
 def marker(steps: int) -> str | None:

@@ -1,7 +1,7 @@
 """Who waited for whom: the seconds of a step by cause, and in sentences what limits a run and which setting moves it.
 
-A step of the training flow is one line of time: it waits for rollouts, chooses and gathers rows, packs, computes, saves, swaps
-the engine's weights, and the rest is the flow's own. Its parts therefore add up to it. Pure: figures in, words out.
+The stages of a step, `telemetry.stages`, add up to it. What computes an update, forward to optimiser, limits a run together.
+Pure: figures in, words out.
 """
 
 from collections.abc import Mapping
@@ -9,18 +9,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from telemetry.stages import STAGES, TRAINER_STAGES, UPDATE, stages_of
+
 Figures = Mapping[str, float]
 
-PARTS = {
-    "rollouts": "waiting for rollouts",
-    "store": "choosing and gathering rows",
-    "pack": "planning what is shared",
-    "compute": "forward, backward, optimiser",
-    "save": "checkpoint and adapter",
-    "swap": "a new version for the engine",
-    "flow": "Prefect, and handing over",
-}
-"""Part of a step -> what happens in it, in the order of a step."""
 SLOW = 1.3
 """Times the usual step from which a step is called slow."""
 
@@ -32,7 +24,7 @@ class Explanation:
     title: str
     seconds: float
     parts: dict[str, float]
-    """Seconds by name of PARTS; they add up to `seconds`."""
+    """Seconds by stage; they add up to `seconds`."""
     sentences: list[str]
     """What limits it, why, and which setting moves it; most important first."""
 
@@ -46,54 +38,33 @@ class Explanation:
         return {"title": self.title, "seconds": self.seconds, "parts": self.parts, "shares": shares, "sentences": self.sentences}
 
 
-def parts_of(figures: Figures) -> dict[str, float]:
-    """Seconds of one step by part; a figure that the step lacks counts as none, and what is left over is the flow's."""
-    get = figures.get
-    pack, update = get("train/plan_s", 0.0), get("train/update_s", 0.0)
-    known = {
-        "rollouts": get("time/rollout_wait_s", 0.0),
-        "store": get("train/select_s", 0.0),
-        "pack": pack,
-        "compute": max(0.0, update - pack),
-        "save": get("train/save_s", 0.0),
-        "swap": get("time/publish_s", 0.0),
-    }
-    # A step that was repeated after a kill has its trainer's figures from before it: no part may exceed the whole.
-    left = get("time/step_s", 0.0)
-    parts = {}
-    for name, seconds in known.items():
-        parts[name] = min(seconds, left)
-        left -= parts[name]
-    return parts | {"flow": left}
-
-
 def explain_step(steps: Mapping[int, Figures], step: int, settings: Mapping[str, Any]) -> Explanation:
     """Step `step` of a run: `steps` has the figures of all its steps, `settings` its resolved tree."""
-    figures, others = steps[step], [parts_of(steps[other]) for other in steps if other != step]
-    parts, seconds = parts_of(figures), figures["time/step_s"]
+    figures, others = steps[step], [stages_of(steps[other]) for other in steps if other != step]
+    parts, seconds = stages_of(figures), figures["time/step_s"]
     sentences = []
     if len(others) >= 2 and (slower := _slower(parts, others)):
         sentences.append(f"Step {step} {slower}.")
-    limit = max(parts, key=parts.__getitem__)
-    sentences += [f"{_most(limit, parts, seconds)}.", *_cause(limit, [figures], steps, settings)]
+    limit = _limit(parts)
+    sentences += [f"{_most(limit, parts, seconds)}.", *_cause(limit[0], [figures], steps, settings)]
     return Explanation(title=f"step {step}", seconds=seconds, parts=parts, sentences=sentences)
 
 
 def explain_run(steps: Mapping[int, Figures], settings: Mapping[str, Any]) -> Explanation:
     """All of a run's steps together."""
-    each = [parts_of(figures) for figures in steps.values()]
-    parts = {name: sum(found[name] for found in each) for name in PARTS}
+    each = [stages_of(figures) for figures in steps.values()]
+    parts = {name: sum(found[name] for found in each) for name in STAGES}
     seconds = sum(figures["time/step_s"] for figures in steps.values())
-    limit = max(parts, key=parts.__getitem__)
+    limit = _limit(parts)
     trained = sum(figures.get("train/decisions", 0.0) for figures in steps.values())
-    waiting = 1 - sum(parts[name] for name in ("store", "pack", "compute", "save")) / seconds
+    waiting = 1 - sum(parts[name] for name in TRAINER_STAGES) / seconds
     sentences = [
         f"{len(steps)} steps at {3600 * len(steps) / seconds:,.0f} an hour, {trained / seconds:,.1f} decisions trained a second; "
         f"the trainer waited {waiting:.0%} of the time.",
         f"{_most(limit, parts, seconds)}.",
-        *_cause(limit, list(steps.values()), steps, settings),
+        *_cause(limit[0], list(steps.values()), steps, settings),
     ]
-    without = seconds - parts[limit]
+    without = seconds - sum(parts[name] for name in limit)
     if 0 < without < seconds:
         sentences.append(f"Were that free, the run would make {3600 * len(steps) / without:,.0f} steps an hour.")
     if slow := [step for step in steps if _is_slow(step, steps)]:
@@ -118,33 +89,40 @@ def _slower(parts: Mapping[str, float], others: list[dict[str, float]]) -> str:
     worst = max(more, key=more.__getitem__)
     return (
         f"took {seconds / usual:.1f} times as long as the median of the others ({seconds:.1f} s, {usual:.1f} s); "
-        f"{more[worst]:.1f} s of it is {PARTS[worst]}"
+        f"{more[worst]:.1f} s of it is {STAGES[worst]}"
     )
 
 
-def _most(limit: str, parts: Mapping[str, float], seconds: float) -> str:
-    return f"Most of the time, {parts[limit] / seconds:.0%}, went into {PARTS[limit]}"
+def _limit(parts: Mapping[str, float]) -> tuple[str, ...]:
+    """The stages that took most: those of the update together, or one of the others."""
+    together = dict.fromkeys(UPDATE if name in UPDATE else (name,) for name in parts)
+    return max(together, key=lambda names: sum(parts[name] for name in names))
+
+
+def _most(limit: tuple[str, ...], parts: Mapping[str, float], seconds: float) -> str:
+    what = STAGES[limit[0]] if len(limit) == 1 else ", ".join(limit)
+    return f"Most of the time, {sum(parts[name] for name in limit) / seconds:.0%}, went into {what}"
 
 
 def _cause(limit: str, told: list[Figures], steps: Mapping[int, Figures], settings: Mapping[str, Any]) -> list[str]:
-    """Why that part is long, and what to change."""
+    """Why that stage is long, and what to change; `forward` stands for the whole update."""
     if limit == "rollouts":
         return [*_troubles(told), *_buffer(told, steps, settings), *_engine(told, settings)]
     share = _mean(told, "train/unique_tokens") / max(1.0, _mean(told, "train/tokens"))
     return {
-        "store": [
+        "select": [
             "Rows are chosen and copied while nothing else runs: look at the disk under the run's folder, and lower "
             "storage.snapshot_every_shards if many shards are new."
         ],
-        "pack": ["Planning takes longer the more rows a step has: lower rollouts.start_groups, or raise training.token_budget."],
-        "compute": [
+        "plan": ["Planning takes longer the more rows a step has: lower rollouts.start_groups, or raise training.token_budget."],
+        "forward": [
             f"The trainer is the limit: {_mean(told, 'train/unique_tokens_per_s'):,.0f} unique tokens a second, {share:.0%} of "
             "the raw ones. More forks of fewer positions (rollouts.forks_per_group) share more of them; a GPU (training.device), "
             "more threads (training.threads) or fewer decisions (rollouts.start_groups) make it shorter."
         ],
         "save": ["Checkpoints and adapters are synced to disk each step: put the run's folder (runs_root) on a faster one."],
-        "swap": ["Merging and reloading stops the engine: inference.adapters 'slots' serves versions side by side."],
-        "flow": [
+        "publish": ["Merging and reloading stops the engine: inference.adapters 'slots' serves versions side by side."],
+        "orchestration": [
             "Prefect's cost is by task: raise pipeline.groups_per_task, or play more start groups in a step "
             "(rollouts.start_groups)."
         ],
@@ -167,7 +145,7 @@ def _troubles(told: list[Figures]) -> list[str]:
 def _buffer(told: list[Figures], steps: Mapping[int, Figures], settings: Mapping[str, Any]) -> list[str]:
     depth = int(settings.get("pipeline", {}).get("buffer_depth", 0))
     rollouts = median(figures.get("time/rollout_s", 0.0) for figures in steps.values())
-    training = median(sum(parts_of(figures)[name] for name in PARTS if name != "rollouts") for figures in steps.values())
+    training = median(sum(stages_of(figures)[name] for name in STAGES if name != "rollouts") for figures in steps.values())
     if depth == 0:
         longer = max(rollouts, training)
         return [
@@ -216,8 +194,10 @@ def _engine(told: list[Figures], settings: Mapping[str, Any]) -> list[str]:
             f"The engine drew {together:.0f} requests together of the {most:.0f} it could: play more at a time "
             "(rollouts.start_groups, rollouts.forks_per_group, or pipeline.buffer_depth)."
         ]
-    hit = _mean(told, "rollout/prefix_hit_share")
-    return [f"The engine is busy ({together:.0f} requests together, {hit:.0%} of prompt tokens cached): add a worker or a GPU."]
+    known = [f"{together:.0f} requests together"] if any("rollout/occupancy" in figures for figures in told) else []
+    if any("rollout/prefix_hit_share" in figures for figures in told):
+        known.append(f"{_mean(told, 'rollout/prefix_hit_share'):.0%} of prompt tokens cached")
+    return [" ".join(["The engine is busy", *([f"({', '.join(known)})"] if known else [])]) + ": add a worker or a GPU."]
 
 
 def _mean(told: list[Figures], name: str) -> float:

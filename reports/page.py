@@ -20,6 +20,7 @@ from reports.settings_tree import compare, flat
 from storage.runs import RunPaths, durable_write
 from telemetry.errors import EntenteError, InputError
 from telemetry.machine import environment
+from telemetry.stages import STAGES
 
 MATCHES_SHOWN = 4
 """The newest ones, a plot each."""
@@ -85,6 +86,7 @@ def html_of(facts: RunFacts, presets: Mapping[str, Mapping[str, Any]], runs_root
         played=facts.rows.played if len(facts.rows.played) > 1 else [],
         score_rows=named_scores(facts.scores),
         lags=facts.rows.lags,
+        stages="; ".join(f"{stage}: {meaning}" for stage, meaning in STAGES.items()),
         times_note=sentences.hidden_rollouts(facts),
         health=plots.health(facts),
         mismatch=sentences.mismatch(facts),

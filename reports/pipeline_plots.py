@@ -7,6 +7,7 @@ import numpy as np
 
 from reports.drawing import (
     BLUE,
+    BROWN,
     GREEN,
     GREY,
     INK,
@@ -14,26 +15,19 @@ from reports.drawing import (
     PURPLE,
     RED,
     TEAL,
+    YELLOW,
     legend_above,
     marker,
     new_plot,
+    share_axis,
     stack,
     step_axis,
     to_svg,
 )
-from reports.explain import parts_of
 from reports.read_run import RunFacts
+from telemetry.stages import STAGES, stages_of
 
-_PARTS = {
-    "rollouts": ("rollouts", BLUE),
-    "store": ("choosing", TEAL),
-    "pack": ("planning", PURPLE),
-    "compute": ("computing", ORANGE),
-    "save": ("saving", RED),
-    "swap": ("publishing", GREEN),
-    "flow": ("flow", GREY),
-}
-"""Part of a step, as `reports.explain` has them, to its name in the legend and its colour."""
+_COLOURS = dict(zip(STAGES, (BLUE, TEAL, PURPLE, ORANGE, YELLOW, BROWN, RED, GREEN, GREY), strict=True))
 _LAGS = (("0", GREEN), ("1", BLUE), ("2", ORANGE), ("more", RED))
 
 
@@ -41,8 +35,8 @@ def times(facts: RunFacts) -> str | None:
     """Wall time of each step, cut into parts that add up to it."""
     if not facts.steps:
         return None
-    each = [parts_of(facts.steps.get(step, {})) for step in range(1, facts.done + 1)]
-    parts = [(name, colour, np.array([found[part] for found in each])) for part, (name, colour) in _PARTS.items()]
+    each = [stages_of(facts.steps.get(step, {})) for step in range(1, facts.done + 1)]
+    parts = [(name, colour, np.array([found[name] for found in each])) for name, colour in _COLOURS.items()]
     figure, (axes,) = new_plot(high=3.2)
     stack(axes, parts)
     step_axis(axes, facts.done)
@@ -81,7 +75,7 @@ def lags_by_step(facts: RunFacts) -> str | None:
     named = {"0": "its own", "1": "1 behind", "2": "2 behind", "more": "more"}
     stack(axes, [(named[lag], colour, shares[lag]) for lag, colour in _LAGS if shares[lag].any()])
     axes.set_ylim(0, 1)
-    axes.yaxis.set_major_formatter("{x:.0%}")
+    share_axis(axes)
     axes.set_ylabel("rows trained")
     step_axis(axes, facts.done)
     legend_above(axes)

@@ -5,7 +5,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from reports.drawing import BLUE, GREEN, GREY, ORANGE, PURPLE, legend_above, marker, new_plot, stack, step_axis, to_svg
+from reports.drawing import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    legend_above,
+    marker,
+    new_plot,
+    share_axis,
+    stack,
+    step_axis,
+    to_svg,
+)
 from reports.read_run import RunFacts
 
 Series = Sequence[tuple[str, str, Sequence[float] | np.ndarray]]
@@ -19,11 +32,12 @@ def returns(facts: RunFacts) -> str | None:
         return None
     figure, (axes,) = new_plot(high=3.2)
     steps = np.arange(1, facts.done + 1)
+    bounded = any(step in facts.rows.return_intervals for step in steps.tolist())
     bounds = [facts.rows.return_intervals.get(step, (np.nan, np.nan)) for step in steps.tolist()]
     low, high = np.array(bounds).T
-    if facts.done > 1:
+    if bounded and facts.done > 1:
         axes.fill_between(steps, low, high, color=BLUE, alpha=0.22, linewidth=0, label="95 % interval")
-    else:
+    elif bounded:
         axes.vlines(steps, low, high, color=BLUE, alpha=0.5, linewidth=3, label="95 % interval")
     axes.plot(steps, mean, color=BLUE, marker=marker(facts.done), markersize=4, label="rows trained on")
     drawn = [facts.rows.return_of_all.get(step - 1, np.nan) for step in steps.tolist()]
@@ -53,7 +67,7 @@ def tokens(facts: RunFacts) -> str | None:
     share = facts.series("rollout/prefix_hit_share")
     below.plot(range(1, facts.done + 1), share, color=GREY, marker=marker(facts.done), markersize=4)
     below.set_ylim(0, 1)
-    below.yaxis.set_major_formatter("{x:.0%}")
+    share_axis(below)
     below.set_ylabel("prefix hits")
     step_axis(below, facts.done)
     return to_svg(
@@ -110,7 +124,7 @@ def _lines(facts: RunFacts, name: str, unit: str, series: Series, *, per_cent: b
         axes.plot(range(1, facts.done + 1), values, color=colour, marker=marker(facts.done), markersize=3.5, label=label)
     axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
     if per_cent:
-        axes.yaxis.set_major_formatter("{x:.0%}" if axes.get_ylim()[1] > 0.04 else "{x:.1%}")
+        share_axis(axes)
     step_axis(axes, facts.done)
     axes.set_ylabel(unit)
     legend_above(axes)

@@ -20,35 +20,6 @@ ROOMS = {
 WAITING, ELSEWHERE = "waiting", "libraries"
 _WAITS = {"select", "poll", "acquire", "recv", "recv_into", "readinto", "readline", "sleep", "wait", "accept", "read"}
 """Built-ins in which a thread does nothing, whatever they belong to."""
-STAGES = ("rollouts", "store", "pack", "forward", "backward", "optimiser", "publish", "swap", "orchestration")
-"""Parts of a step of the training flow, in its order; they add up to it."""
-TRAINER_STAGES = STAGES[1:7]
-"""Those of the trainer alone."""
-
-
-def stages_of(figures: Mapping[str, float]) -> dict[str, float]:
-    """Seconds of one step of the training flow by stage."""
-    found = {"rollouts": figures.get("time/rollout_wait_s", 0.0), **trainer_stages_of(figures)}
-    found["swap"] = figures.get("time/publish_s", 0.0)
-    left = figures["time/step_s"]
-    for stage, seconds in found.items():
-        found[stage] = min(seconds, left)
-        left -= found[stage]
-    return found | {"orchestration": left}
-
-
-def trainer_stages_of(figures: Mapping[str, float]) -> dict[str, float]:
-    """Seconds of one step of the trainer by stage."""
-    get = figures.get
-    pack, forward, backward = (get(f"train/{name}_s", 0.0) for name in ("plan", "forward", "backward"))
-    return {
-        "store": get("train/select_s", 0.0),
-        "pack": pack,
-        "forward": forward,
-        "backward": backward,
-        "optimiser": max(0.0, get("train/update_s", 0.0) - pack - forward - backward),
-        "publish": get("train/save_s", 0.0),
-    }
 
 
 def summed(steps: Iterable[Mapping[str, float]]) -> dict[str, float]:

@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 import duckdb
 import numpy as np
 
+from evaluation.intervals import estimate
 from evaluation.match_files import MatchRecord, read_matches
 from evaluation.score_files import ScoreRecord, read_scores
-from evaluation.strength import cluster_bootstrap
 from evaluation.track import TrackPoint, read_track
 from storage.asking import connect
 from storage.control import ProducerStatus, read_producers
@@ -35,7 +35,7 @@ class RowFacts:
     """What the stored rows add to the metrics; empty where there are none."""
 
     return_intervals: dict[int, tuple[float, float]]
-    """Per step, the 95 % interval of the mean return of the rows it trained on."""
+    """Per step, the 95 % interval of the mean return of the rows it trained on; absent where too few start groups have them."""
     return_of_all: dict[int, float]
     """Per policy version, the mean return of every complete decision it drew, trained on or not."""
     lags: dict[int, int]
@@ -115,10 +115,8 @@ def read_run(paths: RunPaths) -> RunFacts:
     Raises:
         InputError: there is no run in that folder.
     """
-    if not paths.settings.is_file():
-        raise InputError(f"there is no run in '{paths.root}': it has no settings.json")
+    settings = _settings(paths)
     troubles: list[str] = []
-    settings = json.loads(paths.settings.read_text())
     if damaged := sorted(file.name for file in paths.root.rglob(".*.damaged-*")):
         troubles.append(f"The run itself set aside what it found damaged, and did it again: {', '.join(damaged)}.")
     records = _metrics(paths.metrics, troubles)
@@ -200,12 +198,25 @@ def read_figures(paths: RunPaths) -> tuple[Mapping[str, Any], dict[int, dict[str
     Raises:
         InputError: there is no run in that folder.
     """
+    settings, records = _settings(paths), _metrics(paths.metrics, [])
+    return settings, {step: figures for step, figures in sorted(records.items()) if "time/step_s" in figures}
+
+
+def _settings(paths: RunPaths) -> dict[str, Any]:
+    """The resolved tree, as stored.
+
+    Raises:
+        InputError: there is no run, or what it stored was altered.
+    """
     if not paths.settings.is_file():
         raise InputError(f"there is no run in '{paths.root}': it has no settings.json")
-    records = _metrics(paths.metrics, [])
-    return json.loads(paths.settings.read_text()), {
-        step: figures for step, figures in sorted(records.items()) if "time/step_s" in figures
-    }
+    try:
+        settings = json.loads(paths.settings.read_bytes())
+        if not isinstance(settings, dict) or not isinstance(settings["steps"], int):
+            raise ValueError("its steps are no number")
+    except (ValueError, KeyError) as error:
+        raise InputError(f"'{paths.settings}' is no whole record of settings ({error}): restore it from a copy") from error
+    return settings
 
 
 def _metrics(file: Path, troubles: list[str]) -> dict[int, dict[str, float]]:
@@ -290,7 +301,9 @@ def _ask(connection: duckdb.DuckDBPyConnection) -> RowFacts:
     intervals = {}
     for step in np.unique(trained["step"]).tolist():
         rows = trained["step"] == step
-        intervals[step] = cluster_bootstrap(np.asarray(trained["return"][rows], float), groups[rows], _RESAMPLES, step)
+        found = estimate(trained["return"][rows], groups[rows], _RESAMPLES, step).interval
+        if found is not None:
+            intervals[step] = found
     lags = "SELECT policy_lag, count(*) FROM trained GROUP BY ALL ORDER BY ALL"
     drawn = """SELECT policy_version, avg("return") FROM decisions WHERE status = 'complete' GROUP BY ALL ORDER BY ALL"""
     failed = """

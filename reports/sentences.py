@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 
+from evaluation.intervals import counted, ends, too_few
 from evaluation.match_files import MatchRecord
 from evaluation.score_files import ScoreRecord
+from evaluation.standings import clusters_of
 from evaluation.track import TrackPoint
 from reports.explain import explain_run
 from reports.read_run import RunFacts
@@ -55,11 +57,13 @@ def verdict(scores: dict[str, ScoreRecord]) -> str:
     assert known is not None
     years = known.settings.horizon_years
     unit = f"supply centres in {'a game year' if years == 1 else f'{years} game years'}"
-    where = f"from {known.score.positions} held-out positions against {known.opponents} opponents"
+    held_out = f"{counted(known.score.positions, 'held-out positions')} of {counted(known.score.source_games, 'source games')}"
+    where = f"from {held_out} against {known.opponents} opponents"
     if base is None or trained is None:
         who = "The trained policy" if base is None else "The base"
         rest = "the base was not scored" if base is None else "the trained policy has not been scored"
-        return f"{who} gains {_with_interval(known)} {unit} {where}; {rest}." + (f" Beside it, {beside}." if beside else "")
+        said = f"{who} gains {_with_interval(known)} {unit} {where}; {rest}.{_missing(known)}"
+        return said + (f" Beside it, {beside}." if beside else "")
     return (
         f"The trained policy gains {_with_interval(trained)} {unit} {where}; the base gained {_with_interval(base)}."
         + (f" Beside them, {beside}." if beside else "")
@@ -68,11 +72,21 @@ def verdict(scores: dict[str, ScoreRecord]) -> str:
 
 
 def _difference(base: ScoreRecord, trained: ScoreRecord) -> str:
-    if trained.score.low > base.score.high:
+    ours, theirs = trained.score.estimate.interval, base.score.estimate.interval
+    if ours is None or theirs is None:
+        return f"These positions alone do not tell the two apart.{_missing(trained)}"
+    if ours[0] > theirs[1]:
         return "The intervals do not overlap: training helped."
-    if trained.score.high < base.score.low:
+    if ours[1] < theirs[0]:
         return "The intervals do not overlap: training did harm."
     return "The intervals overlap: these positions alone do not tell the two apart."
+
+
+def _missing(record: ScoreRecord) -> str:
+    """That a score has no interval, and what one takes; '' if it has one."""
+    if record.score.estimate.interval is not None:
+        return ""
+    return f" There is no interval: {too_few(record.score.source_games, 'source games')}."
 
 
 def mismatch(facts: RunFacts) -> str:
@@ -136,9 +150,12 @@ def ladder(points: Sequence[TrackPoint]) -> str:
     if len(points) < 2:
         return ""
     first, last = points[0], points[-1]
-    apart = last.score.low > first.score.high or last.score.high < first.score.low
-    between = "lie apart" if apart else "overlap"
-    said = f"Intervals of version {first.version} and version {last.version} {between}."
+    newest, oldest = last.score.interval, first.score.interval
+    if newest is None or oldest is None:
+        said = f"There are no intervals: {too_few(min(first.score.clusters, last.score.clusters), 'source games')}."
+    else:
+        between = "lie apart" if newest[0] > oldest[1] or newest[1] < oldest[0] else "overlap"
+        said = f"Intervals of version {first.version} and version {last.version} {between}."
     if first.tactical is not None and last.tactical is not None:
         said += f" Tactical positions solved: {first.tactical.mean:.0%} at first, {last.tactical.mean:.0%} at last."
     return said
@@ -149,10 +166,11 @@ def match(record: MatchRecord) -> str:
     asked, table = record.settings, record.table
     where = "the standard start" if asked.start == "standard" else "held-out positions"
     seats = f", a seat each against six of {asked.opponents}" if asked.opponents else ", at one table"
-    head = f"{table.games} games of {asked.years} years from {where}{seats}; intervals resample {table.clusters} clusters."
+    head = f"{table.games} games of {asked.years} years from {where}{seats}; "
+    head += f"intervals resample whole {clusters_of(asked)}, {table.clusters} in all."
     for pair in table.pairs:
         difference = pair.difference
-        interval = f"[{difference.low:+.3f}, {difference.high:+.3f}]"
+        interval = difference.words("+.3f", clusters_of(asked, pairs=True)).removeprefix("95 % interval ")
         need = f"; about {pair.games_to_show:,} games would show it" if pair.games_to_show and not pair.shown else ""
         head += f" {pair.player} against {pair.other}: {difference.mean:+.3f} {interval}{', shown' if pair.shown else need}."
     return head
@@ -184,5 +202,5 @@ def _gain(record: ScoreRecord) -> str:
 
 
 def _with_interval(record: ScoreRecord) -> str:
-    score = record.score
-    return f"{score.mean:+.2f} [{score.low:+.2f}, {score.high:+.2f}]"
+    found = record.score.estimate.interval
+    return f"{record.score.mean:+.2f}" + ("" if found is None else f" {ends(found, '+.2f')}")

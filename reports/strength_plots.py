@@ -6,19 +6,20 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
+from evaluation.intervals import Estimate
 from evaluation.match_files import MatchRecord
 from evaluation.score_files import ScoreRecord
-from evaluation.standings import MEASURES, PAR, Estimate
+from evaluation.standings import MEASURES, PAR
 from evaluation.track import TrackPoint
 from reports.ablation import Ablation
-from reports.drawing import BLUE, GREEN, GREY, INK, ORANGE, legend_above, new_plot, to_svg
+from reports.drawing import BLUE, GREEN, GREY, INK, ORANGE, legend_above, new_plot, share_axis, to_svg
 
 
 def scores(records: Sequence[tuple[str, ScoreRecord]]) -> str | None:
     """A dot and its interval for each (name, record), the first on top."""
-    found = [(name, Estimate(mean=r.score.mean, low=r.score.low, high=r.score.high), _colour(r)) for name, r in records]
+    found = [(name, r.score.estimate, _colour(r)) for name, r in records]
     told = "; ".join(f"{name} {record.score.mean:+.2f}" for name, record in records)
-    return _dots(found, "scores", "centres gained, with 95 % interval", f"Scores on held-out positions: {told}.", "{:+.2f}", 0.0)
+    return _dots(found, "scores", "centres gained", f"Scores on held-out positions: {told}.", "{:+.2f}", 0.0)
 
 
 def ladder(points: Sequence[TrackPoint]) -> str | None:
@@ -33,7 +34,7 @@ def ladder(points: Sequence[TrackPoint]) -> str | None:
         solved = [point.tactical for point in tactical if point.tactical is not None]
         _line(plots[1], [point.version for point in tactical], solved, GREEN)
         plots[1].set_ylim(0, 1)
-        plots[1].yaxis.set_major_formatter("{x:.0%}")
+        share_axis(plots[1])
         plots[1].set_ylabel("tactics solved")
     plots[-1].set_xlabel("policy version")
     plots[-1].xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True, min_n_ticks=1))
@@ -50,7 +51,7 @@ def match(record: MatchRecord, number: int = 0) -> str | None:
     told = "; ".join(f"{s.player} {s.measures[measure].mean:.3f}" for s in standings)
     par = PAR if is_share and measure in ("sos", "win") else None
     shown = "{:.1%}" if is_share else "{:.2f}"
-    return _dots(found, f"match-{number}", f"{meaning}, with 95 % interval", f"{record.table.games} games: {told}.", shown, par)
+    return _dots(found, f"match-{number}", meaning, f"{record.table.games} games: {told}.", shown, par)
 
 
 def ablation(found: Ablation) -> str | None:
@@ -89,7 +90,8 @@ def _dots(
     if line is not None:
         axes.axvline(line, color=INK, alpha=0.35, linewidth=0.8)
     for place, (_, estimate, colour) in enumerate(rows):
-        axes.hlines(place, estimate.low, estimate.high, color=colour, linewidth=3, alpha=0.45)
+        if estimate.interval is not None:
+            axes.hlines(place, *estimate.interval, color=colour, linewidth=3, alpha=0.45)
         axes.plot([estimate.mean], [place], "o", color=colour, markersize=7)
         text = shown.format(estimate.mean)
         axes.annotate(text, (estimate.mean, place), (0, 6), textcoords="offset points", ha="center", color=INK)
@@ -98,12 +100,14 @@ def _dots(
     axes.set_ylim(len(rows) - 0.5, -0.8)
     axes.margins(x=0.09)
     axes.spines["left"].set_visible(False)
-    axes.set_xlabel(label)
+    bounded = any(estimate.interval is not None for _, estimate, _ in rows)
+    axes.set_xlabel(f"{label}, {'with 95 % interval' if bounded else 'too few clusters for an interval'}")
     return to_svg(figure, name, alt)
 
 
 def _line(axes: Axes, versions: Sequence[int], estimates: Sequence[Estimate], colour: str) -> None:
-    low, high = [e.mean - e.low for e in estimates], [e.high - e.mean for e in estimates]
+    each = [(e.mean, *(e.interval or (np.nan, np.nan))) for e in estimates]
+    low, high = [mean - low for mean, low, _ in each], [high - mean for mean, _, high in each]
     axes.errorbar(
         versions, [e.mean for e in estimates], yerr=[low, high], color=colour, marker="o", markersize=5, capsize=0, elinewidth=3,
         ecolor=(*_rgb(colour), 0.4),

@@ -5,20 +5,23 @@ can change nothing. Token lists stay in the mapped shards until a question names
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import pyarrow as pa
 import pyarrow.dataset as ds
+from duckdb.func import ARROW, SPECIAL
 
+from storage.answers import Form, in_form
 from storage.archive import archive_path
 from storage.as_of import go_back, stand_now, step_then
 from storage.index import Index
 from storage.lineages import counts_as_used, current_lineage
 from storage.runs import RunPaths
 from storage.schema import DECISION_SCHEMA
+from storage.suggestions import meant
 from telemetry.errors import InputError
 
 VIEWS = (
@@ -30,10 +33,18 @@ QUERIES = {file.stem: file.read_text() for file in sorted((Path(__file__).parent
 _VIEWS_SQL = Path(__file__).with_name("views.sql").read_text()
 _LISTS = ("decision_id", "input_ids", "prompt_len", "behaviour_logprobs", "legal_offsets", "orders")
 _READ_ONLY = {duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN}
+_AT_ONCE = 10_000  # rows that are fetched from DuckDB together
+GIB = 2**30
 
 
 def connect(
-    run_dir: Path, *, blend: Mapping[str, float] | None = None, discount: float = 1.0, as_of: int | None = None
+    run_dir: Path,
+    *,
+    blend: Mapping[str, float] | None = None,
+    discount: float = 1.0,
+    as_of: int | None = None,
+    memory_gib: float | None = None,
+    token_text: Callable[[int], str | None] = lambda token: None,
 ) -> duckdb.DuckDBPyConnection:
     """A DuckDB connection with the views of `VIEWS` over the run in `run_dir`, as it is now.
 
@@ -41,6 +52,8 @@ def connect(
         blend: weights of the column "return"; the trainer's, or others.
         as_of: a step: show what was there when its rows were chosen, and in `standings` which advantage groups it could train
             on; else these are of the step that comes next.
+        memory_gib: GiB that DuckDB may take; None: its own limit, most of the machine's memory. Nothing spills to disk.
+        token_text: text of a token id, for the column "text" of `tokens`; called only for a question that asks for that column.
 
     Raises:
         InputError: it is no run, or there is no such step.
@@ -67,26 +80,63 @@ def connect(
     connection.register("workers", _workers(paths.workers))
     connection.register("worker_log", _worker_log(paths.worker_log))
     connection.register("devices", _devices(paths.devices))
+    connection.create_function("token_text", _texts(token_text), ["INTEGER"], "VARCHAR", type=ARROW, null_handling=SPECIAL)
     connection.execute(_VIEWS_SQL)
+    connection.execute("SET temp_directory = ''")
+    if memory_gib is not None:
+        connection.execute(f"SET memory_limit = '{round(memory_gib * GIB)}B'")
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")
     return connection
 
 
-def ask(connection: duckdb.DuckDBPyConnection, question: str) -> pa.Table:
+def ask(
+    connection: duckdb.DuckDBPyConnection,
+    question: str,
+    form: Form = "arrow",
+    *,
+    first: int | None = None,
+    memory_gib: float | None = None,
+) -> pa.Table:
     """The answer to one question.
 
+    Args:
+        form: what its columns must be able to hold; see `storage.answers`.
+        first: only so many rows of it, at least.
+        memory_gib: GiB that the answer itself may take; None: any.
+
     Raises:
-        InputError: it is no single SELECT, or DuckDB refuses it; the sentence has DuckDB's message and the views there are.
+        InputError: it is no single SELECT, DuckDB refuses it, or it takes too much memory; the sentence has DuckDB's message,
+            names that come close to an unknown one, and the views there are.
     """
+    batches: list[pa.RecordBatch] = []
     try:
         statements = connection.extract_statements(question)
         if len(statements) != 1 or statements[0].type not in _READ_ONLY:
             raise InputError("ask one question with SELECT: nothing of a run can be changed here")
-        return connection.sql(question).to_arrow_table()
-    except duckdb.Error as error:
-        said = str(error).strip().splitlines()[0]
-        raise InputError(f"SQL failed: {said}; there are the views {', '.join(VIEWS)}") from error
+        with in_form(connection.sql(question), form).to_arrow_reader(_AT_ONCE) as reader:
+            schema, rows, size = reader.schema, 0, 0
+            for batch in reader:
+                batches.append(batch)
+                rows, size = rows + batch.num_rows, size + batch.nbytes
+                if first is not None and rows >= first:
+                    break
+                if memory_gib is not None and size > memory_gib * GIB:
+                    raise InputError(
+                        f"the answer takes more than {memory_gib:g} GiB, after {rows:,} rows: ask for less, as with LIMIT, "
+                        "or raise --memory-gib"
+                    )
+        return pa.Table.from_batches(batches, schema)
+    except (duckdb.Error, pa.ArrowException, OSError) as error:  # what happens while rows are fetched comes through Arrow
+        raise InputError(_refusal(connection, question, str(error).strip())) from error
+
+
+def _refusal(connection: duckdb.DuckDBPyConnection, question: str, message: str) -> str:
+    """DuckDB's complaint as one sentence."""
+    said = message.splitlines()[0]
+    if said.startswith("Out of Memory"):
+        return f"SQL failed: {said}; ask for less, or raise --memory-gib"
+    return f"SQL failed: {said}{meant(connection, question, message, VIEWS)}; there are the views {', '.join(VIEWS)}"
 
 
 def ready(name: str) -> str:
@@ -98,6 +148,21 @@ def ready(name: str) -> str:
     if name not in QUERIES:
         raise InputError(f"there is no ready question '{name}'; known: {', '.join(QUERIES)}")
     return QUERIES[name]
+
+
+def _texts(text_of: Callable[[int], str | None]) -> Callable[[pa.Array], pa.Array]:
+    """The function over a column of token ids; each id is looked up once."""
+    known: dict[int | None, str | None] = {None: None}
+
+    def texts(ids: pa.Array | pa.ChunkedArray) -> pa.Array:
+        one = ids.combine_chunks() if isinstance(ids, pa.ChunkedArray) else ids
+        encoded = one.dictionary_encode()
+        for token in encoded.dictionary.to_pylist():
+            if token not in known:
+                known[token] = text_of(token)
+        return pa.array([known[token] for token in encoded.dictionary.to_pylist()], pa.string()).take(encoded.indices)
+
+    return texts
 
 
 def _stacked(tables: list[pa.Table], columns: tuple[str, ...]) -> pa.Table:

@@ -11,8 +11,9 @@ import os
 import secrets
 import stat
 from collections.abc import Callable
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Protocol
 
 import pyarrow as pa
 
@@ -93,7 +94,7 @@ FILES: FileStore = PosixFiles()
 """The store of every run."""
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BufferedReader:
     """A file, open for reading. A pipe or a device under its name is refused instead of being waited for.
 
     Raises:

@@ -8,6 +8,7 @@ reader.
 """
 
 import fcntl
+import json
 import os
 import re
 import secrets
@@ -22,6 +23,8 @@ from telemetry.errors import DataError, InputError
 
 CACHE_FOLDER, MODEL_FOLDER = "_state_cache", "_models"
 """Beside the runs: state caches, and models made on the spot."""
+LATEST = "latest"
+"""In the place of a run's name: the one that wrote a figure last, or began last. No run bears it."""
 _LONGEST_NAME = 100  # files that carry it in their own names stay within the 255 bytes of common file systems
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
@@ -144,6 +147,59 @@ def check_name(name: str, what: str) -> str:
             f"at most {_LONGEST_NAME} of them, and begin with a letter or digit."
         )
     return name
+
+
+def check_run_name(name: str) -> str:
+    """Return ``name`` if a run may bear it.
+
+    Raises:
+        InputError: it cannot name a folder, or stands for the latest run.
+    """
+    if name == LATEST:
+        raise InputError(f"a run cannot be named '{LATEST}', which stands for the run that was at work last: choose another name")
+    return check_name(name, "run")
+
+
+def runs_in(runs_root: Path) -> list[RunPaths]:
+    """The runs under ``runs_root``, the one that was at work last at the end; a folder without settings is left out."""
+    found = []
+    for folder in runs_root.iterdir() if runs_root.is_dir() else ():
+        if not folder.name.startswith(("_", ".")) and (paths := RunPaths(folder)).settings.is_file():
+            found.append((last_written(paths), folder.name, paths))
+    return [paths for _, _, paths in sorted(found, key=lambda each: each[:2])]
+
+
+def last_written(paths: RunPaths) -> float:
+    """When the run began, went on, or wrote a figure last, in seconds since the epoch."""
+    return max(file.stat().st_mtime for file in (paths.settings, paths.metrics) if file.is_file())
+
+
+def resolve_run(runs_root: Path, run: str) -> str:
+    """The run that is meant: itself, or for 'latest' the one under ``runs_root`` that was at work last and can be read.
+
+    Raises:
+        InputError: there is no run yet, or a folder bears that name and either could be meant.
+    """
+    if run != LATEST:
+        return run
+    runs = runs_in(runs_root)
+    if any(paths.root.name == LATEST for paths in runs):
+        raise InputError(
+            f"'{runs_root / LATEST}' bears the name that stands for the run that was at work last: rename that folder"
+        )
+    whole = (paths.root.name for paths in reversed(runs) if _has_whole_settings(paths))
+    if (name := next(whole, None)) is None:
+        raise InputError(
+            f"there is no run in '{runs_root}' yet: begin one with `entente train`, or name the folder with --runs-root"
+        )
+    return name
+
+
+def _has_whole_settings(paths: RunPaths) -> bool:
+    try:
+        return isinstance(json.loads(paths.settings.read_bytes()), dict)
+    except (OSError, ValueError):
+        return False
 
 
 @contextmanager

@@ -6,6 +6,7 @@ SELECT
     decision_id,
     place::INTEGER AS place,
     input_ids[prompt_len + place + 1] AS token,
+    token_text(token) AS "text",
     behaviour_logprobs[place + 1] AS logprob,
     legal_offsets[place + 2] - legal_offsets[place + 1] AS legal_tokens,
     legal_tokens = 1 AS forced

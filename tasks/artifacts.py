@@ -18,9 +18,9 @@ from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 from prefect.context import FlowRunContext
 
 from evaluation.strength import Score
+from pipeline.artifact_texts import cache_rows, result_page, score_page, step_row
 from state_cache.store import StateCache
 from storage.runs import RunPaths
-from tasks.artifact_texts import cache_rows, result_page, score_page, step_row
 from telemetry.progress import reporter
 
 PAUSE_S = 5.0

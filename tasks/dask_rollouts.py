@@ -23,11 +23,11 @@ from uuid import uuid4
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from pipeline.play import RolloutReport, play_stretch
+from pipeline.rollout_side import RolloutSide
+from pipeline.rollout_source import Stretch
 from storage.control import read_control
 from storage.runs import RunPaths
-from tasks.rollout_side import RolloutSide
-from tasks.rollout_source import Stretch
-from tasks.rollouts import RolloutReport, play_stretch
 from telemetry.errors import EngineLostError, InputError
 from telemetry.progress import reporter
 from telemetry.timing import Spans

@@ -15,12 +15,12 @@ from typing import Any, Self
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from pipeline.play import RolloutReport, play_missing
+from pipeline.rollout_side import RolloutSide, producer_positions
 from storage.control import BEAT_S, ProducerState, ProducerStatus, read_producer, write_producer
 from storage.files import FILES
 from storage.runs import RunPaths, held
 from storage.shards import SHARD_NAME, describe_shard, open_shard, shard_path
-from tasks.rollout_side import RolloutSide, producer_positions
-from tasks.rollouts import RolloutReport, play_missing
 from telemetry.errors import DataError, InputError
 from telemetry.progress import reporter
 

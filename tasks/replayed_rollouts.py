@@ -18,14 +18,14 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from inference.engine import BASE_HASH, BASE_VERSION, EngineStats, Generation, GenerationRequest
+from pipeline.play import RolloutReport, chosen, publish_when_there_is_room, report_of
+from pipeline.resources import PRODUCER, Resources
+from pipeline.rollout_source import Stretch
+from pipeline.simulated_settings import SimulatedSettings
 from rollouts.seeds import dice
 from storage.schema import Decision, Ply
 from storage.shards import coverage, publish_shard
 from storage.stored_groups import StoredGroup
-from tasks.resources import PRODUCER, Resources
-from tasks.rollout_source import Stretch
-from tasks.rollouts import RolloutReport, chosen, publish_when_there_is_room, report_of
-from tasks.simulated_settings import SimulatedSettings
 from telemetry.errors import EngineError
 from telemetry.progress import reporter
 
@@ -172,4 +172,4 @@ async def replay_groups(
             )
         whole = found if not found.missing else await asyncio.to_thread(coverage, resources.paths, PRODUCER, first_group, count)
         report = await asyncio.to_thread(report_of, whole, count)
-    return replace(report, set_aside=len(found.set_aside), seconds=time.monotonic() - began)
+    return replace(report, set_aside=len(found.set_aside), seconds=time.monotonic() - began, engine_work=None)

@@ -1,25 +1,14 @@
 """The trainer's tasks: check that it agrees with the engine, and train a step."""
 
 import asyncio
-from dataclasses import dataclass
-from pathlib import Path
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from tasks.resources import Resources
+from pipeline.resources import Resources
 from telemetry.progress import reporter
+from training.process import TrainedStep
 from training.step_metrics import alarm
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainedStep:
-    """What a train task brought."""
-
-    version: int
-    adapter: Path
-    adapter_hash: str
-    metrics: dict[str, float]
 
 
 async def has_fresh_rows(resources: Resources) -> bool:
@@ -44,12 +33,7 @@ async def train_step(resources: Resources, step: int) -> TrainedStep:
     """Train `step` in the trainer's process, which publishes policy version `step`."""
     with resources.spans.span("train"):
         # In a thread: a blocked event loop would stop the rollouts that run meanwhile.
-        answer = await asyncio.to_thread(resources.trainer.step, step, resources.rollouts.start_groups)
-    if sentence := alarm(step, answer["metrics"]):
+        trained = await asyncio.to_thread(resources.trainer.step, step, resources.rollouts.start_groups)
+    if sentence := alarm(step, trained.metrics):
         reporter().say(sentence)
-    return TrainedStep(
-        version=step,
-        adapter=Path(answer["adapter"]),
-        adapter_hash=answer["adapter_hash"],
-        metrics=answer["metrics"],
-    )
+    return trained

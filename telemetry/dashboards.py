@@ -93,7 +93,7 @@ PANELS: dict[str, tuple[Panel, ...]] = {
 }  # fmt: skip
 """Section -> its panels."""
 TABLES = ("tables/sampled_game", "tables/policy_lag", "tables/workers", "tables/logs")
-"""Keys of the tables that a run logs (telemetry/sinks.py, tasks/run_tables.py)."""
+"""Keys of the tables that a run logs (telemetry/sinks.py, pipeline/run_tables.py)."""
 
 
 def workspace() -> dict[str, Any]:

@@ -46,7 +46,7 @@ def keep_freed_memory() -> None:
 
 
 @contextmanager
-def what_stands_stays() -> Iterator[None]:
+def freeze_old_objects() -> Iterator[None]:
     """Inside, what exists at the beginning is looked at by no garbage collection, for it is there to stay; and collections come
     when some ten thousand objects are new instead of some hundred.
 

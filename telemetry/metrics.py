@@ -28,14 +28,14 @@ METRICS: dict[str, Metric] = (
         set_aside=("files", "damaged shards found and played again"),
         orders_rejected=("orders", "orders the game engine refused; must be 0"),
         ready_share=("share", "of the step's rollout tasks that were done when the flow asked for them"),
-        prompt_tokens=("tokens", "counted at the request"),
-        cached_tokens=("tokens", "prompt tokens found in the prefix cache"),
+        prompt_tokens=("tokens", "of the prompts of the decisions counted in rollout/decisions"),
+        cached_tokens=("tokens", "those of rollout/prompt_tokens that were found in the prefix cache"),
         prefix_hit_share=("share", "cached_tokens / prompt_tokens"),
-        completion_tokens=("tokens", "drawn, forced ones included"),
+        completion_tokens=("tokens", "of the same decisions, forced ones included"),
         tokens_per_s=("tokens/s", "completion tokens over the step's wall time"),
-        occupancy=("requests", "mean requests decoded together"),
-        forced_share=("share", "drawn tokens that had a single legal id"),
-        preemptions=("requests", "put back by an engine whose key-value cache was full"),
+        occupancy=("requests", "mean requests decoded together by the flow's engine over the step; absent where it drew nothing"),
+        forced_share=("share", "of rollout/completion_tokens, those that had a single legal id"),
+        preemptions=("requests", "put back by the flow's engine because its key-value cache was full; absent as occupancy"),
         queue_ms_p50=("ms", "median wait of a request before its first scheduling"),
         prefill_ms_p50=("ms", "median time of a request from its first scheduling to its first token"),
         decode_ms_p50=("ms", "median time of a request from its first token to its last"),
@@ -205,12 +205,19 @@ METRICS: dict[str, Metric] = (
 )
 
 
+_ROUNDING = 1e-6
+"""How far beyond 0 or 1 the arithmetic of float32 may put a share."""
+
+
 def check(values: Mapping[str, float]) -> None:
-    """Refuse names that are not registered.
+    """Refuse names that are not registered, and shares outside 0 to 1.
 
     Raises:
         KeyError: names the first unknown metric.
+        ValueError: names the first share that cannot be one: its two counts are not of the same things.
     """
-    for name in values:
+    for name, value in values.items():
         if name not in METRICS:
             raise KeyError(f"metric '{name}' is not in telemetry.metrics.METRICS: register it with its unit")
+        if METRICS[name].unit == "share" and (value < -_ROUNDING or value > 1 + _ROUNDING):
+            raise ValueError(f"metric '{name}' is a share and lies between 0 and 1, not at {value:g}")

@@ -32,14 +32,20 @@ class Reporter(Protocol):
         ...
 
 
+_LINE = (
+    ("train/return_mean", "return {0:+.2f}"),
+    ("train/decisions", "decisions {0:.0f}"),
+    ("train/policy_lag_max", "lag {0:.0f}"),
+    ("rollout/tokens_per_s", "{0:.0f} tokens/s"),
+    ("time/rollout_s", "rollout {0:.1f} s"),
+    ("time/train_s", "train {0:.1f} s"),
+)
+"""Figures of a step's line, and how each is written."""
+
+
 def step_line(step: int, steps: int, figures: Mapping[str, float]) -> str:
-    """The plain line of a step."""
-    get = figures.get
-    return (
-        f"step {step}/{steps}  return {get('train/return_mean', 0):+.2f}  decisions {get('train/decisions', 0):.0f}  "
-        f"lag {get('train/policy_lag_max', 0):.0f}  {get('rollout/tokens_per_s', 0):.0f} tokens/s  "
-        f"rollout {get('time/rollout_s', 0):.1f} s  train {get('time/train_s', 0):.1f} s"
-    )
+    """The plain line of a step; a figure that the step lacks is left out."""
+    return "  ".join([f"step {step}/{steps}", *(form.format(figures[name]) for name, form in _LINE if name in figures)])
 
 
 class LogReporter:

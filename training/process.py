@@ -47,6 +47,19 @@ class Standing:
     """Ledger of the steps to come."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedStep:
+    """A step that was trained and published."""
+
+    version: int
+    """The policy version that it published."""
+    adapter: Path
+    """Its folder."""
+    adapter_hash: str
+    metrics: dict[str, float]
+    """Registered figures of the step."""
+
+
 class TrainerProcess:
     """A running trainer child; every call blocks until it answers (call it from a thread, not from an event loop)."""
 
@@ -141,9 +154,12 @@ class TrainerProcess:
         """See `Trainer.measure_mismatch`; as metrics."""
         return self._ask({"op": "mismatch"})["metrics"]
 
-    def step(self, step: int, start_groups: int) -> dict[str, Any]:
-        """See `Trainer.step`; {"adapter": path, "adapter_hash": str, "metrics": {...}}."""
-        return self._ask({"op": "step", "step": step, "start_groups": start_groups})
+    def step(self, step: int, start_groups: int) -> TrainedStep:
+        """See `Trainer.step`."""
+        answer = self._ask({"op": "step", "step": step, "start_groups": start_groups})
+        return TrainedStep(
+            version=step, adapter=Path(answer["adapter"]), adapter_hash=answer["adapter_hash"], metrics=answer["metrics"]
+        )
 
     def close(self) -> None:
         """Close the line, which ends the child, and wait for it; kill it if it does not end within seconds.

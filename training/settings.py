@@ -4,6 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+CPU_TOKENS = 4096
+"""Unique tokens of a micro-batch on a CPU, where a larger one gains nothing."""
+
 
 class TinyModelSettings(BaseModel):
     """Recipe of the model made on the spot; its hash names the folder that caches it."""

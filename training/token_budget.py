@@ -17,12 +17,11 @@ from typing import TypeVar
 import torch
 
 from telemetry.errors import TrainingError
-from training.settings import TrainingSettings
+from training.settings import CPU_TOKENS, TrainingSettings
 
 logger = logging.getLogger("entente")
 Result = TypeVar("Result")
 
-CPU_TOKENS = 4096
 WARM_TOKENS = 2048
 """Budget of the warm micro-batch that is measured: large enough to show its slope, small enough to fit wherever training does."""
 LEAST, MOST = 256, 32_768

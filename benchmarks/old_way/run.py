@@ -94,7 +94,7 @@ async def _run(spec: dict[str, Any], pipe: Connection) -> None:
     await asyncio.to_thread(pipe.recv)
     evaluation = EvaluationSettings.model_validate(spec["evaluation"])
 
-    async def scored() -> dict[str, float]:
+    async def scored() -> dict[str, Any]:
         return await score(replace(arm.table), open_cache(Path(spec["cache"])).held_out, evaluation, evaluation.opponents[0])
 
     try:

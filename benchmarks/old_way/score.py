@@ -6,20 +6,21 @@ was trained with. Counting is the same in both: a way that cannot say its orders
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from benchmarks.old_way.games import Start, path_of
 from benchmarks.old_way.play import Table, _Fork
+from evaluation.intervals import estimate
 from evaluation.settings import EvaluationSettings
-from evaluation.strength import cluster_bootstrap
 from game.board import POWERS, Board
 from game.snapshot import Snapshot
 from rollouts.seeds import dice
 
 
-async def score(table: Table, held_out: Sequence[Snapshot], settings: EvaluationSettings, opponents: str) -> dict[str, float]:
-    """Mean centres gained of one seat in each position, with its interval clustered by source game."""
+async def score(table: Table, held_out: Sequence[Snapshot], settings: EvaluationSettings, opponents: str) -> dict[str, Any]:
+    """Mean centres gained of one seat in each position, with its interval clustered by source game (`ci`; None for too few)."""
     chosen = list(held_out[: settings.positions])
     pairs = [(snapshot, power) for snapshot in chosen for power in _powers(snapshot, settings)]
     table.opponents = opponents
@@ -37,8 +38,8 @@ async def score(table: Table, held_out: Sequence[Snapshot], settings: Evaluation
 
     gains = np.array(await asyncio.gather(*(gain(place, *pair) for place, pair in enumerate(pairs))))
     games = np.array([snapshot.game_id for snapshot, _ in pairs])
-    low, high = cluster_bootstrap(gains, games, settings.bootstrap, settings.seed)
-    return {"mean": float(gains.mean()), "low": low, "high": high, "forks": float(len(pairs))}
+    found = estimate(gains, games, settings.bootstrap, settings.seed)
+    return {"mean": found.mean, "ci": found.rounded(), "forks": len(pairs)}
 
 
 def _powers(snapshot: Snapshot, settings: EvaluationSettings) -> list[str]:

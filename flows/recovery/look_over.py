@@ -15,7 +15,7 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.types._datetime import now
 
-from flows.recovery.work_record import WORK_FOLDER
+from pipeline.work_record import WORK_FOLDER
 from storage.runs import durable_write
 from telemetry.alerts import Alert
 

@@ -23,7 +23,7 @@ from prefect.client.schemas.objects import StateType
 from prefect.context import FlowRunContext
 from prefect.states import Crashed
 
-from flows.recovery.work_record import works_at
+from pipeline.work_record import works_at
 from storage.runs import RunPaths
 from telemetry.progress import reporter
 

@@ -47,7 +47,7 @@ def test_a_trainer_s_waiting_counts_from_the_step_before_which_something_could_b
 
 @pytest.mark.parametrize("depth", [0, 2])
 def test_simulated_runs_replay_the_laptop_run_under_a_policy_that_stays_the_base(depth: int):
-    from flows.run_settings import layered_settings
+    from pipeline.run_settings import layered_settings
 
     words = dict(zip(simulated(3, depth=depth), simulated(3, depth=depth)[1:], strict=False))
     assert (words["--simulated.from-run"], words["--pipeline.buffer-depth"]) == ("laptop", str(depth))

@@ -1,13 +1,14 @@
 """Bad input is one sentence on standard error and exit code 2, said before anything is written."""
 
 import json
+import os
 import socket
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from flows.run_settings import layered_settings
+from pipeline.run_settings import layered_settings
 from storage.runs import RunPaths
 
 COMMANDS = {
@@ -36,6 +37,12 @@ def folder(entente) -> Path:
     (entente.folder / "secret.csv").write_text("a\n1\n")
     (entente.folder / "steps.toml").write_text("steps = 3\n[rollouts]\nforks = 2\n")
     (entente.folder / "torn.toml").write_text("steps = \n")
+    (entente.folder / "binary.toml").write_bytes(b"steps = \xff\n")
+    (entente.folder / "huge.toml").write_text("# much\n" * 20_000)
+    (entente.folder / "parts.toml").write_text(".".join(["a"] * 50_000) + " = 1")
+    (entente.folder / "deep.toml").write_text("seed." + ".".join(["a"] * 900) + " = 1")
+    (entente.folder / "nested.toml").write_text(f"seed = {'[' * 300}{']' * 300}")
+    os.mkfifo(entente.folder / "pipe.toml")
     return entente.folder
 
 
@@ -81,6 +88,18 @@ REFUSED = [
     (["train", "--config", "steps.toml"], "there is no setting 'rollouts.forks'; did you mean rollouts.forks_per_group?"),
     (["train", "--rollouts.learning-rate", "1"], "--rollouts.learning-rate. Did you mean --training.learning-rate?"),
     (["train", "--learning-rat", "1"], "--learning-rat. Did you mean --training.learning-rate?"),
+    (["train", "--config", "pipe.toml"], "settings file 'pipe.toml' cannot be read: it is not a regular file"),
+    (["train", "--config", "/dev/zero"], "settings file '/dev/zero' cannot be read: it is not a regular file"),
+    (["train", "--config", "runs"], "settings file 'runs' cannot be read: it is not a regular file"),
+    (["train", "--config", "binary.toml"], "settings file 'binary.toml' cannot be read: it is not UTF-8 text"),
+    (["train", "--config", "huge.toml"], "settings file 'huge.toml' cannot be read: it has more than 131,072 bytes"),
+    (["train", "--config", "parts.toml"], "it has a line of 100,003 characters, and at most 2,000 are allowed: break the line"),
+    (["train", "--config", "deep.toml"], "it nests values more than 16 deep"),
+    (["train", "--config", "nested.toml"], "it nests values more than 16 deep"),
+    (["report", "--run", "taken", "--ablation", "pipe.toml"], "'pipe.toml' cannot be read: it is not a regular file"),
+    (["profile", "rollout", "--baseline", "pipe.toml"], "baseline 'pipe.toml' cannot be read: it is not a regular file"),
+    (["bench", "all", "--compare", "pipe.toml"], "'pipe.toml' cannot be read: it is not a regular file"),
+    (["bench", "e2e", "--store", "pipe.toml"], "'pipe.toml' cannot be read: it is not a regular file"),
     (["cache", "build", "--first-year", "1903", "--last-year", "1902"], "first_year 1903 lies after last_year 1902"),
     (["cache", "show", "--runs-root", "elsewhere"], "there is no state cache in 'elsewhere/_state_cache'"),
     (["model", "make", "--hidden", "33"], "hidden: input should be a multiple of 32, got '33'"),

@@ -56,7 +56,7 @@ def test_training_is_measured_beside_the_old_way_and_a_cut_benchmark_goes_on(wor
     metrics = outcome["metrics"]
     assert metrics["speedup"] > 1 and metrics["steps_per_hour"] > metrics["steps_per_hour_old_way"] > 0
     assert 0 <= metrics["orchestration_share"] < 1 and metrics["policy_lag_max"] == 0
-    assert metrics["score_equal_wall_old_way_low"] <= metrics["score_equal_wall_old_way"]
+    assert "score_equal_wall_old_way" in metrics and "score_equal_wall_old_way_low" not in metrics, "too few source games"
     arms = json.loads((workplace.folder / "arms.json").read_text())
     assert sum(name.startswith(("new-", "old-")) for name in arms) == 2
     again = workplace.process(*words, "--store", "arms.json", "--json")

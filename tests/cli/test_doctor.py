@@ -299,8 +299,10 @@ def test_a_prefect_server_that_dies_is_told_with_its_last_words(examined, site: 
     (site / "prefect").mkdir()
     (site / "prefect" / "__init__.py").touch()
     (site / "prefect" / "__main__.py").write_text("raise SystemExit('no server today')")
-    told = problems(examined("--deep", PYTHONPATH=f"{site}{os.pathsep}{ROOT}"))
-    assert "died at its start: no server today" in told["Prefect server"]
+    assert (
+        "died at its start: no server today"
+        in problems(examined("--deep", PYTHONPATH=f"{site}{os.pathsep}{ROOT}"))["Prefect server"]
+    )
 
 
 def test_what_the_doctor_wants_of_a_compiler_is_what_torch_calls(tmp_path: Path):

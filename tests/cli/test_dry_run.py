@@ -2,14 +2,17 @@
 
 import json
 import socket
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
-from flows.plans.find_model import tiny_shape
-from flows.run_settings import layered_settings
 from inference.memory_plan import read_shape
+from pipeline.plans.find_model import tiny_shape
+from pipeline.run_settings import layered_settings
 from storage.runs import RunPaths
 from training.settings import TinyModelSettings
 
@@ -86,6 +89,11 @@ def test_what_was_planned_is_what_a_run_takes(workplace, trained):
     figures = [json.loads(line) for line in paths.metrics.read_text().splitlines()]
     prompts = sum(step.get("rollout/prompt_tokens", 0) for step in figures)
     assert 0.5 <= prompts / plan["tokens"]["prompts_of_the_run_about"] <= 2
+    memory = plan["memory"]
+    engine = memory["engine_process_bytes_about"] + 2 * memory["weights_bytes"] + memory["kv_cache_bytes"]
+    for name, planned in (("memory/flow_mib", engine), ("memory/trainer_mib", memory["trainer_process_bytes_about"])):
+        taken = 2**20 * max(step.get(name, 0) for step in figures)
+        assert 0.8 <= planned / taken <= 1.2, f"{name}: {taken / 2**20:.0f} MiB, planned {planned / 2**20:.0f}"
     assert plan["tokens"]["basis"].endswith("with this model's tokenizer")
     assert all("found: " in line for line in plan["reused_or_made"].values())
 
@@ -143,18 +151,89 @@ def test_what_cannot_run_is_refused_before_anything_begins(entente, taken: Path,
     assert {name: held for name, held in content(entente.folder).items() if "/.prefect" not in name} == before
 
 
-def test_a_hub_model_that_is_not_here_is_not_asked_for(entente):
-    with socket.create_server(("127.0.0.1", 0)) as hub:
-        hub.settimeout(0)
-        address = f"http://127.0.0.1:{hub.getsockname()[1]}"
-        cache = str(entente.folder / "hub")
-        done = entente.process(
-            "train", "--dry-run", "--json", "--preset", "single-gpu", HF_HUB_CACHE=cache, HF_ENDPOINT=address, timeout=60
-        )
-        assert done.returncode == 0, done.stderr
-        with pytest.raises(BlockingIOError):  # nobody has called
-            hub.accept()
+HUB_MODEL = "/api/models/Qwen/Qwen2.5-1.5B-Instruct"
+
+
+class Hub(BaseHTTPRequestHandler):
+    """A hub that has one model, and gives nothing of it away but its name."""
+
+    asked: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        has = self.path == HUB_MODEL
+        body = json.dumps({"id": "Qwen/Qwen2.5-1.5B-Instruct"} if has else {"error": "Repository not found"}).encode()
+        self.send_response(200 if has else 404)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body)))
+        if not has:
+            self.send_header("X-Error-Code", "RepoNotFound")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        return
+
+
+@pytest.fixture
+def hub() -> Iterator[str]:
+    """Address of a hub on this machine."""
+    Hub.asked.clear()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_hub_model_that_is_not_here_is_asked_for_and_not_fetched(entente, hub: str):
+    cache = str(entente.folder / "hub")
+    words = ["train", "--dry-run", "--json", "--preset", "single-gpu", "--training.device", "cpu"]
+    done = entente.process(*words, HF_HUB_CACHE=cache, HF_ENDPOINT=hub, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert Hub.asked == [HUB_MODEL]
     plan = json.loads(done.stdout)
-    assert plan["reused_or_made"]["model"] == "to be downloaded from the hub"
+    assert plan["reused_or_made"]["model"] == "to be downloaded from the hub, which has it"
     assert "unknown" in plan["memory"]["needed"]
     assert list(entente.folder.iterdir()) == []
+
+
+def test_a_hub_id_that_no_hub_confirms_is_refused_with_what_it_was_taken_for(entente, hub: str, model: Path):
+    cache = str(entente.folder / "hub")
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # taken, and nobody listens
+        nobody = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        for address in (hub, nobody):
+            done = entente.process(
+                "train",
+                "--dry-run",
+                "--inference.model",
+                "nowhere/small-qwen",
+                HF_HUB_CACHE=cache,
+                HF_ENDPOINT=address,
+                timeout=60,
+            )
+            (line,) = done.stderr.splitlines()
+            assert done.returncode == 2 and "'nowhere/small-qwen' is no folder here, so it is taken for a hub id; no copy" in line
+
+
+def test_a_model_in_a_folder_that_is_here_is_a_path_and_no_hub_id(entente, taken: Path, hub: str):
+    done = entente.process("train", "--dry-run", "--inference.model", "runs/small-qwen", HF_ENDPOINT=hub)
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 2 and "it is not taken for a hub id, because 'runs' is a folder here: check the path" in line
+    assert Hub.asked == []
+
+
+@pytest.mark.parametrize("engine", ["torch", pytest.param("auto", marks=pytest.mark.vllm)])
+def test_the_plan_names_the_engine_that_draws(entente, engine: str):
+    done = entente.process("train", "--dry-run", "--json", "--inference.engine", engine, CUDA_VISIBLE_DEVICES="")
+    plan = json.loads(done.stdout)
+    assert plan["engine"]["kind"].startswith("torch draws" if engine == "torch" else "vllm")
+    assert ("longest_sequences_held" in plan["memory"]) and ("block_tokens" in plan["engine"]) == (engine == "auto")
+
+
+def test_a_device_that_is_not_there_is_refused(entente):
+    done = entente.process("train", "--dry-run", "--training.device", "cuda", CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 2
+    assert done.stderr == "entente: training.device is 'cuda' but torch has no GPU here: set training.device to 'auto' or 'cpu'\n"

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from cli.main import command_line, run
-from flows.run_settings import RunSettings, layered_settings
+from pipeline.run_settings import RunSettings, layered_settings
 from storage.runs import RunPaths
 
 READS = {("cache", "show"), ("model", "show"), ("sql",), ("doctor",)}

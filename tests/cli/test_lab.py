@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cli import main
-from flows.run_settings import layered_settings
+from pipeline.run_settings import layered_settings
 from storage.runs import RunPaths, held
 
 TRIED = ["clipped", "dppo", "gspo", "sequence_mean", "unclipped"]

@@ -8,7 +8,7 @@ import pytest
 
 from cli.bench import app as bench
 from cli.main import command_line, run
-from flows.run_settings import layered_settings
+from pipeline.run_settings import layered_settings
 from storage.runs import RunPaths
 
 BENCHMARKS = [name for name in bench if not name.startswith("-")]

@@ -10,7 +10,7 @@ from cli.main import run
 from flows.profiled_work import Profiled
 from tests.conftest import Entente
 
-STORED = {"profile": "trainer", "stages": {"store": {"seconds": 1.0, "share": 1.0}}, "settings": {}}
+STORED = {"profile": "trainer", "stages": {"select": {"seconds": 1.0, "share": 1.0}}, "settings": {}}
 
 
 @pytest.mark.parametrize(
@@ -51,18 +51,18 @@ def test_bad_input_is_one_sentence(words: list[str], said: str, tmp_path: Path, 
 
 def test_a_stage_that_grew_is_named_and_the_exit_code_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
     """The work itself is a stand-in here: what is compared, written and said is the command's own."""
-    stages = {"store": 1.0, "forward": 3.0}
+    stages = {"select": 1.0, "forward": 3.0}
     monkeypatch.setattr(cli.profile, "_measured", lambda *_: Profiled(stages=stages, windows=[(0.0, 4.0)]))
     monkeypatch.chdir(tmp_path)
     assert run(["profile", "trainer"]) == 0
     stored = json.loads(Path("profile-trainer.json").read_text())
     assert stored["stages"]["forward"] == {"seconds": 3.0, "share": 0.75} and Path("profile-trainer.html").is_file()
-    stages["store"] = 5.0
+    stages["select"] = 5.0
     compared = ["profile", "trainer", "--baseline", "profile-trainer.json", "--output", "now.json"]
     capsys.readouterr()
     assert run(compared) == 1
     said = capsys.readouterr().out
-    assert "grew by more than 5%: store: 62.5% of the time, 25.0% in the baseline" in said and "the settings differ" not in said
+    assert "grew by more than 5%: select: 62.5% of the time, 25.0% in the baseline" in said and "the settings differ" not in said
     assert run([*compared, "--tolerance", "0.5"]) == 0 and "no stage's share grew" in capsys.readouterr().out
     assert run([*compared, "--tolerance", "0.5", "--training.layout", "padded"]) == 0
     assert "the settings differ from those of profile-trainer.json" in capsys.readouterr().out

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from cli.main import run
-from flows.run_settings import RunSettings, layered_settings, preset_names
-from flows.settings_reference import reference, settings_in
+from pipeline.run_settings import RunSettings, layered_settings, preset_names
+from pipeline.settings_reference import reference, settings_in
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
 

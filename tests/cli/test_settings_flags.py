@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from cli.main import command_line
 from cli.settings_from_flags import settings_from
-from flows.run_settings import RunSettings, layered_settings
+from pipeline.run_settings import RunSettings, layered_settings
 from telemetry.errors import InputError
 
 

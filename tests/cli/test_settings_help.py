@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from cli.main import run
-from flows.run_settings import RunSettings, layered_settings
-from flows.setting_names import FIRST_SETTINGS, setting_names
+from pipeline.run_settings import RunSettings, layered_settings
+from pipeline.setting_names import FIRST_SETTINGS, setting_names
 
 LONGEST, WIDEST = 80, 120
 

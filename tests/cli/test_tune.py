@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cli.main import run
-from flows.run_settings import layered_settings, settings_of
+from pipeline.run_settings import layered_settings, settings_of
 
 SMALL = ["--max-sequences", "32", "--max-batched-tokens", "4096", "--concurrency", "8", "--requests", "16", "--rounds", "1"]
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from evaluation.match_files import MatchRecord, games_done, keep_game, match_lab
 from evaluation.matches import GameResult, plan_match, play_match, rounds_for
 from evaluation.settings import MatchSettings
 from evaluation.standings import games_for_width, match_table, rate
+from flows.play_match import told
 from game.board import POWERS, Board
 from game.players import player
 from game.scores import Standing
@@ -169,17 +171,28 @@ def test_ratings_rise_with_winning_and_stay_with_ties():
     assert even["a"][0] == pytest.approx(even["b"][0])
 
 
-def test_one_round_is_refused_because_it_has_no_interval():
-    with pytest.raises(InputError, match="ask for 14 games or more"):
-        rounds_for(7)
-    assert rounds_for(8) == 2 and rounds_for(70) == 10
+def test_games_are_rounded_up_to_whole_rounds():
+    assert [rounds_for(games) for games in (1, 7, 8, 70)] == [1, 1, 2, 10]
 
 
-def test_games_from_held_out_positions_need_positions_of_two_games(positions):
+def test_few_rounds_at_one_table_show_no_difference_and_say_how_many_it_takes():
+    """Each of the two rounds has seven games, which bear intervals of the players but not of the difference."""
+    settings = MatchSettings(players=("a", "b"), bootstrap=200, measure="centres")
+    games = [replace(game, cluster=f"game {game.key}") for game in made_up([{"a": 9, "b": 3}] * 2)]
+    table = match_table(games, settings)
+    (pair,) = table.pairs
+    assert (pair.difference.interval, pair.difference.clusters, pair.shown, pair.games_to_show) == (None, 2, False, None)
+    assert told(table, settings) == [
+        "no difference between a and b is shown: by +6.000 (centres), no interval: 2 rounds, and an interval takes 6"
+    ]
+    assert all(player.measures["centres"].interval is not None for player in table.players)
+
+
+def test_games_of_one_source_game_are_a_match_without_intervals(positions):
     settings = MIXED.model_copy(update={"start": "held-out"})
-    for few in ([], positions[:1]):
-        with pytest.raises(InputError, match="held-out movement positions"):
-            plan_match(settings, 2, few)
+    with pytest.raises(InputError, match="no held-out position of a movement phase"):
+        plan_match(settings, 2, [])
+    assert {plan.cluster for plan in plan_match(settings, 2, positions[:1])} == {positions[0].game_id}
 
 
 def test_a_match_is_kept_game_by_game_and_read_back(tmp_path: Path):

@@ -2,13 +2,15 @@
 
 import asyncio
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from evaluation.intervals import estimate
 from evaluation.score_files import ScoreRecord, read_score, read_scores, write_score
 from evaluation.settings import EvaluationSettings
-from evaluation.strength import POLICY, cluster_bootstrap, measure_strength
+from evaluation.strength import POLICY, measure_strength
 from game.board import POWERS, Board
 from game.players import player
 from rollouts.seeds import dice
@@ -60,20 +62,29 @@ def test_every_player_meets_the_same_opponents_dice(uniform_engine, tokens, posi
     assert policy.orders_rejected == 0
 
 
-def test_the_interval_resamples_whole_games():
-    """Ten copies of a position carry the information of one: the interval must not shrink."""
-    values, clusters = np.array([0.0, 1.0, 0.0, 1.0, 1.0, 0.0]), np.arange(6)
-    low, high = cluster_bootstrap(values, clusters, 4000, 0)
-    copied_low, copied_high = cluster_bootstrap(np.repeat(values, 10), np.repeat(clusters, 10), 4000, 0)
-    assert copied_high - copied_low == pytest.approx(high - low, abs=0.05)
-    naive_low, naive_high = cluster_bootstrap(np.repeat(values, 10), np.arange(60), 4000, 0)
-    assert naive_high - naive_low < 0.5 * (high - low)
+@pytest.mark.parametrize("games", [1, 2, 5])
+def test_positions_of_too_few_games_have_a_score_and_no_interval(positions, games: int):
+    """Two positions of one game are one cluster, however many positions they are."""
+    some = [replace(each, game_id=f"game {place % games}") for place, each in enumerate(positions)]
+    found = score("mover", some)
+    assert (found.positions, found.source_games, found.low, found.high) == (8, games, None, None)
+    assert math.isfinite(found.mean) and found.estimate.rounded() is None
 
 
-def test_the_interval_of_a_known_spread():
-    values = np.random.default_rng(0).normal(2.0, 1.0, 400)
-    low, high = cluster_bootstrap(values, np.arange(400), 4000, 1)
-    assert high - low == pytest.approx(2 * 1.96 / 20, rel=0.15) and low < values.mean() < high
+def test_a_score_has_the_interval_that_everything_else_has(positions):
+    found = score("mover", positions)
+    gains = asyncio.run(_gains("mover", positions))
+    assert found.estimate == estimate(*gains, SETTINGS.bootstrap, SETTINGS.seed)
+
+
+async def _gains(who: str, positions) -> tuple[list[float], list[str]]:
+    """Gains by fork, each from a score of one position and power."""
+    values, games = [], []
+    for each in positions:
+        one = await measure_strength(who, "random", [each], SETTINGS.model_copy(update={"positions": 1}))
+        values += [one.mean] * one.forks
+        games += [each.game_id] * one.forks
+    return values, games
 
 
 def test_too_few_held_out_positions_are_refused(positions):

@@ -12,10 +12,10 @@ from evaluation.tactics import TacticsScore, write_tactics
 from evaluation.track import read_track, track_label
 from flows.open_players import check_same_base
 from flows.track_strength import StrengthTrack, point_figures
-from inference.make_engine import serving
 from storage.runs import RunPaths
 from telemetry import metrics
 from telemetry.errors import InputError
+from workers.make_engine import serving
 
 
 def kept(paths: RunPaths, label: str, version: int, mean: float) -> None:
@@ -41,7 +41,7 @@ def test_the_track_is_base_points_between_and_last_by_version(tmp_path: Path):
 
 
 def test_versions_are_due_every_k_but_the_last_which_is_scored_anyway():
-    from flows.run_settings import layered_settings
+    from pipeline.run_settings import layered_settings
 
     settings = layered_settings("laptop", overrides={"steps": 20, "evaluation": {"every": 5}})
     track = StrengthTrack(None, settings)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from flows import train_policy
-from flows.run_settings import RunSettings
+from flows import check_agreement
+from pipeline.run_settings import RunSettings
 
 EVERY = 4
 
@@ -18,9 +18,9 @@ class Run:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, fresh: bool) -> None:
         self.fresh, self.asked = fresh, []
         self.engine, self.standing = object(), SimpleNamespace(step_done=2)
-        monkeypatch.setattr(train_policy, "has_fresh_rows", self._has_fresh_rows)
-        monkeypatch.setattr(train_policy, "roll_out_probe", self._probe)
-        monkeypatch.setattr(train_policy, "check_mismatch", self._check)
+        monkeypatch.setattr(check_agreement, "has_fresh_rows", self._has_fresh_rows)
+        monkeypatch.setattr(check_agreement, "roll_out_probe", self._probe)
+        monkeypatch.setattr(check_agreement, "check_mismatch", self._check)
 
     async def all_played(self) -> None:
         self.asked.append("all played")
@@ -36,9 +36,10 @@ class Run:
         return {"mismatch/mean": 0.0}
 
     def step(self, step: int, pipeline: dict[str, Any], every: int = EVERY) -> list[str]:
+        self.in_step = pipeline.get("deterministic", False)
         settings = RunSettings.model_validate({"pipeline": pipeline, "training": {"mismatch_every": every}})
         resources: Any = self
-        asyncio.run(train_policy._agreement(resources, resources, settings, step))
+        asyncio.run(check_agreement.check_agreement(resources, resources, settings, step))
         asked, self.asked = self.asked, []
         return asked
 

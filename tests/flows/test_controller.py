@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from flows.in_flight.controller import PATIENCE, Bounds, Controller, Seen
+from pipeline.controller import PATIENCE, Bounds, Controller, Seen
 
 START_GROUPS = 16
 
@@ -30,6 +30,7 @@ class Pipeline:
     expired: list[int] = field(default_factory=list)
     ahead: list[int] = field(default_factory=list)
     producers: list[int] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
     in_flight_most: int = 0
 
     def run(self, steps: int) -> "Pipeline":
@@ -38,7 +39,7 @@ class Pipeline:
         ends: list[tuple[float, int]] = []  # (when, version)
         ready: list[int] = []  # versions
         for step in range(1, steps + 1):
-            plan = self.controller.plan
+            plan = self.controller.target
             began, wanted = now, START_GROUPS + plan.ahead
             train_until: float | None = None
             expired, lag = 0, 0
@@ -70,6 +71,7 @@ class Pipeline:
             seen = Seen(waited_share=self.waited[-1], lag_max=lag, expired=expired, ready=len(ready))
             plan = self.controller.after(seen)
             self.ahead.append(plan.ahead)
+            self.said += [plan.reason] if plan.reason else []
             self.producers.append(plan.producers)
         return self
 
@@ -116,9 +118,12 @@ def test_producers_that_change_nothing_are_not_added_without_end():
     assert max(played.producers) <= 5
 
 
-def test_it_says_once_that_nothing_is_left_to_move():
-    alone = pipeline(service=30.0).run(20)
-    assert "nothing is left to move" in alone.controller.plan.reason
+def test_it_says_once_that_rollouts_are_too_slow_and_what_holds_it():
+    """Though each step waits for another share of its time, and some do not wait at all."""
+    alone = pipeline(service=30.0, step_s=lambda step: 10.0 + step % 7 + 40.0 * (step % 5 == 0)).run(40)
+    assert len({f"{share:.0%}" for share in alone.waited[5:]}) > 5 and min(alone.waited[5:]) < 0.05
+    stuck = [sentence for sentence in alone.said if "slower than training" in sentence]
+    assert len(stuck) == 1 and "as many as pipeline.buffer_depth allows" in stuck[0] and "explain-run" in stuck[0]
 
 
 def test_a_burst_of_slow_games_raises_what_is_ahead_at_most_to_its_bound_and_it_settles():
@@ -168,7 +173,7 @@ def test_whatever_it_sees_it_stays_within_its_bounds(seed: int):
     )
     controller = Controller(bounds)
     for _ in range(200):
-        before = controller.plan
+        before = controller.target
         seen = Seen(
             waited_share=dice.choice([0.0, dice.random()]),
             lag_max=dice.randint(0, bounds.max_policy_lag),

@@ -27,8 +27,8 @@ from pydantic import BaseModel
 from cli import environment
 from cli.automations import SILENT_S, no_sign_of_life
 from flows.recover_training import SILENT
-from flows.run_settings import RunSettings, layered_settings
-from flows.setting_names import FIRST_SETTINGS
+from pipeline.run_settings import RunSettings, layered_settings
+from pipeline.setting_names import FIRST_SETTINGS
 from training.settings import TrainingSettings
 
 ROOT = Path(__file__).resolve().parents[2]

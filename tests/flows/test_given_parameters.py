@@ -16,9 +16,9 @@ from flows.evaluate_policy import evaluate_policy
 from flows.given_parameters import ADDRESSES_VARIABLE, ROOTS_VARIABLE, check_given
 from flows.produce_rollouts import produce_rollouts
 from flows.recover_training import recover_training
-from flows.run_settings import RunSettings, layered_settings
 from flows.train_policy import train_policy
 from flows.tune_inference import tune_inference
+from pipeline.run_settings import RunSettings, layered_settings
 from state_cache.settings import CacheSettings
 from tasks.alerts import with_hooks
 from telemetry.alerts import AlertSettings

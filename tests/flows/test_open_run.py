@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from flows import open_run
-from flows.run_settings import RunSettings, layered_settings
+from pipeline.run_settings import RunSettings, layered_settings
 from telemetry.errors import InputError
 
 

@@ -12,10 +12,10 @@ import pytest
 
 from flows import produce_rollouts as flow_module
 from flows.produce_rollouts import produce_rollouts
+from pipeline import rollout_side
 from storage.asking import connect
 from storage.control import ControlDesk, read_control, read_producer, read_producers
 from storage.runs import RunPaths
-from tasks import rollout_side
 from tasks.produced_rollouts import produce_groups
 from telemetry.errors import DataError, InputError
 

@@ -11,9 +11,9 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from flows.in_flight import producer_fleet as module
-from flows.in_flight.producer_fleet import ProducerFleet
-from flows.run_settings import RunSettings
+from flows import producer_fleet as module
+from flows.producer_fleet import ProducerFleet
+from pipeline.run_settings import RunSettings
 from storage.control import ControlDesk, ProducerStatus, read_control, read_producer, write_producer
 from storage.runs import RunPaths
 from telemetry import progress

@@ -7,11 +7,16 @@ from typing import Any
 
 import pytest
 
-from flows.in_flight import publisher
-from flows.in_flight.publisher import Publisher, serve_where_it_stands
-from tasks.training import TrainedStep
+from pipeline import lockstep_queue
+from pipeline.buffered_queue import BufferedQueue
+from pipeline.lockstep_queue import LockstepQueue
+from pipeline.publisher import Publisher
+from pipeline.rollout_queue import RolloutQueue
+from pipeline.run_settings import PipelineSettings
+from storage.runs import RunPaths
 from telemetry import progress
 from telemetry.errors import DataError
+from training.process import TrainedStep
 
 
 class Engines:
@@ -19,7 +24,7 @@ class Engines:
 
     def __init__(self, step_done: int = 0) -> None:
         self.served: list[int] = []
-        self.told: list[int] = []
+        self.heard: list[int] = []
         adapter = Path(f"v{step_done}") if step_done else None
         self.standing = SimpleNamespace(step_done=step_done, adapter=adapter, adapter_hash="", metrics={})
         self.paths = None
@@ -29,9 +34,6 @@ class Engines:
         assert adapter == Path(f"v{version}")
         self.served.append(version)
 
-    def published(self, version: int) -> None:
-        self.told.append(version)
-
 
 def step(version: int) -> TrainedStep:
     return TrainedStep(version=version, adapter=Path(f"v{version}"), adapter_hash="", metrics={})
@@ -39,21 +41,23 @@ def step(version: int) -> TrainedStep:
 
 def test_a_version_that_is_held_back_is_served_when_it_is_released_and_only_once():
     async def run(engines: Any) -> None:
-        async with Publisher(engines, engines) as held:
-            held.hold(step(1))
-            await asyncio.sleep(0)
-            assert engines.served == []
-            await held.release()
-            await held.release()
-            assert engines.served == engines.told == [1]
+        publisher = Publisher(engines, engines.heard.append)
+        publisher.hold(step(1))
+        await asyncio.sleep(0)
+        assert engines.served == []
+        await publisher.release()
+        await publisher.release()
+        assert engines.served == engines.heard == [1]
 
     asyncio.run(run(Engines()))
 
 
 def test_scores_are_played_by_a_version_that_was_held_back_to_the_end():
     async def run(engines: Any) -> None:
-        async with Publisher(engines, engines, step(6)) as held:
-            held.hold(step(7))
+        publisher = Publisher(engines, engines.heard.append)
+        publisher.hold(step(6))
+        publisher.hold(step(7))
+        await publisher.close(failed=False)
         assert engines.served == [7]
 
     asyncio.run(run(Engines()))
@@ -61,26 +65,39 @@ def test_scores_are_played_by_a_version_that_was_held_back_to_the_end():
 
 def test_a_run_that_fails_serves_nothing_more():
     async def run(engines: Any) -> None:
-        with pytest.raises(RuntimeError):
-            async with Publisher(engines, engines) as held:
-                held.hold(step(1))
-                raise RuntimeError
+        publisher = Publisher(engines, engines.heard.append)
+        publisher.hold(step(1))
+        await publisher.close(failed=True)
         assert engines.served == []
 
     asyncio.run(run(Engines()))
 
 
+def queue(engines: Any, *, overlapped: bool) -> RolloutQueue:
+    engines.rollouts, engines.max_policy_lag = SimpleNamespace(start_groups=2, family=1), 2
+    engines.paths = RunPaths(Path("/nonexistent"))
+    if overlapped:
+        return LockstepQueue(engines, engines, PipelineSettings(deterministic=True, buffer_depth=1), 9)
+    return BufferedQueue(engines, engines, PipelineSettings(buffer_depth=0), 9)
+
+
+async def resumed(engines: Any, *, overlapped: bool) -> list[int]:
+    """What the engines serve once a queue has opened; then the queue closes, as at the end of a run."""
+    async with queue(engines, overlapped=overlapped):
+        return list(engines.served)
+
+
 @pytest.mark.parametrize(
-    ("step_done", "one_behind", "served", "held"),
-    [(0, True, [], None), (1, True, [], 1), (5, True, [4], 5), (1, False, [1], None), (5, False, [5], None)],
+    ("step_done", "overlapped", "at_first", "at_the_end"),
+    [(0, True, [], []), (1, True, [], [1]), (5, True, [4], [4, 5]), (1, False, [1], [1]), (5, False, [5], [5])],
 )
 def test_a_run_goes_on_with_the_version_that_it_would_have_played(
-    monkeypatch: pytest.MonkeyPatch, step_done: int, one_behind: bool, served: list[int], held: int | None
+    monkeypatch: pytest.MonkeyPatch, step_done: int, overlapped: bool, at_first: list[int], at_the_end: list[int]
 ):
-    monkeypatch.setattr(publisher, "read_adapter", lambda paths, version: adapter(version))
+    monkeypatch.setattr(lockstep_queue, "read_adapter", lambda paths, version: adapter(version))
     engines: Any = Engines(step_done)
-    newest = asyncio.run(serve_where_it_stands(engines, one_behind=one_behind))
-    assert engines.served == served and (newest and newest.version) == held
+    assert asyncio.run(resumed(engines, overlapped=overlapped)) == at_first
+    assert engines.served == at_the_end
 
 
 def test_where_the_version_before_is_gone_the_newest_plays_and_that_is_said(monkeypatch: pytest.MonkeyPatch):
@@ -90,11 +107,10 @@ def test_where_the_version_before_is_gone_the_newest_plays_and_that_is_said(monk
     def gone(paths: Any, version: int) -> Any:
         raise DataError(f"Policy version {version} is not published")
 
-    monkeypatch.setattr(publisher, "read_adapter", gone)
+    monkeypatch.setattr(lockstep_queue, "read_adapter", gone)
     engines: Any = Engines(5)
-    assert asyncio.run(serve_where_it_stands(engines, one_behind=True)) is None
-    assert engines.served == [5]
-    assert len(said) == 1 and "rollouts of step 6 are of version 5" in said[0]
+    assert asyncio.run(resumed(engines, overlapped=True)) == [5]
+    assert len(said) == 1 and "rollouts of step 6 are drawn by version 5" in said[0]
 
 
 def adapter(version: int) -> Any:

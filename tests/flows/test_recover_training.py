@@ -20,9 +20,9 @@ from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.states import Crashed, Failed, Pending, Running
 
 from flows.recover_training import SILENT, recover_training
-from flows.recovery.work_record import WORK_FOLDER, machine, note_work, work_of, works_at
-from flows.run_settings import RunSettings, layered_settings
 from flows.train_policy import train_policy
+from pipeline.run_settings import RunSettings, layered_settings
+from pipeline.work_record import WORK_FOLDER, machine, note_work, work_of, works_at
 from storage.files import FILES
 from storage.runs import RunPaths, held
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from flows.recovery.recovery_rule import PAUSE_S, Attempts, Facts, decide
+from pipeline.recovery_rule import PAUSE_S, Attempts, Facts, decide
 
 LOST = Facts(
     run="mine",

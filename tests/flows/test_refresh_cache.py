@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from flows.build_state_cache import _made
-from flows.refresh_settings import drop_unused, newest_run, refreshed_settings
-from flows.run_settings import CACHE_FOLDER, layered_settings
+from pipeline.refresh_settings import drop_unused, newest_run, refreshed_settings
+from pipeline.run_settings import CACHE_FOLDER, layered_settings
 from state_cache.settings import CacheSettings
 from state_cache.store import write_cache
 from telemetry.errors import InputError

@@ -13,8 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
-from benchmarks.audit_run import audit, decisions
 from storage.runs import RunPaths
+from tests.chaos.audit_run import audit, decisions
 
 
 class Killer:

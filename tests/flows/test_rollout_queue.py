@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 
-from flows.in_flight import rollout_queue
-from flows.in_flight.controller import Seen
-from flows.in_flight.rollout_queue import FAILURES_IN_A_ROW, RolloutQueue
-from flows.run_settings import PipelineSettings
+from pipeline import buffered_queue
+from pipeline.buffered_queue import FAILURES_IN_A_ROW, BufferedQueue
+from pipeline.controller import Seen
+from pipeline.lockstep_queue import LockstepQueue
+from pipeline.play import RolloutReport
+from pipeline.rollout_queue import RolloutQueue
+from pipeline.rollout_source import Stretch
+from pipeline.run_settings import PipelineSettings
 from storage.runs import RunPaths
 from storage.totals import Eligible
-from tasks.rollout_source import Stretch
-from tasks.rollouts import RolloutReport
 from telemetry.timing import Spans
 
 START_GROUPS = 6
@@ -48,8 +50,8 @@ class Field:
         numbers = range(stretch.first_group, stretch.first_group + stretch.count)
         self.ready += [number for number in numbers if number not in self.dull]
         nothing = {"decisions": 0, "failed_forks": 0, "orders_rejected": 0, "set_aside": 0}
-        times = {"queue_ms": 0.0, "prefill_ms": 0.0, "decode_ms": 0.0, "engine_ms": 0.0}
-        return RolloutReport(start_groups=stretch.count, seconds=self.seconds * stretch.count, **nothing, **times)
+        seconds = self.seconds * stretch.count
+        return RolloutReport(start_groups=stretch.count, seconds=seconds, engine_work=None, engine_ms=None, **nothing)
 
     def eligible(self, step: int, start_groups: int) -> Eligible:
         return Eligible(start_groups=len(self.ready), advantage_groups=3 * len(self.ready), expired=self.expired)
@@ -79,7 +81,7 @@ async def settled(task: "asyncio.Task[Any] | None" = None) -> None:
 
 @pytest.fixture
 def field(monkeypatch: pytest.MonkeyPatch) -> Field:
-    monkeypatch.setattr(rollout_queue, "LOOK_S", 0.01)
+    monkeypatch.setattr(buffered_queue, "LOOK_S", 0.01)
     return Field()
 
 
@@ -87,12 +89,15 @@ def queue(field: Field, family: int = 1, elsewhere: Callable[[], int] = lambda: 
     resources: Any = SimpleNamespace(
         rollouts=SimpleNamespace(start_groups=START_GROUPS, family=family),
         paths=RunPaths(Path("/nonexistent")),
-        standing=SimpleNamespace(lineage="main"),
+        standing=SimpleNamespace(lineage="main", step_done=0, adapter=None),
         trainer=field,
         spans=Spans(),
         max_policy_lag=2,
     )
-    return RolloutQueue(resources, field, PipelineSettings(**pipeline), LAST_STEP, elsewhere=elsewhere)
+    settings = PipelineSettings(**pipeline)
+    if settings.deterministic:
+        return LockstepQueue(resources, field, settings, LAST_STEP)
+    return BufferedQueue(resources, field, settings, LAST_STEP, elsewhere=elsewhere)
 
 
 def scene(run: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -211,10 +216,10 @@ def test_what_can_only_bring_rows_beyond_the_budget_is_cancelled_and_its_start_g
             field.end(*range(1, 2 * START_GROUPS))
             await settled(taken)
             for version in (1, 2):
-                rollouts.published(version)
+                rollouts._on_served(version)
                 await settled()
                 assert field.cancelled == [], "a lag of two is allowed"
-            rollouts.published(3)
+            rollouts._on_served(3)
             await settled()
             assert [each.first_group for each in field.cancelled] == [0]
             field.train()
@@ -230,10 +235,10 @@ def test_the_controller_lowers_what_is_ahead_where_rows_come_late(field: Field):
 
     async def run() -> None:
         async with queue(field, buffer_depth=2, groups_per_task=1) as rollouts:
-            before = rollouts.plan.ahead
+            before = rollouts.target.ahead
             assert rollouts.learn(late).ahead < before
             taken = await take(rollouts, 1, field)
-            assert len(field.running) == START_GROUPS + rollouts.plan.ahead
+            assert len(field.running) == START_GROUPS + rollouts.target.ahead
             taken.cancel()
 
     scene(run)

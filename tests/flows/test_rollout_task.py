@@ -5,11 +5,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pipeline.resources import PRODUCER, Resources
 from rollouts.settings import RolloutSettings
 from state_cache.settings import CacheSettings
 from state_cache.store import StateCache
@@ -17,8 +19,7 @@ from storage.asking import connect
 from storage.index import Index
 from storage.runs import RunPaths
 from storage.selection import SelectionQuery
-from storage.shards import shard_path
-from tasks.resources import PRODUCER, Resources
+from storage.shards import open_shard, shard_path
 from tasks.rollouts import roll_out_groups, roll_out_probe
 from training.process import Standing
 
@@ -79,6 +80,22 @@ def test_a_task_tried_again_after_its_shard_was_published_plays_nothing(resource
     played = len(run.engine.requests)  # type: ignore[attr-defined]
     assert played == first.decisions == len(rows(run)) > 0
     assert replace(second, seconds=first.seconds) == first, "what stands is reported from its shard"
+
+
+def test_a_report_counts_the_tokens_of_its_own_rows(resources: Callable[[str], Resources]):
+    """Against a loop over the rows as plain lists; in several shards, whose columns lie in several chunks."""
+    run = resources("run")
+    play(run, (FIRST, 1), (FIRST + 1, 2))
+    (report,) = play(run, (FIRST, START_GROUPS))
+    prompt = completion = forced = 0
+    for shard in (shard_path(run.paths, PRODUCER, FIRST + place) for place in (0, 1, 3)):
+        for row in open_shard(shard).to_pylist():
+            prompt += row["prompt_len"]
+            completion += len(row["input_ids"]) - row["prompt_len"]
+            forced += sum(after - before == 1 for before, after in pairwise(row["legal_offsets"]))
+    work = report.engine_work
+    assert work is not None and 0 < forced < completion and work.cached_tokens == 0
+    assert (work.prompt_tokens, work.completion_tokens, work.forced_tokens) == (prompt, completion, forced)
 
 
 def test_a_task_plays_only_what_no_shard_holds_and_a_damaged_shard_again(resources: Callable[[str], Resources]):

@@ -8,7 +8,7 @@ import pytest
 
 import flows.run_names
 from flows.run_names import cache_name, evaluation_name, training_name, tuning_name
-from flows.run_settings import RunSettings
+from pipeline.run_settings import RunSettings
 from state_cache.settings import CacheSettings
 
 

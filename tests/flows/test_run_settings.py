@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from flows.in_flight.stretches import TASK_COST_S, TASK_COST_SHARE, groups_per_task
 from flows.open_run import named
-from flows.plans.thread_plan import apply_threads, plan_threads
-from flows.run_settings import PipelineSettings, RunSettings, layered_settings, one_sentence, preset_names, settings_of
 from flows.score_policy import scripted_players
 from inference.settings import InferenceSettings
+from pipeline.run_settings import PipelineSettings, RunSettings, layered_settings, one_sentence, preset_names, settings_of
+from pipeline.stretches import TASK_COST_S, TASK_COST_SHARE, groups_per_task
+from pipeline.threads import apply_threads, plan_threads
 from state_cache.settings import CacheSettings
 from storage.runs import RunPaths, check_name
 from telemetry.errors import InputError
@@ -189,7 +189,7 @@ def test_what_nobody_asks_for_uses_every_core(cores: int):
 def test_a_run_shares_the_cores_only_where_both_compute_here_at_once(
     monkeypatch: pytest.MonkeyPatch, pipeline: dict, urls: tuple[str, ...], threads: tuple[int, int]
 ):
-    monkeypatch.setattr("flows.run_settings.usable_cores", lambda: 4)
+    monkeypatch.setattr("pipeline.run_settings.usable_cores", lambda: 4)
     assert RunSettings(pipeline=PipelineSettings(**pipeline), inference=InferenceSettings(urls=urls)).threads == threads
 
 

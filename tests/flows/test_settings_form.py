@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from flows.run_settings import RunSettings, layered_settings
-from flows.setting_names import FIRST_SETTINGS, setting_names
-from flows.settings_form import MORE, SettingsParameter, folded, unfolded
+from pipeline.run_settings import RunSettings, layered_settings
+from pipeline.setting_names import FIRST_SETTINGS, setting_names
+from pipeline.settings_form import MORE, SettingsParameter, folded, unfolded
 
 PARAMETER = TypeAdapter(SettingsParameter)
 

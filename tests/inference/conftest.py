@@ -72,9 +72,9 @@ class OneWorker:
     def __init__(self, model: Path, adapters_root: Path, host: EngineHost, vocabulary_size: int) -> None:
         import uvicorn
 
-        from inference.pool import RemoteEngine
         from inference.torch_engine import TorchEngine
-        from inference.worker import bind, worker_app
+        from workers.pool import RemoteEngine
+        from workers.worker import bind, worker_app
 
         self._host = host
         self._inner = TorchEngine(model, InferenceSettings(max_model_length=512, max_sequences=32), name="behind-http")

@@ -20,11 +20,11 @@ from decoding.codec import Codec
 from decoding.legal_table import END
 from inference.engine import BASE_HASH, BASE_VERSION, EngineStats, Generation, GenerationRequest
 from inference.host import EngineHost
-from inference.supervisor import EngineSupervisor
-from inference.worker import bind, serve, worker_app
-from inference.worker_service import Worker
 from telemetry.errors import EngineError, EntenteError, VersionGoneError
 from telemetry.log_tail import LogTail
+from workers.supervisor import EngineSupervisor
+from workers.worker import bind, serve, worker_app
+from workers.worker_service import Worker
 
 
 def expected_tokens(request: GenerationRequest, version: int) -> list[int]:

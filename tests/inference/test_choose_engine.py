@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from inference.choose_engine import choose_engine, engine_kind
-from inference.make_engine import make_engine
 from inference.settings import InferenceSettings
 from telemetry.errors import InputError
+from workers.make_engine import make_engine
 
 
 @pytest.mark.parametrize(

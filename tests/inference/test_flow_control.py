@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from inference.flow_control import FlowControl, WorkerLoad
+from workers.flow_control import FlowControl, WorkerLoad
 
 CEILING = 128
 

@@ -7,7 +7,6 @@ import pytest
 
 from decoding.legal_table import END, LegalTable
 from inference.legal_draw import Course, draw
-from telemetry.errors import EngineLostError
 
 
 def table(*nodes: dict[int, int]) -> LegalTable:
@@ -75,7 +74,20 @@ def test_logits_far_apart_neither_overflow_nor_draw_the_impossible():
     assert {tuple(course.token_ids) for course in courses} == {(5,)}
 
 
-def test_logits_that_are_no_numbers_are_not_drawn_from():
-    course = Course(ONE_CHOICE, 0, 1.0)
-    with pytest.raises(EngineLostError, match="not finite"):
-        draw([course], [course.allowed()], np.array([0.0, np.nan, 1.0], np.float32))
+@pytest.mark.parametrize("broken", [np.nan, np.inf], ids=["nan", "inf"])
+def test_a_row_whose_logits_are_no_numbers_is_not_drawn_from_and_the_others_are(broken: float):
+    courses = [Course(ONE_CHOICE, seed, 1.0) for seed in range(3)]
+    alone = [Course(ONE_CHOICE, seed, 1.0) for seed in range(3)]
+    good = np.array([0.5, -0.5, 1.0], np.float32)
+    logits = np.concatenate((good, np.array([0.0, broken, 1.0], np.float32), good))
+    assert draw(courses, [course.allowed() for course in courses], logits) == [1]
+    draw(alone, [course.allowed() for course in alone], np.tile(good, 3))
+    assert courses[1].token_ids == [] and courses[1].throw() == Course(ONE_CHOICE, 1, 1.0).throw()
+    assert [courses[place].token_ids for place in (0, 2)] == [alone[place].token_ids for place in (0, 2)]
+
+
+def test_the_smallest_temperature_there_is_draws_the_likeliest():
+    courses = [Course(ONE_CHOICE, seed, 5e-324) for seed in range(9)]
+    assert draw(courses, [course.allowed() for course in courses], np.tile(np.array([1.0, 2.0, -3.0], np.float32), 9)) == []
+    assert {tuple(course.token_ids) for course in courses} == {(5,)}
+    assert {course.logprobs[0] for course in courses} == {0.0}

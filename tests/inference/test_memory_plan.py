@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from inference import memory_plan
 from inference.memory_plan import (
     ENGINE_PROCESS_BYTES,
     GIB,
@@ -55,7 +56,7 @@ def test_a_config_in_other_words_is_no_shape_and_nothing_is_refused(tmp_path: Pa
 def test_the_cache_holds_as_many_blocks_as_vllm_makes(model: Path, vllm_engine):
     shape = read_shape(model)
     assert shape is not None
-    settings = InferenceSettings(max_model_length=512, max_sequences=32)
+    settings = InferenceSettings(engine="vllm", max_model_length=512, max_sequences=32)
     plan = plan_memory(shape, settings, Machine(memory=0))
     assert plan.tokens == vllm_engine._engine.vllm_config.cache_config.num_gpu_blocks * settings.block_size
 
@@ -67,7 +68,7 @@ def test_the_adapter_has_the_weights_that_peft_gives_it():
 
 
 def refusal(shape: ModelShape, machine: Machine, trainer: int = 0, trainer_gpu: int = 0, **settings: object) -> str:
-    wanted = InferenceSettings.model_validate(settings)
+    wanted = InferenceSettings.model_validate({"engine": "vllm"} | settings)
     with pytest.raises(InputError) as caught:
         check_memory(shape, wanted, machine=machine, trainer=trainer, trainer_gpu=trainer_gpu)
     return str(caught.value)
@@ -78,16 +79,16 @@ def test_a_cache_too_large_for_the_machine_is_refused_with_one_that_fits():
     said = refusal(SEVEN_B, machine, dtype="bfloat16", kv_cache_gib=40)
     assert "key-value cache 40.0 GiB" in said and "50.0 GiB are available" in said
     assert "lower inference.kv_cache_gib from 40 to 20" in said
-    check_memory(SEVEN_B, InferenceSettings(dtype="bfloat16", kv_cache_gib=20), machine=machine)
+    check_memory(SEVEN_B, InferenceSettings(engine="vllm", dtype="bfloat16", kv_cache_gib=20), machine=machine)
     assert "lower inference.kv_cache_gib" in refusal(SEVEN_B, machine, dtype="bfloat16", kv_cache_gib=21)
 
 
 def test_the_trainer_counts_beside_the_engine():
     trainer = trainer_memory(SEVEN_B, rank=16, dtype="bfloat16")
     assert trainer > 2 * SEVEN_B.parameters + 16 * SEVEN_B.lora_parameters(16)
-    needed = ENGINE_PROCESS_BYTES + 4 * SEVEN_B.parameters + GIB
+    needed = ENGINE_PROCESS_BYTES["vllm"] + 4 * SEVEN_B.parameters + GIB
     alone = Machine(memory=needed)
-    check_memory(SEVEN_B, InferenceSettings(dtype="bfloat16"), machine=alone)
+    check_memory(SEVEN_B, InferenceSettings(engine="vllm", dtype="bfloat16"), machine=alone)
     assert "choose a smaller model" in refusal(SEVEN_B, alone, trainer=trainer, dtype="bfloat16")
 
 
@@ -96,7 +97,9 @@ def test_a_cache_too_small_for_one_sequence_is_refused_with_one_that_fits():
     machine = Machine(memory=100 * GIB)
     said = refusal(SEVEN_B, machine, dtype="bfloat16", max_model_length=30_000)
     assert "holds 18,720 tokens, but one sequence may have 30,000" in said and "inference.kv_cache_gib to 2" in said
-    check_memory(SEVEN_B, InferenceSettings(dtype="bfloat16", max_model_length=30_000, kv_cache_gib=2), machine=machine)
+    check_memory(
+        SEVEN_B, InferenceSettings(engine="vllm", dtype="bfloat16", max_model_length=30_000, kv_cache_gib=2), machine=machine
+    )
 
 
 def test_a_block_that_the_cpu_cannot_attend_over_is_refused():
@@ -110,7 +113,9 @@ def test_a_gpu_is_refused_for_what_is_free_and_for_what_the_weights_take():
     assert "asks for 68.0 GiB of the GPU, but 40.0 GiB are free" in said
     said = refusal(SEVEN_B, Machine(**card, gpu_free=80 * GIB), dtype="bfloat16", gpu_memory_share=0.1)
     assert "weights take 14.2 GiB" in said and "gives the engine 8.0 GiB" in said
-    check_memory(SEVEN_B, InferenceSettings(dtype="bfloat16", block_size=16), machine=Machine(**card, gpu_free=80 * GIB))
+    check_memory(
+        SEVEN_B, InferenceSettings(engine="vllm", dtype="bfloat16", block_size=16), machine=Machine(**card, gpu_free=80 * GIB)
+    )
 
 
 def test_engine_and_trainer_on_one_card_are_refused_with_the_share_that_leaves_both_room():
@@ -121,9 +126,9 @@ def test_engine_and_trainer_on_one_card_are_refused_with_the_share_that_leaves_b
     said = refusal(SEVEN_B, card, trainer_gpu=trainer, dtype="bfloat16", gpu_memory_share=0.85)
     assert "takes 68.0 GiB and the trainer at least 37." in said and "80.0 GiB are free: lower the share to 0.5" in said
     share = float(said.split("lower the share to ")[1].split(",")[0])
-    fits = InferenceSettings(dtype="bfloat16", gpu_memory_share=share)
+    fits = InferenceSettings(engine="vllm", dtype="bfloat16", gpu_memory_share=share)
     check_memory(SEVEN_B, fits, machine=card, trainer_gpu=trainer)
-    tight = InferenceSettings(dtype="bfloat16", gpu_memory_share=share + 0.02)
+    tight = InferenceSettings(engine="vllm", dtype="bfloat16", gpu_memory_share=share + 0.02)
     with pytest.raises(InputError, match="share the GPU"):
         check_memory(SEVEN_B, tight, machine=card, trainer_gpu=trainer)
     again = trainer_gpu_memory(SEVEN_B, rank=16, dtype="bfloat16", tokens=4096, recompute=True)
@@ -178,3 +183,41 @@ def test_a_container_s_limit_counts(tmp_path: Path, files: dict[str, str], expec
 )
 def test_sizes_read_well_however_large(count: int, text: str):
     assert text in size_text(count)
+
+
+def test_the_torch_engine_takes_what_its_rows_grow_to_and_no_cache_of_vllm_s(model: Path):
+    shape = read_shape(model)
+    assert shape is not None
+    settings = InferenceSettings(engine="torch", max_model_length=512, max_sequences=128, kv_cache_gib=9999, block_size=16)
+    plan = plan_memory(shape, settings, Machine(memory=0))
+    assert plan.kv_cache == 128 * 512 * plan.token and plan.needed == plan.process + plan.kv_cache + plan.weights
+    check_memory(shape, settings, machine=Machine(memory=plan.needed))
+    said = refusal(shape, Machine(memory=plan.needed - 1), **settings.model_dump())
+    assert "lower inference.max_sequences" in said
+
+
+@pytest.mark.parametrize(
+    ("version", "visible", "gpu", "expected"),
+    [
+        ("2.13.0+cpu", None, 80, False),
+        ("2.13.0", None, 80, True),
+        ("2.13.0", None, 0, False),
+        ("2.13.0", "", 80, False),
+        ("2.13.0+rocm6", None, 0, True),
+    ],
+)
+def test_a_gpu_is_known_without_torch(
+    monkeypatch: pytest.MonkeyPatch, version: str, visible: str | None, gpu: int, expected: bool
+):
+    monkeypatch.setattr(memory_plan.metadata, "version", lambda name: version)
+    monkeypatch.setattr(memory_plan, "_first_gpu", lambda: (gpu, gpu))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert memory_plan.has_cuda() == expected
+
+
+def test_a_weight_file_that_claims_an_endless_head_is_no_shape(model: Path, tmp_path: Path):
+    (tmp_path / "config.json").write_bytes((model / "config.json").read_bytes())
+    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 16)
+    assert read_shape(tmp_path) is None

@@ -18,15 +18,15 @@ import pytest
 
 from decoding.model_files import model_fingerprint
 from game.board import Board
-from inference import pool_roster
 from inference.adapter_check import adapter_hash_of
 from inference.engine import BASE_HASH, Generation, GenerationRequest
 from inference.host import EngineHost
-from inference.pool import RemoteEngine
 from inference.settings import InferenceSettings
 from rollouts.fork import Tokens
 from telemetry.errors import DataError, EngineError, EngineLostError, InputError, VersionGoneError
 from tests.inference.plain_worker import PlainEngine, WorkerHere, expected_tokens
+from workers import pool_roster
+from workers.pool import RemoteEngine
 
 
 @pytest.fixture(scope="module")

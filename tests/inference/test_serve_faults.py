@@ -21,11 +21,11 @@ from decoding.model_files import model_fingerprint
 from game.board import POWERS
 from inference.adapter_check import adapter_hash_of
 from inference.engine import GenerationRequest
-from inference.pool import RemoteEngine
 from inference.settings import InferenceSettings
 from rollouts.roll_out import RolledOut, plan_start_groups, roll_out
 from rollouts.settings import RolloutSettings
 from tests.command import ROOT
+from workers.pool import RemoteEngine
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 MORTAL = """

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from inference.engine import GenerationRequest
-from inference.supervisor import EngineSupervisor
 from telemetry.errors import DataError, EngineError, EngineLostError, VersionGoneError
 from tests.inference.plain_worker import PlainEngine, expected_tokens
 from tests.inference.test_pool import request_for
+from workers.supervisor import EngineSupervisor
 
 __all__ = ["request_for"]  # a fixture
 DEATH = EngineLostError("struck by the test")
@@ -258,5 +258,32 @@ def test_a_closed_engine_is_not_built_again(request_for):
         with pytest.raises(EngineLostError):
             await drawing
         assert len(factory.built) == 1
+
+    asyncio.run(scene())
+
+
+def test_a_request_that_makes_the_engine_fail_is_given_up_and_those_beside_it_are_answered(request_for):
+    class Poisoned(PlainEngine):
+        async def generate(self, request: GenerationRequest):
+            if request.seed == 3:
+                self.dies = DEATH
+            return await super().generate(request)
+
+    async def scene() -> None:
+        built: list[PlainEngine] = []
+
+        def build() -> PlainEngine:
+            built.append(Poisoned(delay_s=0.02))
+            return built[-1]
+
+        supervisor = EngineSupervisor(build, restarts=3)
+        await supervisor.start()
+        asked = [request_for(number) for number in range(8)]
+        answers = await asyncio.gather(*(supervisor.generate(request) for request in asked), return_exceptions=True)
+        assert isinstance(answers[3], EngineLostError) and "is given up" in str(answers[3])
+        for request, answer in [pair for number, pair in enumerate(zip(asked, answers, strict=True)) if number != 3]:
+            assert not isinstance(answer, BaseException), answer
+            assert answer.token_ids.tolist() == expected_tokens(request, 0)
+        assert supervisor.ready and supervisor.lost is None
 
     asyncio.run(scene())

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from inference.engine import Generation, GenerationRequest
-from inference.tuning.measure import Gaps, both_arms, one_pass
-from inference.tuning.requests import chain_table
+from tuning.measure import Gaps, both_arms, one_pass
+from tuning.requests import chain_table
 
 REQUESTS = [
     GenerationRequest(request_id=f"r{n}", prompt_ids=[1, n], table=chain_table([4, 5, 2], [0, 2, 3], 2), seed=n)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from inference.tuning.process import Heard, last_lines, run_program, what_happened
+from tuning.process import Heard, last_lines, run_program, what_happened
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -82,10 +82,10 @@ def test_a_program_that_hangs_is_ended_with_its_children_when_its_time_is_over(
 
 
 def test_a_candidate_ends_when_whoever_started_it_is_killed(tmp_path: Path):
-    waits = "import inference.tuning.candidate as c, asyncio, sys\nasync def work(job, say):\n    say({'ready': 1})\n"
+    waits = "import tuning.candidate as c, asyncio, sys\nasync def work(job, say):\n    say({'ready': 1})\n"
     (tmp_path / "tried.py").write_text(waits + "    await asyncio.sleep(60)\nc.main(work)")
     parent = (
-        "import asyncio, sys\nfrom pathlib import Path\nfrom inference.tuning.process import run_program\n"
+        "import asyncio, sys\nfrom pathlib import Path\nfrom tuning.process import run_program\n"
         "def told(word): print('ready', flush=True)\n"
         f"asyncio.run(run_program('tried', {{}}, Path({str(tmp_path / 'log')!r}), start_s=60, timeout_s=60, told=told))"
     )

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 
 from decoding.legal_table import END
-from flows.run_settings import layered_settings
 from inference.settings import InferenceSettings
-from inference.tuning.candidates import Candidate, candidates_of, refused, varied_axes
-from inference.tuning.choose import NOISE, choose, confirmed, cost_per_thousand
-from inference.tuning.figures import FIGURES, ArmFigures, Pass, arm_figures
-from inference.tuning.job import Measured
-from inference.tuning.lora_arms import CAUSES, costs, engines
-from inference.tuning.outputs import figures_of, sweep_files, table_rows, tuned_toml
-from inference.tuning.requests import chain_table, check_shape, random_rows
-from inference.tuning.settings import TuneSettings
+from pipeline.run_settings import layered_settings
 from telemetry.errors import DataError, InputError
+from tuning.candidates import Candidate, candidates_of, refused, varied_axes
+from tuning.choose import NOISE, choose, confirmed, cost_per_thousand
+from tuning.figures import FIGURES, ArmFigures, Pass, arm_figures
+from tuning.job import Measured
+from tuning.lora_arms import CAUSES, costs, engines
+from tuning.outputs import figures_of, sweep_files, table_rows, tuned_toml
+from tuning.requests import chain_table, check_shape, random_rows
+from tuning.settings import TuneSettings
 
 BASE = InferenceSettings(adapters="merge_reload", max_model_length=512)
 

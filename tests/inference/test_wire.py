@@ -1,14 +1,16 @@
 """Requests and answers survive the wire; what is not one is refused by field."""
 
+import tracemalloc
+
 import msgpack
 import numpy as np
 import pytest
 
 from game.board import Board
 from inference.engine import Generation, GenerationRequest
-from inference.wire import pack_generation, pack_request, unpack_generation, unpack_request
 from rollouts.fork import Tokens
 from telemetry.errors import DataError
+from workers.wire import pack_generation, pack_request, unpack_generation, unpack_request
 
 
 @pytest.fixture
@@ -45,13 +47,39 @@ def test_a_request_arrives_as_it_was_sent(request_sent: GenerationRequest, token
         {"seed": "x"},
         {"temperature": 0.0},
         {"temperature": float("nan")},
+        {"temperature": 5e-324},
+        {"temperature": 0.0099},
+        {"temperature": 4.001},
+        {"seed": 2**63},
+        {"version": 2**31},
+        {"offsets": [2**31 - 1, -2]},
+        {"snapshot_id": [{}, {}]},
+        {"more": {"inner": {}}},
+        {str(number): 0 for number in range(40)},
     ],
     ids=str,
 )
 def test_a_request_with_a_bad_field_is_refused(request_sent: GenerationRequest, tokens: Tokens, change: dict):
+    if "offsets" in change:  # the differences of these add up to the right sum if they wrap around at 32 bits
+        offsets = np.array([0, *change["offsets"], 3], "<i4")
+        ids, nexts = np.array([1, 2, 3], "<i4"), np.array([-1, -1, -1], "<i4")
+        change = {"table": np.array([1, 3, 3, 1], "<i4").tobytes() + offsets.tobytes() + ids.tobytes() + nexts.tobytes()}
     body = msgpack.packb(msgpack.unpackb(pack_request(request_sent)) | change)
     with pytest.raises(DataError):
         unpack_request(body, tokens.codec.vocabulary_size)
+
+
+@pytest.mark.parametrize("many", [b"\x80", b"\x90", b"\x81\xa1a\x80"], ids=["maps", "lists", "nested maps"])
+def test_a_body_of_many_small_parts_takes_no_more_memory_than_its_bytes(tokens: Tokens, many: bytes):
+    count = 500_000
+    body = b"\x81\xa1a\xdd" + count.to_bytes(4, "big") + many * count
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match="not msgpack"):
+            unpack_request(body, tokens.codec.vocabulary_size)
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("body", [b"", b"\xc1", b"hello", msgpack.packb([1]), msgpack.packb({})], ids=repr)

@@ -14,13 +14,13 @@ import aiohttp
 import pytest
 
 from decoding.model_files import model_fingerprint
-from inference import pool_roster
 from inference.adapter_check import adapter_hash_of
 from inference.host import EngineHost
-from inference.pool import RemoteEngine
 from inference.settings import InferenceSettings
 from rollouts.fork import POLICY, ForkPlan, play_fork
 from telemetry.errors import EngineError, InputError
+from workers import pool_roster
+from workers.pool import RemoteEngine
 
 pytestmark = pytest.mark.vllm
 KEY = "a key for the tests"

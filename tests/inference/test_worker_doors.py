@@ -4,6 +4,9 @@ import asyncio
 import io
 import json
 import logging
+import os
+import shutil
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,16 +15,16 @@ import aiohttp
 import msgpack
 import pytest
 
-from inference import worker as worker_module
-from inference import worker_memory
 from inference.adapter_check import adapter_hash_of
 from inference.engine import BASE_HASH, GenerationRequest
 from inference.host import EngineHost
-from inference.wire import MAX_ID, MAX_PROMPT, MAX_TABLE_BYTES, pack_request, unpack_generation
-from inference.worker import bind
 from telemetry.errors import EngineError, EngineLostError, InputError
 from tests.inference.plain_worker import PlainEngine, WorkerHere, expected_tokens
 from tests.inference.test_pool import pools, request_for, root, wait_until
+from workers import worker as worker_module
+from workers import worker_memory
+from workers.wire import MAX_ID, MAX_PROMPT, MAX_TABLE_BYTES, pack_request, unpack_generation
+from workers.worker import bind
 
 __all__ = ["pools", "request_for", "root"]  # fixtures
 KEY = "a-key-that-nobody-guesses"
@@ -104,8 +107,8 @@ def test_the_key_appears_in_no_log_and_no_error(model, root, host, pools, reques
         assert status == 500
         said += [content, *(knock(end, path, None, KEY)[1] for path in ("/stats", "/health", "/metrics", "/docs"))]
         for key in (KEY + "wrong", KEY):
-            from inference.pool import RemoteEngine
             from inference.settings import InferenceSettings
+            from workers.pool import RemoteEngine
 
             settings = InferenceSettings(urls=(end.url,), request_attempts=1)
             pool = RemoteEngine(settings, key, end.worker.health()["model"])  # type: ignore[arg-type]
@@ -165,6 +168,29 @@ def test_adapters_come_from_under_the_root_only(end, root, tmp_path: Path):
         for file in inner.iterdir():
             file.unlink()
         inner.rmdir()
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors", "another"])
+@pytest.mark.parametrize("kind", ["pipe", "socket", "folder", "link to a device"])
+def test_an_adapter_of_other_than_regular_files_is_refused_and_the_next_one_is_served(end, root, name: str, kind: str):
+    bad, good = root / "odd", root / "v1"
+    shutil.copytree(good, bad)
+    (bad / name).unlink(missing_ok=True)
+    try:
+        match kind:
+            case "pipe":
+                os.mkfifo(bad / name)
+            case "socket":
+                with socket.socket(socket.AF_UNIX) as listening:
+                    listening.bind(str(bad / name))
+            case "folder":
+                (bad / name).mkdir()
+            case _:
+                (bad / name).symlink_to("/dev/zero")
+        assert publish(end, str(bad)) == (403, "path")
+        assert publish(end, "v1", adapter_hash_of(good))[0] == 200
+    finally:
+        shutil.rmtree(bad)
 
 
 @pytest.mark.parametrize("spoil", ["hash", "missing", "cut", "rank", "not JSON"])

@@ -11,18 +11,18 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from decoding.model_files import model_fingerprint
-from inference import worker_metrics, worker_scrape
 from inference.engine import EngineStats, ScrapedEngine
 from inference.host import EngineHost
-from inference.pool import RemoteEngine
 from inference.settings import InferenceSettings
-from inference.worker_metrics import WorkerMetrics
-from inference.worker_scrape import WorkerScrape, read_series
 from storage.asking import ask, connect
 from storage.runs import RunPaths
 from telemetry.metrics import METRICS
 from tests.inference.conftest import KEY
 from tests.inference.plain_worker import PlainEngine, WorkerHere
+from workers import worker_metrics, worker_scrape
+from workers.pool import RemoteEngine
+from workers.worker_metrics import WorkerMetrics
+from workers.worker_scrape import WorkerScrape, read_series
 
 NO_STATS = EngineStats(
     requests=0, prompt_tokens=0, cached_tokens=0, completion_tokens=0, drawn_tokens=0, engine_steps=0, forced_tokens=0,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flows.run_settings import layered_settings, preset_names
+from pipeline.run_settings import layered_settings, preset_names
 from reports.page import html_of
 from reports.read_run import NO_ROWS, RunFacts, read_run
 from storage.runs import RunPaths

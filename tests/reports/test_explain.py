@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 import pytest
 
-from reports.explain import PARTS, explain_run, explain_step, parts_of
+from reports.explain import explain_run, explain_step
 from reports.read_run import read_figures
 from storage.runs import RunPaths
+from telemetry.stages import STAGES
 from tests.conftest import Entente
 
 SETTINGS = {"pipeline": {"buffer_depth": 0}, "inference": {"max_sequences": 32}}
@@ -19,6 +20,8 @@ PLAIN = {
     "train/select_s": 1.0,
     "train/plan_s": 1.0,
     "train/update_s": 2.0,
+    "train/forward_s": 0.25,
+    "train/backward_s": 0.5,
     "train/save_s": 1.0,
     "time/publish_s": 1.0,
     "train/tokens": 1000.0,
@@ -41,25 +44,26 @@ def planted(seconds: float, *names: str) -> dict[str, float]:
     ("figures", "part", "setting"),
     [
         (planted(20, "time/rollout_wait_s", "time/rollout_s"), "rollouts", "pipeline.buffer_depth is 0"),
-        (planted(20, "train/select_s"), "store", "disk"),
-        (planted(20, "train/plan_s", "train/update_s"), "pack", "training.token_budget"),
-        (planted(20, "train/update_s"), "compute", "training.threads"),
+        (planted(20, "train/select_s"), "select", "disk"),
+        (planted(20, "train/plan_s", "train/update_s"), "plan", "training.token_budget"),
+        (planted(20, "train/update_s", "train/backward_s"), "backward", "training.threads"),
         (planted(20, "train/save_s"), "save", "runs_root"),
-        (planted(20, "time/publish_s"), "swap", "inference.adapters"),
-        (planted(20), "flow", "pipeline.groups_per_task"),
+        (planted(20, "time/publish_s"), "publish", "inference.adapters"),
+        (planted(20), "orchestration", "pipeline.groups_per_task"),
     ],
 )
 def test_a_planted_bottleneck_is_named_with_the_setting_that_moves_it(figures: dict[str, float], part: str, setting: str):
     steps: dict[int, Mapping[str, float]] = {1: PLAIN, 2: PLAIN, 3: figures}
     found = explain_step(steps, 3, SETTINGS)
     assert sum(found.parts.values()) == pytest.approx(found.seconds) == 30
-    assert sum(found.share(name) for name in PARTS) == pytest.approx(1)
+    assert sum(found.share(name) for name in STAGES) == pytest.approx(1)
     assert max(found.parts, key=found.parts.__getitem__) == part
     assert (
-        f"took 3.0 times as long as the median of the others (30.0 s, 10.0 s); 20.0 s of it is {PARTS[part]}"
+        f"took 3.0 times as long as the median of the others (30.0 s, 10.0 s); 20.0 s of it is {STAGES[part]}"
         in found.sentences[0]
     )
-    assert PARTS[part] in found.sentences[1] and setting in " ".join(found.sentences[2:])
+    most = "forward, backward, optimiser" if part == "backward" else STAGES[part]
+    assert most in found.sentences[1] and setting in " ".join(found.sentences[2:])
 
 
 @pytest.mark.parametrize(
@@ -132,9 +136,16 @@ def test_why_step_3_takes_twice_as_long_is_told_as_an_exhausted_buffer():
     assert not any("exhausted" in sentence for sentence in told.sentences)
 
 
-def test_a_step_repeated_after_a_kill_has_no_part_longer_than_itself():
-    parts = parts_of(PLAIN | {"time/step_s": 2.5})
-    assert sum(parts.values()) == pytest.approx(2.5) and min(parts.values()) >= 0 and parts["flow"] == 0
+def test_an_update_limits_a_run_though_each_of_its_stages_is_shorter_than_the_wait():
+    longer = {"train/update_s": 10.0, "train/forward_s": 4.0, "train/backward_s": 4.0, "time/rollout_wait_s": 5.0}
+    (said,) = [each for each in explain_run({1: PLAIN | longer | {"time/step_s": 20.0}}, SETTINGS).sentences if "Most of" in each]
+    assert said == "Most of the time, 45%, went into forward, backward, optimiser."
+
+
+def test_what_nobody_counted_of_the_engine_is_not_told_as_zero():
+    known = {name: value for name, value in PLAIN.items() if name not in ("rollout/occupancy", "rollout/prefix_hit_share")}
+    waiting = known | {"time/rollout_wait_s": 21.0, "time/step_s": 30.0}
+    assert explain_run({1: waiting}, SETTINGS).sentences[3] == "The engine is busy: add a worker or a GPU."
 
 
 def test_the_command_explains_a_run_and_its_steps(workplace: Entente, trained):
@@ -143,11 +154,10 @@ def test_the_command_explains_a_run_and_its_steps(workplace: Entente, trained):
     for step, figures in steps.items():
         found = json.loads(workplace("explain-step", str(step), "--run", "first", "--json").stdout)
         assert sum(found["parts"].values()) == pytest.approx(figures["time/step_s"])
-        assert (
-            found["parts"]["compute"] > 0 and found["parts"]["rollouts"] > 0 and found["parts"]["flow"] < 0.8 * found["seconds"]
-        )
+        assert found["parts"]["forward"] > 0 and found["parts"]["rollouts"] > 0
+        assert found["parts"]["orchestration"] < 0.8 * found["seconds"]
     said = workplace("explain-run", "--run", "first").stdout
-    assert "an hour" in said and all(part in said for part in PARTS)
+    assert "an hour" in said and all(part in said for part in STAGES)
     for words, sentence in [
         (("explain-step", "99", "--run", "first"), "run 'first' has no figures of step 99: there are those of 1 to 2"),
         (("explain-run", "--run", "nowhere"), "there is no run in"),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from flows.run_settings import MODEL_FOLDER, settings_of
+from pipeline.run_settings import MODEL_FOLDER, settings_of
 from reports.inspect_rows import Inspector
 from storage.ledger import MAIN, read_ledger
 from storage.runs import RunPaths

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from evaluation.match_files import MatchRecord
 from evaluation.settings import MatchSettings
 from evaluation.standings import MEASURES, Estimate, MatchTable, PairDifference, PlayerStanding
 from evaluation.track import TrackPoint
-from reports import pipeline_plots, sentences, strength_plots
+from reports import pipeline_plots, plots, sentences, strength_plots
 from reports.ablation import Ablation, Improvement, read_ablation
 from telemetry.errors import InputError
 from tests.reports.conftest import facts
@@ -89,11 +90,21 @@ def test_the_pipeline_s_plots_say_the_run_s_figures():
     assert "Nothing became too old" in sentences.queue(facts())
 
 
-def test_parts_of_a_step_are_those_that_explain_step_tells():
+def test_stages_of_a_step_are_those_that_explain_step_tells():
     assert "rollouts 40%" in alt(pipeline_plots.times(facts(steps={1: STEP})))
-    assert "computing 50%" in alt(pipeline_plots.times(facts(steps={1: STEP})))
+    assert "optimiser 50%" in alt(pipeline_plots.times(facts(steps={1: STEP})))
     assert any("the trainer waited" in sentence for sentence in sentences.limits(facts(steps={1: STEP})))
     assert sentences.limits(facts()) == []
+
+
+@pytest.mark.parametrize("most", [0.012, 0.11, 0.12, 0.4, 1.0])
+def test_the_ticks_of_a_share_tell_their_true_values(most: float):
+    """Equal distances between ticks are equal differences between what they say, which rounded ones are not."""
+    found = dict(plots.health(facts(steps={1: {"train/clipped_high_share": 0.0}, 2: {"train/clipped_high_share": most}})))
+    (svg,) = [svg for svg in found if "clipping" in alt(svg)]
+    shown = sorted({float(each) for each in re.findall(r">([\d.]+)%<", svg)})
+    steps = [round(after - before, 6) for before, after in pairwise(shown)]
+    assert len(shown) >= 3 and len(set(steps)) == 1 and shown[-1] <= 110 * most
 
 
 def test_strength_by_version_says_whether_first_and_last_lie_apart():

@@ -12,11 +12,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from flows.run_settings import MODEL_FOLDER
 from game.board import Board
 from game.players import player
 from game.render import picture
 from game.snapshot import POWERS
+from pipeline.run_settings import MODEL_FOLDER
 from reports.games import GameName
 from reports.order_odds import odds_by_line
 from reports.replay_page import as_data, replay_html, still

@@ -11,8 +11,8 @@ from reports.sentences import duration, hidden_rollouts, mismatch, verdict
 from tests.reports.conftest import SETTINGS, facts
 
 
-def record(mean: float, low: float, high: float, version: int = 0, player: str = "policy") -> ScoreRecord:
-    score = Score(mean=mean, low=low, high=high, forks=8, positions=4, source_games=2, orders_rejected=0)
+def record(mean: float, low: float, high: float, version: int = 0, player: str = "policy", games: int = 7) -> ScoreRecord:
+    score = Score(mean=mean, low=low, high=high, forks=8, positions=8, source_games=games, orders_rejected=0)
     settings = EvaluationSettings(positions=4, horizon_years=2)
     return ScoreRecord(label="", player=player, opponents="mover", policy_version=version, settings=settings, score=score)
 
@@ -27,7 +27,19 @@ def record(mean: float, low: float, high: float, version: int = 0, player: str =
 )
 def test_the_verdict_claims_no_more_than_the_intervals_bear(trained: tuple[float, float, float], said: str):
     words = verdict({"base": record(0.6, 0.4, 0.8), "trained": record(*trained, version=4)})
-    assert said in words and "+0.60 [+0.40, +0.80]" in words and "in 2 game years" in words and "4 held-out positions" in words
+    assert (
+        said in words
+        and "+0.60 [+0.40, +0.80]" in words
+        and "in 2 game years" in words
+        and "8 held-out positions of 7 source games" in words
+    )
+
+
+def test_a_verdict_over_few_source_games_has_no_interval_and_says_what_one_takes():
+    """Also where a file of an earlier release has one: eight positions of two games are two clusters."""
+    words = verdict({"base": record(0.6, 0.4, 0.8, games=2), "trained": record(1.0, 0.9, 1.2, version=4, games=2)})
+    assert "gains +1.00 supply centres" in words and "8 held-out positions of 2 source games" in words and "[" not in words
+    assert words.endswith("There is no interval: 2 source games, and an interval takes 6.") and "helped" not in words
 
 
 def test_a_verdict_names_what_was_not_scored():
@@ -71,7 +83,10 @@ def test_parts_of_a_step_add_up_to_its_wall_time_and_rollouts_behind_training_ar
     assert hidden_rollouts(overlapped) == " Another 5 s of rollouts ran behind training and are not drawn."
     parts = step | {"time/rollout_wait_s": 3.0, "train/update_s": 6.0, "train/plan_s": 2.0}
     told = pipeline_plots.times(facts(steps={1: parts})) or ""
-    assert "rollouts 30%, choosing 0%, planning 20%, computing 40%, saving 0%, publishing 0%, flow 10%" in told
+    assert (
+        "rollouts 30%, select 0%, plan 20%, forward 0%, backward 0%, optimiser 40%, save 0%, publish 0%, orchestration 10%"
+        in told
+    )
     assert hidden_rollouts(facts(steps={1: step | {"time/rollout_s": 3.0}})) == ""
 
 

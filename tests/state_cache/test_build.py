@@ -7,10 +7,10 @@ import re
 
 import pytest
 
-from flows.run_settings import layered_settings
 from game.board import Board
 from game.players import PLAYERS
 from game.snapshot import board_key
+from pipeline.run_settings import layered_settings
 from state_cache.build import SNAPSHOTS_PER_GAME, build, play_source_game
 from state_cache.settings import CacheSettings
 from state_cache.strata import count_strata, stratum_of

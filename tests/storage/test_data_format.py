@@ -1,20 +1,25 @@
-"""docs/data-format.md tells every column and every view as they are, and its snippet reads a shard without Entente."""
+"""docs/data-format.md tells every column and every view as they are, and its snippets read shards without Entente."""
 
 import ast
 import random
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from game.board import POWERS
+from game.scores import Standing
 from storage import schema
 from storage.asking import VIEWS
 from storage.runs import RunPaths
 from storage.shards import publish_shard
-from tests.storage.make_rows import make_decision
+from tests.storage.make_rows import make_decision, make_ply, make_shard_rows
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "data-format.md").read_text()
 
@@ -43,10 +48,51 @@ def test_every_view_is_told():
     assert sorted(re.findall(r"^\| `(\w+)` \|", views, re.MULTILINE)) == sorted(VIEWS)
 
 
+ARROW_ALONE, WITH_DUCKDB = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+
+
+def run_snippet(snippet: str, folder: Path) -> str:
+    done = subprocess.run([sys.executable, "-P", "-c", snippet], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def test_the_snippet_reads_a_shard_with_arrow_alone(tmp_path: Path):
     paths = RunPaths(tmp_path / "runs" / "mine").create()
     publish_shard(paths, "local", 0, [make_decision(random.Random(0), start_group=0)], [], {}, next_start_group=1)
-    (snippet,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    done = subprocess.run([sys.executable, "-P", "-c", snippet], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"b'{schema.SCHEMA_VERSION}' 1 ")
+    assert run_snippet(ARROW_ALONE, tmp_path).startswith(f"b'{schema.SCHEMA_VERSION}' 1 ")
+
+
+def test_the_snippet_asks_shards_and_plies_of_several_producers_with_duckdb(tmp_path: Path):
+    paths = RunPaths(tmp_path / "runs" / "mine").create()
+    for producer in ("local", "other"):
+        decisions, plies = make_shard_rows(random.Random(0), range(1), producer)
+        last = [make_ply(fork=fork, ply=2, phase="W1901A", orders="{}", results="{}") for fork in range(3)]
+        shard = publish_shard(paths, producer, 0, decisions, plies + last, {}, next_start_group=1)
+        (paths.shards / producer / ".000001.arrow.tmp").write_bytes(b"cut")
+        assert shard
+    printed = run_snippet(WITH_DUCKDB, tmp_path)
+    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in printed.splitlines() if "│" in line]
+    assert [row[:2] for row in rows if row[0] in ("FRANCE", "TURKEY")] == [["FRANCE", "12"], ["TURKEY", "12"]]
+    assert rows[-1] == ["18", "6"]
+
+
+@pytest.mark.vllm
+def test_the_last_ply_of_a_fork_has_no_orders_and_no_decision(trained: tuple[Any, RunPaths, Any]):
+    shards = trained[1].shards
+    plies = read_rows(file for file in shards.glob("*/*.plies.arrow"))
+    asked = read_rows(file for file in shards.glob("*/*.arrow") if not file.name.endswith(".plies.arrow"))
+    last = {(row["start_group"], row["fork"]): row["ply"] for row in sorted(plies, key=lambda row: row["ply"])}
+    assert len(last) > 1
+    assert all((row["orders"] == "{}") == (row["ply"] == last[row["start_group"], row["fork"]]) for row in plies)
+    assert all(row["ply"] < last[row["start_group"], row["fork"]] for row in asked)
+
+
+def read_rows(files: Iterable[Path]) -> list[dict[str, Any]]:
+    return [row for file in files for row in pa.ipc.open_file(pa.memory_map(str(file))).read_all().to_pylist()]
+
+
+def test_survival_means_owning_a_centre():
+    standing = Standing(centres=(0, 1, 3, 3, 3, 4, 4))
+    assert [standing.survival(power) for power in POWERS[:2]] == [0, 1]
+    assert "`survival` counts a power as alive while it owns a supply centre" in PAGE

@@ -149,14 +149,14 @@ def test_outside_of_a_flow_run_nothing_is_sent_and_nothing_fails(said: list[str]
     assert asyncio.run(run()) == 0 and said == []
 
 
-def score(mean: float, *, half: float = 0.1, openings: tuple[Opening, ...] = ()) -> Score:
+def score(mean: float, *, half: float = 0.1, openings: tuple[Opening, ...] = (), games: int = 8) -> Score:
     return Score(
         mean=mean,
         low=mean - half,
         high=mean + half,
         forks=4,
-        positions=4,
-        source_games=2,
+        positions=8,
+        source_games=games,
         orders_rejected=0,
         openings=openings,
     )
@@ -167,15 +167,23 @@ def score(mean: float, *, half: float = 0.1, openings: tuple[Opening, ...] = ())
     [(0.5, "plays better than its base"), (0.15, "No difference from its base is shown"), (-0.5, "plays worse than its base")],
 )
 def test_a_result_says_in_words_whether_the_intervals_meet(tmp_path, trained: float, verdict: str):
-    from tasks.artifact_texts import result_page
+    from pipeline.artifact_texts import result_page
 
     page = result_page(RunPaths(tmp_path / "mine"), {"steps": 2}, {"base": score(0.0), "trained": score(trained)})
     assert verdict in page and f"+0.00 → {trained:+.2f}" in page
     assert "| trained | " in page and str(tmp_path / "mine") in page
 
 
+def test_a_result_of_few_source_games_shows_no_interval_and_says_what_one_takes(tmp_path):
+    from pipeline.artifact_texts import result_page
+
+    page = result_page(RunPaths(tmp_path), {"steps": 2}, {"base": score(0.0, games=1), "trained": score(0.5, games=1)})
+    assert "No difference from its base is shown**: there are no intervals (1 source game, and an interval takes 6)" in page
+    assert "| trained | +0.50 | none: it takes 6 source games | 4 | 1 |" in page
+
+
 def test_a_result_shows_the_first_opening_of_base_and_trained_and_the_board(tmp_path, positions):
-    from tasks.artifact_texts import result_page
+    from pipeline.artifact_texts import result_page
 
     power, legal = next(iter(Board.restore(positions[0]).legal_orders().items()))
     orders = tuple(options[0] for options in legal.options)

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
+from pipeline import rollout_side
+from pipeline.resources import PRODUCER
 from storage.control import ControlDesk
 from storage.runs import RunPaths
 from storage.shards import shard_path
-from tasks import dask_rollouts, rollout_side
+from tasks import dask_rollouts
 from tasks.dask_rollouts import check_scheduler, close_sides, give_up, play_here
-from tasks.resources import PRODUCER
 from telemetry.errors import InputError
 
 FIRST = 100

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.play import publish_when_there_is_room
 from storage.index import Index
 from storage.runs import RunPaths
 from storage.schema import Ply
 from storage.shards import publish_shard
-from tasks.rollouts import publish_when_there_is_room
 
 GIVEN_S = 30.0
 

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from inference.engine import GenerationRequest
+from pipeline.resources import Resources
+from pipeline.simulated_settings import SimulatedSettings
 from rollouts.settings import RolloutSettings
 from state_cache.settings import CacheSettings
 from state_cache.store import StateCache
@@ -16,9 +18,7 @@ from storage.asking import connect
 from storage.runs import RunPaths
 from storage.stored_groups import stored_groups
 from tasks.replayed_rollouts import IdleEngine, Pace, ReplayedSource, replay_groups
-from tasks.resources import Resources
 from tasks.rollouts import roll_out_groups
-from tasks.simulated_settings import SimulatedSettings
 from telemetry.errors import EngineError
 from training.process import Standing
 
@@ -78,6 +78,7 @@ def test_what_is_published_is_what_was_played_under_new_numbers(source: Callable
     assert rows(run, told) == rows(origin, told) and len(rows(run, told)) == first.decisions == again.decisions
     assert {row[0] for row in rows(run, "start_group")} == {6, 7}
     assert {row[0] for row in rows(run, "worker")} == {"simulated"}
+    assert first.engine_work is None and again.engine_work is None, "no engine drew anything, which is not the same as 0 tokens"
     assert (first.start_groups, first.failed_forks, first.orders_rejected) == (2, 0, 0)
 
 

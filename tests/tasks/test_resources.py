@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from pipeline.resources import Resources
 from rollouts.settings import RolloutSettings
 from state_cache.settings import CacheSettings
 from state_cache.store import StateCache
 from storage.runs import RunPaths
-from tasks.resources import Resources
 from training.process import Standing
 
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
+from pipeline import rollout_side
+from pipeline.play import play_missing, start_positions
+from pipeline.rollout_side import RolloutSide, producer_positions, side_settings
 from rollouts.settings import RolloutSettings
 from storage.asking import connect
 from storage.control import ProducerStatus, read_control, read_producer, write_producer
 from storage.runs import RunPaths
 from storage.shards import shard_path
-from tasks import rollout_side
 from tasks.produced_rollouts import ProducerDesk, next_free
-from tasks.rollout_side import RolloutSide, producer_positions, side_settings
-from tasks.rollouts import play_missing, start_positions
 from telemetry.errors import DataError, InputError
 
 

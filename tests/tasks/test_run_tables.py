@@ -3,9 +3,9 @@
 import json
 from pathlib import Path
 
+from pipeline.run_tables import TRAINER_LINES, WORKER_LINES, step_tables
 from storage.as_of import step_then
 from storage.runs import RunPaths
-from tasks.run_tables import TRAINER_LINES, WORKER_LINES, step_tables
 from telemetry.wandb_run import Picture
 
 

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
+from pipeline.play import start_positions
+from pipeline.resources import PRODUCER, Resources
 from rollouts.settings import RolloutSettings
 from state_cache.sampling import sample_start_positions
 from state_cache.settings import CacheSettings
 from state_cache.store import StateCache
 from storage.runs import RunPaths
-from tasks.resources import PRODUCER, Resources
-from tasks.rollouts import start_positions
 from training.process import Standing
 
 GROUPS, LAG = 4, 2

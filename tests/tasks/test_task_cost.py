@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from prefect.utilities.collections import visit_collection
 
+from pipeline.resources import Resources
 from state_cache.settings import CacheSettings
 from state_cache.store import StateCache
 from tasks.dask_rollouts import roll_out_elsewhere
 from tasks.produced_rollouts import produce_groups
 from tasks.replayed_rollouts import replay_groups
-from tasks.resources import Resources
 from tasks.rollouts import roll_out_groups, roll_out_probe
 from tasks.training import check_mismatch, train_step
 

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 from inference.settings import InferenceSettings
-from inference.tuning.candidates import Candidate
-from inference.tuning.figures import FIGURES, ArmFigures
-from inference.tuning.job import Measured
-from inference.tuning.requests import AskedRow, read_requests
+from pipeline.tuning_folder import CANDIDATES, claim_folder, keep, kept, recorded_rows
 from storage.arrow_files import read_arrow
 from storage.runs import RunPaths
 from storage.shards import open_shard
-from tasks.tuning import CANDIDATES, claim_folder, keep, kept, recorded_rows
 from telemetry.errors import InputError
+from tuning.candidates import Candidate
+from tuning.figures import FIGURES, ArmFigures
+from tuning.job import Measured
+from tuning.requests import AskedRow, read_requests
 
 CANDIDATE = Candidate(settings=InferenceSettings(prefix_caching=False), concurrency=8)
 
@@ -90,8 +90,8 @@ def test_requests_of_a_run_are_its_prompts_and_masks_and_are_asked_ply_by_ply(tr
 
 
 def test_requests_of_a_run_can_be_drawn_with_its_model_and_have_its_lengths(trained: Any, tmp_path: Path):
-    from flows.plans.find_model import model_of
-    from flows.run_settings import settings_of
+    from pipeline.plans.find_model import model_of
+    from pipeline.run_settings import settings_of
 
     _, paths, _ = trained
     model = model_of(settings_of(paths), paths.root.parent, paths.root.name)

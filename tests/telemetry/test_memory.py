@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from telemetry.memory import give_back_memory, resident_mib, what_stands_stays
+from telemetry.memory import freeze_old_objects, give_back_memory, resident_mib
 
 
 def test_resident_memory_is_what_the_kernel_says():
@@ -76,7 +76,7 @@ def test_what_stood_before_is_out_of_collections_while_it_lasts_and_what_came_la
 
     before = gc.get_threshold()
     cycle("garbage from before")
-    with what_stands_stays():
+    with freeze_old_objects():
         assert ended == ["garbage from before"], "it is collected, not frozen"
         assert gc.get_freeze_count() > 10_000
         cycle("garbage from inside")

@@ -16,6 +16,16 @@ def test_everything_registered_may_be_logged():
     check(dict.fromkeys(METRICS, 0.0))
 
 
+@pytest.mark.parametrize("value", [-0.01, 1.01, 2.828, float("inf")])
+def test_a_share_outside_0_to_1_is_refused(value: float):
+    with pytest.raises(ValueError, match=r"'rollout/prefix_hit_share' is a share and lies between 0 and 1, not at"):
+        check({"train/loss": 9.0, "rollout/prefix_hit_share": value})
+
+
+def test_a_share_at_its_ends_is_logged_whatever_float32_makes_of_it():
+    check({"rollout/prefix_hit_share": 1.0000001, "train/legal_mass_p50": -1e-7, "rollout/forced_share": 0.0})
+
+
 @pytest.mark.parametrize("name", METRICS)
 def test_a_metric_has_a_room_a_plain_name_and_a_meaning(name: str):
     assert re.fullmatch(r"[a-z]+/[a-z0-9_]+", name)

@@ -31,8 +31,9 @@ def test_a_step_is_one_line_with_its_figures_and_their_units(said: pytest.LogCap
     assert said.messages == [line]
 
 
-def test_a_figure_that_a_step_lacks_is_shown_as_nothing_done():
-    assert step_line(1, 2, {}) == "step 1/2  return +0.00  decisions 0  lag 0  0 tokens/s  rollout 0.0 s  train 0.0 s"
+def test_a_figure_that_a_step_lacks_is_left_out():
+    assert step_line(1, 2, {}) == "step 1/2"
+    assert step_line(2, 2, {"train/decisions": 0.0, "time/train_s": 1.0}) == "step 2/2  decisions 0  train 1.0 s"
 
 
 def test_a_quick_stage_is_said_once_at_its_end(said: pytest.LogCaptureFixture):

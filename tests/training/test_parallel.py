@@ -82,7 +82,7 @@ def test_a_trainer_with_a_follower_trains_as_alone_resumes_and_leaves_no_process
                 assert trainer.ready().step_done == step - 1
                 family = [trainer.pid, *(child.pid for child in psutil.Process(trainer.pid).children())]
                 assert len(family) == processes
-                adapter = Path(trainer.step(step, 2)["adapter"])
+                adapter = trainer.step(step, 2).adapter
             finally:
                 trainer.close()
             _, alive = psutil.wait_procs([psutil.Process(pid) for pid in family if psutil.pid_exists(pid)], timeout=10)

@@ -8,7 +8,6 @@ import textwrap
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from pathlib import Path
 
 import psutil
 import pytest
@@ -30,8 +29,8 @@ def test_it_trains_and_publishes_and_its_errors_arrive_as_sentences(run_with_row
     try:
         assert trainer.ready().step_done == 0
         assert trainer.measure_mismatch()["mismatch/largest"] < 1e-4
-        answer = trainer.step(1, 2)
-        assert Path(answer["adapter"]) == paths.adapter(1) and answer["metrics"]["train/decisions"] > 0
+        trained = trainer.step(1, 2)
+        assert trained.adapter == paths.adapter(1) and trained.metrics["train/decisions"] > 0
         with pytest.raises(TrainingError, match="step 5 was asked for, but the next one is 2"):
             trainer.step(5, 2)
     finally:

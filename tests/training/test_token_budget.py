@@ -5,8 +5,8 @@ import torch
 
 from telemetry.errors import TrainingError
 from training import token_budget
-from training.settings import TrainingSettings
-from training.token_budget import CPU_TOKENS, LEAST, MOST, TokenBudget, tokens_that_fit
+from training.settings import CPU_TOKENS, TrainingSettings
+from training.token_budget import LEAST, MOST, TokenBudget, tokens_that_fit
 
 CPU = torch.device("cpu")
 

@@ -1,0 +1,34 @@
+"""When a run compares trainer and engine, and on which rows.
+
+Before its first step a run refuses to train unless both give the same probabilities to rows of the version that both hold.
+Without a buffer every later step shows the gap on its own rows; with one, every `training.mismatch_every` steps do.
+"""
+
+from pipeline.resources import Resources
+from pipeline.rollout_queue import RolloutQueue
+from pipeline.run_settings import RunSettings
+from tasks.replayed_rollouts import IdleEngine
+from tasks.rollouts import roll_out_probe
+from tasks.training import check_mismatch, has_fresh_rows
+
+
+async def check_agreement(resources: Resources, queue: RolloutQueue, settings: RunSettings, step: int) -> dict[str, float]:
+    """Compare trainer and engine before `step` if a comparison is due; the gap as metrics, empty if none is due.
+
+    Raises:
+        TrainingError: they differ by more than the settings allow.
+    """
+    every = settings.training.mismatch_every
+    begins = step == resources.standing.step_done + 1
+    if not begins and not (settings.pipeline.buffer_depth and every and step % every == 0):
+        return {}
+    if not await has_fresh_rows(resources):
+        if not begins and not queue.in_step:
+            return {}  # what is in flight is not stopped for a comparison
+        # Rollouts ran ahead: none of what is published was drawn by the trainer's version.
+        await queue.all_played()
+    if not await has_fresh_rows(resources):
+        if isinstance(resources.engine, IdleEngine):
+            return {}  # no engine draws: the replayed rows were compared when their run began
+        await roll_out_probe(resources, step - 1)
+    return await check_mismatch(resources)

@@ -1,0 +1,98 @@
+"""Where a run's rollouts come from, and which scheduler keeps them in flight.
+
+The source is this process, a Dask cluster, or what an earlier run stored. The flow opens both once and never asks which they are.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from flows.producer_fleet import ProducerFleet
+from pipeline.buffered_queue import BufferedQueue
+from pipeline.lockstep_queue import LockstepQueue
+from pipeline.play import RolloutReport
+from pipeline.resources import Resources
+from pipeline.rollout_queue import RolloutQueue
+from pipeline.rollout_source import RolloutSource, Stretch
+from pipeline.run_settings import PipelineSettings, RunSettings
+from pipeline.threads import usable_cores
+from storage.runs import RunPaths
+from storage.stored_groups import stored_groups
+from tasks.dask_rollouts import DaskPlan, dask_source
+from tasks.replayed_rollouts import ReplayedSource
+from tasks.rollouts import roll_out_groups
+
+
+class LocalSource:
+    """Plays in this process, a Prefect task for each stretch: with its time-out, and tried again where it failed."""
+
+    def __init__(self, resources: Resources, pipeline: PipelineSettings) -> None:
+        self._resources = resources
+        self._task = roll_out_groups.with_options(
+            timeout_seconds=pipeline.rollout_timeout_s,
+            retries=pipeline.rollout_retries,
+            retry_delay_seconds=1,
+            retry_jitter_factor=1,
+        )
+
+    async def play(self, stretch: Stretch) -> RolloutReport:
+        """See `RolloutSource.play`."""
+        return await self._task(self._resources, stretch.step, stretch.first_group, stretch.count, stretch.after)
+
+
+@asynccontextmanager
+async def open_queue(settings: RunSettings, resources: Resources, fleet: ProducerFleet) -> AsyncIterator[RolloutQueue]:
+    """The run's rollouts, open for the length of the block; `fleet` plays start groups that need not be begun here."""
+    pipeline, step_done = settings.pipeline, resources.standing.step_done
+    async with rollout_source(settings, resources) as source:
+        if pipeline.deterministic:
+            queue: RolloutQueue = LockstepQueue(resources, source, pipeline, settings.steps, step_done=step_done)
+        else:
+            queue = BufferedQueue(
+                resources,
+                source,
+                pipeline,
+                settings.steps,
+                step_done=step_done,
+                elsewhere=lambda: fleet.standing().in_flight,
+            )
+        async with queue:
+            yield queue
+
+
+@asynccontextmanager
+async def rollout_source(settings: RunSettings, resources: Resources) -> AsyncIterator[RolloutSource]:
+    """The source that the settings mean, open for the length of the block."""
+    if settings.simulated.from_run:
+        yield await _replayed(settings, resources)
+    elif settings.pipeline.task_runner == "dask":
+        async with dask_source(settings.paths.root, _dask_plan(settings), resources.spans) as source:
+            yield source
+    else:
+        yield LocalSource(resources, settings.pipeline)
+
+
+def _dask_plan(settings: RunSettings) -> DaskPlan:
+    inference, pipeline = settings.inference, settings.pipeline
+    left = usable_cores() - settings.threads[1]
+    return DaskPlan(
+        address=pipeline.dask_address,
+        workers=pipeline.dask_workers,
+        threads=inference.threads or max(1, left // pipeline.dask_workers),
+        start_timeout_s=inference.start_timeout_s,
+        no_worker_timeout_s=inference.no_worker_timeout_s,
+        timeout_s=pipeline.rollout_timeout_s,
+        retries=pipeline.rollout_retries,
+    )
+
+
+async def _replayed(settings: RunSettings, resources: Resources) -> ReplayedSource:
+    same = {entry: resources.provenance[entry] for entry in ("base_model", "tokenizer")}
+    groups = await asyncio.to_thread(stored_groups, RunPaths(settings.runs_root / settings.simulated.from_run), same)
+    return ReplayedSource(
+        resources,
+        groups,
+        settings.simulated,
+        timeout_s=settings.pipeline.rollout_timeout_s,
+        retries=settings.pipeline.rollout_retries,
+    )

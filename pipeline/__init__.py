@@ -1,0 +1,1 @@
+"""How a run works, without Prefect: settings, threads, what is in flight between rollouts and training, dry runs."""

@@ -1,0 +1,155 @@
+"""The words, tables and boards that Prefect's pages show: from results to rows and markdown, and nothing else.
+
+Never: send anything, or read more of a run than it is given.
+"""
+
+import base64
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+from typing import Any
+
+from evaluation.intervals import FEWEST_CLUSTERS, counted, too_few
+from evaluation.strength import Opening, Score
+from game.board import Board
+from game.render import Frame, frame_around, locations_of, picture
+from state_cache.store import StateCache
+from storage.runs import RunPaths
+
+_STEP_COLUMNS = (
+    ("return", "{0:+.2f}", "train/return_mean"),
+    ("decisions", "{0:.0f}", "train/decisions"),
+    ("lag", "{0:.0f}", "train/policy_lag_max"),
+    ("tokens/s", "{0:.0f}", "rollout/tokens_per_s"),
+    ("prefix hits", "{0:.0%}", "rollout/prefix_hit_share"),
+    ("entropy", "{0:.2f}", "train/entropy"),
+    ("step s", "{0:.2f}", "time/step_s"),
+    ("rollout s", "{0:.2f}", "time/rollout_s"),
+    ("waited s", "{0:.2f}", "time/rollout_wait_s"),
+    ("train s", "{0:.2f}", "time/train_s"),
+    ("publish s", "{0:.2f}", "time/publish_s"),
+    ("Prefect", "{0:.1%}", "time/orchestration_share"),
+    ("GPU", "{0:.0%}", "gpu/utilisation"),
+)
+_LEADS = ((4, "up to 4"), (5, "5"), (6, "6"), (8, "7 or 8"), (34, "9 and more"))
+"""Most centres of the strongest power, and the words for it; all powers begin with 3 or 4."""
+
+
+_BOARD_WIDTH = 450
+"""Pixels; Prefect's page is about 940 wide in a window of 1500."""
+
+
+def step_row(step: int, figures: Mapping[str, float]) -> dict[str, str]:
+    """A step's row of the table; a figure that the step lacks is left empty."""
+    row = {"step": str(step)}
+    return row | {title: form.format(figures[name]) if name in figures else "" for title, form, name in _STEP_COLUMNS}
+
+
+def cache_rows(cache: StateCache) -> list[dict[str, str | int]]:
+    """Positions of both parts, counted by game year and by the centres of the strongest power."""
+    counts = {
+        part: Counter((snapshot.year, _lead(max(snapshot.centres))) for snapshot in snapshots)
+        for part, snapshots in (("to train from", cache.train), ("held out", cache.held_out))
+    }
+    met = sorted({key for counted in counts.values() for key in counted})
+    return [
+        {"year": year, "strongest power's centres": _LEADS[lead][1]}
+        | {part: counted[year, lead] for part, counted in counts.items()}
+        for year, lead in met
+    ]
+
+
+def result_page(paths: RunPaths, summary: Mapping[str, Any], scores: Mapping[str, Score]) -> str:
+    """A finished run in markdown."""
+    base, trained = scores["base"], scores["trained"]
+    report = paths.root / "report.html"
+    parts = [
+        f"# {paths.root.name}: {base.mean:+.2f} → {trained.mean:+.2f} centres",
+        f"{_verdict(base, trained)} It took {summary['steps']} steps, {summary.get('decisions', 0)} decisions "
+        f"and {summary.get('wall_s', 0):.0f} s; orders rejected: {summary.get('orders_rejected', 0)}; "
+        f"policy lag at most {summary.get('max_policy_lag_seen', 0)}; "
+        f"Prefect's share of the steps' time: {summary.get('orchestration_share', 0):.1%}.",
+        _score_table({_in_words(label): score for label, score in scores.items()}),
+        f"The report is `{report.resolve()}`." if report.exists() else f"The run lies in `{paths.root.resolve()}`.",
+        _opening_part({"base": base.openings[:1], "trained": trained.openings[:1]}),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def score_page(run: str, version: int, scores: Mapping[str, Score]) -> str:
+    """Scores of one policy version, by opponents, in markdown."""
+    who = "the base" if version == 0 else f"version {version}"
+    first = next(iter(scores.values()))
+    parts = [
+        f"# {run}, {who}: {first.mean:+.2f} centres",
+        f"Mean supply centres gained by one power, on "
+        f"{counted(first.positions, 'positions')} of {counted(first.source_games, 'held-out games')}.",
+        _score_table({f"against {opponents}": score for opponents, score in scores.items()}),
+        _opening_part({who: first.openings[:1]}),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _verdict(base: Score, trained: Score) -> str:
+    ours, theirs = trained.estimate.interval, base.estimate.interval
+    if ours is None or theirs is None:
+        few = too_few(min(base.source_games, trained.source_games), "source games")
+        return f"**No difference from its base is shown**: there are no intervals ({few})."
+    if ours[0] > theirs[1]:
+        return "**It plays better than its base**: the two 95 % intervals do not meet."
+    if ours[1] < theirs[0]:
+        return "**It plays worse than its base**: the two 95 % intervals do not meet."
+    return "**No difference from its base is shown**: the two 95 % intervals meet."
+
+
+def _in_words(label: str) -> str:
+    """`trained_vs_mover` -> `trained, against mover`."""
+    who, _, opponents = label.partition("_vs_")
+    return f"{who}, against {opponents}" if opponents else who
+
+
+def _score_table(scores: Mapping[str, Score]) -> str:
+    rows = [
+        f"| {who} | {score.mean:+.2f} | {_ends(score)} | {score.forks} | {score.source_games} |" for who, score in scores.items()
+    ]
+    return "\n".join(["| player | centres gained | 95 % interval | forks | source games |", "|---|---:|---:|---:|---:|", *rows])
+
+
+def _ends(score: Score) -> str:
+    found = score.estimate.interval
+    return f"none: it takes {FEWEST_CLUSTERS} source games" if found is None else f"{found[0]:+.2f} to {found[1]:+.2f}"
+
+
+def _opening_part(openings: Mapping[str, Sequence[Opening]]) -> str:
+    """The first decision of each player, side by side: its orders, how sure it was of them, and the board."""
+    found = {who: opening for who, some in openings.items() for opening in some}
+    if not found:
+        return ""
+    last = list(found.values())[-1]
+    # Players are compared on one position only.
+    found = {who: each for who, each in found.items() if (each.snapshot, each.power) == (last.snapshot, last.power)}
+    board = Board.restore(last.snapshot)
+    frame = frame_around(place for each in found.values() for place in locations_of(board, each.power, each.orders))
+    cells = [[f"{order} | {chance:.1%}" for order, chance in _sure(each)] for each in found.values()]
+    rows = [f"| {' | '.join(row)} |" for row in zip_longest(*cells, fillvalue=" | ")]
+    head = [f"| {' | '.join(f'{who} | how sure' for who in found)} |", "|" + "---|---:|" * len(found)]
+    boards = " ".join(_board(board, who, each, frame) for who, each in found.items())
+    how_sure = "How sure: the probability of an order, given the orders above it; an arrow is as thick as sure."
+    which = f"The boards: {', then '.join(found)}." if len(found) > 1 else ""
+    title = f"## First held-out position: {last.power}, {board.long_phase.lower()}"
+    return "\n\n".join([title, "\n".join([*head, *rows]), f"{how_sure} {which}", boards])
+
+
+def _board(board: Board, who: str, opening: Opening, frame: Frame) -> str:
+    drawn = picture(board, {opening.power: opening.orders}, certainty=dict(_sure(opening)), frame=frame)
+    address = "data:image/svg+xml;base64," + base64.b64encode(drawn.encode()).decode()
+    # Markdown's own pictures are as wide as the page; these two fit beside each other.
+    return f'<img alt="Board with the orders of {opening.power} by {who}" width="{_BOARD_WIDTH}" src="{address}">'
+
+
+def _sure(opening: Opening) -> list[tuple[str, float]]:
+    return list(zip(opening.orders, opening.probabilities, strict=True))
+
+
+def _lead(centres: int) -> int:
+    return next(place for place, (most, _) in enumerate(_LEADS) if centres <= most)

@@ -1,0 +1,132 @@
+"""The scheduler of deterministic runs: each step trains on exactly its own start groups, whoever is faster.
+
+With `pipeline.buffer_depth` 0, rollouts and training alternate. With 1 they overlap: while a step trains, the next step's start
+groups are played by the version before the one in training, all of them. They are published only after the step at work has
+chosen its rows. So a seed repeats a whole CPU run. A task that fails for good ends the run.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import replace
+
+from pipeline.controller import QueueTarget, Seen
+from pipeline.play import report_of
+from pipeline.publisher import newest_version
+from pipeline.resources import PRODUCER
+from pipeline.rollout_queue import RolloutQueue
+from pipeline.rollout_source import Stretch
+from pipeline.stretches import groups_per_task
+from storage.adapters import read_adapter
+from storage.follow import LOOKAHEAD
+from storage.ledger import ledger_path
+from storage.shards import Coverage, coverage
+from telemetry.errors import DataError
+from telemetry.progress import reporter
+from training.process import TrainedStep
+
+
+class LockstepQueue(RolloutQueue):
+    """Plays all start groups of a step, then gives them to the step."""
+
+    in_step = True
+    _begun = 0  # the newest step whose start groups were begun
+    _paused_at = -1
+
+    @property
+    def _overlapped(self) -> bool:
+        """The rollouts of a step are played while the step before it trains."""
+        return self._pipeline.buffer_depth > 0
+
+    @property
+    def target(self) -> QueueTarget:
+        """Nothing is decided by measured time, so it never changes."""
+        return QueueTarget(ahead=self._wanted * self._pipeline.buffer_depth, producers=0, reason="")
+
+    def learn(self, seen: Seen) -> QueueTarget:
+        """See `RolloutQueue.learn`; what a step showed changes nothing here."""
+        return self.target
+
+    def play_ahead(self, step: int) -> None:
+        """Overlapped: begin the start groups of the step after `step`, by the version that is served now."""
+        if self._overlapped and step < self._last_step:
+            chosen = ledger_path(self._resources.paths, self._resources.standing.lineage, step)
+            for stretch in self._missing(step + 1):
+                self._begin(replace(stretch, after=chosen))
+            self._begun = step + 1
+
+    async def hand_over(self, trained: TrainedStep, *, at_once: bool) -> None:
+        """See `RolloutQueue.hand_over`. Overlapped, it is held back until the rollouts of the version before are played."""
+        if not self._overlapped:
+            await self._publisher.publish(trained, at_once=True)
+            return
+        self._publisher.hold(trained)
+        if at_once:
+            await self.all_played()
+            await self._publisher.release()
+
+    async def _resume(self) -> None:
+        newest = newest_version(self._resources)
+        if newest is None:
+            return
+        if self._overlapped and newest.version == 1:
+            self._publisher.hold(newest)  # the engines begin with the base model, which is the version before
+            return
+        if self._overlapped:
+            try:
+                before = await asyncio.to_thread(read_adapter, self._resources.paths, newest.version - 1)
+            except DataError as error:
+                reporter().say(
+                    f"the rollouts of step {newest.version + 1} are drawn by version {newest.version} instead of the version "
+                    f"before it: {error}"
+                )
+            else:
+                await self._resources.serve(before.version, before.path, before.adapter_hash)
+                self._publisher.hold(newest)
+                return
+        await self._publisher.publish(newest, at_once=True)
+
+    async def _collect(self, step: int) -> float:
+        """Play what is missing of the step's own start groups, unless enough is ready; wait for all of it."""
+        if self._may_pause(step) and await self._is_full(step):
+            reporter().say(f"step {step} plays nothing: enough advantage groups are ready")
+            self._paused_at = step
+            return 1.0
+        if self._begun < step:
+            for stretch in self._missing(step):
+                self._begin(stretch)
+            self._begun = step
+        at_first = [each.stretch.count * each.task.done() for each in self._in_flight]
+        wanted = sum(each.stretch.count for each in self._in_flight)
+        self._reports += await asyncio.gather(*(each.task for each in self._in_flight))
+        self._in_flight.clear()
+        return sum(at_first) / wanted if wanted else 1.0
+
+    def _may_pause(self, step: int) -> bool:
+        """Not in two steps running, nor over more numbers than an index looks ahead: it would find later shards late."""
+        return self._pipeline.ready_groups_max > 0 and self._paused_at != step - 1 and self._wanted < LOOKAHEAD
+
+    async def _is_full(self, step: int) -> bool:
+        found = await asyncio.to_thread(self._resources.trainer.eligible, step, self._wanted)
+        self.ready = found.start_groups
+        return found.advantage_groups >= self._pipeline.ready_groups_max
+
+    def _missing(self, step: int) -> Iterable[Stretch]:
+        """Stretches of the step that no shard holds: all of them, except in a run that is resumed."""
+        if ledger_path(self._resources.paths, self._resources.standing.lineage, step).exists():
+            return []  # its rows were chosen already, and the trainer will ask for these very rows
+        published = coverage(self._resources.paths, PRODUCER, (step - 1) * self._wanted, self._wanted)
+        self._note_published(published)
+        family = self._resources.rollouts.family
+        each = -(-groups_per_task(self._wanted, self._pipeline, None) // family) * family
+        return [
+            Stretch(first + offset, min(each, count - offset), step)
+            for first, count in published.missing
+            for offset in range(0, count, each)
+        ]
+
+    def _note_published(self, published: Coverage) -> None:
+        for sentence in published.set_aside:
+            reporter().say(f"set aside, to be played again: {sentence}")
+        if published.published or published.set_aside:
+            missing = sum(count for _, count in published.missing)
+            self._reports.append(report_of(published, self._wanted - missing))

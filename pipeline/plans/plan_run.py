@@ -1,0 +1,392 @@
+"""What a command is going to do, in figures, before anything is started or written: the resolved plan of a run.
+
+Owns the reckoning and the checks that need no server, no engine and no model in memory. Loads neither Prefect nor vLLM,
+fetches nothing from a hub, writes nothing. A plan is a tree of sections; `bytes` in a name means bytes, `_at_most` a bound,
+`_about` an estimate.
+"""
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from evaluation.settings import EvaluationSettings
+from game.players import player
+from game.prompt_settings import DEFAULT_PROMPTS, PromptSettings
+from game.snapshot import Snapshot
+from inference.choose_engine import engine_kind
+from inference.memory_plan import (
+    SERVER_PROCESS_BYTES,
+    Machine,
+    ModelShape,
+    check_memory,
+    plan_memory,
+    read_shape,
+    this_machine,
+    vllm_build,
+)
+from inference.settings import InferenceSettings
+from pipeline.plans.find_model import (
+    TINY,
+    check_device,
+    check_length,
+    find_tiny,
+    model_for_plan,
+    model_shape,
+    tiny_shape,
+    trainer_bytes,
+    trainer_bytes_about,
+    trainer_gpu_bytes,
+)
+from pipeline.plans.rehearse_forks import PLIES_A_YEAR, Rehearsal, codec_of, rehearse, some_positions
+from pipeline.run_settings import CACHE_FOLDER, MODEL_FOLDER, RunSettings, check_settings
+from pipeline.threads import plan_threads, usable_cores
+from rollouts.fork import Tokens
+from state_cache.settings import CacheSettings
+from state_cache.store import find_cache, open_cache, version_name
+from storage.adapters import published_versions
+from storage.runs import RunPaths
+from telemetry.errors import InputError
+from training.settings import TinyModelSettings
+
+Plan = dict[str, Any]
+_GENERATORS_BYTES = 10_000
+"""Random generators in a checkpoint: about what torch and numpy keep."""
+_ADAPTER_FILES_BYTES = 12_000
+"""Config, manifest and the head of the weight file."""
+
+
+def plan_train(settings: RunSettings, *, resume: bool = False) -> Plan:
+    """The plan of a training run; with `resume`, of the steps that are left of one that exists.
+
+    Raises:
+        InputError: what the run itself would refuse: settings, a name that is taken, no such model, too little memory.
+    """
+    check_settings(settings)
+    check_device(settings.training.device)
+    done = max(published_versions(settings.paths), default=0) if resume else 0
+    if not resume and settings.run and settings.paths.settings.exists():
+        raise InputError(
+            f"run '{settings.run}' exists already in {settings.runs_root}: go on with it by --resume, "
+            "or choose another name with --run"
+        )
+    model, shape = _model(settings)
+    machine = this_machine()
+    trainer, trainer_gpu = trainer_bytes(settings, shape), trainer_gpu_bytes(settings, shape, machine)
+    check_memory(shape, settings.inference, trainer=trainer, trainer_gpu=trainer_gpu, machine=machine)
+    cache, positions = _positions(settings)
+    tokens = Tokens(codec_of(model), settings.prompts)
+    rehearsal = rehearse(positions, tokens, settings.rollouts, settings.inference.max_model_length, settings.seed)
+    settings = settings.model_copy(update={"steps": max(0, settings.steps - done)})
+    name = settings.run or f"{Path(settings.inference.model).name.lower()}-seed{settings.seed}-<time>"
+    folder = settings.runs_root / name
+    work = _work(settings, rehearsal)
+    return {
+        "command": "train",
+        "run": {"name": name, "folder": str(folder), "seed": settings.seed} | ({"steps_done": done} if resume else {}),
+        "work": work,
+        "tokens": _tokens(settings, rehearsal, work["decisions_about"], exact=model is not None),
+        "evaluation": _evaluation(settings.evaluation, times=2, scripted=2),
+        "disk": _disk(settings, rehearsal, shape, folder),
+        "memory": _memory(shape, settings.inference, machine, trainer_bytes_about(settings, shape, machine), trainer_gpu),
+        "threads": _threads(settings),
+        "engine": _engine(settings.inference, machine),
+        "reused_or_made": {"state_cache": _cache_line(cache, settings), "model": _model_line(model, settings)},
+        "figures": _figures(settings, folder),
+        "prefect": _prefect(),
+    }
+
+
+def plan_evaluate(run: str, version: int, runs_root: Path, settings: RunSettings) -> Plan:
+    """The plan of scoring `version` of `run` with `settings.evaluation`.
+
+    Raises:
+        InputError: no such version or model, or too little memory.
+    """
+    versions = [0, *published_versions(RunPaths(runs_root / run))]
+    version = versions[-1] if version == -1 else version
+    if version not in versions:
+        raise InputError(f"run '{run}' has no policy version {version}; its newest is {versions[-1]}")
+    settings = settings.model_copy(update={"runs_root": runs_root})
+    model, shape = _model(settings)
+    machine = this_machine()
+    check_memory(shape, settings.inference, machine=machine)
+    cache = find_cache(runs_root / CACHE_FOLDER, settings.cache)
+    return {
+        "command": "evaluate",
+        "run": {"name": run, "folder": str(runs_root / run), "policy_version": version},
+        "evaluation": _evaluation(settings.evaluation, times=1, scripted=0),
+        "memory": _memory(shape, settings.inference, machine, 0),
+        "threads": {"cores": usable_cores(), "engine": max(settings.threads)},
+        "engine": _engine(settings.inference, machine),
+        "reused_or_made": {"state_cache": _cache_line(cache, settings), "model": _model_line(model, settings)},
+        "prefect": _prefect(),
+    }
+
+
+def plan_serve(model: str, settings: InferenceSettings, address: str, adapters_root: Path, has_key: bool) -> Plan:
+    """The plan of a worker at `address`.
+
+    Raises:
+        InputError: no such model, or too little memory.
+    """
+    folder = model_for_plan(model)
+    shape = None if folder is None else read_shape(folder)
+    machine = this_machine()
+    check_length(settings, shape, model)
+    check_memory(shape, settings, machine=machine)
+    threads, _ = plan_threads(cores=usable_cores(), engine=settings.threads, trainer=0, overlap=False)
+    return {
+        "command": "serve",
+        "worker": {
+            "address": f"http://{address}",
+            "key": f"from {settings.key_variable}" if has_key else "none: loopback only",
+            "adapters_from": str(adapters_root),
+        },
+        "memory": _memory(shape, settings, machine, 0, flow=False),
+        "threads": {"cores": usable_cores(), "engine": threads},
+        "engine": _engine(settings, machine),
+        "reused_or_made": {"model": str(folder) if folder else f"'{model}', to be downloaded from the hub, which has it"},
+    }
+
+
+def plan_cache(settings: CacheSettings, runs_root: Path) -> Plan:
+    """The plan of building a state cache; one that stands is read and verified.
+
+    Raises:
+        DataError: the cache that stands is damaged.
+    """
+    found = find_cache(runs_root / CACHE_FOLDER, settings)
+    if found is not None:
+        open_cache(found)
+        sizes = sum(file.stat().st_size for file in found.iterdir())
+    else:
+        some = some_positions(settings)
+        row = sum(len(snapshot.position) + len(snapshot.source) + len(snapshot.game_id) + 100 for snapshot in some) / len(some)
+        sizes = int(row * (settings.train_snapshots + settings.held_out_snapshots))
+    return {
+        "command": "cache build",
+        "cache": {
+            "folder": str(runs_root / CACHE_FOLDER / version_name(settings)),
+            "train_positions": settings.train_snapshots,
+            "held_out_positions": settings.held_out_snapshots,
+            "years": f"{settings.first_year} to {settings.last_year}",
+            "phases": ", ".join(settings.phases),
+        },
+        "disk": {"cache_bytes": sizes, "free_bytes": _free(runs_root)},
+        "reused_or_made": {"state_cache": "found: nothing to do" if found else "to be built"},
+        "prefect": _prefect(),
+    }
+
+
+def plan_model(recipe: TinyModelSettings, runs_root: Path, prompts: PromptSettings = DEFAULT_PROMPTS) -> Plan:
+    """The plan of making a tiny model.
+
+    Raises:
+        InputError: there is no such teacher.
+    """
+    player(recipe.teacher)
+    found, shape = find_tiny(runs_root / MODEL_FOLDER, recipe, prompts), tiny_shape(recipe, prompts)
+    return {
+        "command": "model make",
+        "model": {
+            "folder": str(found) if found else str(runs_root / MODEL_FOLDER / "tiny-<recipe>"),
+            "parameters": shape.parameters,
+            "longest_sequence": shape.positions,
+        },
+        "work": {
+            "scripted_games": recipe.source_games,
+            "imitation_steps": recipe.imitation_steps,
+            "positions_a_step": recipe.imitation_positions,
+        },
+        "disk": {"weights_bytes": shape.parameters * shape.width, "free_bytes": _free(runs_root)},
+        "threads": {"cores": usable_cores()},
+        "reused_or_made": {"model": "found: nothing to do" if found else "to be made"},
+    }
+
+
+def _model(settings: RunSettings) -> tuple[Path | None, ModelShape | None]:
+    """Where the model lies, if it does, and its shape, if that can be known."""
+    name = settings.inference.model
+    found = (
+        find_tiny(settings.runs_root / MODEL_FOLDER, settings.tiny_model, settings.prompts)
+        if name == TINY
+        else model_for_plan(name)
+    )
+    shape = model_shape(name, settings.tiny_model, settings.prompts)
+    check_length(settings.inference, shape, settings.inference.model)
+    return found, shape
+
+
+def _positions(settings: RunSettings) -> tuple[Path | None, Sequence[Snapshot]]:
+    found = find_cache(settings.runs_root / CACHE_FOLDER, settings.cache)
+    return found, some_positions(settings.cache) if found is None else open_cache(found).train
+
+
+def _work(settings: RunSettings, rehearsal: Rehearsal) -> Plan:
+    rollouts, powers = settings.rollouts, 1 if settings.rollouts.policy_powers == "one" else 7
+    forks = settings.steps * rollouts.start_groups * rollouts.forks_per_group
+    plies = PLIES_A_YEAR * rollouts.horizon_years
+    return {
+        "steps": settings.steps,
+        "start_groups_a_step": rollouts.start_groups,
+        "forks_a_group": rollouts.forks_per_group,
+        "policy_powers": powers,
+        "plies_at_most": plies,
+        "forks": forks,
+        "decisions_at_most": forks * powers * plies,
+        "decisions_about": round(forks * rehearsal.decisions_per_fork),
+    }
+
+
+def _tokens(settings: RunSettings, rehearsal: Rehearsal, decisions: int, *, exact: bool) -> Plan:
+    longest = settings.inference.max_model_length
+    plan: Plan = {
+        "request_at_most": longest,
+        "prompt_about": round(rehearsal.prompt_tokens),
+        "completion_about": round(rehearsal.completion_tokens),
+        "prompts_of_the_run_about": round(rehearsal.prompt_tokens * decisions),
+        "completions_of_the_run_about": round(rehearsal.completion_tokens * decisions),
+        "basis": "some forks played by lot, with this model's tokenizer"
+        if exact
+        else "some forks played by lot; no tokenizer is here yet, so each byte counts as a token: bounds",
+    }
+    if exact and rehearsal.longest_request > longest:
+        plan["warning"] = (
+            f"a request may need {rehearsal.longest_request} tokens, more than inference.max_model_length {longest}: "
+            "its fork would fail; raise it"
+        )
+    return plan
+
+
+def _evaluation(evaluation: EvaluationSettings, *, times: int, scripted: int) -> Plan:
+    forks = evaluation.positions * evaluation.powers_per_position
+    return {
+        "positions": evaluation.positions,
+        "powers_a_position": evaluation.powers_per_position,
+        "opponents": ", ".join(evaluation.opponents),
+        "forks_of_the_policy": times * forks * len(evaluation.opponents),
+        "decisions_at_most": times * forks * len(evaluation.opponents) * PLIES_A_YEAR * evaluation.horizon_years,
+        "forks_of_scripted_players": scripted * forks,
+    }
+
+
+def _disk(settings: RunSettings, rehearsal: Rehearsal, shape: ModelShape | None, folder: Path) -> Plan:
+    rollouts, steps = settings.rollouts, settings.steps
+    forks = steps * rollouts.start_groups * rollouts.forks_per_group
+    tasks = -(-rollouts.start_groups // settings.pipeline.groups_per_task) if settings.pipeline.groups_per_task else 1
+    decisions = round(forks * rehearsal.decisions_per_fork * rehearsal.decision_bytes)
+    plies = round(forks * rehearsal.plies_per_fork * rehearsal.ply_bytes)
+    plan: Plan = {
+        "decision_bytes": round(rehearsal.decision_bytes),
+        "ply_bytes": round(rehearsal.ply_bytes),
+        "shards_bytes_about": decisions + plies + steps * tasks * rehearsal.file_bytes,
+    }
+    total = plan["shards_bytes_about"]
+    if shape is not None:
+        adapter = 4 * shape.lora_parameters(settings.training.lora_rank) + _ADAPTER_FILES_BYTES
+        checkpoint = 3 * adapter + _GENERATORS_BYTES
+        kept = min(steps, settings.training.keep_checkpoints)
+        plan |= {
+            "adapter_bytes": adapter,
+            "adapters_bytes_about": steps * adapter,
+            "checkpoint_bytes": checkpoint,
+            "checkpoints_bytes_about": kept * checkpoint,
+        }
+        total += steps * adapter + kept * checkpoint
+    else:
+        plan["adapters"] = "unknown: the model is not here yet"
+    free = _free(folder)
+    plan |= {"run_bytes_about": total, "free_bytes": free}
+    if total > free:
+        plan["warning"] = "the run may not fit the disk"
+    return plan
+
+
+def _memory(
+    shape: ModelShape | None,
+    settings: InferenceSettings,
+    machine: Machine,
+    trainer: int,
+    trainer_gpu: int = 0,
+    *,
+    flow: bool = True,
+) -> Plan:
+    """Resident memory by process; `flow`: the command is a flow, which brings a Prefect server unless one is there."""
+    if shape is None:
+        return {"needed": "unknown: the model is not here yet, or its config does not tell", "available_bytes": machine.memory}
+    server = 0 if os.environ.get("PREFECT_API_URL") or not flow else SERVER_PROCESS_BYTES
+    if settings.urls:
+        return {"trainer_bytes_about": trainer, "prefect_server_bytes_about": server, "available_bytes": machine.memory}
+    plan = plan_memory(shape, settings, machine, trainer=trainer)
+    rows: Plan = {
+        "engine_process_bytes_about": plan.process,
+        "weights_bytes": plan.weights,
+        "kv_cache_bytes": plan.kv_cache,
+        "kv_cache_tokens": plan.tokens,
+        "kv_token_bytes": plan.token,
+        "longest_sequences_held": plan.whole_sequences,
+        "max_sequences": settings.max_sequences,
+        "kv_bytes_for_all_sequences": plan.token * plan.sequence * settings.max_sequences,
+    }
+    if trainer:
+        rows["trainer_process_bytes_about"] = trainer
+    if server:
+        rows["prefect_server_bytes_about"] = server
+    rows |= {"needed_bytes_about": plan.needed + server, "available_bytes": machine.memory}
+    if machine.gpu_total:
+        rows |= {"gpu_reserved_bytes": plan.gpu_needed, "gpu_free_bytes": machine.gpu_free, "gpu_total_bytes": machine.gpu_total}
+        rows["gpu_trainer_bytes_at_least"] = trainer_gpu
+    return rows
+
+
+def _threads(settings: RunSettings) -> Plan:
+    engine, trainer = settings.threads
+    return {"cores": usable_cores(), "engine": engine, "trainer": trainer}
+
+
+def _engine(settings: InferenceSettings, machine: Machine) -> Plan:
+    if settings.urls:
+        return {"kind": "workers", "urls": ", ".join(settings.urls), "model": settings.model}
+    build = vllm_build()
+    kind, reason = engine_kind(settings.engine, has_vllm=build is not None, has_cuda=machine.gpu_total > 0)
+    told = reason if kind == "torch" else f"{reason}; it is built for {str(build).upper()}"
+    plan: Plan = {"kind": told, "model": settings.model, "dtype": settings.dtype}
+    return plan if kind == "torch" else plan | {"block_tokens": settings.block_size}
+
+
+def _cache_line(found: Path | None, settings: RunSettings) -> str:
+    wanted = f"{settings.cache.train_snapshots} positions and {settings.cache.held_out_snapshots} held out"
+    return f"found: {found}" if found else f"to be built: {wanted}"
+
+
+def _model_line(found: Path | None, settings: RunSettings) -> str:
+    if found is not None:
+        return f"found: {found}"
+    return "to be made from its recipe" if settings.inference.model == TINY else "to be downloaded from the hub, which has it"
+
+
+def _figures(settings: RunSettings, folder: Path) -> Plan:
+    wandb = {
+        "offline": f"offline, under {folder}",
+        "online": f"online, project {settings.telemetry.wandb_project}",
+        "disabled": "off",
+    }
+    return {
+        "metrics": str(folder / "metrics.jsonl"),
+        "summary": str(folder / "summary.json"),
+        "wandb": wandb[settings.telemetry.wandb],
+    }
+
+
+def _prefect() -> Plan:
+    url = os.environ.get("PREFECT_API_URL")
+    return {"server": url or f"one of its own for this command, its database in {os.environ.get('PREFECT_HOME', '~/.prefect')}"}
+
+
+def _free(folder: Path) -> int:
+    """Free bytes on the disk that `folder` will lie on."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return shutil.disk_usage(folder).free

@@ -1,0 +1,160 @@
+"""What a tuning flow is about to do: candidates, what of them cannot fit, where results lie, and what is measured already.
+
+Nothing is started, made or fetched for it, and nothing is written: `entente tune --dry-run` shows just this.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from decoding.model_files import model_fingerprint
+from inference.memory_plan import Machine, ModelShape, check_memory, this_machine
+from inference.settings import InferenceSettings
+from pipeline.plans.find_model import TINY, check_length, model_here, model_shape
+from pipeline.refresh_settings import newest_run
+from pipeline.run_settings import RunSettings, check_settings, layered_settings, settings_of
+from pipeline.tuning_folder import kept
+from storage.adapters import Adapter, published_versions, read_adapter
+from storage.runs import RunPaths
+from tuning.candidates import Candidate, candidates_of, refused, varied_axes
+from tuning.outputs import as_config
+from tuning.requests import check_shape
+from tuning.settings import TuneSettings
+
+TUNING_FOLDER = "_tuning"
+"""Beside the runs, under `runs_root`."""
+NEWEST = "newest"
+_GUESS_S = 30.0
+"""Seconds of a candidate, as long as none was measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuningPlan:
+    """What is to be measured, known without starting anything."""
+
+    settings: RunSettings
+    run: str
+    """Run whose requests are asked; empty: random ones."""
+    folder: Path
+    candidates: list[Candidate]
+    refused: dict[str, str]
+    """Why candidates are not started, by key."""
+    varied: list[str]
+    adapter: Adapter | None
+    """Of the run."""
+    adapter_rank: int
+    on_gpu: bool
+
+    def missing(self, *, retry_failed: bool) -> list[Candidate]:
+        """Candidates that are still to be measured."""
+        found = {each.key: kept(self.folder, each) for each in self.candidates if each.key not in self.refused}
+        return [
+            each
+            for each in self.candidates
+            if each.key in found and ((measured := found[each.key]) is None or (retry_failed and not measured.arms))
+        ]
+
+    def seconds_each(self) -> float:
+        """Seconds that a candidate takes, by those measured before."""
+        seconds = [m.seconds for each in self.candidates if (m := kept(self.folder, each)) is not None and m.arms]
+        return sum(seconds) / len(seconds) if seconds else _GUESS_S
+
+
+def plan_tuning(run: str, settings: RunSettings | None, tuning: TuneSettings, runs_root: Path, output: Path | None) -> TuningPlan:
+    """What would be measured; refuses what can be refused at once."""
+    run, settings = settings_for(run, settings, runs_root)
+    base, machine = settings.inference, this_machine()
+    shape = model_shape(base.model, settings.tiny_model, settings.prompts)
+    check_length(base, shape, base.model)
+    if not run:
+        check_shape(tuning, max_model_length=base.max_model_length)
+    adapter = _adapter(RunPaths(runs_root / run)) if run else None
+    rank = settings.training.lora_rank
+    candidates = candidates_of(base, tuning, on_gpu=machine.gpu_total > 0)
+    label = run or ("random" if base.model == TINY else f"random-{Path(base.model).name.lower()}")
+    return TuningPlan(
+        settings=settings,
+        run=run,
+        folder=output or runs_root / TUNING_FOLDER / label,
+        candidates=candidates,
+        refused=refused(candidates, partial(_fits, shape, machine), adapter_rank=rank),
+        varied=varied_axes(candidates),
+        adapter=adapter,
+        adapter_rank=rank,
+        on_gpu=machine.gpu_total > 0,
+    )
+
+
+def settings_for(run: str, settings: RunSettings | None, runs_root: Path) -> tuple[str, RunSettings]:
+    """The run that is meant, and the settings to begin with: the engine is one on this machine, whoever else played.
+
+    Raises:
+        InputError: there is no such run, or settings contradict each other.
+    """
+    run = newest_run(runs_root) if run == NEWEST else run
+    own = settings_of(RunPaths(runs_root / run)) if run else layered_settings("laptop")
+    settings = settings or own
+    here = settings.inference.model_copy(update={"urls": (), "evaluation_urls": ()})
+    settings = settings.model_copy(update={"runs_root": runs_root, "inference": here})
+    check_settings(settings)
+    return run, settings
+
+
+def _fits(shape: ModelShape | None, machine: Machine, settings: InferenceSettings) -> None:
+    check_memory(shape, settings, machine=machine)
+
+
+def _adapter(paths: RunPaths) -> Adapter | None:
+    versions = [version for version in published_versions(paths) if version]
+    return read_adapter(paths, versions[-1]) if versions else None
+
+
+def identity_of(plan: TuningPlan, model: Path, tuning: TuneSettings) -> dict[str, Any]:
+    """What results in one folder have in common."""
+    asked: dict[str, Any] = {"requests_of": plan.run or "nobody: random", "requests": tuning.asked, "rounds": tuning.rounds}
+    if not plan.run:
+        asked |= {name: getattr(tuning, name) for name in ("random_prompt_tokens", "random_completion_tokens", "random_shared")}
+    return asked | {
+        "seed": tuning.seed,
+        "base_model": model_fingerprint(model),
+        "adapter": plan.adapter.adapter_hash if plan.adapter else f"random weights of rank {plan.adapter_rank}",
+        **as_config(plan.settings.inference),
+    }
+
+
+def planned(plan: TuningPlan, tuning: TuneSettings) -> dict[str, Any]:
+    """What `--dry-run` shows."""
+    missing = {each.key for each in plan.missing(retry_failed=tuning.retry_failed)}
+    seconds = plan.seconds_each()
+    told = [
+        (
+            each.label(plan.varied),
+            f"refused: {plan.refused[each.key]}"
+            if each.key in plan.refused
+            else "to be measured"
+            if each.key in missing
+            else "measured before",
+        )
+        for each in plan.candidates
+    ]
+    model = plan.settings.inference.model
+    there = model == TINY or model_here(model) is not None
+    return {
+        "command": "tune",
+        "requests": {
+            "of": plan.run or "nobody: random ones",
+            "each_pass": tuning.asked,
+            "passes_of_a_candidate": tuning.passes,
+            "model": model if there else f"{model}, to be fetched first",
+            "adapter": f"policy version {plan.adapter.version}"
+            if plan.adapter
+            else f"random weights of rank {plan.adapter_rank}",
+        },
+        "candidates": {f"{number} {label}": state for number, (label, state) in enumerate(told, start=1)},
+        "time": {
+            "left_s": round(seconds * len(missing)),
+            "basis": "those measured before" if seconds != _GUESS_S else f"a guess of {_GUESS_S:g} s each, until one is measured",
+        },
+        "files": {"folder": str(plan.folder)},
+    }

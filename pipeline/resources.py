@@ -1,0 +1,87 @@
+"""The live handles that a run's tasks share: engine, trainer process, tokens, positions, clocks; those that playing needs for
+themselves, since rollouts are also played where there is no trainer.
+
+Held by the flow, handed to tasks as one object that Prefect neither copies nor stores. Owns nothing: whoever opened
+them closes them.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from inference.engine import Engine
+from inference.host import EngineHost
+from pipeline.frozen_opponent import NOBODY, FrozenOpponent
+from rollouts.fork import Tokens
+from rollouts.settings import RolloutSettings
+from state_cache.store import StateCache
+from storage.control import ControlDesk
+from storage.learnable_aside import PastSpreadsAside
+from storage.runs import RunPaths
+from telemetry.devices import GpuSampler
+from telemetry.timing import Spans
+from training.process import Standing, TrainerProcess
+
+PRODUCER = "local"
+"""Producer name of the rollouts that the training flow itself makes."""
+PROBE = "probe"
+"""Producer name of the rollouts that compare engine and trainer when a run is resumed."""
+
+
+@dataclass(kw_only=True)
+class Playing:
+    """What rollouts of one run are played with, wherever that is."""
+
+    paths: RunPaths
+    model: Path
+    """Folder of the base model."""
+    seed: int
+    rollouts: RolloutSettings
+    cache: StateCache
+    host: EngineHost
+    engine: Engine
+    """Draws the rollouts."""
+    tokens: Tokens
+    provenance: dict[str, str]
+    """What every shard says of its origin."""
+    past_spreads: PastSpreadsAside
+    """What the run's start groups taught so far, for the sampler."""
+    max_policy_lag: int
+    """The staleness budget, versions."""
+    full_disk_wait_s: float = 0.0
+    """Seconds for which finished rollouts wait for room on a full disk."""
+    frozen: FrozenOpponent = NOBODY
+    """The version that opponents of some start groups are played by."""
+    spans: Spans = field(default_factory=Spans)
+
+
+@dataclass(kw_only=True)
+class Resources(Playing):
+    """What the tasks of the training flow work with."""
+
+    scorer: Engine
+    """Draws for evaluation: the same, or workers kept for it, so that the rollouts' prefixes stay warm."""
+    trainer: TrainerProcess
+    standing: Standing
+    """Where the run stood when it was opened."""
+    control: ControlDesk | None = None
+    """Tells those who play elsewhere what is served; None where nobody does."""
+    gpus: GpuSampler | None = None
+    """Reads this machine's GPUs."""
+
+    async def serve(self, version: int, adapter: Path, adapter_hash: str) -> None:
+        """Let the engine play policy `version` from now on, and nothing that is too old to train on.
+
+        Requests in flight under such a version are cancelled, and drawn again under the newest: no straggler pins a slot.
+        """
+        with self.spans.span("publish"):
+            for engine in (self.engine,) if self.scorer is self.engine else (self.engine, self.scorer):
+                await self.host.run(engine.publish(version, adapter, adapter_hash))
+                await self.host.run(engine.retire(version - self.max_policy_lag, self.frozen.kept))
+            if self.control is not None:
+                await asyncio.to_thread(self.control.serve, version, adapter, adapter_hash)
+
+
+# Prefect walks through every field of every dataclass that a task is given, twice: fifty milliseconds a task for these, nearly
+# all of what orchestration cost. What it does not know for a dataclass it hands on as it is.
+del Playing.__dataclass_fields__, Resources.__dataclass_fields__

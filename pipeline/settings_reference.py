@@ -1,0 +1,145 @@
+"""Every setting of a run, as the classes that own them tell it: for `entente settings` and docs/settings.md."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from pipeline.run_settings import MAY_CHANGE, RunSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One setting."""
+
+    name: str
+    """Dotted, as in a file, a flag or the SQL of a run."""
+    kind: str
+    """What it takes, in a few words."""
+    default: str
+    """As TOML would have it."""
+    says: str
+    """Its docstring, on one line."""
+    may_change: bool
+    """A resumed run may be given another value."""
+
+
+def settings_in(model: type[BaseModel] = RunSettings, prefix: str = "") -> Iterator[Setting]:
+    """Every setting below a class, in the order in which they are written."""
+    for name, field in model.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            yield from settings_in(inner, f"{prefix}{name}.")
+            continue
+        yield Setting(
+            name=prefix + name,
+            kind=_kind(field),
+            default=_toml(field.get_default(call_default_factory=True)),
+            says=" ".join((field.description or "").split()),
+            may_change=_may_change(prefix + name),
+        )
+
+
+def value_at(settings: RunSettings, name: str) -> str:
+    """The value of the setting with this dotted name, as TOML would have it."""
+    value: Any = settings
+    for part in name.split("."):
+        value = getattr(value, part)
+    return _toml(value)
+
+
+def reference() -> str:
+    """docs/settings.md: a table for each room's settings, with what each class says of itself."""
+    parts = [_HEAD]
+    rows = [setting for setting in settings_in() if "." not in setting.name]
+    parts += ["## The run itself", _table(rows, cut=0)]
+    for name, field in RunSettings.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            said = " ".join((inner.__doc__ or field.description or "").split())
+            parts += [f"## `{name}`", said, _table(list(settings_in(inner, f"{name}.")), cut=len(name) + 1)]
+    return "\n\n".join(parts) + "\n"
+
+
+_HEAD = """# Settings
+
+Every setting of a training run. This page is written by `entente settings --markdown`, from the docstrings of the classes that
+own them, and a test holds the two together.
+
+Layers, later ones win: a preset (`--preset`), TOML files (`--config`), flags. A dotted name is a flag with dashes
+(`--rollouts.forks-per-group 16`), a place in a TOML file (`[rollouts]`, `forks_per_group = 16`) and a name in a deployment's
+parameters. `entente train --help` shows the twenty settings that matter first, as the preset has them, and `--help-all` all of
+them. `entente settings --preset laptop` prints what a preset comes to. Settings marked ↻ may change when a run is resumed;
+the others shape its rows or weights, and change only in a lineage of their own (`--fork-lineage`)."""
+
+
+def _table(settings: list[Setting], cut: int) -> str:
+    lines = ["| setting | takes | default | |", "|---|---|---|---|"]
+    for each in settings:
+        mark = " ↻" if each.may_change else ""
+        cells = [f"`{each.name[cut:]}`{mark}", each.kind, f"`{each.default}`", each.says]
+        lines.append("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |")
+    return "\n".join(lines)
+
+
+def _may_change(name: str) -> bool:
+    return any(name == each or name.startswith(f"{each}.") for each in MAY_CHANGE)
+
+
+def _kind(field: FieldInfo) -> str:
+    """The type in words, with its bounds."""
+    words = _type_words(field.annotation)
+    bounds = [
+        f"{sign} {getattr(rule, name):g}" for rule in field.metadata for name, sign in _BOUNDS.items() if hasattr(rule, name)
+    ]
+    return f"{words}, {' and '.join(bounds)}" if bounds else words
+
+
+_BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<", "multiple_of": "a multiple of"}
+_WORDS = {
+    "str": "text",
+    "int": "whole number",
+    "float": "number",
+    "bool": "true or false",
+    "Path": "folder",
+    "NoneType": "nothing",
+}
+
+
+def _type_words(kind: Any) -> str:
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return " or ".join(f"`{choice}`" for choice in inner)
+    if origin is tuple:
+        return f"list of {_plural(_type_words(inner[0]))}"
+    if origin in (dict,) or str(origin).endswith("Mapping'>"):
+        return f"table of {_plural(_type_words(inner[1]))} by name"
+    if inner and hasattr(kind, "__metadata__"):  # Annotated
+        return _type_words(inner[0])
+    if inner:
+        return " or ".join(_type_words(each) for each in inner)
+    if hasattr(kind, "__members__"):
+        return " or ".join(f"`{each.value}`" for each in kind)
+    name = getattr(kind, "__name__", str(kind))
+    return _WORDS.get(name, re.sub(r"(?<!^)(?=[A-Z])", " ", name).lower())
+
+
+def _plural(word: str) -> str:
+    return {"text": "texts", "whole number": "whole numbers", "number": "numbers"}.get(word, word)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(_toml(each) for each in value)}]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {_toml(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, int | float):
+        return repr(value)
+    if value is None:
+        return "none"
+    return f'"{getattr(value, "value", value)}"'

@@ -1,0 +1,168 @@
+"""The figures of a step, put together from what rollouts, trainer, engine and clocks report.
+
+Owns the running sums of a run; decides nothing.
+"""
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from inference.engine import EngineStats, ScrapedEngine, TroubledEngine
+from pipeline.controller import Seen
+from pipeline.play import EngineWork
+from pipeline.resources import Resources
+from pipeline.rollout_queue import StepRollouts
+from telemetry.memory import GIVE_BACK_STEPS, give_back_memory, resident_mib
+from training.process import TrainedStep
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetStatus:
+    """Who plays for a run beside its own process."""
+
+    asked: int
+    """Producers that there should be."""
+    alive: int
+    """At work according to their own status files, whoever started them."""
+    starting: int
+    """Started, with no status file yet."""
+    lost: int
+    """Since the fleet was opened: ended without saying so, or failed."""
+    published: int
+    """Start groups that producers have published, over all their lives."""
+    in_flight: int
+    """Start groups that they play now."""
+
+
+class StepClock:
+    """Begins with the first step; `end_step` closes a step and begins the next."""
+
+    def __init__(self, resources: Resources, stats: EngineStats) -> None:
+        """`stats`: the engine's counts as the first step begins."""
+        self._resources = resources
+        self._step_began = time.monotonic()
+        self._stats = stats
+        self._events = _events(resources)
+        self._orchestration_s = self._steps_s = 0.0
+        self._steps = 0
+
+    @property
+    def orchestration_share(self) -> float:
+        """Share of all these steps' wall time that was neither rollouts, trainer nor publishing: Prefect and the flow."""
+        return self._orchestration_s / self._steps_s if self._steps_s else 0.0
+
+    async def end_step(self, rolled: StepRollouts, trained: TrainedStep) -> dict[str, float]:
+        """All registered figures of the step that ends now."""
+        began, now = self._step_began, time.monotonic()
+        self._step_began = now
+        figures = trained.metrics | self._times(rolled, began, now) | await self._rollout_figures(rolled, began, now)
+        before, self._events = self._events, _events(self._resources)
+        figures |= rolled.queue
+        figures |= {f"engine/{name}": float(count - before.get(name, 0)) for name, count in self._events.items()}
+        if isinstance(self._resources.engine, ScrapedEngine):
+            figures |= self._resources.engine.scraped()
+        self._steps += 1
+        if self._steps % GIVE_BACK_STEPS == 0:
+            give_back_memory()
+        figures |= {
+            "memory/flow_mib": resident_mib(os.getpid()),
+            "memory/trainer_mib": resident_mib(self._resources.trainer.pid),
+        }
+        if self._resources.gpus is not None:
+            figures |= self._resources.gpus.sample()
+        return figures
+
+    def _times(self, rolled: StepRollouts, began: float, now: float) -> dict[str, float]:
+        spans, step_s = self._resources.spans, now - began
+        train_s, orchestration_s = spans.seconds("train", began, now), spans.uncovered(began, now)
+        times = {
+            "time/step_s": step_s,
+            "time/rollout_s": spans.seconds("rollout", began, now),
+            "time/rollout_wait_s": spans.seconds("rollout", *rolled.waited),
+            "time/train_s": train_s,
+            "time/publish_s": spans.seconds("publish", began, now),
+            "time/orchestration_s": orchestration_s,
+            "time/orchestration_share": orchestration_s / step_s,
+            "time/trainer_wait_s": step_s - train_s,
+        }
+        self._orchestration_s += orchestration_s
+        self._steps_s += step_s
+        spans.forget(before=now)
+        return times
+
+    async def _rollout_figures(self, rolled: StepRollouts, began: float, now: float) -> dict[str, float]:
+        """Counts of what came in for this step, and the flow's engine's own counts over the step's wall time.
+
+        What nobody counted is absent: a step for which nothing came in has no figures of rollouts, and an engine that drew
+        nothing, because rollouts are played elsewhere or none is left to play, has none of its own.
+        """
+        reports = rolled.reports
+        after = await self._resources.host.run(self._resources.engine.stats())
+        before, self._stats = self._stats, after
+        figures = {"rollout/ready_share": rolled.ready_share}
+        if (passes := after.engine_steps - before.engine_steps) > 0:
+            figures["rollout/occupancy"] = (after.drawn_tokens - before.drawn_tokens) / passes
+            figures["rollout/preemptions"] = float(after.preemptions - before.preemptions)
+        if not reports:
+            return figures
+        figures |= {
+            "rollout/start_groups": float(sum(report.start_groups for report in reports)),
+            "rollout/decisions": float(sum(report.decisions for report in reports)),
+            "rollout/failed": float(sum(report.failed_forks for report in reports)),
+            "rollout/set_aside": float(sum(report.set_aside for report in reports)),
+            "rollout/orders_rejected": float(sum(report.orders_rejected for report in reports)),
+        }
+        if played := [report.engine_ms for report in reports if report.engine_ms is not None]:
+            figures["rollout/engine_ms_p50"] = float(np.median(played))
+        return figures | _token_figures([report.engine_work for report in reports if report.engine_work is not None], now - began)
+
+
+def _token_figures(work: Sequence[EngineWork], seconds: float) -> dict[str, float]:
+    """Tokens of the decisions that came in over `seconds`; {} where no engine drew any."""
+    if not work:
+        return {}
+    prompt, cached = sum(each.prompt_tokens for each in work), sum(each.cached_tokens for each in work)
+    completion, forced = sum(each.completion_tokens for each in work), sum(each.forced_tokens for each in work)
+    return {
+        "rollout/prompt_tokens": float(prompt),
+        "rollout/cached_tokens": float(cached),
+        "rollout/prefix_hit_share": cached / max(1, prompt),
+        "rollout/completion_tokens": float(completion),
+        "rollout/tokens_per_s": completion / seconds,
+        "rollout/forced_share": forced / max(1, completion),
+        "rollout/queue_ms_p50": float(np.median([each.queue_ms for each in work])),
+        "rollout/prefill_ms_p50": float(np.median([each.prefill_ms for each in work])),
+        "rollout/decode_ms_p50": float(np.median([each.decode_ms for each in work])),
+    }
+
+
+def _events(resources: Resources) -> dict[str, int]:
+    """What went wrong with engines or workers so far, and was mended."""
+    engine = resources.engine
+    return engine.events() if isinstance(engine, TroubledEngine) else {}
+
+
+def seen_in(figures: Mapping[str, float]) -> Seen:
+    """What a step's figures say to the controller of the queue."""
+    ready, took = figures.get("queue/ready", 0.0), figures.get("train/start_groups", 0.0)
+    return Seen(
+        waited_share=figures["time/rollout_wait_s"] / max(figures["time/step_s"], 1e-9),
+        lag_max=figures.get("train/policy_lag_max", 0.0),
+        expired=figures["queue/expired"],
+        ready=max(0, int(ready - took)),
+    )
+
+
+def producer_figures(standing: FleetStatus) -> dict[str, float]:
+    """Registered figures of rollout producers, where there is or should be one."""
+    if not (standing.asked or standing.alive or standing.published):
+        return {}
+    return {
+        "queue/producers": float(standing.alive),
+        "queue/producers_asked": float(standing.asked),
+        "queue/producers_lost": float(standing.lost),
+        "queue/in_flight_elsewhere": float(standing.in_flight),
+    }

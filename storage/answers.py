@@ -1,0 +1,97 @@
+"""The forms in which an answer leaves DuckDB: Arrow as it is, or values that a person, CSV, JSON or Parquet can hold.
+
+Promise: DuckDB itself writes what the form cannot hold as text, so an infinite date, an interval or a variant reads as
+DuckDB's own client shows it. Columns keep their places, and columns of one name keep their own values.
+Never: run the question.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import duckdb
+import pyarrow as pa
+from duckdb.sqltypes import DuckDBPyType
+
+Form = Literal["arrow", "table", "csv", "json", "parquet"]
+_FLOATS = {"float", "double"}
+_PLAIN = _FLOATS | {
+    "boolean", "tinyint", "smallint", "integer", "bigint", "utinyint", "usmallint", "uinteger", "ubigint", "varchar",
+}  # fmt: skip
+"""Types that a CSV writer, too, writes as they are."""
+_NESTED = {"list", "array", "struct", "map", "union", "variant"}
+_NOT_IN_PARQUET = {"interval", "union", "variant", "bit", "bignum", "time with time zone", "geometry"}
+"""Types for which Arrow's Parquet writer has no column, or one of bytes that only DuckDB can read."""
+
+
+def in_form(relation: duckdb.DuckDBPyRelation, form: Form) -> duckdb.DuckDBPyRelation:
+    """The same answer with columns that `form` can hold; files get column names that differ."""
+    if form == "arrow":
+        return relation
+    names = relation.columns if form == "table" else distinct(relation.columns)
+    columns = [
+        f"{_column(f'#{place}', kind, form)} AS {_quoted(name)}"
+        for place, (kind, name) in enumerate(zip(relation.types, names, strict=True), start=1)
+    ]
+    return relation.project(", ".join(columns))
+
+
+def distinct(names: Sequence[str]) -> list[str]:
+    """The names with a number behind those that came before: a, a_1."""
+    found: list[str] = []
+    for name in names:
+        number, fresh = 0, name
+        while fresh.lower() in (taken.lower() for taken in found):
+            number += 1
+            fresh = f"{name}_{number}"
+        found.append(fresh)
+    return found
+
+
+def json_lines(answer: pa.Table) -> Iterator[str]:
+    """The rows of an answer in the form "json", each as one JSON object without a line break; no number (NaN) is null."""
+    names = [json.dumps(name) for name in answer.column_names]
+    for batch in answer.to_batches(max_chunksize=10_000):
+        for values in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+            members = (f"{name}: {_json(value)}" for name, value in zip(names, values, strict=True))
+            yield f"{{{', '.join(members)}}}"
+
+
+def _json(text: str | None) -> str:
+    """JSON of DuckDB's, with what only Python's reader takes for a number left out and every control character escaped."""
+    if text is None:
+        return "null"
+    if "NaN" in text or "Infinity" in text or not text.isascii():
+        return json.dumps(json.loads(text, parse_constant=lambda _: None))
+    return text.replace("\x7f", "\\u007f")
+
+
+def _column(column: str, kind: DuckDBPyType, form: Form) -> str:
+    """SQL of a column in a form."""
+    if form == "table":
+        return column if _id(kind) in _FLOATS else f"{column}::VARCHAR"
+    if form == "json":
+        return f"to_json({column})::VARCHAR"
+    if form == "parquet":
+        return column if not _holds(kind, _NOT_IN_PARQUET) else _as_text(column, kind)
+    return column if _id(kind) in _PLAIN else _as_text(column, kind)
+
+
+def _as_text(column: str, kind: DuckDBPyType) -> str:
+    return f"to_json({column})::VARCHAR" if _id(kind) in _NESTED else f"{column}::VARCHAR"
+
+
+def _id(kind: DuckDBPyType) -> str:
+    return str(kind.id).lower()
+
+
+def _holds(kind: DuckDBPyType, ids: set[str]) -> bool:
+    """It is one of these types, or holds one."""
+    if _id(kind) in ids:
+        return True
+    inside = kind.children if _id(kind) in _NESTED - {"variant"} else []
+    return any(isinstance(child, DuckDBPyType) and _holds(child, ids) for _, child in inside)
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

@@ -1,0 +1,159 @@
+"""Claims about `entente runs` and the run that is meant where none is named."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from cli import main
+from cli.main import command_line
+from pipeline.run_settings import RunSettings, check_settings, resumed_settings
+from reports.run_list import list_runs
+from storage.runs import RunPaths, held, resolve_run
+from telemetry.errors import InputError
+
+NOW = 1_700_000_000
+
+
+def make_run(name: str, *, age: float, done: int = 0, steps: int = 4, summary: bool = False) -> RunPaths:
+    """A run that wrote its last figure `age` seconds ago."""
+    paths = RunPaths(Path("runs", name)).create()
+    paths.settings.write_text(RunSettings(run=name, steps=steps).model_dump_json())
+    lines = [json.dumps({"step": step, "time/step_s": 1.0, "rollout/decisions": 10.0}) for step in range(1, done + 1)]
+    paths.metrics.write_text("\n".join(lines))
+    if summary:
+        paths.summary.write_text(json.dumps({"base_score": 0.25, "trained_score": 1.5, "steps": done}))
+    for file in (paths.settings, paths.metrics):
+        os.utime(file, (NOW - age, NOW - age))
+    return paths
+
+
+@pytest.fixture
+def several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a run in each state, and what is no run."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("cli.environment.prepare_environment", lambda **how: None)
+    make_run("done", age=30, done=4, summary=True)
+    make_run("cut", age=20, done=2)
+    make_run("begun", age=10)
+    for name in ("_models", ".hidden", "pictures"):
+        Path("runs", name).mkdir()
+    Path("runs", "notes.txt").write_text("no run")
+    return Path("runs")
+
+
+def states(runs_root: Path) -> dict[str, tuple[str, int, int]]:
+    return {line.name: (line.state, line.done, line.planned) for line in list_runs(runs_root)}
+
+
+def test_every_run_has_a_line_the_latest_last_and_nothing_else_has(several: Path):
+    assert list(states(several).items()) == [
+        ("done", ("complete", 4, 4)),
+        ("cut", ("interrupted", 2, 4)),
+        ("begun", ("interrupted", 0, 4)),
+    ]
+    done = list_runs(several)[0]
+    assert (done.base_score, done.trained_score, done.decisions, done.written) == (0.25, 1.5, 40, NOW - 30)
+    assert done.size == sum(file.stat().st_size for file in Path("runs/done").rglob("*") if file.is_file())
+
+
+def test_a_run_that_a_process_is_at_work_on_is_training(several: Path):
+    with held(RunPaths(several / "cut").lock):
+        assert states(several)["cut"] == ("training", 2, 4)
+
+
+@pytest.mark.parametrize("damage", ["{", "[]", '{"steps": "many"}', "", None], ids=repr)
+def test_a_damaged_run_is_listed_with_the_reason_and_is_never_the_latest(several: Path, damage: str | None):
+    broken = make_run("broken", age=-10).settings
+    broken.unlink() if damage is None else broken.write_text(damage)
+    line = {line.name: line for line in list_runs(several)}["broken"]
+    assert line.state == "damaged" and line.trouble
+    if damage not in ('{"steps": "many"}',):
+        assert resolve_run(several, "latest") == "begun"
+
+
+def test_cut_figures_and_a_damaged_summary_do_not_end_the_list(several: Path):
+    with RunPaths(several / "cut").metrics.open("a") as figures:
+        figures.write('\n{"step": 3, "time/st')
+    RunPaths(several / "done").summary.write_text("{")
+    assert states(several)["cut"] == ("interrupted", 2, 4)
+    assert states(several)["done"][0] == "damaged"
+
+
+def test_a_hundred_runs_are_listed_in_seconds(several: Path):
+    for number in range(100):
+        make_run(f"many{number}", age=100 + number, done=200, steps=200)
+    begun = time.monotonic()
+    assert len(list_runs(several)) == 103
+    assert time.monotonic() - begun < 10
+
+
+def test_the_table_and_the_json_say_the_same(several: Path, capsys: pytest.CaptureFixture[str]):
+    assert main.run(["runs"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert [(row[0], row[1]) for row in rows] == [("done", "complete"), ("cut", "interrupted"), ("begun", "interrupted")]
+    assert main.run(["runs", "--json"]) == 0
+    facts = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(each["name"], each["state"], each["done"]) for each in facts] == [
+        ("done", "complete", 4),
+        ("cut", "interrupted", 2),
+        ("begun", "interrupted", 0),
+    ]
+
+
+def test_no_folder_is_a_sentence_and_an_empty_one_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main.run(["runs", "--runs-root", str(tmp_path / "none")]) == 2
+    assert "--runs-root" in capsys.readouterr().err
+    assert main.run(["runs", "--runs-root", str(tmp_path)]) == 0
+    assert "no run" in capsys.readouterr().out
+
+
+READS = [
+    "sql", "report", "inspect decision", "inspect group", "inspect step", "explain-run", "explain-step", "watch", "replay",
+    "replay-step", "evaluate", "lab",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", READS)
+def test_what_reads_takes_the_latest_run(command: str):
+    given = {"sql": ["select 1"], "inspect decision": ["1"], "inspect group": ["1"], "inspect step": ["1"], "explain-step": ["1"]}
+    words = [*command.split(), *given.get(command, []), *(["--step", "1"] if command == "replay-step" else [])]
+    _, bound, _ = command_line().parse_args(words, exit_on_error=False, print_error=False)
+    bound.apply_defaults()
+    assert bound.arguments["run"] == "latest"
+
+
+def test_a_command_says_which_run_it_took_and_nothing_where_it_was_named(several: Path, capsys: pytest.CaptureFixture[str]):
+    make_run("newest", age=0, done=2)
+    assert main.run(["explain-run", "--json"]) == 0
+    told = capsys.readouterr()
+    assert told.err == "run newest, the latest in runs\n" and json.loads(told.out)
+    assert main.run(["explain-run", "--run", "cut"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_latest_is_the_run_that_wrote_last_and_other_names_are_themselves(several: Path):
+    assert (resolve_run(several, "latest"), resolve_run(several, "cut"), resolve_run(several, "none")) == ("begun", "cut", "none")
+    with pytest.raises(InputError, match="there is no run in 'nowhere' yet"):
+        resolve_run(Path("nowhere"), "latest")
+    make_run("latest", age=99)
+    with pytest.raises(InputError, match="bears the name"):
+        resolve_run(several, "latest")
+
+
+def test_no_run_can_be_named_latest(several: Path):
+    with pytest.raises(InputError, match="cannot be named 'latest'"):
+        check_settings(RunSettings(run="latest"))
+
+
+def test_the_latest_run_is_resumed_by_its_own_name(several: Path):
+    assert resumed_settings((), {"run": "latest", "runs_root": several}).run == "begun"
+
+
+@pytest.mark.parametrize("flag", ["--run", "--whole-run"])
+def test_nothing_is_removed_of_the_latest_run(several: Path, capsys: pytest.CaptureFixture[str], flag: str):
+    assert main.run(["clean", flag, "latest"]) == 2
+    assert "name the run" in capsys.readouterr().err
+    assert len(list_runs(several)) == 3

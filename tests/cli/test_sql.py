@@ -1,0 +1,163 @@
+"""Claims about `entente sql` as a person meets it: signals, files, the terminal, and the text of tokens."""
+
+import json
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from cli import main
+from pipeline.run_settings import RunSettings
+from storage.runs import RunPaths
+from storage.shards import publish_shard
+from tests.storage.conftest import make_shard_rows
+
+ENDLESS = "select count(*) from range(10000000000000)"
+Ask = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Ask:
+    """`entente sql WORDS` in this process, of a run with a few rows: exit code, standard output and error."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("cli.environment.prepare_environment", lambda **how: None)
+    paths = RunPaths(Path("runs/mine")).create()
+    paths.settings.write_text(RunSettings(run="mine").model_dump_json())
+    decisions, plies = make_shard_rows(random.Random(0), range(1), "local")
+    publish_shard(paths, "local", 0, decisions, plies, {}, next_start_group=1)
+
+    def run(*words: str) -> tuple[int, str, str]:
+        code = main.run(["sql", "--run", "mine", *words])
+        told = capsys.readouterr()
+        return code, told.out, told.err
+
+    return run
+
+
+def cells(printed: str) -> list[list[str]]:
+    """The rows of a printed table."""
+    bare = (line.strip("┃│").replace("┃", "│") for line in printed.splitlines() if line[0] in "┃│")
+    return [[cell.strip() for cell in line.split("│")] for line in bare]
+
+
+@pytest.mark.parametrize(("number", "code", "said"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "told to end")])
+def test_a_signal_ends_a_question_with_its_code_and_one_sentence(ask: Ask, number: signal.Signals, code: int, said: str):
+    def send() -> None:
+        while not any(thread.name == "entente-question" for thread in threading.enumerate()):
+            time.sleep(0.01)
+        time.sleep(0.3)
+        os.kill(os.getpid(), number)
+
+    former = signal.getsignal(signal.SIGTERM)
+    threading.Thread(target=send, daemon=True).start()
+    begun = time.monotonic()
+    *done, told = ask(ENDLESS)
+    assert (done, told.count("\n"), told[: len(f"entente: {said}")]) == ([code, ""], 1, f"entente: {said}")
+    assert time.monotonic() - begun < 30 and signal.getsignal(signal.SIGTERM) == former
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("question", [ENDLESS, "select list_sum(range(100000000))"], ids=["heard", "never heard by DuckDB"])
+def test_a_process_ends_at_the_first_ctrl_c(ask: Ask, entente, question: str):
+    words = ("sql", "--run", "mine", "--memory-gib", "8", question)
+    begins = "import threading; begin = threading.Thread.start\n" + (
+        "def start(self):\n    begin(self)\n    print('begun', flush=True)\nthreading.Thread.start = start\n"
+    )
+    with entente.start(*words, program=f"{begins}from cli.main import main; main()") as process:
+        try:
+            assert process.stdout.readline() == "begun\n"
+            time.sleep(1)
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert (process.returncode, said) == (130, "entente: interrupted\n")
+
+
+def test_limits_can_be_set(ask: Ask):
+    assert "--max-seconds" in ask(ENDLESS, "--max-seconds", "0.3")[2]
+    assert "--memory-gib" in ask("select range from range(100000000) order by hash(range)", "--memory-gib", "0.05")[2]
+    assert ask("select 1", "--max-seconds", "0")[0] == 2
+
+
+def test_a_table_shows_columns_of_one_name_and_every_type(ask: Ask):
+    code, shown, said = ask("select 1 as a, 2 as a, interval '3 days' as i, 'infinity'::date as d")
+    assert (code, said) == (0, "")
+    assert cells(shown) == [["a", "a", "i", "d"], ["1", "2", "3 days", "infinity"]]
+
+
+def test_nothing_in_a_value_or_a_name_reaches_the_terminal_as_a_command(ask: Ask):
+    _, shown, _ = ask("""select '[red]x[/red]' || chr(27) || '[2J' || chr(155) || chr(10) as "[bold]h\x1b[31m" """)
+    assert cells(shown) == [["[bold]h\\x1b[31m"], ["[red]x[/red]\\x1b[2J\\x9b\\n"]]
+    code, _, said = ask('select "\x1b[31m" from decisions')
+    assert code == 2 and "\x1b[31m" not in said
+    _, plan, _ = ask("explain select 1")
+    assert len(plan.splitlines()) > 5
+
+
+def test_a_table_ends_after_ten_thousand_rows_and_says_so(ask: Ask):
+    code, shown, said = ask("from range(20000)")
+    assert (code, len(cells(shown))) == (0, 10_001)
+    assert said.startswith("only the first 10,000 rows are shown")
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.json", "a.jsonl", "a.parquet", "A.CSV"])
+def test_the_suffix_of_the_file_decides(ask: Ask, name: str):
+    assert ask("select 1 as a, 2 as a", "--output", name) == (0, "", "")
+    file = Path(name)
+    if file.suffix == ".parquet":
+        assert pq.read_table(file).to_pylist() == [{"a": 1, "a_1": 2}]
+    elif file.suffix.lower() == ".csv":
+        assert file.read_text().splitlines() == ['"a","a_1"', "1,2"]
+    else:
+        assert json.loads(file.read_text()) == {"a": 1, "a_1": 2}
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--format", "json", "--output", "a.csv"], "--format json and --output 'a.csv' contradict each other"),
+        (["--output", "a.txt"], "--output takes an answer as csv, json or parquet"),
+        (["--format", "table", "--output", "a.csv"], "--output takes an answer as csv, json or parquet"),
+        (["--format", "parquet"], "--format parquet needs a file"),
+    ],
+)
+def test_a_format_that_cannot_be_is_a_sentence(ask: Ask, words: list[str], sentence: str):
+    code, shown, said = ask("select 1", *words)
+    assert (code, shown) == (2, "") and said.startswith(f"entente: {sentence}")
+    assert not any(Path().glob("a.*"))
+
+
+def test_a_format_names_a_file_of_any_other_suffix(ask: Ask):
+    assert ask("select 1 as a", "--format", "csv", "--output", "a.txt")[0] == 0
+    assert Path("a.txt").read_text() == '"a"\n1\n'
+
+
+def test_without_its_tokenizer_tokens_have_no_text_and_one_sentence_says_so(ask: Ask):
+    code, shown, said = ask("select token, text from tokens limit 1")
+    assert (code, cells(shown)[0], cells(shown)[1][1]) == (0, ["token", "text"], "")
+    assert said.count("\n") == 1 and "of run 'mine' is gone" in said and 'the column "text" is empty' in said
+    assert ask("select count(token) as n from tokens", "--format", "csv")[2] == ""
+
+
+def test_tokens_have_their_text(ask: Ask, model: Path):
+    settings = RunSettings(run="mine").model_dump(mode="json")
+    settings["inference"]["model"] = str(model)
+    Path("runs/mine/settings.json").write_text(json.dumps(settings))
+    code, shown, said = ask("select token, text from tokens", "--format", "json")
+    rows = [json.loads(line) for line in shown.splitlines()]
+    from decoding.codec import Codec
+
+    assert (code, said) == (0, "") and rows
+    assert all(row["text"] == Codec(model).decode([row["token"]]) for row in rows[:20])
+
+
+def test_the_list_of_ready_questions_needs_no_run(ask: Ask, capsys: pytest.CaptureFixture[str]):
+    assert main.run(["sql", "@", "--runs-root", "nowhere"]) == 0
+    assert "@lag_histogram" in capsys.readouterr().out

@@ -1,0 +1,90 @@
+"""An interval covers what it says it covers, and there is none where it could not."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from evaluation.intervals import FEWEST_CLUSTERS, Estimate, clusters_for_width, clusters_to_show, counted, estimate
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def width(found: Estimate) -> float:
+    assert found.interval is not None
+    return found.interval[1] - found.interval[0]
+
+
+def test_the_interval_resamples_whole_clusters():
+    """Ten copies of a position carry the information of one: the interval must not shrink."""
+    values, clusters = np.array([0.0, 1.0, 0.0, 1.0, 1.0, 0.0]), np.arange(6)
+    once = estimate(values, clusters, 4000, 0)
+    copied = estimate(np.repeat(values, 10), np.repeat(clusters, 10), 4000, 0)
+    assert width(copied) == pytest.approx(width(once), abs=0.05) and copied.clusters == once.clusters == 6
+    assert width(estimate(np.repeat(values, 10), np.arange(60), 4000, 0)) < 0.5 * width(once)
+
+
+def test_the_interval_of_a_known_spread():
+    values = np.random.default_rng(0).normal(2.0, 1.0, 400)
+    found = estimate(values, np.arange(400), 4000, 1)
+    assert width(found) == pytest.approx(2 * 1.96 / 20, rel=0.15)
+    assert found.interval is not None and found.interval[0] < found.mean < found.interval[1]
+
+
+@pytest.mark.parametrize("count", range(1, FEWEST_CLUSTERS))
+def test_too_few_clusters_have_no_interval_and_the_sentence_says_how_many_it_takes(count: int):
+    found = estimate(np.repeat(np.arange(count), 3), np.repeat(np.arange(count), 3), 200, 0)
+    assert (found.interval, found.rounded(), found.clusters) == (None, None, count)
+    assert found.words("+.2f", "source games") == f"no interval: {counted(count, 'source games')}, and an interval takes 6"
+    share = estimate(np.zeros(count), np.arange(count), 200, 0, share=True)
+    assert share.interval is None, "Wilson's neither"
+
+
+def test_an_interval_is_said_as_one():
+    found = Estimate(mean=1.0, low=0.5, high=1.5, clusters=8)
+    assert found.words("+.2f") == "95 % interval [+0.50, +1.50]" and found.rounded() == [0.5, 1.5]
+
+
+def test_a_share_of_which_every_cluster_says_the_same_is_not_certain():
+    none, all_of_them = (estimate(np.full(8, value), np.arange(8), 200, 0, share=True) for value in (0.0, 1.0))
+    assert none.interval == pytest.approx((0, 0.3244), abs=1e-4), "Wilson's of 0 of 8"
+    assert all_of_them.interval == pytest.approx((1 - 0.3244, 1), abs=1e-4)
+
+
+def test_no_number_of_clusters_is_asked_for_that_would_have_no_interval():
+    assert clusters_for_width([1.0, 1.0, 1.0], 0.5) == FEWEST_CLUSTERS
+    assert clusters_to_show([1.0] * 6) == FEWEST_CLUSTERS and clusters_to_show([1.0] * 5) is None
+
+
+def test_nobody_draws_an_interval_of_his_own():
+    """Resampling is done in one place of the whole project, so no figure can have an interval of another kind."""
+    owner = ROOT / "evaluation" / "intervals.py"
+    folders = ("benchmarks", "cli", "evaluation", "flows", "reports", "tasks", "telemetry", "training", "inference", "storage")
+    files = [file for folder in folders for file in (ROOT / folder).rglob("*.py") if file != owner]
+    resampling = re.compile(r"default_rng\([^)]*\)\.(integers|choice)\(|1\.96|bootstrap\(")
+    assert len(files) > 100 and [str(file) for file in files if resampling.search(file.read_text())] == []
+
+
+def draws(kind: str, clusters: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray, float]:
+    """Values and clusters of one experiment, and the mean that is to be covered."""
+    sizes = generator.integers(1, 8, clusters)  # source games give one position or several
+    names = np.repeat(np.arange(clusters), sizes)
+    if kind == "gains":  # centres gained: whole numbers, alike within a game
+        values = np.rint(np.repeat(generator.normal(0.6, 1.0, clusters), sizes) + generator.normal(0, 1.2, len(names)))
+        return values, names, 0.6
+    shares = generator.beta(2, 4, clusters)  # share of draws that solve a position
+    return shares, np.arange(clusters), 1 / 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gains", "shares"])
+@pytest.mark.parametrize("clusters", [6, 8, 12, 28])
+def test_an_interval_covers_the_mean_in_about_95_of_100_cases(kind: str, clusters: int):
+    generator, experiments, covered = np.random.default_rng(clusters), 2000, 0
+    for number in range(experiments):
+        values, names, mean = draws(kind, clusters, generator)
+        found = estimate(values, names, 600, number, share=kind == "shares").interval
+        assert found is not None
+        covered += found[0] <= mean <= found[1]
+    assert 0.92 <= covered / experiments <= 0.98

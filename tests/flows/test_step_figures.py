@@ -1,0 +1,80 @@
+"""Figures of a step: counts of one span, and nothing where nobody counted."""
+
+import asyncio
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from inference.engine import EngineStats
+from pipeline.play import EngineWork, RolloutReport
+from pipeline.rollout_queue import StepRollouts
+from pipeline.step_figures import StepClock
+from telemetry.metrics import check
+from telemetry.timing import Spans
+
+NONE = EngineStats(
+    requests=0, prompt_tokens=0, cached_tokens=0, completion_tokens=0, drawn_tokens=0, engine_steps=0, forced_tokens=0,
+    preemptions=0, running=0, policy_version=0,
+)  # fmt: skip
+WORK = EngineWork(
+    prompt_tokens=4000, cached_tokens=3000, completion_tokens=500, forced_tokens=200, queue_ms=1.0, prefill_ms=2.0, decode_ms=3.0
+)
+REPORT = RolloutReport(
+    start_groups=2,
+    decisions=40,
+    failed_forks=0,
+    orders_rejected=0,
+    set_aside=0,
+    seconds=1.0,
+    engine_work=WORK,
+    engine_ms=0.5,
+)
+TOKENS = {
+    f"rollout/{name}" for name in ("prompt_tokens", "cached_tokens", "prefix_hit_share", "completion_tokens", "tokens_per_s")
+}
+
+
+def figures_of(reports: tuple[RolloutReport, ...], counted: EngineStats) -> dict[str, float]:
+    """Figures of one step for which these reports came in while the flow's engine counted so much."""
+
+    class Host:
+        async def run(self, work: Any) -> Any:
+            return await work
+
+    async def stats() -> EngineStats:
+        return counted
+
+    resources: Any = SimpleNamespace(
+        spans=Spans(), host=Host(), engine=SimpleNamespace(stats=stats), trainer=SimpleNamespace(pid=1), gpus=None
+    )
+    rolled = StepRollouts(reports=reports, waited=(0.0, 0.0), ready_share=1.0, queue={})
+    trained: Any = SimpleNamespace(metrics={})
+    found = asyncio.run(StepClock(resources, NONE).end_step(rolled, trained))
+    check(found)
+    return found
+
+
+def test_the_share_of_prefix_hits_is_of_the_prompts_whose_hits_are_counted():
+    """An engine whose requests are asked in one step and answered in the next counts hits of prompts that it counted before."""
+    late = replace(NONE, prompt_tokens=1000, cached_tokens=2828, completion_tokens=600, drawn_tokens=300, engine_steps=50)
+    found = figures_of((REPORT, REPORT), late)
+    assert found["rollout/prefix_hit_share"] == pytest.approx(0.75) and found["rollout/prompt_tokens"] == 8000
+    assert found["rollout/forced_share"] == pytest.approx(0.4) and found["rollout/decisions"] == 80
+    assert found["rollout/occupancy"] == 6
+
+
+def test_rollouts_that_were_played_elsewhere_have_their_tokens_and_nothing_of_the_engine_here():
+    found = figures_of((REPORT,), NONE)
+    assert found["rollout/completion_tokens"] == 500 and found["rollout/tokens_per_s"] > 0
+    assert not {"rollout/occupancy", "rollout/preemptions"} & set(found)
+
+
+def test_a_step_with_nothing_left_to_play_has_no_figures_of_rollouts():
+    assert {name for name in figures_of((), NONE) if name.startswith("rollout/")} == {"rollout/ready_share"}
+
+
+def test_decisions_that_no_engine_drew_have_no_tokens_rather_than_none():
+    found = figures_of((replace(REPORT, engine_work=None),), NONE)
+    assert found["rollout/decisions"] == 40 and not TOKENS & set(found)

@@ -1,0 +1,173 @@
+"""Claims about questions: every type can leave in every form, a question can be ended, and a wrong name brings the right one."""
+
+import csv
+import io
+import json
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import duckdb
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+
+from storage.answers import Form, json_lines
+from storage.asking import ask, connect
+from storage.in_time import in_time
+from storage.runs import RunPaths
+from telemetry.errors import InputError
+
+ODD = {
+    "blob": (r"'ab\xAA'::blob", r"ab\xAA", r"ab\xAA"),
+    "bit": ("'101'::bit", "101", "101"),
+    "variant": ("{'a': 1}::variant", "{'a': 1}", {"a": 1}),
+    "interval": ("interval '1 month 2 days'", "1 month 2 days", "1 month 2 days"),
+    "intervals": ("[interval '1 day']", "[1 day]", ["1 day"]),
+    "union": ("union_value(n := 3)", "3", {"n": 3}),
+    "infinite timestamp": ("'infinity'::timestamp", "infinity", "infinity"),
+    "infinite date": ("'-infinity'::date", "-infinity", "-infinity"),
+    "date before Christ": ("'0044-03-15 (BC)'::date", "0044-03-15 (BC)", "0044-03-15 (BC)"),
+    "far date": ("'290000-01-01'::date", "290000-01-01", "290000-01-01"),
+    "large number": ("170141183460469231731687303715884105727::hugeint",) + ("170141183460469231731687303715884105727",) * 2,
+}
+
+
+@pytest.fixture
+def run(paths: RunPaths, publish: Callable[..., Any]):
+    publish(range(1))
+    with connect(paths.root, token_text=lambda token: f"<{token}>" if token % 2 else None) as connection:
+        yield connection
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_every_type_leaves_in_every_form(run: duckdb.DuckDBPyConnection, name: str):
+    sql, text, value = ODD[name]
+    question = f"select {sql} as odd"
+    assert ask(run, question, "table").to_pylist() == [{"odd": text}]
+    (line,) = json_lines(ask(run, question, "json"))
+    found = json.loads(line)["odd"]
+    assert (str(found) if name == "large number" else found) == value
+    sink = io.BytesIO()
+    pyarrow.csv.write_csv(ask(run, question, "csv"), sink)
+    (written,) = csv.DictReader(io.StringIO(sink.getvalue().decode()))
+    assert written["odd"] in (text, json.dumps(value, separators=(",", ":")))
+
+
+@pytest.mark.parametrize("name", set(ODD) - {"large number"})
+def test_parquet_holds_every_type(run: duckdb.DuckDBPyConnection, name: str):
+    sink = io.BytesIO()
+    pq.write_table(ask(run, f"select {ODD[name][0]} as odd", "parquet"), sink)
+    assert pq.ParquetFile(sink).metadata.num_rows == 1
+
+
+@pytest.mark.parametrize("form", ["table", "csv", "json", "parquet"])
+def test_columns_of_one_name_keep_their_own_values(run: duckdb.DuckDBPyConnection, form: Form):
+    answer = ask(run, "select 1 as a, 2 as a, 3 as a_1", form)
+    assert [str(column[0].as_py()) for column in answer.columns] == ["1", "2", "3"]
+    assert answer.column_names == (["a", "a", "a_1"] if form == "table" else ["a", "a_1", "a_1_1"])
+
+
+def test_json_has_no_number_that_is_none_and_no_control_character(run: duckdb.DuckDBPyConnection):
+    question = "select 'nan'::double as a, ['inf'::float] as b, 'NaN' || chr(27) || chr(155) || chr(127) as c"
+    (line,) = json_lines(ask(run, question, "json"))
+    assert json.loads(line, parse_constant=pytest.fail) == {"a": None, "b": [None], "c": "NaN\x1b\x9b\x7f"}
+    assert line.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("question", "near"),
+    [
+        ("select power from decisons", '"decisions"'),
+        ("select powr from decisions", '"power"'),
+        ("select d.retrun from decisions as d", '"return"'),
+        ("select legal_tokns from decisions", '"legal_tokens" of tokens'),
+        ("select avgg(1)", '"avg"'),
+    ],
+)
+def test_a_wrong_name_is_answered_with_a_right_one(run: duckdb.DuckDBPyConnection, question: str, near: str):
+    with pytest.raises(InputError, match=f"; did you mean {near}\\?; there are the views decisions, "):
+        ask(run, question)
+
+
+def test_tokens_have_their_text_which_is_looked_up_once_and_only_where_it_is_asked(paths: RunPaths, publish: Callable[..., Any]):
+    publish(range(1))
+    looked: list[int] = []
+    with connect(paths.root, token_text=lambda token: looked.append(token) or (f"<{token}>" if token % 2 else None)) as run:
+        ask(run, "select sum(token), count(*) from tokens")
+        assert looked == []
+        rows = ask(run, "from tokens").to_pylist()
+    assert rows and all(row["text"] == (f"<{row['token']}>" if row["token"] % 2 else None) for row in rows)
+    assert sorted(looked) == sorted({row["token"] for row in rows})
+
+
+def test_an_answer_and_a_query_are_bounded_in_memory(
+    paths: RunPaths, publish: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+):
+    publish(range(1))
+    monkeypatch.chdir(paths.root)
+    with connect(paths.root, memory_gib=0.1) as run:
+        with pytest.raises(InputError, match=r"takes more than 0.01 GiB, after .* rows"):
+            ask(run, "from range(1000000000)", memory_gib=0.01)
+        with pytest.raises(InputError, match=r"Out of Memory Error: .*; ask for less, or raise --memory-gib"):
+            ask(run, "select range from range(100000000) order by hash(range)")
+        assert ask(run, "from range(1000000000)", first=5).num_rows < 100_000
+    assert not (paths.root / ".tmp").exists()
+
+
+def never(error: BaseException) -> None:
+    raise AssertionError("DuckDB ends")
+
+
+ENDLESS = "select count(*) from range(10000000000000)"
+
+
+def test_a_question_that_takes_too_long_is_ended(paths: RunPaths, publish: Callable[..., Any]):
+    publish(range(1))
+    stuck: list[BaseException] = []
+    with pytest.raises(InputError, match=r"ended after 0.3 seconds: .* --max-seconds"):
+        in_time(lambda: connect(paths.root), lambda run: ask(run, ENDLESS), seconds=0.3, cannot_end=stuck.append)
+    assert stuck == []
+    assert [thread for thread in threading.enumerate() if thread.name == "entente-question"] == []
+
+
+def test_a_connection_that_is_being_closed_is_not_interrupted():
+    class SlowToClose:
+        """A connection whose closing takes a while, in which others may try to interrupt it."""
+
+        def __enter__(self) -> duckdb.DuckDBPyConnection:
+            self._connection = duckdb.connect()
+            return self._connection
+
+        def __exit__(self, *raised: object) -> None:
+            self._connection.close()
+            time.sleep(0.3)
+
+    with pytest.raises(InputError, match="was ended after"):
+        in_time(SlowToClose, lambda run: run.sql(ENDLESS).fetchall(), seconds=0.3, cannot_end=never)
+
+
+def test_a_question_that_no_interrupt_ends_is_left_behind_and_said_to_be():
+    begun, go_on, stuck = threading.Event(), threading.Event(), []
+
+    def work(run: duckdb.DuckDBPyConnection) -> None:
+        begun.set()
+        go_on.wait(60)
+
+    start = time.monotonic()
+    with pytest.raises(InputError):
+        in_time(lambda: duckdb.connect(), work, seconds=0.1, cannot_end=stuck.append)
+    go_on.set()
+    assert begun.is_set() and len(stuck) == 1 and time.monotonic() - start < 30
+
+
+def test_what_is_asked_in_time_is_answered_and_what_fails_fails():
+    assert in_time(
+        lambda: duckdb.connect(),
+        lambda run: run.sql("select 7").fetchall(),
+        seconds=60,
+        cannot_end=never,
+    ) == [(7,)]
+    with pytest.raises(duckdb.ParserException):
+        in_time(lambda: duckdb.connect(), lambda run: run.sql("selec"), seconds=60, cannot_end=never)

@@ -1,0 +1,110 @@
+"""The program of one candidate's process: start an engine, measure both arms, say each thing as a line of JSON, end.
+
+    python -m tuning.candidate JOB
+
+JOB is a file that `process.run_program` wrote. Lines go to the standard output as it was at the start; what vLLM prints
+goes to the log. When the standard input closes, whoever started this is gone, and the whole process group ends.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from telemetry.errors import EntenteError
+from tuning.figures import ARMS, arm_figures
+from tuning.job import Job
+
+Say = Callable[[dict[str, Any]], None]
+
+
+def main(work: Callable[[dict[str, Any], Say], Any]) -> None:
+    """Run `work` on the job that the command line names, in this process; what it says goes to whoever started it."""
+    channel = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+    def say(what: dict[str, Any]) -> None:
+        channel.write(json.dumps(what) + "\n")
+        channel.flush()
+
+    try:
+        asyncio.run(work(json.loads(Path(sys.argv[1]).read_text()), say))
+    except Exception as error:
+        traceback.print_exc()
+        say({"failed": _in_a_sentence(error)})
+        sys.exit(1)
+    # vLLM's threads may outlive their engine; nothing is left to be done.
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _in_a_sentence(error: BaseException) -> str:
+    """The error with what it comes from; the latter also ends the log, of which the last lines are kept."""
+    told = str(error) if isinstance(error, EntenteError) else f"{type(error).__name__}: {error}"
+    if (cause := error.__cause__) is not None:
+        sys.stderr.write(f"{type(cause).__name__}: {cause}\n")
+        told += f" ({cause})"
+    return " ".join(told.split())[:500]
+
+
+def _end_with_parent() -> None:
+    """Nobody writes to this pipe: it ends when the process that started this one does, however that ended."""
+    while os.read(0, 4096):
+        pass
+    os.killpg(0, signal.SIGKILL)
+
+
+async def measure(told: dict[str, Any], say: Say) -> None:
+    """Measure the candidate of a job."""
+    from inference.choose_engine import choose_engine, engine_here
+    from tuning.measure import both_arms
+    from tuning.requests import read_requests
+
+    job = Job.from_object(told)
+    requests = read_requests(job.requests, job.model)
+    began = time.perf_counter()
+    engine = choose_engine(job.settings, job.model, name="candidate")
+    await engine.start()
+    mode = str(getattr(engine, "adapters", "slots"))
+    say({"ready": time.perf_counter() - began, "engine": engine_here(job.settings)[0], "adapters": mode})
+
+    async def publish() -> None:
+        folder, digest = adapter_of(job, Path(told["scratch"]))
+        await engine.publish(1, folder, digest)
+
+    load = {"concurrency": job.concurrency, "request_rate": job.request_rate, "seed": job.seed}
+    passes = await both_arms(
+        engine,
+        requests,
+        publish,
+        interleaved=mode == "slots",
+        rounds=job.rounds,
+        load=load,
+        told=lambda arm, done: say({"pass": done, "arm": arm}),
+    )
+    say({"arms": {arm: asdict(arm_figures(passes[arm])) for arm in ARMS}, "cpu_s": time.process_time()})
+
+
+def adapter_of(job: Job, scratch: Path) -> tuple[Path, str]:
+    """The run's adapter, or one of random weights, and its hash."""
+    from inference.adapter_check import adapter_hash_of
+
+    if job.adapter is not None:
+        return job.adapter, job.adapter_hash or adapter_hash_of(job.adapter)
+    from inference.calibrate import write_noise
+
+    folder = write_noise(scratch, job.model, job.adapter_rank)
+    return folder, adapter_hash_of(folder)
+
+
+if __name__ == "__main__":
+    main(measure)

@@ -1,0 +1,161 @@
+"""The requests that candidates are measured on: recorded ones as plain rows, or random ones; written once, read by each process.
+
+A recorded decision becomes a chain: each position allows what was legal there, and leads to the next whatever is drawn. So every
+candidate draws as many tokens under the same masks, and their seconds can be compared.
+"""
+
+import json
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from decoding.legal_table import END, LegalTable
+from decoding.model_files import eos_token_id
+from inference.engine import GenerationRequest
+from telemetry.errors import DataError, InputError
+from tuning.settings import TuneSettings
+
+LEGAL_IDS = 8
+"""Tokens allowed at a position of a random request."""
+SCHEMA = pa.schema(
+    [
+        pa.field("prompt_ids", pa.list_(pa.int32()), nullable=False),
+        pa.field("legal_ids", pa.list_(pa.int32()), nullable=False),
+        pa.field("legal_offsets", pa.list_(pa.int32()), nullable=False),
+        pa.field("seed", pa.int64(), nullable=False),
+        pa.field("snapshot_id", pa.string(), nullable=False),
+    ]
+)
+"""Columns of a file of requests, one row each, in the order in which they are asked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedRow:
+    """One request."""
+
+    prompt_ids: Sequence[int]
+    legal_ids: Sequence[int]
+    """Token ids allowed, position after position."""
+    legal_offsets: Sequence[int]
+    """[positions + 1] position i allows legal_ids[legal_offsets[i]:legal_offsets[i + 1]]."""
+    seed: int
+    """Of its draws."""
+    snapshot_id: str = ""
+
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and completion."""
+        return len(self.prompt_ids) + len(self.legal_offsets) - 1
+
+
+def random_rows(model: Path, tuning: TuneSettings, *, max_model_length: int) -> list[AskedRow]:
+    """Random requests in the wanted shape, beginning alike as far as wanted.
+
+    Raises:
+        InputError: the shape exceeds what the engine takes.
+    """
+    prompt, completion = tuning.random_prompt_tokens, tuning.random_completion_tokens
+    check_shape(tuning, max_model_length=max_model_length)
+    vocabulary, eos = vocabulary_size(model), eos_token_id(model)
+    dice = random.Random(f"tuning {tuning.seed}")
+    ordinary = [token for token in range(vocabulary) if token != eos]
+    shared = round(tuning.random_shared * prompt)
+    common = dice.choices(ordinary, k=shared)
+    rows = []
+    for _ in range(tuning.asked):
+        legal = [sorted(dice.sample(ordinary, min(LEGAL_IDS, len(ordinary)))) for _ in range(completion - 1)]
+        rows.append(
+            AskedRow(
+                prompt_ids=common + dice.choices(ordinary, k=prompt - shared),
+                legal_ids=[token for ids in legal for token in ids] + [eos],
+                legal_offsets=np.cumsum([0, *map(len, legal), 1]).tolist(),
+                seed=dice.getrandbits(40),
+            )
+        )
+    return rows
+
+
+def check_shape(tuning: TuneSettings, *, max_model_length: int) -> None:
+    """Refuse random requests that are longer than the engine takes.
+
+    Raises:
+        InputError: they are.
+    """
+    prompt, completion = tuning.random_prompt_tokens, tuning.random_completion_tokens
+    if prompt + completion > max_model_length:
+        raise InputError(
+            f"random requests of {prompt} prompt and {completion} completion tokens exceed inference.max_model_length "
+            f"{max_model_length}: lower random_prompt_tokens or random_completion_tokens, or name a run"
+        )
+
+
+def vocabulary_size(model: Path) -> int:
+    """How many tokens the model in `model` knows.
+
+    Raises:
+        InputError: its config does not say.
+    """
+    try:
+        return int(json.loads((model / "config.json").read_text())["vocab_size"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"'{model / 'config.json'}' does not tell vocab_size: random requests need it") from error
+
+
+def as_table(rows: Iterable[AskedRow]) -> pa.Table:
+    """The rows as they are written."""
+    listed = list(rows)
+    columns = {field.name: pa.array([getattr(row, field.name) for row in listed], field.type) for field in SCHEMA}
+    return pa.table(columns, SCHEMA)
+
+
+def read_requests(file: Path, model: Path) -> list[GenerationRequest]:
+    """The requests of a file, for the model in `model`.
+
+    Raises:
+        DataError: the file is damaged, or was made for another model.
+    """
+    try:
+        with pa.ipc.open_file(pa.memory_map(str(file))) as reader:
+            rows = reader.read_all().to_pylist()
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"'{file}' is no whole file of requests ({error}): remove it") from error
+    eos = eos_token_id(model)
+    return [
+        GenerationRequest(
+            request_id=f"tuning/{number}",
+            prompt_ids=row["prompt_ids"],
+            table=chain_table(row["legal_ids"], row["legal_offsets"], eos),
+            seed=row["seed"],
+            snapshot_id=row["snapshot_id"],
+        )
+        for number, row in enumerate(rows)
+    ]
+
+
+def chain_table(legal_ids: Sequence[int], legal_offsets: Sequence[int], eos: int) -> LegalTable:
+    """A table whose position i allows what was legal there, and goes on to i + 1 whatever is drawn.
+
+    The end mark is left out before the last position and is alone there, so that every draw has the same length.
+
+    Raises:
+        DataError: no such table can be made of these sets.
+    """
+    last = len(legal_offsets) - 2
+    sets = []
+    for place in range(last + 1):
+        ids = legal_ids[legal_offsets[place] : legal_offsets[place + 1]]
+        others = [token for token in ids if token != eos]
+        sets.append([eos] if place == last else others)
+        if (place == last and eos not in ids) or (place < last and not others):
+            raise DataError(f"the legal sets of a recorded decision do not end where their end mark {eos} is: of another model?")
+    sizes = np.array([len(ids) for ids in sets])
+    following = np.append(np.arange(1, last + 1), END)
+    head = np.array([1, last + 1, int(sizes.sum()), last + 1], "<i4")
+    offsets = np.append(0, np.cumsum(sizes)).astype("<i4")
+    flat = np.array([token for ids in sets for token in ids], "<i4")
+    targets = np.repeat(following, sizes).astype("<i4")
+    return LegalTable.from_bytes(b"".join(part.tobytes() for part in (head, offsets, flat, targets)))

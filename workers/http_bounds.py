@@ -1,0 +1,204 @@
+"""How long and how much a client of a worker may take: connections, seconds for a header and a body, bytes in flight.
+
+uvicorn bounds the idle time between two requests and no more. `BoundedConnection` stands between a socket and uvicorn's own HTTP
+protocol and times what comes before a request is known; `RequestReader` stands around the app and reads each body whole, within a
+time and a budget of bytes. Every refusal is a status and a sentence; a client that hangs up is no error.
+"""
+
+import asyncio
+import resource
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, cast
+
+from fastapi.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+HEAD_TIMEOUT_S = 10.0
+"""Seconds from a connection's first moment, or from the first byte of a later request, until the header is whole."""
+BODY_TIMEOUT_S = 30.0
+"""Seconds until a body is whole: 8 MiB at 280 KB a second. A usual request has some kilobytes."""
+MAX_HEAD = 1 << 16
+"""Bytes of the longest header, besides what one reading of the socket brings."""
+MAX_CONNECTIONS = 4608
+"""Connections held at a time: a request that a worker may have in flight has one each, and some are left to ask how it is."""
+MAX_BYTES_IN_FLIGHT = 64 << 20
+"""Bytes of the bodies of all requests that are being read or answered."""
+_CONNECTION = "bounded_connection"
+
+
+def sentence(
+    status: int, kind: str, text: str, more: Mapping[str, int | str] = MappingProxyType({}), *, close: bool = False
+) -> JSONResponse:
+    """A refusal; with `close` the connection ends with it."""
+    headers = {"connection": "close"} if close else None
+    return JSONResponse({"sentence": text, "kind": kind, **more}, status_code=status, headers=headers)
+
+
+class BoundedConnection(asyncio.Protocol):
+    """One connection: uvicorn's protocol, with a clock until each request's header is whole, and after a refused body."""
+
+    def __init__(
+        self, config: Any, server_state: Any, app_state: dict[str, Any], _loop: asyncio.AbstractEventLoop | None = None
+    ) -> None:
+        make: Any = AutoHTTPProtocol  # uvicorn's protocols take these arguments, which their common type does not say
+        self._inner: asyncio.Protocol = make(
+            config=config, server_state=server_state, app_state=app_state | {_CONNECTION: self}, _loop=_loop
+        )
+        self._held: set[Any] = server_state.connections
+        self._loop = _loop or asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._clock: asyncio.TimerHandle | None = None
+        self._answering = 0
+        self._refused = self._discarding = False
+        self._head = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the connection, or refuse one too many."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one by its methods alone
+        most = most_connections()
+        if len(self._held) >= most:
+            self._end(429, "busy", f"this worker holds {most} connections already: try again")
+            return
+        self._inner.connection_made(transport)
+        self._await_head()
+
+    def data_received(self, data: bytes) -> None:
+        """Hand bytes on."""
+        if self._refused:
+            return
+        if not self._answering and not self._discarding:
+            if self._clock is None:
+                self._await_head()
+            if self._head > MAX_HEAD:
+                self._end(431, "too_long", f"a request's header may have at most {MAX_HEAD} bytes")
+                return
+            self._head += len(data)
+        self._inner.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        """Hand it on."""
+        return None if self._refused else self._inner.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Hand it on, and stop the clock."""
+        self._stop_clock()
+        if not self._refused or self._inner in self._held:
+            self._inner.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Hand it on."""
+        self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Hand it on."""
+        self._inner.resume_writing()
+
+    def begin_request(self) -> None:
+        """The header is whole, and the app has the request."""
+        self._answering += 1
+        self._discarding = False
+        self._stop_clock()
+
+    def end_request(self, *, whole: bool) -> None:
+        """The app is done, with a body that was read to its end or not; the time between two requests is uvicorn's to bound."""
+        self._answering -= 1
+        if not whole and not self._answering and self._transport is not None and not self._refused:
+            # The client has its answer; what is left of the body is thrown away, for a while.
+            self._discarding = True
+            self._stop_clock()
+            self._clock = self._loop.call_later(HEAD_TIMEOUT_S, self._transport.close)
+
+    def _await_head(self) -> None:
+        self._head = 0
+        self._clock = self._loop.call_later(
+            HEAD_TIMEOUT_S, self._end, 408, "slow", f"the header of a request must be whole within {HEAD_TIMEOUT_S:g} s"
+        )
+
+    def _stop_clock(self) -> None:
+        if self._clock is not None:
+            self._clock.cancel()
+            self._clock = None
+
+    def _end(self, status: int, kind: str, text: str) -> None:
+        self._refused = True
+        assert self._transport is not None
+        body = bytes(sentence(status, kind, text).body)
+        head = f"HTTP/1.1 {status} Refused\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        self._transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
+        self._transport.close()
+
+
+class RequestReader:
+    """Around the app: what `refuse` does not answer is handed on once its body is whole, and holds a share of the bytes in flight
+    until it is answered."""
+
+    def __init__(self, app: ASGIApp, refuse: Callable[[Scope], Response | None]) -> None:
+        """`refuse` looks at a request's header; it must refuse a body whose length is not told."""
+        self._app, self._refuse = app, refuse
+        self._bytes = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        connection: BoundedConnection | None = scope.get("state", {}).get(_CONNECTION)
+        if connection is not None:
+            connection.begin_request()
+        whole = False
+        try:
+            refusal = self._refuse(scope)
+            whole = refusal is None and await self._serve(scope, receive, send)
+            if refusal is not None:
+                await refusal(scope, receive, send)
+        finally:
+            if connection is not None:
+                connection.end_request(whole=whole)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> bool:
+        """Serve a request that may be read; was its body read to its end?"""
+        length = int(dict(scope["headers"]).get(b"content-length", b"0"))
+        if self._bytes + length > MAX_BYTES_IN_FLIGHT:
+            text = f"requests of nearly {MAX_BYTES_IN_FLIGHT:,} bytes are in flight here: try again"
+            await sentence(429, "busy", text)(scope, receive, send)
+            return False
+        self._bytes += length
+        try:
+            try:
+                async with asyncio.timeout(BODY_TIMEOUT_S):
+                    body = await _read(receive)
+            except TimeoutError:
+                text = f"the body of a request must be whole within {BODY_TIMEOUT_S:g} s"
+                await sentence(408, "slow", text, close=True)(scope, receive, send)
+                return False
+            if body is None:  # the client hung up
+                return False
+            given: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+            del body
+
+            async def replay() -> Message:
+                return given.pop() if given else await receive()
+
+            await self._app(scope, replay, send)
+            return True
+        finally:
+            self._bytes -= length
+
+
+async def _read(receive: Receive) -> bytes | None:
+    """The whole body; None where the client hung up before its end."""
+    parts: list[bytes] = []
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        parts.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+def most_connections() -> int:
+    """Connections that this process may hold: `MAX_CONNECTIONS`, or what its limit of open files leaves."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_CONNECTIONS if limit == resource.RLIM_INFINITY else min(MAX_CONNECTIONS, max(16, limit - 256))

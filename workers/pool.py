@@ -1,0 +1,313 @@
+"""The client of a pool of workers: one `Engine` whose completions are drawn elsewhere.
+
+Every request is answered once, by whichever worker; retried elsewhere with the same seed under the same name; and what is handed
+out was checked against what was asked: version, adapter, table, log-probabilities. Requests wait here, not at the workers: older
+versions first, then in the order of arrival. A position stays with the worker whose cache knows it while the loads allow it.
+The pool lives on one event loop and never sees text.
+"""
+
+import asyncio
+import heapq
+import itertools
+import uuid
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from inference.engine import BASE_VERSION, EngineStats, Generation, GenerationRequest
+from inference.settings import InferenceSettings
+from telemetry.errors import DataError, EngineError, EngineLostError, EntenteError, VersionGoneError
+from workers.pool_roster import Roster
+from workers.pool_versions import Served
+from workers.pool_worker import CallFailed, PoolWorker, VersionMoved
+from workers.wire import MAX_BODY, check_answer, pack_request
+from workers.worker_scrape import WorkerScrape
+
+STRIKES = 3
+"""Failures in a row after which a worker is ejected; one that nobody listens for is at once."""
+MOVES = 32
+"""Times that one request may find its version gone because a newer one came."""
+LOOK_PAST = 64
+"""Requests that may be passed over for want of a worker of their own, in one go."""
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """One request on its way to an answer."""
+
+    request: GenerationRequest
+    name: str
+    """Id on the wire: unique to this call, the same in all its retries."""
+    place: tuple[int, int]
+    """Version it was asked under, number of arrival."""
+    is_long: bool
+    arrived: float
+    answer: asyncio.Future[Generation]
+    attempts: int = 0
+    moves: int = 0
+    failed_on: set[PoolWorker] = field(default_factory=set)
+    call: asyncio.Task[None] | None = None
+    worker: PoolWorker | None = None
+
+    def __lt__(self, other: "_Job") -> bool:
+        return self.place < other.place
+
+    def fail(self, error: Exception) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(error)
+
+
+class RemoteEngine:
+    """The `Engine` contract over HTTP, by as many workers as `settings.urls` names."""
+
+    def __init__(
+        self, settings: InferenceSettings, key: str | None, model_fingerprint: str, *, scraped_into: Path | None = None
+    ) -> None:
+        """`scraped_into`: file that keeps what the workers' Prometheus pages said."""
+        self.name = "remote"
+        self._settings = settings
+        self._roster = Roster(settings, key, model_fingerprint)
+        self._roster.on_change = self._dispatch
+        self._roster.on_ejected = self._take_back
+        self._roster.on_given_up = self._fail_waiting
+        self._waiting: dict[bool, list[_Job]] = {False: [], True: []}
+        self._sent: dict[PoolWorker, set[_Job]] = {worker: set() for worker in self._roster.workers}
+        self._arrivals = itertools.count()
+        self._nonce = uuid.uuid4().hex[:8]
+        self._scrape = WorkerScrape(settings.scrape_s, scraped_into)
+        self._scraping: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Wait until the workers are ready, accept the key, and serve this run's model; see `Roster.start`."""
+        await self._roster.start()
+        if self._settings.scrape_s:
+            self._scraping = asyncio.create_task(self._scrape.run(lambda: self._by_url, self._page, self._log))
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """Draw one completion on some worker; see `Engine.generate`."""
+        if self._roster.given_up is not None:
+            raise self._roster.given_up
+        if request.version is not None and self._roster.versions.is_gone(request.version):
+            raise VersionGoneError(f"version {request.version} of request '{request.request_id}' is not published in this pool")
+        number, loop = next(self._arrivals), asyncio.get_running_loop()
+        threshold = self._settings.long_prompt_tokens
+        job = _Job(
+            request=request,
+            name=f"{self._nonce}.{number}/{request.request_id}"[:200],
+            place=(self._roster.versions.newest[0] if request.version is None else request.version, number),
+            is_long=bool(threshold) and len(request.prompt_ids) >= threshold,
+            arrived=loop.time(),
+            answer=loop.create_future(),
+        )
+        heapq.heappush(self._waiting[job.is_long], job)
+        self._dispatch()
+        try:
+            return await job.answer
+        finally:
+            if job.call is not None:  # the caller gave up: the worker hears of it as its connection closes
+                job.call.cancel()
+
+    async def publish(self, version: int, adapter: Path, adapter_hash: str) -> None:
+        """Serve `version` on all workers; they must see `adapter` under their own adapters' root."""
+        await self._roster.publish(version, adapter.resolve(), adapter_hash)
+
+    async def retire(self, oldest: int, keep: Collection[int] = ()) -> None:
+        """Serve nothing before `oldest` but `keep` and the newest, on all workers."""
+        await self._roster.retire(max(oldest, BASE_VERSION), keep)
+
+    async def stats(self) -> EngineStats:
+        """Sums over the workers, restarts bridged; `running` are this pool's own requests, waiting ones included."""
+        roster = self._roster
+        each = await asyncio.gather(*(worker.counts(roster.session, self._settings.heartbeat_s) for worker in roster.workers))
+        sums = {name: sum(counts[name] for counts in each) for name in each[0]}
+        unanswered = sum(map(len, self._sent.values())) + sum(not job.answer.done() for job in self._all_waiting())
+        return EngineStats(policy_version=roster.versions.newest[0], running=unanswered, **sums)
+
+    def events(self) -> dict[str, int]:
+        """What went wrong so far, by name: retries, ejections, readmissions, timeouts, rejected_answers, moved_versions,
+        publish_refusals."""
+        names = ("retries", "ejections", "readmissions", "timeouts", "rejected_answers", "moved_versions", "publish_refusals")
+        return {name: self._roster.events[name] for name in names}
+
+    def scraped(self) -> dict[str, float]:
+        """Registered `workers/` figures of the pages read since the last call; {} where none are read."""
+        return self._scrape.take() if self._scraping is not None else {}
+
+    async def close(self) -> None:
+        """Close the connections, fail what waits; the workers go on."""
+        if self._scraping is not None:
+            self._scraping.cancel()
+            await asyncio.gather(self._scraping, return_exceptions=True)
+        calls = [job.call for jobs in self._sent.values() for job in jobs if job.call is not None]
+        self._fail_waiting(EngineLostError("the pool was closed"))
+        for jobs in self._sent.values():
+            for job in jobs:
+                job.fail(EngineLostError("the pool was closed"))
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        await self._roster.close()
+
+    @property
+    def _by_url(self) -> dict[str, PoolWorker]:
+        return {worker.url: worker for worker in self._roster.workers}
+
+    async def _page(self, url: str) -> str:
+        return await self._by_url[url].page(self._roster.session, self._settings.scrape_s)
+
+    async def _log(self, url: str, after: int) -> list[dict[str, Any]]:
+        return await self._by_url[url].log(self._roster.session, after, self._settings.scrape_s)
+
+    def _all_waiting(self) -> list[_Job]:
+        return [job for queue in self._waiting.values() for job in queue]
+
+    def _dispatch(self) -> None:
+        """Send what waits, first things first, for as long as workers have room."""
+        for queue in self._waiting.values():
+            passed: list[_Job] = []
+            while queue and len(passed) < LOOK_PAST and any(self._has_room(worker) for worker in self._roster.living):
+                job = heapq.heappop(queue)
+                if job.answer.done():
+                    continue
+                worker = self._choose(job)
+                if worker is not None:
+                    self._send(job, worker)
+                elif not job.answer.done():
+                    passed.append(job)
+                    if not job.failed_on and job.request.version is None:  # those behind it would fare no better
+                        break
+            for job in passed:
+                heapq.heappush(queue, job)
+
+    @staticmethod
+    def _has_room(worker: PoolWorker) -> bool:
+        return not worker.changing and worker.flow.has_room(worker.in_flight)
+
+    def _choose(self, job: _Job) -> PoolWorker | None:
+        """The worker nearest to the job's position whose load is within the margin of the least loaded one's."""
+        living, version = self._roster.living, job.request.version
+        if version is not None and version != BASE_VERSION:
+            living = [worker for worker in living if version in worker.served]
+            if not living:
+                job.fail(VersionGoneError(f"no living worker serves version {version} any more"))
+                return None
+        if self._settings.long_prompt_tokens and len(self._roster.workers) > 1:
+            last = self._roster.workers[-1]
+            living = [worker for worker in living if (worker is last) == job.is_long] or living
+        elsewhere = [worker for worker in living if worker not in job.failed_on] or living
+        able = [worker for worker in elsewhere if self._has_room(worker)]
+        if not able:
+            return None
+        bound = min(worker.in_flight for worker in able) + self._settings.affinity_margin
+        near = [worker for worker in able if worker.in_flight <= bound]
+        return max(near, key=lambda worker: worker.rank(job.request.snapshot_id))
+
+    def _send(self, job: _Job, worker: PoolWorker) -> None:
+        version = job.request.version
+        asked = worker.newest if version is None else (version, worker.served.get(version, worker.newest[1]))
+        worker.in_flight += 1
+        worker.flow.sent(worker.in_flight)
+        job.worker = worker
+        self._sent[worker].add(job)
+        job.call = asyncio.get_running_loop().create_task(self._call(job, worker, asked))
+
+    async def _call(self, job: _Job, worker: PoolWorker, asked: Served) -> None:
+        try:
+            generation = await self._draw(job, worker, asked)
+        except asyncio.CancelledError:
+            self._let_go(job, worker)
+            self._dispatch()
+            raise
+        except Exception as error:
+            self._let_go(job, worker)
+            self._went_wrong(job, worker, asked, error)
+        else:
+            self._let_go(job, worker)
+            if not job.answer.done():
+                job.answer.set_result(generation)
+        self._dispatch()
+
+    async def _draw(self, job: _Job, worker: PoolWorker, asked: Served) -> Generation:
+        sent = asyncio.get_running_loop().time()
+        body = pack_request(replace(job.request, request_id=job.name, version=asked[0]), adapter_hash=asked[1])
+        if len(body) > MAX_BODY:
+            raise EngineError(f"request '{job.request.request_id}' has {len(body)} bytes: a worker reads at most {MAX_BODY}")
+        generation, load = await worker.generate(self._roster.session, body)
+        try:
+            check_answer(generation, job.request.table, *asked)
+        except DataError as error:
+            self._roster.events["rejected_answers"] += 1
+            raise CallFailed(f"its answer was rejected: {error}") from error
+        worker.strikes = worker.missed = 0
+        worker.relapses = max(0, worker.relapses - 1)
+        worker.flow.answered(load, worker.in_flight)
+        return replace(generation, queue_ms=generation.queue_ms + 1e3 * (sent - job.arrived))
+
+    def _let_go(self, job: _Job, worker: PoolWorker) -> None:
+        """The job's call on `worker` is over, unless it was taken back before."""
+        if job in self._sent[worker]:
+            self._sent[worker].discard(job)
+            worker.in_flight -= 1
+            job.call = job.worker = None
+
+    def _went_wrong(self, job: _Job, worker: PoolWorker, asked: Served, error: Exception) -> None:
+        if isinstance(error, VersionMoved):
+            self._version_moved(job, worker, asked, error)
+        elif isinstance(error, CallFailed):
+            self._roster.events["timeouts"] += error.timed_out
+            worker.strikes += 1
+            if error.lost or worker.strikes >= STRIKES:
+                self._roster.eject(worker, str(error), blamed=True, take_back=not error.lost)
+            self._again(job, worker, str(error))
+        elif isinstance(error, EntenteError):
+            job.fail(error)  # the request itself was refused
+        else:
+            job.fail(EngineLostError(f"request '{job.request.request_id}' met a defect: {error!r}"))
+
+    def _version_moved(self, job: _Job, worker: PoolWorker, asked: Served, error: VersionMoved) -> None:
+        """Retired, overtaken by a newer one, or lost by a worker that began again: only the last is the worker's fault."""
+        fits = error.newest == worker.newest or worker.changing
+        if self._roster.versions.is_gone(asked[0]) or job.moves >= MOVES or (fits and job.request.version is not None):
+            job.fail(VersionGoneError(str(error)))
+            return
+        self._roster.events["moved_versions"] += 1
+        job.moves += 1
+        heapq.heappush(self._waiting[job.is_long], job)
+        if not fits and worker.state == "living":
+            self._roster.eject(worker, f"it serves version {error.newest[0]}, not {worker.newest[0]}: it was restarted")
+
+    def _again(self, job: _Job, worker: PoolWorker, reason: str) -> None:
+        """Wait for another worker, unless too many failed already."""
+        if job.answer.done():
+            return
+        job.attempts += 1
+        job.failed_on.add(worker)
+        if job.attempts >= self._settings.request_attempts:
+            last = f"the last, {worker.url}: {reason}"
+            job.fail(EngineLostError(f"request '{job.request.request_id}' failed {job.attempts} times; {last}"))
+            return
+        self._roster.events["retries"] += 1
+        if self._roster.given_up is not None:
+            job.fail(self._roster.given_up)
+            return
+        heapq.heappush(self._waiting[job.is_long], job)
+
+    def _take_back(self, worker: PoolWorker, blamed: bool) -> None:
+        """Have others answer what an ejected worker was asked."""
+        for job in list(self._sent[worker]):
+            call = job.call
+            self._let_go(job, worker)
+            if call is not None:
+                call.cancel()
+            if blamed:
+                self._again(job, worker, worker.reason)
+            else:
+                heapq.heappush(self._waiting[job.is_long], job)
+        self._dispatch()
+
+    def _fail_waiting(self, error: EngineLostError) -> None:
+        for job in self._all_waiting():
+            job.fail(error)
+        for queue in self._waiting.values():
+            queue.clear()

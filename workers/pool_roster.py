@@ -1,0 +1,316 @@
+"""Which workers of a pool are living, and what they serve: ejecting, probing, readmitting, publishing.
+
+Promise: a worker that is living serves the newest version published in this pool; one that was ejected, or began again on other
+weights, gets the versions published again before it is living again. Each event is counted and said. No request is known here.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Collection, Coroutine
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from inference.engine import BASE_HASH, BASE_VERSION
+from inference.settings import InferenceSettings
+from telemetry.errors import DataError, EngineError, EngineLostError, InputError
+from telemetry.progress import reporter
+from workers.pool_versions import BASE, PublishedVersions
+from workers.pool_worker import CallFailed, KeyRefused, PoolWorker, holds, newest_of
+
+FIRST_PROBE_S = 0.25
+READY_POLL_S = 0.5
+GONE_AFTER_S = 10.0
+"""Seconds of refused connections after which a worker that should start counts as gone."""
+
+
+class Roster:
+    """The workers of one pool; lives on one event loop.
+
+    `on_change` hears that there may be room for work, `on_ejected` which worker gets none any more and whether its requests may
+    have been the cause, `on_given_up` the error that ends all waiting.
+    """
+
+    def __init__(self, settings: InferenceSettings, key: str | None, model_fingerprint: str) -> None:
+        self.workers = [PoolWorker(url, settings) for url in settings.urls]
+        self.events: Counter[str] = Counter()
+        self.given_up: EngineLostError | None = None
+        self.on_change: Callable[[], None] = lambda: None
+        self.on_ejected: Callable[[PoolWorker, bool], None] = lambda worker, blamed: None
+        self.on_given_up: Callable[[EngineLostError], None] = lambda error: None
+        self._settings, self._key, self._fingerprint = settings, key, model_fingerprint
+        self._session: aiohttp.ClientSession | None = None
+        self.versions = PublishedVersions()
+        self._publishing = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._changes: dict[PoolWorker, set[asyncio.Task[None]]] = {worker: set() for worker in self.workers}
+        self._patience: asyncio.TimerHandle | None = None
+        self._alone_since = 0.0
+        self._someone = asyncio.Event()
+
+    @property
+    def session(self) -> aiohttp.ClientSession:
+        """Connections to all workers."""
+        if self._session is None:
+            raise EngineError("the pool of workers is not started")
+        return self._session
+
+    @property
+    def living(self) -> list[PoolWorker]:
+        """Workers that may get work, in the order of the settings."""
+        return [worker for worker in self.workers if worker.state == "living"]
+
+    async def start(self) -> None:
+        """Wait until the workers are ready; those that are not by then join when they are, if one is.
+
+        Raises:
+            InputError: none became ready, or one rejects the key or serves another model.
+        """
+        headers = {"authorization": f"Bearer {self._key}"} if self._key else {}
+        timeout = aiohttp.ClientTimeout(total=self._settings.request_timeout_s)
+        # The pool bounds what is in flight; idle connections close before a worker closes them under a request.
+        connector = aiohttp.TCPConnector(limit=0, limit_per_host=0, keepalive_timeout=15)
+        self._session = aiohttp.ClientSession(headers=headers, timeout=timeout, connector=connector)
+        # Whoever waits for this start has the same bound, and no sentence.
+        deadline = asyncio.get_running_loop().time() + 0.95 * self._settings.start_timeout_s
+        waits = [asyncio.create_task(self._await_ready(worker, deadline)) for worker in self.workers]
+        try:
+            await asyncio.gather(*waits)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        if not self.living:
+            told = "; ".join(f"worker {worker.url} is not ready: {worker.reason}" for worker in self.workers)
+            raise InputError(f"{told}; is `entente serve` running there?")
+        if len(self.living) < len(self.workers):  # an onlooker learns that the waiting is over
+            reporter().stage("workers ready", len(self.living), len(self.living))
+        for worker in self.workers:
+            if worker.state != "living":
+                self.eject(worker, worker.reason)
+        self._spawn(self._watch())
+
+    async def close(self) -> None:
+        """End all probing and close the connections; the workers go on."""
+        if self._patience is not None:
+            self._patience.cancel()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._session is not None:
+            await self._session.close()
+
+    def eject(self, worker: PoolWorker, reason: str, *, blamed: bool = False, take_back: bool = True) -> None:
+        """Give `worker` no more work until a probe finds it well.
+
+        Args:
+            blamed: the requests that it has may be the cause.
+            take_back: others answer these; else they may still be answered there, as by a worker that was told to end.
+        """
+        if worker.state == "ejected":
+            return
+        worker.state, worker.reason = "ejected", reason
+        worker.served.clear()
+        worker.relapses += 1
+        self.events["ejections"] += 1
+        left = len(self.living)
+        reporter().say(f"worker {worker.url} gets no more work: {reason}; {left} of {len(self.workers)} workers left")
+        if not left:
+            self._someone.clear()
+            loop, patience = asyncio.get_running_loop(), self._settings.no_worker_timeout_s
+            self._alone_since = loop.time()
+            self._patience = loop.call_later(patience, self._give_up)
+        for change in self._changes[worker]:
+            change.cancel()
+        if take_back:
+            self.on_ejected(worker, blamed)
+        self._spawn(self._recover(worker))
+
+    async def publish(self, version: int, adapter: Path, adapter_hash: str) -> None:
+        """Serve `version` on every living worker, and on others when they come back; see `Engine.publish`.
+
+        A worker that fails is ejected, and so is one that refuses what another took.
+        """
+        async with self._publishing:
+            await self._wait_for_one()
+            refusals: dict[PoolWorker, DataError] = {}
+            # Again, for those that were readmitted meanwhile.
+            while wanting := [
+                worker for worker in self.living if worker not in refusals and worker.newest != (version, adapter_hash)
+            ]:
+                await asyncio.gather(*(self._publish_on(worker, version, adapter, adapter_hash, refusals) for worker in wanting))
+            self.events["publish_refusals"] += len(refusals)
+            if refusals and not any(worker not in refusals for worker in self.living):
+                raise next(iter(refusals.values()))
+            self.versions.add(version, adapter, adapter_hash)
+            for worker, refusal in refusals.items():
+                self.eject(worker, f"it refused what others took: {refusal}")
+            await self._wait_for_one()
+
+    async def retire(self, oldest: int, keep: Collection[int]) -> None:
+        """Serve nothing before `oldest` but `keep` and the newest, anywhere."""
+        self.versions.retire(oldest, keep)
+        await asyncio.gather(*(self._retire_on(worker, oldest, keep) for worker in self.living))
+
+    async def _publish_on(
+        self, worker: PoolWorker, version: int, adapter: Path, adapter_hash: str, refusals: dict[PoolWorker, DataError]
+    ) -> None:
+        try:
+            await self._while_living(worker, worker.publish(self.session, version, adapter, adapter_hash))
+        except DataError as error:
+            refusals[worker] = error
+        except CallFailed as error:
+            self.eject(worker, f"it could not publish version {version}: {error}")
+        self.on_change()
+
+    async def _retire_on(self, worker: PoolWorker, oldest: int, keep: Collection[int]) -> None:
+        try:
+            await self._while_living(worker, worker.retire(self.session, oldest, keep))
+        except (CallFailed, EngineError) as error:
+            self.eject(worker, f"it could not retire versions before {oldest}: {error}")
+
+    async def _while_living(self, worker: PoolWorker, change: Coroutine[Any, Any, None]) -> None:
+        """Await a change of what `worker` serves, but no longer than it lives: nobody waits for one that is stopped."""
+        task = asyncio.get_running_loop().create_task(change)
+        self._changes[worker].add(task)
+        try:
+            await task
+        except asyncio.CancelledError:
+            if worker.state == "ejected":
+                raise CallFailed(worker.reason) from None
+            raise
+        finally:
+            self._changes[worker].discard(task)
+
+    async def _await_ready(self, worker: PoolWorker, deadline: float) -> None:
+        loop = asyncio.get_running_loop()
+        refused_since = None
+        while True:
+            refused = False
+            try:
+                told = await worker.health(self.session, self._settings.heartbeat_s)
+            except KeyRefused as error:
+                raise InputError(
+                    f"worker {worker.url}: {error}; set {self._settings.key_variable} to the key that it was started with"
+                ) from error
+            except CallFailed as error:
+                worker.reason, refused = str(error), error.lost
+            except EngineError as error:
+                raise InputError(str(error)) from error
+            else:
+                self._check_model(worker, told)
+                worker.reason = "it is still warming up"
+                if told.get("ready"):
+                    worker.state = "living"
+                    self._someone.set()
+                    reporter().stage("workers ready", len(self.living), len(self.workers))
+                    return
+            now = loop.time()
+            refused_since = (refused_since or now) if refused else None
+            if now > deadline or (refused_since is not None and now - refused_since > GONE_AFTER_S):
+                return
+            await asyncio.sleep(READY_POLL_S)
+
+    def _check_model(self, worker: PoolWorker, told: dict[str, Any]) -> None:
+        if told.get("model") != self._fingerprint:
+            raise InputError(f"worker {worker.url} serves another model than this run's: start it with the same --model")
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.heartbeat_s)
+            await asyncio.gather(*(self._look_at(worker) for worker in self.living))
+
+    async def _look_at(self, worker: PoolWorker) -> None:
+        changes, newest = worker.changes, worker.newest
+        try:
+            told = await worker.health(self.session, self._settings.heartbeat_s)
+        except (CallFailed, EngineError) as error:
+            worker.missed += 1
+            lost = isinstance(error, CallFailed) and error.lost
+            if lost or worker.missed >= 2:
+                self.eject(worker, str(error), blamed=True, take_back=not lost)
+            return
+        worker.missed = 0
+        if not told.get("ready"):
+            self.eject(worker, "its engine is not ready", blamed=True)
+        elif worker.changes == changes and not worker.changing and not holds(told, newest):
+            self.eject(worker, f"it serves version {told.get('policy_version')}, not {newest[0]}: it was restarted")
+
+    async def _recover(self, worker: PoolWorker) -> None:
+        """Probe an ejected worker, ever more rarely; once it is well, publish on it and give it work again."""
+        longest = self._settings.heartbeat_s
+        delay = min(longest, FIRST_PROBE_S * 2 ** min(worker.relapses - 1, 10))
+        while True:
+            await asyncio.sleep(delay)
+            delay = min(longest, 2 * delay)
+            try:
+                told = await worker.health(self.session, self._settings.heartbeat_s)
+                self._check_model(worker, told)
+                worker.warming = not told.get("ready") and bool(told.get("alive"))
+                if not told.get("ready"):
+                    worker.reason = "its engine is not ready"
+                    continue
+                await self._publish_again(worker, told)
+            except (CallFailed, EngineError, DataError, InputError) as error:
+                worker.reason, worker.warming = str(error), False
+                worker.served.clear()
+                continue
+            break
+        # No await from here on: what was published is still the newest.
+        worker.state, worker.strikes, worker.missed = "living", 0, 0
+        worker.flow.restart()
+        self.events["readmissions"] += 1
+        if self._patience is not None:
+            self._patience.cancel()
+        self._patience = self.given_up = None
+        self._someone.set()
+        reporter().say(f"worker {worker.url} gets work again, under policy version {worker.newest[0]}")
+        self.on_change()
+
+    async def _publish_again(self, worker: PoolWorker, told: dict[str, Any]) -> None:
+        if self.versions.newest == BASE and newest_of(told) != BASE:
+            await worker.publish(self.session, BASE_VERSION, None, BASE_HASH)
+        while worker.newest != self.versions.newest:
+            newest = self.versions.newest[0]
+            for version, adapter, adapter_hash in self.versions.last():
+                if version not in self.versions:  # retired meanwhile
+                    continue
+                try:
+                    await worker.publish(self.session, version, adapter, adapter_hash)
+                except DataError:
+                    if version == newest:
+                        raise
+                    self.events["publish_refusals"] += 1  # an old one, whose folder may be gone
+
+    def _give_up(self) -> None:
+        loop = asyncio.get_running_loop()
+        waited = loop.time() - self._alone_since
+        if waited < self._settings.start_timeout_s and any(worker.warming for worker in self.workers):
+            self._patience = loop.call_later(READY_POLL_S, self._give_up)
+            return
+        told = "; ".join(f"{worker.url}: {worker.reason}" for worker in self.workers)
+        self.given_up = EngineLostError(
+            f"no worker came back within {round(waited, int(waited < 1)):g} s ({told}): "
+            "start one again with `entente serve`, or raise inference.no_worker_timeout_s"
+        )
+        self._someone.set()
+        self.on_given_up(self.given_up)
+
+    async def _wait_for_one(self) -> None:
+        if not self.living and self.given_up is None:
+            await self._someone.wait()
+        if self.given_up is not None:
+            raise self.given_up
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # A defect here must not look like workers that stay away.
+            self.given_up = EngineLostError(f"the pool's watch over its workers failed: {error!r}")
+            self._someone.set()
+            self.on_given_up(self.given_up)

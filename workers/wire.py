@@ -1,0 +1,201 @@
+"""How requests and answers travel between client and worker: msgpack maps, arrays as little-endian bytes.
+
+Everything that comes in is checked here, types and sizes first, so that nothing malformed reaches an engine or a row.
+"""
+
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from decoding.legal_table import END, LegalTable
+from inference.engine import Generation, GenerationRequest
+from telemetry.errors import DataError
+from workers.flow_control import WorkerLoad
+
+CONTENT_TYPE = "application/msgpack"
+MAX_BODY = 8 << 20
+"""Bytes of the largest request a worker reads."""
+MAX_JSON = 1 << 17
+"""Bytes of the largest request that is JSON: one to publish or to retire."""
+MAX_PROMPT = 1 << 18
+"""Tokens of the longest prompt that is looked at; the engine's own bound is far below."""
+MAX_TABLE_BYTES = 4 << 20
+"""Bytes of the largest table: half a million edges, where ten units with 400 orders each have some ten thousand."""
+MAX_ID = 200
+"""Characters of the longest request id."""
+MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 4.0
+"""Range of the draw's temperature. Below 0.01 vLLM draws at 0.01 and does not say so, and a division by a very small number
+overflows."""
+_MAX_FIELDS = 32
+"""Fields of the largest message."""
+
+
+def pack_request(request: GenerationRequest, *, adapter_hash: str | None = None) -> bytes:
+    """One request as it travels; `adapter_hash` is the one that its version must have at the worker."""
+    return _pack(
+        {
+            "request_id": request.request_id,
+            "prompt_ids": np.asarray(request.prompt_ids, "<i4").tobytes(),
+            "table": request.table.to_bytes(),
+            "seed": request.seed,
+            "temperature": request.temperature,
+            "snapshot_id": request.snapshot_id,
+            "version": request.version,
+            "adapter_hash": adapter_hash,
+        }
+    )
+
+
+def unpack_request(body: bytes, vocabulary_size: int) -> tuple[GenerationRequest, str | None]:
+    """The request in `body`, and the adapter hash that it insists on, if any.
+
+    Raises:
+        DataError: it is not one; the sentence names the field.
+    """
+    fields = _unpack(body)
+    prompt, table = _of(fields, "prompt_ids", bytes), _of(fields, "table", bytes)
+    if len(prompt) > 4 * MAX_PROMPT or len(table) > MAX_TABLE_BYTES:
+        raise DataError(
+            f"request has a prompt of {len(prompt)} bytes and a table of {len(table)}: "
+            f"at most {4 * MAX_PROMPT} and {MAX_TABLE_BYTES} are read"
+        )
+    request_id, snapshot_id = _of(fields, "request_id", str), _of(fields, "snapshot_id", str)
+    if not 0 < len(request_id) <= MAX_ID or len(snapshot_id) > MAX_ID:
+        raise DataError(f"request has an id of {len(request_id)} characters: 1 to {MAX_ID} are allowed")
+    version = fields.get("version")
+    if version is not None and (type(version) is not int or not 0 <= version < 2**31):
+        raise DataError(f"request '{request_id}' has no usable field 'version'")
+    try:
+        prompt_ids = np.frombuffer(prompt, "<i4")
+        request = GenerationRequest(
+            request_id=request_id,
+            prompt_ids=prompt_ids.tolist(),
+            table=LegalTable.from_bytes(table, vocabulary_size),
+            seed=_of(fields, "seed", int),
+            temperature=float(_of(fields, "temperature", float, int)),
+            snapshot_id=snapshot_id,
+            version=version,
+        )
+    except (TypeError, ValueError, OverflowError) as error:
+        raise DataError(f"request lacks a usable field: {error}") from error
+    if not len(prompt_ids) or prompt_ids.min() < 0 or prompt_ids.max() >= vocabulary_size:
+        raise DataError(f"request '{request_id}' has an empty prompt or ids outside the vocabulary of {vocabulary_size}")
+    if not 0 <= request.seed < 2**63:
+        raise DataError(f"request '{request_id}' has seed {request.seed}: 0 to 2**63 - 1 are allowed")
+    if not MIN_TEMPERATURE <= request.temperature <= MAX_TEMPERATURE:  # not a number fails this too
+        raise DataError(
+            f"request '{request_id}' has temperature {request.temperature}: {MIN_TEMPERATURE} to {MAX_TEMPERATURE} are allowed"
+        )
+    adapter_hash = fields.get("adapter_hash")
+    return request, None if adapter_hash is None else _of(fields, "adapter_hash", str)
+
+
+def pack_generation(generation: Generation, *, running: int, preemptions: int) -> bytes:
+    """One answer as it travels, with what its worker says of itself: requests in flight now, preemptions so far."""
+    return _pack(
+        {
+            "token_ids": generation.token_ids.astype("<i4").tobytes(),
+            "logprobs": generation.logprobs.astype("<f4").tobytes(),
+            "policy_version": generation.policy_version,
+            "adapter_hash": generation.adapter_hash,
+            "worker": generation.worker,
+            "cached_tokens": generation.cached_tokens,
+            "queue_ms": generation.queue_ms,
+            "prefill_ms": generation.prefill_ms,
+            "decode_ms": generation.decode_ms,
+            "running": running,
+            "preemptions": preemptions,
+        }
+    )
+
+
+def unpack_generation(body: bytes) -> tuple[Generation, WorkerLoad]:
+    """The answer in `body`, and the worker's load.
+
+    Raises:
+        DataError: it is not one.
+    """
+    fields = _unpack(body)
+    try:
+        token_ids = np.frombuffer(_of(fields, "token_ids", bytes), "<i4")
+        logprobs = np.frombuffer(_of(fields, "logprobs", bytes), "<f4")
+    except ValueError as error:
+        raise DataError(f"answer lacks a usable field: {error}") from error
+    if len(token_ids) != len(logprobs):
+        raise DataError(f"answer has {len(token_ids)} tokens but {len(logprobs)} logprobs")
+    times = {name: float(_of(fields, name, float, int)) for name in ("queue_ms", "prefill_ms", "decode_ms")}
+    generation = Generation(
+        token_ids=token_ids,
+        logprobs=logprobs,
+        policy_version=_of(fields, "policy_version", int),
+        adapter_hash=_of(fields, "adapter_hash", str),
+        worker=_of(fields, "worker", str),
+        cached_tokens=_of(fields, "cached_tokens", int),
+        **times,
+    )
+    load = WorkerLoad(
+        queue_ms=times["queue_ms"],
+        service_ms=times["prefill_ms"] + times["decode_ms"],
+        running=_of(fields, "running", int),
+        preemptions=_of(fields, "preemptions", int),
+    )
+    return generation, load
+
+
+def check_answer(generation: Generation, table: LegalTable, version: int, adapter_hash: str) -> None:
+    """Refuse an answer that no row may hold, whatever worker gave it.
+
+    Raises:
+        DataError: it was drawn under another version or adapter than was asked for, its tokens leave the table or stop before
+            its end, or a log-probability is not one.
+    """
+    if (generation.policy_version, generation.adapter_hash) != (version, adapter_hash):
+        raise DataError(
+            f"version {generation.policy_version} ({generation.adapter_hash}) drew what was asked of {version} ({adapter_hash})"
+        )
+    node = 0
+    for position, (token, logprob) in enumerate(zip(generation.token_ids.tolist(), generation.logprobs.tolist(), strict=True)):
+        if node == END:
+            raise DataError(f"the answer goes on after its end, at position {position}")
+        forced = table.offsets[node + 1] - table.offsets[node] == 1
+        node = table.advance(node, token)
+        # Not a number fails this too.
+        if not -1e4 < logprob < 1e-3 or (forced and logprob < -1e-3):
+            raise DataError(f"the log-probability at position {position} is {logprob}, where that is impossible")
+    if node != END:
+        raise DataError(f"the answer of {len(generation.token_ids)} tokens stops before its end")
+
+
+def _of(fields: dict[str, Any], name: str, *kinds: type) -> Any:
+    """The field `name`, of one of these types exactly: a flag is no number."""
+    value = fields.get(name)
+    if type(value) not in kinds:
+        raise DataError(f"no usable field '{name}' ({type(value).__name__})")
+    return value
+
+
+def _pack(fields: dict[str, Any]) -> bytes:
+    packed = msgpack.packb(fields)
+    assert packed is not None, "msgpack packs into memory"
+    return packed
+
+
+def _unpack(body: bytes) -> dict[str, Any]:
+    maps = 0
+
+    def count_map(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
+        # Millions of small maps or lists in a body would take a hundred times its bytes.
+        nonlocal maps
+        maps += 1
+        if maps > 1:
+            raise ValueError("a map stands inside the map")
+        return dict(pairs)
+
+    try:
+        fields = msgpack.unpackb(body, object_pairs_hook=count_map, max_map_len=_MAX_FIELDS, max_array_len=0, max_ext_len=0)
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise DataError(f"body of {len(body)} bytes is not msgpack: {error}") from error
+    if not isinstance(fields, dict):
+        raise DataError("body is not a msgpack map")
+    return fields

@@ -1,0 +1,190 @@
+"""What stands behind a worker's routes: an engine on its host's loop, what it serves, and which adapters it may be given.
+
+Promise: no adapter from outside the root, and none that was not looked at, reaches the engine; no request is drawn under another
+version or adapter than it names. HTTP is not known here.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from decoding.model_files import model_fingerprint
+from inference.engine import BASE_HASH, BASE_VERSION, Engine, GenerationRequest
+from inference.host import EngineHost
+from telemetry.errors import DataError, EngineLostError, EntenteError, VersionGoneError
+from workers.supervisor import EngineSupervisor
+from workers.wire import pack_generation, unpack_request
+from workers.worker_memory import Answers
+from workers.worker_metrics import WorkerMetrics
+
+_Version = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class PublishBody(BaseModel):
+    """What `publish` is told."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    version: _Version
+    adapter: Annotated[str, Field(max_length=4096)]
+    adapter_hash: Annotated[str, Field(max_length=128)]
+
+
+class RetireBody(BaseModel):
+    """What `retire` is told."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    oldest: _Version
+    keep: Annotated[list[_Version], Field(max_length=1024)] = []
+
+
+class Worker:
+    """What stands behind the routes: the engine on its host's loop, what it serves, and whether it is up."""
+
+    def __init__(
+        self, engine: Engine, host: EngineHost, model: Path, adapters_root: Path, vocabulary_size: int, max_rank: int
+    ) -> None:
+        self.engine, self.host = engine, host
+        self.answers = Answers(self._draw)
+        self.metrics = WorkerMetrics()
+        self.started = False
+        self.failure: EntenteError | None = None
+        """Why the worker ends."""
+        self.on_ready: Callable[[], None] = lambda: None
+        self.on_failure: Callable[[], None] = lambda: None
+        self._model, self._root = model, adapters_root.resolve()
+        self._vocabulary_size, self._max_rank = vocabulary_size, max_rank
+        self._fingerprint = model_fingerprint(model)
+        self._served: dict[int, str] = {}
+        self._changing = asyncio.Lock()
+
+    @property
+    def ready(self) -> bool:
+        """May requests come? Asked without waiting for the engine's thread, which may be at work for long."""
+        return self.started and (not isinstance(self.engine, EngineSupervisor) or self.engine.ready)
+
+    @property
+    def newest(self) -> dict[str, int | str]:
+        """The newest version published, and its hash."""
+        version = next(reversed(self._served), BASE_VERSION)
+        return {"policy_version": version, "adapter_hash": self._served.get(version, BASE_HASH)}
+
+    async def start(self) -> None:
+        """Start the engine; a failure ends the worker."""
+        try:
+            await self.host.run(self.engine.start())
+        except Exception as error:
+            self.fail(error)
+            return
+        self.started = True
+        self.on_ready()
+
+    def fail(self, error: Exception) -> None:
+        """The engine is lost for good: the worker ends, and whoever started it learns why."""
+        if isinstance(error, EntenteError):
+            self.failure = error
+        else:
+            self.failure = EngineLostError(f"the worker's engine failed: {error!r}")
+            self.failure.__cause__ = error
+        self.on_failure()
+
+    async def generate(self, body: bytes) -> bytes:
+        """The packed answer to a packed request."""
+        request, adapter_hash = unpack_request(body, self._vocabulary_size)
+        self._check_up()
+        version = request.version
+        known = BASE_HASH if version == BASE_VERSION else self._served.get(version or 0)
+        if version is not None and adapter_hash is not None and known != adapter_hash:
+            raise VersionGoneError(f"version {version} with hash {adapter_hash} is not published here")
+        return await self.answers.answer(request, hashlib.blake2b(body, digest_size=16).digest())
+
+    async def publish(self, body: PublishBody) -> None:
+        """Look at the adapter, then have the engine serve it; version 0 without an adapter is the base model again."""
+        self._check_up()
+        async with self._changing:
+            if not body.adapter and body.version == BASE_VERSION:
+                return await self._reset()
+            adapter = self._confined(body.adapter)
+            from inference.adapter_check import check_adapter
+
+            await asyncio.to_thread(check_adapter, adapter, body.adapter_hash, self._model, self._max_rank)
+            await self.host.run(self.engine.publish(body.version, adapter, body.adapter_hash))
+            self._served.pop(body.version, None)  # the newest stands last
+            self._served[body.version] = body.adapter_hash
+
+    async def retire(self, body: RetireBody) -> None:
+        """Have the engine serve nothing before `oldest` but what is kept, and the newest."""
+        self._check_up()
+        async with self._changing:
+            await self.host.run(self.engine.retire(body.oldest, body.keep))
+            kept = (*body.keep, self.newest["policy_version"])
+            self._served = {
+                version: found for version, found in self._served.items() if version >= body.oldest or version in kept
+            }
+
+    def health(self) -> dict[str, object]:
+        """Whether it is ready, and what it serves."""
+        supervised = self.engine if isinstance(self.engine, EngineSupervisor) else None
+        alive = self.failure is None and (supervised is None or supervised.lost is None)
+        return {
+            "ready": self.ready,
+            "alive": alive,
+            "model": self._fingerprint,
+            "worker": self.engine.name,
+            "versions": {str(version): found for version, found in sorted(self._served.items())},
+            "restarts": supervised.restarts if supervised else 0,
+            **self.newest,
+        }
+
+    def _check_up(self) -> None:
+        if not self.started:
+            raise EngineLostError("the worker is still warming up")
+
+    async def _draw(self, request: GenerationRequest) -> bytes:
+        async def draw() -> bytes:
+            generation = await self.engine.generate(request)
+            stats = await self.engine.stats()
+            self.metrics.answered(generation)
+            return pack_generation(generation, running=stats.running, preemptions=stats.preemptions)
+
+        try:
+            return await self.host.run(draw())
+        except EngineLostError:
+            if isinstance(self.engine, EngineSupervisor) and self.engine.lost is not None:
+                self.fail(self.engine.lost)
+            raise
+
+    async def _reset(self) -> None:
+        if not self._served:
+            return
+        if not isinstance(self.engine, EngineSupervisor):
+            raise DataError("this worker cannot go back to the base model: start it again")
+        await self.host.run(self.engine.reset())
+        self._served.clear()
+
+    def _confined(self, told: str) -> Path:
+        """The adapter's folder, if it and all in it lie under the root, links followed, and all in it are regular files."""
+        adapter = None
+        try:
+            adapter = (self._root / told).resolve()
+            inside = adapter.is_relative_to(self._root) and adapter != self._root and adapter.is_dir()
+            inside = inside and all(self._is_ours(file) for file in adapter.iterdir())
+        except (OSError, ValueError):  # too long for a path, or none at all
+            inside = False
+        if adapter is None or not inside:
+            raise ForbiddenPath(f"adapter '{told[:200]}' is no folder of regular files under this worker's root")
+        return adapter
+
+    def _is_ours(self, file: Path) -> bool:
+        """Is it a regular file under the root, links followed? Nothing is opened: a named pipe would have the worker wait."""
+        target = file.resolve()
+        return target.is_relative_to(self._root) and target.is_file()
+
+
+class ForbiddenPath(EntenteError):
+    """A path that leads where adapters may not come from."""
