@@ -16,7 +16,7 @@ from cli import main
 from pipeline.run_settings import RunSettings
 from storage.runs import RunPaths
 from storage.shards import publish_shard
-from tests.storage.conftest import make_shard_rows
+from tests.storage.make_rows import make_shard_rows
 
 ENDLESS = "select count(*) from range(10000000000000)"
 Ask = Callable[..., tuple[int, str, str]]
