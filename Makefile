@@ -2,8 +2,6 @@
 # PYTHON=python3.12 make setup   chooses the interpreter;   ARGS="--steps 3" make demo   passes options on.
 
 BIN := .venv/bin
-# Two workers; tests/conftest.py says which tests share one, and begins with those that take longest.
-TESTS = $(BIN)/pytest -q -n 2 --dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-system test-slow check clean
@@ -18,10 +16,10 @@ demo: setup ## Train the tiny model of the laptop preset
 	$(BIN)/entente train --preset laptop $(ARGS)
 
 test: setup ## Run the tests of every commit: about six minutes on two cores
-	$(TESTS) -m "not system and not slow" $(ARGS)
+	$(BIN)/pytest -q -n 2 --dist loadgroup --no-loadscope-reorder -m "not system and not slow" $(ARGS)
 
 test-system: setup ## Run the tests of many processes: kills, servers, browsers, deployments
-	$(TESTS) -m "system and not slow" $(ARGS)
+	$(BIN)/pytest -q -n 2 --dist loadfile -m "system and not slow" $(ARGS)
 
 test-slow: setup ## Run the tests that take hours
 	$(BIN)/pytest -q -m slow $(ARGS)

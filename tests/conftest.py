@@ -59,26 +59,38 @@ training in turn, so that two steps are trained on two versions. Of so few forks
 the same; with this one both steps have two groups to learn from."""
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With several workers: the tests of a module stay together, and so do all that use the Prefect server or vLLM.
+_SHARED = {
+    "cli": "Prefect",
+    "flows": "Prefect",
+    "reports": "Prefect",
+    "tasks": "Prefect",
+    "benchmarks": "vLLM",
+    "inference": "vLLM",
+}
+"""Folder of tests -> what they share that takes long to make: one worker runs all of these. Both groups take long, and begin."""
 
-    So each is made once. Those two groups take longest, and begin. The system tier is longer: there each worker may make its own.
-    """
-    if not hasattr(config, "workerinput"):
-        return
 
-    def group(item: pytest.Item) -> str:
-        if not item.get_closest_marker("system"):
-            if "prefect_server" in getattr(item, "fixturenames", ()):
-                return "Prefect"
-            if item.get_closest_marker("vllm"):
-                return "vLLM"
-        return str(item.path)
+def _group(nodeid: str) -> str:
+    """What of a test's kind goes to one worker: its folder's group, or its file."""
+    file = nodeid.partition("::")[0]
+    return _SHARED.get(Path(file).parts[1], file)
 
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(group(item)))
-    items.sort(key=lambda item: group(item) not in ("Prefect", "vLLM"))
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `--dist loadgroup` tests go to workers by `_group`: marks do not tell, for xdist 3.8 loses them with pytest 9.2."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByGroup(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return _group(nodeid)
+
+    return ByGroup(config, log) if config.getvalue("dist") == "loadgroup" else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Shared groups first."""
+    items.sort(key=lambda item: _group(item.nodeid) not in _SHARED.values())
 
 
 @pytest.fixture(scope="session")
