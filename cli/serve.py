@@ -39,36 +39,35 @@ def serve(
 
     chosen = (settings or InferenceSettings()).model_copy(update={"model": model})
     key = os.environ.get(chosen.key_variable)
-    listener = bind(host, port, key)
-    if dry_run:
-        from pipeline.plans.plan_run import plan_serve
+    with bind(host, port, key) as listener:  # closed whatever happens: what follows may refuse the model
+        if dry_run:
+            from pipeline.plans.plan_run import plan_serve
 
-        listener.close()
-        return show_plan(plan_serve(model, chosen, f"{host}:{port}", adapters_root, bool(key)), json=json)
-    from decoding.codec import Codec
-    from decoding.model_files import resolve_model
-    from inference.choose_engine import choose_engine
-    from inference.host import EngineHost
-    from inference.memory_plan import check_memory, read_shape
-    from pipeline.threads import apply_threads, plan_threads, usable_cores
-    from telemetry.log_tail import follow_loggers
-    from workers.supervisor import EngineSupervisor
-    from workers.worker import serve as serve_app
-    from workers.worker import worker_app
+            return show_plan(plan_serve(model, chosen, f"{host}:{port}", adapters_root, bool(key)), json=json)
+        from decoding.codec import Codec
+        from decoding.model_files import resolve_model
+        from inference.choose_engine import choose_engine
+        from inference.host import EngineHost
+        from inference.memory_plan import check_memory, read_shape
+        from pipeline.threads import apply_threads, plan_threads, usable_cores
+        from telemetry.log_tail import follow_loggers
+        from workers.supervisor import EngineSupervisor
+        from workers.worker import serve as serve_app
+        from workers.worker import worker_app
 
-    folder = resolve_model(model)
-    check_memory(read_shape(folder), chosen)
-    engine_threads, _ = plan_threads(cores=usable_cores(), engine=chosen.threads, trainer=0, overlap=False)
-    apply_threads(engine_threads)
-    engine_host = EngineHost()
-    address = f"{host}:{listener.getsockname()[1]}"
-    engine = EngineSupervisor(lambda: choose_engine(chosen, folder, name=name or address), restarts=chosen.engine_restarts)
-    try:
-        # vLLM's and uvicorn's loggers hand nothing on to the root.
-        log = follow_loggers("", "vllm", "uvicorn.error")
-        app = worker_app(engine, engine_host, folder, adapters_root, key, Codec(folder).vocabulary_size, log=log)
-        ready = partial(print, f"serving {folder} on http://{address}", flush=True)
-        serve_app(app, listener, drain_s=chosen.drain_s, on_ready=ready)
-    finally:
-        asyncio.run(engine_host.run(engine.close()))
-        engine_host.close()
+        folder = resolve_model(model)
+        check_memory(read_shape(folder), chosen)
+        engine_threads, _ = plan_threads(cores=usable_cores(), engine=chosen.threads, trainer=0, overlap=False)
+        apply_threads(engine_threads)
+        engine_host = EngineHost()
+        address = f"{host}:{listener.getsockname()[1]}"
+        engine = EngineSupervisor(lambda: choose_engine(chosen, folder, name=name or address), restarts=chosen.engine_restarts)
+        try:
+            # vLLM's and uvicorn's loggers hand nothing on to the root.
+            log = follow_loggers("", "vllm", "uvicorn.error")
+            app = worker_app(engine, engine_host, folder, adapters_root, key, Codec(folder).vocabulary_size, log=log)
+            ready = partial(print, f"serving {folder} on http://{address}", flush=True)
+            serve_app(app, listener, drain_s=chosen.drain_s, on_ready=ready)
+        finally:
+            asyncio.run(engine_host.run(engine.close()))
+            engine_host.close()
