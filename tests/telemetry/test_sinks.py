@@ -156,7 +156,7 @@ def test_wandb_without_a_login_is_one_sentence_and_the_run_goes_on_offline(tmp_p
         "W&B has no login (no API key is configured): the run goes on and will write offline; `wandb sync` sends it later; "
         "metrics.jsonl has every figure. To mend it, log in by `wandb login`."
     ]
-    assert read_back(tmp_path).history == {1: {"train/loss": 0.5}}
+    assert read_back(tmp_path, lambda found: bool(found.history)).history == {1: {"train/loss": 0.5}}
 
 
 def test_wandb_without_a_network_is_one_sentence_and_the_run_goes_on_offline(
