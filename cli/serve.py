@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import socket
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -39,12 +40,19 @@ def serve(
 
     chosen = (settings or InferenceSettings()).model_copy(update={"model": model})
     key = os.environ.get(chosen.key_variable)
-    listener = bind(host, port, key)
-    if dry_run:
-        from pipeline.plans.plan_run import plan_serve
+    with bind(host, port, key) as listener:
+        if dry_run:
+            from pipeline.plans.plan_run import plan_serve
 
-        listener.close()
-        return show_plan(plan_serve(model, chosen, f"{host}:{port}", adapters_root, bool(key)), json=json)
+            show_plan(plan_serve(model, chosen, f"{host}:{port}", adapters_root, bool(key)), json=json)
+        else:
+            _serve(listener, f"{host}:{listener.getsockname()[1]}", chosen, name, adapters_root, key)
+
+
+def _serve(
+    listener: socket.socket, address: str, settings: InferenceSettings, name: str, adapters_root: Path, key: str | None
+) -> None:
+    """Serve the engine of these settings until the process is told to end."""
     from decoding.codec import Codec
     from decoding.model_files import resolve_model
     from inference.choose_engine import choose_engine
@@ -56,19 +64,18 @@ def serve(
     from workers.worker import serve as serve_app
     from workers.worker import worker_app
 
-    folder = resolve_model(model)
-    check_memory(read_shape(folder), chosen)
-    engine_threads, _ = plan_threads(cores=usable_cores(), engine=chosen.threads, trainer=0, overlap=False)
+    folder = resolve_model(settings.model)
+    check_memory(read_shape(folder), settings)
+    engine_threads, _ = plan_threads(cores=usable_cores(), engine=settings.threads, trainer=0, overlap=False)
     apply_threads(engine_threads)
     engine_host = EngineHost()
-    address = f"{host}:{listener.getsockname()[1]}"
-    engine = EngineSupervisor(lambda: choose_engine(chosen, folder, name=name or address), restarts=chosen.engine_restarts)
+    engine = EngineSupervisor(lambda: choose_engine(settings, folder, name=name or address), restarts=settings.engine_restarts)
     try:
         # vLLM's and uvicorn's loggers hand nothing on to the root.
         log = follow_loggers("", "vllm", "uvicorn.error")
         app = worker_app(engine, engine_host, folder, adapters_root, key, Codec(folder).vocabulary_size, log=log)
         ready = partial(print, f"serving {folder} on http://{address}", flush=True)
-        serve_app(app, listener, drain_s=chosen.drain_s, on_ready=ready)
+        serve_app(app, listener, drain_s=settings.drain_s, on_ready=ready)
     finally:
         asyncio.run(engine_host.run(engine.close()))
         engine_host.close()

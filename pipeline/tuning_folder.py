@@ -44,7 +44,7 @@ def recorded_rows(paths: RunPaths, most: int, *, max_model_length: int) -> list[
     ]
     for number, shard in enumerate(sorted(shards, key=lambda path: path.stem, reverse=True)):
         try:
-            found += [((-number, *place), row) for place, row in _rows(open_shard(shard))]
+            found += [((number, *place), row) for place, row in _rows(open_shard(shard))]
         except DataError:
             continue  # a damaged shard is the run's to tell of; others will do
         if len(found) >= most:

@@ -3,10 +3,12 @@ vLLM, a Prefect server, the `entente` command, and one whole run that it made.
 """
 
 import asyncio
+import gc
 import json
 import math
 import random
 import subprocess
+import warnings
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -222,6 +224,17 @@ def prefect_server() -> Iterator[str]:
 
         with prefect_test_harness(server_startup_timeout=120):
             yield str(PREFECT_API_URL.value())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def sockets_of_prefect(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Prefect leaves sockets to the collector where a flow ran in its own loop: they go with their module, and fail no other."""
+    yield
+    used = (getattr(item, "fixturenames", ()) for item in request.session.items if item.path == request.path)
+    if any("prefect_server" in names for names in used):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            gc.collect()
 
 
 @pytest.fixture
