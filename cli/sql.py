@@ -1,13 +1,11 @@
 """`entente sql`: ask the trajectory store."""
 
-import asyncio
 import atexit
 import io
 import os
 import signal
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
@@ -17,6 +15,7 @@ from cyclopts import Parameter, validators
 from rich.console import Console
 from rich.table import Table
 
+from cli import end_by_signal
 from cli.plain_text import cell, shown
 from cli.which_run import Run, which_run
 from storage.runs import LATEST
@@ -90,13 +89,12 @@ def sql(
         token_text=text,
     )
     first = _ROWS_SHOWN + 1 if form == "table" else None
-    with _sigterm_is_raised():
-        answer = in_time(
-            opened,
-            lambda connection: ask(connection, question, form, first=first, memory_gib=memory_gib),
-            seconds=max_seconds,
-            cannot_end=_exit_without_waiting,
-        )
+    answer = in_time(
+        opened,
+        lambda connection: ask(connection, question, form, first=first, memory_gib=memory_gib),
+        seconds=max_seconds,
+        cannot_end=_exit_without_waiting,
+    )
     if form == "table":
         _show(answer.column_names, _values(answer))
         if answer.num_rows > _ROWS_SHOWN:
@@ -144,24 +142,10 @@ class _TokenText:
         return None if self._codec is None else self._codec.decode([token])
 
 
-@contextmanager
-def _sigterm_is_raised() -> Iterator[None]:
-    """Within the block SIGTERM raises what `cli/main.py` knows as SIGTERM, instead of ending the process without a word."""
-
-    def told_to_end(number: int, frame: object) -> None:
-        raise asyncio.CancelledError
-
-    former = signal.signal(signal.SIGTERM, told_to_end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, former)
-
-
 def _exit_without_waiting(error: BaseException) -> None:
     """Let the process end with this error's code though DuckDB does not: an interpreter that is taken apart would wait for it."""
-    code = {KeyboardInterrupt: 130, asyncio.CancelledError: 143}.get(type(error), 2)
-    atexit.register(os._exit, code)
+    signal_number = end_by_signal.heard() or (signal.SIGINT if isinstance(error, KeyboardInterrupt) else 0)
+    atexit.register(os._exit, 128 + signal_number if signal_number else 2)
 
 
 def _answers(text: str) -> str:

@@ -66,7 +66,7 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(here: Path, words: t
         pytest.param(("cache", "refresh", "--run", "bare"), "run 'bare' has not trained a step yet", id="cache refresh"),
         pytest.param(("tune", "lora", "--run", "nowhere"), "there is no run", id="tune lora"),
         pytest.param(("profile", "rollout", "--steps", "1"), "--steps", id="profile"),
-        pytest.param(("profile", "e2e", "--baseline", "none.json"), "baseline 'none.json' is no stored profile", id="baseline"),
+        pytest.param(("profile", "e2e", "--baseline", "none.json"), "baseline 'none.json' cannot be read", id="baseline"),
         pytest.param(("bench", "all", "--only", "nothing"), "There is no benchmark 'nothing'", id="bench all"),
         pytest.param(("bench", "trainer", "--only", "nothing"), "measures no 'nothing'", id="bench trainer"),
         pytest.param(("bench", "e2e", "--config", "none.toml"), "settings file 'none.toml' cannot be read", id="bench e2e"),

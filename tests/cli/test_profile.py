@@ -16,7 +16,7 @@ STORED = {"profile": "trainer", "stages": {"select": {"seconds": 1.0, "share": 1
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (None, "is no stored profile ([Errno 2]"),
+        (None, "cannot be read: No such file or directory"),
         ("{", "is no stored profile"),
         ("[]", "is no stored profile"),
         ('{"profile": "rollout", "stages": {"engine": 3}}', "make one with `entente profile rollout`"),

@@ -204,20 +204,6 @@ def test_a_state_that_is_lost_gives_another_step(played, model, tmp_path):
     assert hashes[0] != hashes[1]
 
 
-def test_a_checkpoint_of_before_there_was_moving_state_goes_on_as_it_would_have(played, model, tmp_path):
-    hashes = []
-    for older in (False, True):
-        paths = RunPaths(shutil.copytree(played.root, tmp_path / str(older)))
-        trained(paths, model, SETTINGS, range(1, 2))
-        manifest = paths.checkpoint(1) / "manifest.json"
-        record = json.loads(manifest.read_bytes())
-        if older:
-            del record["kl"], record["moving"]
-        manifest.write_text(json.dumps(record))
-        hashes.append(trained(paths, model, SETTINGS, range(2, 3)).adapter)
-    assert None not in hashes and hashes[0].adapter_hash == hashes[1].adapter_hash
-
-
 @pytest.mark.parametrize("kept", [True, False], ids=["from a checkpoint", "from the first weights"])
 def test_a_step_with_moving_state_is_replayed_bitwise(paths, model, kept: bool):
     trained(paths, model, MOVING, range(1, 4))
