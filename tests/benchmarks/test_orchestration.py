@@ -26,6 +26,7 @@ def test_a_server_sees_every_empty_task_completed(prefect_server: str):
     assert completed(prefect_server, found["flow_run"]) <= found["all_tasks"] == 13
 
 
+@pytest.mark.system
 def test_a_server_that_is_not_there_is_said_in_one_sentence():
     with pytest.raises(DataError, match=r"^empty tasks failed: "):
         run_empty_tasks("http://127.0.0.1:9/api", 1)

@@ -31,7 +31,7 @@ def test_a_model_is_made_once_and_says_how_it_was_made(entente):
 
 
 def test_a_cache_is_built_once_and_shows_what_it_holds(entente, prefect_server: str):
-    built = entente.process(*BUILD_CACHE)  # with no Prefect server at hand it brings its own
+    built = entente.process(*BUILD_CACHE, PREFECT_API_URL=prefect_server)
     assert built.returncode == 0, built.stderr
     folder = Path(built.stdout.strip())
     assert folder.parts[:2] == ("runs", "_state_cache")

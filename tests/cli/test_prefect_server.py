@@ -18,7 +18,9 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-@pytest.mark.parametrize("words", [CACHE, ["train", "--run", "mine"]], ids=["cache build", "train"])
+@pytest.mark.parametrize(
+    "words", [CACHE, pytest.param(["train", "--run", "mine"], marks=pytest.mark.system)], ids=["cache build", "train"]
+)
 def test_a_server_that_does_not_answer_is_named_before_anything_is_written(entente, words: list[str]):
     done = entente.process(*words, PREFECT_API_URL="http://127.0.0.1:9/api")
     assert done.returncode == 2 and done.stdout == ""
@@ -55,6 +57,7 @@ def test_a_command_that_is_killed_takes_its_server_along(entente):
     assert alive == []
 
 
+@pytest.mark.system
 def test_a_child_that_watches_its_parent_ends_with_it():
     """Without a line between them that could close."""
     child = "from telemetry.parent import end_with_parent; end_with_parent(); import time; time.sleep(600)"

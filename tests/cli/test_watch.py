@@ -43,6 +43,7 @@ def test_a_run_that_is_done_is_shown_once_with_curves_time_and_alerts(workplace:
     assert "alert (entropy): first, step 1: it is low" in shown and "cut" not in shown
 
 
+@pytest.mark.system
 def test_a_run_at_work_is_watched_until_it_is_done(workplace: Entente, trained):
     """In a terminal: the screen follows the files, and the command ends with the run."""
     paths: RunPaths = trained[1]

@@ -137,6 +137,7 @@ def test_one_slow_answer_is_drawn_again_and_counted_once(host, pools, workers, p
     assert len(end.engine.requests) == 1, "the same request was drawn twice"
 
 
+@pytest.mark.system
 def test_a_killed_process_loses_no_request_in_flight(host, pools, processes, request_for):
     one, other = processes(2, PLAIN_DELAY_S="0.3")
     pool = pools(one.url, other.url)
@@ -151,6 +152,7 @@ def test_a_killed_process_loses_no_request_in_flight(host, pools, processes, req
     assert stats.running == 0
 
 
+@pytest.mark.system
 def test_a_stopped_process_is_found_out_and_comes_back(host, pools, processes, request_for):
     one, other = processes(2, PLAIN_DELAY_S="0.3")
     pool = pools(one.url, other.url, request_timeout_s=60.0, heartbeat_s=1.0, no_worker_timeout_s=20.0)
@@ -168,6 +170,7 @@ def test_a_stopped_process_is_found_out_and_comes_back(host, pools, processes, r
     check(more, draw(host, pool, more).result(timeout=30))
 
 
+@pytest.mark.system
 def test_nobody_waits_for_a_stopped_process_to_publish_and_it_publishes_when_it_is_back(
     host, pools, processes, root, request_for
 ):
@@ -185,6 +188,7 @@ def test_nobody_waits_for_a_stopped_process_to_publish_and_it_publishes_when_it_
     check(requests, draw(host, pool, requests).result(timeout=30), version=2)
 
 
+@pytest.mark.system
 def test_a_process_started_again_on_the_base_draws_nothing_under_the_runs_version(host, pools, processes, root, request_for):
     (one,) = processes(1, PLAIN_MERGED="1")
     pool = pools(one.url, no_worker_timeout_s=30.0, heartbeat_s=20.0)
@@ -199,6 +203,7 @@ def test_a_process_started_again_on_the_base_draws_nothing_under_the_runs_versio
 
 
 @pytest.mark.parametrize("noticed", ["by the watch", "by a request"])
+@pytest.mark.system
 def test_a_process_told_to_end_answers_what_is_in_flight_and_ends_cleanly(host, pools, processes, request_for, noticed):
     (one,) = processes(1, PLAIN_DELAY_S="1.5")
     pool = pools(one.url, heartbeat_s=0.5 if noticed == "by the watch" else 30.0)
@@ -233,6 +238,7 @@ def same_rows(one: RolledOut, other: RolledOut) -> bool:
     return tables[0].equals(tables[1]) and one.plies == other.plies
 
 
+@pytest.mark.system
 def test_a_rollout_over_two_workers_one_killed_half_way_has_every_row_as_an_undisturbed_one(
     host, pools, processes, tokens, positions
 ):
@@ -260,6 +266,7 @@ def test_a_rollout_over_two_workers_one_killed_half_way_has_every_row_as_an_undi
     assert pool.events()["ejections"] == 1 and pool.events()["retries"] >= 1
 
 
+@pytest.mark.system
 def test_a_rollout_whose_workers_are_all_killed_ends_with_one_sentence(host, pools, processes, tokens, positions):
     both = processes(2, PLAIN_DELAY_S="0.05")
     pool = pools(*(one.url for one in both), no_worker_timeout_s=1.0)

@@ -65,6 +65,7 @@ def test_its_own_sentence_is_the_reason_and_death_after_the_start_is_another_sta
         pytest.param("say(ready=1)\n", {"timeout_s": 0.3}, "was not done within", id="measuring"),
     ],
 )
+@pytest.mark.system
 def test_a_program_that_hangs_is_ended_with_its_children_when_its_time_is_over(
     attempt: Try, tmp_path: Path, program: str, bounds: dict[str, float], sentence: str
 ):
@@ -81,6 +82,7 @@ def test_a_program_that_hangs_is_ended_with_its_children_when_its_time_is_over(
     assert not alive(pid)
 
 
+@pytest.mark.system
 def test_a_candidate_ends_when_whoever_started_it_is_killed(tmp_path: Path):
     waits = "import tuning.candidate as c, asyncio, sys\nasync def work(job, say):\n    say({'ready': 1})\n"
     (tmp_path / "tried.py").write_text(waits + "    await asyncio.sleep(60)\nc.main(work)")

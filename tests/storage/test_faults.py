@@ -91,7 +91,7 @@ def kill_one(paths: RunPaths, start: Callable[..., Any], first: int, dice: rando
     return [int(line) for line in out.splitlines()]
 
 
-@pytest.mark.parametrize("kills", [10, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [pytest.param(10, marks=pytest.mark.system), pytest.param(100, marks=pytest.mark.slow)])
 def test_writers_killed_at_any_moment_leave_whole_shards_and_lose_none_while_somebody_reads(
     paths: RunPaths, start: Callable[..., Any], tmp_path: Path, kills: int
 ) -> None:

@@ -321,6 +321,7 @@ print(faults[-1])
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator is asked")
+@pytest.mark.system
 def test_an_index_leaves_the_memory_of_who_computes_beside_it_alone(paths: RunPaths) -> None:
     """DuckDB's idle threads return the process's free memory; with one thread it has none that could be idle."""
     faults = {}

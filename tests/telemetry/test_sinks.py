@@ -159,6 +159,7 @@ def test_wandb_without_a_login_is_one_sentence_and_the_run_goes_on_offline(tmp_p
     assert read_back(tmp_path, lambda found: bool(found.history)).history == {1: {"train/loss": 0.5}}
 
 
+@pytest.mark.system
 def test_wandb_without_a_network_is_one_sentence_and_the_run_goes_on_offline(
     tmp_path: Path, no_account: None, said: list[str], monkeypatch: pytest.MonkeyPatch
 ):

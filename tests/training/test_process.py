@@ -38,6 +38,7 @@ def test_it_trains_and_publishes_and_its_errors_arrive_as_sentences(run_with_row
     assert not psutil.pid_exists(trainer.pid)
 
 
+@pytest.mark.system
 def test_it_gives_up_shards_when_it_is_told_to_and_trains_on(run_with_rows, exact_engine, model):
     paths = run_with_rows(exact_engine(), groups=2, forks=3)
     trainer = TrainerProcess(paths, model, SETTINGS, StorageSettings(max_policy_lag=0), threads=1)
@@ -54,6 +55,7 @@ def test_it_gives_up_shards_when_it_is_told_to_and_trains_on(run_with_rows, exac
         trainer.close()
 
 
+@pytest.mark.system
 def test_two_trainers_of_one_run_exclude_each_other_and_the_second_says_so(model, tmp_path, monkeypatch):
     paths = RunPaths(tmp_path / "run").create()
     first = TrainerProcess(paths, model, SETTINGS, StorageSettings(), threads=1)
@@ -70,6 +72,7 @@ def test_two_trainers_of_one_run_exclude_each_other_and_the_second_says_so(model
         assert free, "it ends with its process"
 
 
+@pytest.mark.system
 def test_a_trainer_that_dies_is_reported_with_where_to_look(model, tmp_path):
     trainer = TrainerProcess(RunPaths(tmp_path / "run").create(), model, SETTINGS, StorageSettings(), threads=1)
     trainer.ready()
@@ -83,6 +86,7 @@ def test_a_trainer_that_dies_is_reported_with_where_to_look(model, tmp_path):
             trainer.close()  # what could not be sent is not tried again, which would be another error
 
 
+@pytest.mark.system
 def test_closing_ends_a_stopped_trainer_that_a_thread_waits_for(model, tmp_path, monkeypatch):
     monkeypatch.setattr(process, "_ENDS_WITHIN_S", 0.5, raising=False)
     trainer = TrainerProcess(RunPaths(tmp_path / "run").create(), model, SETTINGS, StorageSettings(), threads=1)
@@ -101,6 +105,7 @@ def test_closing_ends_a_stopped_trainer_that_a_thread_waits_for(model, tmp_path,
     assert not psutil.pid_exists(trainer.pid)
 
 
+@pytest.mark.system
 def test_a_trainer_that_hangs_is_ended_and_said_to_have(model, tmp_path):
     patient = SETTINGS.model_copy(update={"answers_within_s": 60.0})
     trainer = TrainerProcess(RunPaths(tmp_path / "run").create(), model, patient, StorageSettings(), threads=1)
@@ -115,6 +120,7 @@ def test_a_trainer_that_hangs_is_ended_and_said_to_have(model, tmp_path):
         trainer.close()
 
 
+@pytest.mark.system
 def test_it_ends_when_its_parent_is_killed(model, tmp_path):
     program = textwrap.dedent(
         f"""
