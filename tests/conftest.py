@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import random
+import shutil
 import subprocess
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
@@ -22,6 +23,8 @@ from game.snapshot import Snapshot
 from inference.engine import BASE_HASH, EngineStats, Generation, GenerationRequest
 from inference.host import EngineHost
 from rollouts.fork import Tokens
+from storage.adapters import read_adapter
+from storage.control import ControlDesk, read_control
 from storage.runs import RunPaths
 from telemetry.errors import EngineError
 from tests.command import Entente
@@ -60,20 +63,25 @@ the same; with this one both steps have two groups to learn from."""
 
 
 _SHARED = {
-    "cli": "Prefect",
-    "flows": "Prefect",
-    "reports": "Prefect",
-    "tasks": "Prefect",
-    "benchmarks": "vLLM",
-    "inference": "vLLM",
+    "tests/cli/": "Prefect",
+    "tests/flows/": "Prefect",
+    "tests/reports/": "Prefect",
+    "tests/tasks/": "Prefect",
+    "tests/pipeline/test_rollout_side.py": "Prefect",
+    "tests/pipeline/test_run_tables.py": "Prefect",
+    "tests/pipeline/test_tuning_folder.py": "Prefect",
+    "tests/benchmarks/test_decode.py": "vLLM",
+    "tests/inference/": "vLLM",
+    "tests/workers/test_worker.py": "vLLM",
 }
-"""Folder of tests -> what they share that takes long to make: one worker runs all of these. Both groups take long, and begin."""
+"""Start of a test's path -> the fixture that these tests share and that takes long to make. One worker process runs them all. The
+two groups take longest, so they run first."""
 
 
 def _group(nodeid: str) -> str:
-    """What of a test's kind goes to one worker: its folder's group, or its file."""
+    """The tests that run in one worker process together with this one: its shared group, or its file."""
     file = nodeid.partition("::")[0]
-    return _SHARED.get(Path(file).parts[1], file)
+    return next((group for start, group in _SHARED.items() if file.startswith(start)), file)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -184,6 +192,36 @@ class UniformEngine:
         return
 
 
+@pytest.fixture(scope="session")
+def write_adapter(model: Path) -> Callable[..., Path]:
+    """Write an adapter of random weights for the small model: `write_adapter(folder, seed=1, scale=0.3)`."""
+    import torch
+
+    from training.policy import Policy
+    from training.settings import TrainingSettings
+
+    def write(folder: Path, *, seed: int, scale: float, rank: int = 8) -> Path:
+        policy = Policy(model, TrainingSettings(lora_rank=rank, lora_alpha=2 * rank))
+        torch.manual_seed(seed)
+        with torch.no_grad():
+            for parameter in policy.parameters():
+                parameter.copy_(scale * torch.randn_like(parameter))
+        policy.save_adapter(folder)
+        return folder
+
+    return write
+
+
+@pytest.fixture
+def make_adapter(write_adapter: Callable[..., Path], tmp_path: Path) -> Callable[..., Path]:
+    """An adapter of random weights in a folder of its own: `make_adapter(seed=1, scale=0.3)`."""
+
+    def make(*, seed: int, scale: float, rank: int = 8) -> Path:
+        return write_adapter(tmp_path / f"adapter-{seed}", seed=seed, scale=scale, rank=rank)
+
+    return make
+
+
 @pytest.fixture
 def uniform_engine() -> type[UniformEngine]:
     """The class, so that a test may make one that fails."""
@@ -244,3 +282,35 @@ def trained(workplace: Entente) -> tuple[dict[str, Any], RunPaths, subprocess.Co
     done = workplace.process("train", "--config", "small.toml", "--run", "first", "--json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1]), RunPaths(workplace.folder / "runs" / "first"), done
+
+
+@pytest.fixture
+def run(trained: Any, tmp_path: Path) -> Callable[..., tuple[RunPaths, ControlDesk]]:
+    """A copy of the small run, as it would be at work with this version served."""
+
+    def make(version: int = 0) -> tuple[RunPaths, ControlDesk]:
+        _, first, _ = trained
+        root = tmp_path / "runs"
+        for shared in ("_models", "_state_cache"):
+            (root / shared).parent.mkdir(exist_ok=True)
+            (root / shared).symlink_to(first.root.parent / shared)
+        paths = RunPaths(root / "mine")
+        shutil.copytree(first.root, paths.root)
+        paths.summary.unlink()
+        before = read_control(paths)
+        desk = ControlDesk(paths, base_model=before.base_model, plays=before.plays, quota=2, max_policy_lag=2)
+        _serve(paths, desk, version)
+        return paths, desk
+
+    return make
+
+
+@pytest.fixture
+def serve() -> Callable[[RunPaths, ControlDesk, int], None]:
+    """Have a run serve a version: `serve(paths, desk, 2)`."""
+    return _serve
+
+
+def _serve(paths: RunPaths, desk: ControlDesk, version: int) -> None:
+    adapter = read_adapter(paths, version) if version else None
+    desk.serve(version, adapter.path if adapter else None, adapter.adapter_hash if adapter else "base")

@@ -1,7 +1,7 @@
-"""Adapters as a trainer would publish them, and the three engines that one contract holds."""
+"""The engines that hold one contract, and the reference model."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,36 +14,6 @@ from inference.host import EngineHost
 from inference.settings import InferenceSettings
 
 KEY = "a key for the contract"
-
-
-@pytest.fixture(scope="session")
-def write_adapter(model: Path) -> Callable[..., Path]:
-    """Write an adapter of random weights for the small model: `write_adapter(folder, seed=1, scale=0.3)`."""
-    import torch
-
-    from training.policy import Policy
-    from training.settings import TrainingSettings
-
-    def write(folder: Path, *, seed: int, scale: float, rank: int = 8) -> Path:
-        policy = Policy(model, TrainingSettings(lora_rank=rank, lora_alpha=2 * rank))
-        torch.manual_seed(seed)
-        with torch.no_grad():
-            for parameter in policy.parameters():
-                parameter.copy_(scale * torch.randn_like(parameter))
-        policy.save_adapter(folder)
-        return folder
-
-    return write
-
-
-@pytest.fixture
-def make_adapter(write_adapter: Callable[..., Path], tmp_path: Path) -> Callable[..., Path]:
-    """An adapter of random weights in a folder of its own: `make_adapter(seed=1, scale=0.3)`."""
-
-    def make(*, seed: int, scale: float, rank: int = 8) -> Path:
-        return write_adapter(tmp_path / f"adapter-{seed}", seed=seed, scale=scale, rank=rank)
-
-    return make
 
 
 @pytest.fixture(scope="session")

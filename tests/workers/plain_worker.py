@@ -1,7 +1,7 @@
 """A worker whole in every part but the model, which starts in a second: its engine draws any legal token as likely as another.
 
 What it draws depends on seed and version alone, so an answer drawn under another version than it says is found out. Run as a
-program it is a process to be killed, stopped and started again: `python -m tests.inference.plain_worker MODEL ROOT PORT`.
+program it is a process to be killed, stopped and started again: `python -m tests.workers.plain_worker MODEL ROOT PORT`.
 """
 
 import asyncio

@@ -22,9 +22,9 @@ from rollouts.settings import RolloutSettings
 from storage.schema import to_table
 from telemetry.errors import EngineError, EngineLostError
 from tests.command import ROOT
-from tests.inference.faulty_proxy import FAILURES, UNREADABLE, WRONG_ANSWERS, FaultyProxy
-from tests.inference.plain_worker import PlainEngine
-from tests.inference.test_pool import check, draw, pools, publish, request_for, root, wait_until, workers
+from tests.workers.faulty_proxy import FAILURES, UNREADABLE, WRONG_ANSWERS, FaultyProxy
+from tests.workers.plain_worker import PlainEngine
+from tests.workers.test_pool import check, draw, pools, publish, request_for, root, wait_until, workers
 
 __all__ = ["pools", "request_for", "root", "workers"]  # fixtures
 
@@ -47,7 +47,7 @@ class WorkerProcess:
 
     def __init__(self, model: Path, root: Path, port: int = 0, **environment: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.inference.plain_worker", str(model), str(root), str(port)],
+            [sys.executable, "-m", "tests.workers.plain_worker", str(model), str(root), str(port)],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             text=True,

@@ -19,8 +19,8 @@ from inference.adapter_check import adapter_hash_of
 from inference.engine import BASE_HASH, GenerationRequest
 from inference.host import EngineHost
 from telemetry.errors import EngineError, EngineLostError, InputError
-from tests.inference.plain_worker import PlainEngine, WorkerHere, expected_tokens
-from tests.inference.test_pool import pools, request_for, root, wait_until
+from tests.workers.plain_worker import PlainEngine, WorkerHere, expected_tokens
+from tests.workers.test_pool import pools, request_for, root, wait_until
 from workers import worker as worker_module
 from workers import worker_memory
 from workers.wire import MAX_ID, MAX_PROMPT, MAX_TABLE_BYTES, pack_request, unpack_generation

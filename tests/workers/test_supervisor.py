@@ -8,8 +8,8 @@ import pytest
 
 from inference.engine import GenerationRequest
 from telemetry.errors import DataError, EngineError, EngineLostError, VersionGoneError
-from tests.inference.plain_worker import PlainEngine, expected_tokens
-from tests.inference.test_pool import request_for
+from tests.workers.plain_worker import PlainEngine, expected_tokens
+from tests.workers.test_pool import request_for
 from workers.supervisor import EngineSupervisor
 
 __all__ = ["request_for"]  # a fixture

@@ -17,13 +17,13 @@ from inference.settings import InferenceSettings
 from storage.asking import ask, connect
 from storage.runs import RunPaths
 from telemetry.metrics import METRICS
-from tests.inference.conftest import KEY
-from tests.inference.plain_worker import PlainEngine, WorkerHere
+from tests.workers.plain_worker import PlainEngine, WorkerHere
 from workers import worker_metrics, worker_scrape
 from workers.pool import RemoteEngine
 from workers.worker_metrics import WorkerMetrics
 from workers.worker_scrape import WorkerScrape, read_series
 
+KEY = "a key"
 NO_STATS = EngineStats(
     requests=0, prompt_tokens=0, cached_tokens=0, completion_tokens=0, drawn_tokens=0, engine_steps=0, forced_tokens=0,
     preemptions=0, running=0, policy_version=0,

@@ -11,9 +11,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from tests.inference.plain_worker import PlainEngine, WorkerHere
-from tests.inference.test_pool import request_for, root, wait_until
-from tests.inference.test_worker_doors import knock
+from tests.workers.plain_worker import PlainEngine, WorkerHere
+from tests.workers.test_pool import request_for, root, wait_until
+from tests.workers.test_worker_doors import knock
 from workers import http_bounds
 from workers.wire import pack_request
 

@@ -24,7 +24,7 @@ from inference.host import EngineHost
 from inference.settings import InferenceSettings
 from rollouts.fork import Tokens
 from telemetry.errors import DataError, EngineError, EngineLostError, InputError, VersionGoneError
-from tests.inference.plain_worker import PlainEngine, WorkerHere, expected_tokens
+from tests.workers.plain_worker import PlainEngine, WorkerHere, expected_tokens
 from workers import pool_roster
 from workers.pool import RemoteEngine
 
