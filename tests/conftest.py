@@ -72,7 +72,6 @@ _SHARED = {
     "tests/pipeline/test_tuning_folder.py": "Prefect",
     "tests/benchmarks/test_decode.py": "vLLM",
     "tests/inference/": "vLLM",
-    "tests/workers/test_worker.py": "vLLM",
 }
 """Start of a test's path -> the fixture that these tests share and that takes long to make. One worker process runs them all. The
 two groups take longest, so they run first."""

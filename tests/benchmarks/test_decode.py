@@ -157,6 +157,7 @@ def test_arms_that_draw_different_numbers_of_tokens_give_no_figure(vllm_engine, 
 
 
 @pytest.mark.vllm
+@pytest.mark.system
 def test_rollouts_batches_and_notations_are_measured_on_a_real_engine(vllm_engine, host, tokens, model, positions, monkeypatch):
     """Small, on the shared engine, which gets its weights back."""
     monkeypatch.setattr(decode, "FORKS", 2)

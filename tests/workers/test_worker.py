@@ -22,7 +22,7 @@ from telemetry.errors import EngineError, InputError
 from workers import pool_roster
 from workers.pool import RemoteEngine
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.system]
 KEY = "a key for the tests"
 
 
