@@ -187,7 +187,7 @@ def _strata_table(snapshots: "Sequence[Snapshot]") -> Table:
 def _draw_boards(version: str, snapshots: "Sequence[Snapshot]", folder: Path) -> list[Path]:
     """One board for each of a few strata, evenly out of all of them; the files."""
     from game.board import Board
-    from game.render import picture
+    from game.render import draw_board
     from state_cache.strata import stratum_of
 
     by_stratum = {stratum_of(snapshot): snapshot for snapshot in reversed(snapshots)}
@@ -198,5 +198,5 @@ def _draw_boards(version: str, snapshots: "Sequence[Snapshot]", folder: Path) ->
     for stratum in (strata[len(strata) * place // count] for place in range(count)):
         snapshot = by_stratum[stratum]
         files.append(folder / f"{version}-{snapshot.phase}-{snapshot.snapshot_id}.svg")
-        files[-1].write_text(picture(Board.restore(snapshot)), encoding="utf-8")
+        files[-1].write_text(draw_board(Board.restore(snapshot)), encoding="utf-8")
     return files

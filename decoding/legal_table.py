@@ -15,7 +15,7 @@ import numpy as np
 
 from decoding.codec import Codec
 from game.legal import WAIVE, LegalOrders, OrderKind
-from game.notation import answer_lines, answers
+from game.notation import answer_lines, option_lines
 from game.prompt_settings import OrderNotation
 from telemetry.errors import DataError, InputError
 
@@ -175,7 +175,7 @@ class TableBuilder:
         """
         by_site = [
             {self._codec.encode_order(line): order for line, order in zip(lines, options, strict=True)}
-            for lines, options in zip(answers(legal, self._notation), legal.options, strict=True)
+            for lines, options in zip(option_lines(legal, self._notation), legal.options, strict=True)
         ]
         if legal.kind in (OrderKind.BUILD, OrderKind.DISBAND):  # a line may speak of any site, and says which
             waive = {self._codec.encode_order(WAIVE): WAIVE}
@@ -216,7 +216,7 @@ class TableBuilder:
     def _one_order_per_site(self, legal: LegalOrders) -> list[list[_Option]]:
         last, spelled = len(legal.sites) - 1, self._spelled
         sites = []
-        for site, lines in enumerate(answers(legal, self._notation)):
+        for site, lines in enumerate(option_lines(legal, self._notation)):
             is_last, following = site == last, END if site == last else site + 1
             sites.append([(spelled(line, is_last), following) for line in lines])
         return sites
@@ -236,7 +236,7 @@ class TableBuilder:
         # Sorted by orders given, so that every edge leads to a higher root.
         number = {state: index for index, state in enumerate(sorted(states))}
 
-        lines = answers(legal, self._notation)
+        lines = option_lines(legal, self._notation)
         roots: list[list[_Option]] = []
         for given, first in number:
             options = [

@@ -12,7 +12,7 @@ from typing import Any
 from evaluation.intervals import FEWEST_CLUSTERS, counted, too_few
 from evaluation.strength import Opening, Score
 from game.board import Board
-from game.render import Frame, frame_around, locations_of, picture
+from game.render import Frame, draw_board, frame_around, order_locations
 from state_cache.store import StateCache
 from storage.runs import RunPaths
 
@@ -129,7 +129,7 @@ def _opening_part(openings: Mapping[str, Sequence[Opening]]) -> str:
     # Players are compared on one position only.
     found = {who: each for who, each in found.items() if (each.snapshot, each.power) == (last.snapshot, last.power)}
     board = Board.restore(last.snapshot)
-    frame = frame_around(place for each in found.values() for place in locations_of(board, each.power, each.orders))
+    frame = frame_around(place for each in found.values() for place in order_locations(board, each.power, each.orders))
     cells = [[f"{order} | {chance:.1%}" for order, chance in _sure(each)] for each in found.values()]
     rows = [f"| {' | '.join(row)} |" for row in zip_longest(*cells, fillvalue=" | ")]
     head = [f"| {' | '.join(f'{who} | how sure' for who in found)} |", "|" + "---|---:|" * len(found)]
@@ -141,7 +141,7 @@ def _opening_part(openings: Mapping[str, Sequence[Opening]]) -> str:
 
 
 def _board(board: Board, who: str, opening: Opening, frame: Frame) -> str:
-    drawn = picture(board, {opening.power: opening.orders}, certainty=dict(_sure(opening)), frame=frame)
+    drawn = draw_board(board, {opening.power: opening.orders}, certainty=dict(_sure(opening)), frame=frame)
     address = "data:image/svg+xml;base64," + base64.b64encode(drawn.encode()).decode()
     # Markdown's own pictures are as wide as the page; these two fit beside each other.
     return f'<img alt="Board with the orders of {opening.power} by {who}" width="{_BOARD_WIDTH}" src="{address}">'

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from decoding.codec import Codec
 from decoding.legal_table import END, LegalTable, TableBuilder, _assemble
 from game.legal import LegalOrders, OrderKind
-from game.notation import answers
+from game.notation import option_lines
 from rollouts.fork import Tokens
 from telemetry.errors import InputError
 
@@ -64,7 +64,7 @@ def spelled_sets(codec: Codec, builder: TableBuilder, legal: LegalOrders) -> dic
     """Every legal set by brute force, and its tokens line by line: what the table has to accept, and nothing else."""
     texts = sorted({text for own in legal.options for text in own} | ({"WAIVE"} if legal.kind is OrderKind.BUILD else set()))
     line_of = {"WAIVE": "WAIVE"}
-    for own, lines in zip(legal.options, answers(legal, builder._notation), strict=True):
+    for own, lines in zip(legal.options, option_lines(legal, builder._notation), strict=True):
         line_of |= zip(own, lines, strict=True)
     found = {}
     for orders in itertools.product(texts, repeat=legal.picks):
