@@ -157,10 +157,10 @@ def verify(*, runs_root: RunsRoot = Path("runs")) -> None:
 
 def _folders(runs_root: Path) -> list[Path]:
     from pipeline.run_settings import CACHE_FOLDER
-    from state_cache.verify import versions
+    from state_cache.verify import list_caches
     from telemetry.errors import InputError
 
-    folders = versions(runs_root / CACHE_FOLDER)
+    folders = list_caches(runs_root / CACHE_FOLDER)
     if not folders:
         raise InputError(f"there is no state cache in '{runs_root / CACHE_FOLDER}': build one with `entente cache build`")
     return folders
