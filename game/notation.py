@@ -44,6 +44,6 @@ def _slot_line(order: str, number: int, kind: OrderKind) -> str:
     if kind is OrderKind.DISBAND:
         return str(number)
     if kind is OrderKind.BUILD:
-        return f"{number} {unit}{location[3:]}"  # the number stands for the province; a fleet's coast must be named
+        return f"{number} {unit}{location[3:]}"  # the number names the province; a fleet's coast must be named
     # The board shows the type of each unit, and a bare location is the destination.
     return " ".join(word for word in action if word not in ("-", "A", "F", "R"))

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from evaluation.intervals import FEWEST_CLUSTERS, counted, too_few
+from evaluation.intervals import FEWEST_CLUSTERS, describe_shortage, format_count
 from evaluation.strength import Opening, Score
 from game.board import Board
 from game.render import Frame, draw_board, frame_around, order_locations
@@ -83,7 +83,7 @@ def score_page(run: str, version: int, scores: Mapping[str, Score]) -> str:
     parts = [
         f"# {run}, {who}: {first.mean:+.2f} centres",
         f"Mean supply centres gained by one power, on "
-        f"{counted(first.positions, 'positions')} of {counted(first.source_games, 'held-out games')}.",
+        f"{format_count(first.positions, 'positions')} of {format_count(first.source_games, 'held-out games')}.",
         _score_table({f"against {opponents}": score for opponents, score in scores.items()}),
         _opening_part({who: first.openings[:1]}),
     ]
@@ -93,7 +93,7 @@ def score_page(run: str, version: int, scores: Mapping[str, Score]) -> str:
 def _verdict(base: Score, trained: Score) -> str:
     ours, theirs = trained.estimate.interval, base.estimate.interval
     if ours is None or theirs is None:
-        few = too_few(min(base.source_games, trained.source_games), "source games")
+        few = describe_shortage(min(base.source_games, trained.source_games), "source games")
         return f"**No difference from its base is shown**: there are no intervals ({few})."
     if ours[0] > theirs[1]:
         return "**It plays better than its base**: the two 95 % intervals do not meet."

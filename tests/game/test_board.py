@@ -97,7 +97,7 @@ def test_orders_beyond_the_build_budget_are_rejected() -> None:
         ({"France": ["A PAR H"]}, "no power 'France'"),
     ],
 )
-def test_what_is_no_order_is_refused_and_changes_nothing(orders: dict, sentence: str) -> None:
+def test_an_argument_without_orders_is_refused_and_changes_nothing(orders: dict, sentence: str) -> None:
     board = Board.start()
     before = freeze(board)
     with pytest.raises(InputError, match=sentence):
@@ -147,7 +147,7 @@ def test_a_game_ends_with_eighteen_centres() -> None:
             act()
 
 
-def test_a_snapshot_tells_what_it_holds(trieste_falls: Board) -> None:
+def test_snapshot_columns_match_the_board(trieste_falls: Board) -> None:
     snapshot = freeze(trieste_falls)
     assert (snapshot.phase, snapshot.year, snapshot.season, snapshot.phase_type) == ("F1901R", 1901, "F", "R")
     assert (snapshot.game_id, snapshot.seed, snapshot.source) == ("game-1", 5, "scripted:hold")
@@ -156,7 +156,7 @@ def test_a_snapshot_tells_what_it_holds(trieste_falls: Board) -> None:
     assert powers_with_units(snapshot) == POWERS
 
 
-def test_the_board_key_forgets_the_order_of_arrival_and_nothing_else() -> None:
+def test_the_board_key_ignores_only_the_order_of_arrival() -> None:
     """Two move sequences to one board: ids differ, keys are equal. A unit elsewhere gives another key."""
     boards = [Board.start() for _ in range(3)]
     for board, orders in zip(boards, (["A PAR - PIC"], ["A PAR - PIC", "A MAR - GAS"], ["A MAR - SPA"]), strict=True):

@@ -30,7 +30,7 @@ def test_the_board_reads_as_it_should(trieste_falls: Board) -> None:
     assert board_text(trieste_falls) == TRIESTE_FALLS
 
 
-def test_a_power_is_told_what_to_order_in_which_order(trieste_falls: Board) -> None:
+def test_the_power_text_names_the_sites_in_order(trieste_falls: Board) -> None:
     (retreat,) = trieste_falls.legal_orders().values()
     assert power_text(retreat, trieste_falls) == "AUSTRIA RETREAT F TRI R ADR ALB\nORDERS:\n"
     board = Board.start()
@@ -196,7 +196,7 @@ def test_every_way_shares_the_same_pieces_first_and_joins_cleanly(self_play, set
     assert len(rules) == 1
 
 
-def test_a_default_prompt_says_what_it_always_said() -> None:
+def test_the_default_prompt_is_unchanged() -> None:
     board = Board.start()
     own = board.legal_orders()["TURKEY"]
     assert rules_text() == (

@@ -82,7 +82,7 @@ def test_a_picture_holds_nothing_that_another_on_the_same_page_could_meet():
 
 
 @pytest.mark.parametrize(
-    ("order", "said"),
+    ("order", "text"),
     [
         pytest.param("A PAR - BUR", "move or retreat", id="arrow"),
         pytest.param("A MAR S A PAR", "support or convoy", id="dashed line"),
@@ -91,19 +91,19 @@ def test_a_picture_holds_nothing_that_another_on_the_same_page_could_meet():
         pytest.param("A MAR D", "disband", id="cross"),
     ],
 )
-def test_a_legend_below_the_board_explains_each_mark_that_is_on_it(order: str, said: str):
+def test_a_legend_below_the_board_explains_each_mark_that_is_on_it(order: str, text: str):
     def words(**how: Any) -> list[str | None]:
         return [
             shape.text
             for shape in ElementTree.fromstring(draw_board(Board.start(), {"FRANCE": [order]}, **how)).iter(f"{SVG}text")
         ]
 
-    assert words()[-1] == said and words(certainty={order: 0.5})[-2:] == [said, "thicker: surer"]
+    assert words()[-1] == text and words(certainty={order: 0.5})[-2:] == [text, "thicker: surer"]
     legend = next(ElementTree.fromstring(draw_board(Board.start(), {"FRANCE": [order]})).iter(f"{SVG}rect"))
     top, bottom = float(legend.attrib["y"]), float(legend.attrib["y"]) + float(legend.attrib["height"])
     box = ElementTree.fromstring(draw_board(Board.start(), {"FRANCE": [order]})).attrib["viewBox"].split()
     assert top == HEIGHT and bottom == pytest.approx(float(box[1]) + float(box[3]), abs=0.2)
-    assert "".join(ElementTree.fromstring(draw_board(Board.start())).itertext()).count(said) == 0
+    assert "".join(ElementTree.fromstring(draw_board(Board.start())).itertext()).count(text) == 0
 
 
 def test_every_light_colour_of_the_ground_has_a_dark_one_and_units_keep_their_power_s_colour():

@@ -28,7 +28,7 @@ def test_shares_by_hand(centres: tuple[int, ...], power: str, share: float, surv
     assert now.survival(power) == survival
 
 
-def test_what_changed_by_hand() -> None:
+def test_components_by_hand() -> None:
     before, after = Standing(centres=(3, 3, 3, 3, 3, 4, 3)), Standing(centres=(5, 0, 3, 3, 3, 4, 3))
     found = components(before, after, "AUSTRIA")
     assert (found["centres_gained"], found["survival"]) == (2.0, 0.0)
@@ -126,7 +126,7 @@ def test_components_telescope(self_play) -> None:
             )
 
 
-def test_a_standing_is_what_the_board_says(self_play) -> None:
+def test_a_standing_has_the_centres_of_the_board(self_play) -> None:
     for board, _, _ in self_play(1, phases=15):
         assert compute_standing(board).centres == tuple(len(board.centres()[power]) for power in POWERS)
 
