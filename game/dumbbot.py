@@ -42,7 +42,7 @@ _Place = tuple[str, str]
 
 def dumbbot(legal: LegalOrders, rng: random.Random, board: "Board") -> list[str]:
     """Orders of one power by the value of places."""
-    view = _weigh(legal.power, board)
+    view = _value_places(legal.power, board)
     if legal.kind is OrderKind.MOVEMENT:
         return _Campaign(legal, rng, view).orders()
     if legal.kind is OrderKind.RETREAT:
@@ -92,29 +92,29 @@ def _blur(season: str) -> tuple[dict[_Place, int], np.ndarray]:
     return number, total
 
 
-def _weigh(power: str, board: "Board") -> _View:
-    centres, provinces = board.centres(), geography().provinces
-    size = {name: len(own) ** 2 + 4 * len(own) + 16 for name, own in centres.items()}
+def _value_places(power: str, board: "Board") -> _View:
+    centres, reachable = board.centres(), geography().provinces
+    power_strength = {name: len(own) ** 2 + 4 * len(own) + 16 for name, own in centres.items()}
     owner = {centre: name for name, own in centres.items() for centre in own}
-    coming: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    units_near: defaultdict[str, Counter[str]] = defaultdict(Counter)  # province -> power -> units that can be there
     for name, units in board.units().items():
         for unit in units:
-            for where in {province(unit[2:]), *provinces.get((unit[0], unit[2:]), ())}:
-                coming[where][name] += 1
-    rivals = {where: Counter({name: n for name, n in who.items() if name != power}) for where, who in coming.items()}
-    alone = {}
+            for where in {province(unit[2:]), *reachable.get((unit[0], unit[2:]), ())}:
+                units_near[where][name] += 1
+    rivals = {where: {name: count for name, count in near.items() if name != power} for where, near in units_near.items()}
+    centre_values = {}
     for centre in geography().centres:
         if owner.get(centre) == power:
-            threat = max((size[name] for name in rivals.get(centre, ())), default=0)
-            alone[centre] = _DEFENCE[board.season] * threat
+            threat = max((power_strength[name] for name in rivals.get(centre, ())), default=0)
+            centre_values[centre] = _DEFENCE[board.season] * threat
         else:
-            alone[centre] = _ATTACK[board.season] * size.get(owner.get(centre, ""), _FREE)
+            centre_values[centre] = _ATTACK[board.season] * power_strength.get(owner.get(centre, ""), _FREE)
     number, blur = _blur(board.season)
-    values = blur @ np.array([alone.get(province(location), 0.0) for _, location in number])
+    values = blur @ np.array([centre_values.get(province(location), 0.0) for _, location in number])
     return _View(
         values=dict(zip(number, values.tolist(), strict=True)),
-        strength=Counter({where: who[power] for where, who in coming.items()}),
-        competition={where: max(who.values(), default=0) for where, who in rivals.items()},
+        strength=Counter({where: near[power] for where, near in units_near.items()}),
+        competition={where: max(near.values(), default=0) for where, near in rivals.items()},
     )
 
 

@@ -74,9 +74,9 @@ def territorial(legal: LegalOrders, rng: random.Random, board: "Board | None" = 
 
 def dumbbot(legal: LegalOrders, rng: random.Random, board: "Board | None" = None) -> list[str]:
     """Values every place on the board and sends each unit to the best place in reach; see `game.dumbbot`."""
-    from game.dumbbot import dumbbot as weigh_and_order  # imported here because it loads numpy
+    from game.dumbbot import dumbbot as choose_orders  # imported here because it loads numpy
 
-    return weigh_and_order(legal, rng, _require_board(board, "dumbbot"))
+    return choose_orders(legal, rng, _require_board(board, "dumbbot"))
 
 
 PLAYERS: dict[str, Player] = {
