@@ -157,10 +157,10 @@ def verify(*, runs_root: RunsRoot = Path("runs")) -> None:
 
 def _folders(runs_root: Path) -> list[Path]:
     from pipeline.run_settings import CACHE_FOLDER
-    from state_cache.verify import versions
+    from state_cache.verify import list_caches
     from telemetry.errors import InputError
 
-    folders = versions(runs_root / CACHE_FOLDER)
+    folders = list_caches(runs_root / CACHE_FOLDER)
     if not folders:
         raise InputError(f"there is no state cache in '{runs_root / CACHE_FOLDER}': build one with `entente cache build`")
     return folders
@@ -187,7 +187,7 @@ def _strata_table(snapshots: "Sequence[Snapshot]") -> Table:
 def _draw_boards(version: str, snapshots: "Sequence[Snapshot]", folder: Path) -> list[Path]:
     """One board for each of a few strata, evenly out of all of them; the files."""
     from game.board import Board
-    from game.render import picture
+    from game.render import draw_board
     from state_cache.strata import stratum_of
 
     by_stratum = {stratum_of(snapshot): snapshot for snapshot in reversed(snapshots)}
@@ -198,5 +198,5 @@ def _draw_boards(version: str, snapshots: "Sequence[Snapshot]", folder: Path) ->
     for stratum in (strata[len(strata) * place // count] for place in range(count)):
         snapshot = by_stratum[stratum]
         files.append(folder / f"{version}-{snapshot.phase}-{snapshot.snapshot_id}.svg")
-        files[-1].write_text(picture(Board.restore(snapshot)), encoding="utf-8")
+        files[-1].write_text(draw_board(Board.restore(snapshot)), encoding="utf-8")
     return files

@@ -91,10 +91,10 @@ def evaluate(
     if dry_run:
         return show_plan(plan_evaluate(run, version, runs_root, settings), json=json)
     if match is not None:
-        from evaluation.contestants import contestants
+        from evaluation.contestants import resolve_contestants
 
         for names in (match.players, (match.opponents,) if match.opponents else ()):
-            contestants(names, run, runs_root)
+            resolve_contestants(names, run, runs_root)
     check_room(settings, trains=False)
     from cli.prefect_server import prefect_server
     from cli.screen import progress_shown
@@ -139,13 +139,13 @@ def _match(players: str, opponents: list[str] | None, asked: dict[str, Any]) -> 
 
 
 def _show_score(result: dict[str, Any]) -> None:
-    from evaluation.intervals import counted, interval_words
+    from evaluation.intervals import describe_interval, format_count
 
     for name, score in result["against"].items():
-        said = interval_words(score["ci"], score["source_games"], "+.2f", "source games")
+        said = describe_interval(score["ci"], score["source_games"], "+.2f", "source games")
         print(
             f"policy version {result['policy_version']} against {name}: {score['score']:+.2f} centres, {said}; {score['forks']} "
-            f"forks of {counted(score['positions'], 'positions')} from {counted(score['source_games'], 'source games')}"
+            f"forks of {format_count(score['positions'], 'positions')} from {format_count(score['source_games'], 'source games')}"
         )
 
 
@@ -170,32 +170,38 @@ def _show_match(result: dict[str, Any]) -> None:
 
 
 def _cell(estimate: dict[str, Any], *, share: bool) -> str:
-    from evaluation.intervals import ends
+    from evaluation.intervals import format_interval
 
     found = None if estimate["low"] is None else (estimate["low"], estimate["high"])
-    return f"{estimate['mean']:.1%} {ends(found, '.0%')}" if share else f"{estimate['mean']:.2f} {ends(found, '.2f')}"
+    return (
+        f"{estimate['mean']:.1%} {format_interval(found, '.0%')}"
+        if share
+        else f"{estimate['mean']:.2f} {format_interval(found, '.2f')}"
+    )
 
 
 def _show_tactics(result: dict[str, Any]) -> None:
-    from evaluation.intervals import interval_words
+    from evaluation.intervals import describe_interval
 
     count = result["positions"]
     print(f"{count} tactical positions, {result['draws']} draws of each")
     for row in result["solved"]:
         themes = ", ".join(f"{theme} {share:.0%}" for theme, share in row["by_theme"].items())
-        print(f"{row['player']:<12} solves {row['share']:.1%}, {interval_words(row['ci'], count, '.1%', 'positions')}; {themes}")
+        print(
+            f"{row['player']:<12} solves {row['share']:.1%}, {describe_interval(row['ci'], count, '.1%', 'positions')}; {themes}"
+        )
     if (above := result["above_base"]) is not None:
         found = None if above["low"] is None else (above["low"], above["high"])
-        said = interval_words(found, above["clusters"], "+.1%", "positions")
+        said = describe_interval(found, above["clusters"], "+.1%", "positions")
         print(f"above the base, position by position: {above['mean']:+.1%}, {said}")
 
 
 def _show_repetitions(result: dict[str, Any]) -> None:
-    from evaluation.intervals import interval_words
+    from evaluation.intervals import describe_interval
 
     print(f"policy version {result['policy_version']} against {result['opponents']}: centres gained, by draws for each decision")
     for row in result["repetitions"]:
-        said = interval_words(row["ci"], row["source_games"], "+.2f", "source games")
+        said = describe_interval(row["ci"], row["source_games"], "+.2f", "source games")
         print(
             f"{row['repetitions']:>4} draws: {row['score']:+.2f}, {said}; {row['seconds']:.1f} s, "
             f"{row['drawn_share']:.0%} of the draws were needed"

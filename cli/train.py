@@ -96,10 +96,10 @@ def _scripted(summary: dict) -> list[str]:
 
 def _lines(summary: dict) -> list[str]:
     """The result in words."""
-    from evaluation.intervals import interval_words
+    from evaluation.intervals import describe_interval
 
     def score(name: str) -> str:
-        said = interval_words(summary[f"{name}_ci"], summary.get("source_games", 0), "+.2f", "source games")
+        said = describe_interval(summary[f"{name}_ci"], summary.get("source_games", 0), "+.2f", "source games")
         return f"{summary[f'{name}_score']:+.2f} centres a year, {said}"
 
     worked = (

@@ -1,1 +1,1 @@
-"""From legal orders to token tables, and from prompts to ids: pure, shared by every room that needs tokens."""
+"""Legal orders to token tables, and prompts to token ids. Pure functions for every package that needs tokens."""

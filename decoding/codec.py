@@ -1,8 +1,7 @@
-"""Text to token ids and back, each text once.
+"""Text to token ids and back; each text is tokenised once.
 
-Owns the tokenizer. Prompts are encoded segment by segment (rules, board, power), so that a segment shared by powers and
-forks is encoded once and every prompt that shares it shares its ids. Orders are encoded alone, line by line, never as joined
-text: one order text has one token path. Nothing here knows what an order means.
+Prompts are encoded segment by segment (rules, board, power), so prompts that share a segment share its ids. Orders are encoded
+line by line and never as joined text, so each order text has exactly one token path. This module does not interpret orders.
 """
 
 from collections.abc import Iterable
@@ -18,34 +17,34 @@ ORDER_SEPARATOR = "\n"
 
 
 class Codec:
-    """Encodes prompts and orders with one model's tokenizer; ids are plain ints of that vocabulary."""
+    """Encodes prompts and orders with one model's tokenizer. Ids are ints in that model's vocabulary."""
 
     def __init__(self, folder: Path) -> None:
         """Load `folder`/tokenizer.json.
 
         Raises:
-            InputError: the line break is not a single token of its own, so orders could not be told apart.
+            InputError: the line break is not a single token, so the ends of orders could not be recognised.
         """
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self.eos_id = eos_token_id(folder)
         separator = self._tokenizer.encode(ORDER_SEPARATOR, add_special_tokens=False).ids
         if len(separator) != 1:
-            raise InputError(f"tokenizer of '{folder}' spells the line break with {len(separator)} tokens; it must be one token")
+            raise InputError(f"tokenizer of '{folder}' encodes the line break as {len(separator)} tokens; it must be one token")
         self.separator_id = int(separator[0])
         self.vocabulary_size = self._tokenizer.get_vocab_size()
-        # Bounded: segments change with every position, orders come from a closed vocabulary of about 13,000 strings.
+        # Segments change with every position. There are about 13,000 order texts in all.
         self._encode_segment = lru_cache(maxsize=1024)(self._encode)
         self.encode_order = lru_cache(maxsize=32768)(self._encode_order)
 
     def encode_prompt(self, segments: Iterable[str]) -> list[int]:
-        """Ids of a prompt given as its segments, most shared first; equal leading segments give equal leading ids."""
+        """Ids of a prompt from its segments, most shared first. Equal leading segments give equal leading ids."""
         ids: list[int] = []
         for segment in segments:
             ids.extend(self._encode_segment(segment))
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of `ids`, for people to read; never fed back to a model."""
+        """The text of `ids`, for display only."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
     def _encode(self, text: str) -> tuple[int, ...]:
@@ -54,5 +53,7 @@ class Codec:
     def _encode_order(self, text: str) -> tuple[int, ...]:
         ids = self._encode(text)
         if not ids or self.separator_id in ids or self.eos_id in ids:
-            raise InputError(f"order '{text}' cannot be spelled by this tokenizer without its own end marks")
+            raise InputError(
+                f"tokenizer encodes order '{text}' as nothing, or with a token that ends an order: use another tokenizer"
+            )
         return ids

@@ -1,6 +1,7 @@
-"""A model seen as files: where it lies and whether what decoding needs from it is there.
+"""Files of a model: where they are, and whether they contain what decoding needs.
 
-Accepts a local folder in the `save_pretrained` layout or a hub id. It never loads weights and never imports torch.
+A model is a local folder in the `save_pretrained` layout or a hub id. This module does not load weights and does not import
+torch.
 """
 
 import hashlib
@@ -12,15 +13,15 @@ from telemetry.errors import InputError
 from telemetry.read_file import LARGEST_RESULT, read_text
 
 HUB_TIMEOUT_S = 10.0
-"""Seconds until the hub must have said whether it has a model."""
+"""Seconds to wait for the hub's answer on whether it has a model."""
 _HUB_PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.model"]
 
 
 def resolve_model(name: str | Path) -> Path:
-    """Local folder of the model `name`: the folder itself, or the hub's copy of that id, downloaded once.
+    """Local folder of the model `name`: the folder itself, or the copy of that hub id, downloaded once.
 
     Raises:
-        InputError: no such folder, no such hub id, or a folder that lacks its tokenizer or config.
+        InputError: there is no such folder or hub id, or the folder lacks its tokenizer or config.
     """
     folder = Path(name)
     if not folder.is_dir():
@@ -32,22 +33,22 @@ def resolve_model(name: str | Path) -> Path:
 
 
 def may_be_hub_id(name: str) -> bool:
-    """Is `name` written as hub ids are, 'owner/name', and not as the path of something in a folder that is here?"""
+    """True if `name` is written like a hub id, 'owner/name', and is not a path inside an existing folder."""
     return not name.startswith((".", "/", "~")) and name.count("/") == 1 and not Path(name).parent.is_dir()
 
 
 def ask_hub(name: str) -> None:
-    """Ask the hub whether it has the model of the id `name`; nothing is fetched.
+    """Check that the hub has the model `name`; downloads nothing.
 
     Raises:
-        InputError: it does not have it, keeps it back, or does not answer.
+        InputError: the hub does not have it, refuses access, or does not answer.
     """
     from huggingface_hub import HfApi
 
     try:
         HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
     except Exception as error:
-        # As below: a dozen unrelated types.
+        # The hub client raises many unrelated types, as in `_from_hub`.
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InputError(
             f"model '{name}' is no folder here, so it is taken for a hub id; no copy of it was fetched before, and the hub did "
@@ -68,16 +69,16 @@ def _from_hub(name: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=_HUB_PATTERNS))
     except Exception as error:
-        # The hub client raises a dozen unrelated types (offline, missing, gated); each means the same to the user.
+        # The hub client raises many unrelated types (offline, missing, gated); all mean the same to the user.
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise InputError(f"model '{name}' is no folder here and could not be had from the hub: {reason}") from error
+        raise InputError(f"model '{name}' is no folder here and could not be downloaded from the hub: {reason}") from error
 
 
 def eos_token_id(folder: Path) -> int:
-    """Id of the token that ends a completion, as the model's config states it.
+    """Id of the token that ends a completion, from the model's config.
 
     Raises:
-        InputError: the config names none.
+        InputError: the config has none.
     """
     for file in ("generation_config.json", "config.json"):
         path = folder / file
@@ -91,7 +92,7 @@ def eos_token_id(folder: Path) -> int:
 
 
 def max_position(folder: Path) -> int:
-    """Longest sequence, in tokens, that the model's config allows."""
+    """Longest sequence that the model's config allows, in tokens."""
     return int(_read_json(folder / "config.json").get("max_position_embeddings", 32768))
 
 
@@ -106,7 +107,7 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def model_fingerprint(folder: Path) -> str:
-    """Short hash that tells two models apart: config and tokenizer by content, weights by name and size."""
+    """Hash that distinguishes models, 16 hex digits: content of config and tokenizer, names and sizes of weight files."""
     digest = hashlib.sha256()
     for name in ("config.json", "tokenizer.json"):
         digest.update((folder / name).read_bytes())

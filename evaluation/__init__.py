@@ -1,1 +1,1 @@
-"""Playing strength: what a policy version, or a scripted player, is worth on positions it has not seen."""
+"""Playing strength of policy versions and scripted players: held-out positions, matches and tactical positions."""

@@ -1,7 +1,7 @@
-"""Who plays a match: names to scripted players and to policy versions of runs, checked before anything starts.
+"""Players of a match: names are resolved to scripted players and policy versions before anything starts.
 
-A version is named 'base', 'newest' or 'v20'; of another run 'other:v20'. What comes back bears its number, so what was played as
-'newest' is the same player tomorrow.
+A version is called 'base', 'newest' or 'v20'; a version of another run 'other:v20'. A resolved player has the version's number
+in its name, so a match with 'newest' can be repeated with the same version later.
 """
 
 import re
@@ -23,39 +23,39 @@ class Contestant:
     """One player of a match."""
 
     name: str
-    """As it stands in tables: 'mover', 'v20', or 'other:v20'."""
+    """Name in tables: 'mover', 'v20', or 'other:v20'."""
     run: str = ""
-    """Run whose version it is; empty for a scripted player."""
+    """The run of the version; empty for a scripted player."""
     version: int = BASE_VERSION
     adapter_hash: str = ""
-    """Hash of its adapter, 'base' for the base model; empty for a scripted player."""
+    """Hash of the adapter, 'base' for the base model; empty for a scripted player."""
     adapter: Path | None = None
-    """Its folder; None for the base model and for scripted players."""
+    """Folder of the adapter; None for the base model and for scripted players."""
 
     @property
     def is_policy(self) -> bool:
-        """Whether a language model plays it."""
+        """True if a language model plays it."""
         return bool(self.run)
 
 
-def contestants(names: Sequence[str], run: str, runs_root: Path) -> list[Contestant]:
-    """The players of these names, seen from `run`.
+def resolve_contestants(names: Sequence[str], run: str, runs_root: Path) -> list[Contestant]:
+    """The players with these names; a version without a run name belongs to `run`.
 
     Raises:
-        InputError: a name means nobody, a version is not there, or a player is named twice.
+        InputError: a name is unknown, a version does not exist, or a player is named twice.
     """
-    found = [contestant(name, run, runs_root) for name in names]
-    for place, each in enumerate(found):
-        if each.name in [earlier.name for earlier in found[:place]]:
-            raise InputError(f"player '{each.name}' is named twice (as '{names[place]}'): name each once")
+    found = [resolve_contestant(name, run, runs_root) for name in names]
+    for index, player in enumerate(found):
+        if player.name in [earlier.name for earlier in found[:index]]:
+            raise InputError(f"player '{player.name}' is named twice (as '{names[index]}'): name each player once")
     return found
 
 
-def contestant(name: str, run: str, runs_root: Path) -> Contestant:
-    """The player of this name.
+def resolve_contestant(name: str, run: str, runs_root: Path) -> Contestant:
+    """The player with this name; see `resolve_contestants`.
 
     Raises:
-        InputError: there is none.
+        InputError: the name is unknown, or the version does not exist.
     """
     if name in PLAYERS:
         return Contestant(name=name)
@@ -69,7 +69,7 @@ def contestant(name: str, run: str, runs_root: Path) -> Contestant:
     paths = RunPaths(runs_root / check_name(owner, "run"))
     if not paths.settings.is_file():
         raise InputError(f"there is no run '{owner}' in '{runs_root}', so '{name}' cannot play")
-    version = known_version(paths, owner, match["version"])
+    version = resolve_version(paths, owner, match["version"])
     label = f"v{version}" if owner == run else f"{owner}:v{version}"
     if version == BASE_VERSION:
         return Contestant(name=label, run=owner, adapter_hash=BASE_HASH)
@@ -77,11 +77,11 @@ def contestant(name: str, run: str, runs_root: Path) -> Contestant:
     return Contestant(name=label, run=owner, version=version, adapter_hash=adapter.adapter_hash, adapter=adapter.path)
 
 
-def known_version(paths: RunPaths, run: str, wanted: str | int) -> int:
-    """The number of a version ('base', 'newest', 'v20', a number, -1 for the newest) that the run has.
+def resolve_version(paths: RunPaths, run: str, wanted: str | int) -> int:
+    """The number of a version of the run: 'base', 'newest', 'v20', a number, or -1 for the newest.
 
     Raises:
-        InputError: it has not.
+        InputError: the run does not have it.
     """
     versions = [BASE_VERSION, *published_versions(paths)]
     if wanted in ("newest", -1):

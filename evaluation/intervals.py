@@ -1,12 +1,12 @@
-"""Intervals, differences, and how many games a claim takes: pure arithmetic over values and the clusters they belong to.
+"""Confidence intervals, and the number of games that a claim needs, from values and their clusters.
 
-Values of one cluster (forks of one start, the seven rotations of one seating, positions of one source game) are not independent,
-so whole clusters are resampled (cluster bootstrap: Cameron, Gelbach & Miller 2008). A share of which every cluster says the same,
-0 or 1, has no spread to resample: it gets Wilson's interval over the clusters (Wilson 1927). Few clusters widen the interval as
-Student's distribution would.
+Values of one cluster are not independent: forks of one start, the seven rotations of one seating, positions of one source game.
+Whole clusters are therefore resampled (cluster bootstrap: Cameron, Gelbach & Miller 2008). If all values of a share are 0, or
+all are 1, there is nothing to resample, and the interval is Wilson's over the clusters (Wilson 1927). With few clusters the
+interval is widened as Student's distribution requires.
 
-Promise: `estimate` makes every interval that anyone sees. Below `FEWEST_CLUSTERS` it gives none, because one of so few does not
-cover what it says it covers.
+Every interval in the project comes from `estimate` (tested). Below FEWEST_CLUSTERS it returns none, because the interval would
+not have its nominal coverage.
 """
 
 import math
@@ -19,8 +19,9 @@ import numpy as np
 Z95 = 1.959963984540054
 """Standard normal quantile of a two-sided 95 % interval."""
 FEWEST_CLUSTERS = 6
-"""Clusters that an interval takes. From here on it covers the true mean in about 95 of 100 cases, as a simulation in the tests
-checks; with four clusters it covers it in 86."""
+"""Clusters needed for an interval. From 6 on, coverage of the true mean is about 95 % in a simulation in the tests; with 4 it
+is 86 %.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,52 +30,52 @@ class Estimate:
 
     mean: float
     low: float | None
-    """Lower end; None where there are fewer than `FEWEST_CLUSTERS` clusters."""
+    """Lower end; None with fewer than FEWEST_CLUSTERS clusters."""
     high: float | None
-    """Upper end; None where `low` is."""
+    """Upper end; None if `low` is None."""
     clusters: int = 0
-    """Clusters that were resampled; 0 in a file from before it was kept."""
+    """Number of clusters; 0 in a file of an early release, which did not store it."""
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Both ends; None where there is none, and where a file of an earlier release has one of too few clusters."""
+        """Both ends; None if there is no interval, or if a file of an earlier release has one from too few clusters."""
         if self.low is None or self.high is None or 0 < self.clusters < FEWEST_CLUSTERS:
             return None
         return self.low, self.high
 
     def rounded(self, digits: int = 4) -> list[float] | None:
-        """Both ends for JSON; None where there is no interval."""
+        """Both ends rounded, for JSON; None if there is no interval."""
         return None if self.interval is None else [round(end, digits) for end in self.interval]
 
-    def words(self, form: str, clusters: str = "clusters") -> str:
-        """The interval, or why there is none.
+    def describe(self, form: str, clusters: str = "clusters") -> str:
+        """The interval as text, or the reason why there is none.
 
         Args:
-            form: format of one end, such as "+.2f".
-            clusters: what a cluster is, in the plural.
+            form: format of one end, for example "+.2f".
+            clusters: the noun for clusters, in the plural.
         """
-        return interval_words(self.interval, self.clusters, form, clusters)
+        return describe_interval(self.interval, self.clusters, form, clusters)
 
 
-def interval_words(interval: Sequence[float] | None, count: int, form: str, clusters: str) -> str:
-    """`95 % interval [low, high]`, or that there is none and how many of `clusters` it takes; `count` is how many there are."""
+def describe_interval(interval: Sequence[float] | None, count: int, form: str, clusters: str) -> str:
+    """`95 % interval [low, high]`, or the reason why there is none. `count` is the number of `clusters`."""
     if interval is None:
-        return f"no interval: {too_few(count, clusters)}"
-    return f"95 % interval {ends(interval, form)}"
+        return f"no interval: {describe_shortage(count, clusters)}"
+    return f"95 % interval {format_interval(interval, form)}"
 
 
-def ends(interval: Sequence[float] | None, form: str) -> str:
-    """`[low, high]`, or a dash."""
+def format_interval(interval: Sequence[float] | None, form: str) -> str:
+    """`[low, high]`, or `[–]` if there is no interval."""
     return "[–]" if interval is None else f"[{interval[0]:{form}}, {interval[1]:{form}}]"
 
 
-def too_few(count: int, clusters: str) -> str:
-    """How many there are, and how many an interval takes: `2 source games, and an interval takes 6`."""
-    return f"{counted(count, clusters)}, and an interval takes {FEWEST_CLUSTERS}"
+def describe_shortage(count: int, clusters: str) -> str:
+    """The number of clusters and the number needed: `2 source games, and an interval takes 6`."""
+    return f"{format_count(count, clusters)}, and an interval takes {FEWEST_CLUSTERS}"
 
 
-def counted(count: int, things: str) -> str:
-    """`1 source game`, `2 source games`."""
+def format_count(count: int, things: str) -> str:
+    """`1 source game`, `2 source games`; `things` is the plural noun."""
     return f"{count} {things.removesuffix('s') if count == 1 else things}"
 
 
@@ -89,10 +90,10 @@ def estimate(
     """Mean of `values` and its 95 % interval.
 
     Args:
-        values: one or more numbers.
-        clusters: the cluster of each value, by any name.
-        resamples: how often whole clusters are drawn.
-        share: the values lie between 0 and 1.
+        values: one or more numbers [n].
+        clusters: the cluster of each value [n].
+        resamples: number of bootstrap samples of whole clusters.
+        share: True if the values lie between 0 and 1.
     """
     array = np.asarray(values, float)
     _, index = np.unique(np.asarray(clusters), return_inverse=True)
@@ -101,7 +102,7 @@ def estimate(
     if count < FEWEST_CLUSTERS:
         return Estimate(mean=mean, low=None, high=None, clusters=count)
     if share and (np.all(array == 0) or np.all(array == 1)):
-        low, high = wilson(float(array[0]) * count, count)
+        low, high = wilson_interval(float(array[0]) * count, count)
     else:
         tail = _expanded_tail(count)
         drawn = np.random.default_rng(seed).integers(0, count, (resamples, count))
@@ -110,16 +111,16 @@ def estimate(
 
 
 def _expanded_tail(clusters: int) -> float:
-    """The tail at which a percentile interval of so few clusters is as wide as Student's (Hesterberg 2015, section 4.2).
+    """Tail probability that makes a percentile interval as wide as Student's (Hesterberg 2015, section 4.2).
 
-    Phi(-sqrt(n / (n - 1)) t), t being Student's 97.5 % quantile at n - 1 degrees of freedom; 0.025 as n grows.
+    Phi(-sqrt(n / (n - 1)) t) with t Student's 97.5 % quantile at n - 1 degrees of freedom; tends to 0.025 for large n.
     """
     freedom = clusters - 1
     return NormalDist().cdf(-math.sqrt(clusters / freedom) * _student(freedom))
 
 
 def _student(freedom: int) -> float:
-    """Student's 97.5 % quantile from 5 degrees of freedom on, by an expansion (Abramowitz & Stegun 26.7.5)."""
+    """Student's 97.5 % quantile for 5 or more degrees of freedom, by an expansion (Abramowitz & Stegun 26.7.5)."""
     z, n = Z95, freedom
     return (
         z
@@ -129,8 +130,8 @@ def _student(freedom: int) -> float:
     )
 
 
-def wilson(successes: float, trials: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share."""
+def wilson_interval(successes: float, trials: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share (Wilson 1927)."""
     share, z2 = successes / trials, Z95**2 / trials
     middle = (share + z2 / 2) / (1 + z2)
     half = Z95 / (1 + z2) * math.sqrt(share * (1 - share) / trials + z2 / (4 * trials))
@@ -138,7 +139,7 @@ def wilson(successes: float, trials: int) -> tuple[float, float]:
 
 
 def cluster_means(values: Sequence[float] | np.ndarray, clusters: Sequence[str]) -> dict[str, float]:
-    """The mean of each cluster, by its name, in the order in which they appear."""
+    """Mean of each cluster, in the order in which clusters first appear."""
     sums: dict[str, list[float]] = {}
     for value, cluster in zip(values, clusters, strict=True):
         sums.setdefault(cluster, []).append(float(value))
@@ -146,17 +147,19 @@ def cluster_means(values: Sequence[float] | np.ndarray, clusters: Sequence[str])
 
 
 def clusters_for_width(means: Sequence[float], width: float) -> int:
-    """Clusters whose 95 % interval is about `width` wide from end to end, by the spread of cluster means seen so far.
+    """Clusters needed for a 95 % interval about `width` wide in total, from the spread of the cluster means so far.
 
-    n = (2 z s / width)^2, s being their standard deviation.
+    n = (2 z s / width)^2 with s their standard deviation.
     """
     spread = float(np.std(np.asarray(means, float), ddof=1)) if len(means) > 1 else 0.0
     return max(FEWEST_CLUSTERS, math.ceil((2 * Z95 * spread / width) ** 2))
 
 
 def clusters_to_show(differences: Sequence[float]) -> int | None:
-    """Clusters that would set a paired difference of this mean and spread apart from 0; None where the mean is 0, and where fewer
-    than `FEWEST_CLUSTERS` tell too little of the spread."""
+    """Clusters needed to separate a paired difference of this mean and spread from 0.
+
+    n = (z s / mean)^2. None if the mean is 0 or there are fewer than FEWEST_CLUSTERS differences.
+    """
     array = np.asarray(differences, float)
     mean = float(array.mean())
     if not mean or len(array) < FEWEST_CLUSTERS:

@@ -1,14 +1,14 @@
-"""Matches: games in full seats between policy versions and scripted players, each on all seven powers in turn.
+"""Matches between policy versions and scripted players; each player plays all seven powers in turn.
 
-A round is one start, played seven times with the seating turned by one power each time, so every player
-meets every power equally often. Two ways to sit:
+A round is one start played seven times, with the seats rotated by one power each time, so every player plays every power
+equally often. There are two seatings:
 
-    against six   a player in one seat, the same opponents in the six others; every player of the match plays the same rounds
-    one table     the players dealt round the seven seats in turn, whoever has the extra seats changing from round to round
+    against six   one player in one seat and the same opponents in the other six; all players of the match play the same rounds
+    one table     the players share the seven seats; the player with the extra seats changes from round to round
 
-Promise: the plan depends on the settings alone, so a match that was broken off goes on with the games it lacks; players that
-are compared meet the same starts, powers, opponents' dice and draws. Each game has dice of its own; all seats of one game are one
-cluster, and so are all games from the held-out positions of one source game.
+The plan depends on the settings alone, so an interrupted match continues with the missing games. Compared players get the same
+starts, powers, opponents' random numbers and draws. Each game has its own random numbers. The seats of one game form one
+cluster, and so do all games from held-out positions of one source game.
 """
 
 import asyncio
@@ -22,32 +22,32 @@ from rollouts.deciders import Decider
 from rollouts.fork import ForkPlan, play_fork
 from telemetry.errors import EngineError, InputError
 
-GAMES_OF_A_ROUND = len(POWERS)
-GAMES_WITHOUT_A_WISH = 70
-"""Games where neither a number nor a width is asked for."""
+GAMES_PER_ROUND = len(POWERS)
+DEFAULT_GAMES = 70
+"""Games if neither a number nor a width is asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GamePlan:
-    """One game to be played."""
+    """One game to play."""
 
     key: str
     """Unique within the match."""
     cluster: str
     """Games of one cluster are not independent."""
     pair: str
-    """Games of one pair differ in who is measured, and in nothing else."""
+    """Games of one pair differ only in the measured player."""
     start: Snapshot | None
-    """None: spring 1901."""
+    """None: the standard start, spring 1901."""
     seats: dict[str, str]
     """Power -> player."""
     measured: tuple[str, ...]
-    """Powers whose outcome counts for the player in that seat."""
+    """Powers whose results count for the player in that seat."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GameResult:
-    """How one game came out."""
+    """The result of one game."""
 
     key: str
     cluster: str
@@ -55,31 +55,31 @@ class GameResult:
     seats: dict[str, str]
     measured: tuple[str, ...]
     start: tuple[int, ...]
-    """Centres at the start, one per power of POWERS."""
+    """Centres at the start, int per power of POWERS."""
     centres: tuple[int, ...]
-    """Centres at the end."""
+    """Centres at the end, int per power of POWERS."""
     phase: str
-    """The first phase that was not played any more; empty after a solo or a draw."""
+    """The first phase that was not played; empty after a solo or a draw."""
     ended: str
     """horizon | won | drawn."""
     rejected: int
-    """Orders that the game engine refused; 0 unless something is wrong."""
+    """Orders that the board rejected; more than 0 means an error in the program."""
 
 
 OnGame = Callable[[GameResult], None]
-"""Told each game as it ends."""
+"""Called with each game when it ends."""
 
 
 def rounds_for(games: int) -> int:
-    """Whole rounds that hold `games`."""
-    return max(1, -(-games // GAMES_OF_A_ROUND))
+    """Number of whole rounds for at least `games` games."""
+    return max(1, -(-games // GAMES_PER_ROUND))
 
 
 def plan_match(settings: MatchSettings, rounds: int, held_out: Sequence[Snapshot] = ()) -> list[GamePlan]:
     """The games of `rounds` rounds, first round first.
 
     Raises:
-        InputError: games from held-out positions are asked for, and there are none of them.
+        InputError: games start from held-out positions, and there are none with a movement phase.
     """
     starts = _starts(settings, held_out)
     return [plan for number in range(rounds) for plan in _round(settings, number, starts[number % len(starts)])]
@@ -104,25 +104,25 @@ def _round(settings: MatchSettings, number: int, start: Snapshot | None) -> list
         else [(_dealt(settings.players, number), "")]
     )
     plans = []
-    for turn in range(GAMES_OF_A_ROUND):
-        for table, alone in tables:
+    for turn in range(GAMES_PER_ROUND):
+        for table, player in tables:  # `player` is empty at one table
             seats = {power: table[(seat + turn) % len(table)] for seat, power in enumerate(POWERS)}
             measured = POWERS[-turn % len(POWERS)]
             plans.append(
                 GamePlan(
-                    key=f"{number}/{turn}/{alone}" if alone else f"{number}/{turn}",
+                    key=f"{number}/{turn}/{player}" if player else f"{number}/{turn}",
                     cluster=f"game {number}/{turn}" if start is None else start.game_id,
                     pair=f"{number}/{turn}",
                     start=start,
                     seats=seats,
-                    measured=(measured,) if alone else POWERS,
+                    measured=(measured,) if player else POWERS,
                 )
             )
     return plans
 
 
 def _dealt(players: Sequence[str], number: int) -> tuple[str, ...]:
-    """Seven seats dealt to the players in turn; the next round begins with the next player."""
+    """The seven seats, assigned to the players in turn; the next round begins with the next player."""
     return tuple(players[(number + seat) % len(players)] for seat in range(len(POWERS)))
 
 
@@ -135,12 +135,12 @@ async def play_match(
     """Play the games, `settings.at_once` at a time; results in the order of the plans.
 
     Raises:
-        EngineError: a game failed; a result over part of a round would be another result.
+        EngineError: a game failed. A result from part of a round would be biased, so there is none.
     """
-    free = asyncio.Semaphore(settings.at_once)
+    slots = asyncio.Semaphore(settings.at_once)
 
     async def play(plan: GamePlan) -> GameResult:
-        async with free:
+        async with slots:
             result = await play_game(plan, settings, deciders)
         if on_game is not None:
             on_game(result)
@@ -150,14 +150,18 @@ async def play_match(
 
 
 async def play_game(plan: GamePlan, settings: MatchSettings, deciders: Mapping[str, Decider]) -> GameResult:
-    """Play one game to a solo, or until its years are over."""
+    """Play one game to a solo, or until its years are over.
+
+    Raises:
+        EngineError: the game failed.
+    """
     board = Board.start() if plan.start is None else Board.restore(plan.start)
-    luck = f"match/{settings.seed}/{plan.pair}"
+    dice_name = f"match/{settings.seed}/{plan.pair}"
     fork = await play_fork(
         ForkPlan(
             name=f"match/{settings.seed}/{plan.key}",
-            shared_name=luck,
-            dice=luck,
+            shared_name=dice_name,
+            dice=dice_name,
             seats=plan.seats,
             horizon_years=settings.years,
             temperature=1.0,

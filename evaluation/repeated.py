@@ -1,10 +1,10 @@
-"""Repeated sampling at play time: a version draws many order sets for one decision, and one is chosen.
+"""Repeated sampling at play time: a version draws several order sets for one decision, and one is chosen.
 
-    vote      each unit takes the order that most draws gave it (ties: the one drawn first); builds and disbands, which only make
-              sense together, are voted on as whole sets
-    playout   each distinct set is played out in short scripted games from the position; the best mean of centres is taken
+    vote      each unit gets its most frequent order (ties: the one drawn first); builds and disbands are voted on as whole
+              sets, because their orders depend on each other
+    playout   each distinct set is continued in short scripted games; the set with the highest mean of centres is chosen
 
-Promise: a vote that can no longer change is not drawn to its end, and gives what it would have given; what is returned is legal.
+Drawing stops early if the remaining draws cannot change the vote. The chosen orders are legal.
 """
 
 import asyncio
@@ -21,15 +21,15 @@ from rollouts.fork import ForkPlan, play_fork
 from rollouts.seeds import dice
 
 PLAYOUTS = 4
-"""Scripted games for each set that is played out."""
+"""Scripted games per set."""
 PLAYOUT_YEARS = 1
-"""Their length; a year is counted from the position's phase."""
+"""Length of a playout in game years, counted from the position's phase."""
 PLAYOUT_PLAYER = "random"
-"""Who plays all seats of them after the first phase; the other powers from it on."""
+"""Scripted player of all seats in a playout; the given orders replace its orders in the first phase."""
 
 
 class RepeatedDecider:
-    """A policy version that draws `repetitions` sets and chooses; counts what it drew and what an early end saved."""
+    """A policy version that draws up to `repetitions` order sets and chooses one; counts decisions and draws."""
 
     def __init__(
         self, engine: Engine, tokens: Tokens, version: int | None, repetitions: int, pick: Literal["vote", "playout"] = "vote"
@@ -39,19 +39,19 @@ class RepeatedDecider:
         self.decisions = self.drawn = 0
 
     async def decide(self, question: Question) -> list[str]:
-        """See `Decider`."""
+        """The chosen orders; see `Decider`."""
         self.decisions += 1
         if self._pick == "playout":
-            return await played_out(question, await self._draws(question, 0, self._repetitions))
+            return await choose_by_playout(question, await self._draws(question, 0, self._repetitions))
         sets: list[list[str]] = []
-        # The first wave is the least that can settle a vote: more than half of all.
-        wave = self._repetitions // 2 + 1
+        # More than half of all draws are needed to settle a vote.
+        batch = self._repetitions // 2 + 1
         while len(sets) < self._repetitions:
-            more = min(wave, self._repetitions - len(sets))
+            more = min(batch, self._repetitions - len(sets))
             sets += await self._draws(question, len(sets), more)
-            if settled(sets, self._repetitions, question.legal):
+            if is_settled(sets, self._repetitions, question.legal):
                 break
-            wave = max(1, self._repetitions // 8)
+            batch = max(1, self._repetitions // 8)
         return vote(sets, question.legal)
 
     async def _draws(self, question: Question, first: int, count: int) -> list[list[str]]:
@@ -65,48 +65,51 @@ class RepeatedDecider:
 
 
 def vote(sets: Sequence[Sequence[str]], legal: LegalOrders) -> list[str]:
-    """The winner of the vote: by unit, or of whole sets in builds and disbands."""
-    return [order for ballot in _ballots(sets, legal) for order in _first(ballot)]
+    """The winning orders: by unit, or as a whole set in builds and disbands."""
+    return [order for ballot in _ballots(sets, legal) for order in _winner(ballot)]
 
 
-def settled(sets: Sequence[Sequence[str]], total: int, legal: LegalOrders) -> bool:
-    """Whether no outcome of the draws still to come, `total` in all, could change the vote."""
-    left = total - len(sets)
-    return all(_lead(ballot) > left for ballot in _ballots(sets, legal)) or not left
+def is_settled(sets: Sequence[Sequence[str]], total: int, legal: LegalOrders) -> bool:
+    """True if the draws still missing from `total` cannot change the vote."""
+    missing = total - len(sets)
+    return all(_lead(ballot) > missing for ballot in _ballots(sets, legal)) or not missing
 
 
 def _ballots(sets: Sequence[Sequence[str]], legal: LegalOrders) -> list[Counter[tuple[str, ...]]]:
-    """Votes by unit; a Counter keeps the order in which its keys came, which settles ties."""
+    """Votes by unit. A Counter keeps the order of first votes, which decides ties."""
     if legal.kind in (OrderKind.MOVEMENT, OrderKind.RETREAT):
         return [Counter((order,) for order in unit) for unit in zip(*sets, strict=True)]
-    return [Counter(tuple(some) for some in sets)]
+    return [Counter(tuple(orders) for orders in sets)]
 
 
-def _first(ballot: Counter[tuple[str, ...]]) -> tuple[str, ...]:
+def _winner(ballot: Counter[tuple[str, ...]]) -> tuple[str, ...]:
     return max(ballot, key=lambda choice: ballot[choice])
 
 
 def _lead(ballot: Counter[tuple[str, ...]]) -> int:
-    """Fewer further draws than this cannot change the ballot: rivals drawn before the winner win ties, later ones lose."""
-    winner = _first(ballot)
+    """Number of further draws that are needed to change the ballot. Rivals drawn before the winner win ties, later rivals lose
+    them.
+    """
+    winner = _winner(ballot)
     names = list(ballot)
     rivals = [votes + (names.index(name) < names.index(winner)) for name, votes in ballot.items() if name != winner]
     return ballot[winner] - max(rivals, default=0) + 1
 
 
-async def played_out(question: Question, sets: Sequence[Sequence[str]]) -> list[str]:
-    """The set whose scripted games leave the power with most centres on average; ties: the one drawn first.
+async def choose_by_playout(question: Question, sets: Sequence[Sequence[str]]) -> list[str]:
+    """The set whose scripted games give the power most centres on average; ties: the set drawn first.
 
-    All sets meet the same dice.
+    All sets are played with the same random numbers.
     """
-    distinct = list(dict.fromkeys(tuple(some) for some in sets))
+    distinct = list(dict.fromkeys(tuple(orders) for orders in sets))
     if len(distinct) == 1:
         return list(distinct[0])
-    values = [await _worth(question, some) for some in distinct]
+    values = [await _playout_value(question, orders) for orders in distinct]
     return list(distinct[values.index(max(values))])
 
 
-async def _worth(question: Question, orders: Sequence[str]) -> float:
+async def _playout_value(question: Question, orders: Sequence[str]) -> float:
+    """Mean centres of the power after the playouts of `orders`."""
     total = 0
     for number in range(PLAYOUTS):
         name = f"{question.dice}/{question.ply}/playout/{number}"
@@ -118,15 +121,16 @@ async def _worth(question: Question, orders: Sequence[str]) -> float:
             temperature=1.0,
             snapshot_id=question.snapshot_id,
         )
-        course = await play_fork(plan, question.board.fork(), None, None, deciders={"given": _Given(orders)}, record_plies=False)
-        assert course.end is not None, "scripted games do not fail"
-        total += course.end.centres[POWERS.index(question.power)]
-        await asyncio.sleep(0)  # others want the thread too
+        decider = _GivenOrders(orders)
+        fork = await play_fork(plan, question.board.fork(), None, None, deciders={"given": decider}, record_plies=False)
+        assert fork.end is not None, "scripted games do not fail"
+        total += fork.end.centres[POWERS.index(question.power)]
+        await asyncio.sleep(0)  # let other tasks of the event loop run
     return total / PLAYOUTS
 
 
-class _Given:
-    """Gives these orders first, then plays as PLAYOUT_PLAYER."""
+class _GivenOrders:
+    """Orders the given set in the first phase, then plays as PLAYOUT_PLAYER."""
 
     def __init__(self, orders: Sequence[str]) -> None:
         self._orders = list(orders)

@@ -1,7 +1,7 @@
-"""Scores of a run as files, `scores/<label>.json`: what was measured, of whom, and under which settings.
+"""Scores of a run as files, `scores/<label>.json`: the score, the player, and the settings.
 
-Promise: a file is whole or absent, and says enough for a reader to know whether it answers a question that is asked again: a
-resumed run reads the base's score instead of playing for it.
+A file is complete or absent. It contains the settings, so a resumed run can read a score that answers the same question instead
+of measuring it again.
 """
 
 from dataclasses import dataclass
@@ -17,37 +17,37 @@ from telemetry.errors import DataError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreRecord:
-    """One player's score against one kind of opponents."""
+    """One player's score against one kind of opponent."""
 
     label: str
-    """Its name in the run's summary, as "base" or "trained_vs_mover"; or "track/v000010", a point between."""
+    """Name in the run's summary: "base" or "trained_vs_mover"; or "track/v000010" for a version measured during training."""
     player: str
     """"policy", or a scripted player."""
     opponents: str
-    """Scripted players of the other powers."""
+    """Scripted player of the other powers."""
     policy_version: int
-    """The version scored; 0 for the base, and for scripted players."""
+    """The measured version; 0 for the base and for scripted players."""
     settings: EvaluationSettings
-    """How it was measured."""
+    """Settings of the measurement."""
     score: Score
-    """What came out."""
+    """The result."""
 
 
 _RECORD = TypeAdapter(ScoreRecord)
 
 
 def write_score(paths: RunPaths, record: ScoreRecord) -> None:
-    """Keep `record` under its label; a former one is replaced."""
+    """Write `record` under its label; replaces an earlier one."""
     file = paths.scores / f"{record.label}.json"
     make_directory(file.parent)
     durable_write(file, _RECORD.dump_json(record, indent=1))
 
 
 def read_score(paths: RunPaths, label: str) -> ScoreRecord | None:
-    """The record under `label`; None if there is none.
+    """The record with this label; None if there is none.
 
     Raises:
-        DataError: it is damaged, or the score of another label.
+        DataError: it is damaged, or it has another label.
     """
     file = paths.scores / f"{label}.json"
     try:
@@ -55,9 +55,9 @@ def read_score(paths: RunPaths, label: str) -> ScoreRecord | None:
     except FileNotFoundError:
         return None
     except ValidationError as error:
-        raise DataError(f"{file} is no score of this version: delete it, and it is measured again") from error
+        raise DataError(f"{file} is not a score of this version: delete it, and it is measured again") from error
     if record.label != label:
-        raise DataError(f"{file} is the score of '{record.label}', so it is a copy: delete it, and its own is measured again")
+        raise DataError(f"{file} is a copy of the score '{record.label}': delete it, and '{label}' is measured again")
     return record
 
 
@@ -65,7 +65,7 @@ def read_scores(paths: RunPaths) -> dict[str, ScoreRecord]:
     """All records of a run by label, in the order in which they were measured.
 
     Raises:
-        DataError: one is damaged.
+        DataError: a record is damaged.
     """
     files = sorted(paths.scores.glob("*.json"), key=lambda file: (file.stat().st_mtime_ns, file.name))
     records = {file.stem: read_score(paths, file.stem) for file in files}

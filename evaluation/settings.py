@@ -1,4 +1,4 @@
-"""Settings of evaluation."""
+"""Settings of evaluation: scores on held-out positions, and matches."""
 
 from typing import Annotated, Literal
 
@@ -33,7 +33,7 @@ class EvaluationSettings(BaseModel):
 
     @property
     def question(self) -> "EvaluationSettings":
-        """These settings without when and by whom is measured: two scores with equal questions can be compared."""
+        """These settings without `every` and `beside`. Scores with equal questions can be compared."""
         return self.model_copy(update={"every": 0, "beside": "auto"})
 
 

@@ -1,8 +1,7 @@
-"""Mean centres gained on held-out positions, with an interval that respects how the positions came about.
+"""Strength: mean centres gained on held-out positions, with a 95 % interval.
 
-Every player compared meets the same positions, powers, opponents' dice and seeds. Positions of one source game
-resemble each other, so
-the interval resamples whole games (cluster bootstrap: Cameron, Gelbach & Miller 2008).
+All compared players get the same positions, powers, opponents' random numbers and seeds. Positions of one source game resemble
+each other, so the interval resamples whole source games (`evaluation.intervals`).
 """
 
 import asyncio
@@ -23,42 +22,42 @@ from rollouts.seeds import dice
 from telemetry.errors import EngineError, InputError
 
 OnFork = Callable[[int, int], None]
-"""Told forks done and forks in all."""
+"""Called with forks done and total forks."""
 _OPENINGS_KEPT = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
-    """The first decision of the policy from a held-out position: what it ordered there, and how sure it was."""
+    """The policy's first decision from a held-out position, with its probability."""
 
     snapshot: Snapshot
     """The position."""
     power: str
-    """Who decided."""
+    """The power that decided."""
     orders: tuple[str, ...]
-    """As drawn, at temperature 1; the same draw for every version that is scored."""
+    """As drawn, at temperature 1, with the same seed for every version."""
     probabilities: tuple[float, ...]
-    """Of each order, given the orders before it."""
+    """Probability of each order, given the orders before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """What a player gained."""
+    """The strength of one player."""
 
     mean: float
-    """Centres gained per power and horizon."""
+    """Mean centres gained per power over the horizon."""
     low: float | None
-    """Lower end of the 95 % interval; None where the positions are of too few source games for one."""
+    """Lower end of the 95 % interval; None if the positions come from too few source games."""
     high: float | None
-    """Upper end of it; None where `low` is."""
+    """Upper end; None if `low` is None."""
     forks: int
     positions: int
     source_games: int
-    """Games that the positions are of: the clusters of the interval."""
+    """Source games of the positions: the clusters of the interval."""
     orders_rejected: int
-    """Orders the game engine refused; 0 unless something is wrong."""
+    """Orders that the board rejected; more than 0 means an error in the program."""
     openings: tuple[Opening, ...] = ()
-    """The policy's first decisions from the first few positions; none for a scripted player."""
+    """The policy's first decisions from the first few positions; empty for a scripted player."""
 
     @property
     def estimate(self) -> Estimate:
@@ -76,14 +75,14 @@ async def measure_strength(
     on_fork: OnFork | None = None,
     decider: Decider | None = None,
 ) -> Score:
-    """Score `player` (POLICY, drawn by `engine`, or a scripted one) in one seat against `opponents` in the six others.
+    """Measure `player` (POLICY, drawn by `engine`, or a scripted player) in one seat against `opponents` in the six others.
 
     Args:
-        decider: plays the seat instead, under the name `player`, which must be neither of these.
+        decider: plays the seat instead; `player` is then its name, which must be neither POLICY nor a scripted player.
 
     Raises:
-        InputError: fewer held-out positions than the settings ask for.
-        EngineError: a fork failed; a score over part of the positions would be another score.
+        InputError: there are fewer held-out positions than the settings ask for.
+        EngineError: a fork failed. A score from part of the positions would answer another question, so there is none.
     """
     if len(positions) < settings.positions:
         raise InputError(
@@ -105,8 +104,8 @@ async def measure_strength(
             temperature=1.0,
             snapshot_id=snapshot.snapshot_id,
         )
-        at_seat = {player: decider} if decider is not None else {}
-        fork = await play_fork(plan, Board.restore(snapshot), engine, tokens, deciders=at_seat, record_plies=False)
+        deciders = {player: decider} if decider is not None else {}
+        fork = await play_fork(plan, Board.restore(snapshot), engine, tokens, deciders=deciders, record_plies=False)
         if fork.status != "complete" or fork.start is None or fork.end is None:
             raise EngineError(f"evaluation of '{player}' failed on position {snapshot.snapshot_id}: {fork.reason}")
         done += 1
@@ -114,8 +113,8 @@ async def measure_strength(
             on_fork(done, len(pairs))
         seat = POWERS.index(power)
         gained = fork.end.centres[seat] - fork.start.centres[seat]
-        decided_here = tokens is not None and bool(fork.drawn) and fork.drawn[0].ply == 0
-        return gained, fork.rejected, _opening(snapshot, fork.drawn[0], tokens) if decided_here else None
+        has_opening = tokens is not None and bool(fork.drawn) and fork.drawn[0].ply == 0
+        return gained, fork.rejected, _opening(snapshot, fork.drawn[0], tokens) if has_opening else None
 
     results = await asyncio.gather(*(gain(snapshot, power) for snapshot, power in pairs))
     gains = np.array([result[0] for result in results], float)
@@ -134,7 +133,7 @@ async def measure_strength(
 
 
 def _opening(snapshot: Snapshot, first: Drawn, tokens: Tokens | None) -> Opening:
-    assert tokens is not None, "a decision was drawn with them"
+    assert tokens is not None, "a drawn decision needs a tokenizer"
     generation = first.generation
     logprobs = tokens.tables.order_logprobs(generation.token_ids.tolist(), generation.logprobs.tolist())
     return Opening(
@@ -146,10 +145,10 @@ def _opening(snapshot: Snapshot, first: Drawn, tokens: Tokens | None) -> Opening
 
 
 def _powers(snapshot: Snapshot, settings: EvaluationSettings) -> list[str]:
-    """Powers tried on a position: a seeded sample of those that have something to order there."""
-    able = list(Board.restore(snapshot).legal_orders())
+    """Powers measured on a position: a seeded sample of those that have something to order."""
+    powers = list(Board.restore(snapshot).legal_orders())
     generator = dice("evaluation-powers", settings.seed, snapshot.snapshot_id)
-    return sorted(generator.sample(able, min(settings.powers_per_position, len(able))))
+    return sorted(generator.sample(powers, min(settings.powers_per_position, len(powers))))
 
 
 __all__ = ["POLICY", "Opening", "Score", "measure_strength"]

@@ -1,10 +1,10 @@
-"""Strength over versions: what a run measured while it trained, read from its score files.
+"""Strength over versions: the scores measured during training, read from the run's score files.
 
-    scores/base.json, scores/trained.json       the first and the last point, which every run has
-    scores/track/v000010.json                   points between, `evaluation.every` versions apart
+    scores/base.json, scores/trained.json       the first and the last version; every run has them
+    scores/track/v000010.json                   versions between, `evaluation.every` apart
     scores/tactical/v000010.json                share of the tactical positions that the version solves
 
-Never: a figure that no file holds; versions that nobody measured are not there.
+Versions that were not measured are missing.
 """
 
 from dataclasses import dataclass
@@ -21,23 +21,23 @@ class TrackPoint:
 
     version: int
     opponents: str
-    """Scripted players that it was measured against."""
+    """Scripted player that it was measured against."""
     score: Estimate
     """Mean centres gained on held-out positions."""
     tactical: Estimate | None
-    """Share of the tactical positions that it solves; None where that was not measured."""
+    """Share of the tactical positions that it solves; None if not measured."""
 
 
 def track_label(version: int) -> str:
-    """Name of a point's score file."""
+    """Label of the score file of a version between."""
     return f"track/v{version:06d}"
 
 
 def read_track(paths: RunPaths) -> list[TrackPoint]:
-    """All points of a run, by version.
+    """All measured versions of a run, in order.
 
     Raises:
-        DataError: a score is damaged.
+        DataError: a score file is damaged.
     """
     labels = ["base", "trained", *(f"track/{file.stem}" for file in sorted((paths.scores / "track").glob("*.json")))]
     records = {record.policy_version: record for label in labels if (record := read_score(paths, label)) is not None}

@@ -6,12 +6,12 @@ from typing import Any
 
 from prefect import flow
 
-from evaluation.contestants import Contestant, contestant, known_version
-from evaluation.intervals import ends
+from evaluation.contestants import Contestant, resolve_contestant, resolve_version
+from evaluation.intervals import format_interval
 from evaluation.score_files import ScoreRecord, write_score
 from evaluation.settings import EvaluationSettings, MatchSettings
 from evaluation.strength import POLICY
-from evaluation.tactics import TacticsScore, gained, load_positions, write_tactics
+from evaluation.tactics import TacticsScore, compare_scores, load_positions, write_tactics
 from evaluation.track import track_label
 from flows.compare_repetitions import compare_repetitions
 from flows.given_parameters import check_given
@@ -61,8 +61,8 @@ async def evaluate_policy(
     evaluation = evaluation or settings.evaluation
     if match is not None:
         return await play_match_of(run, runs_root, match)
-    version = known_version(paths, run, version)
-    player = contestant(f"v{version}", run, runs_root)
+    version = resolve_version(paths, run, version)
+    player = resolve_contestant(f"v{version}", run, runs_root)
     if tactical:
         return await _tactical(paths, run, player, runs_root)
     held_out = (await prepare_cache(settings)).held_out
@@ -111,7 +111,7 @@ async def evaluate_policy(
 async def _tactical(paths: RunPaths, run: str, player: Contestant, runs_root: Path) -> dict[str, Any]:
     """What the version solves, the base, and scripted players beside it."""
     positions, solved = load_positions(), list[TacticsScore]()
-    players = [player] if not player.version else [player, contestant("base", run, runs_root)]
+    players = [player] if not player.version else [player, resolve_contestant("base", run, runs_root)]
     async with open_players(players, runs_root, MatchSettings()) as opened:
         for each in players:
             score = await solve_positions(opened.host, each.name, each.version, positions, opened.deciders[each.name])
@@ -122,7 +122,7 @@ async def _tactical(paths: RunPaths, run: str, player: Contestant, runs_root: Pa
         {
             "player": score.player,
             "solved": f"{score.share.mean:.1%}",
-            "95 % interval": ends(score.share.interval, ".1%"),
+            "95 % interval": format_interval(score.share.interval, ".1%"),
         }
         | {theme: f"{share:.0%}" for theme, share in score.by_theme.items()}
         for score in solved
@@ -133,7 +133,7 @@ async def _tactical(paths: RunPaths, run: str, player: Contestant, runs_root: Pa
         "policy_version": player.version,
         "positions": len(positions),
         "draws": solved[0].draws,
-        "above_base": asdict(gained(solved[0], solved[1])) if player.version else None,
+        "above_base": asdict(compare_scores(solved[0], solved[1])) if player.version else None,
         "solved": [
             {
                 "player": score.player,

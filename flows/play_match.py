@@ -7,12 +7,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from evaluation.contestants import Contestant, contestants
-from evaluation.intervals import Estimate, ends
-from evaluation.match_files import MatchRecord, games_done, keep_game, match_label, write_match
-from evaluation.matches import GAMES_OF_A_ROUND, GAMES_WITHOUT_A_WISH, GamePlan, GameResult, plan_match, play_match, rounds_for
+from evaluation.contestants import Contestant, resolve_contestants
+from evaluation.intervals import Estimate, format_interval
+from evaluation.match_files import MatchRecord, append_game, match_label, read_games, write_match
+from evaluation.match_table import MEASURES, MatchTable, cluster_noun, games_for_width, match_table
+from evaluation.matches import DEFAULT_GAMES, GAMES_PER_ROUND, GamePlan, GameResult, plan_match, play_match, rounds_for
 from evaluation.settings import MatchSettings
-from evaluation.standings import MEASURES, MatchTable, clusters_of, games_for_width, match_table
 from flows.open_players import open_players
 from flows.open_run import prepare_cache
 from game.snapshot import Snapshot
@@ -36,8 +36,8 @@ async def play_match_of(run: str, runs_root: Path, match: MatchSettings) -> dict
     """
     paths = RunPaths(runs_root / run)
     settings = settings_of(paths)
-    players = contestants(match.players, run, runs_root)
-    others = contestants((match.opponents,), run, runs_root) if match.opponents else []
+    players = resolve_contestants(match.players, run, runs_root)
+    others = resolve_contestants((match.opponents,), run, runs_root) if match.opponents else []
     match = match.model_copy(
         update={"players": tuple(player.name for player in players), "opponents": others[0].name if others else ""}
     )
@@ -46,7 +46,7 @@ async def play_match_of(run: str, runs_root: Path, match: MatchSettings) -> dict
     if match.start == "held-out":
         held_out = (await prepare_cache(settings.model_copy(update={"runs_root": runs_root}))).held_out
     label = match_label(match, everybody)
-    done = games_done(paths, label)
+    done = read_games(paths, label)
     rounds = rounds_for(await games_wanted(match, held_out, list(done.values())))
     plans = plan_match(match, rounds, held_out)
     for key in [key for key in done if key not in {plan.key for plan in plans}]:
@@ -70,7 +70,7 @@ async def games_wanted(match: MatchSettings, held_out: Sequence[Snapshot], done:
         InputError: fewer are asked for than the width takes.
     """
     if not match.width:
-        return match.games or GAMES_WITHOUT_A_WISH
+        return match.games or DEFAULT_GAMES
     seen, basis = list(done), "by the games played so far"
     if len({result.cluster for result in seen}) < _PILOT_ROUNDS:
         seen, basis = await _pilot(match, held_out), f"by a pilot in which '{_STAND_IN}' stands in for policy versions"
@@ -118,7 +118,7 @@ async def _play(
 
         def on_game(game: GameResult) -> None:
             done[game.key] = game
-            keep_game(paths, label, game)
+            append_game(paths, label, game)
 
         await play_games(opened.host, label, missing, match, opened.deciders, on_game)
         return time.monotonic() - began
@@ -128,7 +128,7 @@ def told(table: MatchTable, match: MatchSettings) -> list[str]:
     """What the figures allow to say, and what they do not."""
     said = []
     for pair in table.pairs:
-        interval = pair.difference.words("+.3f", clusters_of(match, pairs=True))
+        interval = pair.difference.describe("+.3f", cluster_noun(match, pairs=True))
         figures = f"by {pair.difference.mean:+.3f} ({match.measure}), {interval}"
         if pair.shown:
             word = "better" if pair.difference.mean > 0 else "worse"
@@ -140,9 +140,9 @@ def told(table: MatchTable, match: MatchSettings) -> list[str]:
         for standing in table.players:
             estimate = standing.measures[match.measure]
             if estimate.interval is None:
-                said.append(f"{standing.player} has {estimate.words('.3f', clusters_of(match))}")
+                said.append(f"{standing.player} has {estimate.describe('.3f', cluster_noun(match))}")
             elif (width := estimate.interval[1] - estimate.interval[0]) > match.width:
-                more = math.ceil(table.games * (width / match.width) ** 2 / GAMES_OF_A_ROUND) * GAMES_OF_A_ROUND
+                more = math.ceil(table.games * (width / match.width) ** 2 / GAMES_PER_ROUND) * GAMES_PER_ROUND
                 said.append(f"the interval of {standing.player} is {width:.3f} wide, more than {match.width:g}: --games {more}")
     return said
 
@@ -152,7 +152,7 @@ def table_rows(table: MatchTable) -> list[dict[str, str]]:
 
     def words(name: str, each: Estimate) -> str:
         form = ".2f" if name in ("centres", "gained") else ".1%"
-        return f"{each.mean:{form}} {ends(each.interval, form)}"
+        return f"{each.mean:{form}} {format_interval(each.interval, form)}"
 
     return [
         {"player": standing.player, "seats": str(standing.seats)}

@@ -1,1 +1,1 @@
-"""The game: legal orders, prompts, scores, scripted players; the only room that touches `diplomacy`."""
+"""The game: legal orders, prompts, scores and scripted players. Only this package imports `diplomacy`."""

@@ -1,9 +1,11 @@
-"""The one place that knows the inside of `diplomacy`: a light game that copies itself, freezes and thaws.
+"""The fast path: a game that copies itself field by field, freezes to text and restores from it.
 
-Promises: the same legal orders and adjudication as the untouched engine (compared with it in tests over random
-games), a fork or a thaw in about a tenth of a millisecond, and a game that does not grow with its history. The
-package is pinned, because private names are used: another release is refused. Never `copy.deepcopy` or `pickle`
-of a Game: a deep copy loses the first phase's orders, and a pickle of another map corrupts the process.
+Only this module uses private names of `diplomacy`. The package is therefore pinned, and another release is refused. Legal
+orders and adjudication equal those of the unchanged engine (compared in tests over random games). A copy or a restore takes
+about 0.1 ms. A game does not grow with its history.
+
+Do not use `copy.deepcopy` or `pickle` on a Game: a deep copy loses the orders of the first phase, and a pickle of another map
+corrupts the process.
 """
 
 import json
@@ -21,21 +23,21 @@ from game.movement_orders import Convoys, MapTables, movement_orders
 from telemetry.errors import EngineError, InputError
 
 ENGINE_VERSION = "1.1.2"
-"""The release of `diplomacy` whose inside this module knows."""
+"""The release of `diplomacy` that this module was written for."""
 
 MAPS = ("standard", "standard_fleet_rome", "standard_age_of_empires", "standard_age_of_empires_2")
-"""Maps of the seven powers and 34 centres whose convoy tables come with the package.
+"""Maps with the seven powers and 34 centres whose convoy tables are part of the package.
 
-For any other map the package would compute them for minutes and write them to the user's home.
+For any other map the package would compute the tables for minutes and write them to the user's home folder.
 """
 
 CONVOY_MEMO = 256
-"""Convoy tables kept per process: one per set of fleets at sea, a few tens of KB each at most."""
+"""Convoy tables kept per process, one per set of fleets at sea; each is at most a few tens of KB."""
 
 _convoy_tables: dict[tuple[str, frozenset[str]], tuple[Any, Any, Convoys]] = {}
 _map_tables: dict[str, MapTables] = {}
 
-# What a phase leaves behind and the next one does not read: a copy starts without it.
+# The next phase does not read these, so a copy starts without them.
 _PER_PHASE = ("orders", "ordered_units", "combat", "command", "result", "supports", "lost", "convoy_paths")
 _HISTORIES = {
     "order_history": dict,
@@ -56,17 +58,17 @@ _FRESH = {
 
 
 class Adjudicator(Game):
-    """A Game that keeps no history, lists orders from tables, and shares the convoy tables of equal sets of fleets."""
+    """A Game without history. It lists orders from tables and shares convoy tables between equal sets of fleets."""
 
-    __slots__ = ("_standing",)
+    __slots__ = ("_occupants",)
 
     def __init__(self, **settings: Any) -> None:
-        """A game at its first phase; `settings` are the engine's."""
-        self._standing: dict[str, str] | None = None
+        """A game at its first phase; `settings` are those of the engine's Game."""
+        self._occupants: dict[str, str] | None = None
         super().__init__(**settings)
 
     def get_all_possible_orders(self) -> dict[str, list[str]]:
-        """Legal orders per province that wants some; the engine's own list costs four times as much in a movement."""
+        """Legal orders by province. The engine's own list takes four times as long in a movement phase."""
         if self.phase_type != "M" or self.is_game_done:
             return super().get_all_possible_orders()
         units = [unit for power in self.powers.values() for unit in power.units]
@@ -76,9 +78,9 @@ class Adjudicator(Game):
         return movement_orders(tables, units, self._convoys()[2])
 
     def take_orders(self, power: str, orders: list[str]) -> int:
-        """Order the units of `power`, one legal text each; returns how many the engine refused.
+        """Set the orders of `power`, each of them one legal text; returns the number of orders that the engine refused.
 
-        A legal movement order is taken as it stands: checking it again would cost more than listing it did.
+        In a movement phase an order is stored without parsing: checking it would cost more than listing it did.
         """
         if self.phase_type != "M":
             refused = len(self.error)
@@ -94,10 +96,10 @@ class Adjudicator(Game):
         return 0
 
     def adjudicate(self) -> dict[str, tuple[str, ...]]:
-        """Play the phase with the orders set so far; results per unit, empty where it simply did as told.
+        """Play the phase with the orders set so far; returns result marks per unit, empty for an order that succeeded.
 
-        `Game.process` without the record it returns and without histories: that record costs a third of the
-        whole call.
+        This is `Game.process` without the phase record that it returns and without histories. The record costs a third of the
+        call.
         """
         self.error = []
         self._process()
@@ -106,7 +108,7 @@ class Adjudicator(Game):
         history.clear()
         self.clear_orders()
         if not self.is_game_done:
-            # As process() does: a power with nothing to order counts as ready.
+            # As in Game.process: a power without orders to give counts as ready.
             for power in self.powers.values():
                 if not power.is_eliminated() and not self.get_orderable_locations(power.name):
                     self.set_orders(power.name, [])
@@ -114,7 +116,7 @@ class Adjudicator(Game):
         return marks_by_unit(results)
 
     def fork(self) -> "Adjudicator":
-        """An independent copy at the start of this phase; only what no phase changes is shared."""
+        """An independent copy at the start of this phase. It shares only objects that no phase changes."""
         twin = _blank_copy(self, _GAME_SLOTS)
         for name in _PER_PHASE:
             setattr(twin, name, {})
@@ -122,28 +124,28 @@ class Adjudicator(Game):
             setattr(twin, name, SortedDict(self._phase_wrapper_type, kind))
         twin.messages = SortedDict(int, Message)
         twin.error = []
-        twin.renderer = twin.fixed_state = twin._standing = None
-        # The cache maps units to Power objects: shared, it would name the powers of the other game.
+        twin.renderer = twin.fixed_state = twin._occupants = None
+        # The cache maps units to Power objects. If shared, it would point to the powers of the other game.
         twin._unit_owner_cache = None
         twin.powers = {name: _copy_power(power, twin) for name, power in self.powers.items()}
         return twin
 
     def _resolve_moves(self) -> None:
-        # Nobody moves while it is found out who will: who stands where is looked up, where the engine looks through all units.
-        self._standing = standing = {}
+        # Units stay in place until all moves are resolved. A dictionary replaces the engine's search through all units.
+        self._occupants = occupants = {}
         for power in self.powers.values():
             for unit in power.units:
-                standing.setdefault(unit[2:], unit)
-                standing.setdefault(unit[2:5], unit)
+                occupants.setdefault(unit[2:], unit)
+                occupants.setdefault(unit[2:5], unit)
         try:
             super()._resolve_moves()
         finally:
-            self._standing = None
+            self._occupants = None
 
     def _occupant(self, site: str, any_coast: int = 0) -> str | None:
-        if self._standing is None:
+        if self._occupants is None:
             return super()._occupant(site, any_coast)
-        return self._standing.get(site[:3] if any_coast else site)
+        return self._occupants.get(site[:3] if any_coast else site)
 
     def _build_list_possible_convoys(self) -> None:
         if self.convoy_paths_possible is not None:
@@ -151,7 +153,7 @@ class Adjudicator(Game):
         self.convoy_paths_possible, self.convoy_paths_dest, _ = self._convoys()
 
     def _convoys(self) -> tuple[Any, Any, Convoys]:
-        """The engine's two convoy tables for the fleets at sea, and ours made of them."""
+        """The engine's two convoy tables for the present fleets at sea, and our `Convoys` made from them."""
         fleets = [unit[2:] for power in self.powers.values() for unit in power.units if unit[0] == "F"]
         key = self.map.name, frozenset(loc for loc in fleets if self.map.area_type(loc) in ("WATER", "PORT"))
         tables = _convoy_tables.get(key)
@@ -159,7 +161,7 @@ class Adjudicator(Game):
             self.convoy_paths_possible = None
             super()._build_list_possible_convoys()
             if len(_convoy_tables) >= CONVOY_MEMO:
-                del _convoy_tables[next(iter(_convoy_tables))]  # the oldest: positions of one step come together
+                del _convoy_tables[next(iter(_convoy_tables))]  # the oldest; positions of one step follow each other
             paths = self.convoy_paths_dest
             tables = _convoy_tables[key] = self.convoy_paths_possible, paths, Convoys(paths)
         return tables
@@ -170,7 +172,7 @@ _POWER_SLOTS = tuple(name for name in Power.__slots__ if name not in ("game", "r
 
 
 def _blank_copy(original: Any, slots: tuple[str, ...]) -> Any:
-    """A new object of the same class, its constructor not run; lists, sets and dictionaries are its own."""
+    """A new object of the same class, made without its constructor. Lists and sets are copied, as is `dislodged`."""
     twin = object.__new__(type(original))
     for name in slots:
         value = getattr(original, name)
@@ -187,14 +189,14 @@ def _copy_power(power: Power, game: Adjudicator) -> Power:
 
 
 def marks_by_unit(results: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """What came of each unit's order, in plain words; empty where it simply did as told."""
+    """The result marks of each unit's order as strings; empty for an order that succeeded."""
     return {unit: tuple(str(mark) for mark in marks if str(mark)) for unit, marks in results.items() if unit != "WAIVE"}
 
 
 def freeze(game: Game) -> str:
     """Canonical text of the position at the start of a phase.
 
-    Lists keep the order of arrival that the engine gave them: one board reached by other moves may differ.
+    Lists keep the engine's order of arrival, so one board reached by different moves may have different texts.
     """
     position = {
         "map": game.map.name,
@@ -224,7 +226,12 @@ def freeze(game: Game) -> str:
 
 
 def thaw(position: dict[str, Any]) -> Adjudicator:
-    """A game that plays on from a frozen position; the dictionary is taken over, not copied."""
+    """A game that continues from a frozen position. It keeps parts of `position`, so the caller must not reuse the dictionary.
+
+    Raises:
+        InputError: the map is not one of MAPS.
+        ValueError: the position has other powers than its map.
+    """
     game = new_game(position["map"], tuple(position["rules"]))
     game.phase = position["phase"]
     game.phase_type = position["phase"].split()[-1][0]
@@ -234,7 +241,7 @@ def thaw(position: dict[str, Any]) -> Adjudicator:
     game.popped = position["popped"]
     if {frozen["name"] for frozen in position["powers"]} != set(game.powers):
         raise ValueError(f"the powers of map {position['map']!r} are {', '.join(game.powers)}")
-    # The order of the powers is part of the position: results and captures follow it.
+    # The order of the powers is part of the position, because it affects results and captures.
     game.powers = {frozen["name"]: game.powers[frozen["name"]] for frozen in position["powers"]}
     for frozen in position["powers"]:
         power = game.powers[frozen["name"]]
@@ -246,18 +253,22 @@ def thaw(position: dict[str, Any]) -> Adjudicator:
 
 
 def new_game(map_name: str, rules: tuple[str, ...] | None = None) -> Adjudicator:
-    """A fresh game at its first phase (a fork of one kept per map: the constructor reads rule files).
+    """A new game at its first phase: a copy of one kept per map, because the constructor reads rule files.
 
     Raises:
         InputError: the map is not one of MAPS.
-        EngineError: another release of the engine is installed than the one whose inside is known here.
+        EngineError: the installed release of the engine is not ENGINE_VERSION.
     """
     check_map(map_name)
     return _template(map_name, rules).fork()
 
 
 def check_map(map_name: str) -> None:
-    """Refuse a map that is not of the seven powers."""
+    """Check that `map_name` is one of MAPS.
+
+    Raises:
+        InputError: it is not.
+    """
     if map_name not in MAPS:
         raise InputError(f"There is no map {map_name!r} for seven powers. Choose one of {', '.join(MAPS)}.")
 
@@ -267,6 +278,6 @@ def _template(map_name: str, rules: tuple[str, ...] | None) -> Adjudicator:
     if (installed := version("diplomacy")) != ENGINE_VERSION:
         raise EngineError(
             f"The fast board needs diplomacy {ENGINE_VERSION}, and {installed} is installed. "
-            f"Install that release, or set rollouts.board_path to plain."
+            "Install that release, or set rollouts.board_path to plain."
         )
     return Adjudicator(map_name=map_name, **({} if rules is None else {"rules": list(rules)}))

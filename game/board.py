@@ -1,9 +1,8 @@
-"""A live game: the position, its legal orders, one step at a time.
+"""A live game: its position, its legal orders, and one step at a time.
 
-Owns the game's engine and every contact of other rooms with it. Promises: legal orders are computed once per
-phase and shared with forks; an order that is not legal is counted, never silently dropped; a restored or
-forked board plays exactly as the original would. Keeps no history: whoever wants a replay keeps the
-`PhaseResult`s. Draws no picture unless asked.
+Other packages use the rules engine only through `Board`. Legal orders are computed once per phase and shared with forks. An
+illegal order is rejected and counted. A restored or forked board continues exactly as the original would. A board keeps no
+history; a caller that needs one stores each `PhaseResult`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,30 +18,32 @@ from telemetry.errors import DataError, InputError
 __all__ = ["POWERS", "Board", "PhaseResult"]
 
 OVER = "COMPLETED"
-"""Phase name of a game that has been won, or drawn after a hundred years."""
+"""Phase name of a finished game: won, or drawn after a hundred years."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseResult:
-    """One phase as it was played."""
+    """The record of one played phase."""
 
     phase: str
-    """The phase just played, as "S1903M"."""
+    """Short name of the phase, for example "S1903M"."""
     orders: dict[str, tuple[str, ...]]
-    """Per power of `step`'s argument: the orders that were taken, as given, without the rejected ones."""
+    """Accepted orders per power in `step`'s argument, in the order given."""
     results: dict[str, tuple[str, ...]]
-    """Per unit, what came of its order, as ("bounce",) or ("cut", "dislodged"); empty where it succeeded."""
+    """Result marks per unit, for example ("bounce",) or ("cut", "dislodged"); empty for an order that succeeded."""
     rejected: dict[str, int]
-    """Per power of `step`'s argument: orders not legal, beyond the budget, or second ones for their site."""
+    """Per power in `step`'s argument: orders that are illegal, exceed the budget, or repeat a site."""
     owners: dict[str, str]
-    """Per unit of `results`, the power whose unit it is; but none for a unit that was destroyed as it was driven
-    out, which the engine names once more in the retreats after."""
+    """Power of each unit in `results`.
+
+    A unit that was destroyed when it was dislodged is missing: the engine names it again in the retreat phase.
+    """
     dislodged: dict[str, str]
-    """Per unit that was driven out of its province, the power whose unit moved in; empty but after movements."""
+    """Per dislodged unit, the power whose unit moved in; empty except after movement phases."""
 
 
 class Board:
-    """One game in progress; make it with `start`, `restore` or `fork`."""
+    """One game in progress. Make it with `start`, `restore` or `fork`."""
 
     __slots__ = ("_game", "_legal", "_phase", "_year")
 
@@ -62,7 +63,7 @@ class Board:
 
     @classmethod
     def restore(cls, snapshot: Snapshot, path: BoardPath = BoardPath.FAST) -> "Board":
-        """The game that `snapshot` was taken from, ready to play on.
+        """The game that `snapshot` was taken from, at the same phase.
 
         Raises:
             DataError: the snapshot is damaged.
@@ -77,14 +78,16 @@ class Board:
             ) from error
 
     def fork(self) -> "Board":
-        """An independent continuation; it shares the legal orders, if they are already computed."""
+        """An independent copy of this game. It shares the legal orders if they are computed."""
         twin = Board(self._game.fork())
         twin._legal, twin._year = self._legal, self._year
         return twin
 
-    def let_go(self) -> None:
-        """Nobody plays here any more: undo what keeps this game waiting for a garbage collection, so that it ends with its last
-        reference. The engine's powers refer to their game; of a fork those are five hundred objects."""
+    def release(self) -> None:
+        """Break the reference cycle between the game and its powers, so that its memory is freed without a garbage collection.
+
+        No phase can be played on this board afterwards. A fork's game has about 500 objects.
+        """
         for power in self._game.powers.values():
             power.game = None
 
@@ -94,7 +97,7 @@ class Board:
         Raises:
             InputError: the game is over.
         """
-        self._need_play("freeze")
+        self._check_not_over("freeze")
         position = freeze(self._game)
         return Snapshot(
             snapshot_id=position_id(position),
@@ -111,67 +114,67 @@ class Board:
 
     @property
     def phase(self) -> str:
-        """Short name, as "S1903M"; "COMPLETED" when the game is over."""
+        """Short name, for example "S1903M"; "COMPLETED" if the game is over."""
         return self._phase
 
     @property
     def long_phase(self) -> str:
-        """Name in words, as "SPRING 1903 MOVEMENT"."""
+        """Name in words, for example "SPRING 1903 MOVEMENT"."""
         return str(self._game.phase)
 
     @property
     def year(self) -> int:
-        """Game year; the last one played when the game is over."""
+        """Game year; the last year played if the game is over."""
         return self._year
 
     @property
     def season(self) -> str:
-        """ "S", "F" or "W"; empty when the game is over."""
+        """ "S", "F" or "W"; empty if the game is over."""
         return "" if self.is_over else self._phase[0]
 
     @property
     def phase_type(self) -> str:
-        """ "M" movement, "R" retreats, "A" adjustments; empty when the game is over."""
+        """ "M" movement, "R" retreats, "A" adjustments; empty if the game is over."""
         return "" if self.is_over else self._phase[-1]
 
     @property
     def is_over(self) -> bool:
-        """True once a power has won, or the game was drawn."""
+        """True if a power has won or the game was drawn."""
         return self._phase == OVER
 
     def units(self) -> dict[str, tuple[str, ...]]:
-        """Per power, the units that stand on the map, sorted by location; dislodged ones are apart."""
+        """Units on the map per power, sorted by location, without dislodged units."""
         return {power: tuple(sorted(self._game.powers[power].units, key=_location)) for power in POWERS}
 
     def is_alive(self, power: str) -> bool:
-        """True while the power has a centre or a unit, dislodged ones counted."""
+        """True if the power has a centre or a unit, dislodged units included."""
         own = self._game.powers[power]
         return bool(own.centers or own.units or own.retreats)
 
     def dislodged(self) -> dict[str, dict[str, tuple[str, ...]]]:
-        """Per power, its dislodged units by location, each with the places open to it."""
+        """Dislodged units per power, sorted by location, each with the locations that it may retreat to."""
         retreats = {power: self._game.powers[power].retreats for power in POWERS}
         return {power: {unit: tuple(sorted(own[unit])) for unit in sorted(own, key=_location)} for power, own in retreats.items()}
 
     def centres(self) -> dict[str, tuple[str, ...]]:
-        """Per power, the supply centres it owns, sorted."""
+        """Supply centres owned per power, sorted."""
         return {power: tuple(sorted(self._game.powers[power].centers)) for power in POWERS}
 
     def influence(self) -> dict[str, tuple[str, ...]]:
-        """Per power, the provinces that it entered last, sorted: what is drawn as its own."""
+        """Provinces per power that its units entered last, sorted."""
         return {power: tuple(sorted(self._game.powers[power].influence)) for power in POWERS}
 
     def free_centres(self) -> tuple[str, ...]:
-        """Supply centres that no power owns, sorted."""
+        """Supply centres without an owner, sorted."""
         owned = {centre for power in POWERS for centre in self._game.powers[power].centers}
         return tuple(sorted(set(self._game.map.scs) - owned))
 
     def centre_counts(self) -> tuple[int, ...]:
-        """Centres owned, one count per power of POWERS."""
+        """Number of centres per power of POWERS."""
         return tuple(len(self._game.powers[power].centers) for power in POWERS)
 
     def legal_orders(self) -> dict[str, LegalOrders]:
-        """What each power may order now; powers with nothing to order are left out."""
+        """Legal orders per power; powers with nothing to order are missing."""
         if self._legal is None:
             possible = {} if self.is_over else self._game.get_all_possible_orders()
             found = {power: self._legal_of(power, possible) for power in POWERS} if possible else {}
@@ -179,15 +182,14 @@ class Board:
         return dict(self._legal)
 
     def step(self, orders: Mapping[str, Sequence[str]]) -> PhaseResult:
-        """Play this phase and go on to the next one that has something to order.
+        """Play this phase and continue to the next phase in which some power has orders to give.
 
-        Units without an order hold, retreating ones disband, and disbands that are owed are made up by the
-        rules.
+        Units without an order hold, retreating units without an order disband, and missing disbands are chosen by the rules.
 
         Raises:
             InputError: the game is over, a power is unknown, or an order is not a text.
         """
-        self._need_play("step")
+        self._check_not_over("step")
         legal, taken, rejected = self.legal_orders(), {}, {}
         for power, given in orders.items():
             _check_texts(power, given)
@@ -208,39 +210,23 @@ class Board:
             dislodged=dislodged,
         )
 
-    def svg(self, orders: Mapping[str, Sequence[str]] | None = None) -> str:
-        """The board as SVG, about 105 KB, with the arrows of `orders`; takes tens of milliseconds.
-
-        Raises:
-            InputError: an order is not legal here: the engine would draw nonsense, or fail.
-        """
-        game, legal = self._game.fork(), self.legal_orders()
-        for power, given in (orders or {}).items():
-            _check_texts(power, given)
-            drawn = _acceptable(given, legal.get(power))
-            if len(drawn) < len(given):
-                wrong = next(order for order in given if order not in drawn or given.count(order) > drawn.count(order))
-                raise InputError(f"{power} cannot order {wrong[:40]!r} in {self._phase}, so it is not drawn. Leave it out.")
-            game.set_orders(power, [order for order in drawn if order != WAIVE], expand=False)
-        return str(game.render(incl_orders=orders is not None, incl_abbrev=True))
-
     def _owners(self, taken: Mapping[str, Sequence[str]]) -> dict[str, str]:
-        """Per unit that this phase is about, its power: in retreats the dislodged ones, not who stands in their place."""
+        """The power of each unit that this phase is about. In retreats these are the dislodged units."""
         powers = self._game.powers
         if self.phase_type == "R":
             return {unit: power for power in POWERS for unit in powers[power].retreats}
         owners = {unit: power for power in POWERS for unit in powers[power].units}
-        if self.phase_type == "A":  # and those that are about to be built
+        if self.phase_type == "A":  # units to be built have no entry yet
             owners |= {_unit(order): power for power, own in taken.items() for order in own if order != WAIVE}
         return owners
 
     def _driven_out_by(self, results: Mapping[str, Sequence[str]]) -> dict[str, str]:
-        """Whoever stands in the province of a unit that was dislodged has driven it out."""
-        gone = [unit for unit, marks in results.items() if "dislodged" in marks]
-        if not gone:
+        """Per dislodged unit, the power whose unit is now in its province."""
+        dislodged = [unit for unit, marks in results.items() if "dislodged" in marks]
+        if not dislodged:
             return {}
-        holders = {unit[2:5]: power for power in POWERS for unit in self._game.powers[power].units}
-        return {unit: holders[unit[2:5]] for unit in gone}
+        occupants = {unit[2:5]: power for power in POWERS for unit in self._game.powers[power].units}
+        return {unit: occupants[unit[2:5]] for unit in dislodged}
 
     def _enter_phase(self) -> None:
         self._phase = str(self._game.get_current_phase())
@@ -248,13 +234,12 @@ class Board:
         if not self.is_over:
             self._year = int(self._phase[1:-1])
 
-    def _need_play(self, verb: str) -> None:
+    def _check_not_over(self, verb: str) -> None:
         if self.is_over:
             raise InputError(f"Cannot {verb} a game that is over (last year {self._year}). Check `is_over` first.")
 
     def _legal_of(self, name: str, possible: Mapping[str, Sequence[str]]) -> LegalOrders | None:
-        # By locations that want an order, never by power.units: whoever stands where a unit was dislodged
-        # would be offered that unit's retreat.
+        # Use the orderable locations, not power.units: the unit that dislodged another would get that unit's retreats.
         locations = self._game.get_orderable_locations(name)
         if not locations:
             return None
@@ -291,7 +276,7 @@ def _check_texts(power: str, orders: Sequence[str]) -> None:
 
 
 def _acceptable(orders: Sequence[str], legal: LegalOrders | None) -> tuple[str, ...]:
-    """The orders that are legal together, first come first served: one per site, within the budget."""
+    """The orders that are legal together, in the order given: one per site, within the budget."""
     if legal is None:
         return ()
     site_of = {order: site for site, options in enumerate(legal.options) for order in options}

@@ -1,7 +1,7 @@
-"""What never changes on the board: which unit can step where, and which provinces are supply centres.
+"""Map tables for scripted players: adjacency per unit type, and supply centres.
 
-Owns the tables that players weigh a position with. One geography serves every map of seven powers (a test holds
-them equal). Made once per process, from the engine's map; loading this module loads no engine.
+The tables are made once per process from the engine's map. All seven-power maps share them (tested). Importing this module does
+not load the engine.
 """
 
 from dataclasses import dataclass
@@ -10,20 +10,20 @@ from functools import lru_cache
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Geography:
-    """Places are a kind of unit and a location: ("F", "SPA/SC") and ("A", "SPA") are two places of one province."""
+    """A place is a unit type and a location: ("F", "SPA/SC") and ("A", "SPA") are two places of one province."""
 
     reach: dict[tuple[str, str], tuple[str, ...]]
-    """Per place, the locations that the unit there can step to, sorted; convoys are no step."""
+    """Per place, the locations that the unit there can move to without a convoy, sorted."""
     provinces: dict[tuple[str, str], frozenset[str]]
-    """Per place, the provinces that `reach` lies in."""
+    """Per place, the provinces of the locations in `reach`."""
     centres: frozenset[str]
     """Provinces with a supply centre."""
 
 
 @lru_cache(maxsize=1)
 def geography() -> Geography:
-    """The tables, made at the first call."""
-    from game.adjudicator import new_game  # the engine: whoever only names a player need not load it
+    """The tables; computed at the first call."""
+    from game.adjudicator import new_game  # imported here because it loads the engine
 
     board = new_game("standard").map
     locations = sorted({location.upper() for location in board.locs})
@@ -40,5 +40,5 @@ def geography() -> Geography:
 
 
 def province(location: str) -> str:
-    """The province of a location: "SPA" of "SPA/SC"."""
+    """The province of a location: "SPA" for "SPA/SC"."""
     return location[:3]

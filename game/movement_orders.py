@@ -1,110 +1,113 @@
-"""Every movement order of a position, put together from tables.
+"""Legal movement orders of a position, assembled from tables.
 
-Owns what depends on the map alone (`MapTables`: where a unit may go, and whom it may help to do what) and what
-depends on the fleets at sea alone (`Convoys`). Promises the very texts that the engine lists for a
-movement phase (held equal in tests), in no order. Never touches a game: it is told units and convoy paths.
+`MapTables` holds what depends on the map alone: where a unit may go, and which units it may support. `Convoys` holds what
+depends on the fleets at sea alone. The texts equal the engine's list for a movement phase (tested); their order is undefined.
+This module gets units and convoy paths as arguments and holds no game.
 """
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-Ways = Sequence[tuple[str, frozenset[str], frozenset[str]]]
-"""Where an army can be carried, the fleets of any path there, the fleets of every path."""
+Routes = Sequence[tuple[str, frozenset[str], frozenset[str]]]
+"""Per destination of an army: the location, the fleets on any path to it, the fleets on every path to it."""
+UnitOrders = tuple[list[str], dict[str, list[str]], list[str]]
+"""Of one unit: its holds and moves; the supports it may give, per supported unit; the locations it may support into."""
 
 
 class Convoys:
-    """What one set of fleets at sea can carry, worked out for a location once an army stands there."""
+    """The convoys that one set of fleets allows. A location is computed when an army there first asks."""
 
     def __init__(self, paths: Mapping[str, Mapping[str, Sequence[Collection[str]]]]) -> None:
-        """`paths`: the engine's table, start -> end -> fleets of each path."""
+        """`paths` is the engine's table: start -> end -> the fleets of each path."""
         self._paths = paths
-        self._ways: dict[str, Ways] = {}
+        self._routes: dict[str, Routes] = {}
 
     def __bool__(self) -> bool:
-        """Somebody could be carried somewhere."""
+        """True if some army could be convoyed."""
         return bool(self._paths)
 
-    def of(self, start: str) -> Ways:
-        """The ways of an army at `start`; none where no fleet can take it anywhere."""
-        ways = self._ways.get(start)
-        if ways is None:
+    def routes_from(self, start: str) -> Routes:
+        """The convoy routes of an army at `start`; empty if it cannot be convoyed."""
+        routes = self._routes.get(start)
+        if routes is None:
             ends = self._paths.get(start, {})
-            ways = self._ways[start] = [
+            routes = self._routes[start] = [
                 (end, frozenset().union(*paths), frozenset(paths[0]).intersection(*paths)) for end, paths in ends.items()
             ]
-        return ways
+        return routes
 
 
 class MapTables:
-    """What one unit may do on one map, whatever else stands on it; filled as units come up."""
+    """The orders that one unit may have on one map, whatever other units there are; computed per unit on first use."""
 
-    def __init__(self, chart: Any) -> None:
-        self._map = chart
-        self._units: dict[str, tuple[list[str], dict[str, list[str]], list[str]]] = {}
+    def __init__(self, game_map: Any) -> None:
+        self._map = game_map
+        self._units: dict[str, UnitOrders] = {}
 
-    def of(self, unit: str) -> tuple[list[str], dict[str, list[str]], list[str]]:
-        """Its holds and moves; per other unit, the supports it may give it; the places it may support into."""
-        known = self._units.get(unit)
-        if known is None:
-            known = self._units[unit] = self._work_out(unit)
-        return known
+    def orders_of(self, unit: str) -> UnitOrders:
+        """The orders that `unit` may have; the lists are shared and must not be changed."""
+        orders = self._units.get(unit)
+        if orders is None:
+            orders = self._units[unit] = self._compute(unit)
+        return orders
 
-    def _work_out(self, unit: str) -> tuple[list[str], dict[str, list[str]], list[str]]:
+    def _compute(self, unit: str) -> UnitOrders:
         kind, place = unit[0], unit[2:]
-        alone, helps, supportable = [f"{unit} H"], defaultdict(list), []
+        moves, supports, supportable = [f"{unit} H"], defaultdict(list), []
         for target in self._map.dest_with_coasts[place]:
             if self._map.abuts(kind, place, "-", target):
-                alone.append(f"{unit} - {target}")
+                moves.append(f"{unit} - {target}")
             if self._map.abuts(kind, place, "S", target):
                 supportable.append(target)
                 for other in (f"A {target}", f"F {target}"):
-                    helps[other].append(f"{unit} S {other}")
-                for other in self._may_move_to(target):
+                    supports[other].append(f"{unit} S {other}")
+                for other in self._units_in_reach(target):
                     if other[2:5] != place[:3]:
-                        helps[other] += _supports_of_move(unit, other, target)
-        return alone, dict(helps), supportable
+                        supports[other] += _supports_of_move(unit, other, target)
+        return moves, dict(supports), supportable
 
-    def _may_move_to(self, target: str) -> list[str]:
+    def _units_in_reach(self, target: str) -> list[str]:
+        """Every unit that could move to `target` without a convoy, wherever it stood."""
         near = {coast for place in self._map.abut_list(target, incl_no_coast=True) for coast in self._map.find_coasts(place)}
         return [f"{kind} {place}" for place in near for kind in "AF" if self._map.abuts(kind, place, "-", target)]
 
 
 def movement_orders(tables: MapTables, units: Sequence[str], convoys: Convoys) -> dict[str, list[str]]:
-    """Per province with a unit, that unit's legal orders, some of them twice."""
-    standing = set(units)
+    """Legal orders of each unit, by its province; some appear twice."""
+    present = set(units)
     orders: dict[str, list[str]] = {}
     supporters: dict[str, list[str]] = defaultdict(list)
     for unit in units:
-        alone, helps, supportable = tables.of(unit)
-        own = orders[unit[2:5]] = list(alone)
-        for other in helps.keys() & standing:
-            own += helps[other]
+        moves, supports, supportable = tables.orders_of(unit)
+        own = orders[unit[2:5]] = list(moves)
+        for other in supports.keys() & present:
+            own += supports[other]
         for target in supportable if convoys else ():
             supporters[target].append(unit)
     for unit in units:
         if unit[0] == "A":
-            _add_convoys(orders, unit, convoys.of(unit[2:]), supporters)
+            _add_convoys(orders, unit, convoys.routes_from(unit[2:]), supporters)
     return orders
 
 
 def _add_convoys(
     orders: dict[str, list[str]],
     army: str,
-    ways: Ways,
+    routes: Routes,
     supporters: Mapping[str, Sequence[str]],
 ) -> None:
-    """What becomes legal because fleets can carry `army`: its own moves, their convoys, and supports of them."""
-    for target, carriers, needed in ways:
+    """Add the orders that convoys of `army` make legal: its own moves, the fleets' convoys, and supports of those moves."""
+    for target, carriers, needed in routes:
         orders[army[2:5]].append(f"{army} - {target} VIA")
         for fleet in carriers:
             orders[fleet[:3]].append(f"F {fleet} C {army} - {target}")
         for unit in supporters.get(target, ()):
-            # A fleet without which there is no path cannot support the move as well.
+            # A fleet that every path needs must convoy, so it cannot support.
             if unit[2:5] != army[2:5] and unit[2:] not in needed:
                 orders[unit[2:5]] += _supports_of_move(unit, army, target)
 
 
 def _supports_of_move(unit: str, other: str, target: str) -> list[str]:
-    named = f"{unit} S {other} - {target}"
-    return [named, named.rsplit("/", 1)[0]] if "/" in target else [named]
+    order = f"{unit} S {other} - {target}"
+    return [order, order.rsplit("/", 1)[0]] if "/" in target else [order]

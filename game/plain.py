@@ -1,7 +1,7 @@
-"""The game as the engine's public calls play it: what the fast path is held against.
+"""The rules engine through its public calls only. Tests compare the fast path with it.
 
-Promises no speed. Uses no private name of `diplomacy`: orders are parsed, whole phases are recorded, legal orders
-are listed anew, and a copy is a new game that is set to the same state.
+Orders are parsed, whole phases are recorded, legal orders are listed anew each phase, and a copy is a new game set to the same
+state. It is slow and uses no private name of `diplomacy`.
 """
 
 import json
@@ -13,19 +13,19 @@ from game.adjudicator import check_map, freeze, marks_by_unit
 
 
 class PlainGame(Game):
-    """The engine's own game under the names that a board calls."""
+    """The engine's game with the methods that `Board` calls."""
 
     __slots__ = ()
 
     def take_orders(self, power: str, orders: list[str]) -> int:
-        """Order the units of `power`, parsed as the engine does for people; returns how many it refused."""
+        """Set the orders of `power` through the engine's parser; returns the number of refused orders."""
         refused = len(self.error)
         self.set_orders(power, orders)
         return len(self.error) - refused
 
     def adjudicate(self) -> dict[str, tuple[str, ...]]:
-        """Play the phase; results per unit, as the fast path gives them."""
-        self.error = []  # or the engine prints what it refused, which the board has counted
+        """Play the phase; returns result marks per unit, as `Adjudicator.adjudicate` does."""
+        self.error = []  # the engine prints what is left here; the board has counted it
         return marks_by_unit(self.process().results)
 
     def fork(self) -> "PlainGame":
@@ -34,7 +34,7 @@ class PlainGame(Game):
 
 
 def new_plain_game(map_name: str, rules: list[str] | None = None) -> PlainGame:
-    """A fresh game at its first phase.
+    """A new game at its first phase.
 
     Raises:
         InputError: the map is not one of MAPS.
@@ -44,13 +44,18 @@ def new_plain_game(map_name: str, rules: list[str] | None = None) -> PlainGame:
 
 
 def thaw_plain(position: dict[str, Any]) -> PlainGame:
-    """A game that plays on from a frozen position."""
+    """A game that continues from a frozen position.
+
+    Raises:
+        InputError: the map is not one of MAPS.
+        ValueError: the position has other powers than its map.
+    """
     game = new_plain_game(position["map"], position["rules"])
     frozen = {power["name"]: power for power in position["powers"]}
     if frozen.keys() != game.powers.keys():
         raise ValueError(f"the powers of map {position['map']!r} are {', '.join(game.powers)}")
 
-    def each(name: str) -> dict[str, Any]:
+    def per_power(name: str) -> dict[str, Any]:
         return {power: parts[name] for power, parts in frozen.items()}
 
     units = {power: [*parts["units"], *(f"*{unit}" for unit in parts["retreats"])] for power, parts in frozen.items()}
@@ -60,14 +65,14 @@ def thaw_plain(position: dict[str, Any]) -> PlainGame:
             "note": position["note"],
             "name": game.map.phase_abbr(position["phase"]),
             "units": units,
-            "retreats": each("retreats"),
-            "centers": each("centers"),
-            "homes": each("homes"),
-            "influence": each("influence"),
-            "civil_disorder": each("civil_disorder"),
+            "retreats": per_power("retreats"),
+            "centers": per_power("centers"),
+            "homes": per_power("homes"),
+            "influence": per_power("influence"),
+            "civil_disorder": per_power("civil_disorder"),
         }
     )
-    # What a state leaves out: who dislodged whom decides a result, the flags only what is shown.
+    # `set_state` leaves these out. `dislodged` affects results; the flags affect only what is shown.
     game.dislodged, game.popped = dict(position["dislodged"]), list(position["popped"])
     for name, parts in frozen.items():
         for flag in ("goner", "order_is_set", "wait"):

@@ -1,8 +1,7 @@
-"""Scripted players: from the legal orders of one power and a random source to one legal set of orders.
+"""Scripted players: functions from the legal orders of one power and a random source to one legal set of orders.
 
-Owns the table of players by name. Every set that a player returns is legal and canonical
-(`LegalOrders.admits`), and depends on nothing but its arguments: the same legal orders, the same state of the
-random source and the same board give the same orders anywhere.
+Every set that a player returns is legal and canonical (`LegalOrders.admits`). It depends only on the arguments: equal legal
+orders, random state and board give equal orders on any machine.
 """
 
 import random
@@ -14,22 +13,22 @@ from game.geography import geography, province
 from game.legal import WAIVE, LegalOrders, OrderKind
 from telemetry.errors import InputError
 
-if TYPE_CHECKING:  # Only for its type: naming a player loads no engine.
+if TYPE_CHECKING:  # game.board loads the engine
     from game.board import Board
 
 
 class Player(Protocol):
-    """Anything that orders for one power; `board` is the position the legal orders are of, and only looked at."""
+    """Chooses the orders of one power. `board` is the position of the legal orders; a player does not change it."""
 
     def __call__(self, legal: LegalOrders, rng: random.Random, board: "Board | None" = None) -> list[str]: ...
 
 
 MOVE_SHARE = 0.7
-"""Chance that the mover moves a unit that can: enough to take centres, and some supports are left."""
+"""Probability that `mover` moves a unit that can move. At this value it takes centres and still gives some supports."""
 
 
 def hold(legal: LegalOrders, rng: random.Random, board: "Board | None" = None) -> list[str]:
-    """Holds everywhere, disbands what is dislodged, builds nothing, disbands the first units owed."""
+    """Holds every unit, disbands dislodged units, waives builds, and disbands the first units if disbands are owed."""
     if legal.kind is OrderKind.BUILD:
         return [WAIVE] * legal.picks
     if legal.kind is OrderKind.MOVEMENT:
@@ -38,7 +37,7 @@ def hold(legal: LegalOrders, rng: random.Random, board: "Board | None" = None) -
 
 
 def uniform(legal: LegalOrders, rng: random.Random, board: "Board | None" = None) -> list[str]:
-    """Any of a site's orders, and any allowed subset of sites to build on or disband, with equal chance."""
+    """Draws uniformly: an order for each unit, or an allowed subset of sites to build on or disband."""
     smallest = 0 if legal.kind is OrderKind.BUILD else legal.picks
     sizes = range(smallest, legal.picks + 1)
     size = rng.choices(sizes, [comb(len(legal.sites), size) for size in sizes])[0]
@@ -46,7 +45,7 @@ def uniform(legal: LegalOrders, rng: random.Random, board: "Board | None" = None
 
 
 def mover(legal: LegalOrders, rng: random.Random, board: "Board | None" = None) -> list[str]:
-    """Mostly moves, retreats where it can, builds all it may."""
+    """Mostly moves, retreats if possible, and builds as much as allowed."""
     if legal.kind is OrderKind.MOVEMENT:
         return [_move_or_any(options, rng) for options in legal.options]
     if legal.kind is OrderKind.RETREAT:
@@ -55,15 +54,16 @@ def mover(legal: LegalOrders, rng: random.Random, board: "Board | None" = None) 
 
 
 def territorial(legal: LegalOrders, rng: random.Random, board: "Board | None" = None) -> list[str]:
-    """Goes for centres that its power does not own now, one unit each, and stays on them; moves anywhere otherwise."""
-    owned = set(_need(board, "territorial").centres()[legal.power])
+    """Moves to centres that its power does not own, one unit each, and stays on them; other units move at random."""
+    owned = set(_require_board(board, "territorial").centres()[legal.power])
     wanted = geography().centres - owned
     if legal.kind is OrderKind.MOVEMENT:
         return _territorial_moves(legal, rng, wanted)
     if legal.kind is OrderKind.RETREAT:
         retreats = [_with_third_word(options, "R") for options in legal.options]
         gains = [[order for order in orders if province(order.split()[3]) in wanted] for orders in retreats]
-        return [rng.choice(best or some or options) for best, some, options in zip(gains, retreats, legal.options, strict=True)]
+        choices = zip(gains, retreats, legal.options, strict=True)
+        return [rng.choice(gaining or retreating or options) for gaining, retreating, options in choices]
     if legal.kind is OrderKind.BUILD:
         return _order_some(legal, legal.picks, rng)
     idle = [site for site, unit in enumerate(legal.sites) if province(unit[2:]) not in wanted]
@@ -73,10 +73,10 @@ def territorial(legal: LegalOrders, rng: random.Random, board: "Board | None" = 
 
 
 def dumbbot(legal: LegalOrders, rng: random.Random, board: "Board | None" = None) -> list[str]:
-    """Values every place on the board and sends each unit to the best in its reach; see `game.dumbbot`."""
-    from game.dumbbot import dumbbot as weigh_and_order  # brings numpy: whoever only names a player need not load it
+    """Values every place on the board and sends each unit to the best place in reach; see `game.dumbbot`."""
+    from game.dumbbot import dumbbot as choose_orders  # imported here because it loads numpy
 
-    return weigh_and_order(legal, rng, _need(board, "dumbbot"))
+    return choose_orders(legal, rng, _require_board(board, "dumbbot"))
 
 
 PLAYERS: dict[str, Player] = {
@@ -89,44 +89,44 @@ PLAYERS: dict[str, Player] = {
 
 
 def player(name: str) -> Player:
-    """The player of that name.
+    """The player called `name`.
 
     Raises:
-        InputError: there is none.
+        InputError: there is no such player.
     """
     if name not in PLAYERS:
         raise InputError(f"There is no scripted player {name!r}. Known players: {', '.join(PLAYERS)}.")
     return PLAYERS[name]
 
 
-def _need(board: "Board | None", name: str) -> "Board":
+def _require_board(board: "Board | None", name: str) -> "Board":
     if board is None:
-        raise InputError(f"Player {name!r} looks at the board and was given none: choose 'random' or 'mover' here.")
+        raise InputError(f"Player {name!r} needs the board, which is not available here: choose 'random' or 'mover'.")
     return board
 
 
 def _territorial_moves(legal: LegalOrders, rng: random.Random, wanted: frozenset[str]) -> list[str]:
     orders: dict[int, str] = {}
-    left = set(wanted)
+    untaken = set(wanted)
     for site, unit in enumerate(legal.sites):
-        if (here := province(unit[2:])) in left:
+        if (here := province(unit[2:])) in untaken:
             orders[site] = f"{unit} H"
-            left.discard(here)
+            untaken.discard(here)
     for site in rng.sample(range(len(legal.sites)), len(legal.sites)):
         if site in orders:
             continue
-        aims = {order: province(order.split()[3]) for order in _with_third_word(legal.options[site], "-")}
-        gains = [order for order, aim in aims.items() if aim in left]
-        # Who comes too late keeps out of the way: a second move to the same centre would bounce with the first.
-        others = [order for order in legal.options[site] if aims.get(order) not in wanted]
+        goals = {order: province(order.split()[3]) for order in _with_third_word(legal.options[site], "-")}
+        gains = [order for order, goal in goals.items() if goal in untaken]
+        # The other units avoid these centres: a second move to one would bounce with the first.
+        others = [order for order in legal.options[site] if goals.get(order) not in wanted]
         orders[site] = rng.choice(gains) if gains else _move_or_any(others, rng)
         if gains:
-            left.discard(province(orders[site].split()[3]))
+            untaken.discard(province(orders[site].split()[3]))
     return [orders[site] for site in range(len(legal.sites))]
 
 
 def _order_some(legal: LegalOrders, size: int, rng: random.Random) -> list[str]:
-    """Random orders for `size` random sites, in the order of the sites; builds left over are waived."""
+    """Random orders for `size` random sites, in the order of the sites; the remaining builds are waived."""
     chosen = sorted(rng.sample(range(len(legal.sites)), size))
     return [rng.choice(legal.options[site]) for site in chosen] + [WAIVE] * (legal.picks - size)
 
@@ -137,5 +137,5 @@ def _move_or_any(options: Sequence[str], rng: random.Random) -> str:
 
 
 def _with_third_word(options: Sequence[str], word: str) -> list[str]:
-    # The third word tells a move from the support of one: "A PAR - BUR", but "A PAR S A MAR - BUR".
+    # The third word distinguishes a move from the support of a move: "A PAR - BUR", but "A PAR S A MAR - BUR".
     return [option for option in options if option.split(" ", 3)[2] == word]

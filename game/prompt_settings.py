@@ -1,4 +1,4 @@
-"""Settings of prompts: what a power is told of its legal orders, and how it is to spell its own."""
+"""Settings of prompts: whether a prompt lists the legal orders, and how an answer spells an order."""
 
 from typing import Literal
 

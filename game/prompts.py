@@ -1,20 +1,19 @@
-"""Prompt text, from most shared to least shared: the rules, the board, then one power.
+"""Prompt text in order of sharing: the rules, the board, then one power.
 
-Owns the wording. The rules are the same for every prompt, the board is the same for all powers of a position,
-and only the last piece names a power, and after it what that power may do: the engine's prefix cache and the trainer's
-prefix packing both live on that order. Words are parted by single spaces and each piece ends with a line break, so that
-pieces can be turned into tokens apart. Knows nothing of tokens.
+The rules are the same for every prompt. The board text is the same for all powers of a position. Only the last segment depends
+on the power. The engine's prefix cache and the trainer's prefix packing depend on this order. Words are separated by single
+spaces and every segment ends with a line break, so segments can be tokenised separately. This module does not tokenise.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from game.legal import WAIVE, LegalOrders, OrderKind
-from game.notation import answers
+from game.notation import option_lines
 from game.prompt_settings import DEFAULT_PROMPTS, PromptSettings
 from game.snapshot import POWERS
 
-if TYPE_CHECKING:  # Only for its type: prompts of stored games are read without loading the engine.
+if TYPE_CHECKING:  # game.board loads the engine
     from game.board import Board
 
 _INTRODUCTION = "Diplomacy without press. Each power: units | supply centres. "
@@ -31,12 +30,15 @@ _HOW_TO_READ = {
 
 
 def rules_text(settings: PromptSettings = DEFAULT_PROMPTS) -> str:
-    """What every prompt begins with."""
+    """The first segment of every prompt."""
     return _INTRODUCTION + _HOW_TO_ANSWER[settings.order_notation] + _HOW_TO_READ[settings.legal_orders]
 
 
 def board_text(board: "Board") -> str:
-    """The position, the same for all powers: phase, a line per power, free centres, dislodged units."""
+    """The second segment: the phase, one line per power, centres without an owner, dislodged units.
+
+    It is the same for all powers of a position.
+    """
     units, centres, dislodged = board.units(), board.centres(), board.dislodged()
     lines = [board.long_phase]
     lines += [_line(power, *units[power], "|", *centres[power]) for power in POWERS]
@@ -47,24 +49,25 @@ def board_text(board: "Board") -> str:
 
 
 def power_text(legal: LegalOrders, board: "Board", settings: PromptSettings = DEFAULT_PROMPTS) -> str:
-    """Who is to order what: power, kind of orders, number of builds or disbands, sites in order, and what the settings
-    tell of the legal orders.
+    """The last segment: the power, the kind of orders, the number of builds or disbands, the sites in order, and the legal
+    orders as the settings ask.
 
-    A retreat always names the places open to each unit: the units and centres on the board do not tell them.
+    A retreat always names the locations open to each unit, because the board text does not show them.
     """
-    owed = [str(legal.picks)] if legal.kind in (OrderKind.BUILD, OrderKind.DISBAND) else []
-    head = _line(legal.power, legal.kind.upper(), *owed)
+    is_adjustment = legal.kind in (OrderKind.BUILD, OrderKind.DISBAND)
+    count = [str(legal.picks)] if is_adjustment else []
+    head = _line(legal.power, legal.kind.upper(), *count)
     sites, lists_lines = list(legal.sites), settings.legal_orders == "lines"
-    if settings.order_notation == "slot" and (lists_lines or legal.kind in (OrderKind.BUILD, OrderKind.DISBAND)):
-        # Numbers cost every prompt tokens of its own: only where an answer, or a line of the prompt, names one.
+    if settings.order_notation == "slot" and (lists_lines or is_adjustment):
+        # Site numbers cost tokens, so they appear only where an answer or a listed order uses them.
         sites = [_line(str(number), site) for number, site in enumerate(sites, start=1)]
     if legal.kind is OrderKind.RETREAT and not lists_lines:
-        open_to = board.dislodged()[legal.power]
-        sites = [_line(site, "R", *open_to[unit]) for site, unit in zip(sites, legal.sites, strict=True)]
+        retreats = board.dislodged()[legal.power]
+        sites = [_line(site, "R", *retreats[unit]) for site, unit in zip(sites, legal.sites, strict=True)]
     if settings.legal_orders == "factored" and legal.kind is OrderKind.MOVEMENT:
         lines = [head, *(_line(site, *_factored(own)) for site, own in zip(sites, legal.options, strict=True))]
     elif settings.legal_orders == "factored" and legal.kind is OrderKind.BUILD:
-        # What differs between the orders of one centre: the unit, and a fleet's coast.
+        # The orders of one centre differ in the unit type and a fleet's coast.
         kinds = [[order[0] + order.split(" ")[1][3:] for order in own] for own in legal.options]
         lines = [_line(head, *(_line(site, *own) for site, own in zip(sites, kinds, strict=True)))]
     else:
@@ -72,21 +75,17 @@ def power_text(legal: LegalOrders, board: "Board", settings: PromptSettings = DE
     return "\n".join([*lines, "ORDERS:\n"])
 
 
-def order_lines(orders: Iterable[str]) -> list[str]:
-    """Orders as the lines of an answer: capitals, words parted by single spaces."""
-    return [_line(*order.upper().split()) for order in orders]
-
-
 def _line(*words: str) -> str:
     return " ".join(words)
 
 
 def _factored(options: Sequence[str]) -> list[str]:
-    """One unit's options by place: "ARM SYR SEV, CON BUL H, SMY, S SPA MAR, VIA ALB APU, C LON BEL HOL".
+    """The options of one unit by location: "ARM SYR SEV, CON BUL H, SMY, S SPA MAR, VIA ALB APU, C LON BEL HOL".
 
-    A place that it may move to, then the units whose move there it may support, and H where it may support whoever stays
-    there. S: a place that it may only support into; VIA: where it may be convoyed; C: an army that it may convoy, and where
-    to. Holding goes without saying, and so does what kind of unit stands in a place: the board tells.
+    Each entry begins with a location that the unit may move to. Units follow whose move there it may support, and H if it may
+    support a unit that stays there. An entry that begins with S names a location that it may only support into. VIA lists
+    destinations by convoy. C names an army that it may convoy, and the destinations. Holding is not listed, and unit types are
+    on the board.
     """
     moves, supports, convoyed, convoys = [], {}, [], {}
     for order in options:
@@ -109,9 +108,10 @@ def _factored(options: Sequence[str]) -> list[str]:
 
 
 def _every_order(legal: LegalOrders, settings: PromptSettings) -> list[str]:
-    """Each legal order on a line, as it is to be answered; in slot notation the unit's number stands before it."""
+    """One line per legal order, spelled as in an answer; in slot notation the number of the unit comes first."""
     lines = []
-    for number, options in enumerate(answers(legal, settings.order_notation), start=1):
-        unnumbered = settings.order_notation == "slot" and legal.kind in (OrderKind.MOVEMENT, OrderKind.RETREAT)
-        lines += [_line(str(number), line) if unnumbered else line for line in options]
+    for number, options in enumerate(option_lines(legal, settings.order_notation), start=1):
+        # In builds and disbands the answer line has the number already.
+        add_number = settings.order_notation == "slot" and legal.kind in (OrderKind.MOVEMENT, OrderKind.RETREAT)
+        lines += [_line(str(number), line) if add_number else line for line in options]
     return [*lines, WAIVE] if legal.kind is OrderKind.BUILD else lines

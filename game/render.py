@@ -1,9 +1,9 @@
-"""Pictures of boards: a sketch map of our own with owners, units and the arrows of orders.
+"""Pictures of boards as SVG: our sketch map with owners, units and orders.
 
-Promise: sharp at any size, a few tens of KB, without ids or scripts, so that many may stand in one page. A thicker arrow is a
-surer order, where the caller says how sure. Colours stand in attributes; the style sheet only changes those of the ground for
-readers who prefer dark pages. A legend below the board explains the marks that are drawn on it.
-Never: the game engine's map artwork, whose licence is not this project's.
+A picture has a few tens of KB and no ids or scripts, so one page can hold many. A thicker arrow means a more probable order, if
+the caller gives probabilities. Colours are attributes; the style sheet changes only ground colours for readers who prefer dark
+pages. A legend below the board explains the marks that appear. The map artwork of the game engine is not used, because of its
+licence.
 """
 
 import math
@@ -14,14 +14,14 @@ from game.sketch_map import CLOSED, HEIGHT, LAND, SEA, WIDTH, Cell, Point, cells
 from game.snapshot import POWERS
 
 Frame = tuple[float, float, float, float]
-"""Left, top, width and height of the part that is shown."""
+"""Left, top, width and height of the part that is shown, in SVG units."""
 
 COLOURS: dict[str, str] = dict(
     zip(POWERS, ("#c8443a", "#7c4fb0", "#3778c2", "#4d545c", "#2f9457", "#7d8ea3", "#cf9a12"), strict=True)
 )
-"""Of each power's units; its ground is a tint of it."""
+"""Colour of each power's units; its provinces have a lighter mix of it."""
 _FREE, _SEA, _CLOSED = "#efeadd", "#d7e6ee", "#c9c4b8"
-_INK, _SHAPE = "#20262d", 4 / 3  # width to height of a picture
+_INK, _SHAPE = "#20262d", 4 / 3  # _SHAPE is width / height
 _MARGIN = 75.0
 _DARK_GROUND = "#22262b"
 _DARK = {
@@ -31,15 +31,15 @@ _DARK = {
     "name": "fill:#dfe5ea;stroke:#14171b", "words": "fill:#dfe5ea", "sample": "stroke:#dfe5ea", "dot": "fill:#dfe5ea",
     "legend": "fill:#1b1f25",
 }  # fmt: skip
-"""What the parts of a picture look like where the reader prefers dark pages, by their class without its prefix."""
+"""Style of each class, named without its prefix, for readers who prefer dark pages."""
 _LEGEND = {"arrow": "move or retreat", "line": "support or convoy", "ring": "hold", "build": "build", "cross": "disband"}
-"""Kinds of marks, and what the legend says of each."""
+"""Kind of mark -> its text in the legend."""
 _LETTER = 0.46
-"""Mean width of a letter of the legend, in half units' widths."""
+"""Mean width of a letter in the legend, in half widths of a unit."""
 
 
 def frame_around(locations: Iterable[str], *, shape: float = _SHAPE) -> Frame:
-    """The part of the sketch that shows these locations with room around them."""
+    """The smallest frame of the given shape (width / height) that shows these locations with a margin."""
     places = [place(location) for location in locations]
     left, right = min(x for x, _ in places) - _MARGIN, max(x for x, _ in places) + _MARGIN
     top, bottom = min(y for _, y in places) - _MARGIN, max(y for _, y in places) + _MARGIN
@@ -50,22 +50,27 @@ def frame_around(locations: Iterable[str], *, shape: float = _SHAPE) -> Frame:
     return x, y, width, height
 
 
-def locations_of(board: Board, power: str, orders: Sequence[str]) -> set[str]:
-    """Where `power` stands, and every place that its orders name."""
+def order_locations(board: Board, power: str, orders: Sequence[str]) -> set[str]:
+    """The locations of the units of `power`, and every location that its orders name."""
     named = {word for order in orders for word in order.split() if word.split("/")[0] in _NAMES}
     return named | {unit[2:] for unit in board.units()[power]}
 
 
-def picture(
+def draw_board(
     board: Board,
     orders: Mapping[str, Sequence[str]] | None = None,
     *,
     certainty: Mapping[str, float] | None = None,
     frame: Frame = (0.0, 0.0, WIDTH, HEIGHT),
 ) -> str:
-    """The board as SVG, with the `orders` of each power; `certainty` holds a probability per order, 1 where it does not."""
+    """The board as SVG with the `orders` of each power.
+
+    Args:
+        certainty: probability per order text, 0 to 1; 1 for an order without an entry.
+        frame: the part of the sketch to draw.
+    """
     x, y, width, height = frame
-    size = width / 44  # half a unit's width; words and lines follow it, so that a part is drawn as clearly as the whole
+    size = width / 44  # half the width of a unit; text and lines scale with it
     shown = [cell for cell in cells() if _meets(cell, frame)]
     drawn = [*_ground(board, shown, size), *_units(board, size)]
     kinds: set[str] = set()
@@ -86,11 +91,11 @@ def picture(
     )
 
 
-def bare_map() -> tuple[str, str]:
-    """Ground and names of the whole sketch without a game, as elements whose look the page's style sheet gives.
+def draw_empty_map() -> tuple[str, str]:
+    """Ground and names of the whole sketch as SVG elements without colours; the page's style sheet gives them.
 
-    Ground is `.g` with the province in `data-p`, lines are `.sea-line`, `.land-line` and `.coast-line`, the ring of a supply
-    centre is `.sc` with `data-c`, a name is `.name`.
+    Ground has class `g` and the province in `data-p`. Lines have `sea-line`, `land-line` and `coast-line`. The ring of a supply
+    centre has class `sc` and its name in `data-c`. A province's abbreviation has class `name`.
     """
     grounds: dict[tuple[str, str], list[str]] = {}
     size = WIDTH / 44
@@ -111,18 +116,18 @@ def bare_map() -> tuple[str, str]:
 
 _NAMES = frozenset(LAND | SEA)
 _LEGEND_HEIGHT = 2.4
-"""Of the strip below the board, in half units' widths."""
+"""Height of the legend, in half widths of a unit."""
 
 
-def tint(colour: str, ground: str, share: float) -> str:
-    """So much of the colour on that ground; both as "#rrggbb"."""
+def mix_colours(colour: str, ground: str, share: float) -> str:
+    """The colour mixed into the ground with this share, 0 to 1; colours are written "#rrggbb"."""
     parts = [(int(colour[i : i + 2], 16), int(ground[i : i + 2], 16)) for i in (1, 3, 5)]
     return "#" + "".join(f"{round(ours * share + theirs * (1 - share)):02x}" for ours, theirs in parts)
 
 
 def _style() -> str:
     own = {
-        f"own{place}": "fill:{0};stroke:{0}".format(tint(colour, _DARK_GROUND, 0.42))
+        f"own{place}": "fill:{0};stroke:{0}".format(mix_colours(colour, _DARK_GROUND, 0.42))
         for place, colour in enumerate(COLOURS.values())
     }
     rules = "".join(f".board-{name}{{{look}}}" for name, look in (_DARK | own).items())
@@ -133,15 +138,15 @@ _STYLE = _style()
 
 
 def _kind(order: str) -> str:
-    """Which mark the order has, as `_LEGEND` names it; '' for a waived build, which has none."""
+    """The kind of mark of an order, a key of `_LEGEND`; '' for a waived build, which has no mark."""
     words = order.split()
     if len(words) < 3:
         return ""
     return {"-": "arrow", "R": "arrow", "S": "line", "C": "line", "B": "build", "D": "cross"}.get(words[2], "ring")
 
 
-def _legend(kinds: set[str], how_sure: bool, size: float, corner: Point, width: float) -> str:
-    """A strip below the board: each kind of mark that is on it, and what it says."""
+def _legend(kinds: set[str], shows_certainty: bool, size: float, corner: Point, width: float) -> str:
+    """A strip below the board with each kind of mark on it and its meaning."""
     left, top = corner
     middle, x = top + size * _LEGEND_HEIGHT / 2, left + size
     high = size * _LEGEND_HEIGHT
@@ -151,7 +156,7 @@ def _legend(kinds: set[str], how_sure: bool, size: float, corner: Point, width: 
         parts += _sample(kind, (x, middle), size)
         parts.append(_words(text, x + size * 2.7, middle, size))
         x += size * (3.5 + _LETTER * len(text))
-    if how_sure:
+    if shows_certainty:
         parts.append(_words("thicker: surer", x, middle, size))
     return f"<g>{''.join(parts)}</g>"
 
@@ -164,7 +169,7 @@ def _words(text: str, x: float, y: float, size: float) -> str:
 
 
 def _sample(kind: str, start: Point, size: float) -> list[str]:
-    """A small mark of the kind, two half units wide."""
+    """A small mark of this kind for the legend."""
     x, y = start
     end, middle = x + size * 2.2, x + size * 1.2
     stroke = f'class="board-sample" stroke="{_INK}" stroke-width="{size * 0.25:.2f}"'
@@ -201,7 +206,7 @@ def _meets(cell: Cell, frame: Frame) -> bool:
 
 
 def _ground(board: Board, shown: list[Cell], size: float) -> list[str]:
-    """Provinces in their owners' tints, thin lines between them, a firm line along every coast."""
+    """Provinces in the colours of their owners, thin lines between them, a thicker line along coasts."""
     owners = {place: power for power, places in board.influence().items() for place in places}
     grounds: dict[tuple[str, str], list[str]] = {}
     for cell in shown:
@@ -218,7 +223,7 @@ def _ground(board: Board, shown: list[Cell], size: float) -> list[str]:
 
 
 def _lines(shown: Iterable[Cell]) -> dict[str, str]:
-    """The lines between provinces as paths, by what they part."""
+    """Borders between provinces as SVG paths, by type: sea, land or coast."""
     lines: dict[str, list[str]] = {"sea": [], "land": [], "coast": []}
     for cell in shown:
         for start, end, beyond in zip(cell.corners, (*cell.corners[1:], cell.corners[0]), cell.beyond, strict=True):
@@ -228,7 +233,7 @@ def _lines(shown: Iterable[Cell]) -> dict[str, str]:
 
 
 def _fill(cell: Cell, owners: Mapping[str, str]) -> tuple[str, str]:
-    """Class without its prefix, and colour, of a province's ground."""
+    """Class (without its prefix) and colour of a province's ground."""
     if cell.name in CLOSED:
         return "closed", _CLOSED
     if cell.is_sea:
@@ -236,14 +241,14 @@ def _fill(cell: Cell, owners: Mapping[str, str]) -> tuple[str, str]:
     if cell.name not in owners:
         return "free", _FREE
     owner = owners[cell.name]
-    return f"own{POWERS.index(owner)}", tint(COLOURS[owner], "#ffffff", 0.36)
+    return f"own{POWERS.index(owner)}", mix_colours(COLOURS[owner], "#ffffff", 0.36)
 
 
 _SEAS = frozenset(SEA)
 
 
 def _names(board: Board, shown: list[Cell], size: float, frame: Frame) -> list[str]:
-    """Abbreviations, below where a unit would stand, and the supply centres as rings in their owners' colours."""
+    """Province abbreviations, and supply centres as rings in the colours of their owners."""
     owners = {centre: power for power, centres in board.centres().items() for centre in centres}
     centres = {*owners, *board.free_centres()}
     left, top, width, height = frame
@@ -268,7 +273,7 @@ def _names(board: Board, shown: list[Cell], size: float, frame: Frame) -> list[s
 
 
 def _units(board: Board, size: float) -> list[str]:
-    """Armies as discs and fleets as wide lozenges with their letter; dislodged ones beside whoever drove them out."""
+    """Armies as discs and fleets as hulls, with their letter; a dislodged unit is drawn beside the unit that dislodged it."""
     drawn = []
     for power in POWERS:
         for unit in board.units()[power]:
@@ -295,7 +300,7 @@ def _unit(unit: str, at: Point, colour: str, size: float) -> list[str]:
 
 
 def _order(order: str, colour: str, certainty: float, size: float) -> list[str]:
-    """The mark of one order: arrow, dashed line, ring, plus or cross."""
+    """The mark of one order: an arrow, a dashed line, a ring or a cross."""
     words = order.split()
     if len(words) < 3:
         return []  # a build that is waived
@@ -317,7 +322,7 @@ def _order(order: str, colour: str, certainty: float, size: float) -> list[str]:
 
 
 def _arrow(start: Point, end: Point, colour: str, thick: float, size: float) -> list[str]:
-    """From the rim of the unit to just before the place, with a white edge that lifts it off the ground."""
+    """An arrow from the rim of the unit to the destination, with a white edge."""
     dx, dy, length = _direction(start, end)
     head = size * 0.55 + thick * 1.2
     tail = (start[0] + dx * size * 0.8, start[1] + dy * size * 0.8)
@@ -337,7 +342,7 @@ def _arrow(start: Point, end: Point, colour: str, thick: float, size: float) -> 
 
 
 def _line(start: Point, end: Point, colour: str, thick: float, size: float) -> list[str]:
-    """A dashed line to what is supported or convoyed, ended by a dot."""
+    """A dashed line to the supported or convoyed unit, with a dot at its end."""
     dx, dy, _ = _direction(start, end)
     tail = (start[0] + dx * size * 0.8, start[1] + dy * size * 0.8)
     path = f"M{_at(tail)}L{_at(end)}"

@@ -1,15 +1,14 @@
-"""Which of the two rules engines a board plays on.
-
-Both give the same positions, results and legal orders; tests play them side by side.
+"""Choice of the rules engine behind a board. Both choices give the same positions, results and legal orders; tests compare
+them.
 """
 
 from enum import StrEnum
 
 
 class BoardPath(StrEnum):
-    """The way a board computes legal orders and plays a phase."""
+    """How a board computes legal orders and plays a phase."""
 
     FAST = "fast"
-    """Tables, forks by reference and a light step: private parts of the engine's pinned release."""
+    """Order tables, field-by-field copies and a shorter step. Uses private names of the pinned engine release."""
     PLAIN = "plain"
-    """The engine's public calls only: several times slower, and right for any release of it."""
+    """Public calls of the engine only: several times slower, and correct for any release."""

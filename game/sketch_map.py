@@ -1,8 +1,7 @@
-"""A sketch map of our own: where each province lies, and the cell around it.
+"""A sketch map drawn for this project: one or more points per province, and the cells around them.
 
-A province is a few points, rough longitudes and latitudes moved a little where provinces crowd; its ground is all that lies
-nearer to them than to any other province's. Promise: two provinces touch on the sketch exactly where they are neighbours in
-the game.
+Points are rough longitudes and latitudes, moved a little in crowded areas. The ground of a province is the area nearer to its
+points than to those of any other province. Two provinces touch on the sketch exactly if they are adjacent in the game (tested).
 """
 
 import math
@@ -46,7 +45,7 @@ LAND: dict[str, tuple[Point, ...]] = {
     "ARM": ((41.0, 40.2), (42.0, 41.9), (45.0, 40.0), (39.4, 39.0)), "SYR": ((38.2, 36.4), (37.0, 34.0), (41.0, 35.5)),
     "NAF": ((-1.0, 34.5), (-5.6, 34.6), (3.6, 35.8)), "TUN": ((9.2, 35.6), (9.6, 36.7)),
 }  # fmt: skip
-"""Provinces that armies may enter -> degrees east and north of where a unit stands, then of more of their ground."""
+"""Provinces that armies may enter -> degrees east and north; the unit is drawn at the first point."""
 SEA: dict[str, tuple[Point, ...]] = {
     "NAO": ((-14.0, 57.0), (-8.6, 58.4), (-12.5, 53.2), (-20.0, 52.5), (-8.0, 55.9), (-6.3, 55.4)),
     "NWG": ((-1.0, 64.5), (5.0, 65.8), (-8.0, 62.5), (3.0, 62.8), (8.5, 68.0), (14.0, 70.6), (-3.6, 59.6), (-16.0, 64.5)),
@@ -67,59 +66,61 @@ SEA: dict[str, tuple[Point, ...]] = {
     "EAS": ((30.5, 34.6), (33.2, 35.2), (26.0, 34.6), (34.6, 33.4)),
     "BLA": ((34.0, 43.3), (30.3, 43.3), (38.6, 42.9), (31.0, 45.3)),
 }  # fmt: skip
-"""Seas -> the same of a fleet, then of more of their water."""
+"""Sea provinces -> degrees east and north; the fleet is drawn at the first point."""
 CLOSED: dict[str, tuple[Point, ...]] = {
     "SWI": ((8.0, 46.8), (7.0, 46.2)),
     "EIRE": ((-8.0, 52.4), (-8.2, 53.8), (-7.0, 54.6), (-6.9, 52.8)),
 }
-"""Where nobody may go."""
+"""Areas that no unit may enter."""
 COASTS: dict[str, Point] = {
     "STP/NC": (35.5, 64.4), "STP/SC": (30.9, 60.1), "SPA/NC": (-5.2, 42.3), "SPA/SC": (-1.9, 38.5), "BUL/EC": (26.5, 43.1),
     "BUL/SC": (24.7, 41.5),
 }  # fmt: skip
-"""Where a fleet stands on one of two coasts."""
+"""Where a fleet on one of two coasts is drawn, in degrees."""
 
 WIDTH, HEIGHT = 1000.0, 800.0
-"""Of the whole sketch."""
+"""Size of the whole sketch, in SVG units."""
 _MIDDLE, _SCALE = (13.5, 52.2), 1120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """A part of a province's ground: what lies nearest to one of its points."""
+    """A convex part of a province's ground: the area nearest to one of its points."""
 
     name: str
     """The province."""
     corners: tuple[Point, ...]
-    """In order around the cell."""
+    """Corners in order around the cell, in SVG units."""
     beyond: tuple[str, ...]
-    """Per side, from its corner to the next: the province on the other side, which may be its own; empty at the sketch's edge."""
+    """Per side, from its corner to the next: the province on the other side (possibly the same), or '' at the edge of the
+    sketch.
+    """
 
     @property
     def is_sea(self) -> bool:
-        """True for water."""
+        """True for a sea province."""
         return self.name in SEA
 
 
 def place(location: str) -> Point:
-    """Where `location`, such as "PAR" or "STP/SC", is drawn.
+    """Where a unit at `location` is drawn, for example "PAR" or "STP/SC"; in SVG units.
 
     Raises:
-        KeyError: it is none of the standard map.
+        KeyError: the standard map has no such location.
     """
     return _drawn(COASTS[location] if location in COASTS else (LAND | SEA)[location[:3]][0])
 
 
 @lru_cache(maxsize=1)
 def cells() -> tuple[Cell, ...]:
-    """The ground of all provinces: the sketch cut along the lines halfway between each two points."""
+    """The cells of all provinces: a Voronoi diagram of their points."""
     points = [(name, _drawn(degrees)) for name, places in (LAND | SEA | CLOSED).items() for degrees in places]
     found = []
     for name, here in points:
         sides: list[tuple[Point, str]] = [((0.0, 0.0), ""), ((WIDTH, 0.0), ""), ((WIDTH, HEIGHT), ""), ((0.0, HEIGHT), "")]
         for other, there in sorted(points, key=lambda point: math.dist(here, point[1])):
             if math.dist(here, there) > 2 * max((math.dist(here, corner) for corner, _ in sides), default=0.0):
-                break  # neither this point nor one farther away can cut what is left
+                break  # neither this point nor a farther one can cut the rest
             if there != here:
                 sides = _nearer(sides, here, there, other)
         found.append(Cell(name=name, corners=tuple(corner for corner, _ in sides), beyond=tuple(side for _, side in sides)))
@@ -138,7 +139,7 @@ def _drawn(degrees: Point) -> Point:
 
 
 def _nearer(sides: list[tuple[Point, str]], here: Point, there: Point, other: str) -> list[tuple[Point, str]]:
-    """The part of a polygon that is nearer to `here` than to `there`; the side that is cut is tagged `other`."""
+    """The part of a polygon that is nearer to `here` than to `there`; the side that this cuts is labelled `other`."""
     (ax, ay), (bx, by) = here, there
     normal, limit = (bx - ax, by - ay), (bx * bx + by * by - ax * ax - ay * ay) / 2
     excess = [corner[0] * normal[0] + corner[1] * normal[1] - limit for corner, _ in sides]

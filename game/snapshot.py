@@ -1,8 +1,7 @@
-"""One frozen position as plain data, and the names of the powers.
+"""A frozen position as plain data, and the names of the powers.
 
-Owns `Snapshot` and its identity: the id is the hash of the position's canonical text, so it names the
-position wherever it came from, and a damaged text is noticed. Holds no live game and never touches
-`diplomacy`: `Board.snapshot` makes it and `Board.restore` plays on from it, exactly.
+The id of a `Snapshot` is the hash of the position's canonical text, so equal positions have equal ids and a damaged text is
+detected. `Board.snapshot` makes snapshots and `Board.restore` continues from them. This module does not load `diplomacy`.
 """
 
 import json
@@ -13,42 +12,42 @@ from typing import Any
 from telemetry.errors import DataError
 
 POWERS = ("AUSTRIA", "ENGLAND", "FRANCE", "GERMANY", "ITALY", "RUSSIA", "TURKEY")
-"""The seven powers in alphabetical order; every tuple with one entry per power follows it."""
+"""The seven powers in alphabetical order. Every tuple with one entry per power has this order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """One frozen mid-game position, about 2 KB, taken at the start of a phase."""
+    """One frozen position at the start of a phase, about 2 KB."""
 
     snapshot_id: str
-    """16 hex digits of the hash of `position`."""
+    """Hash of `position`, 16 hex digits."""
     phase: str
-    """Short phase name, as "S1903M"."""
+    """Short phase name, for example "S1903M"."""
     year: int
     """Game year, from 1901."""
     season: str
-    """"S", "F" or "W"."""
+    """ "S" spring, "F" autumn or "W" winter."""
     phase_type: str
     """"M" movement, "R" retreats or "A" adjustments."""
     centres: tuple[int, ...]
-    """Supply centres owned, one count per power of POWERS."""
+    """Supply centres owned, int per power of POWERS."""
     position: str
-    """The whole position as canonical JSON: all that future phases depend on."""
+    """The whole position as canonical JSON: everything that later phases depend on."""
     source: str
-    """Who played up to here: "scripted:random+mover" or "policy:12"."""
+    """Who played the game up to here: "scripted:random+mover" or "policy:12"."""
     game_id: str
-    """The source game; positions of one game never part between training and held-out."""
+    """The source game. Positions of one game are all for training or all held out."""
     seed: int
-    """Seed of the source game's players."""
+    """Seed of the players of the source game."""
 
 
 def position_id(position: str) -> str:
-    """Identity of a position: 16 hex digits over its canonical text."""
+    """Hash of a position's canonical text, 16 hex digits."""
     return blake2b(position.encode(), digest_size=8).hexdigest()
 
 
-def snapshot_of(position: str, phase: str, *, source: str, game_id: str, seed: int) -> Snapshot:
-    """A recorded position as a snapshot; `phase` is its short name, as S1903M."""
+def make_snapshot(position: str, phase: str, *, source: str, game_id: str, seed: int) -> Snapshot:
+    """A snapshot of a recorded position; `phase` is its short name, for example "S1903M"."""
     centres = {power["name"]: len(power["centers"]) for power in json.loads(position)["powers"]}
     return Snapshot(
         snapshot_id=position_id(position),
@@ -68,7 +67,7 @@ def read_position(snapshot: Snapshot) -> dict[str, Any]:
     """The position as a dictionary.
 
     Raises:
-        DataError: the text is not the one that the id was made from.
+        DataError: the text does not match the snapshot's id.
     """
     if position_id(snapshot.position) != snapshot.snapshot_id:
         raise DataError(
@@ -79,16 +78,15 @@ def read_position(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def powers_with_units(snapshot: Snapshot) -> tuple[str, ...]:
-    """Powers that have a unit on the map."""
+    """Powers that have a unit on the map, in the position's order."""
     return tuple(power["name"] for power in read_position(snapshot)["powers"] if power["units"])
 
 
 def board_key(snapshot: Snapshot) -> str:
-    """Identity of what stands on the board alone: phase, units, dislodged units and centres, whatever order
-    they were reached in.
+    """Hash of the board alone: map, phase, units, dislodged units and centres, each sorted.
 
-    Two games may reach one board by different moves; the ids then differ (the engine keeps lists in order of
-    arrival), the key does not. It is what must not be shared between training and held-out positions.
+    Two games may reach one board by different moves. Their ids then differ, because the engine keeps lists in order of arrival;
+    their keys are equal. Training and held-out positions must share no key.
     """
     position = read_position(snapshot)
     powers = [

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from evaluation.intervals import FEWEST_CLUSTERS, counted, too_few
+from evaluation.intervals import FEWEST_CLUSTERS, describe_shortage, format_count
 from evaluation.strength import Opening, Score
 from game.board import Board
-from game.render import Frame, frame_around, locations_of, picture
+from game.render import Frame, draw_board, frame_around, order_locations
 from state_cache.store import StateCache
 from storage.runs import RunPaths
 
@@ -83,7 +83,7 @@ def score_page(run: str, version: int, scores: Mapping[str, Score]) -> str:
     parts = [
         f"# {run}, {who}: {first.mean:+.2f} centres",
         f"Mean supply centres gained by one power, on "
-        f"{counted(first.positions, 'positions')} of {counted(first.source_games, 'held-out games')}.",
+        f"{format_count(first.positions, 'positions')} of {format_count(first.source_games, 'held-out games')}.",
         _score_table({f"against {opponents}": score for opponents, score in scores.items()}),
         _opening_part({who: first.openings[:1]}),
     ]
@@ -93,7 +93,7 @@ def score_page(run: str, version: int, scores: Mapping[str, Score]) -> str:
 def _verdict(base: Score, trained: Score) -> str:
     ours, theirs = trained.estimate.interval, base.estimate.interval
     if ours is None or theirs is None:
-        few = too_few(min(base.source_games, trained.source_games), "source games")
+        few = describe_shortage(min(base.source_games, trained.source_games), "source games")
         return f"**No difference from its base is shown**: there are no intervals ({few})."
     if ours[0] > theirs[1]:
         return "**It plays better than its base**: the two 95 % intervals do not meet."
@@ -129,7 +129,7 @@ def _opening_part(openings: Mapping[str, Sequence[Opening]]) -> str:
     # Players are compared on one position only.
     found = {who: each for who, each in found.items() if (each.snapshot, each.power) == (last.snapshot, last.power)}
     board = Board.restore(last.snapshot)
-    frame = frame_around(place for each in found.values() for place in locations_of(board, each.power, each.orders))
+    frame = frame_around(place for each in found.values() for place in order_locations(board, each.power, each.orders))
     cells = [[f"{order} | {chance:.1%}" for order, chance in _sure(each)] for each in found.values()]
     rows = [f"| {' | '.join(row)} |" for row in zip_longest(*cells, fillvalue=" | ")]
     head = [f"| {' | '.join(f'{who} | how sure' for who in found)} |", "|" + "---|---:|" * len(found)]
@@ -141,7 +141,7 @@ def _opening_part(openings: Mapping[str, Sequence[Opening]]) -> str:
 
 
 def _board(board: Board, who: str, opening: Opening, frame: Frame) -> str:
-    drawn = picture(board, {opening.power: opening.orders}, certainty=dict(_sure(opening)), frame=frame)
+    drawn = draw_board(board, {opening.power: opening.orders}, certainty=dict(_sure(opening)), frame=frame)
     address = "data:image/svg+xml;base64," + base64.b64encode(drawn.encode()).decode()
     # Markdown's own pictures are as wide as the page; these two fit beside each other.
     return f'<img alt="Board with the orders of {opening.power} by {who}" width="{_BOARD_WIDTH}" src="{address}">'

@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from evaluation.contestants import known_version
+from evaluation.contestants import resolve_version
 from inference.choose_engine import engine_here
 from inference.engine import BASE_HASH, BASE_VERSION, Engine
 from inference.host import EngineHost
@@ -53,7 +53,7 @@ async def open_frozen(
     """
     if not rollouts.frozen_share:
         return NOBODY
-    version = known_version(paths, paths.root.name, rollouts.frozen_version)
+    version = resolve_version(paths, paths.root.name, rollouts.frozen_version)
     kind = None if inference.urls else engine_here(inference)[0]
     side_by_side = serving(kind, inference.adapters, 2) == "one"
     if kind is None and version != BASE_VERSION:

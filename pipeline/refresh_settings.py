@@ -11,7 +11,7 @@ from pathlib import Path
 from pipeline.run_settings import settings_of
 from state_cache.settings import CacheSettings
 from state_cache.store import MANIFEST, version_name
-from state_cache.verify import versions
+from state_cache.verify import list_caches
 from storage.lineages import last_step
 from storage.runs import RunPaths, check_name, set_aside
 from telemetry.errors import InputError
@@ -56,7 +56,7 @@ def drop_unused(root: Path, runs_root: Path, newest: Path) -> list[str]:
     except InputError as error:
         reporter().say(f"old versions of the state cache stay: {error}")
         return []
-    gone = [path for path in versions(root) if path.name not in keep and _is_refreshed(path)]
+    gone = [path for path in list_caches(root) if path.name not in keep and _is_refreshed(path)]
     for path in gone:
         shutil.rmtree(set_aside(path))  # it loses its name first: whoever looks finds a whole version or none
     return [path.name for path in gone]

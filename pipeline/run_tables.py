@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from game.board import Board
-from game.render import frame_around, locations_of, picture
-from game.snapshot import snapshot_of
+from game.render import draw_board, frame_around, order_locations
+from game.snapshot import make_snapshot
 from storage.ledger import read_ledger
 from storage.lineages import lineage_at
 from storage.runs import RunPaths
@@ -62,8 +62,8 @@ def _decision(step: int, row: dict[str, Any], ply: dict[str, Any]) -> list[Any]:
     mine = {" ".join(order.split()[:2]) for order in orders}
     said = "; ".join(f"{unit}: {', '.join(map(str, told))}" for unit, told in results.items() if unit in mine and told)
     who = f"policy:{row['policy_version']}"
-    board = Board.restore(snapshot_of(ply["position"], ply["phase"], source=who, game_id=ply["snapshot_id"], seed=0))
-    drawn = picture(board, {power: orders}, frame=frame_around(locations_of(board, power, orders)))
+    board = Board.restore(make_snapshot(ply["position"], ply["phase"], source=who, game_id=ply["snapshot_id"], seed=0))
+    drawn = draw_board(board, {power: orders}, frame=frame_around(order_locations(board, power, orders)))
     return [
         step, row["policy_version"], row["start_group"], row["fork"], ply["phase"], power, "; ".join(orders), others, said,
         row["return"], Picture(drawn),

@@ -16,8 +16,8 @@ import numpy as np
 
 from decoding.codec import Codec
 from game.board import Board
-from game.render import frame_around, locations_of, picture
-from game.snapshot import Snapshot, snapshot_of
+from game.render import draw_board, frame_around, order_locations
+from game.snapshot import Snapshot, make_snapshot
 from storage.asking import connect
 from storage.runs import RunPaths
 from storage.schema import COMPONENTS
@@ -73,9 +73,9 @@ class Decided:
         power, orders = self.facts["power"], [order for order, _ in self.orders]
         certainty = {order: probability for order, probability in self.orders if probability is not None}
         if whole:
-            return picture(self.board, {power: orders}, certainty=certainty)
-        return picture(
-            self.board, {power: orders}, certainty=certainty, frame=frame_around(locations_of(self.board, power, orders))
+            return draw_board(self.board, {power: orders}, certainty=certainty)
+        return draw_board(
+            self.board, {power: orders}, certainty=certainty, frame=frame_around(order_locations(self.board, power, orders))
         )
 
 
@@ -224,4 +224,4 @@ def _results(ply: dict[str, Any] | None, power: str) -> dict[str, list[str]]:
 
 def _snapshot(ply: dict[str, Any], facts: dict[str, Any]) -> Snapshot:
     source = f"policy:{facts['policy_version']}"
-    return snapshot_of(ply["position"], ply["phase"], source=source, game_id=facts["game_id"], seed=facts["seed"])
+    return make_snapshot(ply["position"], ply["phase"], source=source, game_id=facts["game_id"], seed=facts["seed"])

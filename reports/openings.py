@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from evaluation.score_files import ScoreRecord
 from evaluation.strength import Opening
 from game.board import Board
-from game.render import Frame, frame_around, locations_of, picture
+from game.render import Frame, draw_board, frame_around, order_locations
 
 SHOWN = 3
 
@@ -71,7 +71,7 @@ def _name(record: ScoreRecord) -> str:
 def _position(decided: list[tuple[str, Opening]]) -> Position:
     _, first = decided[0]
     board = Board.restore(first.snapshot)
-    frame = frame_around(location for _, opening in decided for location in locations_of(board, first.power, opening.orders))
+    frame = frame_around(location for _, opening in decided for location in order_locations(board, first.power, opening.orders))
     views = [_view(board, who, opening, frame) for who, opening in decided]
     return Position(phase=board.long_phase, power=first.power, centres=len(board.centres()[first.power]), views=views)
 
@@ -81,7 +81,7 @@ def _view(board: Board, who: str, opening: Opening, frame: Frame) -> BoardView:
     told = ", ".join(f"{order} with probability {probability:.0%}" for order, probability in orders)
     return BoardView(
         who=who,
-        picture=picture(board, {opening.power: opening.orders}, certainty=dict(orders), frame=frame),
+        picture=draw_board(board, {opening.power: opening.orders}, certainty=dict(orders), frame=frame),
         alt=f"Board of {board.long_phase.lower()} with the orders of {opening.power.title()} by the {who} policy: {told}",
         orders=orders,
     )

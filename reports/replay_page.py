@@ -11,7 +11,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from game.render import COLOURS, bare_map, picture, tint
+from game.render import COLOURS, draw_board, draw_empty_map, mix_colours
 from game.sketch_map import COASTS, HEIGHT, LAND, SEA, WIDTH, place
 from game.snapshot import POWERS
 from reports.replayed import ReplayedGame, ShownDecision, ShownOrder, ShownPly
@@ -40,7 +40,7 @@ def replay_html(game: ReplayedGame, runs_root: Path) -> str:
         loader=FileSystemLoader(folder), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     ).get_template("replay.html.jinja")
     data = json.dumps(as_data(game, runs_root), separators=(",", ":"), ensure_ascii=False)
-    ground, names = bare_map()
+    ground, names = draw_empty_map()
     return template.render(
         run=game.run,
         game=game.game.name,
@@ -51,8 +51,8 @@ def replay_html(game: ReplayedGame, runs_root: Path) -> str:
         ground=ground,
         names=names,
         colours=list(COLOURS.values()),
-        light=[tint(colour, "#ffffff", 0.38) for colour in COLOURS.values()],
-        dark=[tint(colour, "#22262b", 0.42) for colour in COLOURS.values()],
+        light=[mix_colours(colour, "#ffffff", 0.38) for colour in COLOURS.values()],
+        dark=[mix_colours(colour, "#22262b", 0.42) for colour in COLOURS.values()],
         data=data.replace("<", "\\u003c"),  # so that no name ends the script that holds it
     )
 
@@ -83,7 +83,9 @@ def still(game: ReplayedGame) -> str:
         for orders in ply.orders.values()
         for given in orders
     }
-    return picture(ply.board, {power: [given.order for given in orders] for power, orders in ply.orders.items()}, certainty=sure)
+    return draw_board(
+        ply.board, {power: [given.order for given in orders] for power, orders in ply.orders.items()}, certainty=sure
+    )
 
 
 def _about(game: ReplayedGame) -> str:

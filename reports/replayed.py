@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from decoding.codec import Codec
 from game.board import Board
-from game.snapshot import POWERS, snapshot_of
+from game.snapshot import POWERS, make_snapshot
 from reports.games import GameName, find_game
 from reports.order_odds import OrderOdds, odds_by_line
 from storage.archive import archive_path, archived
@@ -184,7 +184,7 @@ def _odds(row: dict[str, Any], ends: frozenset[int]) -> list[OrderOdds | None]:
 
 def _shown(row: dict[str, Any], facts: Mapping[tuple[int, str], dict[str, Any]]) -> ShownPly:
     number, given, results = row["ply"], json.loads(row["orders"] or "{}"), json.loads(row["results"] or "{}")
-    snapshot = snapshot_of(row["position"], row["phase"], source="replay", game_id="", seed=0)
+    snapshot = make_snapshot(row["position"], row["phase"], source="replay", game_id="", seed=0)
     asked = {power: facts[number, power] for power in POWERS if (number, power) in facts}
     return ShownPly(
         number=number,

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from evaluation.intervals import counted, ends, too_few
+from evaluation.intervals import describe_shortage, format_count, format_interval
 from evaluation.match_files import MatchRecord
+from evaluation.match_table import cluster_noun
 from evaluation.score_files import ScoreRecord
-from evaluation.standings import clusters_of
 from evaluation.track import TrackPoint
 from reports.explain import explain_run
 from reports.read_run import RunFacts
@@ -57,7 +57,9 @@ def verdict(scores: dict[str, ScoreRecord]) -> str:
     assert known is not None
     years = known.settings.horizon_years
     unit = f"supply centres in {'a game year' if years == 1 else f'{years} game years'}"
-    held_out = f"{counted(known.score.positions, 'held-out positions')} of {counted(known.score.source_games, 'source games')}"
+    held_out = (
+        f"{format_count(known.score.positions, 'held-out positions')} of {format_count(known.score.source_games, 'source games')}"
+    )
     where = f"from {held_out} against {known.opponents} opponents"
     if base is None or trained is None:
         who = "The trained policy" if base is None else "The base"
@@ -86,7 +88,7 @@ def _missing(record: ScoreRecord) -> str:
     """That a score has no interval, and what one takes; '' if it has one."""
     if record.score.estimate.interval is not None:
         return ""
-    return f" There is no interval: {too_few(record.score.source_games, 'source games')}."
+    return f" There is no interval: {describe_shortage(record.score.source_games, 'source games')}."
 
 
 def mismatch(facts: RunFacts) -> str:
@@ -152,7 +154,7 @@ def ladder(points: Sequence[TrackPoint]) -> str:
     first, last = points[0], points[-1]
     newest, oldest = last.score.interval, first.score.interval
     if newest is None or oldest is None:
-        said = f"There are no intervals: {too_few(min(first.score.clusters, last.score.clusters), 'source games')}."
+        said = f"There are no intervals: {describe_shortage(min(first.score.clusters, last.score.clusters), 'source games')}."
     else:
         between = "lie apart" if newest[0] > oldest[1] or newest[1] < oldest[0] else "overlap"
         said = f"Intervals of version {first.version} and version {last.version} {between}."
@@ -167,10 +169,10 @@ def match(record: MatchRecord) -> str:
     where = "the standard start" if asked.start == "standard" else "held-out positions"
     seats = f", a seat each against six of {asked.opponents}" if asked.opponents else ", at one table"
     head = f"{table.games} games of {asked.years} years from {where}{seats}; "
-    head += f"intervals resample whole {clusters_of(asked)}, {table.clusters} in all."
+    head += f"intervals resample whole {cluster_noun(asked)}, {table.clusters} in all."
     for pair in table.pairs:
         difference = pair.difference
-        interval = difference.words("+.3f", clusters_of(asked, pairs=True)).removeprefix("95 % interval ")
+        interval = difference.describe("+.3f", cluster_noun(asked, pairs=True)).removeprefix("95 % interval ")
         need = f"; about {pair.games_to_show:,} games would show it" if pair.games_to_show and not pair.shown else ""
         head += f" {pair.player} against {pair.other}: {difference.mean:+.3f} {interval}{', shown' if pair.shown else need}."
     return head
@@ -203,4 +205,4 @@ def _gain(record: ScoreRecord) -> str:
 
 def _with_interval(record: ScoreRecord) -> str:
     found = record.score.estimate.interval
-    return f"{record.score.mean:+.2f}" + ("" if found is None else f" {ends(found, '+.2f')}")
+    return f"{record.score.mean:+.2f}" + ("" if found is None else f" {format_interval(found, '+.2f')}")

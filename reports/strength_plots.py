@@ -8,8 +8,8 @@ from matplotlib.ticker import MaxNLocator
 
 from evaluation.intervals import Estimate
 from evaluation.match_files import MatchRecord
+from evaluation.match_table import MEASURES, PAR
 from evaluation.score_files import ScoreRecord
-from evaluation.standings import MEASURES, PAR
 from evaluation.track import TrackPoint
 from reports.ablation import Ablation
 from reports.drawing import BLUE, GREEN, GREY, INK, ORANGE, legend_above, new_plot, share_axis, to_svg

@@ -14,7 +14,7 @@ import numpy as np
 from game.board import Board
 from game.legal import LegalOrders
 from game.players import player
-from game.scores import SOLO_CENTRES, Standing, horizon_reached, standing
+from game.scores import SOLO_CENTRES, Standing, compute_standing, horizon_reached
 from inference.engine import Engine, Generation
 from rollouts.deciders import Answer, Decider, Question, Tokens, draw, position_texts
 from rollouts.seeds import dice
@@ -118,7 +118,7 @@ async def play_fork(
     Returns:
         the course; `status` is "failed" where the engine refused or failed, with the reason.
     """
-    now = standing(board)
+    now = compute_standing(board)
     course, watch, at_seat = PlayedFork(start=now), _Watch(plan, board), deciders or {}
     ply = 0
     while not (reason_to_end := watch.reason_to_end(board, ply)):
@@ -140,7 +140,7 @@ async def play_fork(
         frozen = _ply(ply, board) if record_plies else None
         began = time.perf_counter()
         played = board.step(orders)
-        now = standing(board, before, played)
+        now = compute_standing(board, before, played)
         engine_ms = 1e3 * (legal_s + time.perf_counter() - began)
         course.rejected += sum(played.rejected.values())
         for power, answer in answers.items():
@@ -166,7 +166,7 @@ async def play_fork(
     if record_plies and course.status == "complete" and not board.is_over:
         course.plies.append(_ply(ply, board))
     course.end, course.ended = now, reason_to_end
-    board.let_go()
+    board.release()
     return course
 
 

@@ -101,7 +101,7 @@ async def roll_out(
                 for fork in range(settings.forks_per_group)
             )
         )
-        board.let_go()
+        board.release()
         if on_group is not None:
             on_group(group.number)
         return group, forks

@@ -1,1 +1,1 @@
-"""Frozen mid-game positions: built offline, stored immutably, drawn as the starts of rollouts."""
+"""The state cache: frozen mid-game positions, built offline, stored immutably, sampled as start positions of rollouts."""

@@ -1,7 +1,7 @@
-"""Lets a state cache follow the policy: a share of its training positions gives way to boards that rollouts reached.
+"""Refreshes a state cache: a share of its training positions is replaced by boards that rollouts reached.
 
-Promises: held-out positions stay as they are, and nothing that stands among them, by id or as a board, comes into the
-training part; what comes in is spread over strata like everything else. Reads no file.
+Held-out positions stay the same. A reached position is excluded if a held-out position has its id, board or game. The reached
+positions are spread over strata. This module reads no file.
 """
 
 import random
@@ -18,59 +18,63 @@ from telemetry.errors import InputError
 def refresh(
     settings: CacheSettings, train: Sequence[Snapshot], held_out: Sequence[Snapshot], reached: Sequence[Snapshot]
 ) -> list[Snapshot]:
-    """The new training part, as large as `train`: what is left of it, then the reached positions that came in.
+    """The new training positions, as many as `train`: the positions that stay, then the reached positions.
 
-    Fewer come in than the share where the run has not reached so many that fit the years and phases of `settings`.
+    There are fewer reached positions than the share asks for if the run reached too few in the years and phases of `settings`.
+
+    Args:
+        settings: of the refreshed cache: the share, the run, the years and phases.
+        reached: positions of the run's rollouts, in any number.
 
     Raises:
-        InputError: none fits.
+        InputError: no reached position fits.
     """
     rng = random.Random(f"refresh from {settings.from_run} up to {settings.from_groups} with seed {settings.seed}")
-    fitting = _fitting(settings, [*train, *held_out], held_out, reached)
-    coming = _evenly(fitting, round(settings.on_policy_share * len(train)), rng)
-    if not coming:
+    fitting = _select_fitting(settings, [*train, *held_out], held_out, reached)
+    new = _choose_evenly(fitting, round(settings.on_policy_share * len(train)), rng)
+    if not new:
         raise InputError(
             f"run '{settings.from_run}' has reached no new position of {settings.first_year} to {settings.last_year} in the "
-            f"phases {', '.join(settings.phases)}: let it play on, or widen the years"
+            f"phases {', '.join(settings.phases)}: continue the run, or widen the years"
         )
-    staying = sorted(rng.sample(range(len(train)), len(train) - len(coming)))
-    return [*(train[place] for place in staying), *coming]
+    kept = sorted(rng.sample(range(len(train)), len(train) - len(new)))
+    return [*(train[index] for index in kept), *new]
 
 
-def _fitting(
+def _select_fitting(
     settings: CacheSettings, present: Sequence[Snapshot], held_out: Sequence[Snapshot], reached: Sequence[Snapshot]
 ) -> list[Snapshot]:
-    """Reached positions of the right years and phases, each board once and none that is there already."""
-    taken = {board_key(snapshot) for snapshot in present}
-    kept_apart = {snapshot.snapshot_id for snapshot in held_out} | {snapshot.game_id for snapshot in held_out}
+    """Reached positions in the right years and phases, one per board, without boards that the cache already has."""
+    known_boards = {board_key(snapshot) for snapshot in present}
+    excluded = {snapshot.snapshot_id for snapshot in held_out} | {snapshot.game_id for snapshot in held_out}
     fitting = []
     for snapshot in reached:
-        wanted = snapshot.season + snapshot.phase_type in settings.phases
+        in_phases = snapshot.season + snapshot.phase_type in settings.phases
         in_years = settings.first_year <= snapshot.year <= settings.last_year
-        if wanted and in_years and not kept_apart & {snapshot.snapshot_id, snapshot.game_id}:
+        if in_phases and in_years and not excluded & {snapshot.snapshot_id, snapshot.game_id}:
             key = board_key(snapshot)
-            if key not in taken:
-                taken.add(key)
+            if key not in known_boards:
+                known_boards.add(key)
                 fitting.append(snapshot)
     return fitting
 
 
-def _evenly(fitting: list[Snapshot], count: int, rng: random.Random) -> list[Snapshot]:
-    """At most `count`, out of the stratum that has given the fewest, and a few of each start group only."""
-    lots = {snapshot.snapshot_id: rng.random() for snapshot in fitting}
+def _choose_evenly(fitting: list[Snapshot], count: int, rng: random.Random) -> list[Snapshot]:
+    """At most `count` positions, round by round over the strata, and at most SNAPSHOTS_PER_GAME of each start group."""
+    ranks = {snapshot.snapshot_id: rng.random() for snapshot in fitting}
     strata: dict[object, list[Snapshot]] = {}
-    for snapshot in sorted(fitting, key=lambda snapshot: lots[snapshot.snapshot_id]):
+    for snapshot in sorted(fitting, key=lambda snapshot: ranks[snapshot.snapshot_id]):
         strata.setdefault(stratum_of(snapshot), []).append(snapshot)
-    games: Counter[str] = Counter()
+    chosen_per_group: Counter[str] = Counter()
     chosen: list[Snapshot] = []
     while strata and len(chosen) < count:
         for stratum in sorted(strata, key=str):
-            left = strata[stratum]
-            while left and games[left[-1].game_id] >= SNAPSHOTS_PER_GAME:
-                left.pop()
-            if left and len(chosen) < count:
-                chosen.append(left.pop())
-                games[chosen[-1].game_id] += 1
-            if not left:
+            remaining = strata[stratum]
+            while remaining and chosen_per_group[remaining[-1].game_id] >= SNAPSHOTS_PER_GAME:
+                remaining.pop()
+            if remaining and len(chosen) < count:
+                chosen.append(remaining.pop())
+                chosen_per_group[chosen[-1].game_id] += 1
+            if not remaining:
                 del strata[stratum]
     return chosen

@@ -1,12 +1,12 @@
-"""Draws the positions that a step's rollouts start from, and the power that the policy plays in each.
+"""Samples the start positions of a step, and the power that the policy plays in each.
 
-Promises: the draw depends on its arguments alone, seed and step among them, so a step can be drawn again at any
-time and in any order. Reads no file: what past groups taught comes from the caller as plain numbers.
+A sample depends only on the arguments, including seed and step, so any step can be sampled again. This module reads no file;
+the caller passes the spread of returns of past groups as numbers.
 
-    uniform     every position alike
-    stratified  every stratum alike, and every position of a stratum
-    learnable   positions whose past groups had spread in their returns come more often: prioritised level replay
-                (Jiang et al. 2021), with the spread in the place of the value loss; a floor keeps every position in play
+    uniform     all positions have equal probability
+    stratified  all strata have equal probability, and all positions within a stratum
+    learnable   positions whose past groups had a high spread of returns are more probable: prioritised level replay
+                (Jiang et al. 2021) with the spread instead of the value loss; FLOOR keeps every position possible
 """
 
 import random
@@ -21,7 +21,7 @@ from telemetry.errors import InputError
 Sampling = Literal["uniform", "stratified", "learnable"]
 
 FLOOR = 0.25
-"""Share of the learnable draws that is uniform: a position without spread still comes at a quarter of the usual rate."""
+"""Share of learnable draws that is uniform: a position without spread keeps a quarter of its uniform probability."""
 
 
 def sample_start_positions(
@@ -33,20 +33,19 @@ def sample_start_positions(
     sampling: Sampling = "uniform",
     spreads: Mapping[str, float] | None = None,
 ) -> list[tuple[Snapshot, str]]:
-    """`count` positions, each with a power that still has units there.
+    """`count` positions, each with a power that has units there.
 
-    None comes twice before all were drawn; where strata are drawn alike, before all of its stratum were.
+    A position repeats only after all positions were drawn; with "stratified", after all positions of its stratum were.
 
     Args:
-        spreads: mean spread of the returns of past groups by snapshot id, for "learnable"; a position that is not
-            among them counts as one of middling spread.
+        spreads: mean spread of the returns of past groups by snapshot id, for "learnable"; a missing position gets the mean.
 
     Raises:
-        InputError: there is nothing to draw from.
+        InputError: there are no positions.
     """
     if not snapshots:
         raise InputError("There are no positions to draw from. Build the state cache first.")
-    # Seeded with a text: Python hashes it the same way in every process, unlike a tuple.
+    # A string seed gives the same numbers in every process; a tuple's hash does not.
     rng = random.Random(f"start positions of step {step} with seed {seed}")
     if sampling == "stratified":
         drawn = _draw_strata(snapshots, count, rng)
@@ -58,12 +57,14 @@ def sample_start_positions(
 
 
 def learnable_weights(snapshots: Sequence[Snapshot], spreads: Mapping[str, float]) -> list[float]:
-    """Probability of each position in a single learnable draw; [] while nothing is known of any of them."""
+    """Probability of each position in one learnable draw, FLOOR / n + (1 - FLOOR) * spread / sum; [] if all known spreads are
+    0.
+    """
     known = [spreads[snapshot.snapshot_id] for snapshot in snapshots if snapshot.snapshot_id in spreads]
     if not any(known):
         return []
-    middling = fmean(known)
-    scores = [spreads.get(snapshot.snapshot_id, middling) for snapshot in snapshots]
+    mean = fmean(known)
+    scores = [spreads.get(snapshot.snapshot_id, mean) for snapshot in snapshots]
     total = sum(scores)
     return [FLOOR / len(scores) + (1 - FLOOR) * score / total for score in scores]
 
@@ -76,24 +77,24 @@ def _draw_uniform(snapshots: Sequence[Snapshot], count: int, rng: random.Random)
 
 
 def _draw_strata(snapshots: Sequence[Snapshot], count: int, rng: random.Random) -> list[Snapshot]:
-    """Round after round, one position of each stratum, the strata of a round in any order."""
+    """Round after round, one position of each stratum; strata of a round in random order."""
     members: dict[Stratum, list[Snapshot]] = {}
     for snapshot in snapshots:
         members.setdefault(stratum_of(snapshot), []).append(snapshot)
-    left: dict[Stratum, list[Snapshot]] = {}
+    remaining: dict[Stratum, list[Snapshot]] = {}
     drawn: list[Snapshot] = []
     while len(drawn) < count:
         for stratum in rng.sample(sorted(members), min(count - len(drawn), len(members))):
-            if not left.get(stratum):
-                left[stratum] = rng.sample(members[stratum], len(members[stratum]))
-            drawn.append(left[stratum].pop())
+            if not remaining.get(stratum):
+                remaining[stratum] = rng.sample(members[stratum], len(members[stratum]))
+            drawn.append(remaining[stratum].pop())
     return drawn
 
 
 def _draw_weighted(snapshots: Sequence[Snapshot], weights: Sequence[float], count: int, rng: random.Random) -> list[Snapshot]:
-    """Without putting back: the positions of the earliest arrivals, each arriving at a rate of its weight."""
+    """Weighted draws without replacement: the positions with the earliest exponential arrivals, at the rate of their weights."""
     drawn: list[Snapshot] = []
     while len(drawn) < count:
-        arrivals = sorted((rng.expovariate(weight), place) for place, weight in enumerate(weights))
-        drawn += [snapshots[place] for _, place in arrivals[: count - len(drawn)]]
+        arrivals = sorted((rng.expovariate(weight), index) for index, weight in enumerate(weights))
+        drawn += [snapshots[index] for _, index in arrivals[: count - len(drawn)]]
     return drawn

@@ -1,4 +1,4 @@
-"""Settings of the state cache: how many positions, from which years, reached by which players."""
+"""Settings of the state cache: number, years and phases of positions, and the players of the source games."""
 
 from typing import Annotated, Literal, Self
 
@@ -40,13 +40,13 @@ class CacheSettings(BaseModel):
 
     @property
     def scripted(self) -> Self:
-        """These settings without the share of a run: what a refreshed cache rests on."""
-        plain = type(self)()
-        taken = ("from_run", "from_groups", "on_policy_share")
-        return self.model_copy(update={name: getattr(plain, name) for name in taken})
+        """These settings without positions of a run: those of the cache that a refresh starts from."""
+        defaults = type(self)()
+        reset = ("from_run", "from_groups", "on_policy_share")
+        return self.model_copy(update={name: getattr(defaults, name) for name in reset})
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Self:
+    def _check_consistency(self) -> Self:
         if self.first_year > self.last_year:
             raise ValueError(f"first_year {self.first_year} lies after last_year {self.last_year}: swap them")
         if bool(self.from_run) != bool(self.from_groups):

@@ -1,9 +1,8 @@
-"""Keeps the state cache on disk: one immutable folder per version, found again by its settings.
+"""The state cache on disk: one immutable folder per version, found by its settings.
 
-Owns the layout `v-<settings hash>/` with `train.arrow`, `held_out.arrow` and `manifest.json`. Promises: a
-folder is published whole (written aside, synced, renamed, its manifest written last) and never changed;
-whatever is cut, altered or of another schema is refused with the name of the file. Knows nothing of how
-positions are made or drawn.
+The layout is `v-<settings hash>/` with `train.arrow`, `held_out.arrow` and `manifest.json`. A folder is published whole: it is
+written under another name, synced, and renamed. It never changes afterwards. A file that is incomplete, changed or of another
+schema is refused, and the message names the file.
 """
 
 import json
@@ -44,42 +43,42 @@ class StateCache:
     path: Path
     """Its folder."""
     settings: CacheSettings
-    """What it was built from."""
+    """The settings it was built from."""
     train: tuple[Snapshot, ...]
-    """Positions to train from."""
+    """Training positions."""
     held_out: tuple[Snapshot, ...]
     """Positions for evaluation only, from other games."""
 
 
 def version_name(settings: CacheSettings) -> str:
-    """Folder name of the cache with these settings and this schema."""
+    """Folder name of the cache with these settings and the current schema."""
     content = f"{SCHEMA_VERSION} {settings.model_dump_json()}"
     return "v-" + blake2b(content.encode(), digest_size=6).hexdigest()
 
 
 def find_cache(root: Path, settings: CacheSettings) -> Path | None:
-    """The published folder with these settings under `root`; None if it is not there."""
+    """The published folder for these settings under `root`; None if there is none."""
     path = root / version_name(settings)
     return path if (path / MANIFEST).is_file() else None
 
 
 def write_cache(root: Path, settings: CacheSettings, train: Sequence[Snapshot], held_out: Sequence[Snapshot]) -> Path:
-    """Publish a version and return its folder; one that is already published stays as it is.
+    """Publish a version and return its folder. A version that is already published is not changed.
 
     Raises:
-        DataError: the folder's name is taken by something that was never published.
+        DataError: the folder exists but was never published.
     """
     final = root / version_name(settings)
     if find_cache(root, settings) is not None:
         return final
     root.mkdir(parents=True, exist_ok=True)
-    aside = root / f".{final.name}-{secrets.token_hex(4)}"
-    aside.mkdir()
+    temporary = root / f".{final.name}-{secrets.token_hex(4)}"
+    temporary.mkdir()
     try:
         files = {}
         for part, snapshots in zip(PARTS, (train, held_out), strict=True):
             content = _encode(snapshots)
-            _write_synced(aside / f"{part}.arrow", content)
+            _write_synced(temporary / f"{part}.arrow", content)
             files[f"{part}.arrow"] = {
                 "rows": len(snapshots),
                 "bytes": len(content),
@@ -94,33 +93,33 @@ def write_cache(root: Path, settings: CacheSettings, train: Sequence[Snapshot], 
             },
             "files": files,
         }
-        _write_synced(aside / MANIFEST, json.dumps({**body, "sha256": _body_hash(body)}, indent=2).encode())
-        _sync_folder(aside)
+        _write_synced(temporary / MANIFEST, json.dumps({**body, "sha256": _body_hash(body)}, indent=2).encode())
+        _sync_folder(temporary)
         try:
-            aside.rename(final)
+            temporary.rename(final)
         except OSError as error:
-            # Another process published the same version meanwhile: equal settings, equal content.
+            # Another process may have published the same version meanwhile. Equal settings give equal content.
             if find_cache(root, settings) is None:
                 if not final.exists():
                     raise
                 raise DataError(
-                    f"{final} stands in the way: it holds no {MANIFEST}, so it is no state cache. Delete it."
+                    f"{final} already exists but has no {MANIFEST}, so it is not a state cache. Delete it."
                 ) from error
         _sync_folder(root)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
     return final
 
 
 def open_cache(path: Path, wanted: CacheSettings | None = None) -> StateCache:
-    """Read a version, verified to the last byte.
+    """Read and verify a version.
 
     Args:
-        wanted: settings by which the folder was found; None: whichever it was built from.
+        wanted: settings by which the folder was found; None accepts any settings.
 
     Raises:
         InputError: there is no such folder.
-        DataError: a file is missing, cut, altered, or of another schema, or the cache was built from other settings.
+        DataError: a file is missing, incomplete, changed or of another schema, or the cache was built from other settings.
     """
     if not path.is_dir():
         raise InputError(f"There is no state cache at {path}. Build it first.")
@@ -128,9 +127,9 @@ def open_cache(path: Path, wanted: CacheSettings | None = None) -> StateCache:
     try:
         settings = CacheSettings.model_validate(manifest["settings"])
     except ValidationError as error:
-        raise DataError(f"{path / MANIFEST} holds settings of another version ({error}). Build the state cache again.") from error
+        raise DataError(f"{path / MANIFEST} has settings of another version ({error}). Build the state cache again.") from error
     if wanted not in (None, settings):
-        raise DataError(f"{path} holds a cache of other settings than its name says. Delete it and build the state cache again.")
+        raise DataError(f"{path} was built from other settings than its name says. Delete it and build the state cache again.")
     train, held_out = (_read_part(path / f"{part}.arrow", manifest["files"][f"{part}.arrow"]) for part in PARTS)
     return StateCache(path=path, settings=settings, train=train, held_out=held_out)
 
@@ -160,14 +159,14 @@ def _read_part(path: Path, entry: dict[str, Any]) -> tuple[Snapshot, ...]:
 def _read_manifest(path: Path) -> dict[str, Any]:
     try:
         body = json.loads(_read_bytes(path))
-        stated = body.pop("sha256")
+        stated_hash = body.pop("sha256")
         version = body["schema_version"]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{path} is no manifest of a state cache ({error!r}). Build the state cache again.") from error
-    if stated != _body_hash(body):
-        raise DataError(f"{path} was altered after it was written. Delete its folder and build the state cache again.")
+        raise DataError(f"{path} is not the manifest of a state cache ({error!r}). Build the state cache again.") from error
+    if stated_hash != _body_hash(body):
+        raise DataError(f"{path} was changed after it was written. Delete its folder and build the state cache again.")
     if version != SCHEMA_VERSION:
-        raise DataError(f"{path} has schema version {version}, this program reads {SCHEMA_VERSION}. Build the state cache again.")
+        raise DataError(f"{path} has schema version {version}; this program reads {SCHEMA_VERSION}. Build the state cache again.")
     return dict(body)
 
 

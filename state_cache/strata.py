@@ -1,7 +1,4 @@
-"""Which positions resemble one another: strata by game year, kind of phase, and balance of power.
-
-Pure: a stratum is read off a snapshot's own columns. Owns the words for the balance of power.
-"""
+"""Strata of positions: game year, type of phase, and balance of power, computed from a snapshot's columns."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -10,18 +7,21 @@ from typing import NamedTuple
 from game.snapshot import Snapshot
 
 BALANCES = ((5, "level"), (7, "ahead"), (34, "far ahead"))
-"""Most centres of the leading power, and the word for it: about a third of what scripted players reach by 1907 each."""
+"""Largest centre count of the leading power, and the name of the stratum.
+
+Each holds about a third of the positions that scripted players reach by 1907.
+"""
 
 
 class Stratum(NamedTuple):
-    """Positions of one year, one kind of phase and one balance of power; sorts by them."""
+    """Positions of one year, one type of phase and one balance of power; sorts in that order."""
 
     year: int
     """Game year."""
     phase_type: str
     """"M", "R" or "A"."""
     balance: int
-    """Place in BALANCES."""
+    """Index in BALANCES."""
 
     def __str__(self) -> str:
         return f"{self.year} {self.phase_type} {BALANCES[self.balance][1]}"
@@ -29,11 +29,11 @@ class Stratum(NamedTuple):
 
 def stratum_of(snapshot: Snapshot) -> Stratum:
     """The stratum of a position."""
-    lead = max(snapshot.centres)
-    balance = next(place for place, (most, _) in enumerate(BALANCES) if lead <= most)
+    most_centres = max(snapshot.centres)
+    balance = next(index for index, (limit, _) in enumerate(BALANCES) if most_centres <= limit)
     return Stratum(snapshot.year, snapshot.phase_type, balance)
 
 
 def count_strata(snapshots: Iterable[Snapshot]) -> dict[Stratum, int]:
-    """Positions per stratum that has any, in order."""
+    """Number of positions per stratum, sorted by stratum; empty strata are missing."""
     return dict(sorted(Counter(map(stratum_of, snapshots)).items()))

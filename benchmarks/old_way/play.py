@@ -24,7 +24,7 @@ from game.legal import WAIVE, LegalOrders, OrderKind
 from game.players import player
 from game.prompt_settings import DEFAULT_PROMPTS, PromptSettings
 from game.prompts import board_text, power_text, rules_text
-from game.scores import Standing, horizon_reached, standing
+from game.scores import Standing, compute_standing, horizon_reached
 from inference.engine import Generation, GenerationRequest
 from rollouts.seeds import dice, seed_of
 
@@ -254,7 +254,7 @@ class _Fork:
     def is_over(self, clock: StageClock) -> bool:
         with clock("games"):
             if self.now is None:
-                self.now = standing(self.board)
+                self.now = compute_standing(self.board)
             return self.board.is_over or (
                 self.ply > 0
                 and (horizon_reached(self.start, self.board.phase, self.years) or not self.board.is_alive(self.power))
@@ -284,7 +284,7 @@ class _Fork:
                 )
             )
         played = self.board.step(orders)
-        self.now = standing(self.board, before, played)
+        self.now = compute_standing(self.board, before, played)
         self.ply += 1
 
     def ended(self) -> list[Row]:

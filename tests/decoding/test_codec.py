@@ -1,4 +1,4 @@
-"""Text becomes ids segment by segment and line by line, each text once."""
+"""Prompts are encoded by segment and orders by line; each text is tokenised once."""
 
 import json
 import shutil

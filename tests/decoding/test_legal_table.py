@@ -1,6 +1,4 @@
-"""The automaton accepts exactly the legal sets, each by one path, in either notation; everything else that claims to be a table
-is refused.
-"""
+"""The automaton accepts exactly the legal sets, each by one path, in either notation. Damaged tables are refused."""
 
 import asyncio
 import itertools
@@ -70,7 +68,7 @@ def completions(table: LegalTable, node: int = 0) -> Iterator[tuple[int, ...]]:
 
 
 def legal_sets(legal: LegalOrders) -> set[tuple[str, ...]]:
-    """Every legal order set, by brute force over what `admits` says, in canonical form."""
+    """Every legal order set in canonical form, by brute force with `admits`."""
     texts = [text for options in legal.options for text in options]
     if legal.kind == OrderKind.BUILD:
         texts.append("WAIVE")
@@ -155,7 +153,7 @@ def test_bytes_round_trip(tokens: Tokens, legal: LegalOrders):
 
 
 def test_every_single_integer_changed_is_refused_or_still_a_sound_table(tokens: Tokens):
-    """No alteration may give a table on which a walk could loop, leave the vocabulary, or find nothing allowed."""
+    """No change may give a table with a loop, a token outside the vocabulary, or a node without allowed tokens."""
     data, size = tokens.tables.table(RETREAT).to_bytes(), tokens.codec.vocabulary_size
     words = np.frombuffer(data, "<i4")
     refused = 0
@@ -185,7 +183,7 @@ def test_equal_legal_orders_share_one_table(tokens: Tokens):
 
 
 def test_scripted_orders_have_a_path_too(tables: TableBuilder):
-    """What the teacher orders can be imitated: every scripted order set is spelled by the table."""
+    """Orders of scripted players can be imitated: the table spells every scripted order set."""
     dice, board = random.Random(5), Board.start()
     for _ in range(25):
         legal = board.legal_orders()
@@ -214,10 +212,10 @@ def test_what_is_not_legal_cannot_be_spelled(tokens: Tokens):
 
 
 @pytest.mark.parametrize("notation", ["full", "slot"])
-@pytest.mark.parametrize("told", ["none", "factored", "lines"])
-def test_a_fork_is_played_in_every_way_of_writing_prompts(model, uniform_engine, positions, told: str, notation: str):
-    """Prompts, completions and orders fit together down to the board, which refuses nothing."""
-    prompts = PromptSettings.model_validate({"legal_orders": told, "order_notation": notation})
+@pytest.mark.parametrize("listed", ["none", "factored", "lines"])
+def test_a_fork_is_played_in_every_way_of_writing_prompts(model, uniform_engine, positions, listed: str, notation: str):
+    """Prompts, completions and orders fit together, and the board rejects no order."""
+    prompts = PromptSettings.model_validate({"legal_orders": listed, "order_notation": notation})
     tokens = Tokens(Codec(model), prompts)
     plan = ForkPlan(
         name="fork",

@@ -1,4 +1,4 @@
-"""Whatever the legal orders, in either notation: the table is exactly their sets, and no completion can go wrong."""
+"""For any legal orders in either notation, the table accepts exactly the legal sets, and every path ends."""
 
 import itertools
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from decoding.codec import Codec
 from decoding.legal_table import END, LegalTable, TableBuilder, _assemble
 from game.legal import LegalOrders, OrderKind
-from game.notation import answers
+from game.notation import option_lines
 from rollouts.fork import Tokens
 from telemetry.errors import InputError
 
@@ -21,7 +21,7 @@ EITHER = settings(max_examples=80, deadline=None, suppress_health_check=[HealthC
 
 
 def orders_of(kind: OrderKind, place: str) -> list[str]:
-    """Every order of one site that may be drawn, the awkward ones first: coasts, convoys, and texts that begin another."""
+    """Orders of one site to draw from, including coasts, convoys, and texts that are a prefix of another."""
     if kind is OrderKind.BUILD:
         return [f"A {place} B", *(f"F {place}{coast} B" for coast in ENDS)]
     if kind is OrderKind.DISBAND:
@@ -61,10 +61,10 @@ def completions(table: LegalTable, node: int = 0) -> Iterator[tuple[int, ...]]:
 
 
 def spelled_sets(codec: Codec, builder: TableBuilder, legal: LegalOrders) -> dict[tuple[int, ...], tuple[str, ...]]:
-    """Every legal set by brute force, and its tokens line by line: what the table has to accept, and nothing else."""
+    """Oracle: token ids -> orders of every legal set, by brute force. The table must accept exactly these."""
     texts = sorted({text for own in legal.options for text in own} | ({"WAIVE"} if legal.kind is OrderKind.BUILD else set()))
     line_of = {"WAIVE": "WAIVE"}
-    for own, lines in zip(legal.options, answers(legal, builder._notation), strict=True):
+    for own, lines in zip(legal.options, option_lines(legal, builder._notation), strict=True):
         line_of |= zip(own, lines, strict=True)
     found = {}
     for orders in itertools.product(texts, repeat=legal.picks):
@@ -79,15 +79,15 @@ def spelled_sets(codec: Codec, builder: TableBuilder, legal: LegalOrders) -> dic
 @given(legal=legal_orders())
 def test_a_table_is_exactly_the_legal_sets_each_spelled_in_one_way(tokens: Tokens, notation, legal: LegalOrders):
     builder = TableBuilder(tokens.codec, notation)
-    table, wanted = builder.table(legal), spelled_sets(tokens.codec, builder, legal)
+    table, expected = builder.table(legal), spelled_sets(tokens.codec, builder, legal)
     accepted = list(completions(table))
     assert len(accepted) == len(set(accepted)) == legal.count()
-    assert set(accepted) == set(wanted)
+    assert set(accepted) == set(expected)
     assert max(map(len, accepted)) == table.longest
-    for ids, orders in wanted.items():
+    for ids, orders in expected.items():
         assert builder.read(ids, legal) == list(orders)
         assert builder.spell(orders, legal) == list(ids)
-        # Canonical: each line is as the tokenizer spells it, so no set has a second path that only decoding would tell.
+        # Each line is the tokenizer's own encoding, so no set has a second path that decodes to the same text.
         assert tokens.codec.decode(ids[:-1]).split("\n") == [
             tokens.codec.decode(tokens.codec.encode_order(line)) for line in tokens.codec.decode(ids[:-1]).split("\n")
         ]
@@ -106,7 +106,7 @@ def test_nothing_legal_begins_something_legal_and_every_walk_ends_in_time(tokens
 
 @EITHER
 @given(legal=legal_orders())
-def test_what_travelled_is_checked_and_the_same(tokens: Tokens, legal: LegalOrders):
+def test_a_table_read_from_bytes_is_checked_and_equal(tokens: Tokens, legal: LegalOrders):
     table = tokens.tables.table(legal)
     again = LegalTable.from_bytes(table.to_bytes(), tokens.codec.vocabulary_size)
     for name in ("offsets", "token_ids", "next_nodes"):
@@ -116,7 +116,7 @@ def test_what_travelled_is_checked_and_the_same(tokens: Tokens, legal: LegalOrde
 
 @pytest.mark.parametrize("second", [(4, 5), (4, 5, 6), (4,)], ids=["the same", "longer", "shorter"])
 def test_options_that_no_end_mark_parts_are_refused(second: tuple[int, ...]):
-    with pytest.raises(InputError, match="no end mark parts them"):
+    with pytest.raises(InputError, match="no end mark separates them"):
         _assemble([[((4, 5), END), (second, END)]])
 
 

@@ -1,4 +1,4 @@
-"""An interval covers what it says it covers, and there is none where it could not."""
+"""Intervals have their nominal coverage, and there is none with too few clusters."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evaluation.intervals import FEWEST_CLUSTERS, Estimate, clusters_for_width, clusters_to_show, counted, estimate
+from evaluation.intervals import FEWEST_CLUSTERS, Estimate, clusters_for_width, clusters_to_show, estimate, format_count
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -17,7 +17,7 @@ def width(found: Estimate) -> float:
 
 
 def test_the_interval_resamples_whole_clusters():
-    """Ten copies of a position carry the information of one: the interval must not shrink."""
+    """Ten copies of a position contain the information of one, so the interval must not become narrower."""
     values, clusters = np.array([0.0, 1.0, 0.0, 1.0, 1.0, 0.0]), np.arange(6)
     once = estimate(values, clusters, 4000, 0)
     copied = estimate(np.repeat(values, 10), np.repeat(clusters, 10), 4000, 0)
@@ -36,29 +36,31 @@ def test_the_interval_of_a_known_spread():
 def test_too_few_clusters_have_no_interval_and_the_sentence_says_how_many_it_takes(count: int):
     found = estimate(np.repeat(np.arange(count), 3), np.repeat(np.arange(count), 3), 200, 0)
     assert (found.interval, found.rounded(), found.clusters) == (None, None, count)
-    assert found.words("+.2f", "source games") == f"no interval: {counted(count, 'source games')}, and an interval takes 6"
+    assert (
+        found.describe("+.2f", "source games") == f"no interval: {format_count(count, 'source games')}, and an interval takes 6"
+    )
     share = estimate(np.zeros(count), np.arange(count), 200, 0, share=True)
-    assert share.interval is None, "Wilson's neither"
+    assert share.interval is None, "there is no Wilson interval either"
 
 
-def test_an_interval_is_said_as_one():
+def test_an_interval_is_described():
     found = Estimate(mean=1.0, low=0.5, high=1.5, clusters=8)
-    assert found.words("+.2f") == "95 % interval [+0.50, +1.50]" and found.rounded() == [0.5, 1.5]
+    assert found.describe("+.2f") == "95 % interval [+0.50, +1.50]" and found.rounded() == [0.5, 1.5]
 
 
-def test_a_share_of_which_every_cluster_says_the_same_is_not_certain():
+def test_a_share_equal_in_all_clusters_gets_wilsons_interval():
     none, all_of_them = (estimate(np.full(8, value), np.arange(8), 200, 0, share=True) for value in (0.0, 1.0))
-    assert none.interval == pytest.approx((0, 0.3244), abs=1e-4), "Wilson's of 0 of 8"
+    assert none.interval == pytest.approx((0, 0.3244), abs=1e-4), "Wilson's interval of 0 of 8"
     assert all_of_them.interval == pytest.approx((1 - 0.3244, 1), abs=1e-4)
 
 
-def test_no_number_of_clusters_is_asked_for_that_would_have_no_interval():
+def test_needed_clusters_are_at_least_the_fewest_for_an_interval():
     assert clusters_for_width([1.0, 1.0, 1.0], 0.5) == FEWEST_CLUSTERS
     assert clusters_to_show([1.0] * 6) == FEWEST_CLUSTERS and clusters_to_show([1.0] * 5) is None
 
 
-def test_nobody_draws_an_interval_of_his_own():
-    """Resampling is done in one place of the whole project, so no figure can have an interval of another kind."""
+def test_only_the_intervals_module_resamples():
+    """Only `evaluation.intervals` resamples, so all intervals of the project are of one kind."""
     owner = ROOT / "evaluation" / "intervals.py"
     folders = ("benchmarks", "cli", "evaluation", "flows", "reports", "tasks", "telemetry", "training", "inference", "storage")
     files = [file for folder in folders for file in (ROOT / folder).rglob("*.py") if file != owner]
@@ -67,10 +69,10 @@ def test_nobody_draws_an_interval_of_his_own():
 
 
 def draws(kind: str, clusters: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray, float]:
-    """Values and clusters of one experiment, and the mean that is to be covered."""
+    """Values and clusters of one experiment, and the true mean."""
     sizes = generator.integers(1, 8, clusters)  # source games give one position or several
     names = np.repeat(np.arange(clusters), sizes)
-    if kind == "gains":  # centres gained: whole numbers, alike within a game
+    if kind == "gains":  # centres gained: whole numbers, correlated within a game
         values = np.rint(np.repeat(generator.normal(0.6, 1.0, clusters), sizes) + generator.normal(0, 1.2, len(names)))
         return values, names, 0.6
     shares = generator.beta(2, 4, clusters)  # share of draws that solve a position

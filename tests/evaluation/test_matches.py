@@ -1,4 +1,4 @@
-"""Players of a match sit alike: on every power equally often, from the same starts, with the same luck; the counts add up."""
+"""Matches: every player plays all powers equally often, with the same starts and random numbers; counts add up."""
 
 import asyncio
 from collections import Counter
@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evaluation.contestants import Contestant, contestants
-from evaluation.match_files import MatchRecord, games_done, keep_game, match_label, read_matches, write_match
+from evaluation.contestants import Contestant, resolve_contestants
+from evaluation.match_files import MatchRecord, append_game, match_label, read_games, read_matches, write_match
+from evaluation.match_table import games_for_width, match_table, rate_players
 from evaluation.matches import GameResult, plan_match, play_match, rounds_for
 from evaluation.settings import MatchSettings
-from evaluation.standings import games_for_width, match_table, rate
 from flows.play_match import told
 from game.board import POWERS, Board
 from game.players import player
@@ -32,7 +32,7 @@ def played(settings: MatchSettings, rounds: int = 2, deciders=None, held_out=())
 
 @pytest.mark.parametrize("settings", [MIXED, ALONE], ids=["one table", "against six"])
 def test_every_player_is_counted_on_every_power_equally_often(settings: MatchSettings):
-    """Over as many rounds as there are players, which is when the extra seats have gone round."""
+    """Over as many rounds as there are players, so that each player has had the extra seats."""
     counted = Counter((plan.seats[power], power) for plan in plan_match(settings, 3) for power in plan.measured)
     for name in settings.players:
         seats = {counted[name, power] for power in POWERS}
@@ -77,8 +77,8 @@ def test_the_wins_and_the_squares_of_a_game_add_up_to_one():
 
 
 def test_a_game_is_what_playing_it_out_gives():
-    """Against a loop over boards that knows nothing of matches, seats turned by hand."""
-    game = played(MIXED)[1]  # round 0, turned by one
+    """Oracle: a loop over boards without the match code, with the seats rotated by hand."""
+    game = played(MIXED)[1]  # round 0, rotated by one
     assert [game.seats[power] for power in POWERS] == ["mover", "random", "dumbbot", "mover", "random", "dumbbot", "dumbbot"]
     board = Board.start()
     while board.year == 1901:
@@ -116,7 +116,7 @@ def test_win_is_most_centres_with_ties_split():
 
 
 def made_up(centres_by_round: list[dict[str, int]]) -> list[GameResult]:
-    """Games of two players, seat by seat alike within a round."""
+    """Games of two players with equal results in all seats of a round."""
     games = []
     for number, centres in enumerate(centres_by_round):
         for turn in range(7):
@@ -139,7 +139,7 @@ def made_up(centres_by_round: list[dict[str, int]]) -> list[GameResult]:
 
 
 def test_the_seven_games_of_a_round_carry_the_information_of_one():
-    """Players of equal strength whose luck changes from round to round only: seven turns must not narrow the interval."""
+    """Results vary only between rounds, so the seven games of a round must not make the interval narrower."""
     dice_rolls = np.random.default_rng(3).integers(0, 8, 40)
     games = made_up([{"a": int(roll), "b": 3} for roll in dice_rolls])
     settings = MatchSettings(players=("a", "b"), bootstrap=2000, measure="centres")
@@ -155,7 +155,7 @@ def test_differences_are_paired_so_luck_that_both_share_cancels():
     assert pair.difference.mean == pytest.approx(1) and pair.difference.high - pair.difference.low < 1e-9 and pair.shown
 
 
-def test_the_games_told_for_a_width_give_about_that_width():
+def test_games_for_width_give_about_that_width():
     settings = MatchSettings(players=("a", "b"), bootstrap=1000, measure="centres", width=1.0)
     rolls = np.random.default_rng(8).integers(0, 8, 200).tolist()
     needed = games_for_width(made_up([{"a": roll, "b": 3} for roll in rolls[:40]]), settings)
@@ -165,9 +165,9 @@ def test_the_games_told_for_a_width_give_about_that_width():
 
 
 def test_ratings_rise_with_winning_and_stay_with_ties():
-    better = rate(made_up([{"a": 5, "b": 3}] * 6), ("a", "b"))
+    better = rate_players(made_up([{"a": 5, "b": 3}] * 6), ("a", "b"))
     assert better["a"][0] > 30 > 20 > better["b"][0] and better["a"][1] < 25 / 3
-    even = rate(made_up([{"a": 4, "b": 4}] * 6), ("a", "b"))
+    even = rate_players(made_up([{"a": 4, "b": 4}] * 6), ("a", "b"))
     assert even["a"][0] == pytest.approx(even["b"][0])
 
 
@@ -176,7 +176,7 @@ def test_games_are_rounded_up_to_whole_rounds():
 
 
 def test_few_rounds_at_one_table_show_no_difference_and_say_how_many_it_takes():
-    """Each of the two rounds has seven games, which bear intervals of the players but not of the difference."""
+    """Two rounds of seven games allow intervals of the players, but not of their difference."""
     settings = MatchSettings(players=("a", "b"), bootstrap=200, measure="centres")
     games = [replace(game, cluster=f"game {game.key}") for game in made_up([{"a": 9, "b": 3}] * 2)]
     table = match_table(games, settings)
@@ -198,11 +198,11 @@ def test_games_of_one_source_game_are_a_match_without_intervals(positions):
 def test_a_match_is_kept_game_by_game_and_read_back(tmp_path: Path):
     paths, games, label = RunPaths(tmp_path), played(MIXED), "label"
     for game in games[:3]:
-        keep_game(paths, label, game)
+        append_game(paths, label, game)
     with open(tmp_path / "scores" / "matches" / "label.jsonl", "ab") as file:
         file.write(b'\n{"key": "cut in the mid')
-    keep_game(paths, label, games[3])
-    assert games_done(paths, label) == {game.key: game for game in games[:4]}
+    append_game(paths, label, games[3])
+    assert read_games(paths, label) == {game.key: game for game in games[:4]}
     players = tuple(Contestant(name=name) for name in MIXED.players)
     record = MatchRecord(label=label, settings=MIXED, players=players, table=match_table(games, MIXED), seconds=1.0)
     write_match(paths, record)
@@ -233,4 +233,4 @@ def test_the_label_is_of_the_question_and_not_of_how_much_is_played():
 def test_players_that_cannot_play_are_refused(names: list[str], complaint: str, tmp_path: Path):
     RunPaths(tmp_path / "mine").create().settings.write_text("{}")
     with pytest.raises(InputError, match=complaint):
-        contestants(names, "mine", tmp_path)
+        resolve_contestants(names, "mine", tmp_path)

@@ -1,11 +1,11 @@
-"""Repeated draws: the vote, its early end, which changes nothing but the cost, and the choice by playing out."""
+"""Repeated sampling: the vote, early stopping with an equal result, and the choice by playouts."""
 
 import asyncio
 import random
 
 import pytest
 
-from evaluation.repeated import RepeatedDecider, played_out, settled, vote
+from evaluation.repeated import RepeatedDecider, choose_by_playout, is_settled, vote
 from game.board import Board
 from game.legal import LegalOrders, OrderKind
 from game.players import player
@@ -30,7 +30,7 @@ def question(board: Board, power: str) -> Question:
 
 def test_each_unit_takes_the_order_that_most_draws_gave_it():
     sets = [["A MAR H", "A PAR - BUR"], ["A MAR - BUR", "A PAR - GAS"], ["A MAR - BUR", "A PAR - GAS"], ["A MAR H", "A PAR H"]]
-    assert vote(sets, MOVES) == ["A MAR H", "A PAR - GAS"], "a tie goes to what was drawn first"
+    assert vote(sets, MOVES) == ["A MAR H", "A PAR - GAS"], "in a tie the order drawn first wins"
 
 
 def test_builds_are_voted_on_as_whole_sets():
@@ -39,7 +39,7 @@ def test_builds_are_voted_on_as_whole_sets():
 
 @pytest.mark.parametrize("legal", [MOVES, BUILDS], ids=["units", "sets"])
 def test_a_vote_is_settled_exactly_when_no_completion_changes_it(legal: LegalOrders):
-    """Against trying every completion of every beginning of random sequences of draws."""
+    """Oracle: all continuations of random sequences of draws."""
     from itertools import product
 
     dice = random.Random(1)
@@ -52,7 +52,7 @@ def test_a_vote_is_settled_exactly_when_no_completion_changes_it(legal: LegalOrd
                 continue
             now = vote(drawn, legal)
             changed = any(vote([*drawn, *more], legal) != now for more in product(every, repeat=left))
-            assert settled(drawn, total, legal) == (not changed), (drawn, total)
+            assert is_settled(drawn, total, legal) == (not changed), (drawn, total)
 
 
 def test_an_early_end_gives_what_drawing_to_the_end_would_give(uniform_engine, tokens, positions):
@@ -71,7 +71,7 @@ def test_an_early_end_gives_what_drawing_to_the_end_would_give(uniform_engine, t
     assert saved >= 0
 
 
-def test_a_single_minded_policy_is_asked_little_more_than_half_as_often(uniform_engine, tokens, positions):
+def test_equal_draws_stop_after_little_more_than_half(uniform_engine, tokens, positions):
     class Same(RepeatedDecider):
         async def _draws(self, question, first, count):
             self.drawn += count
@@ -83,7 +83,7 @@ def test_a_single_minded_policy_is_asked_little_more_than_half_as_often(uniform_
 
 
 def test_playing_out_prefers_the_set_that_takes_centres():
-    """Fall 1901, an army beside an empty centre: whoever walks in has one more than whoever holds."""
+    """Autumn 1901, an army next to an empty centre: moving in gains one centre more than holding."""
     board, dice = Board.start(), random.Random(0)
     board.step(
         {"FRANCE": ["A PAR - PIC"]}
@@ -94,4 +94,4 @@ def test_playing_out_prefers_the_set_that_takes_centres():
     hold = [f"{site} H" for site in asked.legal.sites]
     take = ["A PIC - BEL" if site == "A PIC" else f"{site} H" for site in asked.legal.sites]
     assert "A PIC - BEL" in by_unit["PIC"]
-    assert asyncio.run(played_out(asked, [hold, hold, take])) == take
+    assert asyncio.run(choose_by_playout(asked, [hold, hold, take])) == take

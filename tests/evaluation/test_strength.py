@@ -1,4 +1,4 @@
-"""Strength is measured alike for all, and its interval knows that positions of one game are not independent."""
+"""Strength is measured in the same way for all players, and its interval treats a source game as one cluster."""
 
 import asyncio
 import math
@@ -25,7 +25,7 @@ def score(who: str, positions, engine=None, tokens=None, opponents: str = "rando
 
 
 def test_the_score_of_a_scripted_player_is_what_playing_it_out_gains(positions):
-    """Against a loop over boards that knows nothing of forks and plans."""
+    """Oracle: a loop over boards without forks and plans."""
     gains = []
     for snapshot in positions:
         able = sorted(
@@ -52,7 +52,7 @@ def test_the_score_of_a_scripted_player_is_what_playing_it_out_gains(positions):
 
 
 def test_every_player_meets_the_same_opponents_dice(uniform_engine, tokens, positions):
-    """The policy that draws what 'random' would is scored on the same plan: forks, positions and games are equal."""
+    """The policy and 'random' are scored with equal numbers of forks, positions and source games."""
     policy, random = score(POLICY, positions, uniform_engine(), tokens), score("random", positions)
     assert (
         (policy.forks, policy.positions, policy.source_games)
@@ -64,7 +64,7 @@ def test_every_player_meets_the_same_opponents_dice(uniform_engine, tokens, posi
 
 @pytest.mark.parametrize("games", [1, 2, 5])
 def test_positions_of_too_few_games_have_a_score_and_no_interval(positions, games: int):
-    """Two positions of one game are one cluster, however many positions they are."""
+    """All positions of one source game are one cluster."""
     some = [replace(each, game_id=f"game {place % games}") for place, each in enumerate(positions)]
     found = score("mover", some)
     assert (found.positions, found.source_games, found.low, found.high) == (8, games, None, None)
@@ -78,7 +78,7 @@ def test_a_score_has_the_interval_that_everything_else_has(positions):
 
 
 async def _gains(who: str, positions) -> tuple[list[float], list[str]]:
-    """Gains by fork, each from a score of one position and power."""
+    """Gains by fork, each from the score of one position."""
     values, games = [], []
     for each in positions:
         one = await measure_strength(who, "random", [each], SETTINGS.model_copy(update={"positions": 1}))
@@ -104,7 +104,7 @@ def test_seats_are_all_seven(uniform_engine, tokens, positions):
 
 
 def test_an_opening_says_how_sure_the_policy_was_of_each_order(uniform_engine, tokens, positions):
-    """The engine draws every legal token alike, so the whole order set has a probability that is known."""
+    """The engine draws legal tokens uniformly, so the probability of the order set is known."""
     openings = score(POLICY, positions, uniform_engine(), tokens).openings
     assert len(openings) == 8
     for opening in openings:
@@ -130,5 +130,5 @@ def test_a_score_is_read_back_as_it_was_kept(uniform_engine, tokens, positions, 
     assert read_score(paths, "base") == kept and read_scores(paths) == {"base": kept}
     assert read_score(paths, "trained") is None
     (paths.scores / "base.json").write_text("{")
-    with pytest.raises(DataError, match=r"base.json is no score"):
+    with pytest.raises(DataError, match=r"base.json is not a score"):
         read_score(paths, "base")

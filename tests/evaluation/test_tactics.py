@@ -1,4 +1,4 @@
-"""What a tactical position calls best is best: the engine tries every order set against every reply."""
+"""The listed best order sets of tactical positions are best: every order set is tried against every reply."""
 
 import asyncio
 from collections import Counter
@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from evaluation.tactics import TacticalPosition, load_positions, order_sets, prove, solve, value, worth
+from evaluation.tactics import TacticalPosition, load_positions, solve
 from game.board import Board
+from tests.evaluation.prove_tactics import order_sets, prove, value, worth
 
 POSITIONS = {position.name: position for position in load_positions()}
-DEAR = {"carry-to-tunis", "cut-serbia", "cut-sweden", "hold-brest", "hold-sevastopol", "hold-venice"}
-"""Proofs of more than a second."""
+SLOW_PROOFS = {"carry-to-tunis", "cut-serbia", "cut-sweden", "hold-brest", "hold-sevastopol", "hold-venice"}
+"""Positions whose proof takes more than a second."""
 
 
 def given(names: set[str], *, slow: bool = False) -> list:
@@ -19,21 +20,21 @@ def given(names: set[str], *, slow: bool = False) -> list:
     return [pytest.param(POSITIONS[name], id=name, marks=marks) for name in sorted(names)]
 
 
-@pytest.mark.parametrize("position", [*given(set(POSITIONS) - DEAR), *given(DEAR, slow=True)])
+@pytest.mark.parametrize("position", [*given(set(POSITIONS) - SLOW_PROOFS), *given(SLOW_PROOFS, slow=True)])
 def test_the_best_order_sets_are_exactly_those_of_the_largest_worth(position: TacticalPosition):
     _, best = prove(position)
     assert sorted(best) == sorted(position.best)
 
 
 @pytest.mark.parametrize("position", given(set(POSITIONS)))
-def test_a_position_can_be_played_and_is_no_foregone_conclusion(position: TacticalPosition):
+def test_a_position_is_legal_and_has_order_sets_that_are_not_best(position: TacticalPosition):
     legal = Board.restore(position.snapshot).legal_orders()[position.power]
     assert position.best and all(legal.admits(orders) for orders in position.best)
-    assert len(position.best) < legal.count(), "something else must be possible, and worse"
+    assert len(position.best) < legal.count(), "there must be a legal order set that is not best"
     assert position.idea.endswith(".")
 
 
-def test_there_are_twenty_and_more_with_the_themes_that_the_game_is_made_of():
+def test_there_are_twenty_or_more_positions_with_all_main_themes():
     themes = Counter(position.theme for position in POSITIONS.values())
     assert len(POSITIONS) >= 20
     assert {"support", "cut", "convoy", "dislodge", "standoff", "build", "disband", "retreat"} <= set(themes)
@@ -46,7 +47,7 @@ def test_a_claim_that_is_wrong_is_refuted():
 
 
 def test_worth_is_the_smallest_value_over_all_replies():
-    """Against loops that know nothing of order, bounds and killers."""
+    """Oracle: plain loops without move ordering, bounds and killers."""
     position = POSITIONS["venice-by-two-armies"]
     board = Board.restore(position.snapshot)
     replies = list(order_sets(board.legal_orders()["ITALY"]))
@@ -61,8 +62,8 @@ def test_worth_is_the_smallest_value_over_all_replies():
 
 def test_value_counts_centres_as_if_the_year_ended_now():
     board = Board.restore(POSITIONS["marseilles-back"].snapshot)
-    assert value(board, "FRANCE") == 1, "Paris; an Italian army stands on Marseilles"
-    assert value(board, "ITALY") == 4, "its three and Marseilles"
+    assert value(board, "FRANCE") == 1, "Paris; an Italian army is in Marseilles"
+    assert value(board, "ITALY") == 4, "its three centres and Marseilles"
 
 
 def test_a_player_is_scored_by_the_share_of_its_draws_that_are_best():

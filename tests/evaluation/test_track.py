@@ -1,12 +1,12 @@
-"""The strength over versions is what the score files say; who measures is a rule; what cannot be compared is refused."""
+"""Strength over versions is read from score files; which versions are measured; incomparable versions are refused."""
 
 from pathlib import Path
 
 import pytest
 
+from evaluation.match_table import Estimate
 from evaluation.score_files import ScoreRecord, write_score
 from evaluation.settings import EvaluationSettings
-from evaluation.standings import Estimate
 from evaluation.strength import POLICY, Score
 from evaluation.tactics import TacticsScore, write_tactics
 from evaluation.track import read_track, track_label

@@ -1,4 +1,4 @@
-"""Random games to hold the claims against."""
+"""Fixtures of the game tests: random games, and a position with a dislodged unit."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ SelfPlay = Callable[..., Iterator[Turn]]
 
 
 def _fierce(legal: LegalOrders, rng: random.Random) -> list[str]:
-    """The mover, but units help each other's moves: random games alone hardly ever dislodge anybody."""
+    """The mover with more supported moves: random games alone hardly ever dislodge a unit."""
     orders = mover(legal, rng)
     if legal.kind is not OrderKind.MOVEMENT:
         return orders
@@ -41,7 +41,7 @@ def _self_play(
     names: tuple[str, ...] = ("random", "mover", "fierce"),
     dropped: float = 0.0,
 ) -> Iterator[Turn]:
-    """Each phase of one game, before it is played: the board, its legal orders, the orders to come."""
+    """Yields each phase of one game before it is played: the board, its legal orders, the orders to play."""
     rng = random.Random(seed)
     board = Board.start()
     for _ in range(phases):
@@ -61,7 +61,7 @@ def self_play() -> SelfPlay:
 
 @pytest.fixture
 def trieste_falls() -> Board:
-    """Autumn retreats of 1901: Italy has driven the Austrian fleet out of Trieste."""
+    """Autumn retreats of 1901: Italy has dislodged the Austrian fleet in Trieste."""
     board = Board.start()
     board.step({"ITALY": ["A VEN - TYR", "A ROM - VEN", "F NAP H"]})
     board.step({"ITALY": ["A VEN - TRI", "A TYR S A VEN - TRI", "F NAP H"]})
@@ -70,5 +70,5 @@ def trieste_falls() -> Board:
 
 @pytest.fixture
 def blind_players() -> dict[str, Player]:
-    """Players that look at legal orders alone, and the fierce one of these tests."""
+    """Players that need no board, and the fierce player of these tests."""
     return {name: _TABLE[name] for name in ("hold", "random", "mover", "fierce")}

@@ -1,4 +1,4 @@
-"""The light game adjudicates as the untouched engine does, and its copies play on as it would."""
+"""The fast path adjudicates as the unchanged engine does, and its copies continue exactly as the original."""
 
 import copy
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from game.snapshot import Snapshot
 
 
 def state_of(game: diplomacy.Game) -> dict[str, Any]:
-    """All that the engine calls its state, and the flags it leaves out."""
+    """The engine's state, and the flags that its state leaves out."""
     state = game.get_state()
     del state["timestamp"]
     flags = {name: (power.order_is_set, power.wait, power.goner) for name, power in game.powers.items()}
@@ -42,7 +42,7 @@ def freeze_board(board: Board) -> Snapshot:
 
 @pytest.mark.parametrize("dropped", [0.0, 0.1, 0.3])
 def test_games_run_exactly_as_in_the_untouched_engine(self_play, dropped: float) -> None:
-    """Default parsing, full records and histories on one side; none of them on the other."""
+    """The engine side uses default parsing, full records and histories; the fast path uses none of them."""
     phase_types = set()
     for seed in range(4):
         engine = diplomacy.Game()
@@ -63,7 +63,7 @@ def test_games_run_exactly_as_in_the_untouched_engine(self_play, dropped: float)
 
 
 def test_forks_and_restored_boards_play_on_exactly(self_play) -> None:
-    """At every phase: same state and legal sets before, same results, state and legal sets after."""
+    """In every phase state and legal sets are equal before the step, and results, state and legal sets after it."""
     retreats = adjustments = 0
     for seed in range(6):
         for board, legal, orders in self_play(seed, phases=24, dropped=0.1 * (seed % 2)):
@@ -117,7 +117,7 @@ def slots(owner: Any) -> Iterator[tuple[str, Any]]:
 
 def test_a_fork_shares_nothing_that_a_phase_changes(trieste_falls: Board) -> None:
     game, twin = trieste_falls._game, trieste_falls._game.fork()
-    # Convoy tables are replaced, never altered; the victory list belongs to the map.
+    # Convoy tables are replaced, never changed; the victory list belongs to the map.
     for owner, other in [(game, twin), *zip(game.powers.values(), twin.powers.values(), strict=True)]:
         for (name, value), (_, copied) in zip(sorted(slots(owner)), sorted(slots(other)), strict=True):
             if name not in ("convoy_paths_possible", "convoy_paths_dest"):
@@ -135,7 +135,7 @@ def test_a_game_keeps_no_history(self_play) -> None:
 @pytest.mark.parametrize("coast", ["NC", "SC"])
 @pytest.mark.parametrize("order", ["A GAS S F MAO - SPA", "A GAS H"])
 def test_a_support_without_coast_counts_for_either_coast(coast: str, order: str) -> None:
-    """The canonical spelling leaves the coast out; loosely or strictly parsed, it supports either coast."""
+    """The canonical spelling omits the coast. It supports either coast, with the loose and with the strict parser."""
     outcomes = []
     for game, expand in ((new_game("standard"), False), (diplomacy.Game(), True)):
         game.clear_units()
@@ -162,7 +162,7 @@ def test_convoy_tables_are_shared_and_stay_right(self_play) -> None:
 
 
 def test_deepcopy_of_a_game_is_still_wrong_upstream() -> None:
-    """Why games are never deep-copied: the copy drops all orders. If this fails, the engine was mended."""
+    """The reason games are never deep-copied: the copy drops all orders. If this test fails, the engine was fixed."""
     game = diplomacy.Game()
     twin = copy.deepcopy(game)
     for played in (game, twin):

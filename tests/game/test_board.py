@@ -1,4 +1,4 @@
-"""A board steps, refuses, forks and finishes as it promises."""
+"""Boards: steps, rejected orders, forks, snapshots and the end of a game."""
 
 import json
 import os
@@ -19,7 +19,7 @@ def freeze(board: Board) -> Snapshot:
 
 
 def altered(snapshot: Snapshot, **changes: object) -> Snapshot:
-    """The snapshot with another position, its id made right."""
+    """The snapshot with a changed position and the id of that position."""
     position = json.dumps({**json.loads(snapshot.position), **changes})
     return replace(snapshot, position=position, snapshot_id=position_id(position))
 
@@ -97,7 +97,7 @@ def test_orders_beyond_the_build_budget_are_rejected() -> None:
         ({"France": ["A PAR H"]}, "no power 'France'"),
     ],
 )
-def test_what_is_no_order_is_refused_and_changes_nothing(orders: dict, sentence: str) -> None:
+def test_an_argument_without_orders_is_refused_and_changes_nothing(orders: dict, sentence: str) -> None:
     board = Board.start()
     before = freeze(board)
     with pytest.raises(InputError, match=sentence):
@@ -127,7 +127,7 @@ def test_changing_the_returned_orders_does_not_change_the_board() -> None:
 
 
 def test_a_game_ends_with_eighteen_centres() -> None:
-    """France owns 17 and stands on the eighteenth in autumn."""
+    """France owns 17 centres and occupies the eighteenth in autumn."""
     board = Board.start()
     board.step({})
     snapshot = freeze(board)
@@ -147,7 +147,7 @@ def test_a_game_ends_with_eighteen_centres() -> None:
             act()
 
 
-def test_a_snapshot_tells_what_it_holds(trieste_falls: Board) -> None:
+def test_snapshot_columns_match_the_board(trieste_falls: Board) -> None:
     snapshot = freeze(trieste_falls)
     assert (snapshot.phase, snapshot.year, snapshot.season, snapshot.phase_type) == ("F1901R", 1901, "F", "R")
     assert (snapshot.game_id, snapshot.seed, snapshot.source) == ("game-1", 5, "scripted:hold")
@@ -156,8 +156,8 @@ def test_a_snapshot_tells_what_it_holds(trieste_falls: Board) -> None:
     assert powers_with_units(snapshot) == POWERS
 
 
-def test_the_board_key_forgets_the_order_of_arrival_and_nothing_else() -> None:
-    """Two ways round to one board: ids differ, keys agree; a unit elsewhere gives another key."""
+def test_the_board_key_ignores_only_the_order_of_arrival() -> None:
+    """Two move sequences to one board: ids differ, keys are equal. A unit elsewhere gives another key."""
     boards = [Board.start() for _ in range(3)]
     for board, orders in zip(boards, (["A PAR - PIC"], ["A PAR - PIC", "A MAR - GAS"], ["A MAR - SPA"]), strict=True):
         board.step({"FRANCE": orders})
@@ -196,14 +196,6 @@ def test_every_map_starts_with_the_seven_powers_and_34_centres(name: str) -> Non
     board = Board.start(name)
     assert tuple(board.legal_orders()) == POWERS
     assert sum(board.centre_counts()) + len(board.free_centres()) == 34
-
-
-def test_a_picture_is_drawn_on_demand_and_changes_nothing() -> None:
-    board = Board.start()
-    before, plain = freeze(board), board.svg()
-    with_orders = board.svg({"FRANCE": ["A PAR - BUR", "F BRE - MAO"]})
-    assert "<svg" in plain and len(with_orders) > len(plain)
-    assert freeze(board) == before and board._game.renderer is None
 
 
 @pytest.mark.parametrize("module", ["game", "game.legal", "game.players", "game.prompts", "game.scores", "game.snapshot"])

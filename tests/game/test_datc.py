@@ -1,7 +1,7 @@
-"""The engine's own DATC cases played on our boards, each also frozen and restored before its orders are played.
+"""The engine's own DATC cases played on our boards, also after the position was frozen and restored.
 
-The cases are those of the installed package; only how a game is made, ordered and played is ours: what a case
-orders goes through `Board.step`, which takes legal orders and counts the others.
+The cases come from the installed package. Only making a game, giving orders and playing a phase are replaced: orders go through
+`Board.step`, which accepts legal orders and counts the others.
 """
 
 from collections import Counter
@@ -23,7 +23,7 @@ NAMES = sorted(name for name in vars(Cases) if name.startswith("test_"))
 
 
 class Table:
-    """What a case takes for its game: a board, the orders given so far, and the engine's view of what came of them."""
+    """Replaces the game of a case: a board, the orders given so far, and the results in the engine's form."""
 
     def __init__(self, path: BoardPath, restored: bool) -> None:
         self.board, self._path, self._restored = Board.start(path=path), path, restored
@@ -34,12 +34,12 @@ class Table:
         return getattr(self.board._game, name)
 
     def get_order_status(self, unit: str) -> list[Any]:
-        """As the engine's, which looks into a history that the fast path does not keep."""
+        """Replaces the engine's method, which needs a history that the fast path does not keep."""
         return list(self.result_history.last_value().get(unit, []))
 
     def play(self) -> None:
         assert self.get_hash() == self.rebuild_hash()
-        self.board._enter_phase()  # the case has put units and phase in place behind the board's back
+        self.board._enter_phase()  # the case has set units and phase directly in the game
         if self._restored:
             self.board = Board.restore(self.board.snapshot(game_id="datc", seed=0, source="test"), self._path)
         orders = {power: self._spelled_as_listed(power, texts) for power, texts in self.given.items()}
@@ -51,7 +51,7 @@ class Table:
         assert self.get_hash() == self.rebuild_hash()
 
     def _spelled_as_listed(self, power: str, texts: Sequence[str]) -> list[str]:
-        """Each order as our lists spell it: parsed by the engine, and without the coast of a support's target."""
+        """Each order as our legal lists spell it: parsed by the engine, without the coast of a supported move's target."""
         own = self.board.legal_orders().get(power)
         listed = {order for options in own.options for order in options} if own is not None else set()
         found = []
@@ -67,7 +67,7 @@ class Table:
 
 
 def played_at(path: BoardPath, restored: bool, results: list[Mapping[str, Any]]) -> type:
-    """The package's cases, with our table for a game."""
+    """The package's cases with a `Table` instead of a game."""
 
     class History:
         @staticmethod
@@ -92,7 +92,7 @@ def played_at(path: BoardPath, restored: bool, results: list[Mapping[str, Any]])
 
         @staticmethod
         def check_results(game: Table, unit: str, value: Any, phase: str = "M") -> bool:
-            # What the engine lets in and then calls void, a board refuses and counts.
+            # The engine accepts such an order and marks it void; a board rejects and counts it.
             marks = value if isinstance(value, list) else [value]
             if phase == "M" or VOID not in marks or unit not in game.refused:
                 return Cases.check_results(game, unit, value, phase)

@@ -1,4 +1,4 @@
-"""Legal order sets: counted and recognised as brute force does, sorted, given to the right power."""
+"""Legal order sets: count and membership equal brute force; sets are sorted and belong to the right power."""
 
 import os
 import subprocess
@@ -59,7 +59,7 @@ def test_count_is_the_number_of_legal_sets(case: LegalOrders) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=IDS)
 def test_admits_exactly_the_legal_sets(case: LegalOrders) -> None:
-    """Every sequence over all texts, one of them foreign: sites repeated or out of order, early waives."""
+    """All sequences over the texts and one foreign text: repeated sites, sites out of order, early waives."""
     texts = [text for options in case.options for text in options] + [WAIVE, "A PAR H"]
     expected = all_sets(case)
     for length in range(case.picks + 2):
@@ -127,11 +127,11 @@ def test_every_dislodged_unit_of_random_games_belongs_to_its_owner(self_play) ->
             assert offered == owners
             standing = {unit[2:5]: power for power, own in board.units().items() for unit in own}
             occupied += sum(standing.get(unit[2:5], owner) != owner for unit, owner in owners.items())
-    assert occupied >= 10, "too few units were driven out by an enemy for the claim to mean anything"
+    assert occupied >= 10, "too few units were dislodged by an enemy for this test to mean anything"
 
 
 def test_adjustments_keep_to_the_budget(self_play) -> None:
-    """Builds at most what is owed and free, disbands exactly what is owed."""
+    """Builds are at most the number allowed and free; disbands are exactly the number owed."""
     kinds = set()
     for seed in range(8):
         for board, legal_orders, orders in self_play(seed, phases=24):

@@ -1,4 +1,4 @@
-"""The fast path and the plain one are the same game: positions, results and legal orders, phase after phase."""
+"""The fast and the plain path give equal positions, results and legal orders in every phase."""
 
 import random
 from dataclasses import replace
@@ -33,7 +33,7 @@ def convoy_heavy(rng: random.Random) -> Snapshot:
 
 
 def play_side_by_side(phases: int, players, convoys: bool) -> dict[str, int]:
-    """Phases of every type, played on both paths at once and compared before and after each."""
+    """Plays phases of every type on both paths and compares before and after each; returns counts by type."""
     seen = {"M": 0, "R": 0, "A": 0, "via": 0}
     seed = 0
     while seen["M"] + seen["R"] + seen["A"] < phases:
@@ -50,7 +50,7 @@ def play_side_by_side(phases: int, players, convoys: bool) -> dict[str, int]:
             assert fast.legal_orders() == legal
             orders = {power: players[rng.choice(sorted(players))](own, rng) for power, own in legal.items()}
             if convoys:
-                orders |= {power: carried(own, orders[power], rng) for power, own in legal.items()}
+                orders |= {power: with_convoys(own, orders[power], rng) for power, own in legal.items()}
             dropped = rng.choice([0.0, 0.0, 0.2])
             orders = {power: [order for order in own if rng.random() >= dropped] for power, own in orders.items()}
             seen[fast.phase_type] += 1
@@ -60,8 +60,8 @@ def play_side_by_side(phases: int, players, convoys: bool) -> dict[str, int]:
     return seen
 
 
-def carried(legal, orders: list[str], rng: random.Random) -> list[str]:
-    """The same orders, but half of those who could convoy or be convoyed do."""
+def with_convoys(legal, orders: list[str], rng: random.Random) -> list[str]:
+    """The same orders, but half of the units that can convoy or be convoyed do so."""
     if len(orders) != len(legal.options) or legal.kind != "movement":
         return orders
     found = [[order for order in options if " VIA" in order or " C A " in order] for options in legal.options]
@@ -88,12 +88,12 @@ def test_forks_of_either_path_play_on_exactly(blind_players) -> None:
 
 
 def test_what_every_convoy_needs_by_hand() -> None:
-    """London to Norway by the North Sea, or by the Channel and the North Sea: only the North Sea is needed."""
+    """London to Norway by the North Sea, or by the Channel and the North Sea: only the North Sea is on every path."""
     paths = {"LON": {"NWY": [{"NTH"}, {"NTH", "ENG"}], "BRE": [{"ENG"}]}}
     convoys = Convoys(paths)
     for _ in range(2):
-        assert convoys.of("LON") == [("NWY", {"NTH", "ENG"}, {"NTH"}), ("BRE", {"ENG"}, {"ENG"})]
-    assert convoys and convoys.of("MUN") == [] and not Convoys({})
+        assert convoys.routes_from("LON") == [("NWY", {"NTH", "ENG"}, {"NTH"}), ("BRE", {"ENG"}, {"ENG"})]
+    assert convoys and convoys.routes_from("MUN") == [] and not Convoys({})
 
 
 def test_another_release_of_the_engine_is_refused_by_the_fast_path_alone(monkeypatch: pytest.MonkeyPatch) -> None:

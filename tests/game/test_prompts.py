@@ -1,4 +1,4 @@
-"""Prompt text: golden, complete, the same for all powers, and shaped for sharing."""
+"""Prompt text: fixed examples, completeness, and segments that prompts share."""
 
 import random
 import re
@@ -7,10 +7,10 @@ import pytest
 
 from game.board import POWERS, Board
 from game.legal import WAIVE, LegalOrders, OrderKind
-from game.notation import answer_lines, answers
+from game.notation import answer_lines, option_lines
 from game.players import player
 from game.prompt_settings import PromptSettings
-from game.prompts import board_text, order_lines, power_text, rules_text
+from game.prompts import board_text, power_text, rules_text
 
 TRIESTE_FALLS = """\
 FALL 1901 RETREATS
@@ -30,7 +30,7 @@ def test_the_board_reads_as_it_should(trieste_falls: Board) -> None:
     assert board_text(trieste_falls) == TRIESTE_FALLS
 
 
-def test_a_power_is_told_what_to_order_in_which_order(trieste_falls: Board) -> None:
+def test_the_power_text_names_the_sites_in_order(trieste_falls: Board) -> None:
     (retreat,) = trieste_falls.legal_orders().values()
     assert power_text(retreat, trieste_falls) == "AUSTRIA RETREAT F TRI R ADR ALB\nORDERS:\n"
     board = Board.start()
@@ -76,7 +76,7 @@ def test_the_board_text_holds_the_whole_position_and_nothing_of_how_it_came_abou
 
 
 def test_the_pieces_are_compact_and_join_cleanly(self_play) -> None:
-    """Single spaces, no space at a line's end, one line break at the end; about 350 characters of board."""
+    """Single spaces, no space at the end of a line, one line break at the end; about 350 characters of board text."""
     lengths = []
     for board, legal, _ in self_play(0, phases=30):
         pieces = [rules_text(), board_text(board), *(power_text(own, board) for own in legal.values())]
@@ -87,20 +87,14 @@ def test_the_pieces_are_compact_and_join_cleanly(self_play) -> None:
     assert rules_text().count("\n") <= 2 and len(rules_text()) < 300
 
 
-def test_order_lines_are_canonical() -> None:
-    assert order_lines(["a par  - bur", " F BRE H ", "WAIVE"]) == ["A PAR - BUR", "F BRE H", "WAIVE"]
-    orders = Board.start().legal_orders()["FRANCE"].options[0]
-    assert order_lines(orders) == list(orders)
-
-
 SLOT, FACTORED, LINES = (
     PromptSettings(order_notation="slot"),
     PromptSettings(legal_orders="factored"),
     PromptSettings(legal_orders="lines"),
 )
 WAYS = [
-    PromptSettings.model_validate({"legal_orders": told, "order_notation": notation})
-    for told in ("none", "factored", "lines")
+    PromptSettings.model_validate({"legal_orders": listed, "order_notation": notation})
+    for listed in ("none", "factored", "lines")
     for notation in ("full", "slot")
 ]
 
@@ -111,8 +105,8 @@ def test_slots_number_the_sites_only_where_an_answer_or_a_line_names_a_number(tr
     board = Board.start()
     france = board.legal_orders()["FRANCE"]
     assert power_text(france, board, SLOT) == "FRANCE MOVEMENT F BRE A MAR A PAR\nORDERS:\n"
-    told = power_text(france, board, PromptSettings(order_notation="slot", legal_orders="lines"))
-    assert told.startswith("FRANCE MOVEMENT 1 F BRE 2 A MAR 3 A PAR\n1 ENG\n")
+    text = power_text(france, board, PromptSettings(order_notation="slot", legal_orders="lines"))
+    assert text.startswith("FRANCE MOVEMENT 1 F BRE 2 A MAR 3 A PAR\n1 ENG\n")
     chosen = [
         (own, power_text(own, board, SLOT))
         for board, legal, _ in self_play(3, phases=30)
@@ -137,7 +131,7 @@ def test_factored_options_go_by_unit_and_place() -> None:
 
 
 def read_factored(text: str, own: LegalOrders, kinds: dict[str, str]) -> list[set[str]]:
-    """What a factored prompt says may be ordered, per unit: an independent reading of it. `kinds`: unit type by location."""
+    """Independent parser: the legal orders per unit that a factored prompt lists. `kinds` is the unit type by location."""
     found = []
     for unit, line in zip(own.sites, text.splitlines()[1:-1], strict=True):
         orders = {f"{unit} H"}
@@ -176,7 +170,7 @@ def test_factored_prompts_say_exactly_what_is_legal(self_play) -> None:
                     else:
                         read[-1][1].add(f"{word[0]} {read[-1][0]}{word[1:]} B")
                 assert read == [(site, set(options)) for site, options in zip(own.sites, own.options, strict=True)]
-            else:  # a retreat's places and a disband's units stand in every prompt
+            else:  # every prompt lists the locations of a retreat and the units of a disband
                 assert text == power_text(own, board)
     assert kinds == set(OrderKind) and len(marks) == 3
 
@@ -191,7 +185,7 @@ def test_prompts_of_lines_name_every_legal_order_as_it_is_to_be_answered(self_pl
 
 @pytest.mark.parametrize("settings", WAYS, ids=lambda way: f"{way.legal_orders}-{way.order_notation}")
 def test_every_way_shares_the_same_pieces_first_and_joins_cleanly(self_play, settings: PromptSettings) -> None:
-    """Rules alike for all, then the board alike for all powers, then the power: whatever is told of it comes last."""
+    """Rules are equal for all prompts, and all text about the power is in the last segment."""
     rules = set()
     for board, legal, _ in self_play(1, phases=12):
         rules.add(rules_text(settings))
@@ -202,7 +196,7 @@ def test_every_way_shares_the_same_pieces_first_and_joins_cleanly(self_play, set
     assert len(rules) == 1
 
 
-def test_a_default_prompt_says_what_it_always_said() -> None:
+def test_the_default_prompt_is_unchanged() -> None:
     board = Board.start()
     own = board.legal_orders()["TURKEY"]
     assert rules_text() == (
@@ -215,7 +209,7 @@ def test_a_default_prompt_says_what_it_always_said() -> None:
 def test_lines_of_one_site_differ_and_where_sites_are_chosen_all_do(self_play) -> None:
     for _, legal, _ in self_play(3, phases=30):
         for own in legal.values():
-            lines = answers(own, "slot")
+            lines = option_lines(own, "slot")
             assert all(len(set(site)) == len(site) for site in lines)
             if own.kind in (OrderKind.BUILD, OrderKind.DISBAND):
                 flat = [line for site in lines for line in site]

@@ -1,4 +1,4 @@
-"""Claims about pictures of boards: the sketch is true to the game's map, and an order's mark is where the order is."""
+"""Pictures of boards: the sketch has the game's adjacencies, and marks of orders are in the right place."""
 
 import math
 import random
@@ -12,21 +12,21 @@ from diplomacy import Map
 from game.adjudicator import MAPS
 from game.board import Board
 from game.players import player
-from game.render import COLOURS, frame_around, locations_of, picture
+from game.render import COLOURS, draw_board, frame_around, order_locations
 from game.sketch_map import CLOSED, HEIGHT, LAND, SEA, WIDTH, cells, place
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
 def shapes(svg: str) -> list[ElementTree.Element]:
-    """The marks of a picture; reading fails where it is no XML."""
+    """The top-level elements of a picture; fails if it is not XML."""
     return list(ElementTree.fromstring(svg))
 
 
 def added(orders: dict[str, list[str]], board: Board, **how: dict[str, float]) -> list[ElementTree.Element]:
-    """What a picture with orders has beyond the one without."""
-    plain = {ElementTree.tostring(shape) for shape in shapes(picture(board))}
-    return [shape for shape in shapes(picture(board, orders, **how)) if ElementTree.tostring(shape) not in plain]
+    """The elements that a picture with orders adds to the one without."""
+    plain = {ElementTree.tostring(shape) for shape in shapes(draw_board(board))}
+    return [shape for shape in shapes(draw_board(board, orders, **how)) if ElementTree.tostring(shape) not in plain]
 
 
 @pytest.mark.parametrize("name", MAPS)
@@ -55,7 +55,7 @@ def test_every_place_of_the_game_lies_on_the_sketch_and_on_its_own_province(name
 
 
 def contains(corners: tuple[tuple[float, float], ...], point: tuple[float, float]) -> bool:
-    """Whether a convex polygon holds the point: it lies on the same side of every side."""
+    """Whether a convex polygon contains the point: the point is on the same side of every edge."""
     turns = [
         (b[0] - a[0]) * (point[1] - a[1]) - (b[1] - a[1]) * (point[0] - a[0])
         for a, b in zip(corners, (*corners[1:], corners[0]), strict=True)
@@ -72,7 +72,7 @@ def test_provinces_fill_the_whole_sketch_without_overlap():
 
 def test_a_picture_holds_nothing_that_another_on_the_same_page_could_meet():
     board = Board.start()
-    svg = picture(board, {"FRANCE": ["A PAR - BUR"]})
+    svg = draw_board(board, {"FRANCE": ["A PAR - BUR"]})
     names = {name for shape in ElementTree.fromstring(svg).iter() for name in shape.attrib}
     tags = {shape.tag.removeprefix(SVG) for shape in ElementTree.fromstring(svg).iter()}
     classes = {name for shape in ElementTree.fromstring(svg).iter() for name in shape.get("class", "").split()}
@@ -82,7 +82,7 @@ def test_a_picture_holds_nothing_that_another_on_the_same_page_could_meet():
 
 
 @pytest.mark.parametrize(
-    ("order", "said"),
+    ("order", "text"),
     [
         pytest.param("A PAR - BUR", "move or retreat", id="arrow"),
         pytest.param("A MAR S A PAR", "support or convoy", id="dashed line"),
@@ -91,23 +91,24 @@ def test_a_picture_holds_nothing_that_another_on_the_same_page_could_meet():
         pytest.param("A MAR D", "disband", id="cross"),
     ],
 )
-def test_a_legend_below_the_board_explains_each_mark_that_is_on_it(order: str, said: str):
+def test_a_legend_below_the_board_explains_each_mark_that_is_on_it(order: str, text: str):
     def words(**how: Any) -> list[str | None]:
         return [
-            shape.text for shape in ElementTree.fromstring(picture(Board.start(), {"FRANCE": [order]}, **how)).iter(f"{SVG}text")
+            shape.text
+            for shape in ElementTree.fromstring(draw_board(Board.start(), {"FRANCE": [order]}, **how)).iter(f"{SVG}text")
         ]
 
-    assert words()[-1] == said and words(certainty={order: 0.5})[-2:] == [said, "thicker: surer"]
-    legend = next(ElementTree.fromstring(picture(Board.start(), {"FRANCE": [order]})).iter(f"{SVG}rect"))
+    assert words()[-1] == text and words(certainty={order: 0.5})[-2:] == [text, "thicker: surer"]
+    legend = next(ElementTree.fromstring(draw_board(Board.start(), {"FRANCE": [order]})).iter(f"{SVG}rect"))
     top, bottom = float(legend.attrib["y"]), float(legend.attrib["y"]) + float(legend.attrib["height"])
-    box = ElementTree.fromstring(picture(Board.start(), {"FRANCE": [order]})).attrib["viewBox"].split()
+    box = ElementTree.fromstring(draw_board(Board.start(), {"FRANCE": [order]})).attrib["viewBox"].split()
     assert top == HEIGHT and bottom == pytest.approx(float(box[1]) + float(box[3]), abs=0.2)
-    assert "".join(ElementTree.fromstring(picture(Board.start())).itertext()).count(said) == 0
+    assert "".join(ElementTree.fromstring(draw_board(Board.start())).itertext()).count(text) == 0
 
 
 def test_every_light_colour_of_the_ground_has_a_dark_one_and_units_keep_their_power_s_colour():
     board = Board.start()
-    drawn = ElementTree.fromstring(picture(board, {"FRANCE": ["A PAR - BUR", "A MAR S A PAR - BUR"]}))
+    drawn = ElementTree.fromstring(draw_board(board, {"FRANCE": ["A PAR - BUR", "A MAR S A PAR - BUR"]}))
     sheet = drawn.findtext(f"{SVG}style") or ""
     dark = dict(re.findall(r"\.(board-[\w-]+)\{([^}]*)\}", sheet.split("prefers-color-scheme:dark)", 1)[1]))
     kept = {*COLOURS.values(), "#b3261e", "none", None}
@@ -116,12 +117,12 @@ def test_every_light_colour_of_the_ground_has_a_dark_one_and_units_keep_their_po
         for attribute in ("fill", "stroke"):
             letter = shape.tag == f"{SVG}text" and shape.text in ("A", "F")
             assert shape.get(attribute) in kept or letter or f"{attribute}:" in looks, (shape.tag, shape.attrib)
-        assert not ({shape.get("fill")} & set(COLOURS.values()) and "fill:" in looks), "a power's own colour would be lost"
+        assert not ({shape.get("fill")} & set(COLOURS.values()) and "fill:" in looks), "the dark style changes a power's colour"
 
 
 def test_every_unit_stands_once_in_its_power_s_colour():
     board = Board.start()
-    letters = [shape for shape in shapes(picture(board)) if shape.tag == f"{SVG}text" and shape.text in ("A", "F")]
+    letters = [shape for shape in shapes(draw_board(board)) if shape.tag == f"{SVG}text" and shape.text in ("A", "F")]
     at = {(float(shape.attrib["x"]), shape.text) for shape in letters}
     assert at == {(place(unit[2:])[0], unit[0]) for units in board.units().values() for unit in units}
     assert len(letters) == 22
@@ -171,7 +172,7 @@ def test_a_surer_order_is_a_thicker_arrow():
 def test_a_frame_shows_every_place_that_the_orders_name_and_stays_on_the_sketch(positions):
     boards, dice = [Board.restore(snapshot) for snapshot in positions], random.Random(0)
     for board, power, legal in [(b, *each) for b in boards for each in b.legal_orders().items()]:
-        places = locations_of(board, power, player("random")(legal, dice))
+        places = order_locations(board, power, player("random")(legal, dice))
         x, y, width, height = frame_around(places)
         assert x >= 0 and y >= 0 and x + width <= WIDTH + 1e-6 and y + height <= HEIGHT + 1e-6
         for location in places:

@@ -1,4 +1,4 @@
-"""Scores by hand, components that add up, and a horizon counted in game years."""
+"""Scores computed by hand, components that add up, and the horizon in game years."""
 
 import random
 from itertools import pairwise
@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from game.board import POWERS, Board
-from game.scores import COMPONENTS, Standing, components, horizon_reached, standing
+from game.scores import COMPONENTS, Standing, components, compute_standing, horizon_reached
 from telemetry.errors import InputError
 
 
@@ -28,7 +28,7 @@ def test_shares_by_hand(centres: tuple[int, ...], power: str, share: float, surv
     assert now.survival(power) == survival
 
 
-def test_what_changed_by_hand() -> None:
+def test_components_by_hand() -> None:
     before, after = Standing(centres=(3, 3, 3, 3, 3, 4, 3)), Standing(centres=(5, 0, 3, 3, 3, 4, 3))
     found = components(before, after, "AUSTRIA")
     assert (found["centres_gained"], found["survival"]) == (2.0, 0.0)
@@ -61,12 +61,12 @@ def test_leader_gap_and_balance_by_hand() -> None:
 
 
 def test_who_dislodged_whom_by_hand(trieste_falls: Board) -> None:
-    """Italy took Trieste with support: one more for Italy, one less for Austria, though the army's name is now Italy's."""
+    """Italy took Trieste with support: one unit dislodged by Italy, one lost by Austria."""
     board = Board.start()
-    now = start = standing(board)
+    now = start = compute_standing(board)
     for orders in (["A VEN - TYR", "A ROM - VEN"], ["A VEN - TRI", "A TYR S A VEN - TRI"]):
         before, played = now, board.step({"ITALY": orders})
-        now = standing(board, before, played)
+        now = compute_standing(board, before, played)
     assert board.units() == trieste_falls.units()
     assert played.dislodged == {"F TRI": "ITALY"} and played.owners["F TRI"] == "AUSTRIA"
     for power in POWERS:
@@ -76,9 +76,9 @@ def test_who_dislodged_whom_by_hand(trieste_falls: Board) -> None:
 
 
 def test_an_army_that_replaces_an_army_is_not_taken_for_it() -> None:
-    """Both are "A TYR": the seed of an inverted reward."""
+    """Both armies are called "A TYR"; confusing them would invert the reward."""
     board = Board.start()
-    now = start = standing(board)
+    now = start = compute_standing(board)
     for orders in (
         {"ITALY": ["A VEN - TYR"], "GERMANY": ["A MUN - BOH"], "AUSTRIA": ["A VIE - GAL"]},
         {"GERMANY": ["A BER - MUN"], "ITALY": ["A TYR H"]},
@@ -86,7 +86,7 @@ def test_an_army_that_replaces_an_army_is_not_taken_for_it() -> None:
         {"GERMANY": ["A BOH - TYR", "A MUN S A BOH - TYR"], "ITALY": ["A TYR H"]},
     ):
         before, played = now, board.step(orders)
-        now = standing(board, before, played)
+        now = compute_standing(board, before, played)
     assert "A TYR" in board.units()["GERMANY"] and played.dislodged == {"A TYR": "GERMANY"}
     assert components(start, now, "GERMANY")["units_dislodged"] == components(start, now, "ITALY")["units_driven_out"] == 1
     assert components(start, now, "ITALY")["units_dislodged"] == components(start, now, "GERMANY")["units_driven_out"] == 0
@@ -95,21 +95,21 @@ def test_an_army_that_replaces_an_army_is_not_taken_for_it() -> None:
 def test_void_and_bounced_orders_by_hand() -> None:
     """Two armies meet in Burgundy; France supports a move that Germany does not make."""
     board = Board.start()
-    start = standing(board)
+    start = compute_standing(board)
     played = board.step({"FRANCE": ["A PAR - BUR", "A MAR S A MUN - BUR"], "GERMANY": ["A MUN - BUR", "F KIE H"]})
-    now = standing(board, start, played)
+    now = compute_standing(board, start, played)
     assert (now.bounced[POWERS.index("FRANCE")], now.bounced[POWERS.index("GERMANY")]) == (1, 0)
     played = board.step({"FRANCE": ["A MAR S A PAR - GAS", "A PAR H"]})
-    after = standing(board, now, played)
+    after = compute_standing(board, now, played)
     found = components(now, after, "FRANCE")
     assert (found["orders_void"], found["orders_bounced"]) == (1, 0)
 
 
 def test_components_telescope(self_play) -> None:
-    """Over any consecutive stretches of real games they add up to the final standing minus the first."""
+    """Components of consecutive stretches of real games add up to the last standing minus the first."""
     rng = random.Random(0)
     for seed in range(2):
-        line = [standing(board) for board, _, _ in self_play(seed, phases=30)]
+        line = [compute_standing(board) for board, _, _ in self_play(seed, phases=30)]
         cuts = sorted(rng.sample(range(1, len(line) - 1), 6))
         moments = [line[0], *(line[cut] for cut in cuts), line[-1]]
         for power in POWERS:
@@ -126,9 +126,9 @@ def test_components_telescope(self_play) -> None:
             )
 
 
-def test_a_standing_is_what_the_board_says(self_play) -> None:
+def test_a_standing_has_the_centres_of_the_board(self_play) -> None:
     for board, _, _ in self_play(1, phases=15):
-        assert standing(board).centres == tuple(len(board.centres()[power]) for power in POWERS)
+        assert compute_standing(board).centres == tuple(len(board.centres()[power]) for power in POWERS)
 
 
 @pytest.mark.parametrize(

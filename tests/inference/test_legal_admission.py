@@ -39,7 +39,7 @@ def test_a_table_that_was_built_here_is_known_by_its_bytes_and_never_read(tokens
 
 def test_a_table_that_was_put_together_by_hand_is_checked_like_any_other(reads: list[bytes]):
     known, broken = KnownTables(), replace(table(3), next_nodes=np.array([7], np.int32))
-    with pytest.raises(DataError, match="leads backwards or outside"):
+    with pytest.raises(DataError, match="to an earlier node or outside"):
         known.find(known.keep(broken))
     assert known.find(known.keep(table(3))).is_sound and len(reads) == 2
 
@@ -70,7 +70,7 @@ def test_a_real_engine_refuses_a_table_that_is_none_and_goes_on(vllm_engine, hos
     good = GenerationRequest(request_id="good table", prompt_ids=[5, 6, 7], table=table(eos), seed=1)
     broken = replace(good, request_id="broken table", table=replace(good.table, next_nodes=np.array([7], np.int32)))
     outside = replace(good, request_id="table outside", table=table(10**6))
-    for refused, sentence in (broken, "leads backwards or outside"), (outside, "outside the vocabulary"):
+    for refused, sentence in (broken, "to an earlier node or outside"), (outside, "outside the vocabulary"):
         with pytest.raises(EngineError, match=sentence):
             host.submit(vllm_engine.generate(refused)).result(timeout=60)
         assert host.submit(vllm_engine.generate(good)).result(timeout=60).token_ids.tolist() == [eos]

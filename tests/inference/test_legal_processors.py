@@ -368,11 +368,11 @@ def test_a_row_that_the_engine_never_announced_is_left_alone(runner: type):
 @pytest.mark.parametrize(
     ("table", "sentence"),
     [
-        (b"", "is cut"),
+        (b"", "is incomplete"),
         (b"\0" * 64, "not a table"),
         ([1, 2, 3], "must be bytes, not list"),
         (simple_table(5, 6).to_bytes()[:-4], "not a table"),
-        (simple_table(6, 5).to_bytes(), "do not rise"),
+        (simple_table(6, 5).to_bytes(), "not in rising order"),
         (simple_table(5, VOCABULARY).to_bytes(), "outside the vocabulary"),
     ],
     ids=["empty", "zeros", "list", "cut", "unsorted", "outside"],
@@ -430,7 +430,7 @@ def test_vllm_s_own_v2_loader_takes_the_class_builds_it_and_asks_it_at_admission
     built = build_custom_logits_processors(SimpleNamespace(speculative_config=None), states, False, [LegalOrderProcessorV2])
     assert [type(processor) for processor in built] == [LegalOrderProcessorV2]
     validate = build_custom_logits_processors_params_validator([LegalOrderProcessorV2])
-    with pytest.raises(VLLMValidationError, match="is cut"):
+    with pytest.raises(VLLMValidationError, match="is incomplete"):
         validate(SamplingParams(extra_args={TABLE_KEY: b"123"}))
     with pytest.raises(ValueError, match="not a subclass"):
         build_custom_logits_processors_params_validator([LegalOrderProcessor])

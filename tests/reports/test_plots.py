@@ -10,8 +10,8 @@ import pytest
 
 from evaluation.contestants import Contestant
 from evaluation.match_files import MatchRecord
+from evaluation.match_table import MEASURES, Estimate, MatchTable, PairDifference, PlayerResult
 from evaluation.settings import MatchSettings
-from evaluation.standings import MEASURES, Estimate, MatchTable, PairDifference, PlayerStanding
 from evaluation.track import TrackPoint
 from reports import pipeline_plots, plots, sentences, strength_plots
 from reports.ablation import Ablation, Improvement, read_ablation
@@ -50,7 +50,7 @@ def match() -> MatchRecord:
     settings = MatchSettings(players=("base", "v8", "mover"))
     shares = {"base": 0.1, "v8": 0.3, "mover": 0.2}
     players = tuple(
-        PlayerStanding(
+        PlayerResult(
             player=name,
             seats=7,
             measures=dict.fromkeys(MEASURES, Estimate(mean=share, low=share - 0.05, high=share + 0.05)),

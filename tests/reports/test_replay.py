@@ -14,7 +14,7 @@ import pytest
 
 from game.board import Board
 from game.players import player
-from game.render import picture
+from game.render import draw_board
 from game.snapshot import POWERS
 from pipeline.run_settings import MODEL_FOLDER
 from reports.games import GameName
@@ -217,7 +217,7 @@ def test_forty_positions_weigh_little_more_than_one():
     game = ReplayedGame(run="r", game=name, plies=tuple(plies), opponents="mover", game_id="g", ended="horizon", has_odds=True)
     html = len(replay_html(game, Path("runs")))
     one = len(replay_html(replace(game, plies=game.plies[:1]), Path("runs")))
-    assert html < 250e3 and html < 3 * one < sum(len(picture(ply.board)) for ply in plies)
+    assert html < 250e3 and html < 3 * one < sum(len(draw_board(ply.board)) for ply in plies)
 
 
 def test_a_name_that_looks_like_markup_stays_a_name(run_folder: RunPaths, model: Path):

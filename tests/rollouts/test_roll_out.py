@@ -12,7 +12,7 @@ import pytest
 from game.adjudicator import Adjudicator
 from game.board import POWERS, Board
 from game.scores import COMPONENTS as NAMED
-from game.scores import components, standing
+from game.scores import components, compute_standing
 from game.snapshot import Snapshot
 from inference.engine import Generation, GenerationRequest
 from rollouts.roll_out import RolledOut, plan_start_groups, roll_out
@@ -58,8 +58,8 @@ def test_components_over_one_power_of_one_fork_add_up_to_final_minus_start(unifo
         told = forks[group, fork][first[group, fork, power] :]
         board = Board.restore(_as_snapshot(told[-1], positions[group - 10]))
         board.step(json.loads(told[-1].orders))
-        start = standing(Board.restore(_as_snapshot(told[0], positions[group - 10])))
-        expected = components(start, standing(board), power) | _counted(told, power)
+        start = compute_standing(Board.restore(_as_snapshot(told[0], positions[group - 10])))
+        expected = components(start, compute_standing(board), power) | _counted(told, power)
         totals += Counter({name: total for name, total in expected.items() if name in COUNTS})
         np.testing.assert_allclose(total, [expected[name] for name in COMPONENTS], atol=1e-6)
     assert len(sums) > 1000 and any(total[0] != 0 for total in sums.values())

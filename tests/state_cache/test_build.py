@@ -1,4 +1,4 @@
-"""Positions are different, as asked for, kept apart by game and by board, and the same on every machine."""
+"""Positions are distinct, as the settings ask, separated by game and by board, and the same on every machine."""
 
 import dataclasses
 import json
@@ -26,7 +26,7 @@ def test_there_are_as_many_positions_as_asked_for_and_all_differ(small) -> None:
 
 
 def test_training_and_held_out_share_no_game_and_no_board(small) -> None:
-    """Compared as boards, not as ids: units, centres and phase, whatever the order they are listed in."""
+    """Boards are compared, not ids: units, centres and phase, in any order of listing."""
 
     def boards(side: list) -> set[str]:
         positions = [json.loads(snapshot.position) for snapshot in side]
@@ -40,7 +40,7 @@ def test_training_and_held_out_share_no_game_and_no_board(small) -> None:
 
 
 def test_a_board_that_two_games_reach_is_kept_once() -> None:
-    """Players that only hold play one and the same game: a spring and an autumn board, and no third."""
+    """Players that only hold always play the same game, with two boards: spring and autumn."""
     settings = CacheSettings(train_snapshots=2, held_out_snapshots=1, players=("hold",), first_year=1901, last_year=1901)
     with pytest.raises(InputError, match="games in a row reached no new position") as refused:
         build(settings)
@@ -64,7 +64,7 @@ def test_positions_spread_over_the_years() -> None:
 
 
 def test_a_frozen_position_is_one_of_its_game_and_names_it() -> None:
-    """Played again by hand from the seed in the snapshot: the position turns up in its phase."""
+    """A game replayed by hand from the snapshot's seed reaches the position in its phase."""
     settings = CacheSettings(players=("mover", "random", "hold"), seed=4, last_year=1903)
     for snapshot in play_source_game(17, settings):
         rng = random.Random(snapshot.seed)
@@ -81,25 +81,25 @@ def test_building_again_gives_the_same_and_another_seed_others(small) -> None:
     assert build(settings) == (train, held_out)
     other, _ = build(settings.model_copy(update={"seed": 1}))
     shared = {snapshot.snapshot_id for snapshot in other} & {snapshot.snapshot_id for snapshot in train}
-    assert len(shared) <= 1, "only the opening may come up under both seeds"
+    assert len(shared) <= 1, "only the opening may appear under both seeds"
 
 
 def test_progress_counts_up_to_what_was_asked_for() -> None:
-    told: list[tuple[int, int]] = []
+    calls: list[tuple[int, int]] = []
     build(
         CacheSettings(train_snapshots=6, held_out_snapshots=3),
-        lambda done, wanted: told.append((done, wanted)),
+        lambda done, wanted: calls.append((done, wanted)),
     )
-    assert told[-1] == (9, 9)
-    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert calls[-1] == (9, 9)
+    assert [done for done, _ in calls] == sorted(done for done, _ in calls)
 
 
-def test_positions_of_one_kind_are_no_more_than_of_another_where_games_have_both() -> None:
-    """Against the same games frozen without regard to strata: what is common there is as rare as the rest here."""
+def test_strata_are_about_equally_frequent() -> None:
+    """Compared with the same games frozen without strata: common strata are no longer more frequent than others."""
     settings = CacheSettings(train_snapshots=120, held_out_snapshots=1, last_year=1904)
     even = count_strata(build(settings)[0])
     plain = count_strata(build(settings.model_copy(update={"spread": "years"}))[0])
-    assert max(even.values()) - min(sorted(even.values())[-6:]) <= 2, "the six fullest are filled alike"
+    assert max(even.values()) - min(sorted(even.values())[-6:]) <= 2, "the six largest strata have about equal counts"
     assert max(even.values()) < max(plain.values()) and len(even) >= len(plain)
     assert {stratum.phase_type for stratum in even} == {"M", "R", "A"} and {stratum.balance for stratum in even} == {0, 1, 2}
 
@@ -112,7 +112,7 @@ def test_the_balance_of_power_is_the_leader_s_centres() -> None:
 
 
 def test_the_positions_of_the_laptop_are_the_ones_its_scores_were_taken_on() -> None:
-    """The first and the last id of both parts, written down when the scores of README were."""
+    """First and last id of both parts, recorded when the scores in the README were measured."""
     laptop = layered_settings("laptop").cache
     settings = laptop.model_copy(update={"train_snapshots": 24, "held_out_snapshots": 12})
     train, held_out = build(settings)

@@ -1,4 +1,4 @@
-"""A refreshed training part holds its share of what rollouts reached, and nothing that evaluation measures on."""
+"""A refreshed training part has its share of reached positions, and no position used by evaluation."""
 
 import dataclasses
 import random
@@ -16,7 +16,7 @@ from telemetry.errors import InputError
 
 
 def played_on(starts: list[Snapshot], phases: int = 4) -> list[Snapshot]:
-    """What a run would have reached from these positions: `phases` of each, a start group each."""
+    """Positions that a run could reach from these: `phases` of each, each start in its own group."""
     found = []
     for number, start in enumerate(starts):
         board, dice = Board.restore(start), random.Random(number)
@@ -37,37 +37,37 @@ def settings(small) -> CacheSettings:
     return CacheSettings.model_validate(small[0].model_dump() | given)
 
 
-@pytest.mark.parametrize(("share", "come"), [(0.25, 8), (0.5, 15), (0.01, 0)])
-def test_the_share_comes_in_and_the_rest_stays(small, reached, settings, share: float, come: int) -> None:
+@pytest.mark.parametrize(("share", "count"), [(0.25, 8), (0.5, 15), (0.01, 0)])
+def test_the_share_comes_in_and_the_rest_stays(small, reached, settings, share: float, count: int) -> None:
     _, train, held_out = small
     wanted = settings.model_copy(update={"on_policy_share": share})
-    if not come:
+    if not count:
         with pytest.raises(InputError, match="reached no new position"):
             refresh(wanted, train, held_out, reached)
         return
     after = refresh(wanted, train, held_out, reached)
     assert len(after) == len(train) and len({board_key(snapshot) for snapshot in after}) == len(after)
-    assert [snapshot for snapshot in after if snapshot in train] == after[:-come]
-    assert after[-come:] == [snapshot for snapshot in after if snapshot in reached]
+    assert [snapshot for snapshot in after if snapshot in train] == after[:-count]
+    assert after[-count:] == [snapshot for snapshot in after if snapshot in reached]
     assert refresh(wanted, train, held_out, reached) == after, "equal settings give the same cache"
 
 
 def test_no_held_out_position_comes_in_by_id_by_game_or_as_a_board(small, reached, settings) -> None:
-    """The run has reached nothing but held-out positions: under their ids, in other texts, and in games that began there."""
+    """The run reached only held-out positions: with their ids, with other texts, and in games that began there."""
     _, train, held_out = small
     same = [dataclasses.replace(snapshot, game_id="mine-local-1", source="policy:3") for snapshot in held_out]
-    retold = [_retold(snapshot) for snapshot in same]
+    respelled = [_respelled(snapshot) for snapshot in same]
     theirs = [dataclasses.replace(snapshot, game_id=held_out[0].game_id) for snapshot in reached]
-    assert {snapshot.snapshot_id for snapshot in retold}.isdisjoint(snapshot.snapshot_id for snapshot in held_out)
-    for forbidden in (same, retold, theirs):
+    assert {snapshot.snapshot_id for snapshot in respelled}.isdisjoint(snapshot.snapshot_id for snapshot in held_out)
+    for forbidden in (same, respelled, theirs):
         with pytest.raises(InputError, match="reached no new position"):
             refresh(settings, train, held_out, forbidden)
-    after = refresh(settings, train, held_out, [*same, *retold, *theirs, *reached])
+    after = refresh(settings, train, held_out, [*same, *respelled, *theirs, *reached])
     assert {board_key(snapshot) for snapshot in after}.isdisjoint(board_key(snapshot) for snapshot in held_out)
     assert {snapshot.game_id for snapshot in after}.isdisjoint(snapshot.game_id for snapshot in held_out)
 
 
-def _retold(snapshot: Snapshot) -> Snapshot:
+def _respelled(snapshot: Snapshot) -> Snapshot:
     text = snapshot.position.replace('"phase":"', '"phase": "', 1)
     return dataclasses.replace(snapshot, position=text, snapshot_id=position_id(text))
 

@@ -1,4 +1,4 @@
-"""Start positions: drawn evenly, by seed and step alone, for powers that can play."""
+"""Start positions are drawn evenly, depend only on seed and step, and have a power with units."""
 
 import json
 import random
@@ -48,14 +48,14 @@ def test_nothing_to_draw_from_is_said_in_a_sentence() -> None:
 
 
 def test_uniform_draws_are_the_ones_that_runs_were_made_with(small) -> None:
-    """The rule as it was before there was any other, written out once more."""
+    """The rule of early releases, written out as an oracle."""
     _, train, _ = small
     for step in range(5):
         rng = random.Random(f"start positions of step {step} with seed 7")
         drawn = rng.sample(train, 30) + rng.sample(train, 10)
-        told = sample_start_positions(train, 40, seed=7, step=step, spreads={train[0].snapshot_id: 5.0})
-        assert [snapshot for snapshot, _ in told] == drawn
-        assert [power for _, power in told] == [
+        sampled = sample_start_positions(train, 40, seed=7, step=step, spreads={train[0].snapshot_id: 5.0})
+        assert [snapshot for snapshot, _ in sampled] == drawn
+        assert [power for _, power in sampled] == [
             rng.choice([own["name"] for own in json.loads(s.position)["powers"] if own["units"]]) for s in drawn
         ]
 
@@ -81,8 +81,8 @@ def test_stratified_draws_repeat_a_position_only_when_its_stratum_is_used_up(sma
         assert max(counts) - min(counts) <= 1
 
 
-def test_learnable_draws_follow_the_spread_and_starve_none(small) -> None:
-    """One position with all the spread, one that is unknown, the others without any: counted over single draws."""
+def test_learnable_draws_follow_the_spread_and_keep_every_position_possible(small) -> None:
+    """One position has all the spread, one is unknown, the others have none; counted over single draws."""
     _, train, _ = small
     best, unknown, *flat = train
     spreads = {snapshot.snapshot_id: 0.0 for snapshot in flat} | {best.snapshot_id: 3.0}
@@ -93,9 +93,9 @@ def test_learnable_draws_follow_the_spread_and_starve_none(small) -> None:
         sample_start_positions(train, 1, 0, step, sampling="learnable", spreads=spreads)[0][0].snapshot_id
         for step in range(steps)
     )
-    middling = 3.0 / (len(train) - 1)
-    for snapshot, score in ((best, 3.0), (unknown, middling), (flat[0], 0.0), (flat[-1], 0.0)):
-        chance = FLOOR / len(train) + (1 - FLOOR) * score / (3.0 + middling)
+    mean = 3.0 / (len(train) - 1)
+    for snapshot, score in ((best, 3.0), (unknown, mean), (flat[0], 0.0), (flat[-1], 0.0)):
+        chance = FLOOR / len(train) + (1 - FLOOR) * score / (3.0 + mean)
         assert abs(drawn[snapshot.snapshot_id] - steps * chance) < 4.5 * (steps * chance) ** 0.5
     assert len(drawn) == len(train)
 

@@ -1,4 +1,4 @@
-"""A version is published whole, read back equal, and refused when a single bit is wrong."""
+"""A version is published whole, read back equal, and refused if a single bit is wrong."""
 
 import dataclasses
 import json
@@ -100,7 +100,7 @@ def test_a_manifest_that_was_edited_is_refused(published: Path) -> None:
     manifest = json.loads((published / "manifest.json").read_text())
     manifest["settings"]["seed"] += 1
     (published / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(DataError, match=r"manifest\.json was altered"):
+    with pytest.raises(DataError, match=r"manifest\.json was changed"):
         open_cache(published)
 
 
@@ -108,7 +108,7 @@ def test_another_schema_is_refused(small, tmp_path: Path, monkeypatch: pytest.Mo
     with monkeypatch.context() as later:
         later.setattr("state_cache.store.SCHEMA_VERSION", 2)
         published = write_cache(tmp_path, *small)
-    with pytest.raises(DataError, match=r"manifest\.json has schema version 2, this program reads 1"):
+    with pytest.raises(DataError, match=r"manifest\.json has schema version 2; this program reads 1"):
         open_cache(published)
 
 
@@ -124,7 +124,7 @@ def test_a_writer_that_dies_leaves_nothing_behind(small, tmp_path: Path, monkeyp
 
 
 def test_two_writers_at_once_publish_one_version(small, published: Path, tmp_path: Path) -> None:
-    """The second finds the folder taken at the moment it renames its own."""
+    """The second writer finds that the folder exists when it renames its own."""
     root = tmp_path / "race"
     rename = Path.rename
 
@@ -141,7 +141,7 @@ def test_two_writers_at_once_publish_one_version(small, published: Path, tmp_pat
 
 def test_a_folder_without_a_manifest_is_never_overwritten(small, published: Path, tmp_path: Path) -> None:
     (published / "manifest.json").unlink()
-    with pytest.raises(DataError, match=f"{published.name} stands in the way"):
+    with pytest.raises(DataError, match=f"{published.name} already exists"):
         write_cache(tmp_path, *small)
     assert (published / "train.arrow").exists()
 

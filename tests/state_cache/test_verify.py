@@ -1,4 +1,4 @@
-"""Whatever a cache says of its positions is checked against the positions themselves, although every hash agrees."""
+"""Columns and counts of a cache are checked against the positions themselves, even if every hash matches."""
 
 import dataclasses
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 from game.snapshot import Snapshot, position_id
 from state_cache.store import write_cache
-from state_cache.verify import verify, versions
+from state_cache.verify import list_caches, verify
 from telemetry.errors import DataError
 
 
@@ -16,11 +16,11 @@ def test_what_was_built_passes(small, tmp_path: Path) -> None:
     path = write_cache(tmp_path, settings, train, held_out)
     cache = verify(path)
     assert (list(cache.train), list(cache.held_out)) == (train, held_out)
-    assert versions(tmp_path) == [path]
+    assert list_caches(tmp_path) == [path]
 
 
 def other_text(snapshot: Snapshot) -> Snapshot:
-    """A text that restores, yet not to itself: the engine counts its own hash, whatever was noted."""
+    """A position text that restores to another text: the same JSON with different spacing."""
     position = snapshot.position.replace('"phase":"', '"phase": "', 1)
     return dataclasses.replace(snapshot, position=position, snapshot_id=position_id(position))
 
@@ -68,4 +68,4 @@ def test_strata_that_were_counted_wrongly_are_found(small, tmp_path: Path, monke
 def test_a_folder_without_a_manifest_is_damaged(tmp_path: Path) -> None:
     (tmp_path / "v-1").mkdir()
     with pytest.raises(DataError, match=r"manifest\.json is missing"):
-        verify(versions(tmp_path)[0])
+        verify(list_caches(tmp_path)[0])

@@ -1,6 +1,6 @@
-"""What games say of their players: means with intervals, paired differences, ratings; pure, from results alone.
+"""The table of a match from its results: means with intervals, paired differences, ratings.
 
-A measure is taken of one seat at the end of one game. "Win" is `Standing.win_share`: most centres, ties split.
+A measure belongs to one seat at the end of one game. "Win" is `Standing.win_share`: most centres, ties share the win.
 """
 
 import math
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from evaluation.intervals import Estimate, cluster_means, clusters_for_width, clusters_to_show, estimate
-from evaluation.matches import GAMES_OF_A_ROUND, GameResult
+from evaluation.matches import GAMES_PER_ROUND, GameResult
 from evaluation.settings import MatchSettings, Measure
 from game.board import POWERS
 from game.scores import Standing
@@ -27,51 +27,51 @@ MEASURES: dict[Measure, tuple[str, bool, Callable[[Standing, Standing, str], flo
     "survival": ("share of games in which it owned a centre at the end", True, lambda start, end, power: end.survival(power)),
     "solo": ("share of games won alone, with 18 centres or more", True, lambda start, end, power: end.solo(power)),
 }
-"""Measure -> what it means, whether it is a share, and its value for a seat."""
+"""Measure -> its description, whether it is a share, and its value for one seat (start, end, power)."""
 PAR = 1 / len(POWERS)
-"""The share of wins, and of the sum of squares, of seven equal players."""
+"""Share of wins, and of the sum of squares, of each of seven equal players."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlayerStanding:
+class PlayerResult:
     """One player over all its seats of a match."""
 
     player: str
     seats: int
-    """Seats that were counted."""
+    """Number of measured seats."""
     measures: dict[str, Estimate]
     rating: float
-    """OpenSkill's mu (Plackett-Luce), in its points: a newcomer has 25; NaN where one player plays alone."""
+    """OpenSkill's mu (Plackett-Luce); a new player has 25. NaN if the match has one player."""
     rating_spread: float
-    """Its sigma, in the same points; a newcomer has 8.33."""
+    """OpenSkill's sigma; a new player has 8.33."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairDifference:
-    """How much better `player` did than `other` in the same rounds, by the match's measure."""
+    """Difference of the match's measure between `player` and `other` in the same rounds."""
 
     player: str
     other: str
     difference: Estimate
     games_to_show: int | None
-    """Games after which a difference of this size and spread would stand apart from 0; None where there is none."""
+    """Games needed to separate a difference of this size and spread from 0; None if it is unknown."""
 
     @property
     def shown(self) -> bool:
-        """Whether there is an interval, and it lies on one side of 0."""
+        """True if there is an interval and it excludes 0."""
         interval = self.difference.interval
         return interval is not None and (interval[0] > 0 or interval[1] < 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatchTable:
-    """All that a match says."""
+    """The result of a match."""
 
     games: int
     clusters: int
-    players: tuple[PlayerStanding, ...]
+    players: tuple[PlayerResult, ...]
     pairs: tuple[PairDifference, ...]
-    """Every player against the first."""
+    """Every other player compared with the first."""
     rejected: int
 
 
@@ -88,48 +88,49 @@ def match_table(results: Sequence[GameResult], settings: MatchSettings) -> Match
     clusters = {result.cluster for result in results}
     seats = [seat for result in results for seat in _seats(result)]
     players = tuple(dict.fromkeys(settings.players))
-    ratings = rate(results, players) if len(players) > 1 else {}
-    standings = tuple(_standing(player, seats, settings, ratings.get(player)) for player in players)
+    ratings = rate_players(results, players) if len(players) > 1 else {}
+    player_results = tuple(_player_result(player, seats, settings, ratings.get(player)) for player in players)
     pairs = tuple(_difference(other, seats, settings) for other in players[1:])
     return MatchTable(
         games=len(results),
         clusters=len(clusters),
-        players=standings,
+        players=player_results,
         pairs=pairs,
         rejected=sum(result.rejected for result in results),
     )
 
 
-def clusters_of(settings: MatchSettings, *, pairs: bool = False) -> str:
-    """What a cluster of a match is, in the plural: of a player's figures, or with `pairs` of a difference between two players."""
+def cluster_noun(settings: MatchSettings, *, pairs: bool = False) -> str:
+    """The plural noun for clusters of the players' figures, or with `pairs` of the difference between two players."""
     if settings.start == "held-out":
         return "source games"
     return "rounds" if pairs and not settings.opponents else "games"
 
 
-def spread_of(results: Sequence[GameResult], settings: MatchSettings) -> dict[str, list[float]]:
+def cluster_means_by_player(results: Sequence[GameResult], settings: MatchSettings) -> dict[str, list[float]]:
     """Means of the match's measure by cluster, for each player."""
     seats = [seat for result in results for seat in _seats(result)]
     found = {}
     for player in dict.fromkeys(settings.players):
         own = [seat for seat in seats if seat.player == player]
-        found[player] = list(cluster_means([seat.value[settings.measure] for seat in own], [s.cluster for s in own]).values())
+        values, clusters = [seat.value[settings.measure] for seat in own], [seat.cluster for seat in own]
+        found[player] = list(cluster_means(values, clusters).values())
     return found
 
 
 def games_for_width(results: Sequence[GameResult], settings: MatchSettings) -> int:
-    """Games for which the widest of the players' intervals is about `settings.width`, by the spread in `results`."""
-    clusters = max(clusters_for_width(means, settings.width) for means in spread_of(results, settings).values())
+    """Games needed so that the widest of the players' intervals is about `settings.width`, from the spread in `results`."""
+    clusters = max(clusters_for_width(means, settings.width) for means in cluster_means_by_player(results, settings).values())
     return _whole_rounds(clusters * _games_of_a_cluster(results))
 
 
 def _games_of_a_cluster(results: Sequence[GameResult]) -> float:
-    """Games that each player plays for one more cluster."""
+    """Games that each player plays per cluster."""
     return len({result.pair for result in results}) / len({result.cluster for result in results})
 
 
 def _whole_rounds(games: float) -> int:
-    return max(1, math.ceil(games / GAMES_OF_A_ROUND - 1e-9)) * GAMES_OF_A_ROUND
+    return max(1, math.ceil(games / GAMES_PER_ROUND - 1e-9)) * GAMES_PER_ROUND
 
 
 def _seats(result: GameResult) -> list[_Seat]:
@@ -145,7 +146,9 @@ def _seats(result: GameResult) -> list[_Seat]:
     ]
 
 
-def _standing(player: str, seats: Sequence[_Seat], settings: MatchSettings, rating: tuple[float, float] | None) -> PlayerStanding:
+def _player_result(
+    player: str, seats: Sequence[_Seat], settings: MatchSettings, rating: tuple[float, float] | None
+) -> PlayerResult:
     own = [seat for seat in seats if seat.player == player]
     clusters = [seat.cluster for seat in own]
     measures = {}
@@ -153,17 +156,17 @@ def _standing(player: str, seats: Sequence[_Seat], settings: MatchSettings, rati
         values = [seat.value[name] for seat in own]
         measures[name] = estimate(values, clusters, settings.bootstrap, settings.seed, share=share)
     mu, sigma = rating or (float("nan"), float("nan"))
-    return PlayerStanding(player=player, seats=len(own), measures=measures, rating=mu, rating_spread=sigma)
+    return PlayerResult(player=player, seats=len(own), measures=measures, rating=mu, rating_spread=sigma)
 
 
 def _difference(other: str, seats: Sequence[_Seat], settings: MatchSettings) -> PairDifference:
-    """Paired by game: both met the same start and luck; the interval resamples clusters of such pairs."""
+    """Difference to the first player, paired by game (same start and random numbers); whole clusters of pairs are resampled."""
     first = settings.players[0]
     values: dict[str, dict[str, list[float]]] = {first: {}, other: {}}
     cluster_of: dict[str, str] = {}
     for seat in seats:
         if seat.player in values:
-            # At one table a round is the pair: over its seven games each has sat on every power.
+            # At one table the pair is the round, because each player plays every power in its seven games.
             key = seat.pair if settings.opponents else seat.pair.split("/")[0]
             values[seat.player].setdefault(key, []).append(seat.value[settings.measure])
             cluster_of[key] = seat.cluster if settings.opponents or settings.start == "held-out" else key
@@ -180,11 +183,11 @@ def _difference(other: str, seats: Sequence[_Seat], settings: MatchSettings) -> 
     )
 
 
-def rate(results: Sequence[GameResult], players: Sequence[str]) -> dict[str, tuple[float, float]]:
-    """OpenSkill's mu and sigma of each player, games taken in their order (Weng & Lin 2011, Plackett-Luce).
+def rate_players(results: Sequence[GameResult], players: Sequence[str]) -> dict[str, tuple[float, float]]:
+    """OpenSkill's mu and sigma of each player, updated game by game (Weng & Lin 2011, Plackett-Luce).
 
-    A game ranks its players by the mean centres of their seats. Where each sits alone against the same opponents, the games of
-    one pair stand in for one game: same start, power and luck. Draws of ranks are ties.
+    A game ranks its players by the mean centres of their seats; equal means are ties. If each player sits alone against the
+    same opponents, the games of one pair count as one game: they have the same start, power and random numbers.
     """
     from openskill.models import PlackettLuce
 
@@ -204,6 +207,6 @@ def _meetings(results: Sequence[GameResult]) -> list[Mapping[str, float]]:
     found: dict[str, dict[str, list[int]]] = {}
     for result in results:
         for power in result.measured:
-            of_pair = found.setdefault(result.pair, {})
-            of_pair.setdefault(result.seats[power], []).append(result.centres[POWERS.index(power)])
+            centres_by_player = found.setdefault(result.pair, {})
+            centres_by_player.setdefault(result.seats[power], []).append(result.centres[POWERS.index(power)])
     return [{player: float(np.mean(centres)) for player, centres in pair.items()} for pair in found.values()]
