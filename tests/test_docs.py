@@ -21,7 +21,6 @@ from pydantic import BaseModel
 from cli.main import command_line
 from pipeline.run_settings import PipelineSettings, RunSettings, layered_settings
 from pipeline.settings_form import unfolded
-from storage.asking import QUERIES as READY
 from storage.asking import ask, connect, ready
 from storage.runs import RunPaths
 from tasks.evaluation import DEPLOYMENT as EVALUATED_BY
@@ -140,11 +139,6 @@ def test_sql_that_is_shown_fits_the_views(query: str, tmp_path: Path):
     RunPaths(tmp_path).create()
     with connect(tmp_path) as connection:
         assert ask(connection, ready(query[1:]) if query.startswith("@") else query).num_rows == 0
-
-
-def test_the_data_format_page_lists_every_ready_question():
-    told = re.findall(r"`@(\w+)`", between(DATA_FORMAT, "questions"))
-    assert sorted(told) == sorted(READY) and len(told) >= 10
 
 
 @pytest.mark.parametrize("block", [block for page in PAGES.values() for block in blocks(page, "toml")])
