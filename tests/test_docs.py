@@ -21,19 +21,17 @@ from pydantic import BaseModel
 from cli.main import command_line
 from pipeline.run_settings import PipelineSettings, RunSettings, layered_settings
 from pipeline.settings_form import unfolded
-from storage.asking import QUERIES as READY
 from storage.asking import ask, connect, ready
 from storage.runs import RunPaths
-from storage.schema import DECISION_SCHEMA
 from tasks.evaluation import DEPLOYMENT as EVALUATED_BY
 from telemetry.metrics import METRICS
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
-PERFORMANCE = (ROOT / "docs" / "performance.md").read_text()
 TRAINING = (ROOT / "docs" / "training.md").read_text()
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
+DATA_FORMAT = (ROOT / "docs" / "data-format.md").read_text()
 PAGES = {
     str(file.relative_to(ROOT)): file.read_text()
     for file in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -141,11 +139,6 @@ def test_sql_that_is_shown_fits_the_views(query: str, tmp_path: Path):
     RunPaths(tmp_path).create()
     with connect(tmp_path) as connection:
         assert ask(connection, ready(query[1:]) if query.startswith("@") else query).num_rows == 0
-
-
-def test_the_ready_questions_of_the_readme_are_all_there_are():
-    told = re.findall(r"`@(\w+)`", between(README, "questions"))
-    assert sorted(told) == sorted(READY) and len(told) >= 10
 
 
 @pytest.mark.parametrize("block", [block for page in PAGES.values() for block in blocks(page, "toml")])
@@ -256,14 +249,10 @@ def test_the_prompt_that_is_shown_is_the_one_that_the_code_writes():
     assert f"({france.count()} sets above)" in ARCHITECTURE
 
 
-def test_every_column_of_a_decision_row_is_told():
-    assert [name for name in DECISION_SCHEMA.names if f"`{name}`" not in ARCHITECTURE] == []
-
-
-def test_every_folder_and_file_of_a_run_is_told():
+def test_the_data_format_page_lists_every_folder_and_file_of_a_run():
     names = [name for name, value in vars(RunPaths).items() if isinstance(value, property)]
     paths = [getattr(RunPaths(Path("runs/mine")), name).name for name in names]
-    assert [path for path in paths if not re.search(rf"`{re.escape(path)}[`/]", ARCHITECTURE)] == []
+    assert [path for path in paths if not re.search(rf"`{re.escape(path)}[`/]", DATA_FORMAT)] == []
 
 
 def test_the_readme_has_one_place_for_the_words_of_a_demo():

@@ -1,4 +1,4 @@
-"""Settings of learning. Sources of the defaults stand in docs/architecture.md."""
+"""Settings of learning. docs/training.md has the sources of the defaults."""
 
 from typing import Annotated, Literal
 
