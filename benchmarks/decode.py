@@ -36,10 +36,11 @@ from decoding.legal_table import TableBuilder
 from game.legal import LegalOrders
 from game.prompt_settings import PromptSettings
 from game.snapshot import Snapshot
-from inference.engine import Engine, Generation, GenerationRequest
+from inference.engine import Engine
 from inference.settings import InferenceSettings
 from inference.vllm_arguments import may_jump
 from inference.warm_up import throwaway_request
+from records.generation import Generation, GenerationRequest
 from rollouts.fork import Tokens
 from telemetry.errors import EngineError, InputError
 

@@ -20,7 +20,7 @@ from game.players import player
 from game.prompt_settings import PromptSettings
 from game.prompts import board_text, power_text, rules_text
 from game.snapshot import Snapshot
-from inference.engine import Generation, GenerationRequest
+from records.generation import Generation, GenerationRequest
 from rollouts.fork import Tokens
 from rollouts.roll_out import StartGroup, roll_out
 from rollouts.settings import RolloutSettings

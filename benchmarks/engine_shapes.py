@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.recorded_requests import Recording, alike, read
-from inference.engine import Generation, GenerationRequest
 from inference.settings import InferenceSettings
+from records.generation import Generation, GenerationRequest
 from telemetry.errors import EngineError
 
 SHAPES: dict[str, dict[str, Any]] = {

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from game.players import PLAYERS
-from inference.engine import BASE_HASH, BASE_VERSION
+from records.policy_version import BASE_HASH, BASE_VERSION
 from storage.adapters import Adapter, published_versions, read_adapter
 from storage.runs import RunPaths, check_name
 from telemetry.errors import InputError

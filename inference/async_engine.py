@@ -8,11 +8,11 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from inference.engine import GenerationRequest
 from inference.served import Served
 from inference.settings import InferenceSettings
 from inference.vllm_arguments import engine_arguments, prepare_environment, refusals
 from inference.vllm_engine import VllmEngine, lora_request
+from records.generation import GenerationRequest
 from telemetry.errors import EngineError, EngineLostError
 
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from decoding.model_files import eos_token_id
-from inference.engine import GenerationRequest
 from inference.served import Served
 from inference.settings import InferenceSettings
 from inference.warm_up import throwaway_request
+from records.generation import GenerationRequest
 from telemetry.progress import reporter
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from inference.engine import BASE_HASH, BASE_VERSION
+from records.policy_version import BASE_HASH, BASE_VERSION
 from telemetry.errors import EngineError, VersionGoneError
 
 

@@ -15,11 +15,13 @@ import numpy as np
 import torch
 
 from inference.adapter_check import check_adapter
-from inference.engine import BASE_HASH, BASE_VERSION, EngineStats, Generation, GenerationRequest
+from inference.engine import EngineStats
 from inference.legal_draw import Course
 from inference.settings import InferenceSettings
 from inference.torch_lane import Draw, Lane
 from inference.torch_model import TorchModel
+from records.generation import Generation, GenerationRequest
+from records.policy_version import BASE_HASH, BASE_VERSION
 from telemetry.errors import EngineError, EngineLostError, VersionGoneError
 
 _COUNTED = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "drawn_tokens", "forced_tokens")

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inference.engine import Generation, GenerationRequest
 from inference.legal_draw import Course, draw
 from inference.prefix_plan import Plan, plan_prefixes
 from inference.torch_model import KeyValueRows, Step, TorchModel
+from records.generation import Generation, GenerationRequest
 from telemetry.errors import EngineError
 
 

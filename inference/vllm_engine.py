@@ -24,12 +24,13 @@ import numpy as np
 from decoding.legal_table import END
 from decoding.model_files import eos_token_id
 from inference.calibrate import known_to_be_dear, slots_are_cheap
-from inference.engine import EngineStats, Generation, GenerationRequest
+from inference.engine import EngineStats
 from inference.scratch import Scratch
 from inference.served import Served, ServedVersions
 from inference.settings import AdapterMode, InferenceSettings
 from inference.vllm_arguments import SLOT_RANKS, may_jump, refusals
 from inference.warm_up import throwaway_request
+from records.generation import Generation, GenerationRequest
 from telemetry.errors import DataError, EngineError, EngineLostError, VersionGoneError
 from telemetry.progress import reporter
 

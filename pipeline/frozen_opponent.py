@@ -12,9 +12,10 @@ from pathlib import Path
 
 from evaluation.contestants import known_version
 from inference.choose_engine import engine_here
-from inference.engine import BASE_HASH, BASE_VERSION, Engine
+from inference.engine import Engine
 from inference.host import EngineHost
 from inference.settings import InferenceSettings
+from records.policy_version import BASE_HASH, BASE_VERSION
 from rollouts.deciders import Decider, PolicyDecider, Tokens
 from rollouts.roll_out import frozen_name
 from rollouts.settings import RolloutSettings

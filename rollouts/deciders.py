@@ -16,7 +16,8 @@ from game.board import Board
 from game.legal import LegalOrders
 from game.prompt_settings import DEFAULT_PROMPTS, PromptSettings
 from game.prompts import board_text, power_text, rules_text
-from inference.engine import Engine, Generation, GenerationRequest
+from inference.engine import Engine
+from records.generation import Generation, GenerationRequest
 from rollouts.seeds import seed_of
 from telemetry.errors import VersionGoneError
 

@@ -15,7 +15,8 @@ from game.board import Board
 from game.legal import LegalOrders
 from game.players import player
 from game.scores import SOLO_CENTRES, Standing, horizon_reached, standing
-from inference.engine import Engine, Generation
+from inference.engine import Engine
+from records.generation import Generation
 from rollouts.deciders import Answer, Decider, Question, Tokens, draw, position_texts
 from rollouts.seeds import dice
 from telemetry.errors import DataError, EngineError

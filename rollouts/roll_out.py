@@ -16,11 +16,11 @@ from game.board import POWERS, Board
 from game.scores import Standing, components
 from game.snapshot import Snapshot
 from inference.engine import Engine
+from records.rows import Decision, Ply, decision_id
 from rollouts.deciders import Decider
 from rollouts.fork import POLICY, Drawn, ForkPlan, PlayedFork, PlayedPly, Tokens, play_fork
 from rollouts.seeds import dice
 from rollouts.settings import RolloutSettings
-from storage.schema import Decision, Ply, decision_id
 from telemetry.errors import EngineError
 
 

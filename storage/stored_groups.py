@@ -12,10 +12,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from records.rows import Decision, Ply, decision_id
 from storage.arrow_files import metadata_of
 from storage.files import FILES
 from storage.runs import RunPaths
-from storage.schema import Decision, Ply, as_array, decision_id
+from storage.schema import as_array
 from storage.shards import SHARD_NAME, open_plies, open_shard
 from telemetry.errors import DataError, InputError
 

@@ -17,13 +17,15 @@ from pathlib import Path
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from inference.engine import BASE_HASH, BASE_VERSION, EngineStats, Generation, GenerationRequest
+from inference.engine import EngineStats
 from pipeline.play import RolloutReport, chosen, publish_when_there_is_room, report_of
 from pipeline.resources import PRODUCER, Resources
 from pipeline.rollout_source import Stretch
 from pipeline.simulated_settings import SimulatedSettings
+from records.generation import Generation, GenerationRequest
+from records.policy_version import BASE_HASH, BASE_VERSION
+from records.rows import Decision, Ply
 from rollouts.seeds import dice
-from storage.schema import Decision, Ply
 from storage.shards import coverage, publish_shard
 from storage.stored_groups import StoredGroup
 from telemetry.errors import EngineError

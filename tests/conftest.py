@@ -19,8 +19,10 @@ from decoding.legal_table import END
 from game.board import Board
 from game.players import player
 from game.snapshot import Snapshot
-from inference.engine import BASE_HASH, EngineStats, Generation, GenerationRequest
+from inference.engine import EngineStats
 from inference.host import EngineHost
+from records.generation import Generation, GenerationRequest
+from records.policy_version import BASE_HASH
 from rollouts.fork import Tokens
 from storage.runs import RunPaths
 from telemetry.errors import EngineError

@@ -9,7 +9,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from inference.engine import Engine, GenerationRequest
+from inference.engine import Engine
+from records.generation import GenerationRequest
 from tuning.figures import Pass
 
 WARM_UP = 16

@@ -15,8 +15,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from inference.engine import BASE_VERSION, EngineStats, Generation, GenerationRequest
+from inference.engine import EngineStats
 from inference.settings import InferenceSettings
+from records.generation import Generation, GenerationRequest
+from records.policy_version import BASE_VERSION
 from telemetry.errors import DataError, EngineError, EngineLostError, EntenteError, VersionGoneError
 from workers.pool_roster import Roster
 from workers.pool_versions import Served

@@ -12,8 +12,8 @@ from typing import Any
 
 import aiohttp
 
-from inference.engine import BASE_HASH, BASE_VERSION
 from inference.settings import InferenceSettings
+from records.policy_version import BASE_HASH, BASE_VERSION
 from telemetry.errors import DataError, EngineError, EngineLostError, InputError
 from telemetry.progress import reporter
 from workers.pool_versions import BASE, PublishedVersions

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from inference.engine import BASE_HASH, BASE_VERSION
+from records.policy_version import BASE_HASH, BASE_VERSION
 
 Served = tuple[int, str]
 """A policy version and its adapter's hash."""

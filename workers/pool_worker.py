@@ -15,8 +15,9 @@ from typing import Any, Literal
 
 import aiohttp
 
-from inference.engine import EngineStats, Generation
+from inference.engine import EngineStats
 from inference.settings import InferenceSettings
+from records.generation import Generation
 from telemetry.errors import DataError, EngineError, VersionGoneError
 from workers.flow_control import FlowControl, WorkerLoad
 from workers.pool_versions import BASE, Served

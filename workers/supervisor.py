@@ -12,7 +12,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from inference.engine import Engine, EngineStats, Generation, GenerationRequest
+from inference.engine import Engine, EngineStats
+from records.generation import Generation, GenerationRequest
 from telemetry.errors import DataError, EngineError, EngineLostError
 from telemetry.progress import reporter
 

@@ -9,7 +9,7 @@ import msgpack
 import numpy as np
 
 from decoding.legal_table import END, LegalTable
-from inference.engine import Generation, GenerationRequest
+from records.generation import Generation, GenerationRequest
 from telemetry.errors import DataError
 from workers.flow_control import WorkerLoad
 

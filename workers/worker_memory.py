@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from typing import Any
 
-from inference.engine import GenerationRequest
+from records.generation import GenerationRequest
 
 REMEMBERED = 2048
 """Answers kept, each a few hundred bytes; a retry comes within seconds."""

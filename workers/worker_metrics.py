@@ -9,7 +9,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from inference.engine import EngineStats, Generation
+from inference.engine import EngineStats
+from records.generation import Generation
 from telemetry.nvml import FIGURES, Nvml
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST

@@ -13,8 +13,10 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from decoding.model_files import model_fingerprint
-from inference.engine import BASE_HASH, BASE_VERSION, Engine, GenerationRequest
+from inference.engine import Engine
 from inference.host import EngineHost
+from records.generation import GenerationRequest
+from records.policy_version import BASE_HASH, BASE_VERSION
 from telemetry.errors import DataError, EngineLostError, EntenteError, VersionGoneError
 from workers.supervisor import EngineSupervisor
 from workers.wire import pack_generation, unpack_request

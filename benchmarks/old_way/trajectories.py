@@ -19,10 +19,10 @@ from benchmarks.old_way.play import Row
 from benchmarks.old_way.ways import Way
 from decoding.codec import Codec
 from game.scores import components
+from records.rows import Decision, decision_id
 from storage.gather import Batch
 from storage.index import Index
 from storage.runs import RunPaths
-from storage.schema import Decision, decision_id
 from storage.shards import publish_shard
 
 PRODUCER = "old-way"

@@ -18,14 +18,17 @@ from decoding.codec import Codec
 from decoding.legal_table import END
 from game.board import Board
 from game.snapshot import Snapshot
-from inference.engine import BASE_HASH, BASE_VERSION, EngineStats, Generation, GenerationRequest
+from inference.engine import EngineStats
+from records.generation import Generation, GenerationRequest
+from records.policy_version import BASE_HASH, BASE_VERSION
+from records.rows import Decision, Ply
 from rollouts.fork import Tokens
 from rollouts.roll_out import plan_start_groups, roll_out
 from rollouts.settings import RolloutSettings
 from state_cache.build import play_source_game
 from state_cache.sampling import sample_start_positions
 from state_cache.settings import CacheSettings
-from storage.schema import Decision, Ply, to_table
+from storage.schema import to_table
 
 PLIES_A_YEAR = 5
 """Phases of a game year: two of movement, each with its retreats, and adjustments."""

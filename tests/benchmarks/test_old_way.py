@@ -26,7 +26,7 @@ from benchmarks.rollout import shares
 from game.board import Board
 from game.scores import Standing
 from game.settings import BoardPath
-from inference.engine import Generation
+from records.generation import Generation
 from rollouts.fork import Tokens
 
 MOVES = {"A PAR": ["A PAR H", "A PAR - BUR", "A PAR - PIC"], "A MAR": ["A MAR H", "A MAR - BUR", "A MAR S A PAR - BUR"]}

@@ -18,8 +18,10 @@ import numpy as np
 
 from decoding.codec import Codec
 from decoding.legal_table import END
-from inference.engine import BASE_HASH, BASE_VERSION, EngineStats, Generation, GenerationRequest
+from inference.engine import EngineStats
 from inference.host import EngineHost
+from records.generation import Generation, GenerationRequest
+from records.policy_version import BASE_HASH, BASE_VERSION
 from telemetry.errors import EngineError, EntenteError, VersionGoneError
 from telemetry.log_tail import LogTail
 from workers.supervisor import EngineSupervisor

@@ -20,7 +20,7 @@ import pytest
 from game.board import Board
 from game.prompts import board_text, power_text, rules_text
 from inference.adapter_check import WEIGHTS_FILE, adapter_hash_of
-from inference.engine import Generation, GenerationRequest
+from records.generation import Generation, GenerationRequest
 from telemetry.errors import DataError, EngineError, EngineLostError, VersionGoneError
 
 SLOW_S = 60

@@ -15,8 +15,8 @@ from game.prompts import board_text, power_text, rules_text
 from game.snapshot import Snapshot
 from inference.adapter_check import adapter_hash_of
 from inference.embedded import EmbeddedEngine
-from inference.engine import Generation, GenerationRequest
 from inference.host import EngineHost
+from records.generation import Generation, GenerationRequest
 from rollouts.fork import Tokens
 from telemetry.errors import EngineError, EngineLostError
 

@@ -16,11 +16,12 @@ from vllm.v1.outputs import LogprobsLists
 
 from decoding.legal_table import END, LegalTable
 from inference.embedded import EmbeddedEngine
-from inference.engine import EngineStats, Generation, GenerationRequest
+from inference.engine import EngineStats
 from inference.forced_jump import ForcedJump, _room, _with_certain
 from inference.host import EngineHost
 from inference.settings import InferenceSettings
 from inference.vllm_arguments import may_jump
+from records.generation import Generation, GenerationRequest
 from telemetry.errors import EngineError, InputError
 from tests.inference.test_embedded import draw, reference, reference_logprobs, requests_for
 

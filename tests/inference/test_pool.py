@@ -19,9 +19,10 @@ import pytest
 from decoding.model_files import model_fingerprint
 from game.board import Board
 from inference.adapter_check import adapter_hash_of
-from inference.engine import BASE_HASH, Generation, GenerationRequest
 from inference.host import EngineHost
 from inference.settings import InferenceSettings
+from records.generation import Generation, GenerationRequest
+from records.policy_version import BASE_HASH
 from rollouts.fork import Tokens
 from telemetry.errors import DataError, EngineError, EngineLostError, InputError, VersionGoneError
 from tests.inference.plain_worker import PlainEngine, WorkerHere, expected_tokens

@@ -20,8 +20,8 @@ import pytest
 from decoding.model_files import model_fingerprint
 from game.board import POWERS
 from inference.adapter_check import adapter_hash_of
-from inference.engine import GenerationRequest
 from inference.settings import InferenceSettings
+from records.generation import GenerationRequest
 from rollouts.roll_out import RolledOut, plan_start_groups, roll_out
 from rollouts.settings import RolloutSettings
 from tests.command import ROOT

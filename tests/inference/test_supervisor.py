@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from inference.engine import GenerationRequest
+from records.generation import GenerationRequest
 from telemetry.errors import DataError, EngineError, EngineLostError, VersionGoneError
 from tests.inference.plain_worker import PlainEngine, expected_tokens
 from tests.inference.test_pool import request_for

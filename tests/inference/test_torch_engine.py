@@ -15,9 +15,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Co
 from decoding.legal_table import END, LegalTable
 from inference import torch_lane
 from inference.adapter_check import adapter_hash_of
-from inference.engine import Generation, GenerationRequest
 from inference.settings import InferenceSettings
 from inference.torch_engine import TorchEngine
+from records.generation import Generation, GenerationRequest
 from telemetry.errors import EngineError, EngineLostError, InputError
 
 CPU = torch.device("cpu")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from inference.engine import Generation, GenerationRequest
+from records.generation import Generation, GenerationRequest
 from tuning.measure import Gaps, both_arms, one_pass
 from tuning.requests import chain_table
 

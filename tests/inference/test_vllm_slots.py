@@ -16,9 +16,9 @@ from inference.adapter_check import adapter_hash_of, check_adapter
 from inference.async_engine import AsyncEngine
 from inference.calibrate import write_noise
 from inference.embedded import EmbeddedEngine
-from inference.engine import Generation
 from inference.merge import load_base, merge_adapter
 from inference.settings import InferenceSettings
+from records.generation import Generation
 from telemetry import progress
 from telemetry.errors import DataError, EngineError, EngineLostError
 from telemetry.progress import LogReporter

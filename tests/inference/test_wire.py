@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from game.board import Board
-from inference.engine import Generation, GenerationRequest
+from records.generation import Generation, GenerationRequest
 from rollouts.fork import Tokens
 from telemetry.errors import DataError
 from workers.wire import pack_generation, pack_request, unpack_generation, unpack_request

@@ -16,8 +16,9 @@ import msgpack
 import pytest
 
 from inference.adapter_check import adapter_hash_of
-from inference.engine import BASE_HASH, GenerationRequest
 from inference.host import EngineHost
+from records.generation import GenerationRequest
+from records.policy_version import BASE_HASH
 from telemetry.errors import EngineError, EngineLostError, InputError
 from tests.inference.plain_worker import PlainEngine, WorkerHere, expected_tokens
 from tests.inference.test_pool import pools, request_for, root, wait_until

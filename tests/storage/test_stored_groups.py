@@ -6,8 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from records.rows import decision_id
 from storage.runs import RunPaths
-from storage.schema import DECISION_SCHEMA, decision_id
+from storage.schema import DECISION_SCHEMA
 from storage.shards import publish_shard, shard_path
 from storage.stored_groups import StoredGroup, stored_groups
 from telemetry.errors import InputError

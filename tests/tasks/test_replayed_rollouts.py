@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from inference.engine import GenerationRequest
 from pipeline.resources import Resources
 from pipeline.simulated_settings import SimulatedSettings
+from records.generation import GenerationRequest
 from rollouts.settings import RolloutSettings
 from state_cache.settings import CacheSettings
 from state_cache.store import StateCache

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from decoding.legal_table import END
-from inference.engine import Generation, GenerationRequest
+from records.generation import Generation, GenerationRequest
 from rollouts.fork import Tokens
 from rollouts.roll_out import plan_start_groups, roll_out
 from rollouts.settings import RolloutSettings

@@ -436,7 +436,7 @@ def test_a_step_writes_an_index_snapshot_when_one_is_due(paths, model):
 
 def test_a_step_chooses_again_where_a_chosen_shard_is_damaged_and_the_run_goes_on(paths, model, tmp_path):
     """One bit, flipped below the mapping after the shard was taken in."""
-    from storage.schema import Decision, Ply
+    from records.rows import Decision, Ply
     from storage.shards import open_plies, open_shard, publish_shard
 
     source, split = paths.shards / "local" / "000000.arrow", RunPaths(tmp_path / "split").create()
