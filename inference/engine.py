@@ -6,10 +6,10 @@ It never sees text, never truncates a prompt, and never returns a token outside 
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from records.generation import Generation, GenerationRequest
+from records.policy_version import PolicyVersion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,10 +72,10 @@ class Engine(Protocol):
         """
         ...
 
-    async def publish(self, version: int, adapter: Path, adapter_hash: str) -> None:
-        """Serve `version` from now on; requests in flight finish under the version they began with.
+    async def publish(self, policy: PolicyVersion) -> None:
+        """Serve `policy` from now on; requests in flight finish under the version they began with.
 
-        Publishing what is served already, number and hash alike, changes nothing.
+        Publishing a version that is served already, with the same number and hash, makes it the newest and changes nothing else.
 
         Raises:
             DataError: the adapter cannot be served here (unreadable, another base, a rank too high, another hash);

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from decoding.legal_table import LegalTable
+from records.policy_version import PolicyVersion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,20 @@ class GenerationRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationCost:
+    """What one completion took. A decision row has columns of the same names."""
+
+    queue_ms: float = 0.0
+    """Milliseconds from the request's arrival at the engine to its first scheduling."""
+    prefill_ms: float = 0.0
+    """Milliseconds from first scheduling to the first token."""
+    decode_ms: float = 0.0
+    """Milliseconds from the first token to the last."""
+    cached_tokens: int = 0
+    """Prompt tokens found in the prefix cache."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
     """One completion and how it was drawn."""
 
@@ -39,17 +54,8 @@ class Generation:
     """int32 [completion tokens], end mark included."""
     logprobs: np.ndarray
     """float32 [completion tokens], nats, of the tokens under the masked policy that drew them; 0 where forced."""
-    policy_version: int
-    """Version that drew every token of it."""
-    adapter_hash: str
-    """Hash of that version's adapter ('base' for version 0)."""
+    policy: PolicyVersion
+    """Version that drew every token."""
     worker: str
     """Name of the engine that drew it."""
-    cached_tokens: int
-    """Prompt tokens found in the prefix cache."""
-    queue_ms: float
-    """Milliseconds from the request's arrival at the engine to its first scheduling."""
-    prefill_ms: float
-    """Milliseconds from first scheduling to the first token."""
-    decode_ms: float
-    """Milliseconds from the first token to the last."""
+    cost: GenerationCost = GenerationCost()

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from telemetry.errors import DataError
+
 BASE_VERSION = 0
 BASE_HASH = "base"
 
@@ -26,6 +28,17 @@ class PolicyVersion:
     """32 hex digits over both adapter files; 'base' for the base model. Decision rows carry it beside the number."""
     adapter: Path | None = field(default=None, compare=False)
     """Folder of the adapter, in peft's layout. None for the base model, and where only number and hash are known."""
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the adapter.
+
+        Raises:
+            DataError: it has none, or none is known here.
+        """
+        if self.adapter is None:
+            raise DataError(f"policy {self} has no adapter folder here: publish it with its folder")
+        return self.adapter
 
     def __str__(self) -> str:
         return f"version {self.version} ({self.adapter_hash})"

@@ -46,7 +46,7 @@ class WorkerMetrics:
     def answered(self, generation: Generation) -> None:
         """A request was answered."""
         for stage, ms in (
-            ("queue", generation.queue_ms), ("prefill", generation.prefill_ms), ("decode", generation.decode_ms)
+            ("queue", generation.cost.queue_ms), ("prefill", generation.cost.prefill_ms), ("decode", generation.cost.decode_ms)
         ):  # fmt: skip
             self._stages[stage].observe(1e-3 * ms)
 

@@ -8,7 +8,7 @@ way and are dropped.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +113,7 @@ def _decision(row: Row) -> Decision:
         opponents="random",
         policy_version=0,
         worker=generation.worker,
-        adapter_hash=generation.adapter_hash,
+        adapter_hash=generation.policy.adapter_hash,
         input_ids=np.concatenate([np.asarray(row.prompt_ids, np.int32), generation.token_ids]),
         prompt_len=len(row.prompt_ids),
         behaviour_logprobs=generation.logprobs,
@@ -125,11 +125,8 @@ def _decision(row: Row) -> Decision:
         status="complete",
         reason="",
         ended="horizon",
-        queue_ms=generation.queue_ms,
-        prefill_ms=generation.prefill_ms,
-        decode_ms=generation.decode_ms,
+        **asdict(generation.cost),
         engine_ms=0.0,
-        cached_tokens=generation.cached_tokens,
         **parts,  # type: ignore[arg-type]  # every name is a component
     )
 

@@ -20,7 +20,7 @@ from game.board import Board
 from game.snapshot import Snapshot
 from inference.engine import EngineStats
 from records.generation import Generation, GenerationRequest
-from records.policy_version import BASE_HASH, BASE_VERSION
+from records.policy_version import BASE, BASE_VERSION, PolicyVersion
 from records.rows import Decision, Ply
 from rollouts.fork import Tokens
 from rollouts.roll_out import plan_start_groups, roll_out
@@ -125,16 +125,11 @@ class _DrawsByLot:
         return Generation(
             token_ids=np.array(ids, np.int32),
             logprobs=np.zeros(len(ids), np.float32),
-            policy_version=BASE_VERSION,
-            adapter_hash=BASE_HASH,
+            policy=BASE,
             worker=self.name,
-            cached_tokens=0,
-            queue_ms=0.0,
-            prefill_ms=0.0,
-            decode_ms=0.0,
         )
 
-    async def publish(self, version: int, adapter: Path, adapter_hash: str) -> None:
+    async def publish(self, policy: PolicyVersion) -> None:
         return
 
     async def retire(self, oldest: int, keep: Collection[int] = ()) -> None:

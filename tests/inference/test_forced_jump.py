@@ -99,7 +99,7 @@ def test_an_answer_that_is_known_is_not_drawn(host, vllm_engine, positions, toke
     generation = draw(host, vllm_engine, [whole])[0]
     after = stats(host, vllm_engine)
     assert generation.token_ids.tolist() == [11, 12, vllm_engine._eos_id] and not generation.logprobs.any()
-    assert generation.policy_version == after.policy_version and generation.worker == "embedded"
+    assert generation.policy.version == after.policy_version and generation.worker == "embedded"
     assert after.engine_steps == before.engine_steps and after.requests == before.requests + 1
 
 

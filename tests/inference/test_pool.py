@@ -22,7 +22,7 @@ from inference.adapter_check import adapter_hash_of
 from inference.host import EngineHost
 from inference.settings import InferenceSettings
 from records.generation import Generation, GenerationRequest
-from records.policy_version import BASE_HASH
+from records.policy_version import BASE_HASH, PolicyVersion
 from rollouts.fork import Tokens
 from telemetry.errors import DataError, EngineError, EngineLostError, InputError, VersionGoneError
 from tests.inference.plain_worker import PlainEngine, WorkerHere, expected_tokens
@@ -96,13 +96,15 @@ def draw(host: EngineHost, pool: RemoteEngine, requests: Sequence[GenerationRequ
 
 def check(requests: Sequence[GenerationRequest], answers: Sequence[Generation], version: int = 0) -> None:
     for request, answer in zip(requests, answers, strict=True):
-        assert answer.policy_version == version
+        assert answer.policy.version == version
         assert answer.token_ids.tolist() == expected_tokens(request, version), "drawn under another version than it says"
 
 
 def publish(host: EngineHost, pool: RemoteEngine, root: Path, version: int) -> str:
     adapter_hash = adapter_hash_of(root / f"v{version}")
-    host.submit(pool.publish(version, root / f"v{version}", adapter_hash)).result(timeout=30)
+    host.submit(pool.publish(PolicyVersion(version=version, adapter=root / f"v{version}", adapter_hash=adapter_hash))).result(
+        timeout=30
+    )
     return adapter_hash
 
 
@@ -178,11 +180,11 @@ def test_across_a_swap_every_answer_is_wholly_of_the_version_it_names(host, pool
     time.sleep(0.1)
     two = publish(host, pool, root, 2)
     answers = drawing.result(timeout=30)
-    versions = Counter(answer.policy_version for answer in answers)
+    versions = Counter(answer.policy.version for answer in answers)
     assert set(versions) == {1, 2} and pool.events()["ejections"] == 0
     for request, answer in zip(requests, answers, strict=True):
-        assert answer.token_ids.tolist() == expected_tokens(request, answer.policy_version)
-        assert (answer.policy_version == 2) == (answer.adapter_hash == two)
+        assert answer.token_ids.tolist() == expected_tokens(request, answer.policy.version)
+        assert (answer.policy.version == 2) == (answer.policy.adapter_hash == two)
     after = draw(host, pool, [request_for(500)]).result(timeout=10)
     check([request_for(500)], after, version=2)
 
@@ -241,7 +243,7 @@ def test_an_adapter_that_no_worker_takes_is_refused_and_nothing_changes(host, po
         (tmp_path, "x"),
     ):
         with pytest.raises(DataError):
-            host.submit(pool.publish(2, folder, adapter_hash)).result(timeout=30)
+            host.submit(pool.publish(PolicyVersion(version=2, adapter=folder, adapter_hash=adapter_hash))).result(timeout=30)
     check([request_for(1)], draw(host, pool, [request_for(1)]).result(timeout=10), version=1)
     assert pool.events()["ejections"] == 0 and pool.events()["publish_refusals"] == 10
     shutil.rmtree(cut)
@@ -337,7 +339,7 @@ def test_with_no_worker_left_requests_end_with_one_sentence_after_the_bound_and_
     with pytest.raises(EngineLostError, match="no worker came back"):
         draw(host, pool, [request_for(9)]).result(timeout=30)
     with pytest.raises(EngineLostError, match="no worker came back"):
-        host.submit(pool.publish(1, Path("nowhere"), "x")).result(timeout=30)
+        host.submit(pool.publish(PolicyVersion(version=1, adapter=Path("nowhere"), adapter_hash="x"))).result(timeout=30)
     assert time.monotonic() - began < 0.5
     again = workers(port=end.port)
     wait_until(lambda: pool.events()["readmissions"] == 1)
@@ -429,4 +431,4 @@ def test_settings_for_evaluation_name_its_own_workers_or_those_of_the_rollouts()
 
 def test_base_hash_is_what_a_pool_without_versions_asks_for(host, pools, workers, request_for):
     answer = draw(host, pools(workers()), [request_for(1)]).result(timeout=10)[0]
-    assert (answer.policy_version, answer.adapter_hash) == (0, BASE_HASH)
+    assert (answer.policy.version, answer.policy.adapter_hash) == (0, BASE_HASH)

@@ -18,7 +18,7 @@ import pytest
 from inference.adapter_check import adapter_hash_of
 from inference.host import EngineHost
 from records.generation import GenerationRequest
-from records.policy_version import BASE_HASH
+from records.policy_version import BASE_HASH, PolicyVersion
 from telemetry.errors import EngineError, EngineLostError, InputError
 from tests.inference.plain_worker import PlainEngine, WorkerHere, expected_tokens
 from tests.inference.test_pool import pools, request_for, root, wait_until
@@ -381,7 +381,7 @@ def test_each_refusal_has_its_own_status_and_kind(end, root, request_for):
     assert told(gone) == (410, "version_gone")
     assert (json.loads(gone[1])["policy_version"], json.loads(gone[1])["adapter_hash"]) == (1, one)
     for version, adapter_hash in ((1, "another"), (0, one)):
-        body = pack_request(request_for(2, version=version), adapter_hash=adapter_hash)
+        body = pack_request(request_for(2), PolicyVersion(version=version, adapter_hash=adapter_hash))
         assert told(knock(end, "/generate", body)) == (410, "version_gone"), "another adapter under this number"
     assert not end.engine.requests
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from records.policy_version import BASE
 from storage.adapters import read_adapter
 from storage.control import ControlDesk, read_control
 from storage.runs import RunPaths
@@ -40,5 +41,4 @@ def serve() -> Callable[[RunPaths, ControlDesk, int], None]:
 
 
 def _serve(paths: RunPaths, desk: ControlDesk, version: int) -> None:
-    adapter = read_adapter(paths, version) if version else None
-    desk.serve(version, adapter.path if adapter else None, adapter.adapter_hash if adapter else "base")
+    desk.serve(read_adapter(paths, version) if version else BASE)
