@@ -353,14 +353,14 @@ async def swap_ms(engine: Engine, tokens: Tokens, model: Path, scratch: Path, *,
     for version in range(1, rounds + 2):
         adapter = scratch / f"v{version:06d}"
         policy.save_adapter(adapter)
-        policy = version_in(adapter, version)
+        swapped = version_in(adapter, version)
         request = throwaway_request(f"swap/{version}", tokens.codec.eos_id, prompt=200, tokens=1, first=version)
         began = time.perf_counter()
-        await engine.publish(policy)
+        await engine.publish(swapped)
         generation = await engine.generate(request)
         spent.append(1e3 * (time.perf_counter() - began))
-        if generation.policy != policy:
-            raise EngineError(f"asked for {policy} just published, drew under {generation.policy}")
+        if generation.policy != swapped:
+            raise EngineError(f"asked for {swapped} just published, drew under {generation.policy}")
     return median(spent[1:])
 
 

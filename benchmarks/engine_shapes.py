@@ -380,7 +380,7 @@ def _score(scratch: Path, name: str, recording: Recording, figures: Figures, *, 
         model: Any = AutoModelForCausalLM.from_pretrained(scratch / "model", dtype=getattr(torch, dtype))
         model = model.to(device)
         if version := int(kept["version"][0]):
-            model = PeftModel.from_pretrained(model, str(_adapter(scratch, version)[0]))
+            model = PeftModel.from_pretrained(model, str(_adapter(scratch, version).folder))
         gaps = []
         with torch.no_grad():
             for request, length, end in zip(requests, kept["lengths"], ends, strict=False):

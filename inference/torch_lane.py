@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from inference.legal_draw import Course, draw
-from inference.prefix_plan import Plan, plan_prefixes
+from inference.prefix_plan import PrefixPlan, plan_prefixes
 from inference.torch_model import KeyValueRows, Step, TorchModel
 from records.generation import Generation, GenerationRequest
 from records.policy_version import BASE_HASH, PolicyVersion
@@ -112,7 +112,7 @@ class Lane:
         for task in tasks:
             task.first = now
 
-    def _fill(self, plan: Plan, tasks: list[Draw], first: int, budget: int) -> Tensor:
+    def _fill(self, plan: PrefixPlan, tasks: list[Draw], first: int, budget: int) -> Tensor:
         """Compute the fills of `plan` in rows from `first` on; the state after each one's last token, [fills, hidden]."""
         states: list[Tensor] = []
         starts = [fill.start for fill in plan.fills]

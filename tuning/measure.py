@@ -102,7 +102,7 @@ async def one_pass(
         tokens = len(drawn.token_ids)
         found.ttft_ms.append(drawn.cost.queue_ms + drawn.cost.prefill_ms)
         if tokens > 1:
-            found.tpot_ms.append(drawn.decode_ms / (tokens - 1))
+            found.tpot_ms.append(drawn.cost.decode_ms / (tokens - 1))
         found.prompt_tokens += len(request.prompt_ids)
         found.cached_tokens += drawn.cost.cached_tokens
         found.completion_tokens += tokens

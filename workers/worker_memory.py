@@ -33,7 +33,7 @@ class _Flight:
     waiting: int = 0
 
 
-class Answers:
+class AnswerMemory:
     """Requests in flight and the last answers, by request id."""
 
     def __init__(self, draw: Callable[[GenerationRequest], Coroutine[Any, Any, bytes]]) -> None:

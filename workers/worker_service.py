@@ -20,7 +20,7 @@ from records.policy_version import BASE, BASE_VERSION, PolicyVersion
 from telemetry.errors import DataError, EngineLostError, EntenteError, VersionGoneError
 from workers.supervisor import EngineSupervisor
 from workers.wire import pack_generation, unpack_request, version_fields
-from workers.worker_memory import Answers
+from workers.worker_memory import AnswerMemory
 from workers.worker_metrics import WorkerMetrics
 
 _Version = Annotated[int, Field(ge=0, lt=2**31)]
@@ -52,7 +52,7 @@ class Worker:
         self, engine: Engine, host: EngineHost, model: Path, adapters_root: Path, vocabulary_size: int, max_rank: int
     ) -> None:
         self.engine, self.host = engine, host
-        self.answers = Answers(self._draw)
+        self.answers = AnswerMemory(self._draw)
         self.metrics = WorkerMetrics()
         self.started = False
         self.failure: EntenteError | None = None

@@ -98,7 +98,7 @@ def _record(way: Way, row: Row, codec: Codec) -> dict[str, Any]:
 
 def _decision(row: Row) -> Decision:
     assert row.until is not None
-    parts = components(row.before, row.until, row.power)
+    parts: dict[str, Any] = components(row.before, row.until, row.power)
     generation = row.generation
     return Decision(
         decision_id=decision_id(PRODUCER, row.group, row.fork, row.ply, row.power),
@@ -127,7 +127,7 @@ def _decision(row: Row) -> Decision:
         ended="horizon",
         **asdict(generation.cost),
         engine_ms=0.0,
-        **parts,  # type: ignore[arg-type]  # every name is a component
+        **parts,
     )
 
 
