@@ -18,11 +18,11 @@ import pytest
 
 from decoding.model_files import model_fingerprint
 from game.board import Board
-from inference.adapter_check import adapter_hash_of
+from inference.adapter_check import adapter_hash_of, version_in
 from inference.host import EngineHost
 from inference.settings import InferenceSettings
 from records.generation import Generation, GenerationRequest
-from records.policy_version import BASE_HASH, PolicyVersion
+from records.policy_version import BASE, PolicyVersion
 from rollouts.fork import Tokens
 from telemetry.errors import DataError, EngineError, EngineLostError, InputError, VersionGoneError
 from tests.inference.plain_worker import PlainEngine, WorkerHere, expected_tokens
@@ -101,11 +101,9 @@ def check(requests: Sequence[GenerationRequest], answers: Sequence[Generation], 
 
 
 def publish(host: EngineHost, pool: RemoteEngine, root: Path, version: int) -> str:
-    adapter_hash = adapter_hash_of(root / f"v{version}")
-    host.submit(pool.publish(PolicyVersion(version=version, adapter=root / f"v{version}", adapter_hash=adapter_hash))).result(
-        timeout=30
-    )
-    return adapter_hash
+    policy = version_in(root / f"v{version}", version)
+    host.submit(pool.publish(policy)).result(timeout=30)
+    return policy.adapter_hash
 
 
 def wait_until(true: Callable[[], bool], seconds: float = 20.0) -> None:
@@ -217,7 +215,7 @@ def test_a_worker_restarted_on_other_weights_gets_the_version_again_before_any_w
     wait_until(lambda: pool.events()["readmissions"] == 1)
     more = [request_for(number) for number in range(100, 160)]
     check(more, draw(host, pool, more).result(timeout=30), version=2)
-    assert again.engine.requests and again.engine.served[2] == adapter_hash_of(root / "v2")
+    assert again.engine.requests and again.engine.served[2] == version_in(root / "v2", 2)
 
 
 def test_a_worker_that_another_run_left_on_its_version_goes_back_to_the_base(host, pools, workers, root, request_for):
@@ -431,4 +429,11 @@ def test_settings_for_evaluation_name_its_own_workers_or_those_of_the_rollouts()
 
 def test_base_hash_is_what_a_pool_without_versions_asks_for(host, pools, workers, request_for):
     answer = draw(host, pools(workers()), [request_for(1)]).result(timeout=10)[0]
-    assert (answer.policy.version, answer.policy.adapter_hash) == (0, BASE_HASH)
+    assert answer.policy == BASE
+
+
+def test_the_base_is_drawn_by_its_number_though_the_workers_serve_a_newer_version(host, pools, workers, root, request_for):
+    pool = pools(workers())
+    publish(host, pool, root, 1)
+    answer = draw(host, pool, [request_for(1, version=0)]).result(timeout=10)[0]
+    assert answer.policy == BASE

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from records.generation import GenerationRequest
-from records.policy_version import PolicyVersion
+from records.policy_version import BASE, PolicyVersion
 from telemetry.errors import DataError, EngineError, EngineLostError, VersionGoneError
 from tests.inference.plain_worker import PlainEngine, expected_tokens
 from tests.inference.test_pool import request_for
@@ -152,9 +152,10 @@ def test_a_death_while_publishing_ends_with_all_versions_served(request_for):
 
         factory = Factory(fate)
         supervisor = await started(factory)
-        await supervisor.publish(PolicyVersion(version=4, adapter=NOWHERE, adapter_hash="hash-4"))
-        await supervisor.publish(PolicyVersion(version=5, adapter=NOWHERE, adapter_hash="hash-5"))
-        assert factory.built[-1].served == {0: "base", 4: "hash-4", 5: "hash-5"} and len(factory.built) == 2
+        four, five = (PolicyVersion(version=number, adapter=NOWHERE, adapter_hash=f"hash-{number}") for number in (4, 5))
+        await supervisor.publish(four)
+        await supervisor.publish(five)
+        assert factory.built[-1].served == {0: BASE, 4: four, 5: five} and len(factory.built) == 2
 
     asyncio.run(scene())
 
@@ -198,7 +199,7 @@ def test_a_reset_serves_the_base_alone_and_requests_in_flight_are_drawn_again(re
         await asyncio.sleep(0.005)
         await supervisor.reset()
         assert (await drawing).token_ids.tolist() == expected_tokens(request_for(1), 0)
-        assert factory.built[-1].served == {0: "base"}
+        assert factory.built[-1].served == {0: BASE}
 
     asyncio.run(scene())
 
