@@ -18,7 +18,7 @@ import pytest
 from inference.adapter_check import adapter_hash_of
 from inference.host import EngineHost
 from records.generation import GenerationRequest
-from records.policy_version import BASE_HASH, PolicyVersion
+from records.policy_version import BASE, BASE_HASH, PolicyVersion
 from telemetry.errors import EngineError, EngineLostError, InputError
 from tests.inference.plain_worker import PlainEngine, WorkerHere, expected_tokens
 from tests.inference.test_pool import pools, request_for, root, wait_until

@@ -206,7 +206,7 @@ def test_no_decision_is_trained_twice_and_a_step_without_rows_publishes_unchange
     assert one.num_rows > 10 and not set(one["decision_id"].to_pylist()) & set(two["decision_id"].to_pylist())
     assert two.num_rows == 0 and second.metrics["train/skipped"] == 1.0
     assert second.published.version == 2 and second.published.adapter_hash == first.published.adapter_hash
-    assert read_adapter(paths, 2).path.name == "v000002"
+    assert read_adapter(paths, 2).folder.name == "v000002"
 
 
 def test_a_simulated_trainer_takes_its_time_records_its_rows_and_publishes_unchanged_weights(paths, model, monkeypatch):
