@@ -36,10 +36,11 @@ from decoding.legal_table import TableBuilder
 from game.legal import LegalOrders
 from game.prompt_settings import PromptSettings
 from game.snapshot import Snapshot
-from inference.engine import Engine, Generation, GenerationRequest
+from inference.engine import Engine
 from inference.settings import InferenceSettings
 from inference.vllm_arguments import may_jump
 from inference.warm_up import throwaway_request
+from records.generation import Generation, GenerationRequest
 from rollouts.fork import Tokens
 from telemetry.errors import EngineError, InputError
 
@@ -195,7 +196,7 @@ async def rollout_figures(engine: Any, tokens: Tokens, positions: Sequence[Snaps
         "prefix_hit_share_all": _hit_share(every),
         "prompt_tokens_per_decision": mean(len(request.prompt_ids) for request, _ in every),
         "uncached_prompt_tokens_per_decision": mean(
-            len(request.prompt_ids) - generation.cached_tokens for request, generation in every
+            len(request.prompt_ids) - generation.cost.cached_tokens for request, generation in every
         ),
         "completion_tokens_per_decision": drawn_tokens / len(every),
         "forced_token_share": forced / drawn_tokens,
@@ -204,7 +205,7 @@ async def rollout_figures(engine: Any, tokens: Tokens, positions: Sequence[Snaps
 
 
 def _hit_share(drawn: Sequence[tuple[GenerationRequest, Generation]]) -> float:
-    return sum(generation.cached_tokens for _, generation in drawn) / sum(len(request.prompt_ids) for request, _ in drawn)
+    return sum(generation.cost.cached_tokens for _, generation in drawn) / sum(len(request.prompt_ids) for request, _ in drawn)
 
 
 def table_ms(tokens: Tokens, warm_up: Sequence[LegalOrders], asked: Sequence[LegalOrders], *, rounds: int) -> float:
@@ -344,7 +345,7 @@ async def client_ms_per_decision(tokens: Tokens, positions: Sequence[Snapshot]) 
 
 async def swap_ms(engine: Engine, tokens: Tokens, model: Path, scratch: Path, *, rounds: int) -> float:
     """Wall milliseconds from an adapter that lies there to the first token drawn under it, one prompt of a decision long."""
-    from inference.adapter_check import adapter_hash_of
+    from inference.adapter_check import version_in
     from training.policy import Policy
     from training.settings import TrainingSettings
 
@@ -352,14 +353,14 @@ async def swap_ms(engine: Engine, tokens: Tokens, model: Path, scratch: Path, *,
     for version in range(1, rounds + 2):
         adapter = scratch / f"v{version:06d}"
         policy.save_adapter(adapter)
-        digest = adapter_hash_of(adapter)
+        swapped = version_in(adapter, version)
         request = throwaway_request(f"swap/{version}", tokens.codec.eos_id, prompt=200, tokens=1, first=version)
         began = time.perf_counter()
-        await engine.publish(version, adapter, digest)
+        await engine.publish(swapped)
         generation = await engine.generate(request)
         spent.append(1e3 * (time.perf_counter() - began))
-        if generation.policy_version != version:
-            raise EngineError(f"asked for version {version} just published, drew under {generation.policy_version}")
+        if generation.policy != swapped:
+            raise EngineError(f"asked for {swapped} just published, drew under {generation.policy}")
     return median(spent[1:])
 
 

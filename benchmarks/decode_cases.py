@@ -20,7 +20,8 @@ from game.players import player
 from game.prompt_settings import PromptSettings
 from game.prompts import board_text, power_text, rules_text
 from game.snapshot import Snapshot
-from inference.engine import Generation, GenerationRequest
+from records.generation import Generation, GenerationRequest
+from records.policy_version import BASE
 from rollouts.fork import Tokens
 from rollouts.roll_out import StartGroup, roll_out
 from rollouts.settings import RolloutSettings
@@ -176,13 +177,8 @@ class Instant:
         return Generation(
             token_ids=np.array(ids, np.int32),
             logprobs=np.full(len(ids), -1.0, np.float32),
-            policy_version=0,
-            adapter_hash="base",
+            policy=BASE,
             worker=self.name,
-            cached_tokens=0,
-            queue_ms=0.0,
-            prefill_ms=0.0,
-            decode_ms=0.0,
         )
 
 

@@ -17,9 +17,10 @@ from typing import Any
 
 from benchmarks.decode_cases import made_up_prompt
 from decoding.model_files import model_fingerprint
-from inference.engine import Engine, GenerationRequest
+from inference.engine import Engine
 from inference.settings import InferenceSettings
 from inference.warm_up import throwaway_request
+from records.generation import GenerationRequest
 from rollouts.fork import Tokens
 from telemetry.errors import EngineError
 

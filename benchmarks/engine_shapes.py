@@ -23,8 +23,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.recorded_requests import Recording, alike, read
-from inference.engine import Generation, GenerationRequest
 from inference.settings import InferenceSettings
+from records.generation import Generation, GenerationRequest
+from records.policy_version import PolicyVersion
 from telemetry.errors import EngineError
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -148,7 +149,7 @@ async def _base_arm(scratch: Path, settings: InferenceSettings, recording: Recor
         engine._engine.reset_prefix_cache()
         for ply, together in enumerate(recording.plies("full", group, label=f"hits/{group}")):
             drawn = await asyncio.gather(*(engine.generate(request) for request in together))
-            hits, length = sum(each.cached_tokens for each in drawn), sum(len(request.prompt_ids) for request in together)
+            hits, length = sum(each.cost.cached_tokens for each in drawn), sum(len(request.prompt_ids) for request in together)
             cached, asked = cached + hits, asked + length
             if ply == 0:
                 first_cached, first_asked = first_cached + hits, first_asked + length
@@ -167,9 +168,9 @@ async def _slots_arm(scratch: Path, settings: InferenceSettings, recording: Reco
     full, dice = recording.requests("full", label="full"), random.Random("slots")
     spent = []
     for version in range(1, 5):
-        folder, digest = _adapter(scratch, version)
+        policy = _adapter(scratch, version)
         began = time.perf_counter()
-        await engine.publish(version, folder, digest)
+        await engine.publish(policy)
         published = time.perf_counter()
         await engine.generate(alike(full, 1, dice, shared=_SHARED, own=_OWN)[0])
         spent.append((1e3 * (published - began), 1e3 * (time.perf_counter() - began)))
@@ -197,7 +198,7 @@ async def _async_arm(scratch: Path, settings: InferenceSettings, recording: Reco
 
     engine = AsyncEngine(scratch / "model", settings.model_copy(update={"adapters": "slots"}), name="async")
     await _started(engine, figures)
-    await engine.publish(1, *_adapter(scratch, 1))
+    await engine.publish(_adapter(scratch, 1))
     await _in_flight(engine, recording.requests("full", label="full"), settings, figures, suffix="_full_one_version")
     await engine.close()
 
@@ -225,7 +226,7 @@ async def _torch_arm(scratch: Path, settings: InferenceSettings, recording: Reco
     full = recording.requests("full", label="full")
     await _in_flight(engine, full, settings, figures, suffix="_full")
     _keep(scratch / "drawn-torch.npz", *(await _drawn(engine, full[:64], "parity")))
-    await engine.publish(4, *_adapter(scratch, 4))
+    await engine.publish(_adapter(scratch, 4))
     await _in_flight(engine, full, settings, figures, suffix="_full_one_version")
     await engine.close()
     _score(scratch, "torch", recording, figures, dtypes=(settings.dtype,))
@@ -332,11 +333,11 @@ async def _in_flight(
         figures.add(f"decisions_per_s_{batch}_in_flight{suffix}", len(some) / (time.perf_counter() - began))
 
 
-def _adapter(scratch: Path, version: int) -> tuple[Path, str]:
-    """An adapter of random weights large enough to be felt, and its hash."""
+def _adapter(scratch: Path, version: int) -> PolicyVersion:
+    """A version with random weights that are large enough to change what is drawn."""
     import torch
 
-    from inference.adapter_check import adapter_hash_of
+    from inference.adapter_check import version_in
     from inference.calibrate import write_noise
 
     folder = scratch / f"adapter-{version}"
@@ -344,7 +345,7 @@ def _adapter(scratch: Path, version: int) -> tuple[Path, str]:
         folder.mkdir()
         torch.manual_seed(version)
         write_noise(folder, scratch / "model", RANK, 0.01)
-    return folder, adapter_hash_of(folder)
+    return version_in(folder, version)
 
 
 async def _drawn(
@@ -359,7 +360,7 @@ async def _drawn(
 def _keep(file: Path, requests: Sequence[GenerationRequest], drawn: Sequence[Generation]) -> None:
     np.savez(
         file,
-        version=[each.policy_version for each in drawn],
+        version=[each.policy.version for each in drawn],
         tokens=np.concatenate([each.token_ids for each in drawn]),
         logprobs=np.concatenate([each.logprobs for each in drawn]),
         lengths=[len(each.token_ids) for each in drawn],
@@ -379,7 +380,7 @@ def _score(scratch: Path, name: str, recording: Recording, figures: Figures, *, 
         model: Any = AutoModelForCausalLM.from_pretrained(scratch / "model", dtype=getattr(torch, dtype))
         model = model.to(device)
         if version := int(kept["version"][0]):
-            model = PeftModel.from_pretrained(model, str(_adapter(scratch, version)[0]))
+            model = PeftModel.from_pretrained(model, str(_adapter(scratch, version).folder))
         gaps = []
         with torch.no_grad():
             for request, length, end in zip(requests, kept["lengths"], ends, strict=False):

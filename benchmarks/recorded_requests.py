@@ -17,7 +17,7 @@ import pyarrow.feather as feather
 
 from decoding.codec import ORDER_SEPARATOR, Codec
 from decoding.legal_table import LegalTable
-from inference.engine import GenerationRequest
+from records.generation import GenerationRequest
 from telemetry.errors import InputError
 
 EOS_KEY, VOCABULARY_KEY = b"eos_id", b"vocabulary"

@@ -12,8 +12,9 @@ import numpy as np
 import pyarrow as pa
 
 from game.snapshot import POWERS
+from records.rows import Decision, Ply, decision_id
 from storage.facts import DECISION_FACTS, PLY_FACTS
-from storage.schema import COMPONENTS, Decision, Ply, decision_id
+from storage.schema import COMPONENTS
 from storage.snapshots import CoveredShard, IndexSnapshot
 
 FORKS = 6

@@ -29,7 +29,7 @@ from telemetry.errors import InputError
 from telemetry.progress import reporter
 from training.policy import Policy
 from training.settings import CPU_TOKENS, TrainingSettings
-from training.trie_plan import Plan, plan
+from training.trie_plan import TriePlan, plan
 from training.update import Updater
 
 TARGETS = {
@@ -202,7 +202,7 @@ def _seconds(spent: Mapping[str, float]) -> str:
     return ", ".join(f"{arm} {seconds:.2f} s" for arm, seconds in spent.items())
 
 
-def planned(batch: Batch) -> Plan:
+def planned(batch: Batch) -> TriePlan:
     """The plan of all its rows, as the step makes it on a CPU."""
     return plan(batch, range(len(batch.prompt_lens)), CPU_TOKENS)
 

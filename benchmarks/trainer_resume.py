@@ -18,8 +18,8 @@ from transformers.utils.logging import disable_progress_bar
 
 from benchmarks.storage_rows import decisions_of, plies_of
 from benchmarks.trainer_cases import TINY, Case, made_up_batch, model_of
+from records.rows import Decision
 from storage.runs import RunPaths
-from storage.schema import Decision
 from storage.shards import publish_shard
 from telemetry.errors import TrainingError
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from game.players import PLAYERS
-from inference.engine import BASE_HASH, BASE_VERSION
-from storage.adapters import Adapter, published_versions, read_adapter
+from records.policy_version import BASE, BASE_VERSION, PolicyVersion
+from storage.adapters import published_versions, read_adapter
 from storage.runs import RunPaths, check_name
 from telemetry.errors import InputError
 
@@ -31,6 +31,11 @@ class Contestant:
     """Hash of the adapter, 'base' for the base model; empty for a scripted player."""
     adapter: Path | None = None
     """Folder of the adapter; None for the base model and for scripted players."""
+
+    @property
+    def policy(self) -> PolicyVersion:
+        """The version that it is. Its parts are fields of their own because match files hold them so."""
+        return PolicyVersion(version=self.version, adapter_hash=self.adapter_hash, adapter=self.adapter)
 
     @property
     def is_policy(self) -> bool:
@@ -71,10 +76,8 @@ def resolve_contestant(name: str, run: str, runs_root: Path) -> Contestant:
         raise InputError(f"there is no run '{owner}' in '{runs_root}', so '{name}' cannot play")
     version = resolve_version(paths, owner, match["version"])
     label = f"v{version}" if owner == run else f"{owner}:v{version}"
-    if version == BASE_VERSION:
-        return Contestant(name=label, run=owner, adapter_hash=BASE_HASH)
-    adapter: Adapter = read_adapter(paths, version)
-    return Contestant(name=label, run=owner, version=version, adapter_hash=adapter.adapter_hash, adapter=adapter.path)
+    policy = BASE if version == BASE_VERSION else read_adapter(paths, version)
+    return Contestant(name=label, run=owner, version=policy.version, adapter_hash=policy.adapter_hash, adapter=policy.adapter)
 
 
 def resolve_version(paths: RunPaths, run: str, wanted: str | int) -> int:

@@ -17,7 +17,7 @@ from game.board import POWERS, Board
 from game.snapshot import Snapshot
 from inference.engine import Engine
 from rollouts.deciders import Decider, Tokens
-from rollouts.fork import POLICY, Drawn, ForkPlan, play_fork
+from rollouts.fork import POLICY, ForkPlan, PlayedDecision, play_fork
 from rollouts.seeds import dice
 from telemetry.errors import EngineError, InputError
 
@@ -113,8 +113,8 @@ async def measure_strength(
             on_fork(done, len(pairs))
         seat = POWERS.index(power)
         gained = fork.end.centres[seat] - fork.start.centres[seat]
-        has_opening = tokens is not None and bool(fork.drawn) and fork.drawn[0].ply == 0
-        return gained, fork.rejected, _opening(snapshot, fork.drawn[0], tokens) if has_opening else None
+        has_opening = tokens is not None and bool(fork.decisions) and fork.decisions[0].ply == 0
+        return gained, fork.rejected, _opening(snapshot, fork.decisions[0], tokens) if has_opening else None
 
     results = await asyncio.gather(*(gain(snapshot, power) for snapshot, power in pairs))
     gains = np.array([result[0] for result in results], float)
@@ -132,14 +132,14 @@ async def measure_strength(
     )
 
 
-def _opening(snapshot: Snapshot, first: Drawn, tokens: Tokens | None) -> Opening:
+def _opening(snapshot: Snapshot, first: PlayedDecision, tokens: Tokens | None) -> Opening:
     assert tokens is not None, "a drawn decision needs a tokenizer"
-    generation = first.generation
+    generation = first.answer.generation
     logprobs = tokens.tables.order_logprobs(generation.token_ids.tolist(), generation.logprobs.tolist())
     return Opening(
         snapshot=snapshot,
         power=first.power,
-        orders=first.orders,
+        orders=tuple(first.answer.orders),
         probabilities=tuple(round(math.exp(logprob), 6) for logprob in logprobs),
     )
 

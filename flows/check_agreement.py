@@ -19,7 +19,7 @@ async def check_agreement(resources: Resources, queue: RolloutQueue, settings: R
         TrainingError: they differ by more than the settings allow.
     """
     every = settings.training.mismatch_every
-    begins = step == resources.standing.step_done + 1
+    begins = step == resources.resume_point.step_done + 1
     if not begins and not (settings.pipeline.buffer_depth and every and step % every == 0):
         return {}
     if not await has_fresh_rows(resources):

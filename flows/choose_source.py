@@ -43,7 +43,7 @@ class LocalSource:
 @asynccontextmanager
 async def open_queue(settings: RunSettings, resources: Resources, fleet: ProducerFleet) -> AsyncIterator[RolloutQueue]:
     """The run's rollouts, open for the length of the block; `fleet` plays start groups that need not be begun here."""
-    pipeline, step_done = settings.pipeline, resources.standing.step_done
+    pipeline, step_done = settings.pipeline, resources.resume_point.step_done
     async with rollout_source(settings, resources) as source:
         if pipeline.deterministic:
             queue: RolloutQueue = LockstepQueue(resources, source, pipeline, settings.steps, step_done=step_done)

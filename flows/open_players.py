@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -25,6 +25,7 @@ from inference.host import EngineHost
 from inference.settings import InferenceSettings
 from pipeline.run_settings import RunSettings, settings_of
 from pipeline.threads import apply_threads
+from records.policy_version import BASE_VERSION
 from rollouts.deciders import Decider, PolicyDecider, Tokens
 from storage.runs import RunPaths
 from telemetry.errors import InputError
@@ -130,9 +131,9 @@ async def _published(host: EngineHost, engine: Engine, group: Sequence[Contestan
     """The engine's number of each version: 0 for the base, which it holds from its start."""
     numbered = []
     for place, player in enumerate(group, start=1):
-        number = place if player.adapter is not None else 0
-        if player.adapter is not None:
-            await host.run(engine.publish(number, player.adapter, player.adapter_hash))
+        number = place if player.version else BASE_VERSION
+        if number:
+            await host.run(engine.publish(replace(player.policy, version=number)))
         numbered.append((number, player))
     return numbered
 

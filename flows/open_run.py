@@ -55,7 +55,8 @@ from telemetry.devices import GpuSampler
 from telemetry.errors import DataError, InputError
 from telemetry.machine import environment
 from telemetry.progress import reporter
-from training.process import Standing, TrainerProcess
+from training.messages import ResumePoint
+from training.process import TrainerProcess
 from workers.make_engine import make_engine
 
 
@@ -194,8 +195,8 @@ async def open_run(settings: RunSettings, *, resume: bool = False, fork_lineage:
         reporter().say("starting the engine and the trainer")
         for each in (engine,) if scorer is engine else (engine, scorer):
             await asyncio.wait_for(host.run(each.start()), settings.inference.start_timeout_s)
-        standing = await asyncio.to_thread(trainer.ready)
-        _check_standing(settings, standing)
+        resume_point = await asyncio.to_thread(trainer.ready)
+        _check_resume_point(settings, resume_point)
         durable_write(paths.settings, settings.model_dump_json(indent=1).encode())
         durable_write(paths.environment, json.dumps(environment(), indent=1).encode())
         provenance, tokens, frozen = _provenance(settings, model), Tokens(Codec(model), settings.prompts), NOBODY
@@ -203,7 +204,7 @@ async def open_run(settings: RunSettings, *, resume: bool = False, fork_lineage:
             frozen = await open_frozen(stack, paths, model, host, engine, tokens, settings.rollouts, settings.inference)
         control = _control(settings, provenance["base_model"])
         stack.callback(_say_good_bye, control)
-        await asyncio.to_thread(control.serve, standing.step_done, standing.adapter, standing.adapter_hash)
+        await asyncio.to_thread(control.serve, resume_point.last.published)
         yield Resources(
             paths=paths,
             model=model,
@@ -219,7 +220,7 @@ async def open_run(settings: RunSettings, *, resume: bool = False, fork_lineage:
             tokens=tokens,
             frozen=frozen,
             trainer=trainer,
-            standing=standing,
+            resume_point=resume_point,
             provenance=provenance,
             control=control,
             gpus=stack.enter_context(GpuSampler(settings.telemetry.gpu_beat_s, paths.devices)),
@@ -285,16 +286,16 @@ def _fork(settings: RunSettings, name: str) -> dict[str, Any]:
     return {"name": name, "changed": changed}
 
 
-def _check_standing(settings: RunSettings, standing: Standing) -> None:
-    for sentence in standing.set_aside:
+def _check_resume_point(settings: RunSettings, found: ResumePoint) -> None:
+    for sentence in found.set_aside:
         reporter().say(f"set aside: {sentence}")
-    if standing.step_done > settings.steps:
+    if found.step_done > settings.steps:
         raise InputError(
-            f"run '{settings.run}' has {standing.step_done} steps behind it, more than steps {settings.steps}: "
-            f"give --steps {standing.step_done} or more"
+            f"run '{settings.run}' has {found.step_done} steps behind it, more than steps {settings.steps}: "
+            f"give --steps {found.step_done} or more"
         )
-    if standing.step_done:
-        reporter().say(f"going on after step {standing.step_done}")
+    if found.step_done:
+        reporter().say(f"going on after step {found.step_done}")
 
 
 def _provenance(settings: RunSettings, model: Path) -> dict[str, str]:

@@ -23,7 +23,7 @@ from telemetry.progress import reporter
 from telemetry.sampling import Window, sampled
 from telemetry.sinks import TelemetrySettings
 from telemetry.stages import stages_of, trainer_stages_of
-from training.process import TrainedStep
+from training.messages import TrainedStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ async def train_only(settings: RunSettings) -> Profiled:
         for step in range(1, settings.steps + 1):
             await _play(resources, step)
             window, trained = await _timed(step, settings, lambda step=step: _train(resources, step))
-            await resources.serve(step, trained.adapter, trained.adapter_hash)
+            await resources.serve(trained.published)
             windows.append(window)
             found = trainer_stages_of(trained.metrics)
             stages.append(found | {"handing over": max(0.0, window[1] - window[0] - sum(found.values()))})

@@ -35,7 +35,7 @@ from flows.open_run import finished_summary
 from flows.recovery.look_over import look_over
 from flows.recovery.settle_runs import settle_children
 from flows.run_names import recovery_name
-from pipeline.recovery_rule import Attempts, Decision, Facts, decide
+from pipeline.recovery_rule import Attempts, Facts, RecoveryAction, decide
 from pipeline.run_settings import RunSettings, settings_of
 from pipeline.settings_form import folded, unfolded
 from pipeline.work_record import WORK_FOLDER, Work, work_of
@@ -154,7 +154,7 @@ async def _look_at(client: PrefectClient, flow_run: UUID, runs_root: Path) -> st
     return said
 
 
-async def _start_again(client: PrefectClient, ended: FlowRun, settings: RunSettings, decision: Decision) -> str:
+async def _start_again(client: PrefectClient, ended: FlowRun, settings: RunSettings, decision: RecoveryAction) -> str:
     """Start the deployment anew with the run's name; asked twice for one flow run, Prefect starts it once."""
     assert ended.deployment_id is not None
     begun, lineage = settings.run and settings.paths.settings.is_file(), str(ended.parameters.get("fork_lineage") or "")

@@ -62,7 +62,7 @@ async def train_policy(settings: SettingsParameter, resume: bool = False, fork_l
             desk = AlertDesk(resources.paths, settings.alerts, max_policy_lag=settings.storage.max_policy_lag)
             async with page, desk, ProducerFleet(resources, settings) as fleet, open_queue(settings, resources, fleet) as queue:
                 clock = StepClock(resources, await resources.host.run(resources.engine.stats()))
-                for step in range(resources.standing.step_done + 1, settings.steps + 1):
+                for step in range(resources.resume_point.step_done + 1, settings.steps + 1):
                     reporter().waiting("rollouts")
                     rollouts = await queue.take(step)
                     figures = await check_agreement(resources, queue, settings, step)
@@ -71,7 +71,7 @@ async def train_policy(settings: SettingsParameter, resume: bool = False, fork_l
                     reporter().waiting("")
                     queue.play_ahead(step)
                     trained = await train_step(resources, step)
-                    await queue.hand_over(trained, at_once=track.due(step))
+                    await queue.hand_over(trained.published, at_once=track.due(step))
                     await track.measure(step)
                     figures |= await clock.end_step(rollouts, trained)
                     figures |= producer_figures(fleet.standing()) | track.figures()
@@ -98,15 +98,15 @@ async def train_policy(settings: SettingsParameter, resume: bool = False, fork_l
 
 def _open_log(resources: Resources, settings: RunSettings) -> MetricLog:
     """The run's figures, cut back to its newest step; that step's own are written if a kill came before they could be."""
-    standing, configuration = resources.standing, settings.model_dump(mode="json")
+    resumed, configuration = resources.resume_point, settings.model_dump(mode="json")
     log = MetricLog(
         resources.paths.metrics,
         settings.run,
         settings.telemetry,
         configuration,
-        keep_to=standing.step_done or -1,
+        keep_to=resumed.step_done or -1,
         tables=partial(step_tables, resources.paths),
     )
-    if standing.metrics and log.last_step < standing.step_done:
-        log.log(standing.step_done, standing.metrics)
+    if resumed.last.metrics and log.last_step < resumed.step_done:
+        log.log(resumed.step_done, resumed.last.metrics)
     return log

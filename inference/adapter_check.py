@@ -16,6 +16,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
 
+from records.policy_version import PolicyVersion
 from telemetry.errors import DataError
 from telemetry.read_file import read_regular
 
@@ -75,20 +76,26 @@ def _read(file: Path, at_most: int) -> bytes:
         raise DataError(f"{error}: publish the adapter again") from error
 
 
-def check_adapter(folder: Path, adapter_hash: str, base: Path, max_rank: int) -> AdapterFacts:
-    """Check the adapter in `folder` against the base model in `base` and slots of rank `max_rank`.
+def version_in(folder: Path, version: int) -> PolicyVersion:
+    """The adapter in `folder` as policy version `version`, with the hash of its files; raises as `adapter_hash_of`."""
+    return PolicyVersion(version=version, adapter_hash=adapter_hash_of(folder), adapter=folder)
+
+
+def check_adapter(policy: PolicyVersion, base: Path, max_rank: int) -> AdapterFacts:
+    """Check the adapter of `policy` against its hash, the base model in `base` and slots of rank `max_rank`.
 
     Raises:
         DataError: it cannot be served; the sentence says which file is at fault and what to do.
     """
+    folder = policy.folder
     shapes, layers = linear_shapes(base)
     largest = 4 * max_rank * layers * sum(sum(shape) for shape in shapes.values()) + _LARGEST_HEAD
     config, weights = _read(folder / CONFIG_FILE, _LARGEST_HEAD), _read(folder / WEIGHTS_FILE, largest)
     found = _hash(config, weights)
-    if found != adapter_hash:
+    if found != policy.adapter_hash:
         raise DataError(
-            f"adapter '{folder}' has the hash {found}, not {adapter_hash} as told: it was changed or cut after publishing, "
-            "so publish its policy version again"
+            f"adapter '{folder}' has the hash {found}, not {policy.adapter_hash} as told: it was changed or cut after "
+            "publishing, so publish its policy version again"
         )
     rank, scale = _read_config(folder / CONFIG_FILE, config)
     if rank > max_rank:

@@ -8,11 +8,11 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from inference.engine import GenerationRequest
-from inference.served import Served
+from inference.served import LoadedVersion
 from inference.settings import InferenceSettings
 from inference.vllm_arguments import engine_arguments, prepare_environment, refusals
 from inference.vllm_engine import VllmEngine, lora_request
+from records.generation import GenerationRequest
 from telemetry.errors import EngineError, EngineLostError
 
 
@@ -34,10 +34,10 @@ class AsyncEngine(VllmEngine):
         except (RuntimeError, ValueError) as error:
             raise EngineError(f"vLLM could not load '{self._model}': {str(error).splitlines()[0]}") from error
 
-    def _submit(self, request: GenerationRequest, served: Served) -> asyncio.Future[Any]:
+    def _submit(self, request: GenerationRequest, served: LoadedVersion) -> asyncio.Future[Any]:
         return asyncio.ensure_future(self._draw(request, served))
 
-    async def _draw(self, request: GenerationRequest, served: Served) -> Any:
+    async def _draw(self, request: GenerationRequest, served: LoadedVersion) -> Any:
         from vllm.v1.engine.exceptions import EngineDeadError
 
         from inference.sampling import prompt_ids, sampling_params

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from decoding.model_files import eos_token_id
-from inference.engine import GenerationRequest
-from inference.served import Served
+from inference.served import LoadedVersion
 from inference.settings import InferenceSettings
 from inference.warm_up import throwaway_request
+from records.generation import GenerationRequest
+from records.policy_version import BASE, PolicyVersion
 from telemetry.progress import reporter
 
 if TYPE_CHECKING:
@@ -50,7 +51,8 @@ async def slots_are_cheap(engine: "VllmEngine", model: Path, settings: Inference
         return _measured[place]
     folder = Path(tempfile.mkdtemp(prefix="entente-calibration-"))
     try:
-        adapter = Served(version=-1, adapter_hash="", adapter=write_noise(folder, model, settings.adapter_rank), slot=1)
+        noise = write_noise(folder, model, settings.adapter_rank)
+        adapter = LoadedVersion(policy=PolicyVersion(version=-1, adapter_hash="", adapter=noise), slot=1)
         await engine.load(adapter)
         ratio = await _ratio(engine, adapter, eos_token_id(model))
     finally:
@@ -61,9 +63,9 @@ async def slots_are_cheap(engine: "VllmEngine", model: Path, settings: Inference
     return cheap
 
 
-async def _ratio(engine: "VllmEngine", adapter: Served, eos_id: int) -> float:
+async def _ratio(engine: "VllmEngine", adapter: LoadedVersion, eos_id: int) -> float:
     """Median seconds of a batch under `adapter` over that of the base, in interleaved passes; the first is not counted."""
-    base = Served(version=0, adapter_hash="")
+    base = LoadedVersion(policy=BASE)
     seconds: dict[int, list[float]] = {base.slot: [], adapter.slot: []}
     for number in range(_PASSES + 1):
         for served in (base, adapter):

@@ -8,11 +8,11 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from inference.engine import GenerationRequest
-from inference.served import Served
+from inference.served import LoadedVersion
 from inference.settings import InferenceSettings
 from inference.vllm_arguments import engine_arguments, prepare_environment
 from inference.vllm_engine import VllmEngine, lora_request
+from records.generation import GenerationRequest
 from telemetry.errors import EngineError, EngineLostError
 
 _in_this_process: set["EmbeddedEngine"] = set()
@@ -54,7 +54,7 @@ class EmbeddedEngine(VllmEngine):
                 raise
             raise EngineError("vLLM could not compile its kernel: install g++; `entente doctor` shows what is there") from error
 
-    def _submit(self, request: GenerationRequest, served: Served) -> asyncio.Future[Any]:
+    def _submit(self, request: GenerationRequest, served: LoadedVersion) -> asyncio.Future[Any]:
         from inference.sampling import prompt_ids, sampling_params
 
         if self._engine is None:

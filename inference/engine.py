@@ -4,61 +4,12 @@ An engine serves one policy version at a time or several, but each completion is
 It never sees text, never truncates a prompt, and never returns a token outside the table that came with the request.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-import numpy as np
-
-from decoding.legal_table import LegalTable
-
-BASE_VERSION = 0
-BASE_HASH = "base"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationRequest:
-    """One decision to be drawn: a prompt and what may follow it."""
-
-    request_id: str
-    """Unique within a run; the same id asked again with the same seed gives the same completion."""
-    prompt_ids: Sequence[int]
-    """Token ids of the whole prompt."""
-    table: LegalTable
-    """Automaton of the legal completions."""
-    seed: int
-    """Seed of this completion's random draws, 63 bits."""
-    temperature: float = 1.0
-    """Softmax temperature of the draw; the logprobs returned are those after mask and temperature."""
-    snapshot_id: str = ""
-    """Position the prompt belongs to; a pool keeps one position on one worker, where its prefix is warm."""
-    version: int | None = None
-    """Policy version to draw under, which must be served; None: the newest."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Generation:
-    """One completion and how it was drawn."""
-
-    token_ids: np.ndarray
-    """int32 [completion tokens], end mark included."""
-    logprobs: np.ndarray
-    """float32 [completion tokens], nats, of the tokens under the masked policy that drew them; 0 where forced."""
-    policy_version: int
-    """Version that drew every token of it."""
-    adapter_hash: str
-    """Hash of that version's adapter ('base' for version 0)."""
-    worker: str
-    """Name of the engine that drew it."""
-    cached_tokens: int
-    """Prompt tokens found in the prefix cache."""
-    queue_ms: float
-    """Milliseconds from the request's arrival at the engine to its first scheduling."""
-    prefill_ms: float
-    """Milliseconds from first scheduling to the first token."""
-    decode_ms: float
-    """Milliseconds from the first token to the last."""
+from records.generation import Generation, GenerationRequest
+from records.policy_version import PolicyVersion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,10 +72,10 @@ class Engine(Protocol):
         """
         ...
 
-    async def publish(self, version: int, adapter: Path, adapter_hash: str) -> None:
-        """Serve `version` from now on; requests in flight finish under the version they began with.
+    async def publish(self, policy: PolicyVersion) -> None:
+        """Serve `policy` from now on; requests in flight finish under the version they began with.
 
-        Publishing what is served already, number and hash alike, changes nothing.
+        Publishing a version that is served already, with the same number and hash, makes it the newest and changes nothing else.
 
         Raises:
             DataError: the adapter cannot be served here (unreadable, another base, a rank too high, another hash);

@@ -24,11 +24,11 @@ class Fill:
     start: int
     """First column that is computed; those before it are copied."""
     source: int
-    """Where they are copied from: a standing row if stage is 0, else a fill by its place in `Plan.fills`."""
+    """Where they are copied from: a standing row if stage is 0, else a fill by its place in `PrefixPlan.fills`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class PrefixPlan:
     """What to compute for the first `len(fill_of)` of the new prompts."""
 
     fills: tuple[Fill, ...]
@@ -37,7 +37,7 @@ class Plan:
     """For each new prompt taken, the fill that computes it, by its place in `fills`."""
 
 
-def plan_prefixes(prompts: Sequence[np.ndarray], standing: Sequence[np.ndarray], budget: int) -> Plan:
+def plan_prefixes(prompts: Sequence[np.ndarray], standing: Sequence[np.ndarray], budget: int) -> PrefixPlan:
     """Plan as many `prompts` (int32, in order) as `budget` new tokens allow, at least one; `standing` are the rows' prompts."""
     width = max(len(prompt) for prompt in prompts)
     known = np.full((len(standing) + len(prompts), width), -1, np.int32)
@@ -79,7 +79,7 @@ def _best_source(prompt: np.ndarray, known: np.ndarray, stages: np.ndarray) -> t
     return int(shared[row]), row
 
 
-def _in_order(drafts: list[Fill], draft_of: list[int], lengths: list[int]) -> Plan:
+def _in_order(drafts: list[Fill], draft_of: list[int], lengths: list[int]) -> PrefixPlan:
     def rank(place: int) -> tuple[int, int]:
         return drafts[place].stage, lengths[drafts[place].request] - drafts[place].start
 
@@ -94,4 +94,4 @@ def _in_order(drafts: list[Fill], draft_of: list[int], lengths: list[int]) -> Pl
         )
         for draft in order
     )
-    return Plan(fills=fills, fill_of=tuple(place_of[draft] for draft in draft_of))
+    return PrefixPlan(fills=fills, fill_of=tuple(place_of[draft] for draft in draft_of))

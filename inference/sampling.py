@@ -7,8 +7,8 @@ from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
 from decoding.legal_table import END, LegalTable
-from inference.engine import GenerationRequest
 from inference.legal_admission import START_KEY, TABLE_KEY, known_tables
+from records.generation import GenerationRequest
 
 
 def known_head(table: LegalTable) -> tuple[list[int], int]:

@@ -6,20 +6,16 @@ keys its prefix cache on an adapter's name and path, so each version has its own
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from pathlib import Path
 
-from inference.engine import BASE_HASH, BASE_VERSION
+from records.policy_version import BASE, BASE_VERSION, PolicyVersion
 from telemetry.errors import EngineError, VersionGoneError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
-    """One policy version that can be drawn from."""
+class LoadedVersion:
+    """One policy version that an engine has loaded and draws from."""
 
-    version: int
-    adapter_hash: str
-    adapter: Path | None = None
-    """Its folder; None: the base model."""
+    policy: PolicyVersion
     slot: int = 0
     """Number under which the engine knows it; 0: the weights that are loaded, base or merged."""
 
@@ -30,13 +26,13 @@ class ServedVersions:
     def __init__(self, engine: str, slots: int) -> None:
         """`slots`: adapters held at a time; 0: whatever comes replaces the weights, and is the only one."""
         self._engine, self._slots, self._last_slot = engine, slots, 0
-        self.newest = Served(version=BASE_VERSION, adapter_hash=BASE_HASH)
+        self.newest = LoadedVersion(policy=BASE)
         self._by_version = {BASE_VERSION: self.newest}
 
     def __iter__(self):
         return iter(self._by_version.values())
 
-    def find(self, version: int | None) -> Served:
+    def find(self, version: int | None) -> LoadedVersion:
         """The version asked for, or the newest.
 
         Raises:
@@ -45,14 +41,15 @@ class ServedVersions:
         found = self.newest if version is None else self._by_version.get(version)
         if found is None:
             raise VersionGoneError(
-                f"engine '{self._engine}' does not serve policy version {version}: ask for {self.newest.version}, the newest"
+                f"engine '{self._engine}' does not serve policy version {version}: "
+                f"ask for {self.newest.policy.version}, the newest"
             )
         return found
 
-    def holds(self, version: int, adapter_hash: str) -> bool:
-        """Whether just these weights are served under this number already."""
-        found = self._by_version.get(version)
-        return found is not None and found.adapter_hash == adapter_hash
+    def holds(self, policy: PolicyVersion) -> bool:
+        """Whether these weights are served under this number already."""
+        found = self._by_version.get(policy.version)
+        return found is not None and found.policy == policy
 
     def next_slot(self) -> int:
         """A slot number for one more adapter; 0 where weights are replaced.
@@ -62,7 +59,7 @@ class ServedVersions:
         """
         if not self._slots:
             return 0
-        held = sorted(served.version for served in self if served.slot)
+        held = sorted(served.policy.version for served in self if served.slot)
         if len(held) >= self._slots:
             raise EngineError(
                 f"all {self._slots} adapter slots of engine '{self._engine}' are taken by versions "
@@ -71,22 +68,26 @@ class ServedVersions:
         self._last_slot += 1
         return self._last_slot
 
-    def add(self, served: Served) -> list[Served]:
+    def add(self, served: LoadedVersion) -> list[LoadedVersion]:
         """Serve this one from now on, as the newest; those that it replaces."""
         if self._slots:
-            replaced = [self._by_version.pop(served.version)] if served.version in self._by_version else []
+            replaced = [self._by_version.pop(served.policy.version)] if served.policy.version in self._by_version else []
         else:
             replaced, self._by_version = list(self._by_version.values()), {}
-        self._by_version[served.version] = self.newest = served
+        self._by_version[served.policy.version] = self.newest = served
         return replaced
 
     def touch(self, version: int) -> None:
         """Make a version that is served the newest."""
         self.newest = self._by_version[version]
 
-    def retire(self, oldest: int, keep: Collection[int]) -> list[Served]:
+    def retire(self, oldest: int, keep: Collection[int]) -> list[LoadedVersion]:
         """Take out what is before `oldest`, but for those in `keep` and the newest; what was taken out."""
-        gone = [served for served in self if served.version < oldest and served.version not in keep and served is not self.newest]
+        gone = [
+            served
+            for served in self
+            if served.policy.version < oldest and served.policy.version not in keep and served is not self.newest
+        ]
         for served in gone:
-            del self._by_version[served.version]
+            del self._by_version[served.policy.version]
         return gone

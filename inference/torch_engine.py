@@ -15,11 +15,13 @@ import numpy as np
 import torch
 
 from inference.adapter_check import check_adapter
-from inference.engine import BASE_HASH, BASE_VERSION, EngineStats, Generation, GenerationRequest
+from inference.engine import EngineStats
 from inference.legal_draw import Course
 from inference.settings import InferenceSettings
 from inference.torch_lane import Draw, Lane
 from inference.torch_model import TorchModel
+from records.generation import Generation, GenerationCost, GenerationRequest
+from records.policy_version import BASE, BASE_HASH, BASE_VERSION, PolicyVersion
 from telemetry.errors import EngineError, EngineLostError, VersionGoneError
 
 _COUNTED = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "drawn_tokens", "forced_tokens")
@@ -60,7 +62,7 @@ class TorchEngine:
             self._model = await asyncio.to_thread(TorchModel, self._folder, self._settings.dtype, self._device)
         except (OSError, RuntimeError, ValueError) as error:
             raise EngineError(f"torch could not load '{self._folder}': {str(error).splitlines()[0]}") from error
-        self._add_lane(BASE_VERSION, BASE_HASH, "")
+        self._add_lane(BASE)
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """Draw one completion; see `Engine.generate`."""
@@ -74,17 +76,17 @@ class TorchEngine:
             if self._draws.get(request.request_id) is task:
                 del self._draws[request.request_id]
 
-    async def publish(self, version: int, adapter: Path, adapter_hash: str) -> None:
+    async def publish(self, policy: PolicyVersion) -> None:
         """Check the adapter, hold it beside the others, and draw under it from now on."""
         async with self._publishing:
             model = self._running_model()
-            standing = self._served.get(version)
-            if standing is None or standing.adapter_hash != adapter_hash:
-                if adapter_hash != BASE_HASH:
-                    facts = await asyncio.to_thread(check_adapter, adapter, adapter_hash, self._folder, MAX_RANK)
-                    model.add_adapter(adapter_hash, adapter, facts)
-                self._add_lane(version, adapter_hash, "" if adapter_hash == BASE_HASH else adapter_hash)
-            self._newest = version
+            lane = self._served.get(policy.version)
+            if lane is None or lane.policy != policy:
+                if policy.adapter_hash != BASE_HASH:
+                    facts = await asyncio.to_thread(check_adapter, policy, self._folder, MAX_RANK)
+                    model.add_adapter(policy.adapter_hash, policy.folder, facts)
+                self._add_lane(policy)
+            self._newest = policy.version
             self._tidy()
 
     async def retire(self, oldest: int, keep: Collection[int] = ()) -> None:
@@ -92,7 +94,7 @@ class TorchEngine:
         for version in [v for v in self._served if v < oldest and v not in keep and v != self._newest]:
             del self._served[version]
             gone = VersionGoneError(f"policy version {version} was retired from engine '{self.name}': ask for a newer one")
-            for lane in [lane for lane in self._lanes if lane.version == version]:
+            for lane in [lane for lane in self._lanes if lane.policy.version == version]:
                 for task in (*lane.waiting, *lane.running):
                     if not task.answer.done():
                         task.answer.set_exception(gone)
@@ -116,10 +118,10 @@ class TorchEngine:
             raise EngineLostError(f"engine '{self.name}' is not running")
         return self._model
 
-    def _add_lane(self, version: int, adapter_hash: str, adapter: str) -> None:
-        most = self._settings.max_sequences
-        self._served[version] = Lane(self._running_model(), most, version, adapter_hash, adapter)
-        self._lanes.append(self._served[version])
+    def _add_lane(self, policy: PolicyVersion) -> None:
+        lane = Lane(self._running_model(), self._settings.max_sequences, policy)
+        self._served[policy.version] = lane
+        self._lanes.append(lane)
 
     def _admit(self, request: GenerationRequest) -> Draw:
         vocabulary = self._running_model().vocabulary_size
@@ -192,13 +194,14 @@ class TorchEngine:
             Generation(
                 token_ids=np.array(course.token_ids, np.int32),
                 logprobs=np.array(course.logprobs, np.float32),
-                policy_version=lane.version,
-                adapter_hash=lane.adapter_hash,
+                policy=lane.policy,
                 worker=self.name,
-                cached_tokens=task.cached,
-                queue_ms=1e3 * (scheduled - task.arrived),
-                prefill_ms=1e3 * (first - scheduled),
-                decode_ms=1e3 * (now - first),
+                cost=GenerationCost(
+                    queue_ms=1e3 * (scheduled - task.arrived),
+                    prefill_ms=1e3 * (first - scheduled),
+                    decode_ms=1e3 * (now - first),
+                    cached_tokens=task.cached,
+                ),
             )
         )
 

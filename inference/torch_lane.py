@@ -14,10 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inference.engine import Generation, GenerationRequest
 from inference.legal_draw import Course, draw
-from inference.prefix_plan import Plan, plan_prefixes
+from inference.prefix_plan import PrefixPlan, plan_prefixes
 from inference.torch_model import KeyValueRows, Step, TorchModel
+from records.generation import Generation, GenerationRequest
+from records.policy_version import BASE_HASH, PolicyVersion
 from telemetry.errors import EngineError
 
 
@@ -47,9 +48,11 @@ class Draw:
 class Lane:
     """One policy version's rows and queue."""
 
-    def __init__(self, model: TorchModel, most: int, version: int, adapter_hash: str, adapter: str) -> None:
-        """A lane of at most `most` rows that draws under `version`, which is the model's adapter of the name `adapter`."""
-        self.version, self.adapter_hash, self.adapter = version, adapter_hash, adapter
+    def __init__(self, model: TorchModel, most: int, policy: PolicyVersion) -> None:
+        """A lane of at most `most` rows that draws under `policy`."""
+        self.policy = policy
+        self.adapter = "" if policy.adapter_hash == BASE_HASH else policy.adapter_hash
+        """Name of the adapter in the model; empty: none."""
         self.waiting: deque[Draw] = deque()
         self.running: list[Draw] = []
         self.steps = 0
@@ -109,7 +112,7 @@ class Lane:
         for task in tasks:
             task.first = now
 
-    def _fill(self, plan: Plan, tasks: list[Draw], first: int, budget: int) -> Tensor:
+    def _fill(self, plan: PrefixPlan, tasks: list[Draw], first: int, budget: int) -> Tensor:
         """Compute the fills of `plan` in rows from `first` on; the state after each one's last token, [fills, hidden]."""
         states: list[Tensor] = []
         starts = [fill.start for fill in plan.fills]

@@ -24,12 +24,14 @@ import numpy as np
 from decoding.legal_table import END
 from decoding.model_files import eos_token_id
 from inference.calibrate import known_to_be_dear, slots_are_cheap
-from inference.engine import EngineStats, Generation, GenerationRequest
+from inference.engine import EngineStats
 from inference.scratch import Scratch
-from inference.served import Served, ServedVersions
+from inference.served import LoadedVersion, ServedVersions
 from inference.settings import AdapterMode, InferenceSettings
 from inference.vllm_arguments import SLOT_RANKS, may_jump, refusals
 from inference.warm_up import throwaway_request
+from records.generation import Generation, GenerationCost, GenerationRequest
+from records.policy_version import PolicyVersion
 from telemetry.errors import DataError, EngineError, EngineLostError, VersionGoneError
 from telemetry.progress import reporter
 
@@ -45,7 +47,7 @@ _COUNTED = (
 class _InFlight:
     answer: asyncio.Future[Any]
     """vLLM's whole output, when it comes."""
-    served: Served
+    served: LoadedVersion
     arrived: float
     error: EngineError | None = None
     """Why the answer was cancelled, if it was not the caller."""
@@ -76,7 +78,7 @@ class VllmEngine(ABC):
         """Load vLLM and the base model, with LoRA slots or without."""
 
     @abstractmethod
-    def _submit(self, request: GenerationRequest, served: Served) -> asyncio.Future[Any]:
+    def _submit(self, request: GenerationRequest, served: LoadedVersion) -> asyncio.Future[Any]:
         """Hand a request to vLLM; the future gives its final output. One of `refusals` where vLLM refuses it."""
 
     @abstractmethod
@@ -141,18 +143,18 @@ class VllmEngine(ABC):
                 self._idle.set()
         return self._generation(output, request, in_flight)
 
-    async def publish(self, version: int, adapter: Path, adapter_hash: str) -> None:
+    async def publish(self, policy: PolicyVersion) -> None:
         """Serve a version; see `Engine.publish`."""
         from inference.adapter_check import check_adapter
 
         async with self._publishing:
             self._check_alive()
-            if self._versions.holds(version, adapter_hash):
-                self._versions.touch(version)
+            if self._versions.holds(policy):
+                self._versions.touch(policy.version)
                 return
             most = self._settings.adapter_rank if self.adapters == "slots" else SLOT_RANKS[-1]
-            await asyncio.to_thread(check_adapter, adapter, adapter_hash, self._model, most)
-            served = Served(version=version, adapter_hash=adapter_hash, adapter=adapter, slot=self._versions.next_slot())
+            await asyncio.to_thread(check_adapter, policy, self._model, most)
+            served = LoadedVersion(policy=policy, slot=self._versions.next_slot())
             if served.slot:
                 await self._load_slot(served)
             else:
@@ -162,7 +164,7 @@ class VllmEngine(ABC):
         """Free old versions; see `Engine.retire`."""
         async with self._publishing:
             for served in self._versions.retire(oldest, keep):
-                await self._drop(served, f"policy version {served.version} was retired while it was being drawn from")
+                await self._drop(served, f"policy version {served.policy.version} was retired while it was being drawn from")
 
     async def jump_forced(self, on: bool) -> None:
         """Take forced tokens with the drawn ones from now on, or draw them one by one.
@@ -181,7 +183,7 @@ class VllmEngine(ABC):
 
     async def stats(self) -> EngineStats:
         """Counts since the start, warm-up excluded."""
-        return EngineStats(policy_version=self._versions.newest.version, running=len(self._in_flight), **self._counts)
+        return EngineStats(policy_version=self._versions.newest.policy.version, running=len(self._in_flight), **self._counts)
 
     async def close(self) -> None:
         """Shut vLLM down and fail whatever is in flight."""
@@ -195,7 +197,7 @@ class VllmEngine(ABC):
         if self._lost is not None:
             raise self._lost
 
-    def _check(self, request: GenerationRequest) -> Served:
+    def _check(self, request: GenerationRequest) -> LoadedVersion:
         """What serves a request that may be asked here."""
         self._check_alive()
         served = self._versions.find(request.version)
@@ -209,7 +211,7 @@ class VllmEngine(ABC):
             )
         return served
 
-    def _admit(self, request: GenerationRequest, served: Served) -> _InFlight:
+    def _admit(self, request: GenerationRequest, served: LoadedVersion) -> _InFlight:
         try:
             answer = self._submit(request, served)
         except refusals() as error:
@@ -219,7 +221,7 @@ class VllmEngine(ABC):
         self._idle.clear()
         return in_flight
 
-    def _known(self, request: GenerationRequest, served: Served) -> Generation:
+    def _known(self, request: GenerationRequest, served: LoadedVersion) -> Generation:
         """The one completion that there is."""
         token_ids = np.array(request.table.forced(0)[0], np.int32)
         self._counts["requests"] += 1
@@ -229,13 +231,8 @@ class VllmEngine(ABC):
         return Generation(
             token_ids=token_ids,
             logprobs=np.zeros(len(token_ids), np.float32),
-            policy_version=served.version,
-            adapter_hash=served.adapter_hash,
+            policy=served.policy,
             worker=self.name,
-            cached_tokens=0,
-            queue_ms=0.0,
-            prefill_ms=0.0,
-            decode_ms=0.0,
         )
 
     def _generation(self, output: Any, request: GenerationRequest, in_flight: _InFlight) -> Generation:
@@ -258,13 +255,14 @@ class VllmEngine(ABC):
         return Generation(
             token_ids=token_ids,
             logprobs=logprobs,
-            policy_version=in_flight.served.version,
-            adapter_hash=in_flight.served.adapter_hash,
+            policy=in_flight.served.policy,
             worker=self.name,
-            cached_tokens=cached,
-            queue_ms=1e3 * (scheduled - in_flight.arrived),
-            prefill_ms=1e3 * (first - scheduled),
-            decode_ms=1e3 * (last - first),
+            cost=GenerationCost(
+                queue_ms=1e3 * (scheduled - in_flight.arrived),
+                prefill_ms=1e3 * (first - scheduled),
+                decode_ms=1e3 * (last - first),
+                cached_tokens=cached,
+            ),
         )
 
     def _fail_all(self, error: EngineError) -> None:
@@ -273,38 +271,37 @@ class VllmEngine(ABC):
 
     # -- versions -------------------------------------------------------------------------------------------------------
 
-    async def _load_slot(self, served: Served) -> None:
+    async def _load_slot(self, served: LoadedVersion) -> None:
         await self.load(served)
         await self.draw(throwaway_request(f"warm-up of slot {served.slot}", self._eos_id), served)
         for replaced in self._versions.add(served):
-            await self._drop(replaced, f"policy version {served.version} was published anew with other weights")
+            await self._drop(replaced, f"policy version {served.policy.version} was published anew with other weights")
 
-    async def load(self, served: Served) -> None:
+    async def load(self, served: LoadedVersion) -> None:
         """Load an adapter into its slot, whether it is to be served or not."""
         try:
             await self._call("add_lora", lora_request(served))
         except (RuntimeError, ValueError) as error:
-            raise DataError(f"vLLM cannot serve adapter '{served.adapter}': {error}") from error
+            raise DataError(f"vLLM cannot serve adapter '{served.policy.adapter}': {error}") from error
 
-    async def draw(self, request: GenerationRequest, served: Served) -> None:
+    async def draw(self, request: GenerationRequest, served: LoadedVersion) -> None:
         """Draw a throw-away request, which no count knows of."""
         output = await self._submit(request, served)
         if len(output.outputs[0].token_ids) != request.table.longest:
             raise EngineLostError(f"engine '{self.name}' did not draw what '{request.request_id}' asked for")
 
-    async def _load_merged(self, served: Served) -> None:
+    async def _load_merged(self, served: LoadedVersion) -> None:
         from inference.merge import load_base, merge_adapter
 
-        assert served.adapter is not None
         if not self._base:
             self._base = load_base(self._model)
-        target = self._scratch.path / f"v{served.version:06d}"
-        lost = merge_adapter(self._base, served.adapter, target)
+        target = self._scratch.path / f"v{served.policy.version:06d}"
+        lost = merge_adapter(self._base, served.policy.folder, target)
         if lost > MERGE_LOSS_MAX:
             shutil.rmtree(target)
             raise DataError(
-                f"merging adapter '{served.adapter}' would lose {lost:.0%} of the update to rounding in {self._settings.dtype}: "
-                "set inference.adapters to 'slots'"
+                f"merging adapter '{served.policy.folder}' would lose {lost:.0%} of the update to rounding in "
+                f"{self._settings.dtype}: set inference.adapters to 'slots'"
             )
         self._open.clear()
         try:
@@ -316,11 +313,11 @@ class VllmEngine(ABC):
             self._open.set()
         shutil.rmtree(target)
 
-    async def _drop(self, served: Served, reason: str) -> None:
+    async def _drop(self, served: LoadedVersion, reason: str) -> None:
         """Cancel what is in flight under a version that is not served any more, and free its slot."""
         under_it = [in_flight for in_flight in self._in_flight.values() if in_flight.served is served]
         for in_flight in under_it:
-            _cancel(in_flight, VersionGoneError(f"{reason}: ask for {self._versions.newest.version}"))
+            _cancel(in_flight, VersionGoneError(f"{reason}: ask for {self._versions.newest.policy.version}"))
         while any(in_flight in self._in_flight.values() for in_flight in under_it):
             await asyncio.sleep(0)
         if served.slot:
@@ -334,11 +331,13 @@ class VllmEngine(ABC):
         self._counts = dict.fromkeys(_COUNTED, 0)
 
 
-def lora_request(served: Served) -> Any:
+def lora_request(served: LoadedVersion) -> Any:
     """vLLM's name for a version that is a LoRA adapter; None for the weights that are loaded."""
     from vllm.lora.request import LoRARequest
 
-    return LoRARequest(f"v{served.version}-{served.slot}", served.slot, str(served.adapter)) if served.slot else None
+    return (
+        LoRARequest(f"v{served.policy.version}-{served.slot}", served.slot, str(served.policy.adapter)) if served.slot else None
+    )
 
 
 def _cancel(in_flight: _InFlight, error: EngineError) -> None:

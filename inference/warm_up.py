@@ -3,7 +3,7 @@
 import numpy as np
 
 from decoding.legal_table import END, LegalTable
-from inference.engine import GenerationRequest
+from records.generation import GenerationRequest
 
 
 def throwaway_request(request_id: str, eos_id: int, *, prompt: int = 8, tokens: int = 2, first: int = 0) -> GenerationRequest:

@@ -13,14 +13,13 @@ from collections import deque
 from collections.abc import Callable
 
 from pipeline.controller import Bounds, Controller, QueueTarget, Seen
-from pipeline.publisher import newest_version
 from pipeline.resources import Resources
 from pipeline.rollout_queue import InFlight, RolloutQueue
 from pipeline.rollout_source import RolloutSource
 from pipeline.run_settings import PipelineSettings
 from pipeline.stretches import Numbers, groups_per_task
+from records.policy_version import BASE, PolicyVersion
 from telemetry.progress import reporter
-from training.process import TrainedStep
 
 LOOK_S = 1.0
 """Seconds between two looks at what other producers have published, and at stragglers, while a step waits."""
@@ -76,13 +75,13 @@ class BufferedQueue(RolloutQueue):
     def play_ahead(self, step: int) -> None:
         """Nothing to do: stretches for later steps are in flight all the time."""
 
-    async def hand_over(self, trained: TrainedStep, *, at_once: bool) -> None:
+    async def hand_over(self, published: PolicyVersion, *, at_once: bool) -> None:
         """See `RolloutQueue.hand_over`; with nothing ahead, the next rollouts wait for the version anyway."""
-        await self._publisher.publish(trained, at_once=at_once or not self._pipeline.buffer_depth)
+        await self._publisher.publish(published, at_once=at_once or not self._pipeline.buffer_depth)
 
     async def _resume(self) -> None:
-        newest = newest_version(self._resources)
-        if newest is not None:
+        newest = self._resources.resume_point.last.published
+        if newest != BASE:
             await self._publisher.publish(newest, at_once=True)
         for sentence in await asyncio.to_thread(self._numbers.resume, self._resources.paths):
             reporter().say(f"set aside, to be played again: {sentence}")

@@ -12,9 +12,10 @@ from pathlib import Path
 
 from evaluation.contestants import resolve_version
 from inference.choose_engine import engine_here
-from inference.engine import BASE_HASH, BASE_VERSION, Engine
+from inference.engine import Engine
 from inference.host import EngineHost
 from inference.settings import InferenceSettings
+from records.policy_version import BASE, BASE_VERSION
 from rollouts.deciders import Decider, PolicyDecider, Tokens
 from rollouts.roll_out import frozen_name
 from rollouts.settings import RolloutSettings
@@ -67,10 +68,9 @@ async def open_frozen(
         reporter().say(f"starting a second engine, for policy version {version} as an opponent")
         await asyncio.wait_for(host.run(player.start()), inference.start_timeout_s)
     if version != BASE_VERSION:
-        adapter = await asyncio.to_thread(read_adapter, paths, version)
-        await host.run(player.publish(version, adapter.path, adapter.adapter_hash))
+        await host.run(player.publish(await asyncio.to_thread(read_adapter, paths, version)))
         if side_by_side:  # what is drawn without a version named is the base's until the run's own version comes
-            await host.run(engine.publish(BASE_VERSION, model, BASE_HASH))
+            await host.run(engine.publish(BASE))
     decider = PolicyDecider(player, tokens, version)
     return FrozenOpponent(deciders={frozen_name(rollouts): decider}, kept=frozenset({version}) if side_by_side else frozenset())
 

@@ -11,18 +11,17 @@ from dataclasses import replace
 
 from pipeline.controller import QueueTarget, Seen
 from pipeline.play import report_of
-from pipeline.publisher import newest_version
 from pipeline.resources import PRODUCER
 from pipeline.rollout_queue import RolloutQueue
 from pipeline.rollout_source import Stretch
 from pipeline.stretches import groups_per_task
+from records.policy_version import BASE, PolicyVersion
 from storage.adapters import read_adapter
 from storage.follow import LOOKAHEAD
 from storage.ledger import ledger_path
 from storage.shards import Coverage, coverage
 from telemetry.errors import DataError
 from telemetry.progress import reporter
-from training.process import TrainedStep
 
 
 class LockstepQueue(RolloutQueue):
@@ -49,24 +48,24 @@ class LockstepQueue(RolloutQueue):
     def play_ahead(self, step: int) -> None:
         """Overlapped: begin the start groups of the step after `step`, by the version that is served now."""
         if self._overlapped and step < self._last_step:
-            chosen = ledger_path(self._resources.paths, self._resources.standing.lineage, step)
+            chosen = ledger_path(self._resources.paths, self._resources.resume_point.lineage, step)
             for stretch in self._missing(step + 1):
                 self._begin(replace(stretch, after=chosen))
             self._begun = step + 1
 
-    async def hand_over(self, trained: TrainedStep, *, at_once: bool) -> None:
+    async def hand_over(self, published: PolicyVersion, *, at_once: bool) -> None:
         """See `RolloutQueue.hand_over`. Overlapped, it is held back until the rollouts of the version before are played."""
         if not self._overlapped:
-            await self._publisher.publish(trained, at_once=True)
+            await self._publisher.publish(published, at_once=True)
             return
-        self._publisher.hold(trained)
+        self._publisher.hold(published)
         if at_once:
             await self.all_played()
             await self._publisher.release()
 
     async def _resume(self) -> None:
-        newest = newest_version(self._resources)
-        if newest is None:
+        newest = self._resources.resume_point.last.published
+        if newest == BASE:
             return
         if self._overlapped and newest.version == 1:
             self._publisher.hold(newest)  # the engines begin with the base model, which is the version before
@@ -80,7 +79,7 @@ class LockstepQueue(RolloutQueue):
                     f"before it: {error}"
                 )
             else:
-                await self._resources.serve(before.version, before.path, before.adapter_hash)
+                await self._resources.serve(before)
                 self._publisher.hold(newest)
                 return
         await self._publisher.publish(newest, at_once=True)
@@ -112,7 +111,7 @@ class LockstepQueue(RolloutQueue):
 
     def _missing(self, step: int) -> Iterable[Stretch]:
         """Stretches of the step that no shard holds: all of them, except in a run that is resumed."""
-        if ledger_path(self._resources.paths, self._resources.standing.lineage, step).exists():
+        if ledger_path(self._resources.paths, self._resources.resume_point.lineage, step).exists():
             return []  # its rows were chosen already, and the trainer will ask for these very rows
         published = coverage(self._resources.paths, PRODUCER, (step - 1) * self._wanted, self._wanted)
         self._note_published(published)

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable
 
 from pipeline.resources import Resources
-from training.process import TrainedStep
+from records.policy_version import PolicyVersion
 
 
 class Publisher:
@@ -17,19 +17,19 @@ class Publisher:
     def __init__(self, resources: Resources, on_served: Callable[[int], None]) -> None:
         """`on_served`: called with each version once all engines serve it."""
         self._resources, self._on_served = resources, on_served
-        self._held: TrainedStep | None = None
+        self._held: PolicyVersion | None = None
         self._under_way: asyncio.Task[None] | None = None
 
-    async def publish(self, trained: TrainedStep, *, at_once: bool) -> None:
+    async def publish(self, policy: PolicyVersion, *, at_once: bool) -> None:
         """Have the engines serve a version: `at_once`, or in the background."""
         await self._arrived()
-        self._under_way = asyncio.create_task(self._publish(trained))
+        self._under_way = asyncio.create_task(self._publish(policy))
         if at_once:
             await self._arrived()
 
-    def hold(self, trained: TrainedStep) -> None:
+    def hold(self, policy: PolicyVersion) -> None:
         """Keep a version back until `release`."""
-        self._held = trained
+        self._held = policy
 
     async def release(self) -> None:
         """Serve the version that was held back, if there is one."""
@@ -46,25 +46,12 @@ class Publisher:
             self._under_way.cancel()
             await asyncio.gather(self._under_way, return_exceptions=True)
 
-    async def _publish(self, trained: TrainedStep) -> None:
-        await self._resources.serve(trained.version, trained.adapter, trained.adapter_hash)
-        self._on_served(trained.version)
+    async def _publish(self, policy: PolicyVersion) -> None:
+        await self._resources.serve(policy)
+        self._on_served(policy.version)
 
     async def _arrived(self) -> None:
         """Wait for the version under way, if there is one."""
         under_way, self._under_way = self._under_way, None
         if under_way is not None:
             await under_way
-
-
-def newest_version(resources: Resources) -> TrainedStep | None:
-    """The newest version of a run that goes on; None where only the base model exists."""
-    standing = resources.standing
-    if standing.adapter is None:
-        return None
-    return TrainedStep(
-        version=standing.step_done,
-        adapter=standing.adapter,
-        adapter_hash=standing.adapter_hash,
-        metrics=dict(standing.metrics),
-    )

@@ -50,7 +50,7 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class RecoveryAction:
     """What to do, and why, in a sentence."""
 
     action: Action
@@ -62,27 +62,31 @@ class Decision:
     """Seconds until the run is started again."""
 
 
-def decide(facts: Facts) -> Decision:
+def decide(facts: Facts) -> RecoveryAction:
     """What is to be done about the run."""
     run = f"run '{facts.run}'" if facts.run else "a run without a name yet"
     if facts.finished:
-        return Decision(action="leave", because=f"{run} is done")
+        return RecoveryAction(action="leave", because=f"{run} is done")
     if facts.silent and facts.process == "alive":
-        return Decision(action="revive", because=f"{run} is being trained all the time: only its signs of life did not arrive")
+        return RecoveryAction(
+            action="revive", because=f"{run} is being trained all the time: only its signs of life did not arrive"
+        )
     if facts.held and facts.process != "stopped":
-        return Decision(action="leave", because=f"{run} is being trained by another process")
+        return RecoveryAction(action="leave", because=f"{run} is being trained by another process")
     if facts.error in HOPELESS:
-        return Decision(action="give_up", because=f"{run} ended with an {facts.error}, which another try would only meet again")
+        return RecoveryAction(
+            action="give_up", because=f"{run} ended with an {facts.error}, which another try would only meet again"
+        )
     attempts = facts.attempts.at(facts.step)
     if attempts.count >= facts.attempts_max:
         times = f"{attempts.count} times" if attempts.count else "never, as pipeline.recoveries_max says,"
-        return Decision(
+        return RecoveryAction(
             action="give_up",
             because=f"{run} was started again {times} at step {facts.step} and got no further: look at its log, then resume it",
             attempts=attempts,
         )
     mended = replace(attempts, count=attempts.count + 1, step=max(attempts.step, facts.step))
-    return Decision(
+    return RecoveryAction(
         action="resume",
         because=f"{run} goes on after step {facts.step}, attempt {mended.count} of {facts.attempts_max}",
         kill=facts.process == "stopped",

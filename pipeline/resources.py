@@ -12,6 +12,7 @@ from pathlib import Path
 from inference.engine import Engine
 from inference.host import EngineHost
 from pipeline.frozen_opponent import NOBODY, FrozenOpponent
+from records.policy_version import PolicyVersion
 from rollouts.fork import Tokens
 from rollouts.settings import RolloutSettings
 from state_cache.store import StateCache
@@ -20,7 +21,8 @@ from storage.learnable_aside import PastSpreadsAside
 from storage.runs import RunPaths
 from telemetry.devices import GpuSampler
 from telemetry.timing import Spans
-from training.process import Standing, TrainerProcess
+from training.messages import ResumePoint
+from training.process import TrainerProcess
 
 PRODUCER = "local"
 """Producer name of the rollouts that the training flow itself makes."""
@@ -62,24 +64,24 @@ class Resources(Playing):
     scorer: Engine
     """Draws for evaluation: the same, or workers kept for it, so that the rollouts' prefixes stay warm."""
     trainer: TrainerProcess
-    standing: Standing
-    """Where the run stood when it was opened."""
+    resume_point: ResumePoint
+    """Where the run went on when it was opened."""
     control: ControlDesk | None = None
     """Tells those who play elsewhere what is served; None where nobody does."""
     gpus: GpuSampler | None = None
     """Reads this machine's GPUs."""
 
-    async def serve(self, version: int, adapter: Path, adapter_hash: str) -> None:
-        """Let the engine play policy `version` from now on, and nothing that is too old to train on.
+    async def serve(self, policy: PolicyVersion) -> None:
+        """Let the engine play `policy` from now on, and nothing that is too old to train on.
 
         Requests in flight under such a version are cancelled, and drawn again under the newest: no straggler pins a slot.
         """
         with self.spans.span("publish"):
             for engine in (self.engine,) if self.scorer is self.engine else (self.engine, self.scorer):
-                await self.host.run(engine.publish(version, adapter, adapter_hash))
-                await self.host.run(engine.retire(version - self.max_policy_lag, self.frozen.kept))
+                await self.host.run(engine.publish(policy))
+                await self.host.run(engine.retire(policy.version - self.max_policy_lag, self.frozen.kept))
             if self.control is not None:
-                await asyncio.to_thread(self.control.serve, version, adapter, adapter_hash)
+                await asyncio.to_thread(self.control.serve, policy)
 
 
 # Prefect walks through every field of every dataclass that a task is given, twice: fifty milliseconds a task for these, nearly

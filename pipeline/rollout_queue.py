@@ -19,7 +19,7 @@ from pipeline.publisher import Publisher
 from pipeline.resources import Resources
 from pipeline.rollout_source import RolloutSource, Stretch
 from pipeline.run_settings import PipelineSettings
-from training.process import TrainedStep
+from records.policy_version import PolicyVersion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +104,7 @@ class RolloutQueue(ABC):
         """Begin what may be played while `step` trains, if it is not in flight already."""
 
     @abstractmethod
-    async def hand_over(self, trained: TrainedStep, *, at_once: bool) -> None:
+    async def hand_over(self, published: PolicyVersion, *, at_once: bool) -> None:
         """Have the engines serve a version that was trained.
 
         Args:

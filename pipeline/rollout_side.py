@@ -194,12 +194,12 @@ class RolloutSide:
                 if control.plays != self.settings.plays:
                     raise InputError(f"run '{self.settings.run}' plays under other settings by now: begin its producers again")
                 if control.version != self._version:
-                    adapter = await asyncio.to_thread(read_adapter, paths, control.version)
-                    if adapter.adapter_hash != control.adapter_hash:
+                    policy = await asyncio.to_thread(read_adapter, paths, control.version)
+                    if policy != control.policy:
                         raise DataError(
-                            f"{adapter.path} is not the adapter that {paths.control} names: wait for the next version"
+                            f"{policy.adapter} is not the adapter that {paths.control} names: wait for the next version"
                         )
-                    await self.playing.engine.publish(control.version, adapter.path, adapter.adapter_hash)
+                    await self.playing.engine.publish(policy)
                     self._version = control.version
                 await self.playing.engine.retire(control.oldest, self.playing.frozen.kept)
                 self._followed = control.counter

@@ -16,7 +16,7 @@ from pipeline.play import EngineWork
 from pipeline.resources import Resources
 from pipeline.rollout_queue import StepRollouts
 from telemetry.memory import GIVE_BACK_STEPS, give_back_memory, resident_mib
-from training.process import TrainedStep
+from training.messages import TrainedStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ Groups = list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
+class ShownToken:
     """One completion position."""
 
     token: str
@@ -49,7 +49,7 @@ class Decided:
     completion: str
     orders: list[tuple[str, float | None]]
     """Each with its probability given the orders before it; None where the completion does not tell them apart."""
-    drawn: list[Drawn]
+    drawn: list[ShownToken]
     results: dict[str, list[str]]
     """By unit of the power: what became of its order; nothing said is success."""
     steps: list[int]
@@ -131,7 +131,7 @@ class Inspector:
             completion=self._codec.decode(completion),
             orders=self._orders(row, completion),
             drawn=[
-                Drawn(token=self._codec.decode([token]), legal=int(legal), logprob=float(logprob))
+                ShownToken(token=self._codec.decode([token]), legal=int(legal), logprob=float(logprob))
                 for token, legal, logprob in zip(
                     completion, np.diff(row["legal_offsets"]), row["behaviour_logprobs"], strict=True
                 )

@@ -16,7 +16,8 @@ from game.board import Board
 from game.legal import LegalOrders
 from game.prompt_settings import DEFAULT_PROMPTS, PromptSettings
 from game.prompts import board_text, power_text, rules_text
-from inference.engine import Engine, Generation, GenerationRequest
+from inference.engine import Engine
+from records.generation import Generation, GenerationRequest
 from rollouts.seeds import seed_of
 from telemetry.errors import VersionGoneError
 
@@ -58,8 +59,10 @@ class Answer:
     prompt_ids: list[int]
     generation: Generation
     orders: list[str]
-    legal_sets: tuple[np.ndarray, np.ndarray]
-    """Legal ids of the completion's positions, and their offsets."""
+    legal_ids: np.ndarray
+    """int32: legal sets of the completion's positions, one after another."""
+    legal_offsets: np.ndarray
+    """int32 [completion tokens + 1]: position i allows legal_ids[legal_offsets[i]:legal_offsets[i + 1]]."""
 
 
 class Decider(Protocol):
@@ -123,12 +126,14 @@ async def draw(
     )
     generation = await (_drawn_by_the_newest(engine, request) if version is None else engine.generate(request))
     completion = generation.token_ids.tolist()
+    legal_ids, legal_offsets = table.legal_sets(completion)
     return Answer(
         seed=seed,
         prompt_ids=prompt_ids,
         generation=generation,
         orders=tokens.tables.read(completion, choice),
-        legal_sets=table.legal_sets(completion),
+        legal_ids=legal_ids,
+        legal_offsets=legal_offsets,
     )
 
 

@@ -9,18 +9,16 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from game.board import Board
 from game.legal import LegalOrders
 from game.players import player
 from game.scores import SOLO_CENTRES, Standing, compute_standing, horizon_reached
-from inference.engine import Engine, Generation
+from inference.engine import Engine
 from rollouts.deciders import Answer, Decider, Question, Tokens, draw, position_texts
 from rollouts.seeds import dice
 from telemetry.errors import DataError, EngineError
 
-__all__ = ["POLICY", "Drawn", "ForkPlan", "PlayedFork", "PlayedPly", "Tokens", "play_fork"]
+__all__ = ["POLICY", "ForkPlan", "PlayedDecision", "PlayedFork", "PlayedPly", "Tokens", "play_fork"]
 
 POLICY = "policy"
 """Seat of a power that the language model plays, and whose decisions are kept; any other seat names a decider that was handed
@@ -49,21 +47,15 @@ class ForkPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
-    """One decision as it was drawn, with the board before it."""
+class PlayedDecision:
+    """One decision of the policy: the answer as it was drawn, and what became of it on the board."""
 
     ply: int
     power: str
     phase: str
-    seed: int
-    prompt_ids: list[int]
-    generation: Generation
-    legal_ids: np.ndarray
-    """int32: legal sets of the completion's positions, concatenated."""
-    legal_offsets: np.ndarray
-    """int32 [completion tokens + 1]."""
-    orders: tuple[str, ...]
+    answer: Answer
     before: Standing
+    """Standing of the position that the decision was asked for."""
     rejected: int
     """Orders of it that the game engine refused."""
     engine_ms: float
@@ -86,7 +78,8 @@ class PlayedPly:
 class PlayedFork:
     """A fork's whole course."""
 
-    drawn: list[Drawn] = field(default_factory=list)
+    decisions: list[PlayedDecision] = field(default_factory=list)
+    """Those of the policy."""
     plies: list[PlayedPly] = field(default_factory=list)
     start: Standing | None = None
     end: Standing | None = None
@@ -143,23 +136,18 @@ async def play_fork(
         now = compute_standing(board, before, played)
         engine_ms = 1e3 * (legal_s + time.perf_counter() - began)
         course.rejected += sum(played.rejected.values())
-        for power, answer in answers.items():
-            course.drawn.append(
-                Drawn(
-                    ply=ply,
-                    power=power,
-                    phase=phase,
-                    seed=answer.seed,
-                    prompt_ids=answer.prompt_ids,
-                    generation=answer.generation,
-                    legal_ids=answer.legal_sets[0],
-                    legal_offsets=answer.legal_sets[1],
-                    orders=tuple(answer.orders),
-                    before=before,
-                    rejected=played.rejected.get(power, 0),
-                    engine_ms=engine_ms,
-                )
+        course.decisions += [
+            PlayedDecision(
+                ply=ply,
+                power=power,
+                phase=phase,
+                answer=answer,
+                before=before,
+                rejected=played.rejected.get(power, 0),
+                engine_ms=engine_ms,
             )
+            for power, answer in answers.items()
+        ]
         if frozen is not None:
             course.plies.append(replace(frozen, orders=played.orders, results=played.results))
         ply += 1

@@ -1,14 +1,15 @@
 """Roll out start groups: every fork of every group at once, and the rows and plies that come of them.
 
-Promises whole groups: every decision that any fork of a group drew becomes a row; those of a fork that failed say so, with
-the reason. Reward components are cut here: each covers the time from a decision to the same power's next decision in that
-fork, or to the fork's end.
+Every decision of the policy in a start group becomes a row. A group is never split. Rows of a fork that failed say so, with the
+reason. Reward components are computed here: each covers the time from a decision to the same power's next decision in that fork,
+or to the fork's end.
 """
 
 import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -16,11 +17,11 @@ from game.board import POWERS, Board
 from game.scores import Standing, components
 from game.snapshot import Snapshot
 from inference.engine import Engine
+from records.rows import Decision, Ply, decision_id
 from rollouts.deciders import Decider
-from rollouts.fork import POLICY, Drawn, ForkPlan, PlayedFork, PlayedPly, Tokens, play_fork
+from rollouts.fork import POLICY, ForkPlan, PlayedFork, PlayedPly, Tokens, play_fork
 from rollouts.seeds import dice
 from rollouts.settings import RolloutSettings
-from storage.schema import Decision, Ply, decision_id
 from telemetry.errors import EngineError
 
 
@@ -134,65 +135,43 @@ def _rows(
     following: dict[str, Standing] = {}
     rows = []
     opponents = POLICY if group.power is None else opponents_of(f"{producer}/{seed}/{group.number}", settings)
-    for drawn in reversed(fork.drawn):
-        after = following.get(drawn.power, fork.end)
-        following[drawn.power] = drawn.before
-        rows.append(_row(group, number, fork, drawn, components(drawn.before, after, drawn.power), settings, producer, opponents))
+    for decision in reversed(fork.decisions):
+        after = following.get(decision.power, fork.end)
+        following[decision.power] = decision.before
+        parts: dict[str, Any] = components(decision.before, after, decision.power)
+        answer, generation = decision.answer, decision.answer.generation
+        rows.append(
+            Decision(
+                decision_id=decision_id(producer, group.number, number, decision.ply, decision.power),
+                snapshot_id=group.snapshot.snapshot_id,
+                start_group=group.number,
+                fork=number,
+                ply=decision.ply,
+                power=decision.power,
+                phase=decision.phase,
+                game_id=group.snapshot.game_id,
+                seed=answer.seed,
+                opponents=opponents,
+                policy_version=generation.policy.version,
+                adapter_hash=generation.policy.adapter_hash,
+                worker=generation.worker,
+                input_ids=np.concatenate([np.asarray(answer.prompt_ids, np.int32), generation.token_ids]),
+                prompt_len=len(answer.prompt_ids),
+                behaviour_logprobs=generation.logprobs,
+                legal_ids=answer.legal_ids,
+                legal_offsets=answer.legal_offsets,
+                temperature=settings.temperature,
+                orders=answer.orders,
+                orders_rejected=decision.rejected,
+                status=fork.status,
+                reason=fork.reason,
+                ended=fork.ended,
+                engine_ms=decision.engine_ms,
+                **asdict(generation.cost),
+                **parts,
+            )
+        )
     return rows[::-1]
-
-
-def _row(
-    group: StartGroup,
-    number: int,
-    fork: PlayedFork,
-    drawn: Drawn,
-    parts: dict[str, float],
-    settings: RolloutSettings,
-    producer: str,
-    opponents: str,
-) -> Decision:
-    generation = drawn.generation
-    return Decision(
-        decision_id=decision_id(producer, group.number, number, drawn.ply, drawn.power),
-        snapshot_id=group.snapshot.snapshot_id,
-        start_group=group.number,
-        fork=number,
-        ply=drawn.ply,
-        power=drawn.power,
-        phase=drawn.phase,
-        game_id=group.snapshot.game_id,
-        seed=drawn.seed,
-        opponents=opponents,
-        policy_version=generation.policy_version,
-        worker=generation.worker,
-        adapter_hash=generation.adapter_hash,
-        input_ids=np.concatenate([np.asarray(drawn.prompt_ids, np.int32), generation.token_ids]),
-        prompt_len=len(drawn.prompt_ids),
-        behaviour_logprobs=generation.logprobs,
-        legal_ids=drawn.legal_ids,
-        legal_offsets=drawn.legal_offsets,
-        temperature=settings.temperature,
-        orders=drawn.orders,
-        orders_rejected=drawn.rejected,
-        status=fork.status,
-        reason=fork.reason,
-        queue_ms=generation.queue_ms,
-        prefill_ms=generation.prefill_ms,
-        decode_ms=generation.decode_ms,
-        engine_ms=drawn.engine_ms,
-        cached_tokens=generation.cached_tokens,
-        ended=fork.ended,
-        centres_gained=parts["centres_gained"],
-        sos_share=parts["sos_share"],
-        draw_share=parts["draw_share"],
-        survival=parts["survival"],
-        leader_gap=parts["leader_gap"],
-        balance=parts["balance"],
-        units_dislodged=parts["units_dislodged"],
-        units_driven_out=parts["units_driven_out"],
-        orders_void=parts["orders_void"],
-        orders_bounced=parts["orders_bounced"],
-    )
 
 
 def _plies(group: StartGroup, number: int, fork: PlayedFork) -> list[Ply]:

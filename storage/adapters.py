@@ -11,9 +11,9 @@ import hashlib
 import json
 import re
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
+from records.policy_version import PolicyVersion
 from storage.files import make_directory, name_aside, open_regular
 from storage.json_files import read_object
 from storage.runs import RunPaths, publish_directory, set_aside
@@ -23,19 +23,7 @@ ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 _VERSION_NAME = re.compile(r"v(\d{6,})")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Adapter:
-    """A published adapter whose files were verified."""
-
-    version: int
-    """Policy version: trainer steps in these weights."""
-    path: Path
-    """Its folder."""
-    adapter_hash: str
-    """32 hex digits over both files; decision rows carry it beside the version."""
-
-
-def publish_adapter(paths: RunPaths, version: int, source_dir: Path) -> Adapter:
+def publish_adapter(paths: RunPaths, version: int, source_dir: Path) -> PolicyVersion:
     """Copy the adapter files of ``source_dir`` and publish them as ``version``, the trainer step.
 
     A damaged one that bears the number is set aside first.
@@ -46,13 +34,13 @@ def publish_adapter(paths: RunPaths, version: int, source_dir: Path) -> Adapter:
     final = paths.adapter(version)
     if final.exists():
         try:
-            standing = read_adapter(paths, version)
+            published = read_adapter(paths, version)
         except DataError:
             set_aside(final)
         else:
-            if standing.adapter_hash != _combined(_measure(source_dir)):
+            if published.adapter_hash != _combined(_measure(source_dir)):
                 raise DataError(f"{final} holds other weights than {source_dir}; a version never changes, use a new run.")
-            return standing
+            return published
     make_directory(final.parent)
     aside = name_aside(final)
     aside.mkdir()
@@ -68,10 +56,10 @@ def publish_adapter(paths: RunPaths, version: int, source_dir: Path) -> Adapter:
     finally:
         if aside.exists():
             shutil.rmtree(aside)
-    return Adapter(version=version, path=final, adapter_hash=manifest["adapter_hash"])
+    return PolicyVersion(version=version, adapter=final, adapter_hash=manifest["adapter_hash"])
 
 
-def read_adapter(paths: RunPaths, version: int) -> Adapter:
+def read_adapter(paths: RunPaths, version: int) -> PolicyVersion:
     """The adapter of ``version``, verified by size and hash; DataError says which file is wrong."""
     folder = paths.adapter(version)
     try:
@@ -87,7 +75,7 @@ def read_adapter(paths: RunPaths, version: int) -> Adapter:
             raise DataError(f"{folder / name} is not the file of its manifest; remove {folder} and publish again.")
     if manifest.get("version") != version or adapter_hash != _combined(found):
         raise DataError(f"{folder / 'manifest.json'} belongs to other weights; remove {folder} and publish again.")
-    return Adapter(version=version, path=folder, adapter_hash=adapter_hash)
+    return PolicyVersion(version=version, adapter=folder, adapter_hash=adapter_hash)
 
 
 def published_versions(paths: RunPaths) -> list[int]:

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from records.policy_version import BASE, PolicyVersion
 from storage.files import FILES, make_directory
 from storage.runs import RunPaths, check_name, durable_write
 from telemetry.errors import DataError
@@ -55,6 +56,11 @@ class Control:
     """Fingerprint of the model that the run trains."""
     plays: str
     """Hash of the settings that shape what is played; a producer under others must be opened again."""
+
+    @property
+    def policy(self) -> PolicyVersion:
+        """The newest version by number and hash; its folder is in `adapter`, relative to the run's."""
+        return PolicyVersion(version=self.version, adapter_hash=self.adapter_hash)
 
     def wants(self, producer: str) -> bool:
         """May this producer play on?"""
@@ -160,9 +166,9 @@ class ControlDesk:
         self._lock = threading.Lock()
         self._control = Control(
             counter=_counter_of(paths),
-            version=0,
+            version=BASE.version,
             adapter="",
-            adapter_hash="base",
+            adapter_hash=BASE.adapter_hash,
             oldest=0,
             quota=quota,
             stop=False,
@@ -177,10 +183,15 @@ class ControlDesk:
         """As last written."""
         return self._control
 
-    def serve(self, version: int, adapter: Path | None, adapter_hash: str) -> None:
-        """Have producers play this version; None is the base model."""
-        folder = "" if adapter is None else str(adapter.resolve().relative_to(self._paths.root.resolve()))
-        self._write(version=version, adapter=folder, adapter_hash=adapter_hash, oldest=max(0, version - self._lag))
+    def serve(self, policy: PolicyVersion) -> None:
+        """Have producers play this version."""
+        folder = str(policy.adapter.resolve().relative_to(self._paths.root.resolve())) if policy.adapter else ""
+        self._write(
+            version=policy.version,
+            adapter=folder,
+            adapter_hash=policy.adapter_hash,
+            oldest=max(0, policy.version - self._lag),
+        )
 
     def dismiss(self, producers: Iterable[str]) -> None:
         """Tell these producers to end; their names are not used again."""

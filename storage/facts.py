@@ -7,7 +7,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from storage.schema import DECISION_SCHEMA, Ply, as_array, to_table
+from records.rows import Ply
+from storage.schema import DECISION_SCHEMA, as_array, to_table
 
 _DECISION_FACTS = [f.name for f in DECISION_SCHEMA if not pa.types.is_list(f.type) and f.name != "prompt_len"]
 _PLY_FACTS = ["start_group", "fork", "ply", "phase", "snapshot_id"]

@@ -72,7 +72,7 @@ class RetentionSettings(BaseModel):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class RetentionFacts:
     """The facts of one run that the rule looks at."""
 
     adapters: frozenset[int]
@@ -103,16 +103,16 @@ def checkpoints_to_keep(steps: Collection[int], settings: RetentionSettings) -> 
     return frozenset(sorted(steps)[-settings.keep_checkpoints :])
 
 
-def adapters_to_keep(standing: Standing, settings: RetentionSettings) -> frozenset[int]:
+def adapters_to_keep(facts: RetentionFacts, settings: RetentionSettings) -> frozenset[int]:
     """The newest, the milestones, every version scored or played against, and whatever a resumed run may need."""
-    versions = standing.adapters
+    versions = facts.adapters
     newest = frozenset(sorted(versions)[-settings.keep_adapters :])
     every = settings.keep_adapter_every
     milestones = frozenset(version for version in versions if every and version % every == 0)
-    kept_checkpoints = checkpoints_to_keep(standing.checkpoints, settings)
+    kept_checkpoints = checkpoints_to_keep(facts.checkpoints, settings)
     # A resumed run publishes its checkpoint's version again and trains on from there: all from the oldest one on stay.
     ahead = frozenset(version for version in versions if kept_checkpoints and version >= min(kept_checkpoints))
-    return versions & (newest | milestones | ahead | standing.replayed | standing.scored | standing.frozen)
+    return versions & (newest | milestones | ahead | facts.replayed | facts.scored | facts.frozen)
 
 
 def whole_checkpoints(paths: RunPaths) -> list[int]:
@@ -120,7 +120,7 @@ def whole_checkpoints(paths: RunPaths) -> list[int]:
     return sorted(_numbers(paths.checkpoints, _CHECKPOINT, whole="manifest.json"))
 
 
-def standing_of(paths: RunPaths, settings: RetentionSettings) -> Standing:
+def retention_facts(paths: RunPaths, settings: RetentionSettings) -> RetentionFacts:
     """The facts of a run, read from its files.
 
     Raises:
@@ -130,7 +130,7 @@ def standing_of(paths: RunPaths, settings: RetentionSettings) -> Standing:
     kept = checkpoints_to_keep(checkpoints, settings)
     oldest = min(kept, default=0)
     scores = (paths.scores, paths.scores / "track")
-    return Standing(
+    return RetentionFacts(
         adapters=frozenset(published_versions(paths)),
         checkpoints=checkpoints,
         replayed=frozenset(version for ledger in _ledgers(paths, after=oldest) for version in _versions_in(ledger)),
@@ -143,11 +143,11 @@ def removable_in_run(paths: RunPaths, settings: RetentionSettings, now: float | 
     """All that may go of a run which no process is at work on (the caller holds its lock).
 
     Raises:
-        DataError: see `standing_of`.
+        DataError: see `retention_facts`.
     """
     now = time.time() if now is None else now
-    standing = standing_of(paths, settings)
-    kept_adapters, kept_checkpoints = adapters_to_keep(standing, settings), checkpoints_to_keep(standing.checkpoints, settings)
+    facts = retention_facts(paths, settings)
+    kept_adapters, kept_checkpoints = adapters_to_keep(facts, settings), checkpoints_to_keep(facts.checkpoints, settings)
     found = [
         *_old(paths.adapters, _ADAPTER, kept_adapters, "adapter of an old version"),
         # Without its manifest it is no checkpoint: a kill came while it was removed.
@@ -182,11 +182,11 @@ def drop_old_adapters(paths: RunPaths, settings: RetentionSettings | None = None
     """Apply the rule for adapters alone, for a run that is at work and whose process calls this; bytes that were freed.
 
     Raises:
-        DataError: see `standing_of`.
+        DataError: see `retention_facts`.
     """
     # All its checkpoints stay, so what any of them may need stays.
     settings = (settings or RetentionSettings()).model_copy(update={"keep_checkpoints": sys.maxsize})
-    kept = adapters_to_keep(standing_of(paths, settings), settings)
+    kept = adapters_to_keep(retention_facts(paths, settings), settings)
     gone = list(_old(paths.adapters, _ADAPTER, kept, "adapter of an old version"))
     for found in gone:
         remove(found)

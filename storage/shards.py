@@ -17,10 +17,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from records.rows import Decision, Ply
 from storage.arrow_files import MappedFile, content_crc, map_arrow, metadata_of, read_arrow, write_arrow
 from storage.files import FILES
 from storage.runs import RunPaths, check_name, set_aside
-from storage.schema import DECISION_SCHEMA, PLY_SCHEMA, Decision, Ply, as_array, check_tokens, row_checksums, to_table
+from storage.schema import DECISION_SCHEMA, PLY_SCHEMA, as_array, check_tokens, row_checksums, to_table
 from telemetry.errors import DataError, InputError
 
 SHARD_NAME = re.compile(r"(\d{6,})\.arrow")

@@ -6,16 +6,19 @@ Never: publish, or hand out a row of a shard that is damaged.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
 
+from records.generation import GenerationCost
+from records.policy_version import PolicyVersion
+from records.rows import Decision, Ply, decision_id
 from storage.arrow_files import metadata_of
 from storage.files import FILES
 from storage.runs import RunPaths
-from storage.schema import Decision, Ply, as_array, decision_id
+from storage.schema import as_array
 from storage.shards import SHARD_NAME, open_plies, open_shard
 from telemetry.errors import DataError, InputError
 
@@ -32,22 +35,17 @@ class StoredGroup:
     plies: tuple[Ply, ...]
     """Of the same forks."""
 
-    def renumbered(
-        self, producer: str, number: int, *, version: int, adapter_hash: str, worker: str
-    ) -> tuple[list[Decision], list[Ply]]:
-        """The same rows as start group `number` of `producer`, drawn by policy `version` as it were; the engine took no time."""
+    def renumbered(self, producer: str, number: int, *, policy: PolicyVersion, worker: str) -> tuple[list[Decision], list[Ply]]:
+        """The same rows as start group `number` of `producer`, as if `policy` had drawn them in no time."""
         decisions = [
             replace(
                 row,
                 decision_id=decision_id(producer, number, row.fork, row.ply, row.power),
                 start_group=number,
-                policy_version=version,
-                adapter_hash=adapter_hash,
+                policy_version=policy.version,
+                adapter_hash=policy.adapter_hash,
                 worker=worker,
-                queue_ms=0.0,
-                prefill_ms=0.0,
-                decode_ms=0.0,
-                cached_tokens=0,
+                **asdict(GenerationCost()),
             )
             for row in self.decisions
         ]

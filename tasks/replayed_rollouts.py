@@ -17,13 +17,15 @@ from pathlib import Path
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from inference.engine import BASE_HASH, BASE_VERSION, EngineStats, Generation, GenerationRequest
+from inference.engine import EngineStats
 from pipeline.play import RolloutReport, chosen, publish_when_there_is_room, report_of
 from pipeline.resources import PRODUCER, Resources
 from pipeline.rollout_source import Stretch
 from pipeline.simulated_settings import SimulatedSettings
+from records.generation import Generation, GenerationRequest
+from records.policy_version import BASE, PolicyVersion
+from records.rows import Decision, Ply
 from rollouts.seeds import dice
-from storage.schema import Decision, Ply
 from storage.shards import coverage, publish_shard
 from storage.stored_groups import StoredGroup
 from telemetry.errors import EngineError
@@ -41,7 +43,7 @@ class IdleEngine:
     name = WORKER
 
     def __init__(self) -> None:
-        self.version, self.adapter_hash = BASE_VERSION, BASE_HASH
+        self.policy = BASE
 
     async def start(self) -> None:
         """See `Engine.start`."""
@@ -52,9 +54,9 @@ class IdleEngine:
             f"request {request.request_id}: a run with simulated rollouts has no engine; leave simulated.from_run out"
         )
 
-    async def publish(self, version: int, adapter: Path, adapter_hash: str) -> None:
+    async def publish(self, policy: PolicyVersion) -> None:
         """See `Engine.publish`."""
-        self.version, self.adapter_hash = version, adapter_hash
+        self.policy = policy
 
     async def retire(self, oldest: int, keep: Collection[int] = ()) -> None:
         """See `Engine.retire`."""
@@ -71,7 +73,7 @@ class IdleEngine:
             forced_tokens=0,
             preemptions=0,
             running=0,
-            policy_version=self.version,
+            policy_version=self.policy.version,
         )
 
     async def close(self) -> None:
@@ -128,11 +130,10 @@ class ReplayedSource:
         """The rows of start group `number`, once it is time."""
         begins, done = self.pace.next(number, time.monotonic())
         await asyncio.sleep(begins - time.monotonic())
-        engine = self.resources.engine
-        version, adapter_hash = getattr(engine, "version", BASE_VERSION), getattr(engine, "adapter_hash", BASE_HASH)
+        policy = getattr(self.resources.engine, "policy", BASE)
         await asyncio.sleep(done - time.monotonic())
         group = self.groups[number % len(self.groups)]
-        return group.renumbered(PRODUCER, number, version=version, adapter_hash=adapter_hash, worker=WORKER)
+        return group.renumbered(PRODUCER, number, policy=policy, worker=WORKER)
 
 
 def in_words(settings: SimulatedSettings) -> str:

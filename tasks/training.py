@@ -7,7 +7,7 @@ from prefect.cache_policies import NO_CACHE
 
 from pipeline.resources import Resources
 from telemetry.progress import reporter
-from training.process import TrainedStep
+from training.messages import TrainedStep
 from training.step_metrics import alarm
 
 

@@ -20,8 +20,10 @@ from decoding.legal_table import END
 from game.board import Board
 from game.players import player
 from game.snapshot import Snapshot
-from inference.engine import BASE_HASH, EngineStats, Generation, GenerationRequest
+from inference.engine import EngineStats
 from inference.host import EngineHost
+from records.generation import Generation, GenerationRequest
+from records.policy_version import BASE, PolicyVersion
 from rollouts.fork import Tokens
 from storage.adapters import read_adapter
 from storage.control import ControlDesk, read_control
@@ -139,7 +141,7 @@ class UniformEngine:
     def __init__(self, *, fails: Callable[[GenerationRequest], bool] = lambda request: False) -> None:
         self._fails = fails
         self.requests: list[GenerationRequest] = []
-        self.version = 0
+        self.policy = BASE
 
     async def start(self) -> None:
         return
@@ -158,17 +160,12 @@ class UniformEngine:
         return Generation(
             token_ids=np.array(ids, np.int32),
             logprobs=np.array(logprobs, np.float32),
-            policy_version=self.version,
-            adapter_hash=BASE_HASH,
+            policy=self.policy,
             worker=self.name,
-            cached_tokens=0,
-            queue_ms=0.0,
-            prefill_ms=0.0,
-            decode_ms=0.0,
         )
 
-    async def publish(self, version: int, adapter: Path, adapter_hash: str) -> None:
-        self.version = version
+    async def publish(self, policy: PolicyVersion) -> None:
+        self.policy = policy
 
     async def retire(self, oldest: int, keep: Collection[int] = ()) -> None:
         return
@@ -184,7 +181,7 @@ class UniformEngine:
             forced_tokens=0,
             preemptions=0,
             running=0,
-            policy_version=self.version,
+            policy_version=self.policy.version,
         )
 
     async def close(self) -> None:
@@ -311,5 +308,4 @@ def serve() -> Callable[[RunPaths, ControlDesk, int], None]:
 
 
 def _serve(paths: RunPaths, desk: ControlDesk, version: int) -> None:
-    adapter = read_adapter(paths, version) if version else None
-    desk.serve(version, adapter.path if adapter else None, adapter.adapter_hash if adapter else "base")
+    desk.serve(read_adapter(paths, version) if version else BASE)

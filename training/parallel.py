@@ -88,7 +88,7 @@ def join_peers(device: torch.device) -> Peers | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class UpdateWork:
     """An update, as its processes need to know it."""
 
     batch: Batch
@@ -102,11 +102,11 @@ class Work:
     """The loss, with its constants of the whole update."""
 
 
-Gradient = Callable[[Work, Sequence[int]], Any]
+Gradient = Callable[[UpdateWork, Sequence[int]], Any]
 """Puts the gradient of some rows of an update into the parameters; what it found comes to the leader."""
 
 
-def lead(peers: Peers, work: Work, parameters: Sequence[Parameter], gradient: Gradient) -> list[Any]:
+def lead(peers: Peers, work: UpdateWork, parameters: Sequence[Parameter], gradient: Gradient) -> list[Any]:
     """One update together with the followers; the whole gradient stands in the parameters.
 
     Returns:
@@ -122,7 +122,7 @@ def follow(peers: Peers, parameters: Sequence[Parameter], gradient: Gradient) ->
         _take_part(peers, work, parameters, gradient)
 
 
-def _take_part(peers: Peers, work: Work, parameters: Sequence[Parameter], gradient: Gradient) -> list[Any]:
+def _take_part(peers: Peers, work: UpdateWork, parameters: Sequence[Parameter], gradient: Gradient) -> list[Any]:
     peers.align(parameters)
     found = gradient(work, shares(work.batch, work.rows, peers.size)[peers.rank])
     peers.add_gradients(parameters)

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,40 +23,11 @@ from storage.settings import StorageSettings
 from storage.totals import Eligible, Totals
 from telemetry import errors
 from telemetry.errors import EntenteError, TrainingError
+from training.messages import ResumePoint, TrainedStep
 from training.settings import TrainingSettings
 
 _ENDS_WITHIN_S = 10.0
 """A child in the middle of a step is not waited for longer: its files are safe against a kill."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """Where a run's trainer stands when it is opened."""
-
-    step_done: int
-    """Steps whose checkpoint stands; 0 for a fresh run."""
-    adapter: Path | None
-    """Folder of that policy version; None for a fresh run."""
-    adapter_hash: str
-    metrics: dict[str, float]
-    """What that step reported."""
-    set_aside: tuple[str, ...]
-    """Sentences about damaged checkpoints that were passed over."""
-    lineage: str
-    """Ledger of the steps to come."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainedStep:
-    """A step that was trained and published."""
-
-    version: int
-    """The policy version that it published."""
-    adapter: Path
-    """Its folder."""
-    adapter_hash: str
-    metrics: dict[str, float]
-    """Registered figures of the step."""
 
 
 class TrainerProcess:
@@ -108,7 +78,7 @@ class TrainerProcess:
             "storage": storage.model_dump(mode="json"),
             "fork": fork,
         }
-        self._standing: Standing | None = None
+        self._resume_point: ResumePoint | None = None
         try:
             self._send(opening)
         except TrainingError:
@@ -120,19 +90,11 @@ class TrainerProcess:
         """Process id of the child."""
         return self._process.pid
 
-    def ready(self) -> Standing:
-        """Wait until the child has loaded its model and the run's newest checkpoint; where the run stands."""
-        if self._standing is None:
-            answer = self._receive()
-            self._standing = Standing(
-                step_done=int(answer["step_done"]),
-                adapter=Path(answer["adapter"]) if "adapter" in answer else None,
-                adapter_hash=answer.get("adapter_hash", ""),
-                metrics=answer["metrics"],
-                set_aside=tuple(answer["set_aside"]),
-                lineage=answer["lineage"],
-            )
-        return self._standing
+    def ready(self) -> ResumePoint:
+        """Wait until the child has loaded its model and the run's newest checkpoint; where the run goes on."""
+        if self._resume_point is None:
+            self._resume_point = ResumePoint.from_json(self._receive())
+        return self._resume_point
 
     def fresh_rows(self) -> int:
         """See `Trainer.fresh_rows`."""
@@ -156,10 +118,7 @@ class TrainerProcess:
 
     def step(self, step: int, start_groups: int) -> TrainedStep:
         """See `Trainer.step`."""
-        answer = self._ask({"op": "step", "step": step, "start_groups": start_groups})
-        return TrainedStep(
-            version=step, adapter=Path(answer["adapter"]), adapter_hash=answer["adapter_hash"], metrics=answer["metrics"]
-        )
+        return TrainedStep.from_json(self._ask({"op": "step", "step": step, "start_groups": start_groups}))
 
     def close(self) -> None:
         """Close the line, which ends the child, and wait for it; kill it if it does not end within seconds.

@@ -214,8 +214,8 @@ class _Replayer:
         if start and (difference := self._differs(start, tolerance)):
             return difference
         for number in range(start + 1, step + 1):
-            report = trainer.step(number, 0)
-            reporter().say(f"step {number} again: adapter {report.adapter.adapter_hash}")
+            trained = trainer.step(number, 0)
+            reporter().say(f"step {number} again: adapter {trained.published.adapter_hash}")
             reporter().stage("replay", number - start, step - start)
             if difference := self._differs(number, tolerance):
                 return difference
@@ -248,7 +248,7 @@ class _Replayer:
             raise InputError(
                 f"the adapter of version {step} is gone from '{self._paths.adapters}': off the CPU its hash alone says nothing"
             )
-        published = load_file(read_adapter(self._paths, step).path / weights_file)
+        published = load_file(read_adapter(self._paths, step).folder / weights_file)
         again = load_file(self._scratch.adapter(step) / weights_file)
         gap = sum(float((published[name].double() - again[name].double()).abs().sum()) for name in published)
         mean = gap / sum(weights.numel() for weights in published.values())
@@ -264,7 +264,7 @@ class _Replayer:
         also where weights are not all that the step began from."""
         if self._training.hands_on_state or not self._paths.adapter(step - 1).exists():
             return None
-        self._policy.load_adapter(read_adapter(self._paths, step - 1).path)
+        self._policy.load_adapter(read_adapter(self._paths, step - 1).folder)
         return trainer.rehearse(step)
 
 

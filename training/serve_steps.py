@@ -14,7 +14,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from storage.adapters import Adapter
 from storage.retention import RetentionSettings
 from storage.runs import RunPaths, held
 from storage.settings import StorageSettings
@@ -51,13 +50,7 @@ def main(descriptor: int) -> None:
         try:
             if message["op"] == "open":
                 trainer = _open(message, lock)
-                answer: dict[str, Any] = {
-                    "step_done": trainer.step_done,
-                    "metrics": trainer.metrics_done,
-                    "set_aside": trainer.set_aside,
-                    "lineage": trainer.lineage,
-                    **_published(trainer.adapter),
-                }
+                answer: dict[str, Any] = trainer.resume_point().to_json()
             else:
                 assert trainer is not None, "the first message must be 'open'"
                 answer = _answer(trainer, message)
@@ -103,12 +96,7 @@ def _answer(trainer: Trainer, message: dict[str, Any]) -> dict[str, Any]:
         return asdict(trainer.totals())
     if message["op"] == "fresh_rows":
         return {"rows": trainer.fresh_rows()}
-    report = trainer.step(message["step"], message["start_groups"])
-    return {"metrics": report.metrics, **_published(report.adapter)}
-
-
-def _published(adapter: Adapter | None) -> dict[str, Any]:
-    return {} if adapter is None else {"adapter": str(adapter.path), "adapter_hash": adapter.adapter_hash}
+    return trainer.step(message["step"], message["start_groups"]).to_json()
 
 
 if __name__ == "__main__":

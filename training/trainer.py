@@ -10,12 +10,13 @@ Nothing here decides *when* to train; and nothing here ever draws a token.
 import logging
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pyarrow as pa
 import torch
 
-from storage.adapters import Adapter, publish_adapter
+from records.policy_version import BASE, PolicyVersion
+from storage.adapters import publish_adapter
 from storage.choose_batch import Choice, batch_query, choose_batch
 from storage.gather import Batch
 from storage.index import Index
@@ -32,6 +33,7 @@ from storage.totals import Eligible, Totals
 from telemetry.errors import DataError, TrainingError
 from training.checkpoint import TrainerState, checkpoint_steps, load_checkpoint, save_checkpoint
 from training.lineage import Fork, lineage_to_go_on_in
+from training.messages import ResumePoint, TrainedStep
 from training.mismatch import Mismatch, measure_mismatch, refuse_mismatch
 from training.not_finite import set_rows_aside
 from training.parallel import Peers
@@ -46,17 +48,6 @@ from training.update import Updater
 logger = logging.getLogger("entente.trainer")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepReport:
-    """What a step did."""
-
-    step: int
-    adapter: Adapter
-    """The published version `step`."""
-    metrics: dict[str, float]
-    """By the names of `telemetry.metrics`."""
-
-
 class Trainer:
     """Owns the policy and its optimiser for one run; goes on where the run's files stand.
 
@@ -64,7 +55,7 @@ class Trainer:
         lineage: the ledger of the steps to come.
         step_done: the newest step whose checkpoint stands; the policy version it holds.
         metrics_done: what that step reported.
-        adapter: that version as published; None before the first step.
+        published: that version as published; the base model before the first step.
         set_aside: sentences about damaged checkpoints that were passed over.
     """
 
@@ -90,12 +81,12 @@ class Trainer:
         self._settings_hash = settings_hash(training)
         self.step_done = 0
         self.metrics_done: dict[str, float] = {}
-        self.adapter: Adapter | None = None
+        self.published = BASE
         self.set_aside: list[str] = []
         state = self._restore(lineage)
         self.lineage = lineage or lineage_to_go_on_in(paths, state, self._settings_hash, storage, fork)
         if state is not None:
-            self.adapter = self._publish(state)
+            self.published = self._publish(state)
         self._to_repeat = [step for step in recorded_steps(paths, self.lineage) if step > self.step_done]
 
     def _restore(self, lineage: str | None) -> TrainerState | None:
@@ -113,6 +104,11 @@ class Trainer:
             self._updater.kl, self._updater.moving = state.kl, state.moving
             return state
         return None
+
+    def resume_point(self) -> ResumePoint:
+        """Where the run goes on."""
+        last = TrainedStep(published=self.published, metrics=self.metrics_done)
+        return ResumePoint(last=last, set_aside=tuple(self.set_aside), lineage=self.lineage)
 
     def fresh_rows(self) -> int:
         """Rows to compare trainer and engine on: those of the version that the trainer holds, up to the settings' number."""
@@ -153,7 +149,7 @@ class Trainer:
         refuse_mismatch(found, self.step_done, self._settings)
         return found
 
-    def step(self, step: int, start_groups: int) -> StepReport:
+    def step(self, step: int, start_groups: int) -> TrainedStep:
         """Train step `step` on rows of at most `start_groups` start groups, and publish policy version `step`.
 
         Raises:
@@ -188,11 +184,11 @@ class Trainer:
         metrics |= rate_metrics(metrics) | self._policy.memory_metrics()
         if sentence := alarm(step, metrics):
             logger.warning("%s", sentence)
-        self.adapter = self._save(step, metrics, self._outcome(updates))
+        self.published = self._save(step, metrics, self._outcome(updates))
         self.step_done = step
         self._index.snapshot_if_due(self._storage.snapshot_every_shards)
         metrics["train/save_s"] = time.perf_counter() - updated
-        return StepReport(step=step, adapter=self.adapter, metrics=metrics)
+        return TrainedStep(published=self.published, metrics=metrics)
 
     def retire(self, settings: RetentionSettings) -> int:
         """Give up shards that are too old for any step, if the run's have outgrown their budget; bytes that were freed."""
@@ -275,7 +271,7 @@ class Trainer:
         except DataError as error:
             raise DataError(f"step {step} has to be repeated on the rows of its ledger, and cannot be: {error}") from error
 
-    def _save(self, step: int, metrics: dict[str, float], outcome: Outcome) -> Adapter:
+    def _save(self, step: int, metrics: dict[str, float], outcome: Outcome) -> PolicyVersion:
         """Make the step last, and publish its version from what lasts."""
         state = TrainerState(
             step=step,
@@ -290,13 +286,13 @@ class Trainer:
         save_checkpoint(self._paths, state, self._policy, self._updater.optimiser, self._settings.keep_checkpoints)
         return self._publish(state)
 
-    def _publish(self, state: TrainerState) -> Adapter:
+    def _publish(self, state: TrainerState) -> PolicyVersion:
         """Publish the version of a checkpoint that stands, and record what its step came to."""
-        adapter = publish_adapter(self._paths, state.step, self._paths.checkpoint(state.step))
+        published = publish_adapter(self._paths, state.step, self._paths.checkpoint(state.step))
         if state.outcome is not None:
-            outcome = replace(state.outcome, adapter_hash=adapter.adapter_hash)
+            outcome = replace(state.outcome, adapter_hash=published.adapter_hash)
             write_outcome(self._paths, state.lineage, state.step, outcome)
-        return adapter
+        return published
 
     def _outcome(self, updates: list[Update]) -> Outcome:
         return Outcome(

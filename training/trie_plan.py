@@ -58,7 +58,7 @@ class PackedMicroBatch(BranchingTokens):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class TriePlan:
     """The micro-batches of an update, and what they save."""
 
     micro_batches: tuple[PackedMicroBatch, ...]
@@ -88,7 +88,7 @@ class _Paths:
         return _Paths(self.rows[places], self.lengths[places], shared)
 
 
-def plan(batch: Batch, rows: Sequence[int] | np.ndarray, token_budget: int) -> Plan:
+def plan(batch: Batch, rows: Sequence[int] | np.ndarray, token_budget: int) -> TriePlan:
     """Pack `rows` of `batch` into micro-batches of at most `token_budget` tokens. Rows without a branching token need no forward.
 
     Raises:
@@ -97,7 +97,7 @@ def plan(batch: Batch, rows: Sequence[int] | np.ndarray, token_budget: int) -> P
     chosen = np.asarray(rows, np.int64)
     paths = _sorted_paths(batch, chosen)
     micro_batches = tuple(_micro_batch(batch, paths.part(places)) for places in _bins(paths, token_budget))
-    return Plan(
+    return TriePlan(
         micro_batches=micro_batches,
         raw_tokens=int((batch.input_offsets[chosen + 1] - batch.input_offsets[chosen]).sum()),
         unique_tokens=sum(len(micro.input_ids) for micro in micro_batches),

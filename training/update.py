@@ -22,7 +22,7 @@ from training.losses.token_loss import DrawnTokens
 from training.masked_logprobs import MaskedLogprobs
 from training.not_finite import IN_A_ROW, NotFinite
 from training.objective import Objective
-from training.parallel import Peers, Work, lead
+from training.parallel import Peers, UpdateWork, lead
 from training.policy import Policy
 from training.reference_kl import KlController, after_step, kl_weight
 from training.settings import TrainingSettings
@@ -161,12 +161,12 @@ class Updater:
                 number; None: the policies that drew the tokens.
         """
 
-        work = Work(batch=batch, rows=rows, advantages=advantages, anchors=anchors, objective=self._objective(batch, rows))
+        work = UpdateWork(batch=batch, rows=rows, advantages=advantages, anchors=anchors, objective=self._objective(batch, rows))
         if self._peers is None:
             return self.gradient(work, rows)
         return Accumulated.of_all(lead(self._peers, work, self.policy.parameters(), self.gradient))
 
-    def gradient(self, work: Work, rows: Sequence[int]) -> Accumulated:
+    def gradient(self, work: UpdateWork, rows: Sequence[int]) -> Accumulated:
         """The gradient of some of an update's rows, or all of them; in the parameters stands nothing from before."""
 
         def one_micro_batch(_: int) -> int:
@@ -196,7 +196,7 @@ class Updater:
         return self.budget.within_memory(all_of_them)
 
     def _forward_and_backward(
-        self, micro_batches: Sequence[BranchingTokens], work: Work
+        self, micro_batches: Sequence[BranchingTokens], work: UpdateWork
     ) -> tuple[list[float], Gauges, float, float]:
         """Each micro-batch's loss, what was seen, and seconds of forwards and backwards; gradients add up in the parameters."""
         losses, gauges, forward_s, backward_s = [], [], 0.0, 0.0

@@ -15,10 +15,11 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from records.policy_version import PolicyVersion
 from telemetry.errors import EntenteError
 from tuning.figures import ARMS, arm_figures
 from tuning.job import Job
@@ -78,8 +79,7 @@ async def measure(told: dict[str, Any], say: Say) -> None:
     say({"ready": time.perf_counter() - began, "engine": engine_here(job.settings)[0], "adapters": mode})
 
     async def publish() -> None:
-        folder, digest = adapter_of(job, Path(told["scratch"]))
-        await engine.publish(1, folder, digest)
+        await engine.publish(policy_of(job, Path(told["scratch"])))
 
     load = {"concurrency": job.concurrency, "request_rate": job.request_rate, "seed": job.seed}
     passes = await both_arms(
@@ -94,16 +94,14 @@ async def measure(told: dict[str, Any], say: Say) -> None:
     say({"arms": {arm: asdict(arm_figures(passes[arm])) for arm in ARMS}, "cpu_s": time.process_time()})
 
 
-def adapter_of(job: Job, scratch: Path) -> tuple[Path, str]:
-    """The run's adapter, or one of random weights, and its hash."""
-    from inference.adapter_check import adapter_hash_of
-
-    if job.adapter is not None:
-        return job.adapter, job.adapter_hash or adapter_hash_of(job.adapter)
+def policy_of(job: Job, scratch: Path) -> PolicyVersion:
+    """The version that is served with an adapter, as number 1: the run's weights, or random ones made in `scratch`."""
+    from inference.adapter_check import version_in
     from inference.calibrate import write_noise
 
-    folder = write_noise(scratch, job.model, job.adapter_rank)
-    return folder, adapter_hash_of(folder)
+    if job.policy is not None:
+        return replace(job.policy, version=1)
+    return version_in(write_noise(scratch, job.model, job.adapter_rank), 1)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from inference.settings import InferenceSettings
+from records.policy_version import PolicyVersion
 from tuning.figures import ArmFigures
 
 State = Literal["measured", "refused", "not started", "died", "too slow"]
@@ -18,9 +19,8 @@ class Job:
     settings: InferenceSettings
     requests: Path
     """File that `requests.as_table` describes."""
-    adapter: Path | None
-    """Adapter of the run; None: one of random weights is made."""
-    adapter_hash: str = ""
+    policy: PolicyVersion | None
+    """Version of the run whose adapter is served; None: an adapter of random weights is made."""
     adapter_rank: int = 16
     """Of an adapter that is made."""
     concurrency: int = 0
@@ -34,7 +34,7 @@ class Job:
             "model": str(self.model),
             "settings": self.settings.model_dump(mode="json"),
             "requests": str(self.requests),
-            "adapter": str(self.adapter) if self.adapter else "",
+            "policy": self.policy.to_json() if self.policy else None,
         }
 
     @classmethod
@@ -47,7 +47,7 @@ class Job:
                 "model": Path(told["model"]),
                 "settings": InferenceSettings.model_validate(told["settings"]),
                 "requests": Path(told["requests"]),
-                "adapter": Path(told["adapter"]) if told["adapter"] else None,
+                "policy": PolicyVersion.from_json(told["policy"]) if told["policy"] else None,
             }
         )
 

@@ -12,8 +12,8 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from inference.engine import GenerationRequest
 from inference.settings import InferenceSettings
+from records.generation import GenerationRequest
 from tuning.candidate import Say, main
 from tuning.lora_arms import ARMS, VERSIONS, Arm, costs
 

@@ -9,7 +9,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from inference.engine import Engine, GenerationRequest
+from inference.engine import Engine
+from records.generation import GenerationRequest
 from tuning.figures import Pass
 
 WARM_UP = 16
@@ -99,11 +100,11 @@ async def one_pass(
             )
             found.e2el_ms.append(1e3 * (time.perf_counter() - began))
         tokens = len(drawn.token_ids)
-        found.ttft_ms.append(drawn.queue_ms + drawn.prefill_ms)
+        found.ttft_ms.append(drawn.cost.queue_ms + drawn.cost.prefill_ms)
         if tokens > 1:
-            found.tpot_ms.append(drawn.decode_ms / (tokens - 1))
+            found.tpot_ms.append(drawn.cost.decode_ms / (tokens - 1))
         found.prompt_tokens += len(request.prompt_ids)
-        found.cached_tokens += drawn.cached_tokens
+        found.cached_tokens += drawn.cost.cached_tokens
         found.completion_tokens += tokens
 
     delays, moment = [], 0.0

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from decoding.legal_table import END, LegalTable
 from decoding.model_files import eos_token_id
-from inference.engine import GenerationRequest
+from records.generation import GenerationRequest
 from telemetry.errors import DataError, InputError
 from tuning.settings import TuneSettings
 

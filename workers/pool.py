@@ -15,11 +15,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from inference.engine import BASE_VERSION, EngineStats, Generation, GenerationRequest
+from inference.engine import EngineStats
 from inference.settings import InferenceSettings
+from records.generation import Generation, GenerationRequest
+from records.policy_version import BASE, BASE_VERSION, PolicyVersion
 from telemetry.errors import DataError, EngineError, EngineLostError, EntenteError, VersionGoneError
 from workers.pool_roster import Roster
-from workers.pool_versions import Served
 from workers.pool_worker import CallFailed, PoolWorker, VersionMoved
 from workers.wire import MAX_BODY, check_answer, pack_request
 from workers.worker_scrape import WorkerScrape
@@ -95,7 +96,7 @@ class RemoteEngine:
         job = _Job(
             request=request,
             name=f"{self._nonce}.{number}/{request.request_id}"[:200],
-            place=(self._roster.versions.newest[0] if request.version is None else request.version, number),
+            place=(self._roster.versions.newest.version if request.version is None else request.version, number),
             is_long=bool(threshold) and len(request.prompt_ids) >= threshold,
             arrived=loop.time(),
             answer=loop.create_future(),
@@ -108,9 +109,9 @@ class RemoteEngine:
             if job.call is not None:  # the caller gave up: the worker hears of it as its connection closes
                 job.call.cancel()
 
-    async def publish(self, version: int, adapter: Path, adapter_hash: str) -> None:
-        """Serve `version` on all workers; they must see `adapter` under their own adapters' root."""
-        await self._roster.publish(version, adapter.resolve(), adapter_hash)
+    async def publish(self, policy: PolicyVersion) -> None:
+        """Serve `policy` on all workers; they must see its folder under their own adapters' root."""
+        await self._roster.publish(replace(policy, adapter=policy.adapter and policy.adapter.resolve()))
 
     async def retire(self, oldest: int, keep: Collection[int] = ()) -> None:
         """Serve nothing before `oldest` but `keep` and the newest, on all workers."""
@@ -122,7 +123,7 @@ class RemoteEngine:
         each = await asyncio.gather(*(worker.counts(roster.session, self._settings.heartbeat_s) for worker in roster.workers))
         sums = {name: sum(counts[name] for counts in each) for name in each[0]}
         unanswered = sum(map(len, self._sent.values())) + sum(not job.answer.done() for job in self._all_waiting())
-        return EngineStats(policy_version=roster.versions.newest[0], running=unanswered, **sums)
+        return EngineStats(policy_version=roster.versions.newest.version, running=unanswered, **sums)
 
     def events(self) -> dict[str, int]:
         """What went wrong so far, by name: retries, ejections, readmissions, timeouts, rejected_answers, moved_versions,
@@ -205,14 +206,14 @@ class RemoteEngine:
 
     def _send(self, job: _Job, worker: PoolWorker) -> None:
         version = job.request.version
-        asked = worker.newest if version is None else (version, worker.served.get(version, worker.newest[1]))
+        asked = worker.newest if version is None else worker.served.get(version, BASE)
         worker.in_flight += 1
         worker.flow.sent(worker.in_flight)
         job.worker = worker
         self._sent[worker].add(job)
         job.call = asyncio.get_running_loop().create_task(self._call(job, worker, asked))
 
-    async def _call(self, job: _Job, worker: PoolWorker, asked: Served) -> None:
+    async def _call(self, job: _Job, worker: PoolWorker, asked: PolicyVersion) -> None:
         try:
             generation = await self._draw(job, worker, asked)
         except asyncio.CancelledError:
@@ -228,21 +229,22 @@ class RemoteEngine:
                 job.answer.set_result(generation)
         self._dispatch()
 
-    async def _draw(self, job: _Job, worker: PoolWorker, asked: Served) -> Generation:
+    async def _draw(self, job: _Job, worker: PoolWorker, asked: PolicyVersion) -> Generation:
         sent = asyncio.get_running_loop().time()
-        body = pack_request(replace(job.request, request_id=job.name, version=asked[0]), adapter_hash=asked[1])
+        body = pack_request(replace(job.request, request_id=job.name), asked)
         if len(body) > MAX_BODY:
             raise EngineError(f"request '{job.request.request_id}' has {len(body)} bytes: a worker reads at most {MAX_BODY}")
         generation, load = await worker.generate(self._roster.session, body)
         try:
-            check_answer(generation, job.request.table, *asked)
+            check_answer(generation, job.request.table, asked)
         except DataError as error:
             self._roster.events["rejected_answers"] += 1
             raise CallFailed(f"its answer was rejected: {error}") from error
         worker.strikes = worker.missed = 0
         worker.relapses = max(0, worker.relapses - 1)
         worker.flow.answered(load, worker.in_flight)
-        return replace(generation, queue_ms=generation.queue_ms + 1e3 * (sent - job.arrived))
+        waited_ms = generation.cost.queue_ms + 1e3 * (sent - job.arrived)
+        return replace(generation, cost=replace(generation.cost, queue_ms=waited_ms))
 
     def _let_go(self, job: _Job, worker: PoolWorker) -> None:
         """The job's call on `worker` is over, unless it was taken back before."""
@@ -251,7 +253,7 @@ class RemoteEngine:
             worker.in_flight -= 1
             job.call = job.worker = None
 
-    def _went_wrong(self, job: _Job, worker: PoolWorker, asked: Served, error: Exception) -> None:
+    def _went_wrong(self, job: _Job, worker: PoolWorker, asked: PolicyVersion, error: Exception) -> None:
         if isinstance(error, VersionMoved):
             self._version_moved(job, worker, asked, error)
         elif isinstance(error, CallFailed):
@@ -265,17 +267,17 @@ class RemoteEngine:
         else:
             job.fail(EngineLostError(f"request '{job.request.request_id}' met a defect: {error!r}"))
 
-    def _version_moved(self, job: _Job, worker: PoolWorker, asked: Served, error: VersionMoved) -> None:
+    def _version_moved(self, job: _Job, worker: PoolWorker, asked: PolicyVersion, error: VersionMoved) -> None:
         """Retired, overtaken by a newer one, or lost by a worker that began again: only the last is the worker's fault."""
         fits = error.newest == worker.newest or worker.changing
-        if self._roster.versions.is_gone(asked[0]) or job.moves >= MOVES or (fits and job.request.version is not None):
+        if self._roster.versions.is_gone(asked.version) or job.moves >= MOVES or (fits and job.request.version is not None):
             job.fail(VersionGoneError(str(error)))
             return
         self._roster.events["moved_versions"] += 1
         job.moves += 1
         heapq.heappush(self._waiting[job.is_long], job)
         if not fits and worker.state == "living":
-            self._roster.eject(worker, f"it serves version {error.newest[0]}, not {worker.newest[0]}: it was restarted")
+            self._roster.eject(worker, f"it serves version {error.newest.version}, not {worker.newest.version}: it was restarted")
 
     def _again(self, job: _Job, worker: PoolWorker, reason: str) -> None:
         """Wait for another worker, unless too many failed already."""

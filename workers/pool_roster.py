@@ -7,16 +7,15 @@ weights, gets the versions published again before it is living again. Each event
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 
-from inference.engine import BASE_HASH, BASE_VERSION
 from inference.settings import InferenceSettings
+from records.policy_version import BASE, PolicyVersion
 from telemetry.errors import DataError, EngineError, EngineLostError, InputError
 from telemetry.progress import reporter
-from workers.pool_versions import BASE, PublishedVersions
+from workers.pool_versions import PublishedVersions
 from workers.pool_worker import CallFailed, KeyRefused, PoolWorker, holds, newest_of
 
 FIRST_PROBE_S = 0.25
@@ -126,8 +125,8 @@ class Roster:
             self.on_ejected(worker, blamed)
         self._spawn(self._recover(worker))
 
-    async def publish(self, version: int, adapter: Path, adapter_hash: str) -> None:
-        """Serve `version` on every living worker, and on others when they come back; see `Engine.publish`.
+    async def publish(self, policy: PolicyVersion) -> None:
+        """Serve `policy` on every living worker, and on others when they come back; see `Engine.publish`.
 
         A worker that fails is ejected, and so is one that refuses what another took.
         """
@@ -135,14 +134,12 @@ class Roster:
             await self._wait_for_one()
             refusals: dict[PoolWorker, DataError] = {}
             # Again, for those that were readmitted meanwhile.
-            while wanting := [
-                worker for worker in self.living if worker not in refusals and worker.newest != (version, adapter_hash)
-            ]:
-                await asyncio.gather(*(self._publish_on(worker, version, adapter, adapter_hash, refusals) for worker in wanting))
+            while wanting := [worker for worker in self.living if worker not in refusals and worker.newest != policy]:
+                await asyncio.gather(*(self._publish_on(worker, policy, refusals) for worker in wanting))
             self.events["publish_refusals"] += len(refusals)
             if refusals and not any(worker not in refusals for worker in self.living):
                 raise next(iter(refusals.values()))
-            self.versions.add(version, adapter, adapter_hash)
+            self.versions.add(policy)
             for worker, refusal in refusals.items():
                 self.eject(worker, f"it refused what others took: {refusal}")
             await self._wait_for_one()
@@ -152,15 +149,13 @@ class Roster:
         self.versions.retire(oldest, keep)
         await asyncio.gather(*(self._retire_on(worker, oldest, keep) for worker in self.living))
 
-    async def _publish_on(
-        self, worker: PoolWorker, version: int, adapter: Path, adapter_hash: str, refusals: dict[PoolWorker, DataError]
-    ) -> None:
+    async def _publish_on(self, worker: PoolWorker, policy: PolicyVersion, refusals: dict[PoolWorker, DataError]) -> None:
         try:
-            await self._while_living(worker, worker.publish(self.session, version, adapter, adapter_hash))
+            await self._while_living(worker, worker.publish(self.session, policy))
         except DataError as error:
             refusals[worker] = error
         except CallFailed as error:
-            self.eject(worker, f"it could not publish version {version}: {error}")
+            self.eject(worker, f"it could not publish version {policy.version}: {error}")
         self.on_change()
 
     async def _retire_on(self, worker: PoolWorker, oldest: int, keep: Collection[int]) -> None:
@@ -234,7 +229,7 @@ class Roster:
         if not told.get("ready"):
             self.eject(worker, "its engine is not ready", blamed=True)
         elif worker.changes == changes and not worker.changing and not holds(told, newest):
-            self.eject(worker, f"it serves version {told.get('policy_version')}, not {newest[0]}: it was restarted")
+            self.eject(worker, f"it serves version {told.get('policy_version')}, not {newest.version}: it was restarted")
 
     async def _recover(self, worker: PoolWorker) -> None:
         """Probe an ejected worker, ever more rarely; once it is well, publish on it and give it work again."""
@@ -264,21 +259,21 @@ class Roster:
             self._patience.cancel()
         self._patience = self.given_up = None
         self._someone.set()
-        reporter().say(f"worker {worker.url} gets work again, under policy version {worker.newest[0]}")
+        reporter().say(f"worker {worker.url} gets work again, under policy version {worker.newest.version}")
         self.on_change()
 
     async def _publish_again(self, worker: PoolWorker, told: dict[str, Any]) -> None:
         if self.versions.newest == BASE and newest_of(told) != BASE:
-            await worker.publish(self.session, BASE_VERSION, None, BASE_HASH)
+            await worker.publish(self.session, BASE)
         while worker.newest != self.versions.newest:
-            newest = self.versions.newest[0]
-            for version, adapter, adapter_hash in self.versions.last():
-                if version not in self.versions:  # retired meanwhile
+            newest = self.versions.newest
+            for policy in self.versions.last():
+                if policy.version not in self.versions:  # retired meanwhile
                     continue
                 try:
-                    await worker.publish(self.session, version, adapter, adapter_hash)
+                    await worker.publish(self.session, policy)
                 except DataError:
-                    if version == newest:
+                    if policy == newest:
                         raise
                     self.events["publish_refusals"] += 1  # an old one, whose folder may be gone
 

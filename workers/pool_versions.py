@@ -2,53 +2,47 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from inference.engine import BASE_HASH, BASE_VERSION
+from records.policy_version import BASE, BASE_VERSION, PolicyVersion
 
-Served = tuple[int, str]
-"""A policy version and its adapter's hash."""
-BASE: Served = (BASE_VERSION, BASE_HASH)
 REPUBLISHED = 8
 """Versions before the newest that a worker gets again when it comes back."""
 
 
 @dataclass(slots=True)
 class PublishedVersions:
-    """Versions with their adapters, the newest last; the base model needs no publishing."""
+    """Versions by their numbers, the newest last; the base model needs no publishing."""
 
-    _adapters: dict[int, tuple[Path, str]] = field(default_factory=dict)
+    _published: dict[int, PolicyVersion] = field(default_factory=dict)
     _oldest: int = BASE_VERSION
     _kept: frozenset[int] = frozenset()
 
     def __contains__(self, version: int) -> bool:
-        return version in self._adapters
+        return version in self._published
 
     @property
-    def newest(self) -> Served:
+    def newest(self) -> PolicyVersion:
         """The version last published."""
-        for version, (_, adapter_hash) in reversed(self._adapters.items()):
-            return version, adapter_hash
-        return BASE
+        return next(reversed(self._published.values()), BASE)
 
-    def add(self, version: int, adapter: Path, adapter_hash: str) -> None:
-        """`version` is the newest from now on."""
-        self._adapters.pop(version, None)
-        self._adapters[version] = (adapter, adapter_hash)
+    def add(self, policy: PolicyVersion) -> None:
+        """`policy` is the newest from now on."""
+        self._published.pop(policy.version, None)
+        self._published[policy.version] = policy
 
     def retire(self, oldest: int, keep: Collection[int]) -> None:
         """Forget versions before `oldest`, but for `keep` and the newest."""
-        kept = {*keep, self.newest[0]}
+        kept = {*keep, self.newest.version}
         self._oldest, self._kept = max(self._oldest, oldest), frozenset(keep)
-        self._adapters = {version: found for version, found in self._adapters.items() if version >= oldest or version in kept}
+        self._published = {version: found for version, found in self._published.items() if version >= oldest or version in kept}
 
     def is_gone(self, version: int) -> bool:
         """Was it retired, or never published here?"""
-        if version == self.newest[0]:
+        if version == self.newest.version:
             return False
         retired = version < self._oldest and version not in self._kept
-        return retired or (version != BASE_VERSION and version not in self._adapters)
+        return retired or (version != BASE_VERSION and version not in self._published)
 
-    def last(self) -> list[tuple[int, Path, str]]:
-        """What a worker that comes back must serve again: version, adapter and hash, the newest last."""
-        return [(version, *found) for version, found in list(self._adapters.items())[-1 - REPUBLISHED :]]
+    def last(self) -> list[PolicyVersion]:
+        """What a worker that comes back must serve again, the newest last."""
+        return list(self._published.values())[-1 - REPUBLISHED :]

@@ -10,16 +10,16 @@ import json
 import os
 from collections.abc import Collection
 from dataclasses import fields
-from pathlib import Path
 from typing import Any, Literal
 
 import aiohttp
 
-from inference.engine import EngineStats, Generation
+from inference.engine import EngineStats
 from inference.settings import InferenceSettings
+from records.generation import Generation
+from records.policy_version import BASE, PolicyVersion
 from telemetry.errors import DataError, EngineError, VersionGoneError
 from workers.flow_control import FlowControl, WorkerLoad
-from workers.pool_versions import BASE, Served
 from workers.wire import CONTENT_TYPE, unpack_generation
 
 LARGE_BODY = 1 << 20
@@ -45,7 +45,7 @@ class KeyRefused(CallFailed):
 class VersionMoved(VersionGoneError):
     """The version asked for is not served; `newest` is what the worker serves instead."""
 
-    def __init__(self, reason: str, newest: Served) -> None:
+    def __init__(self, reason: str, newest: PolicyVersion) -> None:
         super().__init__(reason)
         self.newest = newest
 
@@ -56,8 +56,8 @@ class PoolWorker:
     def __init__(self, url: str, settings: InferenceSettings) -> None:
         self.url = url.rstrip("/")
         self.state: State = "unknown"
-        self.served: dict[int, str] = {}
-        """Versions that this pool published there, with their hashes, the newest last; the base model needs no publishing."""
+        self.served: dict[int, PolicyVersion] = {}
+        """Versions that this pool published there, the newest last; the base model needs no publishing."""
         self.flow = FlowControl(settings.max_in_flight)
         self.in_flight = 0
         self.strikes = 0
@@ -79,9 +79,9 @@ class PoolWorker:
         self._gone_by: dict[str, int] = dict.fromkeys(_COUNTS, 0)
 
     @property
-    def newest(self) -> Served:
+    def newest(self) -> PolicyVersion:
         """The version last published there by this pool."""
-        return next(reversed(self.served.items()), BASE)
+        return next(reversed(self.served.values()), BASE)
 
     def rank(self, snapshot_id: str) -> bytes:
         """How near this worker is to a position; the same in every process, whichever other workers come and go."""
@@ -102,26 +102,25 @@ class PoolWorker:
         except DataError as error:
             raise CallFailed(f"its answer cannot be read: {error}") from error
 
-    async def publish(self, session: aiohttp.ClientSession, version: int, adapter: Path | None, adapter_hash: str) -> None:
-        """Serve `version` there from now on; with no adapter, the base model.
+    async def publish(self, session: aiohttp.ClientSession, policy: PolicyVersion) -> None:
+        """Serve `policy` there from now on; one without an adapter is the base model alone.
 
         Raises:
             CallFailed: as above.
             DataError: the worker refuses the adapter.
         """
-        body = {"version": version, "adapter": str(adapter or ""), "adapter_hash": adapter_hash}
         self.changing, self.changes = self.changing + 1, self.changes + 1
         try:
-            await self._json(session, "POST", "/publish", self._timeout_s, json=body)
+            await self._json(session, "POST", "/publish", self._timeout_s, json=policy.to_json())
         except EngineError as error:
             raise DataError(str(error)) from error
         finally:
             self.changing -= 1
-        if adapter is None:
+        if policy.adapter is None:
             self.served.clear()
         else:
-            self.served.pop(version, None)
-            self.served[version] = adapter_hash
+            self.served.pop(policy.version, None)
+            self.served[policy.version] = policy
 
     async def retire(self, session: aiohttp.ClientSession, oldest: int, keep: Collection[int]) -> None:
         """Serve nothing before `oldest` there but `keep`; raises CallFailed."""
@@ -131,7 +130,7 @@ class PoolWorker:
 
     def forget(self, oldest: int, keep: Collection[int]) -> None:
         """Believe no longer that it serves what was retired."""
-        newest = self.newest[0]
+        newest = self.newest.version
         self.served = {v: found for v, found in self.served.items() if v >= oldest or v in keep or v == newest}
 
     async def health(self, session: aiohttp.ClientSession, timeout_s: float) -> dict[str, Any]:
@@ -203,12 +202,12 @@ class PoolWorker:
         return EngineError(f"worker {self.url} refused {path} with {status}: {sentence}")
 
 
-def holds(told: dict[str, Any], served: Served) -> bool:
+def holds(told: dict[str, Any], policy: PolicyVersion) -> bool:
     """Does a worker say that it serves this? Others may have published there too; the base is asked for when it is needed."""
     versions = told.get("versions")
-    return served == BASE or (isinstance(versions, dict) and versions.get(str(served[0])) == served[1])
+    return policy == BASE or (isinstance(versions, dict) and versions.get(str(policy.version)) == policy.adapter_hash)
 
 
-def newest_of(told: dict[str, Any]) -> Served:
+def newest_of(told: dict[str, Any]) -> PolicyVersion:
     """The newest version that a worker says it serves."""
-    return int(told.get("policy_version", -1)), str(told.get("adapter_hash", ""))
+    return PolicyVersion(version=int(told.get("policy_version", -1)), adapter_hash=str(told.get("adapter_hash", "")))

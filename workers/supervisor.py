@@ -9,10 +9,11 @@ import asyncio
 from collections.abc import Callable, Collection, Coroutine
 from contextlib import nullcontext
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
-from inference.engine import Engine, EngineStats, Generation, GenerationRequest
+from inference.engine import Engine, EngineStats
+from records.generation import Generation, GenerationRequest
+from records.policy_version import PolicyVersion
 from telemetry.errors import DataError, EngineError, EngineLostError
 from telemetry.progress import reporter
 
@@ -34,7 +35,7 @@ class EngineSupervisor:
         """Engines built after the first."""
         self._in_vain = 0
         self._closed = False
-        self._published: dict[int, tuple[Path, str]] = {}
+        self._published: dict[int, PolicyVersion] = {}
         self._before = dict.fromkeys(_SUMMED, 0)
         self._repair: asyncio.Task[None] | None = None
         self._last_try = asyncio.Lock()
@@ -71,20 +72,20 @@ class EngineSupervisor:
             f"request '{request.request_id}' was in flight each time that engine '{self.name}' failed, and is given up"
         )
 
-    async def publish(self, version: int, adapter: Path, adapter_hash: str) -> None:
+    async def publish(self, policy: PolicyVersion) -> None:
         """See `Engine.publish`."""
         while True:
             engine = await self._standing()
             try:
-                await engine.publish(version, adapter, adapter_hash)
+                await engine.publish(policy)
             except EngineLostError as error:
                 await self._mend(engine, error)
             else:
                 break
-        self._published.pop(version, None)  # the newest stands last
-        self._published[version] = (adapter, adapter_hash)
+        self._published.pop(policy.version, None)  # the newest stands last
+        self._published[policy.version] = policy
         if engine is not self._engine:  # built again meanwhile, without this version
-            await self.publish(version, adapter, adapter_hash)
+            await self.publish(policy)
 
     async def retire(self, oldest: int, keep: Collection[int] = ()) -> None:
         """See `Engine.retire`."""
@@ -170,9 +171,9 @@ class EngineSupervisor:
         fresh = self._make()
         await fresh.start()
         newest = next(reversed(self._published), None)
-        for version, (adapter, adapter_hash) in list(self._published.items()):
+        for version, policy in list(self._published.items()):
             try:
-                await fresh.publish(version, adapter, adapter_hash)
+                await fresh.publish(policy)
             except DataError as error:
                 if version == newest:
                     raise EngineLostError(f"version {version} could not be published again: {error}") from error

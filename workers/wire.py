@@ -3,13 +3,15 @@
 Everything that comes in is checked here, types and sizes first, so that nothing malformed reaches an engine or a row.
 """
 
+from dataclasses import asdict
 from typing import Any
 
 import msgpack
 import numpy as np
 
 from decoding.legal_table import END, LegalTable
-from inference.engine import Generation, GenerationRequest
+from records.generation import Generation, GenerationCost, GenerationRequest
+from records.policy_version import PolicyVersion
 from telemetry.errors import DataError
 from workers.flow_control import WorkerLoad
 
@@ -31,8 +33,8 @@ _MAX_FIELDS = 32
 """Fields of the largest message."""
 
 
-def pack_request(request: GenerationRequest, *, adapter_hash: str | None = None) -> bytes:
-    """One request as it travels; `adapter_hash` is the one that its version must have at the worker."""
+def pack_request(request: GenerationRequest, asked: PolicyVersion | None = None) -> bytes:
+    """One request as bytes. `asked` is the version that must draw it; None: what the request itself says."""
     return _pack(
         {
             "request_id": request.request_id,
@@ -41,14 +43,14 @@ def pack_request(request: GenerationRequest, *, adapter_hash: str | None = None)
             "seed": request.seed,
             "temperature": request.temperature,
             "snapshot_id": request.snapshot_id,
-            "version": request.version,
-            "adapter_hash": adapter_hash,
+            "version": asked.version if asked else request.version,
+            "adapter_hash": asked.adapter_hash if asked else None,
         }
     )
 
 
-def unpack_request(body: bytes, vocabulary_size: int) -> tuple[GenerationRequest, str | None]:
-    """The request in `body`, and the adapter hash that it insists on, if any.
+def unpack_request(body: bytes, vocabulary_size: int) -> tuple[GenerationRequest, PolicyVersion | None]:
+    """The request in `body`, and the version that must draw it, where both its number and its hash are given.
 
     Raises:
         DataError: it is not one; the sentence names the field.
@@ -87,8 +89,10 @@ def unpack_request(body: bytes, vocabulary_size: int) -> tuple[GenerationRequest
         raise DataError(
             f"request '{request_id}' has temperature {request.temperature}: {MIN_TEMPERATURE} to {MAX_TEMPERATURE} are allowed"
         )
-    adapter_hash = fields.get("adapter_hash")
-    return request, None if adapter_hash is None else _of(fields, "adapter_hash", str)
+    if fields.get("adapter_hash") is None:
+        return request, None
+    adapter_hash = _of(fields, "adapter_hash", str)
+    return request, None if version is None else PolicyVersion(version=version, adapter_hash=adapter_hash)
 
 
 def pack_generation(generation: Generation, *, running: int, preemptions: int) -> bytes:
@@ -97,13 +101,9 @@ def pack_generation(generation: Generation, *, running: int, preemptions: int) -
         {
             "token_ids": generation.token_ids.astype("<i4").tobytes(),
             "logprobs": generation.logprobs.astype("<f4").tobytes(),
-            "policy_version": generation.policy_version,
-            "adapter_hash": generation.adapter_hash,
+            **version_fields(generation.policy),
             "worker": generation.worker,
-            "cached_tokens": generation.cached_tokens,
-            "queue_ms": generation.queue_ms,
-            "prefill_ms": generation.prefill_ms,
-            "decode_ms": generation.decode_ms,
+            **asdict(generation.cost),
             "running": running,
             "preemptions": preemptions,
         }
@@ -125,35 +125,37 @@ def unpack_generation(body: bytes) -> tuple[Generation, WorkerLoad]:
     if len(token_ids) != len(logprobs):
         raise DataError(f"answer has {len(token_ids)} tokens but {len(logprobs)} logprobs")
     times = {name: float(_of(fields, name, float, int)) for name in ("queue_ms", "prefill_ms", "decode_ms")}
+    cost = GenerationCost(cached_tokens=_of(fields, "cached_tokens", int), **times)
     generation = Generation(
         token_ids=token_ids,
         logprobs=logprobs,
-        policy_version=_of(fields, "policy_version", int),
-        adapter_hash=_of(fields, "adapter_hash", str),
+        policy=PolicyVersion(version=_of(fields, "policy_version", int), adapter_hash=_of(fields, "adapter_hash", str)),
         worker=_of(fields, "worker", str),
-        cached_tokens=_of(fields, "cached_tokens", int),
-        **times,
+        cost=cost,
     )
     load = WorkerLoad(
-        queue_ms=times["queue_ms"],
-        service_ms=times["prefill_ms"] + times["decode_ms"],
+        queue_ms=cost.queue_ms,
+        service_ms=cost.prefill_ms + cost.decode_ms,
         running=_of(fields, "running", int),
         preemptions=_of(fields, "preemptions", int),
     )
     return generation, load
 
 
-def check_answer(generation: Generation, table: LegalTable, version: int, adapter_hash: str) -> None:
+def version_fields(policy: PolicyVersion) -> dict[str, int | str]:
+    """Number and hash under the names that an answer of a worker gives them."""
+    return {"policy_version": policy.version, "adapter_hash": policy.adapter_hash}
+
+
+def check_answer(generation: Generation, table: LegalTable, asked: PolicyVersion) -> None:
     """Refuse an answer that no row may hold, whatever worker gave it.
 
     Raises:
         DataError: it was drawn under another version or adapter than was asked for, its tokens leave the table or stop before
             its end, or a log-probability is not one.
     """
-    if (generation.policy_version, generation.adapter_hash) != (version, adapter_hash):
-        raise DataError(
-            f"version {generation.policy_version} ({generation.adapter_hash}) drew what was asked of {version} ({adapter_hash})"
-        )
+    if generation.policy != asked:
+        raise DataError(f"{generation.policy} drew what was asked of {asked}")
     node = 0
     for position, (token, logprob) in enumerate(zip(generation.token_ids.tolist(), generation.logprobs.tolist(), strict=True)):
         if node == END:

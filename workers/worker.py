@@ -32,7 +32,7 @@ from inference.host import EngineHost
 from telemetry.errors import DataError, EngineLostError, EntenteError, InputError, VersionGoneError
 from telemetry.log_tail import LogTail
 from workers.http_bounds import BoundedConnection, RequestReader, sentence
-from workers.wire import CONTENT_TYPE, MAX_BODY, MAX_JSON
+from workers.wire import CONTENT_TYPE, MAX_BODY, MAX_JSON, version_fields
 from workers.worker_memory import AnotherBody, Busy
 from workers.worker_metrics import CONTENT_TYPE as METRICS_TYPE
 from workers.worker_service import ForbiddenPath, PublishBody, RetireBody, Worker
@@ -127,7 +127,7 @@ def worker_app(
             await worker.publish(body)
         except EntenteError as error:
             return _refused(worker, error, kind="adapter")
-        return JSONResponse(worker.newest)
+        return JSONResponse(version_fields(worker.newest))
 
     @app.post("/retire")
     async def retire(body: RetireBody) -> Response:
@@ -135,7 +135,7 @@ def worker_app(
             await worker.retire(body)
         except EntenteError as error:
             return _refused(worker, error)
-        return JSONResponse(worker.newest)
+        return JSONResponse(version_fields(worker.newest))
 
     @app.get("/stats")
     async def stats() -> Response:
@@ -206,7 +206,7 @@ def _refused(worker: Worker, error: BaseException, kind: str = "refused") -> Res
         case Busy():
             status, kind, error = 429, "busy", EntenteError("too many requests are in flight here, or this one was left alone")
         case VersionGoneError():
-            status, kind, more = 410, "version_gone", worker.newest
+            status, kind, more = 410, "version_gone", version_fields(worker.newest)
         case EngineLostError():
             status, kind = 503, "engine_lost"
         case EntenteError():

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from typing import Any
 
-from inference.engine import GenerationRequest
+from records.generation import GenerationRequest
 
 REMEMBERED = 2048
 """Answers kept, each a few hundred bytes; a retry comes within seconds."""
@@ -33,7 +33,7 @@ class _Flight:
     waiting: int = 0
 
 
-class Answers:
+class AnswerMemory:
     """Requests in flight and the last answers, by request id."""
 
     def __init__(self, draw: Callable[[GenerationRequest], Coroutine[Any, Any, bytes]]) -> None:

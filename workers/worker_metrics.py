@@ -9,7 +9,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from inference.engine import EngineStats, Generation
+from inference.engine import EngineStats
+from records.generation import Generation
 from telemetry.nvml import FIGURES, Nvml
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -45,7 +46,7 @@ class WorkerMetrics:
     def answered(self, generation: Generation) -> None:
         """A request was answered."""
         for stage, ms in (
-            ("queue", generation.queue_ms), ("prefill", generation.prefill_ms), ("decode", generation.decode_ms)
+            ("queue", generation.cost.queue_ms), ("prefill", generation.cost.prefill_ms), ("decode", generation.cost.decode_ms)
         ):  # fmt: skip
             self._stages[stage].observe(1e-3 * ms)
 

@@ -13,12 +13,14 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from decoding.model_files import model_fingerprint
-from inference.engine import BASE_HASH, BASE_VERSION, Engine, GenerationRequest
+from inference.engine import Engine
 from inference.host import EngineHost
+from records.generation import GenerationRequest
+from records.policy_version import BASE, BASE_VERSION, PolicyVersion
 from telemetry.errors import DataError, EngineLostError, EntenteError, VersionGoneError
 from workers.supervisor import EngineSupervisor
-from workers.wire import pack_generation, unpack_request
-from workers.worker_memory import Answers
+from workers.wire import pack_generation, unpack_request, version_fields
+from workers.worker_memory import AnswerMemory
 from workers.worker_metrics import WorkerMetrics
 
 _Version = Annotated[int, Field(ge=0, lt=2**31)]
@@ -50,7 +52,7 @@ class Worker:
         self, engine: Engine, host: EngineHost, model: Path, adapters_root: Path, vocabulary_size: int, max_rank: int
     ) -> None:
         self.engine, self.host = engine, host
-        self.answers = Answers(self._draw)
+        self.answers = AnswerMemory(self._draw)
         self.metrics = WorkerMetrics()
         self.started = False
         self.failure: EntenteError | None = None
@@ -60,7 +62,7 @@ class Worker:
         self._model, self._root = model, adapters_root.resolve()
         self._vocabulary_size, self._max_rank = vocabulary_size, max_rank
         self._fingerprint = model_fingerprint(model)
-        self._served: dict[int, str] = {}
+        self._served: dict[int, PolicyVersion] = {}
         self._changing = asyncio.Lock()
 
     @property
@@ -69,10 +71,9 @@ class Worker:
         return self.started and (not isinstance(self.engine, EngineSupervisor) or self.engine.ready)
 
     @property
-    def newest(self) -> dict[str, int | str]:
-        """The newest version published, and its hash."""
-        version = next(reversed(self._served), BASE_VERSION)
-        return {"policy_version": version, "adapter_hash": self._served.get(version, BASE_HASH)}
+    def newest(self) -> PolicyVersion:
+        """The version last published."""
+        return next(reversed(self._served.values()), BASE)
 
     async def start(self) -> None:
         """Start the engine; a failure ends the worker."""
@@ -95,12 +96,10 @@ class Worker:
 
     async def generate(self, body: bytes) -> bytes:
         """The packed answer to a packed request."""
-        request, adapter_hash = unpack_request(body, self._vocabulary_size)
+        request, asked = unpack_request(body, self._vocabulary_size)
         self._check_up()
-        version = request.version
-        known = BASE_HASH if version == BASE_VERSION else self._served.get(version or 0)
-        if version is not None and adapter_hash is not None and known != adapter_hash:
-            raise VersionGoneError(f"version {version} with hash {adapter_hash} is not published here")
+        if asked is not None and asked != (BASE if asked.version == BASE_VERSION else self._served.get(asked.version)):
+            raise VersionGoneError(f"{asked} is not published here")
         return await self.answers.answer(request, hashlib.blake2b(body, digest_size=16).digest())
 
     async def publish(self, body: PublishBody) -> None:
@@ -110,19 +109,20 @@ class Worker:
             if not body.adapter and body.version == BASE_VERSION:
                 return await self._reset()
             adapter = self._confined(body.adapter)
+            policy = PolicyVersion(version=body.version, adapter_hash=body.adapter_hash, adapter=adapter)
             from inference.adapter_check import check_adapter
 
-            await asyncio.to_thread(check_adapter, adapter, body.adapter_hash, self._model, self._max_rank)
-            await self.host.run(self.engine.publish(body.version, adapter, body.adapter_hash))
-            self._served.pop(body.version, None)  # the newest stands last
-            self._served[body.version] = body.adapter_hash
+            await asyncio.to_thread(check_adapter, policy, self._model, self._max_rank)
+            await self.host.run(self.engine.publish(policy))
+            self._served.pop(policy.version, None)  # the newest stands last
+            self._served[policy.version] = policy
 
     async def retire(self, body: RetireBody) -> None:
         """Have the engine serve nothing before `oldest` but what is kept, and the newest."""
         self._check_up()
         async with self._changing:
             await self.host.run(self.engine.retire(body.oldest, body.keep))
-            kept = (*body.keep, self.newest["policy_version"])
+            kept = (*body.keep, self.newest.version)
             self._served = {
                 version: found for version, found in self._served.items() if version >= body.oldest or version in kept
             }
@@ -136,9 +136,9 @@ class Worker:
             "alive": alive,
             "model": self._fingerprint,
             "worker": self.engine.name,
-            "versions": {str(version): found for version, found in sorted(self._served.items())},
+            "versions": {str(version): policy.adapter_hash for version, policy in sorted(self._served.items())},
             "restarts": supervised.restarts if supervised else 0,
-            **self.newest,
+            **version_fields(self.newest),
         }
 
     def _check_up(self) -> None:

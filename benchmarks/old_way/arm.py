@@ -9,7 +9,7 @@ import os
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.old_way.engine import OldEngine, TimedEngine
@@ -128,7 +128,7 @@ class Arm:
     async def serve(self, version: int, learned: Learned) -> None:
         """Have the engine play by this version; what was in flight is done before."""
         began, others = time.process_time(), sum(self.clock.cpu_s.values())
-        await self.engine.publish(version, learned.adapter, learned.adapter_hash)
+        await self.engine.publish(replace(learned.policy, version=version))
         # What the event loop did meanwhile has its own stages.
         spent = time.process_time() - began - (sum(self.clock.cpu_s.values()) - others)
         self.clock.cpu_s["publish"] += max(0.0, spent)

@@ -20,8 +20,8 @@ from benchmarks.old_way import trie
 from benchmarks.old_way.processor import MOVES, RECORD, WANTED, TrieProcessor
 from benchmarks.old_way.stages import StageClock
 from inference import embedded
-from inference.engine import Generation
 from inference.settings import InferenceSettings
+from records.generation import Generation
 
 MAX_NEW_TOKENS = 120
 

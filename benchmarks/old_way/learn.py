@@ -18,7 +18,8 @@ from benchmarks.old_way.stages import StageClock
 from benchmarks.old_way.trajectories import Learnable, read
 from benchmarks.old_way.ways import Way
 from decoding.model_files import eos_token_id
-from inference.adapter_check import adapter_hash_of
+from inference.adapter_check import version_in
+from records.policy_version import PolicyVersion
 from training.policy import Policy
 from training.settings import TrainingSettings
 from training.update import Updater
@@ -38,8 +39,7 @@ class Learned:
     tokens: int
     """Prompt and completion tokens of those, raw."""
     return_mean: float
-    adapter: Path
-    adapter_hash: str
+    policy: PolicyVersion
 
 
 class Learner:
@@ -64,15 +64,14 @@ class Learner:
             adapter = self._folder / "adapters" / f"v{step:06d}"
             adapter.parent.mkdir(parents=True, exist_ok=True)
             self.policy.save_adapter(adapter)
-            digest = adapter_hash_of(adapter)
+            policy = version_in(adapter, step)
         return Learned(
             rolled=found.rows,
             trained=len(found.batch.returns),
             realigned=found.realigned,
             tokens=len(found.batch.input_ids),
             return_mean=float(found.batch.returns.mean()) if len(found.batch.returns) else 0.0,
-            adapter=adapter,
-            adapter_hash=digest,
+            policy=policy,
         )
 
     def _update(self, found: Learnable) -> None:

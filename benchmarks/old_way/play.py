@@ -25,7 +25,7 @@ from game.players import player
 from game.prompt_settings import DEFAULT_PROMPTS, PromptSettings
 from game.prompts import board_text, power_text, rules_text
 from game.scores import Standing, compute_standing, horizon_reached
-from inference.engine import Generation, GenerationRequest
+from records.generation import Generation, GenerationRequest
 from rollouts.seeds import dice, seed_of
 
 

@@ -8,7 +8,7 @@ way and are dropped.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,10 @@ from benchmarks.old_way.play import Row
 from benchmarks.old_way.ways import Way
 from decoding.codec import Codec
 from game.scores import components
+from records.rows import Decision, decision_id
 from storage.gather import Batch
 from storage.index import Index
 from storage.runs import RunPaths
-from storage.schema import Decision, decision_id
 from storage.shards import publish_shard
 
 PRODUCER = "old-way"
@@ -98,7 +98,7 @@ def _record(way: Way, row: Row, codec: Codec) -> dict[str, Any]:
 
 def _decision(row: Row) -> Decision:
     assert row.until is not None
-    parts = components(row.before, row.until, row.power)
+    parts: dict[str, Any] = components(row.before, row.until, row.power)
     generation = row.generation
     return Decision(
         decision_id=decision_id(PRODUCER, row.group, row.fork, row.ply, row.power),
@@ -113,7 +113,7 @@ def _decision(row: Row) -> Decision:
         opponents="random",
         policy_version=0,
         worker=generation.worker,
-        adapter_hash=generation.adapter_hash,
+        adapter_hash=generation.policy.adapter_hash,
         input_ids=np.concatenate([np.asarray(row.prompt_ids, np.int32), generation.token_ids]),
         prompt_len=len(row.prompt_ids),
         behaviour_logprobs=generation.logprobs,
@@ -125,12 +125,9 @@ def _decision(row: Row) -> Decision:
         status="complete",
         reason="",
         ended="horizon",
-        queue_ms=generation.queue_ms,
-        prefill_ms=generation.prefill_ms,
-        decode_ms=generation.decode_ms,
+        **asdict(generation.cost),
         engine_ms=0.0,
-        cached_tokens=generation.cached_tokens,
-        **parts,  # type: ignore[arg-type]  # every name is a component
+        **parts,
     )
 
 

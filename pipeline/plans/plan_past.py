@@ -21,10 +21,10 @@ from tuning.lora_arms import ARMS, engines
 from tuning.requests import check_shape
 from tuning.settings import TuneSettings
 
-Plan = dict[str, Any]
+Forecast = dict[str, Any]
 
 
-def plan_lab(paths: RunPaths, model: Path, settings: RunSettings, steps: int, caps: list[float]) -> Plan:
+def plan_lab(paths: RunPaths, model: Path, settings: RunSettings, steps: int, caps: list[float]) -> Forecast:
     """The plan of comparing losses on the newest `steps` recorded steps.
 
     Raises:
@@ -56,7 +56,7 @@ def plan_lab(paths: RunPaths, model: Path, settings: RunSettings, steps: int, ca
     }
 
 
-def plan_replay_step(paths: RunPaths, step: int, model: Path, settings: RunSettings) -> Plan:
+def plan_replay_step(paths: RunPaths, step: int, model: Path, settings: RunSettings) -> Forecast:
     """The plan of running `step` again.
 
     Raises:
@@ -82,7 +82,7 @@ def plan_replay_step(paths: RunPaths, step: int, model: Path, settings: RunSetti
     }
 
 
-def plan_refresh(run: str, runs_root: Path, share: float) -> Plan:
+def plan_refresh(run: str, runs_root: Path, share: float) -> Forecast:
     """The plan of refreshing the cache of `run`.
 
     Raises:
@@ -104,7 +104,7 @@ def plan_refresh(run: str, runs_root: Path, share: float) -> Plan:
     }
 
 
-def plan_lora(run: str, settings: RunSettings, runs_root: Path, requests: int, rounds: int) -> Plan:
+def plan_lora(run: str, settings: RunSettings, runs_root: Path, requests: int, rounds: int) -> Forecast:
     """The plan of measuring what LoRA slots cost.
 
     Raises:
@@ -121,7 +121,7 @@ def plan_lora(run: str, settings: RunSettings, runs_root: Path, requests: int, r
         tuning = TuneSettings(requests=requests, concurrency=(1,), random_completion_tokens=16)
         check_shape(tuning, max_model_length=base.max_model_length)
     arms = sum(arm.engine in wanted for arm in ARMS)
-    memory: Plan = {"available_bytes": machine.memory}
+    memory: Forecast = {"available_bytes": machine.memory}
     if shape is not None:
         memory["needed_bytes_of_the_largest_engine"] = max(plan_memory(shape, each, machine).needed for each in wanted.values())
     return {
@@ -149,7 +149,7 @@ def _trained_s(paths: RunPaths, steps: "range | list[int]") -> float:
     return sum(figures.get(step, {}).get("time/train_s", 0.0) for step in steps)
 
 
-def _time(seconds: float) -> Plan:
+def _time(seconds: float) -> Forecast:
     if not seconds:
         return {"about": "unknown: the run has no figures of these steps"}
     return {"seconds_about": max(1, round(seconds)), "basis": "the seconds that the run's trainer took for these steps"}

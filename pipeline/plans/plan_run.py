@@ -50,14 +50,14 @@ from storage.runs import RunPaths
 from telemetry.errors import InputError
 from training.settings import TinyModelSettings
 
-Plan = dict[str, Any]
+Forecast = dict[str, Any]
 _GENERATORS_BYTES = 10_000
 """Random generators in a checkpoint: about what torch and numpy keep."""
 _ADAPTER_FILES_BYTES = 12_000
 """Config, manifest and the head of the weight file."""
 
 
-def plan_train(settings: RunSettings, *, resume: bool = False) -> Plan:
+def plan_train(settings: RunSettings, *, resume: bool = False) -> Forecast:
     """The plan of a training run; with `resume`, of the steps that are left of one that exists.
 
     Raises:
@@ -98,7 +98,7 @@ def plan_train(settings: RunSettings, *, resume: bool = False) -> Plan:
     }
 
 
-def plan_evaluate(run: str, version: int, runs_root: Path, settings: RunSettings) -> Plan:
+def plan_evaluate(run: str, version: int, runs_root: Path, settings: RunSettings) -> Forecast:
     """The plan of scoring `version` of `run` with `settings.evaluation`.
 
     Raises:
@@ -125,7 +125,7 @@ def plan_evaluate(run: str, version: int, runs_root: Path, settings: RunSettings
     }
 
 
-def plan_serve(model: str, settings: InferenceSettings, address: str, adapters_root: Path, has_key: bool) -> Plan:
+def plan_serve(model: str, settings: InferenceSettings, address: str, adapters_root: Path, has_key: bool) -> Forecast:
     """The plan of a worker at `address`.
 
     Raises:
@@ -151,7 +151,7 @@ def plan_serve(model: str, settings: InferenceSettings, address: str, adapters_r
     }
 
 
-def plan_cache(settings: CacheSettings, runs_root: Path) -> Plan:
+def plan_cache(settings: CacheSettings, runs_root: Path) -> Forecast:
     """The plan of building a state cache; one that stands is read and verified.
 
     Raises:
@@ -180,7 +180,7 @@ def plan_cache(settings: CacheSettings, runs_root: Path) -> Plan:
     }
 
 
-def plan_model(recipe: TinyModelSettings, runs_root: Path, prompts: PromptSettings = DEFAULT_PROMPTS) -> Plan:
+def plan_model(recipe: TinyModelSettings, runs_root: Path, prompts: PromptSettings = DEFAULT_PROMPTS) -> Forecast:
     """The plan of making a tiny model.
 
     Raises:
@@ -224,7 +224,7 @@ def _positions(settings: RunSettings) -> tuple[Path | None, Sequence[Snapshot]]:
     return found, some_positions(settings.cache) if found is None else open_cache(found).train
 
 
-def _work(settings: RunSettings, rehearsal: Rehearsal) -> Plan:
+def _work(settings: RunSettings, rehearsal: Rehearsal) -> Forecast:
     rollouts, powers = settings.rollouts, 1 if settings.rollouts.policy_powers == "one" else 7
     forks = settings.steps * rollouts.start_groups * rollouts.forks_per_group
     plies = PLIES_A_YEAR * rollouts.horizon_years
@@ -240,9 +240,9 @@ def _work(settings: RunSettings, rehearsal: Rehearsal) -> Plan:
     }
 
 
-def _tokens(settings: RunSettings, rehearsal: Rehearsal, decisions: int, *, exact: bool) -> Plan:
+def _tokens(settings: RunSettings, rehearsal: Rehearsal, decisions: int, *, exact: bool) -> Forecast:
     longest = settings.inference.max_model_length
-    plan: Plan = {
+    plan: Forecast = {
         "request_at_most": longest,
         "prompt_about": round(rehearsal.prompt_tokens),
         "completion_about": round(rehearsal.completion_tokens),
@@ -260,7 +260,7 @@ def _tokens(settings: RunSettings, rehearsal: Rehearsal, decisions: int, *, exac
     return plan
 
 
-def _evaluation(evaluation: EvaluationSettings, *, times: int, scripted: int) -> Plan:
+def _evaluation(evaluation: EvaluationSettings, *, times: int, scripted: int) -> Forecast:
     forks = evaluation.positions * evaluation.powers_per_position
     return {
         "positions": evaluation.positions,
@@ -272,13 +272,13 @@ def _evaluation(evaluation: EvaluationSettings, *, times: int, scripted: int) ->
     }
 
 
-def _disk(settings: RunSettings, rehearsal: Rehearsal, shape: ModelShape | None, folder: Path) -> Plan:
+def _disk(settings: RunSettings, rehearsal: Rehearsal, shape: ModelShape | None, folder: Path) -> Forecast:
     rollouts, steps = settings.rollouts, settings.steps
     forks = steps * rollouts.start_groups * rollouts.forks_per_group
     tasks = -(-rollouts.start_groups // settings.pipeline.groups_per_task) if settings.pipeline.groups_per_task else 1
     decisions = round(forks * rehearsal.decisions_per_fork * rehearsal.decision_bytes)
     plies = round(forks * rehearsal.plies_per_fork * rehearsal.ply_bytes)
-    plan: Plan = {
+    plan: Forecast = {
         "decision_bytes": round(rehearsal.decision_bytes),
         "ply_bytes": round(rehearsal.ply_bytes),
         "shards_bytes_about": decisions + plies + steps * tasks * rehearsal.file_bytes,
@@ -312,7 +312,7 @@ def _memory(
     trainer_gpu: int = 0,
     *,
     flow: bool = True,
-) -> Plan:
+) -> Forecast:
     """Resident memory by process; `flow`: the command is a flow, which brings a Prefect server unless one is there."""
     if shape is None:
         return {"needed": "unknown: the model is not here yet, or its config does not tell", "available_bytes": machine.memory}
@@ -320,7 +320,7 @@ def _memory(
     if settings.urls:
         return {"trainer_bytes_about": trainer, "prefect_server_bytes_about": server, "available_bytes": machine.memory}
     plan = plan_memory(shape, settings, machine, trainer=trainer)
-    rows: Plan = {
+    rows: Forecast = {
         "engine_process_bytes_about": plan.process,
         "weights_bytes": plan.weights,
         "kv_cache_bytes": plan.kv_cache,
@@ -341,18 +341,18 @@ def _memory(
     return rows
 
 
-def _threads(settings: RunSettings) -> Plan:
+def _threads(settings: RunSettings) -> Forecast:
     engine, trainer = settings.threads
     return {"cores": usable_cores(), "engine": engine, "trainer": trainer}
 
 
-def _engine(settings: InferenceSettings, machine: Machine) -> Plan:
+def _engine(settings: InferenceSettings, machine: Machine) -> Forecast:
     if settings.urls:
         return {"kind": "workers", "urls": ", ".join(settings.urls), "model": settings.model}
     build = vllm_build()
     kind, reason = engine_kind(settings.engine, has_vllm=build is not None, has_cuda=machine.gpu_total > 0)
     told = reason if kind == "torch" else f"{reason}; it is built for {str(build).upper()}"
-    plan: Plan = {"kind": told, "model": settings.model, "dtype": settings.dtype}
+    plan: Forecast = {"kind": told, "model": settings.model, "dtype": settings.dtype}
     return plan if kind == "torch" else plan | {"block_tokens": settings.block_size}
 
 
@@ -367,7 +367,7 @@ def _model_line(found: Path | None, settings: RunSettings) -> str:
     return "to be made from its recipe" if settings.inference.model == TINY else "to be downloaded from the hub, which has it"
 
 
-def _figures(settings: RunSettings, folder: Path) -> Plan:
+def _figures(settings: RunSettings, folder: Path) -> Forecast:
     wandb = {
         "offline": f"offline, under {folder}",
         "online": f"online, project {settings.telemetry.wandb_project}",
@@ -380,7 +380,7 @@ def _figures(settings: RunSettings, folder: Path) -> Plan:
     }
 
 
-def _prefect() -> Plan:
+def _prefect() -> Forecast:
     url = os.environ.get("PREFECT_API_URL")
     return {"server": url or f"one of its own for this command, its database in {os.environ.get('PREFECT_HOME', '~/.prefect')}"}
 

@@ -15,7 +15,8 @@ from pipeline.plans.find_model import TINY, check_length, model_here, model_shap
 from pipeline.refresh_settings import newest_run
 from pipeline.run_settings import RunSettings, check_settings, layered_settings, settings_of
 from pipeline.tuning_folder import kept
-from storage.adapters import Adapter, published_versions, read_adapter
+from records.policy_version import PolicyVersion
+from storage.adapters import published_versions, read_adapter
 from storage.runs import RunPaths
 from tuning.candidates import Candidate, candidates_of, refused, varied_axes
 from tuning.outputs import as_config
@@ -41,7 +42,7 @@ class TuningPlan:
     refused: dict[str, str]
     """Why candidates are not started, by key."""
     varied: list[str]
-    adapter: Adapter | None
+    adapter: PolicyVersion | None
     """Of the run."""
     adapter_rank: int
     on_gpu: bool
@@ -105,7 +106,7 @@ def _fits(shape: ModelShape | None, machine: Machine, settings: InferenceSetting
     check_memory(shape, settings, machine=machine)
 
 
-def _adapter(paths: RunPaths) -> Adapter | None:
+def _adapter(paths: RunPaths) -> PolicyVersion | None:
     versions = [version for version in published_versions(paths) if version]
     return read_adapter(paths, versions[-1]) if versions else None
 

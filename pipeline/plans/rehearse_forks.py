@@ -18,14 +18,17 @@ from decoding.codec import Codec
 from decoding.legal_table import END
 from game.board import Board
 from game.snapshot import Snapshot
-from inference.engine import BASE_HASH, BASE_VERSION, EngineStats, Generation, GenerationRequest
+from inference.engine import EngineStats
+from records.generation import Generation, GenerationRequest
+from records.policy_version import BASE, BASE_VERSION, PolicyVersion
+from records.rows import Decision, Ply
 from rollouts.fork import Tokens
 from rollouts.roll_out import plan_start_groups, roll_out
 from rollouts.settings import RolloutSettings
 from state_cache.build import play_source_game
 from state_cache.sampling import sample_start_positions
 from state_cache.settings import CacheSettings
-from storage.schema import Decision, Ply, to_table
+from storage.schema import to_table
 
 PLIES_A_YEAR = 5
 """Phases of a game year: two of movement, each with its retreats, and adjustments."""
@@ -122,16 +125,11 @@ class _DrawsByLot:
         return Generation(
             token_ids=np.array(ids, np.int32),
             logprobs=np.zeros(len(ids), np.float32),
-            policy_version=BASE_VERSION,
-            adapter_hash=BASE_HASH,
+            policy=BASE,
             worker=self.name,
-            cached_tokens=0,
-            queue_ms=0.0,
-            prefill_ms=0.0,
-            decode_ms=0.0,
         )
 
-    async def publish(self, version: int, adapter: Path, adapter_hash: str) -> None:
+    async def publish(self, policy: PolicyVersion) -> None:
         return
 
     async def retire(self, oldest: int, keep: Collection[int] = ()) -> None:

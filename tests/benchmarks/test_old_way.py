@@ -26,7 +26,8 @@ from benchmarks.rollout import shares
 from game.board import Board
 from game.scores import Standing
 from game.settings import BoardPath
-from inference.engine import Generation
+from records.generation import Generation
+from records.policy_version import BASE
 from rollouts.fork import Tokens
 
 MOVES = {"A PAR": ["A PAR H", "A PAR - BUR", "A PAR - PIC"], "A MAR": ["A MAR H", "A MAR - BUR", "A MAR S A PAR - BUR"]}
@@ -141,13 +142,8 @@ def rows_for(tokens: Tokens) -> list[Row]:
                 generation=Generation(
                     token_ids=np.array(spelled, np.int32),
                     logprobs=np.linspace(-1, -0.1, len(spelled)).astype(np.float32),
-                    policy_version=0,
-                    adapter_hash="base",
+                    policy=BASE,
                     worker="w",
-                    cached_tokens=0,
-                    queue_ms=0.0,
-                    prefill_ms=0.0,
-                    decode_ms=0.0,
                 ),
                 legal_ids=np.array(spelled, np.int32),
                 legal_offsets=np.arange(len(spelled) + 1, dtype=np.int32),

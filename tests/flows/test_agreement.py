@@ -17,7 +17,7 @@ class Run:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, fresh: bool) -> None:
         self.fresh, self.asked = fresh, []
-        self.engine, self.standing = object(), SimpleNamespace(step_done=2)
+        self.engine, self.resume_point = object(), SimpleNamespace(step_done=2)
         monkeypatch.setattr(check_agreement, "has_fresh_rows", self._has_fresh_rows)
         monkeypatch.setattr(check_agreement, "roll_out_probe", self._probe)
         monkeypatch.setattr(check_agreement, "check_mismatch", self._check)

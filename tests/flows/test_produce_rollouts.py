@@ -13,6 +13,7 @@ import pytest
 from flows import produce_rollouts as flow_module
 from flows.produce_rollouts import produce_rollouts
 from pipeline import rollout_side
+from records.policy_version import PolicyVersion
 from storage.asking import connect
 from storage.control import ControlDesk, read_control, read_producer, read_producers
 from storage.runs import RunPaths
@@ -34,7 +35,7 @@ class Played:
         self.paths.summary.unlink()
         before = read_control(self.paths)
         self.desk = ControlDesk(self.paths, base_model=before.base_model, plays=before.plays, quota=QUOTA, max_policy_lag=2)
-        self.desk.serve(0, None, "base")
+        self.desk.serve(PolicyVersion(version=0, adapter=None, adapter_hash="base"))
 
     def run(self, *said: Callable[[], Any], producer: str = "x") -> dict[str, Any]:
         """Play; whenever the producer has nothing to do, the next thing is said."""
@@ -63,8 +64,7 @@ class Played:
     def serve(self, version: int) -> None:
         from storage.adapters import read_adapter
 
-        adapter = read_adapter(self.paths, version)
-        self.desk.serve(version, adapter.path, adapter.adapter_hash)
+        self.desk.serve(read_adapter(self.paths, version))
 
     def rows(self) -> list[tuple[str, int, int]]:
         with connect(self.paths.root) as sql:

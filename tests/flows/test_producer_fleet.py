@@ -14,6 +14,7 @@ import pytest
 from flows import producer_fleet as module
 from flows.producer_fleet import ProducerFleet
 from pipeline.run_settings import RunSettings
+from records.policy_version import PolicyVersion
 from storage.control import ControlDesk, ProducerStatus, read_control, read_producer, write_producer
 from storage.runs import RunPaths
 from telemetry import progress
@@ -68,7 +69,7 @@ class Run:
     def __init__(self, folder: Path) -> None:
         self.paths = RunPaths(folder / "mine").create()
         self.desk = ControlDesk(self.paths, base_model="b", plays="p", quota=4, max_policy_lag=2)
-        self.desk.serve(0, None, "base")
+        self.desk.serve(PolicyVersion(version=0, adapter=None, adapter_hash="base"))
 
     def fleet(self, least: int, most: int) -> ProducerFleet:
         pipeline = {"producers_min": least, "producers_max": most}

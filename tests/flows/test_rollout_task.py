@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from pipeline.resources import PRODUCER, Resources
+from records.policy_version import BASE
 from rollouts.settings import RolloutSettings
 from state_cache.settings import CacheSettings
 from state_cache.store import StateCache
@@ -21,7 +22,7 @@ from storage.runs import RunPaths
 from storage.selection import SelectionQuery
 from storage.shards import open_shard, shard_path
 from tasks.rollouts import roll_out_groups, roll_out_probe
-from training.process import Standing
+from training.messages import ResumePoint, TrainedStep
 
 STEP, START_GROUPS = 3, 4
 FIRST = (STEP - 1) * START_GROUPS
@@ -44,7 +45,7 @@ def resources(tmp_path: Path, host, uniform_engine, tokens, positions) -> Callab
             scorer=trainer,
             tokens=tokens,
             trainer=trainer,
-            standing=Standing(step_done=0, adapter=None, adapter_hash="", metrics={}, set_aside=(), lineage="main"),
+            resume_point=ResumePoint(last=TrainedStep(published=BASE, metrics={}), set_aside=(), lineage="main"),
             past_spreads=trainer,
             max_policy_lag=2,
             provenance={"run": name},

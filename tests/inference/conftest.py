@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from decoding.model_files import model_fingerprint
+from inference.adapter_check import version_in
 from inference.engine import Engine
 from inference.host import EngineHost
 from inference.settings import InferenceSettings
@@ -126,9 +127,8 @@ def contract_slots(model: Path, host: EngineHost) -> Iterator[Contender]:
 )
 def contender(request: pytest.FixtureRequest, host: EngineHost, write_adapter: Any, tmp_path_factory: Any) -> Iterator[Contender]:
     """Each engine in turn; afterwards it plays like the base again, under version 0."""
-    from inference.adapter_check import adapter_hash_of
 
     found: Contender = request.getfixturevalue(request.param)
     yield found
     idle = write_adapter(tmp_path_factory.mktemp("idle") / "adapter", seed=0, scale=0.0)
-    host.submit(found.engine.publish(0, idle, adapter_hash_of(idle))).result(timeout=60)
+    host.submit(found.engine.publish(version_in(idle, 0))).result(timeout=60)

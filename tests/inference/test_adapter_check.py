@@ -10,7 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from inference.adapter_check import adapter_hash_of, check_adapter
+from inference.adapter_check import adapter_hash_of, check_adapter, version_in
+from records.policy_version import PolicyVersion
 from storage.adapters import publish_adapter
 from storage.runs import RunPaths
 from telemetry.errors import DataError
@@ -90,29 +91,29 @@ SPOILT = {
 def test_a_spoilt_adapter_is_refused_by_name(adapter, model, spoil, sentence):
     spoil(adapter)
     try:
-        told = adapter_hash_of(adapter)  # the hash is right: what is wrong was published so
+        policy = version_in(adapter, 1)  # the hash is right: what is wrong was published so
     except DataError:
-        told = "unknown"
+        policy = PolicyVersion(version=1, adapter_hash="unknown", adapter=adapter)
     with pytest.raises(DataError, match=sentence) as refusal:
-        check_adapter(adapter, told, model, 64)
+        check_adapter(policy, model, 64)
     assert str(adapter) in str(refusal.value) and "\n" not in str(refusal.value)
 
 
 def test_another_hash_than_the_one_told_is_refused_with_both(good, model):
     with pytest.raises(DataError, match=rf"{adapter_hash_of(good)}, not 0{{32}}"):
-        check_adapter(good, "0" * 32, model, 64)
+        check_adapter(PolicyVersion(version=1, adapter_hash="0" * 32, adapter=good), model, 64)
 
 
 def test_a_rank_above_the_slots_is_refused_with_both_numbers(good, model):
-    told = adapter_hash_of(good)
+    policy = version_in(good, 1)
     with pytest.raises(DataError, match="rank 8 but the engine's slots take rank 4"):
-        check_adapter(good, told, model, 4)
-    assert check_adapter(good, told, model, 8).rank == 8
+        check_adapter(policy, model, 4)
+    assert check_adapter(policy, model, 8).rank == 8
 
 
 def test_what_the_trainer_publishes_passes_under_the_hash_that_storage_gives_it(good, model, tmp_path):
     published = publish_adapter(RunPaths(tmp_path / "run"), 3, good)
-    facts = check_adapter(published.path, published.adapter_hash, model, 16)
+    facts = check_adapter(published, model, 16)
     assert facts.modules == ("down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj")
     assert (facts.rank, facts.scale) == (8, 2.0)
     assert facts.bytes == sum(file.stat().st_size for file in good.iterdir() if file.name in (CONFIG, WEIGHTS))
@@ -120,4 +121,4 @@ def test_what_the_trainer_publishes_passes_under_the_hash_that_storage_gives_it(
 
 def test_a_base_without_a_config_is_named(good, tmp_path):
     with pytest.raises(DataError, match=r"config\.json"):
-        check_adapter(good, adapter_hash_of(good), tmp_path, 64)
+        check_adapter(version_in(good, 1), tmp_path, 64)

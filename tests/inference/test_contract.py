@@ -19,8 +19,9 @@ import pytest
 
 from game.board import Board
 from game.prompts import board_text, power_text, rules_text
-from inference.adapter_check import WEIGHTS_FILE, adapter_hash_of
-from inference.engine import Generation, GenerationRequest
+from inference.adapter_check import WEIGHTS_FILE, adapter_hash_of, version_in
+from records.generation import Generation, GenerationRequest
+from records.policy_version import PolicyVersion
 from telemetry.errors import DataError, EngineError, EngineLostError, VersionGoneError
 
 SLOW_S = 60
@@ -75,7 +76,7 @@ def publish(run, contender) -> Callable[..., int]:
 
     def as_new(adapter: Path, version: int | None = None) -> int:
         version = next(contender.versions) if version is None else version
-        run(contender.engine.publish(version, adapter, adapter_hash_of(adapter)))
+        run(contender.engine.publish(version_in(adapter, version)))
         return version
 
     return as_new
@@ -146,7 +147,7 @@ def test_logprobs_are_those_of_the_masked_policy_without_and_with_an_adapter(
     version = publish(adapters[0])
     requests = ask("adapted", positions_=3, temperature=temperature)
     generations = draw(requests)
-    assert {(each.policy_version, each.adapter_hash) for each in generations} == {(version, adapter_hash_of(adapters[0]))}
+    assert {(each.policy.version, each.policy.adapter_hash) for each in generations} == {(version, adapter_hash_of(adapters[0]))}
     assert gap(adapted[0], requests, generations) < 1e-4
     assert gap(reference, requests, generations) > 0.05, "the adapter moves nothing: nobody would see it ignored"
 
@@ -207,13 +208,13 @@ def test_publishing_what_is_served_already_changes_nothing(contender, run, ask, 
     async def again_meanwhile() -> list[Generation]:
         drawing = [asyncio.ensure_future(contender.engine.generate(request)) for request in ask("meanwhile")]
         await asyncio.sleep(0)
-        await contender.engine.publish(version, adapters[0], adapter_hash_of(adapters[0]))
+        await contender.engine.publish(version_in(adapters[0], version))
         return await asyncio.gather(*drawing)
 
     assert same(before, run(again_meanwhile()))
     assert run(contender.engine.stats()).policy_version == version
     requests = ask("later")
-    warm = sum(generation.cached_tokens for generation in draw(requests))
+    warm = sum(generation.cost.cached_tokens for generation in draw(requests))
     assert warm > 0.5 * sum(len(request.prompt_ids) for request in requests), "it forgot the prompts that it knew"
 
 
@@ -224,20 +225,20 @@ def test_what_is_in_flight_when_a_version_comes_ends_under_the_one_it_began_with
         early = [asyncio.ensure_future(contender.engine.generate(request)) for request in ask("early", positions_=3)]
         while (await contender.engine.stats()).running < len(early):
             await asyncio.sleep(0)
-        await contender.engine.publish(new, adapters[1], adapter_hash_of(adapters[1]))
+        await contender.engine.publish(version_in(adapters[1], new))
         late = await asyncio.gather(*(contender.engine.generate(request) for request in ask("late")))
         return await asyncio.gather(*early), late
 
     early, late = run(publish_meanwhile())
     for generation in early:
-        assert (generation.policy_version, generation.adapter_hash) in (
+        assert (generation.policy.version, generation.policy.adapter_hash) in (
             (old, adapter_hash_of(adapters[0])),
             (new, adapter_hash_of(adapters[1])),
         )
-    assert early[0].policy_version == old
-    assert {generation.policy_version for generation in late} == {new}
+    assert early[0].policy.version == old
+    assert {generation.policy.version for generation in late} == {new}
     for version, model in ((old, adapted[0]), (new, adapted[1])):
-        mine = [pair for pair in zip(ask("early", positions_=3), early, strict=True) if pair[1].policy_version == version]
+        mine = [pair for pair in zip(ask("early", positions_=3), early, strict=True) if pair[1].policy.version == version]
         if mine:
             assert gap(model, *zip(*mine, strict=True)) < 1e-4
     assert gap(adapted[1], ask("late"), late) < 1e-4
@@ -251,7 +252,9 @@ def test_two_versions_are_drawn_side_by_side_each_by_its_own_adapter(contender, 
     generations = draw(requests)
     for number, version in enumerate(versions):
         mine = generations[number::2]
-        assert {(each.policy_version, each.adapter_hash) for each in mine} == {(version, adapter_hash_of(adapters[number]))}
+        assert {(each.policy.version, each.policy.adapter_hash) for each in mine} == {
+            (version, adapter_hash_of(adapters[number]))
+        }
         assert gap(adapted[number], requests[number::2], mine) < 1e-4
 
 
@@ -280,9 +283,9 @@ def test_an_adapter_that_cannot_be_served_changes_nothing(
     bad = Path(shutil.copytree(adapters[1], tmp_path / "bad"))
     told = spoil(bad)
     with pytest.raises(DataError, match=r"adapter"):
-        run(contender.engine.publish(next(contender.versions), bad, told))
+        run(contender.engine.publish(PolicyVersion(version=next(contender.versions), adapter=bad, adapter_hash=told)))
     after = draw(ask("after"))
-    assert same(before, after) and {generation.policy_version for generation in after} == {version}
+    assert same(before, after) and {generation.policy.version for generation in after} == {version}
     assert run(contender.engine.stats()).policy_version == version
 
 
@@ -291,9 +294,9 @@ def test_retired_versions_are_gone_and_the_kept_and_the_newest_are_not(contender
     run(contender.engine.retire(newest + 1, keep=(kept,)))
     with pytest.raises(VersionGoneError, match=str(oldest)):
         draw(ask("oldest", version=oldest))
-    assert {generation.policy_version for generation in draw(ask("newest"))} == {newest}
+    assert {generation.policy.version for generation in draw(ask("newest"))} == {newest}
     if contender.many_versions:
-        assert {generation.policy_version for generation in draw(ask("kept", version=kept))} == {kept}
+        assert {generation.policy.version for generation in draw(ask("kept", version=kept))} == {kept}
 
 
 def test_retiring_what_is_before_the_first_version_changes_nothing(contender, run, ask, draw, publish, adapters):
@@ -301,7 +304,7 @@ def test_retiring_what_is_before_the_first_version_changes_nothing(contender, ru
     version, troubles = publish(adapters[0]), getattr(contender.engine, "events", dict)
     before = troubles()
     run(contender.engine.retire(-2))
-    assert {generation.policy_version for generation in draw(ask("after"))} == {version}
+    assert {generation.policy.version for generation in draw(ask("after"))} == {version}
     assert troubles() == before, "a pool lost a worker over it"
 
 
@@ -320,7 +323,7 @@ def test_requests_in_flight_under_a_retired_version_end_with_that_reason(contend
     answers = run(retire_meanwhile())
     assert {type(answer) for answer in answers} <= {VersionGoneError, Generation}
     assert any(isinstance(answer, VersionGoneError) for answer in answers)
-    assert {generation.policy_version for generation in draw(ask("after"))} == {new}
+    assert {generation.policy.version for generation in draw(ask("after"))} == {new}
     assert run(contender.engine.stats()).running == 0
 
 
@@ -427,7 +430,7 @@ def test_counts_are_taken_at_the_request(contender, run, ask, draw):
     for request, generation in zip(requests, generations, strict=True):
         forced += int((np.diff(request.table.legal_sets(generation.token_ids.tolist())[1]) == 1).sum())
     assert after.forced_tokens - before.forced_tokens == forced > 0
-    assert after.cached_tokens - before.cached_tokens == sum(each.cached_tokens for each in generations)
+    assert after.cached_tokens - before.cached_tokens == sum(each.cost.cached_tokens for each in generations)
     assert after.engine_steps > before.engine_steps and after.running == 0
     for generation in generations:
-        assert min(generation.queue_ms, generation.prefill_ms, generation.decode_ms) >= 0
+        assert min(generation.cost.queue_ms, generation.cost.prefill_ms, generation.cost.decode_ms) >= 0

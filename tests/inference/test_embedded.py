@@ -13,10 +13,10 @@ from transformers import AutoModelForCausalLM
 from game.board import Board
 from game.prompts import board_text, power_text, rules_text
 from game.snapshot import Snapshot
-from inference.adapter_check import adapter_hash_of
+from inference.adapter_check import adapter_hash_of, version_in
 from inference.embedded import EmbeddedEngine
-from inference.engine import Generation, GenerationRequest
 from inference.host import EngineHost
+from records.generation import Generation, GenerationRequest
 from rollouts.fork import Tokens
 from telemetry.errors import EngineError, EngineLostError
 
@@ -104,7 +104,7 @@ def test_a_shared_prompt_is_found_in_the_prefix_cache(host, vllm_engine, positio
         requests_for(positions[:1], tokens, label="again")[0],
     )
     draw(host, vllm_engine, [first])
-    assert draw(host, vllm_engine, [second])[0].cached_tokens >= 32 * (len(second.prompt_ids) // 32 - 1)
+    assert draw(host, vllm_engine, [second])[0].cost.cached_tokens >= 32 * (len(second.prompt_ids) // 32 - 1)
 
 
 def test_more_prompts_at_once_than_one_pass_takes_are_drawn_too(host, vllm_engine, positions, tokens):
@@ -158,16 +158,16 @@ def test_a_published_version_plays_its_adapter_and_says_so(host, vllm_engine, po
 
     adapter, untrained = make_adapter(seed=1, scale=0.3), make_adapter(seed=2, scale=0.0)
     try:
-        host.submit(vllm_engine.publish(7, adapter, adapter_hash_of(adapter))).result(timeout=60)
+        host.submit(vllm_engine.publish(version_in(adapter, 7))).result(timeout=60)
         adapted = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32), str(adapter))
         requests, moved = requests_for(positions[:3], tokens, label="v7"), 0.0
         for request, generation in zip(requests, draw(host, vllm_engine, requests), strict=True):
-            assert (generation.policy_version, generation.adapter_hash) == (7, adapter_hash_of(adapter))
+            assert (generation.policy.version, generation.policy.adapter_hash) == (7, adapter_hash_of(adapter))
             assert np.abs(reference_logprobs(adapted, request, generation) - generation.logprobs).max() < 1e-4
             moved = max(moved, np.abs(reference_logprobs(reference, request, generation) - generation.logprobs).max())
         assert moved > 0.05, "the adapter changes nothing, so this test would not notice if it were ignored"
     finally:
-        host.submit(vllm_engine.publish(0, untrained, adapter_hash_of(untrained))).result(timeout=60)
+        host.submit(vllm_engine.publish(version_in(untrained, 0))).result(timeout=60)
 
 
 def test_a_version_published_while_requests_are_in_flight_waits_for_them(host, vllm_engine, positions, tokens, make_adapter):
@@ -178,7 +178,7 @@ def test_a_version_published_while_requests_are_in_flight_waits_for_them(host, v
         early = [asyncio.ensure_future(vllm_engine.generate(request)) for request in requests]
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        publishing = asyncio.ensure_future(vllm_engine.publish(1, untrained, adapter_hash_of(untrained)))
+        publishing = asyncio.ensure_future(vllm_engine.publish(version_in(untrained, 1)))
         while vllm_engine._open.is_set():
             await asyncio.sleep(0.001)
         late = [
@@ -189,6 +189,6 @@ def test_a_version_published_while_requests_are_in_flight_waits_for_them(host, v
         return answers
 
     early, late = host.submit(publish_meanwhile()).result(timeout=120)
-    host.submit(vllm_engine.publish(0, untrained, adapter_hash_of(untrained))).result(timeout=60)
-    assert {generation.policy_version for generation in early} == {0}
-    assert {generation.policy_version for generation in late} == {1}
+    host.submit(vllm_engine.publish(version_in(untrained, 0))).result(timeout=60)
+    assert {generation.policy.version for generation in early} == {0}
+    assert {generation.policy.version for generation in late} == {1}

@@ -16,11 +16,12 @@ from vllm.v1.outputs import LogprobsLists
 
 from decoding.legal_table import END, LegalTable
 from inference.embedded import EmbeddedEngine
-from inference.engine import EngineStats, Generation, GenerationRequest
+from inference.engine import EngineStats
 from inference.forced_jump import ForcedJump, _room, _with_certain
 from inference.host import EngineHost
 from inference.settings import InferenceSettings
 from inference.vllm_arguments import may_jump
+from records.generation import Generation, GenerationRequest
 from telemetry.errors import EngineError, InputError
 from tests.inference.test_embedded import draw, reference, reference_logprobs, requests_for
 
@@ -98,7 +99,7 @@ def test_an_answer_that_is_known_is_not_drawn(host, vllm_engine, positions, toke
     generation = draw(host, vllm_engine, [whole])[0]
     after = stats(host, vllm_engine)
     assert generation.token_ids.tolist() == [11, 12, vllm_engine._eos_id] and not generation.logprobs.any()
-    assert generation.policy_version == after.policy_version and generation.worker == "embedded"
+    assert generation.policy.version == after.policy_version and generation.worker == "embedded"
     assert after.engine_steps == before.engine_steps and after.requests == before.requests + 1
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from decoding.legal_table import END, LegalTable
 from game.legal import LegalOrders, OrderKind
-from inference.engine import GenerationRequest
 from inference.legal_admission import KnownTables
+from records.generation import GenerationRequest
 from telemetry.errors import DataError, EngineError
 
 

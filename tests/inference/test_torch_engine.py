@@ -14,10 +14,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Co
 
 from decoding.legal_table import END, LegalTable
 from inference import torch_lane
-from inference.adapter_check import adapter_hash_of
-from inference.engine import Generation, GenerationRequest
+from inference.adapter_check import adapter_hash_of, version_in
 from inference.settings import InferenceSettings
 from inference.torch_engine import TorchEngine
+from records.generation import Generation, GenerationRequest
 from telemetry.errors import EngineError, EngineLostError, InputError
 
 CPU = torch.device("cpu")
@@ -177,7 +177,7 @@ def test_no_more_rows_are_drawn_at_once_than_the_setting_says_whatever_their_ver
     adapter = write_adapter(tmp_path / "a", seed=1, scale=0.1)
 
     async def work(engine: TorchEngine) -> Any:
-        await engine.publish(1, adapter, adapter_hash_of(adapter))
+        await engine.publish(version_in(adapter, 1))
         asked = [replace(request(str(n), [7] * 30 + [n]), version=n % 2) for n in range(20)]
         drawing = asyncio.gather(*(engine.generate(each) for each in asked))
         most = 0
@@ -250,7 +250,7 @@ def test_versions_take_turns_so_that_none_waits_for_another_to_end(host, model, 
     long, short = ladder(steps=15, width=2, forced=0), ladder(steps=3, width=2, forced=0)
 
     async def work(engine: TorchEngine) -> bool:
-        await engine.publish(1, adapter, adapter_hash_of(adapter))
+        await engine.publish(version_in(adapter, 1))
         slow = asyncio.ensure_future(engine.generate(replace(request("slow", [7] * 30, table=long), version=0)))
         await engine.generate(replace(request("quick", [7] * 30, table=short), version=1))
         ahead = slow.done()
@@ -282,7 +282,7 @@ def test_an_adapter_whose_numbers_overflow_is_a_refused_request_and_the_base_pla
     adapter = write_adapter(tmp_path / "huge", seed=1, scale=1e18)
 
     async def work(engine: TorchEngine) -> Any:
-        await engine.publish(1, adapter, adapter_hash_of(adapter))
+        await engine.publish(version_in(adapter, 1))
         huge, base = await asyncio.gather(
             engine.generate(request("huge", [7] * 30)),
             engine.generate(replace(request("base", [7] * 30), version=0)),
@@ -299,7 +299,7 @@ def test_retiring_frees_the_adapter_and_one_that_two_versions_share_stays(host, 
 
     async def work(engine: TorchEngine) -> Any:
         for version, adapter in ((1, shared), (2, own), (3, shared)):
-            await engine.publish(version, adapter, adapter_hash_of(adapter))
+            await engine.publish(version_in(adapter, version))
         held = []
         for oldest in (1, 2, 3):
             await engine.retire(oldest)
@@ -315,12 +315,12 @@ def test_a_number_published_again_with_other_weights_plays_those(host, model, wr
     first, second = (write_adapter(tmp_path / f"a{seed}", seed=seed, scale=0.3) for seed in (1, 2))
 
     async def work(engine: TorchEngine) -> Any:
-        await engine.publish(1, first, adapter_hash_of(first))
+        await engine.publish(version_in(first, 1))
         early = asyncio.ensure_future(engine.generate(request("early", [7] * 30)))
         await asyncio.sleep(0)
-        await engine.publish(1, second, adapter_hash_of(second))
+        await engine.publish(version_in(second, 1))
         late = await engine.generate(request("late", [7] * 30))
-        return (await early).adapter_hash, late.adapter_hash, len(engine._lanes)
+        return (await early).policy.adapter_hash, late.policy.adapter_hash, len(engine._lanes)
 
     assert use(host, model, work) == (adapter_hash_of(first), adapter_hash_of(second), 2)
 

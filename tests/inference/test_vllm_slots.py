@@ -12,13 +12,13 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from inference import calibrate
-from inference.adapter_check import adapter_hash_of, check_adapter
+from inference.adapter_check import check_adapter, version_in
 from inference.async_engine import AsyncEngine
 from inference.calibrate import write_noise
 from inference.embedded import EmbeddedEngine
-from inference.engine import Generation
 from inference.merge import load_base, merge_adapter
 from inference.settings import InferenceSettings
+from records.generation import Generation
 from telemetry import progress
 from telemetry.errors import DataError, EngineError, EngineLostError
 from telemetry.progress import LogReporter
@@ -35,7 +35,7 @@ def test_rounding_swallows_small_updates_in_bfloat16_and_none_in_float32(model: 
 
 
 def test_the_noise_of_a_calibration_is_an_adapter_that_any_engine_would_take(model: Path, tmp_path: Path):
-    facts = check_adapter(write_noise(tmp_path, model, rank=8), adapter_hash_of(tmp_path), model, max_rank=8)
+    facts = check_adapter(version_in(write_noise(tmp_path, model, rank=8), 1), model, max_rank=8)
     assert facts.rank == 8 and len(facts.modules) == 7
 
 
@@ -58,9 +58,9 @@ def test_slots_that_are_dear_here_give_way_to_merged_weights_and_it_says_why(
         ratio = float(sentence.split("slots take ")[1].split()[0])
         assert engine.adapters == ("merge_reload" if ratio >= 1.5 else "slots")
         adapter = make_adapter(seed=1, scale=0.3)
-        host.submit(engine.publish(1, adapter, adapter_hash_of(adapter))).result(timeout=60)
+        host.submit(engine.publish(version_in(adapter, 1))).result(timeout=60)
         (answer,) = draw(host, engine, requests_for(positions[:1], tokens, label="auto")[:1])
-        assert isinstance(answer, Generation) and answer.policy_version == 1
+        assert isinstance(answer, Generation) and answer.policy.version == 1
         stats = host.submit(engine.stats()).result(timeout=10)
         assert stats.requests == 1, "neither warm-up nor calibration is counted"
         host.submit(engine.start()).result(timeout=300)
@@ -87,11 +87,11 @@ def test_slots_bound_what_is_held_and_a_rank_too_high_is_refused_before_vllm_hea
     try:
         host.submit(engine.start()).result(timeout=300)
         first, second, high = (make_adapter(seed=seed, scale=0.1, rank=rank) for seed, rank in ((1, 8), (2, 8), (3, 16)))
-        host.submit(engine.publish(1, first, adapter_hash_of(first))).result(timeout=60)
+        host.submit(engine.publish(version_in(first, 1))).result(timeout=60)
         with pytest.raises(DataError, match="has rank 16 but the engine's slots take rank 8"):
-            host.submit(engine.publish(2, high, adapter_hash_of(high))).result(timeout=60)
+            host.submit(engine.publish(version_in(high, 2))).result(timeout=60)
         with pytest.raises(EngineError, match="all 1 adapter slots of engine 'narrow' are taken by versions 1"):
-            host.submit(engine.publish(2, second, adapter_hash_of(second))).result(timeout=60)
+            host.submit(engine.publish(version_in(second, 2))).result(timeout=60)
         host.submit(engine.retire(2)).result(timeout=10)
         assert host.submit(engine.stats()).result(timeout=10).policy_version == 1, "the newest always stays"
     finally:
@@ -112,11 +112,11 @@ def test_an_engine_core_in_a_process_of_its_own_draws_the_same_and_says_when_it_
         for request, generation in zip(requests, draw(host, engine, requests), strict=True):
             assert np.abs(reference_logprobs(reference, request, generation) - generation.logprobs).max() < 1e-4
         adapter = make_adapter(seed=1, scale=0.3)
-        host.submit(engine.publish(1, adapter, adapter_hash_of(adapter))).result(timeout=60)
+        host.submit(engine.publish(version_in(adapter, 1))).result(timeout=60)
         adapted = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32), str(adapter))
         requests = requests_for(positions[:2], tokens, label="adapted")
         for request, generation in zip(requests, draw(host, engine, requests), strict=True):
-            assert generation.policy_version == 1
+            assert generation.policy.version == 1
             assert np.abs(reference_logprobs(adapted, request, generation) - generation.logprobs).max() < 1e-4
         in_flight = [host.submit(engine.generate(request)) for request in requests_for(positions, tokens, label="lost")]
         for child in psutil.Process().children(recursive=True):

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.play import publish_when_there_is_room
+from records.rows import Ply
 from storage.index import Index
 from storage.runs import RunPaths
-from storage.schema import Ply
 from storage.shards import publish_shard
 
 GIVEN_S = 30.0

@@ -13,10 +13,11 @@ from pipeline.lockstep_queue import LockstepQueue
 from pipeline.publisher import Publisher
 from pipeline.rollout_queue import RolloutQueue
 from pipeline.run_settings import PipelineSettings
+from records.policy_version import BASE, PolicyVersion
 from storage.runs import RunPaths
 from telemetry import progress
 from telemetry.errors import DataError
-from training.process import TrainedStep
+from training.messages import ResumePoint, TrainedStep
 
 
 class Engines:
@@ -25,18 +26,18 @@ class Engines:
     def __init__(self, step_done: int = 0) -> None:
         self.served: list[int] = []
         self.heard: list[int] = []
-        adapter = Path(f"v{step_done}") if step_done else None
-        self.standing = SimpleNamespace(step_done=step_done, adapter=adapter, adapter_hash="", metrics={})
+        last = TrainedStep(published=step(step_done) if step_done else BASE, metrics={})
+        self.resume_point = ResumePoint(last=last, set_aside=(), lineage="main")
         self.paths = None
 
-    async def serve(self, version: int, adapter: Path, adapter_hash: str) -> None:
+    async def serve(self, policy: PolicyVersion) -> None:
         await asyncio.sleep(0)
-        assert adapter == Path(f"v{version}")
-        self.served.append(version)
+        assert policy.adapter == Path(f"v{policy.version}")
+        self.served.append(policy.version)
 
 
-def step(version: int) -> TrainedStep:
-    return TrainedStep(version=version, adapter=Path(f"v{version}"), adapter_hash="", metrics={})
+def step(version: int) -> PolicyVersion:
+    return PolicyVersion(version=version, adapter=Path(f"v{version}"), adapter_hash=f"hash-{version}")
 
 
 def test_a_version_that_is_held_back_is_served_when_it_is_released_and_only_once():
@@ -114,4 +115,4 @@ def test_where_the_version_before_is_gone_the_newest_plays_and_that_is_said(monk
 
 
 def adapter(version: int) -> Any:
-    return SimpleNamespace(version=version, path=Path(f"v{version}"), adapter_hash="")
+    return step(version)

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from pipeline.resources import Resources
+from records.policy_version import BASE, PolicyVersion
 from rollouts.settings import RolloutSettings
 from state_cache.settings import CacheSettings
 from state_cache.store import StateCache
 from storage.runs import RunPaths
-from training.process import Standing
+from training.messages import ResumePoint, TrainedStep
 
 
 class Told:
@@ -21,8 +22,8 @@ class Told:
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
 
-    async def publish(self, version: int, adapter: Path, adapter_hash: str) -> None:
-        self.calls.append(("publish", version, adapter_hash))
+    async def publish(self, policy: PolicyVersion) -> None:
+        self.calls.append(("publish", policy.version, policy.adapter_hash))
 
     async def retire(self, oldest: int, keep: Collection[int] = ()) -> None:
         self.calls.append(("retire", oldest, *keep))
@@ -37,8 +38,8 @@ def test_serving_a_version_retires_those_beyond_the_staleness_budget(tmp_path: P
         paths=RunPaths(tmp_path), model=tmp_path, seed=0, rollouts=RolloutSettings(),
         cache=StateCache(path=tmp_path, settings=CacheSettings(), train=(), held_out=()),
         host=host, engine=engine, scorer=scorer, tokens=nothing, trainer=nothing,
-        standing=Standing(step_done=0, adapter=None, adapter_hash="", metrics={}, set_aside=(), lineage="main"),
+        resume_point=ResumePoint(last=TrainedStep(published=BASE, metrics={}), set_aside=(), lineage="main"),
         provenance={}, past_spreads=nothing, max_policy_lag=2,
     )  # fmt: skip
-    asyncio.run(resources.serve(7, tmp_path, "hash"))
+    asyncio.run(resources.serve(PolicyVersion(version=7, adapter=tmp_path, adapter_hash="hash")))
     assert engine.calls == scorer.calls == [("publish", 7, "hash"), ("retire", 5)]

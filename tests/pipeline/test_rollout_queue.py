@@ -16,9 +16,11 @@ from pipeline.play import RolloutReport
 from pipeline.rollout_queue import RolloutQueue
 from pipeline.rollout_source import Stretch
 from pipeline.run_settings import PipelineSettings
+from records.policy_version import BASE
 from storage.runs import RunPaths
 from storage.totals import Eligible
 from telemetry.timing import Spans
+from training.messages import ResumePoint, TrainedStep
 
 START_GROUPS = 6
 LAST_STEP = 6
@@ -89,7 +91,7 @@ def queue(field: Field, family: int = 1, elsewhere: Callable[[], int] = lambda: 
     resources: Any = SimpleNamespace(
         rollouts=SimpleNamespace(start_groups=START_GROUPS, family=family),
         paths=RunPaths(Path("/nonexistent")),
-        standing=SimpleNamespace(lineage="main", step_done=0, adapter=None),
+        resume_point=ResumePoint(last=TrainedStep(published=BASE, metrics={}), set_aside=(), lineage="main"),
         trainer=field,
         spans=Spans(),
         max_policy_lag=2,

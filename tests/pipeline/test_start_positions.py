@@ -7,12 +7,13 @@ import pytest
 
 from pipeline.play import start_positions
 from pipeline.resources import PRODUCER, Resources
+from records.policy_version import BASE
 from rollouts.settings import RolloutSettings
 from state_cache.sampling import sample_start_positions
 from state_cache.settings import CacheSettings
 from state_cache.store import StateCache
 from storage.runs import RunPaths
-from training.process import Standing
+from training.messages import ResumePoint, TrainedStep
 
 GROUPS, LAG = 4, 2
 
@@ -47,7 +48,7 @@ def resources(tmp_path: Path, positions) -> Any:
             scorer=nothing,
             tokens=nothing,
             trainer=nothing,
-            standing=Standing(step_done=0, adapter=None, adapter_hash="", metrics={}, set_aside=(), lineage="main"),
+            resume_point=ResumePoint(last=TrainedStep(published=BASE, metrics={}), set_aside=(), lineage="main"),
             provenance={},
         )
         return made

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from game.board import Board
+from records.rows import Decision, Ply
 from rollouts.fork import PlayedFork
 from rollouts.roll_out import RolledOut, StartGroup, branched_off, plan_start_groups, roll_out
 from rollouts.settings import RolloutSettings
 from storage.index import Index, SelectionQuery
 from storage.runs import RunPaths
-from storage.schema import Decision, Ply
 from storage.shards import publish_shard
 
 FORKS, YEARS = 4, 2

@@ -14,10 +14,11 @@ from game.board import POWERS, Board
 from game.scores import COMPONENTS as NAMED
 from game.scores import components, compute_standing
 from game.snapshot import Snapshot
-from inference.engine import Generation, GenerationRequest
+from records.generation import Generation, GenerationRequest
+from records.rows import Ply
 from rollouts.roll_out import RolledOut, plan_start_groups, roll_out
 from rollouts.settings import RolloutSettings
-from storage.schema import COMPONENTS, Ply, to_table
+from storage.schema import COMPONENTS, to_table
 from telemetry.errors import EngineError, VersionGoneError
 
 

@@ -4,7 +4,7 @@ import json
 import random
 from typing import Any
 
-from storage.schema import Decision, Ply, decision_id
+from records.rows import Decision, Ply, decision_id
 
 
 def make_decision(rng: random.Random, producer: str = "p0", **given: Any) -> Decision:

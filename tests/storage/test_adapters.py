@@ -21,13 +21,13 @@ def weights(folder: Path, content: bytes) -> Path:
 def test_a_published_adapter_reads_back_verified(paths: RunPaths, tmp_path: Path) -> None:
     adapter = publish_adapter(paths, 12, weights(tmp_path / "w", b"weights"))
     assert adapter == read_adapter(paths, 12)
-    assert adapter.path == paths.root / "adapters" / "v000012"
-    assert sorted(path.name for path in adapter.path.iterdir()) == [
+    assert adapter.folder == paths.root / "adapters" / "v000012"
+    assert sorted(path.name for path in adapter.folder.iterdir()) == [
         "adapter_config.json",
         "adapter_model.safetensors",
         "manifest.json",
     ]
-    manifest = json.loads((adapter.path / "manifest.json").read_text())
+    manifest = json.loads((adapter.folder / "manifest.json").read_text())
     assert (
         manifest["version"],
         manifest["step"],
@@ -41,7 +41,7 @@ def test_publishing_again_is_quiet_for_the_same_weights_and_refused_for_others(p
     assert publish_adapter(paths, 1, tmp_path / "w") == first
     with pytest.raises(DataError, match="holds other weights"):
         publish_adapter(paths, 1, weights(tmp_path / "x", b"other"))
-    assert (first.path / "adapter_model.safetensors").read_bytes() == b"weights"
+    assert (first.folder / "adapter_model.safetensors").read_bytes() == b"weights"
 
 
 def test_unchanged_weights_keep_their_hash_under_a_new_version(paths: RunPaths, tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_unchanged_weights_keep_their_hash_under_a_new_version(paths: RunPaths, 
 @pytest.mark.parametrize("name", ["adapter_model.safetensors", "adapter_config.json", "manifest.json"])
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
 def test_damage_to_any_file_is_noticed(paths: RunPaths, tmp_path: Path, name: str, damage: str) -> None:
-    path = publish_adapter(paths, 1, weights(tmp_path / "w", b"weights")).path / name
+    path = publish_adapter(paths, 1, weights(tmp_path / "w", b"weights")).folder / name
     content = path.read_bytes()
     place = content.find(b'"sha256": "') + 11 if name == "manifest.json" else 3
     flipped = content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from records.rows import Decision
 from storage.as_of import go_back, step_then
 from storage.asking import connect
 from storage.choose_batch import choose_batch
@@ -13,7 +14,6 @@ from storage.index import Index
 from storage.ledger import ROWS_SCHEMA, write_ledger
 from storage.lineages import open_lineage
 from storage.runs import RunPaths
-from storage.schema import Decision
 from storage.settings import StorageSettings
 from storage.shards import publish_shard
 from telemetry.errors import InputError

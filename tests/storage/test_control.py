@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from records.policy_version import BASE, PolicyVersion
 from storage.control import (
     GONE_AFTER_S,
     LOST_AFTER_S,
@@ -56,11 +57,12 @@ def status(**told: object) -> ProducerStatus:
 
 def test_what_is_told_is_what_is_read(paths: RunPaths):
     told = desk(paths)
-    told.serve(0, None, "base")
+    told.serve(BASE)
     assert read_control(paths) == told.control and told.control.adapter == "" and told.control.oldest == 0
-    told.serve(7, paths.adapter(7), "abc")
+    told.serve(PolicyVersion(version=7, adapter=paths.adapter(7), adapter_hash="abc"))
     control = read_control(paths)
     assert (control.version, control.adapter, control.adapter_hash, control.oldest) == (7, "adapters/v000007", "abc", 5)
+    assert control.policy == PolicyVersion(version=7, adapter_hash="abc")
     assert control.wants("one") and control.quota == 4
 
 
@@ -78,11 +80,11 @@ def test_the_counter_grows_over_resumed_runs_and_over_damage(paths: RunPaths):
     first = desk(paths)
     first.stop("over")
     again = desk(paths)
-    again.serve(0, None, "base")
+    again.serve(BASE)
     assert read_control(paths).counter > first.control.counter and not read_control(paths).stop
     paths.control.write_bytes(b"{")
     third = desk(paths)
-    third.serve(0, None, "base")
+    third.serve(BASE)
     assert read_control(paths).counter > again.control.counter
 
 
@@ -93,7 +95,7 @@ def test_the_counter_grows_over_resumed_runs_and_over_damage(paths: RunPaths):
 )
 def test_a_control_file_that_was_altered_is_refused_with_its_name(paths: RunPaths, change: dict[str, object]):
     told = desk(paths)
-    told.serve(0, None, "base")
+    told.serve(BASE)
     paths.control.write_text(json.dumps(asdict(told.control) | change))
     with pytest.raises(DataError, match=r"control\.json is damaged.*written again"):
         read_control(paths)

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 import storage.selection
+from records.rows import Decision
 from storage.index import Index
 from storage.runs import RunPaths
-from storage.schema import COMPONENTS, Decision
+from storage.schema import COMPONENTS
 from storage.selection import SelectionQuery
 from storage.shards import publish_shard
 

@@ -12,7 +12,7 @@ from storage.index import Index
 from storage.ledger import ledger_path, read_ledger, write_ledger
 from storage.lineages import lineage_path, open_lineage, read_lineage
 from storage.outcome import Outcome, outcome_path, read_outcome, write_outcome
-from storage.retention import RetentionSettings, standing_of
+from storage.retention import RetentionSettings, retention_facts
 from storage.runs import RunPaths
 from storage.selection import SelectionQuery
 from storage.shards import open_plies
@@ -35,7 +35,7 @@ def ledger(paths: RunPaths, publish: Callable[..., Any]) -> Path:
 READERS: dict[str, Callable[[RunPaths, str, int], object]] = {
     "read_ledger": read_ledger,
     "index": lambda paths, lineage, step: Index(paths).refresh(),
-    "retention": lambda paths, lineage, step: standing_of(paths, RetentionSettings()),
+    "retention": lambda paths, lineage, step: retention_facts(paths, RetentionSettings()),
 }
 
 

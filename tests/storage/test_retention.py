@@ -13,8 +13,8 @@ import pytest
 from storage.files import name_aside
 from storage.ledger import ROWS_SCHEMA, write_ledger
 from storage.retention import (
+    RetentionFacts,
     RetentionSettings,
-    Standing,
     adapters_to_keep,
     drop_old_adapters,
     removable_in_run,
@@ -32,33 +32,33 @@ NEVER = 999_999_999
 """A process number that no system hands out."""
 
 
-def standing(adapters: range, **more: set[int]) -> Standing:
+def facts_of(adapters: range, **more: set[int]) -> RetentionFacts:
     empty: dict[str, set[int]] = {"checkpoints": set(), "replayed": set(), "scored": set()}
-    return Standing(adapters=frozenset(adapters), **{name: frozenset(those) for name, those in (empty | more).items()})
+    return RetentionFacts(adapters=frozenset(adapters), **{name: frozenset(those) for name, those in (empty | more).items()})
 
 
 @pytest.mark.parametrize(
     ("facts", "settings", "kept"),
     [
-        pytest.param(standing(range(1, 10)), {}, {9}, id="the newest"),
-        pytest.param(standing(range(1, 10)), {"keep_adapters": 3}, {7, 8, 9}, id="the newest ones"),
-        pytest.param(standing(range(1, 10)), {"keep_adapter_every": 4}, {4, 8, 9}, id="milestones"),
-        pytest.param(standing(range(1, 10), scored={0, 2}), {}, {2, 9}, id="what was scored"),
-        pytest.param(standing(range(1, 10), frozen={4}), {}, {4, 9}, id="what rollouts play against"),
-        pytest.param(standing(range(1, 10), replayed={5, 6}), {}, {5, 6, 9}, id="what drew rows that may be trained again"),
-        pytest.param(standing(range(1, 10), checkpoints={3, 7}), {}, {7, 8, 9}, id="from the kept checkpoint on"),
+        pytest.param(facts_of(range(1, 10)), {}, {9}, id="the newest"),
+        pytest.param(facts_of(range(1, 10)), {"keep_adapters": 3}, {7, 8, 9}, id="the newest ones"),
+        pytest.param(facts_of(range(1, 10)), {"keep_adapter_every": 4}, {4, 8, 9}, id="milestones"),
+        pytest.param(facts_of(range(1, 10), scored={0, 2}), {}, {2, 9}, id="what was scored"),
+        pytest.param(facts_of(range(1, 10), frozen={4}), {}, {4, 9}, id="what rollouts play against"),
+        pytest.param(facts_of(range(1, 10), replayed={5, 6}), {}, {5, 6, 9}, id="what drew rows that may be trained again"),
+        pytest.param(facts_of(range(1, 10), checkpoints={3, 7}), {}, {7, 8, 9}, id="from the kept checkpoint on"),
         pytest.param(
-            standing(range(1, 10), checkpoints={3, 7}), {"keep_checkpoints": 2}, {3, 4, 5, 6, 7, 8, 9}, id="from the oldest kept"
+            facts_of(range(1, 10), checkpoints={3, 7}), {"keep_checkpoints": 2}, {3, 4, 5, 6, 7, 8, 9}, id="from the oldest kept"
         ),
-        pytest.param(standing(range(1, 1), scored={3}, checkpoints={2}), {}, set(), id="nothing that is not there"),
+        pytest.param(facts_of(range(1, 1), scored={3}, checkpoints={2}), {}, set(), id="nothing that is not there"),
     ],
 )
-def test_an_adapter_stays_while_anything_may_need_it(facts: Standing, settings: dict[str, int], kept: set[int]):
+def test_an_adapter_stays_while_anything_may_need_it(facts: RetentionFacts, settings: dict[str, int], kept: set[int]):
     assert adapters_to_keep(facts, TIGHT.model_copy(update=settings)) == kept
 
 
 def test_by_default_a_short_run_loses_nothing():
-    facts = standing(range(1, 21), checkpoints={18, 19, 20})
+    facts = facts_of(range(1, 21), checkpoints={18, 19, 20})
     assert adapters_to_keep(facts, RetentionSettings()) == set(range(1, 21))
 
 

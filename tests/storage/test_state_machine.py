@@ -14,13 +14,13 @@ import hypothesis.strategies as st
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from records.rows import Decision
 from storage.choose_batch import choose_batch
 from storage.index import Index
 from storage.ledger import read_ledger, write_ledger
 from storage.retention import RetentionSettings
 from storage.retire import RunAge, retire
 from storage.runs import RunPaths
-from storage.schema import Decision
 from storage.settings import StorageSettings
 from storage.shards import publish_shard
 from tests.storage.make_rows import make_shard_rows

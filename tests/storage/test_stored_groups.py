@@ -6,8 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from records.policy_version import PolicyVersion
+from records.rows import decision_id
 from storage.runs import RunPaths
-from storage.schema import DECISION_SCHEMA, decision_id
+from storage.schema import DECISION_SCHEMA
 from storage.shards import publish_shard, shard_path
 from storage.stored_groups import StoredGroup, stored_groups
 from telemetry.errors import InputError
@@ -61,7 +63,7 @@ def test_a_group_with_a_row_that_is_not_the_base_s_own_is_left_out_as_a_whole(pa
 def test_under_a_new_number_only_identity_and_the_engine_s_time_are_others(paths: RunPaths):
     publish(paths, 0)
     (group,) = stored_groups(paths, MODEL)
-    rows, plies = group.renumbered("other", 77, version=5, adapter_hash="h5", worker="simulated")
+    rows, plies = group.renumbered("other", 77, policy=PolicyVersion(version=5, adapter_hash="h5"), worker="simulated")
     for before, after in zip(group.decisions, rows, strict=True):
         for name in set(DECISION_SCHEMA.names) - IDENTITY - ENGINE:
             assert np.array_equal(getattr(before, name), getattr(after, name)), name

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from inference.engine import GenerationRequest
 from pipeline.resources import Resources
 from pipeline.simulated_settings import SimulatedSettings
+from records.generation import GenerationRequest
+from records.policy_version import BASE, PolicyVersion
 from rollouts.settings import RolloutSettings
 from state_cache.settings import CacheSettings
 from state_cache.store import StateCache
@@ -20,7 +21,7 @@ from storage.stored_groups import stored_groups
 from tasks.replayed_rollouts import IdleEngine, Pace, ReplayedSource, replay_groups
 from tasks.rollouts import roll_out_groups
 from telemetry.errors import EngineError
-from training.process import Standing
+from training.messages import ResumePoint, TrainedStep
 
 START_GROUPS = 2
 
@@ -46,7 +47,7 @@ def resources(tmp_path: Path, host, uniform_engine, tokens, positions) -> Callab
             scorer=nothing,
             tokens=tokens,
             trainer=nothing,
-            standing=Standing(step_done=0, adapter=None, adapter_hash="", metrics={}, set_aside=(), lineage="main"),
+            resume_point=ResumePoint(last=TrainedStep(published=BASE, metrics={}), set_aside=(), lineage="main"),
             past_spreads=nothing,
             max_policy_lag=2,
             provenance={"run": name},
@@ -89,7 +90,7 @@ def test_rows_bear_the_version_that_was_in_force_as_their_start_group_began(sour
     async def play() -> None:
         playing = asyncio.create_task(replay_groups.fn(replayed, 1, 0, 2))
         await asyncio.sleep(0.03)
-        await engine.publish(3, Path("v3"), "hash3")
+        await engine.publish(PolicyVersion(version=3, adapter=Path("v3"), adapter_hash="hash3"))
         await playing
 
     asyncio.run(play())

@@ -29,7 +29,7 @@ def test_prefect_does_not_look_into_what_tasks_share(positions):
         scorer=nothing,
         tokens=nothing,
         trainer=nothing,
-        standing=nothing,
+        resume_point=nothing,
         provenance={},
         past_spreads=nothing,
         max_policy_lag=0,

@@ -9,7 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from decoding.legal_table import END
-from inference.engine import Generation, GenerationRequest
+from records.generation import Generation, GenerationRequest
+from records.policy_version import BASE
 from rollouts.fork import Tokens
 from rollouts.roll_out import plan_start_groups, roll_out
 from rollouts.settings import RolloutSettings
@@ -45,13 +46,8 @@ class ExactEngine:
         return Generation(
             token_ids=np.array(ids, np.int32),
             logprobs=np.array(logprobs, np.float32),
-            policy_version=0,
-            adapter_hash="base",
+            policy=BASE,
             worker=self.name,
-            cached_tokens=0,
-            queue_ms=0.0,
-            prefill_ms=0.0,
-            decode_ms=0.0,
         )
 
 

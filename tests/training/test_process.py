@@ -12,6 +12,7 @@ from contextlib import ExitStack
 import psutil
 import pytest
 
+from storage.adapters import read_adapter
 from storage.retention import RetentionSettings
 from storage.runs import RunPaths, held
 from storage.settings import StorageSettings
@@ -30,7 +31,8 @@ def test_it_trains_and_publishes_and_its_errors_arrive_as_sentences(run_with_row
         assert trainer.ready().step_done == 0
         assert trainer.measure_mismatch()["mismatch/largest"] < 1e-4
         trained = trainer.step(1, 2)
-        assert trained.adapter == paths.adapter(1) and trained.metrics["train/decisions"] > 0
+        assert trained.published == read_adapter(paths, 1) and trained.published.adapter == paths.adapter(1)
+        assert trained.metrics["train/decisions"] > 0
         with pytest.raises(TrainingError, match="step 5 was asked for, but the next one is 2"):
             trainer.step(5, 2)
     finally:

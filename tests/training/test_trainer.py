@@ -205,8 +205,8 @@ def test_no_decision_is_trained_twice_and_a_step_without_rows_publishes_unchange
     assert one is not None and two is not None
     assert one.num_rows > 10 and not set(one["decision_id"].to_pylist()) & set(two["decision_id"].to_pylist())
     assert two.num_rows == 0 and second.metrics["train/skipped"] == 1.0
-    assert second.adapter.version == 2 and second.adapter.adapter_hash == first.adapter.adapter_hash
-    assert read_adapter(paths, 2).path.name == "v000002"
+    assert second.published.version == 2 and second.published.adapter_hash == first.published.adapter_hash
+    assert read_adapter(paths, 2).folder.name == "v000002"
 
 
 def test_a_simulated_trainer_takes_its_time_records_its_rows_and_publishes_unchanged_weights(paths, model, monkeypatch):
@@ -218,7 +218,7 @@ def test_a_simulated_trainer_takes_its_time_records_its_rows_and_publishes_uncha
     assert slept == [7.5] and report.metrics["train/skipped"] == 1.0
     recorded = read_ledger(paths, "main", 1)
     assert recorded is not None and recorded.num_rows > 10
-    assert report.adapter.version == 1
+    assert report.published.version == 1
     assert all(torch.equal(then, now) for then, now in zip(before, trainer._policy.parameters(), strict=True))
 
 
@@ -234,7 +234,7 @@ def test_resume_is_bitwise(played, model, tmp_path):
             torch.manual_seed(999)
             trainer = trainer_for(paths, model)
             assert trainer.step_done == 1
-        hashes.append([trainer.step(2, 2).adapter.adapter_hash, read_adapter(paths, 1).adapter_hash])
+        hashes.append([trainer.step(2, 2).published.adapter_hash, read_adapter(paths, 1).adapter_hash])
     assert hashes[0] == hashes[1] and len(set(hashes[0])) == 2
 
 
@@ -414,12 +414,12 @@ def test_a_scheduled_run_takes_each_step_at_its_rate_and_resumes_bitwise(played,
         second = trainer.step(2, 2)
         assert (first.metrics["train/learning_rate"], second.metrics["train/learning_rate"]) == (1e-2, 0.75e-2)
         assert trainer._updater.optimiser.param_groups[0]["lr"] == 0.75e-2
-        hashes.append(second.adapter.adapter_hash)
+        hashes.append(second.published.adapter_hash)
     assert hashes[0] == hashes[1]
     shutil.copytree(played.root, tmp_path / "constant")
     constant = trainer_for(RunPaths(tmp_path / "constant"), model, settings.model_copy(update={"rate_schedule": "constant"}))
     constant.step(1, 2)
-    assert constant.step(2, 2).adapter.adapter_hash != hashes[0]
+    assert constant.step(2, 2).published.adapter_hash != hashes[0]
 
 
 def test_a_step_writes_an_index_snapshot_when_one_is_due(paths, model):
@@ -436,7 +436,7 @@ def test_a_step_writes_an_index_snapshot_when_one_is_due(paths, model):
 
 def test_a_step_chooses_again_where_a_chosen_shard_is_damaged_and_the_run_goes_on(paths, model, tmp_path):
     """One bit, flipped below the mapping after the shard was taken in."""
-    from storage.schema import Decision, Ply
+    from records.rows import Decision, Ply
     from storage.shards import open_plies, open_shard, publish_shard
 
     source, split = paths.shards / "local" / "000000.arrow", RunPaths(tmp_path / "split").create()

@@ -200,7 +200,7 @@ def test_a_state_that_is_lost_gives_another_step(played, model, tmp_path):
         if forgets:
             fresh = Updater(trainer._updater.policy, MOVING)
             trainer._updater.kl, trainer._updater.moving = fresh.kl, fresh.moving
-        hashes.append(trainer.step(3, 1).adapter.adapter_hash)
+        hashes.append(trainer.step(3, 1).published.adapter_hash)
     assert hashes[0] != hashes[1]
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from inference.engine import Generation, GenerationRequest
+from records.generation import Generation, GenerationRequest
+from records.policy_version import PolicyVersion
 from tuning.measure import Gaps, both_arms, one_pass
 from tuning.requests import chain_table
 
@@ -64,7 +65,7 @@ def test_arms_come_in_turn_where_both_are_served_and_the_adapter_is_published_on
 
     async def publish() -> None:
         published.append(len(engine.asked))
-        await engine.publish(1, Path(), "")
+        await engine.publish(PolicyVersion(version=1, adapter=Path(), adapter_hash=""))
 
     seen: list[str] = []
     load = {"concurrency": 8, "request_rate": 0.0, "seed": 0}

@@ -18,8 +18,10 @@ import numpy as np
 
 from decoding.codec import Codec
 from decoding.legal_table import END
-from inference.engine import BASE_HASH, BASE_VERSION, EngineStats, Generation, GenerationRequest
+from inference.engine import EngineStats
 from inference.host import EngineHost
+from records.generation import Generation, GenerationCost, GenerationRequest
+from records.policy_version import BASE, BASE_VERSION, PolicyVersion
 from telemetry.errors import EngineError, EntenteError, VersionGoneError
 from telemetry.log_tail import LogTail
 from workers.supervisor import EngineSupervisor
@@ -42,7 +44,7 @@ class PlainEngine:
     def __init__(self, name: str = "plain", *, delay_s: float = 0.0, slots: int = 10**6, merged: bool = False) -> None:
         self.name = name
         self.delay_s, self.merged = delay_s, merged
-        self.served, self.newest = {BASE_VERSION: BASE_HASH}, BASE_VERSION
+        self.served, self.newest = {BASE_VERSION: BASE}, BASE_VERSION
         self.requests: list[GenerationRequest] = []
         self.most_at_once = 0
         self.dies: EngineError | None = None
@@ -56,7 +58,7 @@ class PlainEngine:
         version = self.newest if request.version is None else request.version
         if version not in self.served:
             raise VersionGoneError(f"version {version} is not served")
-        adapter_hash = self.served[version]
+        policy = self.served[version]
         self.requests.append(request)
         self._running += 1
         self.most_at_once = max(self.most_at_once, self._running)
@@ -75,20 +77,16 @@ class PlainEngine:
         return Generation(
             token_ids=np.array(ids, np.int32),
             logprobs=np.array([-math.log(size) for size in sizes], np.float32),
-            policy_version=version,
-            adapter_hash=adapter_hash,
+            policy=policy,
             worker=self.name,
-            cached_tokens=0,
-            queue_ms=0.0,
-            prefill_ms=0.0,
-            decode_ms=1e3 * self.delay_s,
+            cost=GenerationCost(decode_ms=1e3 * self.delay_s),
         )
 
-    async def publish(self, version: int, adapter: Path, adapter_hash: str) -> None:
+    async def publish(self, policy: PolicyVersion) -> None:
         while self.merged and self._running:
             await asyncio.sleep(0.005)
-        self.served = ({} if self.merged else self.served) | {version: adapter_hash}
-        self.newest = version
+        self.served = ({} if self.merged else self.served) | {policy.version: policy}
+        self.newest = policy.version
 
     async def retire(self, oldest: int, keep: Collection[int] = ()) -> None:
         lasting = [v for v in self.served if v >= oldest or v in keep or v == self.newest]

@@ -18,10 +18,11 @@ import pytest
 
 from decoding.model_files import model_fingerprint
 from game.board import Board
-from inference.adapter_check import adapter_hash_of
-from inference.engine import BASE_HASH, Generation, GenerationRequest
+from inference.adapter_check import adapter_hash_of, version_in
 from inference.host import EngineHost
 from inference.settings import InferenceSettings
+from records.generation import Generation, GenerationRequest
+from records.policy_version import BASE, PolicyVersion
 from rollouts.fork import Tokens
 from telemetry.errors import DataError, EngineError, EngineLostError, InputError, VersionGoneError
 from tests.workers.plain_worker import PlainEngine, WorkerHere, expected_tokens
@@ -95,14 +96,14 @@ def draw(host: EngineHost, pool: RemoteEngine, requests: Sequence[GenerationRequ
 
 def check(requests: Sequence[GenerationRequest], answers: Sequence[Generation], version: int = 0) -> None:
     for request, answer in zip(requests, answers, strict=True):
-        assert answer.policy_version == version
+        assert answer.policy.version == version
         assert answer.token_ids.tolist() == expected_tokens(request, version), "drawn under another version than it says"
 
 
 def publish(host: EngineHost, pool: RemoteEngine, root: Path, version: int) -> str:
-    adapter_hash = adapter_hash_of(root / f"v{version}")
-    host.submit(pool.publish(version, root / f"v{version}", adapter_hash)).result(timeout=30)
-    return adapter_hash
+    policy = version_in(root / f"v{version}", version)
+    host.submit(pool.publish(policy)).result(timeout=30)
+    return policy.adapter_hash
 
 
 def wait_until(true: Callable[[], bool], seconds: float = 20.0) -> None:
@@ -177,11 +178,11 @@ def test_across_a_swap_every_answer_is_wholly_of_the_version_it_names(host, pool
     time.sleep(0.1)
     two = publish(host, pool, root, 2)
     answers = drawing.result(timeout=30)
-    versions = Counter(answer.policy_version for answer in answers)
+    versions = Counter(answer.policy.version for answer in answers)
     assert set(versions) == {1, 2} and pool.events()["ejections"] == 0
     for request, answer in zip(requests, answers, strict=True):
-        assert answer.token_ids.tolist() == expected_tokens(request, answer.policy_version)
-        assert (answer.policy_version == 2) == (answer.adapter_hash == two)
+        assert answer.token_ids.tolist() == expected_tokens(request, answer.policy.version)
+        assert (answer.policy.version == 2) == (answer.policy.adapter_hash == two)
     after = draw(host, pool, [request_for(500)]).result(timeout=10)
     check([request_for(500)], after, version=2)
 
@@ -214,7 +215,7 @@ def test_a_worker_restarted_on_other_weights_gets_the_version_again_before_any_w
     wait_until(lambda: pool.events()["readmissions"] == 1)
     more = [request_for(number) for number in range(100, 160)]
     check(more, draw(host, pool, more).result(timeout=30), version=2)
-    assert again.engine.requests and again.engine.served[2] == adapter_hash_of(root / "v2")
+    assert again.engine.requests and again.engine.served[2] == version_in(root / "v2", 2)
 
 
 def test_a_worker_that_another_run_left_on_its_version_goes_back_to_the_base(host, pools, workers, root, request_for):
@@ -240,7 +241,7 @@ def test_an_adapter_that_no_worker_takes_is_refused_and_nothing_changes(host, po
         (tmp_path, "x"),
     ):
         with pytest.raises(DataError):
-            host.submit(pool.publish(2, folder, adapter_hash)).result(timeout=30)
+            host.submit(pool.publish(PolicyVersion(version=2, adapter=folder, adapter_hash=adapter_hash))).result(timeout=30)
     check([request_for(1)], draw(host, pool, [request_for(1)]).result(timeout=10), version=1)
     assert pool.events()["ejections"] == 0 and pool.events()["publish_refusals"] == 10
     shutil.rmtree(cut)
@@ -336,7 +337,7 @@ def test_with_no_worker_left_requests_end_with_one_sentence_after_the_bound_and_
     with pytest.raises(EngineLostError, match="no worker came back"):
         draw(host, pool, [request_for(9)]).result(timeout=30)
     with pytest.raises(EngineLostError, match="no worker came back"):
-        host.submit(pool.publish(1, Path("nowhere"), "x")).result(timeout=30)
+        host.submit(pool.publish(PolicyVersion(version=1, adapter=Path("nowhere"), adapter_hash="x"))).result(timeout=30)
     assert time.monotonic() - began < 0.5
     again = workers(port=end.port)
     wait_until(lambda: pool.events()["readmissions"] == 1)
@@ -428,4 +429,11 @@ def test_settings_for_evaluation_name_its_own_workers_or_those_of_the_rollouts()
 
 def test_base_hash_is_what_a_pool_without_versions_asks_for(host, pools, workers, request_for):
     answer = draw(host, pools(workers()), [request_for(1)]).result(timeout=10)[0]
-    assert (answer.policy_version, answer.adapter_hash) == (0, BASE_HASH)
+    assert answer.policy == BASE
+
+
+def test_the_base_is_drawn_by_its_number_though_the_workers_serve_a_newer_version(host, pools, workers, root, request_for):
+    pool = pools(workers())
+    publish(host, pool, root, 1)
+    answer = draw(host, pool, [request_for(1, version=0)]).result(timeout=10)[0]
+    assert answer.policy == BASE

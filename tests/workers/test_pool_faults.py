@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from game.board import POWERS
-from inference.engine import BASE_HASH
+from records.policy_version import BASE_HASH
 from rollouts.roll_out import RolledOut, plan_start_groups, roll_out
 from rollouts.settings import RolloutSettings
 from storage.schema import to_table

@@ -19,9 +19,9 @@ import pytest
 
 from decoding.model_files import model_fingerprint
 from game.board import POWERS
-from inference.adapter_check import adapter_hash_of
-from inference.engine import GenerationRequest
+from inference.adapter_check import adapter_hash_of, version_in
 from inference.settings import InferenceSettings
+from records.generation import GenerationRequest
 from rollouts.roll_out import RolledOut, plan_start_groups, roll_out
 from rollouts.settings import RolloutSettings
 from tests.command import ROOT
@@ -122,7 +122,7 @@ def policies(model: Path, adapters: Path) -> dict[int, Any]:
 
 
 async def publish(pool: RemoteEngine, adapters: Path, version: int) -> None:
-    await pool.publish(version, adapters / f"v{version}", adapter_hash_of(adapters / f"v{version}"))
+    await pool.publish(version_in(adapters / f"v{version}", version))
 
 
 def largest_gap(played: RolledOut, policies: dict[int, Any]) -> float:

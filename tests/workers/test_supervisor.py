@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from inference.engine import GenerationRequest
+from records.generation import GenerationRequest
+from records.policy_version import BASE, PolicyVersion
 from telemetry.errors import DataError, EngineError, EngineLostError, VersionGoneError
 from tests.workers.plain_worker import PlainEngine, expected_tokens
 from tests.workers.test_pool import request_for
@@ -42,14 +43,14 @@ def test_requests_in_flight_at_a_death_are_drawn_by_one_new_engine_under_their_v
         factory = Factory()
         supervisor = await started(factory)
         for version in (4, 5, 6):
-            await supervisor.publish(version, NOWHERE, f"hash-{version}")
+            await supervisor.publish(PolicyVersion(version=version, adapter=NOWHERE, adapter_hash=f"hash-{version}"))
         await supervisor.retire(5)
         asked = [(request_for(number, version=version), version or 6) for number, version in enumerate([None, 5, 6] * 7)]
         drawing = asyncio.gather(*(supervisor.generate(request) for request, _ in asked))
         await asyncio.sleep(0.01)
         factory.built[0].dies = DEATH
         for (request, version), answer in zip(asked, await drawing, strict=True):
-            assert (answer.policy_version, answer.adapter_hash) == (version, f"hash-{version}")
+            assert (answer.policy.version, answer.policy.adapter_hash) == (version, f"hash-{version}")
             assert answer.token_ids.tolist() == expected_tokens(request, version)
         assert len(factory.built) == 2 and supervisor.restarts == 1 and supervisor.ready
         assert factory.built[1].served.keys() == {0, 5, 6}, "what was retired must not come back"
@@ -120,7 +121,7 @@ def test_a_start_that_fails_while_building_again_is_tried_again_within_the_bound
         factory = Factory(fate)
         supervisor = await started(factory)
         factory.built[0].dies = DEATH
-        assert (await supervisor.generate(request_for(1))).policy_version == 0
+        assert (await supervisor.generate(request_for(1))).policy.version == 0
         assert len(factory.built) == 3
 
     asyncio.run(scene())
@@ -142,18 +143,19 @@ def test_a_death_while_publishing_ends_with_all_versions_served(request_for):
         def fate(engine: PlainEngine, number: int) -> None:
             plain = engine.publish
 
-            async def dies_at_five(version: int, adapter: Path, adapter_hash: str) -> None:
-                if version == 5 and number == 0:
+            async def dies_at_five(policy: PolicyVersion) -> None:
+                if policy.version == 5 and number == 0:
                     raise DEATH
-                await plain(version, adapter, adapter_hash)
+                await plain(policy)
 
             engine.publish = dies_at_five  # type: ignore[method-assign]
 
         factory = Factory(fate)
         supervisor = await started(factory)
-        await supervisor.publish(4, NOWHERE, "hash-4")
-        await supervisor.publish(5, NOWHERE, "hash-5")
-        assert factory.built[-1].served == {0: "base", 4: "hash-4", 5: "hash-5"} and len(factory.built) == 2
+        four, five = (PolicyVersion(version=number, adapter=NOWHERE, adapter_hash=f"hash-{number}") for number in (4, 5))
+        await supervisor.publish(four)
+        await supervisor.publish(five)
+        assert factory.built[-1].served == {0: BASE, 4: four, 5: five} and len(factory.built) == 2
 
     asyncio.run(scene())
 
@@ -165,19 +167,19 @@ def test_an_old_version_whose_folder_is_gone_is_left_out_but_never_the_newest(re
         def fate(engine: PlainEngine, number: int) -> None:
             plain = engine.publish
 
-            async def reads_the_folder(version: int, adapter: Path, adapter_hash: str) -> None:
-                if number and version in gone:
-                    raise DataError(f"version {version} has no folder any more")
-                await plain(version, adapter, adapter_hash)
+            async def reads_the_folder(policy: PolicyVersion) -> None:
+                if number and policy.version in gone:
+                    raise DataError(f"version {policy.version} has no folder any more")
+                await plain(policy)
 
             engine.publish = reads_the_folder  # type: ignore[method-assign]
 
         factory = Factory(fate)
         supervisor = await started(factory, restarts=1)
         for version in (4, 5):
-            await supervisor.publish(version, NOWHERE, f"hash-{version}")
+            await supervisor.publish(PolicyVersion(version=version, adapter=NOWHERE, adapter_hash=f"hash-{version}"))
         factory.built[-1].dies = DEATH
-        assert (await supervisor.generate(request_for(1))).policy_version == 5
+        assert (await supervisor.generate(request_for(1))).policy.version == 5
         with pytest.raises(VersionGoneError):
             await supervisor.generate(request_for(2, version=4))
         gone.add(5)
@@ -192,12 +194,12 @@ def test_a_reset_serves_the_base_alone_and_requests_in_flight_are_drawn_again(re
     async def scene() -> None:
         factory = Factory()
         supervisor = await started(factory)
-        await supervisor.publish(7, NOWHERE, "hash-7")
+        await supervisor.publish(PolicyVersion(version=7, adapter=NOWHERE, adapter_hash="hash-7"))
         drawing = asyncio.ensure_future(supervisor.generate(request_for(1)))
         await asyncio.sleep(0.005)
         await supervisor.reset()
         assert (await drawing).token_ids.tolist() == expected_tokens(request_for(1), 0)
-        assert factory.built[-1].served == {0: "base"}
+        assert factory.built[-1].served == {0: BASE}
 
     asyncio.run(scene())
 
@@ -212,7 +214,7 @@ def test_an_engine_is_built_to_its_end_though_all_who_wait_give_up(request_for):
 
         factory = Factory(fate)
         supervisor = await started(factory)
-        await supervisor.publish(4, NOWHERE, "hash-4")
+        await supervisor.publish(PolicyVersion(version=4, adapter=NOWHERE, adapter_hash="hash-4"))
         drawing = [asyncio.ensure_future(supervisor.generate(request_for(number))) for number in range(5)]
         await asyncio.sleep(0.005)
         factory.built[0].dies = DEATH
@@ -223,7 +225,7 @@ def test_an_engine_is_built_to_its_end_though_all_who_wait_give_up(request_for):
         await asyncio.gather(*drawing, return_exceptions=True)
         await asyncio.sleep(0.15)
         assert supervisor.ready and len(factory.built) == 2
-        assert (await supervisor.generate(request_for(1))).policy_version == 4
+        assert (await supervisor.generate(request_for(1))).policy.version == 4
 
     asyncio.run(scene())
 
@@ -239,10 +241,10 @@ def test_a_reset_that_fails_is_mended_by_the_next_request(request_for):
 
         factory = Factory(fate)
         supervisor = await started(factory)
-        await supervisor.publish(7, NOWHERE, "hash-7")
+        await supervisor.publish(PolicyVersion(version=7, adapter=NOWHERE, adapter_hash="hash-7"))
         with pytest.raises(EngineError, match="no memory"):
             await supervisor.reset()
-        assert (await supervisor.generate(request_for(1))).policy_version == 0
+        assert (await supervisor.generate(request_for(1))).policy.version == 0
         assert supervisor.ready and len(factory.built) == 3
 
     asyncio.run(scene())

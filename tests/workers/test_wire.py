@@ -1,13 +1,15 @@
 """Requests and answers survive the wire; what is not one is refused by field."""
 
 import tracemalloc
+from pathlib import Path
 
 import msgpack
 import numpy as np
 import pytest
 
 from game.board import Board
-from inference.engine import Generation, GenerationRequest
+from records.generation import Generation, GenerationCost, GenerationRequest
+from records.policy_version import PolicyVersion
 from rollouts.fork import Tokens
 from telemetry.errors import DataError
 from workers.wire import pack_generation, pack_request, unpack_generation, unpack_request
@@ -27,8 +29,9 @@ def request_sent(tokens: Tokens) -> GenerationRequest:
 
 
 def test_a_request_arrives_as_it_was_sent(request_sent: GenerationRequest, tokens: Tokens):
-    got, adapter_hash = unpack_request(pack_request(request_sent, adapter_hash="ab"), tokens.codec.vocabulary_size)
-    assert adapter_hash == "ab"
+    three = PolicyVersion(version=3, adapter_hash="ab", adapter=Path("v3"))
+    got, asked = unpack_request(pack_request(request_sent, three), tokens.codec.vocabulary_size)
+    assert asked == three and asked.adapter is None and got.version == 3
     assert got.table.to_bytes() == request_sent.table.to_bytes()
     for name in ("request_id", "prompt_ids", "seed", "temperature", "snapshot_id"):
         assert getattr(got, name) == getattr(request_sent, name)
@@ -94,18 +97,14 @@ def test_an_answer_arrives_as_it_was_sent():
     sent = Generation(
         token_ids=np.array([5, 6], np.int32),
         logprobs=np.array([-0.5, 0.0], np.float32),
-        policy_version=3,
-        adapter_hash="ab",
+        policy=PolicyVersion(version=3, adapter_hash="ab"),
         worker="w",
-        cached_tokens=32,
-        queue_ms=1.5,
-        prefill_ms=2.5,
-        decode_ms=4.5,
+        cost=GenerationCost(queue_ms=1.5, prefill_ms=2.5, decode_ms=4.5, cached_tokens=32),
     )
     got, load = unpack_generation(pack_generation(sent, running=7, preemptions=2))
     assert (load.queue_ms, load.service_ms, load.running, load.preemptions) == (1.5, 7.0, 7, 2)
     assert got.token_ids.tolist() == [5, 6] and got.logprobs.tolist() == [-0.5, 0.0]
-    assert (got.policy_version, got.adapter_hash, got.worker, got.cached_tokens) == (3, "ab", "w", 32)
+    assert (got.policy, got.worker, got.cost) == (sent.policy, "w", sent.cost)
 
 
 def test_an_answer_with_as_many_logprobs_as_not_tokens_is_refused():

@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 
 from decoding.model_files import model_fingerprint
-from inference.adapter_check import adapter_hash_of
+from inference.adapter_check import version_in
 from inference.host import EngineHost
 from inference.settings import InferenceSettings
 from rollouts.fork import POLICY, ForkPlan, play_fork
@@ -93,7 +93,7 @@ def test_a_published_adapter_is_served_under_its_version(host, remote, worker, m
 
     adapter = worker[1] / "v000003"
     shutil.copytree(make_adapter(seed=6, scale=0.0), adapter)
-    host.submit(remote.publish(3, adapter, adapter_hash_of(adapter))).result(timeout=60)
+    host.submit(remote.publish(version_in(adapter, 3))).result(timeout=60)
     assert host.submit(remote.stats()).result(timeout=10).policy_version == 3
 
 

@@ -16,8 +16,9 @@ import msgpack
 import pytest
 
 from inference.adapter_check import adapter_hash_of
-from inference.engine import BASE_HASH, GenerationRequest
 from inference.host import EngineHost
+from records.generation import GenerationRequest
+from records.policy_version import BASE, BASE_HASH, PolicyVersion
 from telemetry.errors import EngineError, EngineLostError, InputError
 from tests.workers.plain_worker import PlainEngine, WorkerHere, expected_tokens
 from tests.workers.test_pool import pools, request_for, root, wait_until
@@ -208,7 +209,7 @@ def test_a_spoilt_adapter_never_reaches_the_engine(end, root, write_adapter, spo
     try:
         adapter_hash = "0" * 32 if spoil in ("hash", "missing") else adapter_hash_of(bad)
         assert publish(end, str(bad), adapter_hash) == (409, "adapter")
-        assert end.engine.served == {0: BASE_HASH}
+        assert end.engine.served == {0: BASE}
     finally:
         for file in bad.iterdir():
             file.unlink()
@@ -380,7 +381,7 @@ def test_each_refusal_has_its_own_status_and_kind(end, root, request_for):
     assert told(gone) == (410, "version_gone")
     assert (json.loads(gone[1])["policy_version"], json.loads(gone[1])["adapter_hash"]) == (1, one)
     for version, adapter_hash in ((1, "another"), (0, one)):
-        body = pack_request(request_for(2, version=version), adapter_hash=adapter_hash)
+        body = pack_request(request_for(2), PolicyVersion(version=version, adapter_hash=adapter_hash))
         assert told(knock(end, "/generate", body)) == (410, "version_gone"), "another adapter under this number"
     assert not end.engine.requests
 

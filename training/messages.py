@@ -1,0 +1,52 @@
+"""What the trainer reports of its work. Its own process and the flow use the same types, which travel between them as JSON."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from records.policy_version import PolicyVersion
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedStep:
+    """A step that was trained and published."""
+
+    published: PolicyVersion
+    """The version that the step made; its number is the step's."""
+    metrics: dict[str, float]
+    """Figures of the step, by the names of `telemetry.metrics`."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {"published": self.published.to_json(), "metrics": self.metrics}
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> "TrainedStep":
+        """What `to_json` wrote."""
+        return cls(published=PolicyVersion.from_json(fields["published"]), metrics=fields["metrics"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumePoint:
+    """Where a run goes on when it is opened: its last step, and what was found beside it."""
+
+    last: TrainedStep
+    """The newest step whose checkpoint is whole, with its metrics; in a fresh run the base model, without metrics."""
+    set_aside: tuple[str, ...]
+    """Sentences about damaged checkpoints that were passed over."""
+    lineage: str
+    """Ledger of the steps to come."""
+
+    @property
+    def step_done(self) -> int:
+        """The newest step whose checkpoint is whole; 0 in a fresh run."""
+        return self.last.published.version
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {"last": self.last.to_json(), "set_aside": list(self.set_aside), "lineage": self.lineage}
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> "ResumePoint":
+        """What `to_json` wrote."""
+        return cls(last=TrainedStep.from_json(fields["last"]), set_aside=tuple(fields["set_aside"]), lineage=fields["lineage"])
