@@ -13,8 +13,7 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
-from benchmarks.outcome import Outcome, Target
-from benchmarks.storage_clock import found, timed
+from benchmarks.outcome import Outcome, Target, found, timed
 from benchmarks.storage_gathering import STEP_SHARDS, gathering
 from benchmarks.storage_rows import ROWS_PER_START_GROUP, VERSIONS, facts_of_a_run
 from storage.index import Index
