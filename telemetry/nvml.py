@@ -129,8 +129,8 @@ class _Device:
         wanted.sample1, wanted.sample2 = before, now
         for place, metric in enumerate(_BY_GPM.values()):
             wanted.metrics[place].metricId = getattr(nvml, metric)
-        told = nvml.nvmlGpmMetricsGet(wanted)
-        answers = zip(_BY_GPM, told.metrics[: len(_BY_GPM)], strict=True)
+        metrics_read = nvml.nvmlGpmMetricsGet(wanted)
+        answers = zip(_BY_GPM, metrics_read.metrics[: len(_BY_GPM)], strict=True)
         return {name: answer.value / 100 for name, answer in answers if answer.nvmlReturn == nvml.NVML_SUCCESS}
 
     def close(self) -> None:

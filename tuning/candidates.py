@@ -55,8 +55,8 @@ class Candidate:
     def label(self, varied: list[str]) -> str:
         """The values of the `varied` axes, in words."""
         values = self.values
-        told = " ".join(f"{_SHORT.get(name, name)} {_worded(values[name])}" for name in varied if name in values)
-        return f"{told or 'the settings in force'}{' (current)' if self.current and told else ''}"
+        words = " ".join(f"{_SHORT.get(name, name)} {_worded(values[name])}" for name in varied if name in values)
+        return f"{words or 'the settings in force'}{' (current)' if self.current and words else ''}"
 
 
 _SHORT = {

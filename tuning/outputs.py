@@ -114,18 +114,18 @@ def figures_of(candidate: Candidate | None, found: Mapping[str, Measured], tunin
     measured = found.get(candidate.key) if candidate is not None else None
     if candidate is None or measured is None:
         return None
-    told: dict[str, Any] = {"key": candidate.key, "current": candidate.current, "settings": candidate.values}
-    told |= {"state": measured.state, "reason": measured.reason, "log": measured.log, "adapters": measured.adapters}
-    told |= {"engine": measured.engine, "start_s": round(measured.start_s, 2), "seconds": round(measured.seconds, 2)}
-    told |= {"cpu_s": round(measured.cpu_s, 2)}
+    figures_out: dict[str, Any] = {"key": candidate.key, "current": candidate.current, "settings": candidate.values}
+    figures_out |= {"state": measured.state, "reason": measured.reason, "log": measured.log, "adapters": measured.adapters}
+    figures_out |= {"engine": measured.engine, "start_s": round(measured.start_s, 2), "seconds": round(measured.seconds, 2)}
+    figures_out |= {"cpu_s": round(measured.cpu_s, 2)}
     for arm, figures in measured.arms.items():
-        told[arm] = {name: round(getattr(figures, name), 4) for name in FIGURES}
-        told[arm]["goodput_per_s"] = round(figures.goodput_per_s(tuning.max_latency_ms), 4)
+        figures_out[arm] = {name: round(getattr(figures, name), 4) for name in FIGURES}
+        figures_out[arm]["goodput_per_s"] = round(figures.goodput_per_s(tuning.max_latency_ms), 4)
         if tuning.price_per_hour:
-            told[arm]["cost_per_thousand"] = round(cost_per_thousand(figures.decisions_per_s, tuning.price_per_hour), 6)
+            figures_out[arm]["cost_per_thousand"] = round(cost_per_thousand(figures.decisions_per_s, tuning.price_per_hour), 6)
     if measured.arms:
-        told["misses"] = [sentence for _, sentence in misses(measured.arms["on"], tuning)]
-    return told
+        figures_out["misses"] = [sentence for _, sentence in misses(measured.arms["on"], tuning)]
+    return figures_out
 
 
 def before_after(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
