@@ -1,8 +1,8 @@
-"""What Prefect and the flow cost: a task, its server, the page's delay, and their share of steps of every length.
+"""`orchestration`: what Prefect and the flow cost. A task, its server, the page's delay, and their share of steps.
 
-Promises: tasks have the form that a training run gives them, on a real server in this environment's settings with a database of
-its own; steps are those of real `entente train` processes. Steps of a minute, and those of a trainer that always finds rows, are
-made with simulated rollouts: start groups of the first run, replayed at a set rate. Prefect itself is only met as a process.
+Tasks have the form of a training run's, on a real server with this environment's settings and a database of its own. Steps are
+those of real `entente train` processes. Steps of a minute, and those of a trainer that always finds rows, use simulated rollouts:
+start groups of the first run, replayed at a set rate. This module starts Prefect only as a process.
 """
 
 import json

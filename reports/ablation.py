@@ -1,6 +1,6 @@
-"""What each improvement over the old way is worth, from a stored result of `entente bench e2e --json`.
+"""What each improvement over the old way is worth, read from a stored result of `entente bench e2e --json`.
 
-Never: measure anything; a result that lacks the ablation is refused with a sentence.
+Nothing is measured here. A result without the ablation is refused with a sentence.
 """
 
 import json

@@ -1,7 +1,7 @@
-"""What one decision, one group of forks, or one step was, gathered from a run's rows for a person to read.
+"""One decision, one group of forks, or one step, gathered from a run's rows for a person to read.
 
-Promise: reads only, and while the run trains; every figure is a stored one, or follows from stored ones.
-Never: print, or compute a probability with a model.
+This module only reads, also while the run trains. Every figure is stored, or follows from stored ones: no model is asked for a
+probability. Printing is the caller's work.
 """
 
 import json

@@ -1,7 +1,7 @@
-"""A candidate's process, seen from the tuner: start it, listen, and end it whatever happens.
+"""A candidate's process, as the tuner handles it: start it, read its messages, and end it in every case.
 
-Promise: the wait is bounded, for the engine's start and for the rest, and ends at once when the process does; its last
-words are kept; nothing of its process group is left behind, not even where this process is killed.
+The wait is bounded, for the engine's start and for the rest, and ends at once when the process ends. The last lines of its log
+are kept. Nothing of its process group is left behind, not even where this process is killed.
 """
 
 import asyncio
