@@ -57,7 +57,6 @@ TARGETS = {
 }
 FORKS, YEARS = 8, 3
 IN_FLIGHT = 64
-HTTP_PROMPT, HTTP_TOKENS = 440, 24
 
 
 def bench_decode(
