@@ -30,6 +30,7 @@ from benchmarks.decode_cases import (
     rollout_cases,
 )
 from benchmarks.outcome import Outcome, Target
+from benchmarks.vllm_batch import gpu_aware_clock, masked_and_unmasked
 from benchmarks.worker_scaling import Rates, decisions_per_s
 from decoding.codec import Codec
 from decoding.legal_table import TableBuilder
@@ -57,7 +58,6 @@ TARGETS = {
 }
 FORKS, YEARS = 8, 3
 IN_FLIGHT = 64
-HTTP_PROMPT, HTTP_TOKENS = 440, 24
 
 
 def bench_decode(
@@ -135,46 +135,23 @@ def masked_over_unmasked(engine: Any, tokens: Tokens, shape: Shape, *, rounds: i
 
     Tables are made beforehand (`table_ms` counts that); reading them, sending them and walking them is in it.
     """
-    from inference.sampling import prompt_ids, sampling_params, unmasked_params
-
     dice, ratios = random.Random(f"mask {seed}"), []
+
+    def tidy_up() -> None:
+        engine._engine.reset_prefix_cache()
+        gc.collect()
+
     for _ in range(rounds + 1):
-        requests = made_up_requests(dice, tokens, shape)
-        began = [(prompt_ids(request), sampling_params(request, tokens.codec.eos_id)) for request in requests]
-        masked_s, drawn = _drawn(engine, began)
-        plain = [
-            (made_up_prompt(dice, tokens), unmasked_params(request.seed, len(ids)))
-            for request, ids in zip(requests, drawn, strict=True)
-        ]
-        unmasked_s, again = _drawn(engine, plain)
-        if [len(ids) for ids in again] != [len(ids) for ids in drawn]:
-            raise EngineError("the arms with and without the mask drew different numbers of tokens")
+        masked_s, unmasked_s, _ = masked_and_unmasked(
+            engine,
+            made_up_requests(dice, tokens, shape),
+            lambda: made_up_prompt(dice, tokens),
+            tokens.codec.eos_id,
+            before=tidy_up,
+            clock=gpu_aware_clock,
+        )
         ratios.append(unmasked_s / masked_s)
     return median(ratios[1:])
-
-
-def _clock() -> float:
-    """CPU seconds; on a GPU seconds of the clock, because the thread that drives the card need not be busy meanwhile."""
-    import torch
-
-    return time.perf_counter() if torch.cuda.is_available() else time.process_time()
-
-
-def _drawn(engine: Any, arm: Sequence[tuple[Sequence[int], Any]]) -> tuple[float, list[list[int]]]:
-    """CPU seconds of one batch and its tokens, by vLLM's own calls: our engine would not send a request without a table."""
-    vllm, found = engine._engine, {}
-    # Neither arm tidies up after the other.
-    vllm.reset_prefix_cache()
-    gc.collect()
-    began = _clock()
-    for number, (prompt, parameters) in enumerate(arm):
-        vllm.add_request(f"arm/{number}", {"prompt_token_ids": list(prompt)}, parameters)
-    while len(found) < len(arm):
-        for output in vllm.step():
-            if output.finished:
-                found[output.request_id] = list(output.outputs[0].token_ids)
-    seconds = _clock() - began
-    return seconds, [found[f"arm/{number}"] for number in range(len(arm))]
 
 
 # -- rollouts --------------------------------------------------------------------------------------------------------------
@@ -239,9 +216,9 @@ async def _draw_together(engine: Any, requests: Sequence[GenerationRequest], in_
         async with room:
             await engine.generate(request)
 
-    began = _clock()
+    began = gpu_aware_clock()
     await asyncio.gather(*(draw(request) for request in requests))
-    return _clock() - began
+    return gpu_aware_clock() - began
 
 
 async def batching_figures(engine: Any, tokens: Tokens, cases: Sequence[Case], *, rounds: int) -> dict[str, float]:
@@ -321,9 +298,9 @@ async def torch_over_vllm(
         await torch_engine.start()
         try:
             await torch_engine.generate(throwaway_request("warm", tokens.codec.eos_id))
-            began = _clock()
+            began = gpu_aware_clock()
             await asyncio.gather(*(torch_engine.generate(request) for request in requests))
-            torch_s = _clock() - began
+            torch_s = gpu_aware_clock() - began
         finally:
             await torch_engine.close()
         ratios.append(await _draw_together(engine, requests, IN_FLIGHT) / torch_s)

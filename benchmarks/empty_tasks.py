@@ -31,6 +31,7 @@ from state_cache.settings import CacheSettings
 from state_cache.store import StateCache
 from storage.runs import RunPaths
 from tasks.dask_rollouts import DaskPlan, dask_source
+from tasks.quoted import quoted
 from telemetry.timing import Spans
 
 Play = Callable[[Stretch], Awaitable[object]]
@@ -94,7 +95,7 @@ async def _in_this_process() -> AsyncIterator[Play]:
         retry_delay_seconds=1,
         retry_jitter_factor=1,
     )
-    yield lambda stretch: work(playing, stretch.step, stretch.first_group, stretch.count)
+    yield lambda stretch: work(quoted(playing), stretch.step, stretch.first_group, stretch.count)
 
 
 @asynccontextmanager

@@ -1,11 +1,10 @@
-"""`e2e`: steps an hour of the whole loop beside the old way's, what each improvement is worth, and what either learned meanwhile.
+"""`e2e`: steps an hour of the whole loop beside the old way's, what each improvement is worth, and the scores after equal time.
 
-Promises: the new way is the real command, `entente train` with the preset's settings, started as a process; the old way
-(`benchmarks/old_way`) is a process too, with its trainer in a second one, over as many start groups, forks and powers, under the
-same seed. A step is counted by the decisions that it trains on: the old way's steps are scaled to as many. They take turns, over
-and over; the first step of each, which warms up, does not count. Both are then scored on the same held-out positions after the
-same seconds of training.
-Never: compare start-up, model making or scoring; those are in neither.
+The new way is the real command, `entente train` with the preset's settings, started as a process. The old way
+(`benchmarks/old_way`) is a process too, with its trainer in a second one, over as many start groups, forks and powers, with the
+same seed. Steps are compared by the decisions that they train on: the old way's steps are scaled to as many. The two take turns,
+round after round. The first step of each warms up and does not count. Both are then scored on the same held-out positions after
+the same seconds of training. Start-up, model making and scoring are in neither time.
 """
 
 import json

@@ -22,30 +22,16 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.recorded_requests import Recording, alike, read
+from benchmarks.recorded_requests import Recording, alike, read, renamed
+from benchmarks.trainer_cases import QWEN_7B, Shape, model_of
+from benchmarks.vllm_batch import Prompt, draw_batch, masked, masked_and_unmasked
 from inference.settings import InferenceSettings
 from records.generation import Generation, GenerationRequest
 from records.policy_version import PolicyVersion
-from telemetry.errors import EngineError
 
-SHAPES: dict[str, dict[str, Any]] = {
-    "qwen2.5-7b": {
-        "hidden_size": 3584,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 28,
-        "num_key_value_heads": 4,
-        "intermediate_size": 18944,
-        "vocab_size": 152064,
-        "rope_theta": 1e6,
-    },
-    "tiny": {
-        "hidden_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "intermediate_size": 256,
-        "vocab_size": 131072,
-    },
+SHAPES = {
+    "qwen2.5-7b": QWEN_7B,
+    "tiny": Shape(family="qwen2", hidden=128, layers=2, heads=4, kv_heads=2, head_dim=32, intermediate=256, vocabulary=131_072),
 }
 ARMS = ("base", "slots", "score", "torch", "async", "fp8")
 BATCHES = (1, 8, 32, 128, 256, 512)
@@ -110,19 +96,14 @@ def run_arm(name: str, requests: Path, scratch: Path, *, dtype: str, most: int, 
         asyncio.run(arms[name](scratch, settings, recording, figures))
 
 
-def make_model(folder: Path, shape: dict[str, Any], eos_id: int, dtype: str) -> None:
-    """A Qwen2 of random weights; made once."""
+def make_model(folder: Path, shape: Shape, eos_id: int, dtype: str) -> None:
+    """Write a model of random weights; made once."""
     if (folder / "config.json").is_file():
         return
     import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    config = Qwen2Config(**shape, eos_token_id=eos_id, bos_token_id=None, max_position_embeddings=4096, tie_word_embeddings=False)
-    torch.manual_seed(0)
-    torch.set_default_dtype(getattr(torch, dtype))
-    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-        model = Qwen2ForCausalLM(config)
-    torch.set_default_dtype(torch.float32)
+    model = model_of(shape, device="cuda" if torch.cuda.is_available() else "cpu", dtype=getattr(torch, dtype))
+    model.config.eos_token_id, model.config.bos_token_id = eos_id, None
     model.save_pretrained(str(folder), max_shard_size="4GB")
 
 
@@ -138,10 +119,10 @@ async def _base_arm(scratch: Path, settings: InferenceSettings, recording: Recor
     await _started(engine, figures)
     full, dice = recording.requests("full", label="full"), random.Random("base")
     for batch in _batches(settings):
-        masked, unmasked = _mask_arms(engine, full, batch, dice, recording.eos_id)
-        figures.add(f"masked_tokens_per_s_b{batch}", masked)
-        figures.add(f"masked_over_unmasked_b{batch}", masked / unmasked)
-        figures.add(f"seeded_over_unseeded_b{batch}", masked / _unseeded(engine, full, batch, dice, recording.eos_id))
+        rate, unmasked = _mask_rates(engine, full, batch, dice, recording.eos_id)
+        figures.add(f"masked_tokens_per_s_b{batch}", rate)
+        figures.add(f"masked_over_unmasked_b{batch}", rate / unmasked)
+        figures.add(f"seeded_over_unseeded_b{batch}", rate / _unseeded_rate(engine, full, batch, dice, recording.eos_id))
     for notation in ("full", "slot"):
         await _in_flight(engine, recording.requests(notation, label=notation), settings, figures, suffix=f"_{notation}")
     cached = asked = first_cached = first_asked = 0
@@ -155,7 +136,7 @@ async def _base_arm(scratch: Path, settings: InferenceSettings, recording: Recor
                 first_cached, first_asked = first_cached + hits, first_asked + length
     figures.add("prefix_hit_share_first_ply", first_cached / first_asked)
     figures.add("prefix_hit_share_all", cached / asked)
-    _keep(scratch / "drawn-base.npz", *(await _drawn(engine, full[:64], "parity")))
+    await _keep_draws(scratch / "drawn-base.npz", engine, full)
     await engine.close()
 
 
@@ -178,17 +159,15 @@ async def _slots_arm(scratch: Path, settings: InferenceSettings, recording: Reco
     figures.add("swap_to_whole_decision_ms", median(whole for _, whole in spent[1:]))
     for batch in _batches(settings):
         arms: dict[str, list[float]] = {"unused": [], "one_version": [], "four_versions": []}
-        for turn in range(_rounds(batch)):
+        for _ in range(_rounds(batch)):
             for arm, versions in (("unused", (0,)), ("one_version", (4,)), ("four_versions", (1, 2, 3, 4))):
                 together = alike(full, batch, dice, shared=_SHARED, own=_OWN)
                 served = [engine._versions.find(versions[number % len(versions)]) for number in range(batch)]
-                seconds, drawn = _vllm_draws(engine, [_masked(each, recording.eos_id) for each in together], served)
-                if turn:
-                    arms[arm].append(sum(map(len, drawn)) / seconds)
+                arms[arm].append(_rate(engine, [masked(each, recording.eos_id) for each in together], served))
         for arm, rates in arms.items():
-            figures.add(f"{arm}_tokens_per_s_b{batch}", median(rates))
+            figures.add(f"{arm}_tokens_per_s_b{batch}", median(rates[1:]))
     await _in_flight(engine, full, settings, figures, suffix="_full_one_version")
-    _keep(scratch / "drawn-slots.npz", *(await _drawn(engine, full[:64], "parity")))
+    await _keep_draws(scratch / "drawn-slots.npz", engine, full)
     await engine.close()
 
 
@@ -212,7 +191,7 @@ async def _quantised_arm(scratch: Path, settings: InferenceSettings, recording: 
     await _started(engine, figures)
     full = recording.requests("full", label="full")
     await _in_flight(engine, full, settings, figures, suffix="_full")
-    _keep(scratch / "drawn-fp8.npz", *(await _drawn(engine, full[:64], "parity")))
+    await _keep_draws(scratch / "drawn-fp8.npz", engine, full)
     await engine.close()
     _score(scratch, "fp8", recording, figures, dtypes=(settings.dtype,))
 
@@ -225,7 +204,7 @@ async def _torch_arm(scratch: Path, settings: InferenceSettings, recording: Reco
     await _started(engine, figures)
     full = recording.requests("full", label="full")
     await _in_flight(engine, full, settings, figures, suffix="_full")
-    _keep(scratch / "drawn-torch.npz", *(await _drawn(engine, full[:64], "parity")))
+    await _keep_draws(scratch / "drawn-torch.npz", engine, full)
     await engine.publish(_adapter(scratch, 4))
     await _in_flight(engine, full, settings, figures, suffix="_full_one_version")
     await engine.close()
@@ -250,63 +229,35 @@ async def _started(engine: Any, figures: Figures) -> None:
     figures.add("start_s", time.perf_counter() - began)
 
 
-def _masked(request: GenerationRequest, eos_id: int) -> tuple[Sequence[int], Any]:
-    from inference.sampling import prompt_ids, sampling_params
-
-    return prompt_ids(request), sampling_params(request, eos_id)
-
-
-def _vllm_draws(
-    engine: Any, arm: Sequence[tuple[Sequence[int], Any]], served: Sequence[Any] = ()
-) -> tuple[float, list[list[int]]]:
-    """Seconds of one batch and its tokens, by vLLM's own calls: our engine would not send a request without a table."""
-    from inference.vllm_engine import lora_request
-
-    vllm, found = engine._engine, {}
-    began = time.perf_counter()
-    for number, (prompt, parameters) in enumerate(arm):
-        lora = lora_request(served[number]) if served else None
-        vllm.add_request(f"arm/{number}", {"prompt_token_ids": list(prompt)}, parameters, lora_request=lora)
-    while len(found) < len(arm):
-        for output in vllm.step():
-            if output.finished:
-                found[output.request_id] = list(output.outputs[0].token_ids)
-    return time.perf_counter() - began, [found[f"arm/{number}"] for number in range(len(arm))]
-
-
-def _mask_arms(
+def _mask_rates(
     engine: Any, requests: Sequence[GenerationRequest], batch: int, dice: random.Random, eos_id: int
 ) -> tuple[float, float]:
-    """Tokens a second under the mask and without, of as many tokens request by request; medians."""
-    from inference.sampling import unmasked_params
-
-    masked, unmasked = [], []
-    for turn in range(_rounds(batch)):
+    """Tokens a second under the mask and without it; medians."""
+    rates = []
+    for _ in range(_rounds(batch)):
         together = alike(requests, batch, dice, shared=_SHARED, own=_OWN)
-        seconds, drawn = _vllm_draws(engine, [_masked(each, eos_id) for each in together])
-        fresh = alike(requests, batch, dice, shared=_SHARED, own=_OWN)
-        plain = [(each.prompt_ids, unmasked_params(each.seed, len(ids))) for each, ids in zip(fresh, drawn, strict=True)]
-        plain_seconds, again = _vllm_draws(engine, plain)
-        if list(map(len, again)) != list(map(len, drawn)):
-            raise EngineError("the arms with and without the mask drew different numbers of tokens")
-        if turn:
-            tokens = sum(map(len, drawn))
-            masked.append(tokens / seconds)
-            unmasked.append(tokens / plain_seconds)
-    return median(masked), median(unmasked)
+        masked_s, unmasked_s, tokens = masked_and_unmasked(
+            engine, together, lambda: alike(requests, 1, dice, shared=_SHARED, own=_OWN)[0].prompt_ids, eos_id
+        )
+        rates.append((tokens / masked_s, tokens / unmasked_s))
+    return median(with_mask for with_mask, _ in rates[1:]), median(without for _, without in rates[1:])
 
 
-def _unseeded(engine: Any, requests: Sequence[GenerationRequest], batch: int, dice: random.Random, eos_id: int) -> float:
+def _rate(engine: Any, batch: Sequence[Prompt], served: Sequence[Any] = ()) -> float:
+    """Tokens a second."""
+    seconds, drawn = draw_batch(engine, batch, served)
+    return sum(map(len, drawn)) / seconds
+
+
+def _unseeded_rate(engine: Any, requests: Sequence[GenerationRequest], batch: int, dice: random.Random, eos_id: int) -> float:
     """Tokens a second under the mask where vLLM draws all rows with one generator; median."""
     rates = []
-    for turn in range(_rounds(batch)):
-        together = [_masked(each, eos_id) for each in alike(requests, batch, dice, shared=_SHARED, own=_OWN)]
+    for _ in range(_rounds(batch)):
+        together = [masked(each, eos_id) for each in alike(requests, batch, dice, shared=_SHARED, own=_OWN)]
         for _, parameters in together:
             parameters.seed = None
-        seconds, drawn = _vllm_draws(engine, together)
-        if turn:
-            rates.append(sum(map(len, drawn)) / seconds)
-    return median(rates)
+        rates.append(_rate(engine, together))
+    return median(rates[1:])
 
 
 async def _in_flight(
@@ -348,16 +299,10 @@ def _adapter(scratch: Path, version: int) -> PolicyVersion:
     return version_in(folder, version)
 
 
-async def _drawn(
-    engine: Any, requests: Sequence[GenerationRequest], label: str
-) -> tuple[list[GenerationRequest], list[Generation]]:
-    from benchmarks.recorded_requests import renamed
-
-    asked = [renamed(request, f"{label}/{number}") for number, request in enumerate(requests)]
-    return asked, list(await asyncio.gather(*(engine.generate(request) for request in asked)))
-
-
-def _keep(file: Path, requests: Sequence[GenerationRequest], drawn: Sequence[Generation]) -> None:
+async def _keep_draws(file: Path, engine: Any, requests: Sequence[GenerationRequest]) -> None:
+    """Draw the first 64 requests and write down what came, for `_score`."""
+    asked = [renamed(request, f"parity/{number}") for number, request in enumerate(requests[:64])]
+    drawn = await asyncio.gather(*(engine.generate(request) for request in asked))
     np.savez(
         file,
         version=[each.policy.version for each in drawn],
@@ -384,14 +329,14 @@ def _score(scratch: Path, name: str, recording: Recording, figures: Figures, *, 
         gaps = []
         with torch.no_grad():
             for request, length, end in zip(requests, kept["lengths"], ends, strict=False):
-                tokens, told = kept["tokens"][end - length : end].tolist(), kept["logprobs"][end - length : end]
+                tokens, logprobs = kept["tokens"][end - length : end].tolist(), kept["logprobs"][end - length : end]
                 logits = model(torch.tensor([[*request.prompt_ids, *tokens]], device=device)).logits[0].float()
                 legal, offsets = request.table.legal_sets(tokens)
                 for place, token in enumerate(tokens):
                     allowed = legal[offsets[place] : offsets[place + 1]].tolist()
                     if len(allowed) > 1:
                         row = logits[len(request.prompt_ids) + place - 1]
-                        gaps.append(abs(float(row[token] - torch.logsumexp(row[allowed], 0)) - float(told[place])))
+                        gaps.append(abs(float(row[token] - torch.logsumexp(row[allowed], 0)) - float(logprobs[place])))
         del model
         figures.add(f"{name}_against_{dtype}_mean_nats", float(np.mean(gaps)))
         figures.add(f"{name}_against_{dtype}_p99_nats", float(np.quantile(gaps, 0.99)))

@@ -1,7 +1,7 @@
-"""A real `entente train`, driven as a process and watched from outside: its steps, and the CPU seconds of all its processes.
+"""Runs `entente train` as a process, as a user does, and reads its steps and the CPU seconds of all its processes.
 
-Benchmarks know nothing of Prefect, so the new way is measured as a user starts it. What it costs is read from the kernel's books
-of the whole tree (flow, trainer, server) whenever a step's line appears in the run's figures; all else is read from its files.
+Whenever a step's line appears in the run's figures, the CPU seconds of the process tree (flow, trainer, server) are read. All
+else comes from the run's files.
 """
 
 import json
@@ -10,23 +10,24 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pyarrow as pa
 
 from storage.runs import RunPaths
 from telemetry.errors import TrainingError
 
 _LOOK_S = 0.05
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFigures:
-    """What a run came to."""
+    """The figures of a finished run."""
 
     steps: list[dict[str, float]]
     """Figures of each step, as the run logged them."""
@@ -46,23 +47,30 @@ class RunFigures:
         return (self.cpu_s[-1] - self.cpu_s[0]) / max(1, len(self.cpu_s) - 1)
 
 
-def run_entente(arguments: Sequence[str], runs_root: Path, run: str, *, timeout_s: float = 1800.0) -> RunFigures:
+def run_entente(
+    arguments: Sequence[str], runs_root: Path, run: str, *, timeout_s: float = 1800.0, alone_in: Path | None = None
+) -> RunFigures:
     """Run `entente train` to its end.
 
+    Args:
+        alone_in: a folder to run in, with a Prefect database of its own there; None: here, with the Prefect of this environment.
+
     Raises:
-        TrainingError: it failed, or took too long; the last line that it said is in the sentence.
+        TrainingError: it failed or took too long. The sentence ends with the last line of its log.
     """
-    command = [sys.executable, "-m", "cli.main", "train", "--run", run, "--runs-root", str(runs_root), "--json", *arguments]
     paths, log = RunPaths(runs_root / run), runs_root / f".{run}.log"
+    command = [sys.executable, "-m", "cli.main", "train", "--run", run, "--runs-root", str(runs_root), "--json", *arguments]
+    unset = ("OMP_NUM_THREADS", *(("PREFECT_API_URL", "PREFECT_HOME") if alone_in is not None else ()))
+    environment = {name: value for name, value in os.environ.items() if name not in unset}
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     runs_root.mkdir(parents=True, exist_ok=True)
-    environment = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS",)}
-    with log.open("w") as said:
-        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True, env=environment)
+    with log.open("w") as stderr:
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment, cwd=alone_in)
         cpu_s = _watch(child, paths.metrics, time.monotonic() + timeout_s)
         out = child.communicate()[0]
     lines = out.strip().splitlines()
     if child.returncode or not lines:
-        last = log.read_text().strip().splitlines()[-1:] or ["nothing was said"]
+        last = log.read_text().strip().splitlines()[-1:] or ["nothing was printed"]
         raise TrainingError(f"`entente train` ended with {child.returncode}: {last[0]}; its log is {log}")
     steps = [figures for figures in _lines(paths.metrics) if figures.get("time/step_s")]
     log.unlink()
@@ -96,26 +104,12 @@ def _lines(file: Path) -> list[dict[str, float]]:
 
 
 def tree_cpu_s(root: int) -> float:
-    """CPU seconds so far of a process and all below it, those included that have ended and were waited for."""
-    parents: dict[int, int] = {}
-    spent: dict[int, float] = {}
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit():
-            continue
-        try:
-            fields = (folder / "stat").read_text().rsplit(")", 1)[1].split()
-        except OSError:  # gone meanwhile
-            continue
-        pid = int(folder.name)
-        parents[pid] = int(fields[1])
-        spent[pid] = sum(int(ticks) for ticks in fields[11:15]) / _TICKS
-    below, frontier = {root}, [root]
-    while frontier:
-        of = frontier.pop()
-        found = [pid for pid, parent in parents.items() if parent == of and pid not in below]
-        below.update(found)
-        frontier += found
-    return sum(spent.get(pid, 0.0) for pid in below)
+    """CPU seconds so far of a process and all its descendants, with those that have ended and were waited for."""
+    spent = 0.0
+    for process in (parent := psutil.Process(root), *parent.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):  # it ended meanwhile
+            spent += sum(process.cpu_times()[:4])  # user, system, and the same of children that ended
+    return spent
 
 
 def _lags(paths: RunPaths) -> list[int]:

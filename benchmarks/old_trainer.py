@@ -6,7 +6,7 @@ ratio with a sampled KL term over the completion; and activations computed again
 in transformers takes effect only in training mode: the trainer that this one is modelled on left the model in evaluation mode
 and paid for none of what it had asked for. Both are therefore measured.
 
-Never: used outside benchmarks. Its loss is that of the unmasked policy, and its gradient another one than ours.
+Only benchmarks use it. Its loss is that of the unmasked policy, so its gradient differs from ours.
 """
 
 from collections.abc import Iterator, Sequence

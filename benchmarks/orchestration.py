@@ -1,8 +1,8 @@
-"""What Prefect and the flow cost: a task, its server, the page's delay, and their share of steps of every length.
+"""`orchestration`: what Prefect and the flow cost. A task, its server, the page's delay, and their share of steps.
 
-Promises: tasks have the form that a training run gives them, on a real server in this environment's settings with a database of
-its own; steps are those of real `entente train` processes. Steps of a minute, and those of a trainer that always finds rows, are
-made with simulated rollouts: start groups of the first run, replayed at a set rate. Prefect itself is only met as a process.
+Tasks have the form of a training run's, on a real server with this environment's settings and a database of its own. Steps are
+those of real `entente train` processes. Steps of a minute, and those of a trainer that always finds rows, use simulated rollouts:
+start groups of the first run, replayed at a set rate. This module starts Prefect only as a process.
 """
 
 import json
@@ -21,6 +21,7 @@ from typing import Any
 
 import psutil
 
+from benchmarks.entente_run import run_entente, tree_cpu_s
 from benchmarks.outcome import Outcome, Target
 from telemetry.errors import DataError
 from telemetry.progress import reporter
@@ -121,25 +122,8 @@ def idle_figures(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def train(folder: Path, run: str, *flags: str) -> list[dict[str, float]]:
-    """Train a run with the `entente` command in `folder`, as a user does; the figures of its steps.
-
-    Raises:
-        DataError: it failed.
-    """
-    words = ("train", "--run", run, "--telemetry.no-report", *flags)
-    kept = {name: value for name, value in os.environ.items() if name not in ("PREFECT_API_URL", "PREFECT_HOME")}
-    done = subprocess.run(
-        [sys.executable, "-c", "from cli.main import main; main()", *words],
-        cwd=folder,
-        env=kept | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise DataError(f"`entente {' '.join(words)}` failed: {(done.stderr.strip().splitlines() or ['it said nothing'])[-1]}")
-    lines = [json.loads(line) for line in (folder / "runs" / run / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in lines if "time/step_s" in line]
+    """Train a run with the `entente` command in `folder`, with a Prefect database of its own; the figures of its steps."""
+    return run_entente(["--telemetry.no-report", *flags], folder / "runs", run, alone_in=folder).steps
 
 
 def measure_tasks(folder: Path, tasks: int, rounds: int) -> dict[str, float]:
@@ -167,10 +151,10 @@ def measure_tasks(folder: Path, tasks: int, rounds: int) -> dict[str, float]:
 
 def _round(address: str, server: psutil.Process, tasks: int) -> dict[str, float]:
     idle_s = 2.0
-    before = cpu_s(server)
+    before = tree_cpu_s(server.pid)
     time.sleep(idle_s)
-    idle = (cpu_s(server) - before) / idle_s
-    before, began = cpu_s(server), time.monotonic()
+    idle = (tree_cpu_s(server.pid) - before) / idle_s
+    before, began = tree_cpu_s(server.pid), time.monotonic()
     client = run_empty_tasks(address, tasks)
     ended = time.time()
     while completed(address, client["flow_run"]) < client["all_tasks"]:
@@ -253,21 +237,12 @@ def completed(address: str, flow_run: str) -> int:
         return int(answer.read())
 
 
-def cpu_s(process: psutil.Process) -> float:
-    """CPU seconds of a process and its children so far."""
-    spent = 0.0
-    for each in (process, *process.children(recursive=True)):
-        times = each.cpu_times()
-        spent += times.user + times.system
-    return spent
-
-
 def settled_cpu_s(process: psutil.Process) -> float:
     """CPU seconds once it has next to nothing left to do; at most for two minutes."""
-    until, last = time.monotonic() + _SETTLES_WITHIN_S, cpu_s(process)
+    until, last = time.monotonic() + _SETTLES_WITHIN_S, tree_cpu_s(process.pid)
     while time.monotonic() < until:
         time.sleep(_QUIET_S)
-        now = cpu_s(process)
+        now = tree_cpu_s(process.pid)
         if now - last < 0.06 * _QUIET_S:
             return now
         last = now

@@ -1,7 +1,7 @@
-"""What a benchmark came to: figures, the targets they are held against, and the machine they were taken on.
+"""The outcome of a benchmark (figures, targets, machine), and the clocks that benchmarks share.
 
-Promises: a target that holds no figure of this benchmark is an error, a figure that could not be taken is left out together
-with its target. Never ends a process: whether a missed target is a failure is the caller's choice.
+A target without a figure of its name is an error. A figure that could not be taken is left out together with its target. A missed
+target ends no process: the caller decides whether it is a failure.
 """
 
 import time
@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+import numpy as np
+
+from telemetry.errors import DataError
 from telemetry.machine import environment
 
 
@@ -59,11 +62,44 @@ class Outcome:
         }
 
 
+def timed(work: Callable[[], Any], clock: Callable[[], float] = lambda: time.process_time()) -> tuple[float, Any]:
+    """Seconds of `work` by `clock`, and what it returned. The default clock counts CPU seconds of all threads of this process."""
+    began = clock()
+    result = work()
+    return clock() - began, result
+
+
+def waited(work: Callable[[], Any]) -> tuple[float, Any]:
+    """As `timed`, in wall seconds: for work that waits for a disk."""
+    return timed(work, lambda: time.perf_counter())
+
+
+def timed_cold(work: Callable[[], Any], far: np.ndarray, before: Callable[[], Any] | None = None) -> tuple[float, Any]:
+    """As `timed`, with cold caches.
+
+    Args:
+        far: an array larger than every cache. It is read first, so that nothing that `work` reads or writes is in a cache.
+        before: called after that: a little of the same work on other data, which brings the program itself back into the caches.
+    """
+    far.sum()
+    if before is not None:
+        before()
+    return timed(work)
+
+
+def found(something: object, what: str) -> None:
+    """Refuse the time of work that found nothing.
+
+    Raises:
+        DataError: `something` is false.
+    """
+    if not something:
+        raise DataError(f"the benchmark did not find {what}, so its time would mean nothing: report this")
+
+
 def cpu_seconds(work: Callable[[], object]) -> float:
     """CPU seconds that this process spends in `work`."""
-    began = time.process_time()
-    work()
-    return time.process_time() - began
+    return timed(work)[0]
 
 
 def median_ms(work: Callable[[], object], *, rounds: int, calls: int) -> float:

@@ -259,8 +259,8 @@ def bench_paper(
             **{f"{name}_busy_{number}_workers": share for name, share in busy.items()},
             f"lag_max_{number}_workers": float(max(seen.lags, default=0)),
         }
-        told = ", ".join(f"{name} {share:.0%}" for name, share in busy.items())
+        shares = ", ".join(f"{name} {share:.0%}" for name, share in busy.items())
         reporter().say(
-            f"{number} workers: {3600 * seen.steps / seen.seconds:.0f} steps an hour; busy: {told}; {seen.bottleneck} bound"
+            f"{number} workers: {3600 * seen.steps / seen.seconds:.0f} steps an hour; busy: {shares}; {seen.bottleneck} bound"
         )
     return Outcome(benchmark="paper", metrics=metrics, targets={})

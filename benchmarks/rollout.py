@@ -1,10 +1,10 @@
-"""`rollout`: decisions a second that come out of rollouts, beside those of the old way; tokens, stages, workers.
+"""`rollout`: decisions a second from rollouts, beside those of the old way; tokens, stages, workers.
 
-Promises: ours are the rollouts that a run plays (`rollouts.roll_out`, and the shard that they are published as); the old way's
-are `benchmarks/old_way`, with its warm-ups, clones and files, over the same number of start groups and forks. Both are asked in
-turn, in one process on one thread, round after round; ratios are medians of the rounds, in CPU seconds, with the wall's beside
-them. A decision counts if it is kept for training: the old way's warm-ups are work, but no decisions. A game is a fork. What 2
-and 4 workers would draw is simulated from what one does (`benchmarks/worker_scaling.py`).
+Our arm is the rollouts of a run (`rollouts.roll_out`, and the shard that they are published as). The old way's arm is
+`benchmarks/old_way`, with its warm-ups, clones and files, over as many start groups and forks. Both take turns in one process on
+one thread. Ratios are medians of the rounds, in CPU seconds, with wall seconds beside them. A decision counts if it is kept for
+training: the old way's warm-ups are work, but no decisions. A game is a fork. What 2 and 4 workers would draw is simulated from
+what one draws (`benchmarks/worker_scaling.py`).
 """
 
 import asyncio

@@ -1,20 +1,20 @@
 """`storage`: what it costs to choose, to gather, to publish and to open, beside the old ways of keeping rows.
 
-Promises: every time is a median of rounds that found something (what comes out empty is an error, not a fast figure), in CPU
-time of all threads, so that others' work on the machine does not enter; only what waits for the disk (publishing, ledgers) is
-told by the clock. Both sides of a ratio are measured in turns in one run, on the same rows; files that are read lie in the page
-cache. What a step gathers, and the plain copy of as many bytes that it is held against, come from memory beyond all caches; the
-program that does it has just done a little of the same (gather_first_ms: it has not).
-The old ways: a line of JSON for each row, as the system before this one kept them, and a Parquet file with the token lists in it.
-Never: measured here are cold disks and network file systems.
+Every time is a median of rounds that found something: an empty result is an error. Times are CPU seconds of all threads, so that
+other work on the machine does not count. Only what waits for the disk (publishing, ledgers) is timed by the clock. Both sides of
+a ratio are measured in turns in one run, on the same rows. Files that are read lie in the page cache: cold disks and network file
+systems are not measured. What a step gathers, and the plain copy of as many bytes beside it, come from memory that no cache
+holds. The program has just done a little of the same work, except for gather_first_ms.
+
+The old ways are a line of JSON for each row, as the system before this one kept them, and a Parquet file that holds the token
+lists.
 """
 
 import tempfile
 from pathlib import Path
 from statistics import median
 
-from benchmarks.outcome import Outcome, Target
-from benchmarks.storage_clock import found, timed
+from benchmarks.outcome import Outcome, Target, found, timed
 from benchmarks.storage_gathering import STEP_SHARDS, gathering
 from benchmarks.storage_rows import ROWS_PER_START_GROUP, VERSIONS, facts_of_a_run
 from storage.index import Index

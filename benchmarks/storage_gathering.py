@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.storage_clock import found, timed, timed_cold, waited
+from benchmarks.outcome import found, timed, timed_cold, waited
 from benchmarks.storage_rows import ROWS_PER_START_GROUP, decisions_of, plies_of
 from storage.gather import Batch
 from storage.index import Index

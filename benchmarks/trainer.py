@@ -1,10 +1,10 @@
-"""`trainer`: what a training step costs beside that of the trainer of old, and that it comes to the same gradient.
+"""`trainer`: the cost of a training step beside that of the old trainer, and a check that packed and padded give one gradient.
 
-Promises: arms of a ratio are taken in turn, in one process on one thread, in CPU seconds; a figure is the median of the rounds'
-ratios, after a round on part of the rows that warms up. Our arm holds all that makes a gradient of a batch: planning, packing,
-forwards, losses, gauges, backwards; the arm of old likewise (`benchmarks/old_trainer.py`). The optimiser's own step is the same
-and in neither. Exactness is packed against padded, both ours, in float32, from one adapter.
-Never: a GPU (`benchmarks/trainer_gpu.py`), or real text.
+Arms of a ratio take turns, in one process on one thread, in CPU seconds. A figure is the median of the rounds' ratios, after a
+warm-up on part of the rows. Our arm holds all that makes a gradient of a batch: planning, packing, forwards, losses, gauges,
+backwards. The old arm holds the same (`benchmarks/old_trainer.py`). The optimiser's step is the same in both and is in neither.
+Exactness compares packed with padded, both ours, in float32, from one adapter. GPUs (`benchmarks/trainer_gpu.py`) and real text
+are not measured here.
 """
 
 import gc

@@ -81,12 +81,12 @@ def made_up_batch(case: Case, *, vocabulary: int, seed: int = 0) -> Batch:
     return Batch(
         decision_ids=np.arange(case.rows, dtype=np.int64),
         input_ids=np.concatenate([part for pair in zip(prompts, completions, strict=True) for part in pair]).astype(np.int32),
-        input_offsets=_offsets([len(prompt) + len(ids) for prompt, ids in zip(prompts, completions, strict=True)]),
+        input_offsets=offsets_of([len(prompt) + len(ids) for prompt, ids in zip(prompts, completions, strict=True)]),
         prompt_lens=np.array([len(prompt) for prompt in prompts], np.int32),
         behaviour_logprobs=np.minimum(np.array(logprobs, np.float32), 0.0),
-        completion_offsets=_offsets([len(ids) for ids in completions]),
+        completion_offsets=offsets_of([len(ids) for ids in completions]),
         legal_ids=np.concatenate([ids for sets in legal for ids in sets]).astype(np.int32),
-        legal_offsets=_offsets(sizes),
+        legal_offsets=offsets_of(sizes),
         temperatures=np.ones(case.rows, np.float32),
         returns=rng.standard_normal(case.rows),
         advantage_groups=np.repeat(np.arange(case.positions * case.powers, dtype=np.int32), case.forks),
@@ -125,7 +125,8 @@ def _about(rng: np.random.Generator, length: int, spread: float) -> int:
     return round(length * (1 + spread * (2 * rng.random() - 1))) if spread else length
 
 
-def _offsets(lengths: Sequence[int]) -> np.ndarray:
+def offsets_of(lengths: Sequence[int]) -> np.ndarray:
+    """int64 [len(lengths) + 1]: where each row begins in a flat array, and the end of the last."""
     return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
 
 

@@ -6,7 +6,8 @@ The model has the sizes of Qwen2.5-7B and random weights, made on the card: no f
 float32, rank 16. Times are of the clock between two moments at which the card had nothing left to do; medians.
 The achieved share is of the rate at which this card multiplies two bfloat16 matrices of 8192 by 8192, measured here; what is
 counted stands in `trainer_on_device`.
-Promise: every figure is said as soon as it is taken, and the file is whole after each; what fails says how, and the rest goes on.
+Every figure is printed as soon as it is taken, and the file is whole after each. A failed measurement prints its error, and the
+rest goes on.
 """
 
 import argparse

@@ -36,7 +36,7 @@ def cache_of(settings: RunSettings) -> Path:
 def old_way_setting(settings: RunSettings, cache: Path) -> "Setting":
     """What both ways are measured with; tiny models are made where they are not there yet, which takes some minutes."""
     from benchmarks.old_way.arm import Setting
-    from benchmarks.old_way.json_model import make_json_model
+    from benchmarks.old_way.json_prompts import make_json_model
     from state_cache.store import open_cache
     from training.tiny_model import make_tiny_model
 

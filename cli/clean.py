@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter, validators
-from pydantic import SecretStr
 from rich.console import Console
 from rich.table import Table
 
@@ -164,30 +163,14 @@ def _show(found: Iterable[Removable]) -> None:
 
 def _clean_prefect(days: float, *, dry_run: bool) -> None:
     if not os.environ.get("PREFECT_API_URL") and not Path(os.environ.get("PREFECT_HOME", ".prefect")).is_dir():
-        return print("Prefect has no database here yet")  # asking Prefect itself would make the folder
-    from prefect.settings import get_current_settings
-
+        print("Prefect has no database here yet")  # asking Prefect itself would make the folder
+        return
     from cli.prefect_server import prefect_server
-    from flows.recovery.forget_runs import compact, forget, old_runs
+    from flows.recovery.forget_runs import forget, old_runs
 
-    settings = get_current_settings()
-    database = None if settings.api.url else _local_database(settings.server.database.connection_url)
-    if not settings.api.url and database is not None and not database.is_file():
-        return print("Prefect has no database here yet")
     with prefect_server():
         found = run_flow(old_runs(days))
         oldest = f", the oldest of them {found[0].name}" if found else ""
         print(f"Prefect: {len(found)} flow runs ended more than {days:g} days ago{oldest}")
         if not dry_run:
             run_flow(forget(found))
-    if database is not None and not dry_run:
-        gained = compact(database)
-        told = "as large as it was, since a server has it open" if gained is None else f"{size_text(max(gained, 0))} smaller"
-        print(f"Prefect: {database} is {told}")
-    return None
-
-
-def _local_database(url: SecretStr | None) -> Path | None:
-    """The file of an SQLite database; None for any other."""
-    kind, _, path = (url.get_secret_value() if url is not None else "").partition(":///")
-    return Path(path.partition("?")[0]) if kind.startswith("sqlite") and path and ":memory:" not in path else None

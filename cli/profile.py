@@ -23,14 +23,15 @@ if TYPE_CHECKING:
     from flows.profiled_work import Profiled
     from pipeline.run_settings import RunSettings
 
-app = App(name="profile", help="Profile rollouts, the trainer or a whole run: time by stage, and a flame graph.")
+app = App(name="profile", help="Profile rollouts, the trainer or a whole run: time by stage, and a flame graph of each thread.")
 
 Kind = Literal["rollout", "trainer", "e2e"]
 Steps = Annotated[
     int, Parameter(help="Steps to run; the first warms up and is left out.", validator=validators.Number(gte=2, lte=1000))
 ]
 Output = Annotated[
-    Path | None, Parameter(help="JSON file to write, with the flame graph beside it; default: profile-<what>.json here.")
+    Path | None,
+    Parameter(help="JSON file to write, with a flame graph of each thread beside it; default: profile-<what>.json here."),
 ]
 Baseline = Annotated[Path | None, Parameter(help="A stored profile to compare with; exit code 1 if a stage's share grew.")]
 Tolerance = Annotated[
@@ -129,32 +130,30 @@ def _profile(
     if dry_run:
         return _show_plan(kind, settings, steps, file, json=json)
     from flows.profiled_work import lean
-    from reports.flame import flame_page
-    from reports.profile import as_object, fold_all, rooms, summed
+    from reports.profile import as_object, rooms, write_flame_graphs
     from telemetry.machine import environment
-    from telemetry.sampling import INTERVAL_S, read_samples
+    from telemetry.sampling import read_samples, seconds_by_stack
 
     settings = lean(settings, f"profile-{kind}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}", steps)
     with tempfile.TemporaryDirectory(prefix="entente-samples-") as folder:
         done = _measured(kind, settings, Path(folder))
-        threads = fold_all(read_samples(Path(folder)), done.windows)
-    stages = done.stages or summed(rooms(folded) for name, folded in threads.items() if name == "engine")
-    flame = file.with_suffix(".html")
-    told = f"{len(done.windows)} steps, a look every {1000 * INTERVAL_S:.0f} ms; looking costs time itself, so shares count."
+        sessions = read_samples(Path(folder), done.windows)
+    threads = {name: seconds_by_stack(session) for name, session in sessions.items()}
+    stages = done.stages or (rooms(threads["engine"]) if "engine" in threads else {})
+    pages = write_flame_graphs(sessions, file)
     found = as_object(
         kind,
         stages,
         threads,
         {
             "steps": len(done.windows),
-            "flame": flame.name,
+            "flame_graphs": {name: page.name for name, page in pages.items()},
             "settings": settings.model_dump(mode="json", exclude={"run", "runs_root", "telemetry", "evaluation", "alerts"}),
             "machine": environment(),
         },
     )
-    flame.write_text(flame_page(f"entente profile {kind}", threads, told), encoding="utf-8")
     file.write_text(jsonlib.dumps(found, indent=1) + "\n", encoding="utf-8")
-    _show(found, before, file, flame)
+    _show(found, before, file)
     if json:
         print(jsonlib.dumps(found))
     if before is not None and _compare(found, before, tolerance, str(baseline)):
@@ -170,7 +169,7 @@ def _show_plan(kind: Kind, settings: "RunSettings", steps: int, file: Path, *, j
     check_inputs(settings)
     plan = plan_train(settings)
     kept = {name: plan[name] for name in ("work", "tokens", "memory", "threads", "engine", "reused_or_made")}
-    files = {"profile": str(file), "flame_graph": str(file.with_suffix(".html"))}
+    files = {"profile": str(file), "flame_graphs": str(file.with_name(f"{file.stem}-THREAD.html"))}
     show_plan({"command": f"profile {kind}", **kept, "files": files}, json=json)
 
 
@@ -209,7 +208,7 @@ def _read(file: Path, kind: Kind) -> dict[str, Any]:
     return found
 
 
-def _show(found: dict[str, Any], before: dict[str, Any] | None, file: Path, flame: Path) -> None:
+def _show(found: dict[str, Any], before: dict[str, Any] | None, file: Path) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column(f"profile {found['profile']}", no_wrap=True)
     for title in ("seconds", "share", *(["baseline"] if before else [])):
@@ -225,7 +224,10 @@ def _show(found: dict[str, Any], before: dict[str, Any] | None, file: Path, flam
         hot = next(iter(thread["hottest"]), "nothing")
         waiting = thread["shares"].get("waiting", 0.0)
         console.print(f"thread {name}: {waiting:.0%} waiting, hottest in {hot}", markup=False, soft_wrap=True)
-    console.print(f"{found['steps']} steps; written to {file}, the flame graph to {flame}", markup=False, soft_wrap=True)
+    pages = ", ".join(found["flame_graphs"].values())
+    written = f"written to {file}, and the flame graphs {pages}" if pages else f"written to {file}"
+    sentence = f"{found['steps']} steps; {written}; sampling itself takes time, so compare shares"
+    console.print(sentence, markup=False, soft_wrap=True)
 
 
 def _compare(found: dict[str, Any], before: dict[str, Any], tolerance: float, name: str) -> bool:

@@ -91,58 +91,59 @@ def lora(
     run: Run = "",
     preset: Preset = "laptop",
     config: ConfigFiles = None,
-    requests: Annotated[int, Parameter(help="Requests of each pass.", validator=validators.Number(gte=8))] = 16,
-    rounds: Annotated[int, Parameter(help="Rounds that count; medians of their ratios are told.")] = 3,
+    requests: Annotated[int, Parameter(help="Requests of each pass.", validator=validators.Number(gte=8))] = 64,
+    rounds: Annotated[int, Parameter(help="Passes of each arm; the median counts.", validator=validators.Number(gte=1))] = 3,
     runs_root: RunsRoot = Path("runs"),
     json: AsJson = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Say what LoRA slots cost here, cause by cause: each is switched on against what differs in nothing else.
+    """Say what LoRA slots cost here beside merged weights, and which of the two inference.adapters should be.
 
-    Ratios of seconds, taken in turn: 1 costs nothing, 2 is twice the time. What does not apply on this machine is said.
+    Both engines answer the same requests, with an adapter and without. In the table, 2 means twice the time of merged weights.
 
     Examples
 
-        entente tune lora                            random requests, a few minutes
+        entente tune lora                            random requests
 
         entente tune lora --run mine --rounds 5 --json
 
-        entente tune lora --dry-run                  how many engines and requests
+        entente tune lora --dry-run
     """
     run = which_run(run, runs_root)
     settings = _settings(run, preset, config, runs_root)
-    if dry_run:
-        from pipeline.plans.plan_past import plan_lora
-
-        return show_plan(plan_lora(run, settings, runs_root, requests, rounds), json=json)
-    from cli.screen import progress_shown
-    from flows.lora_costs import lora_costs
-
-    log = runs_root / "_tuning" / "lora.log"
-    with progress_shown():
-        outcome = run_flow(lora_costs(run, settings, runs_root, requests=requests, rounds=rounds, log=log))
-    _show_costs(outcome)
-    if json:
-        print(jsonlib.dumps(outcome))
-
-
-def _show_costs(outcome: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for heading in ("costs", "times", "rounds", "cure"):
-        table.add_column(heading, justify="right" if heading in ("times", "rounds") else "left", no_wrap=heading != "cure")
-    for each in outcome["costs"]:
-        if each["ratio"] is None:
-            table.add_row(each["cause"], "-", "", each["why"], style="dim")
-        else:
-            table.add_row(each["cause"], f"{each['ratio']:.2f}", f"{each['lowest']:.2f}-{each['highest']:.2f}", each["cure"])
-    Console(width=None if sys.stdout.isatty() else 160, highlight=False).print(table)
-    print(
-        f"times: seconds with it over seconds without ({outcome['seconds_are']} seconds), median of {outcome['rounds']} rounds "
-        f"of {outcome['requests']} requests; adapters of rank {outcome['adapter_rank']}"
+    slots = settings.inference.model_copy(update={"adapters": "slots"})
+    settings = settings.model_copy(update={"inference": slots})
+    tuning = TuneSettings(
+        max_sequences=(),
+        max_batched_tokens=(),
+        adapters=("slots", "merge_reload"),
+        concurrency=(min(32, requests // 2),),
+        requests=requests,
+        rounds=rounds,
+        min_cache_hit=0,
+        confirm=False,
+        random_completion_tokens=16,
     )
+    from pipeline.plans.plan_tuning import TUNING_FOLDER, plan_tuning, planned
+
+    folder = runs_root / TUNING_FOLDER / f"{run or 'random'}-lora"
+    plan = plan_tuning(run, settings, tuning, runs_root, folder)
+    if dry_run:
+        return show_plan(planned(plan, tuning) | {"command": "tune lora"}, json=json)
+    from cli.prefect_server import prefect_server
+    from cli.screen import progress_shown
+    from flows.tune_inference import tune_inference
+    from tuning.outputs import slots_or_merged
+
+    with prefect_server(), progress_shown():
+        outcome = run_flow(tune_inference(run, settings, tuning, runs_root, folder))
+    rows, advice = slots_or_merged(outcome["candidates"])
+    if not rows:
+        raise EngineError(_nothing_measured(outcome))
+    _show_rows(rows)
+    print(f"times: seconds of a decision over those with merged weights; {advice}")
+    if json:
+        print(jsonlib.dumps({"run": run, "folder": outcome["folder"], "rows": rows, "advice": advice}))
 
 
 def _settings(run: str, preset: str, config: list[Path] | None, runs_root: Path) -> Any:
@@ -161,19 +162,9 @@ def _nothing_measured(outcome: dict[str, Any]) -> str:
 
 
 def _show(outcome: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     from tuning.outputs import before_after
 
-    table = Table(box=None, padding=(0, 1, 0, 0))
-    for heading in outcome["rows"][0]:
-        justify = "left" if heading in ("candidate", "note") else "right"
-        table.add_column(heading.strip(), justify=justify, no_wrap=heading != "note")
-    for row in outcome["rows"]:
-        table.add_row(*row.values(), style="bold" if row["note"] == "chosen" else None)
-    console = Console(width=None if sys.stdout.isatty() else 180, highlight=False)
-    console.print(table)
+    _show_rows(outcome["rows"])
     print("latencies in ms with the adapter on; ±: how much passes alike differ; off: decisions a second without the adapter")
     for each in outcome["candidates"]:
         if each["log"]:
@@ -184,3 +175,16 @@ def _show(outcome: dict[str, Any]) -> None:
             print(f"\n{'before and after':<30} {'in force':>10}    {'chosen':>10}")
             print("\n".join(before_after(outcome["before"], outcome["after"])))
         print(f"\n{outcome['why']}\nuse them: entente train --config {outcome['toml']}")
+
+
+def _show_rows(rows: list[dict[str, str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    left = ("candidate", "note", "served as")
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    for heading in rows[0]:
+        table.add_column(heading.strip(), justify="left" if heading in left else "right", no_wrap=heading != "note")
+    for row in rows:
+        table.add_row(*row.values(), style="bold" if row.get("note") == "chosen" else None)
+    Console(width=None if sys.stdout.isatty() else 180, highlight=False).print(table)

@@ -7,6 +7,7 @@ Without a buffer every later step shows the gap on its own rows; with one, every
 from pipeline.resources import Resources
 from pipeline.rollout_queue import RolloutQueue
 from pipeline.run_settings import RunSettings
+from tasks.quoted import quoted
 from tasks.replayed_rollouts import IdleEngine
 from tasks.rollouts import roll_out_probe
 from tasks.training import check_mismatch, has_fresh_rows
@@ -30,5 +31,5 @@ async def check_agreement(resources: Resources, queue: RolloutQueue, settings: R
     if not await has_fresh_rows(resources):
         if isinstance(resources.engine, IdleEngine):
             return {}  # no engine draws: the replayed rows were compared when their run began
-        await roll_out_probe(resources, step - 1)
-    return await check_mismatch(resources)
+        await roll_out_probe(quoted(resources), step - 1)
+    return await check_mismatch(quoted(resources))

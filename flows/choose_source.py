@@ -19,6 +19,7 @@ from pipeline.threads import usable_cores
 from storage.runs import RunPaths
 from storage.stored_groups import stored_groups
 from tasks.dask_rollouts import DaskPlan, dask_source
+from tasks.quoted import quoted
 from tasks.replayed_rollouts import ReplayedSource
 from tasks.rollouts import roll_out_groups
 
@@ -37,7 +38,7 @@ class LocalSource:
 
     async def play(self, stretch: Stretch) -> RolloutReport:
         """See `RolloutSource.play`."""
-        return await self._task(self._resources, stretch.step, stretch.first_group, stretch.count, stretch.after)
+        return await self._task(quoted(self._resources), stretch.step, stretch.first_group, stretch.count, stretch.after)
 
 
 @asynccontextmanager

@@ -32,6 +32,7 @@ from storage.retention import drop_old_adapters
 from storage.runs import durable_write
 from tasks.alerts import AlertDesk
 from tasks.artifacts import RunPage, show_result
+from tasks.quoted import quoted
 from tasks.report import write_report_page
 from tasks.training import train_step
 from telemetry.memory import freeze_old_objects
@@ -70,7 +71,7 @@ async def train_policy(settings: SettingsParameter, resume: bool = False, fork_l
                         log.log(0, figures)
                     reporter().waiting("")
                     queue.play_ahead(step)
-                    trained = await train_step(resources, step)
+                    trained = await train_step(quoted(resources), step)
                     await queue.hand_over(trained.published, at_once=track.due(step))
                     await track.measure(step)
                     figures |= await clock.end_step(rollouts, trained)

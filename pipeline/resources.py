@@ -1,8 +1,9 @@
-"""The live handles that a run's tasks share: engine, trainer process, tokens, positions, clocks; those that playing needs for
-themselves, since rollouts are also played where there is no trainer.
+"""The live handles that a run's tasks share: engine, trainer process, tokens, positions, clocks.
 
-Held by the flow, handed to tasks as one object that Prefect neither copies nor stores. Owns nothing: whoever opened
-them closes them.
+Those that rollouts need are a class of their own, because rollouts are also played where there is no trainer.
+
+The flow holds them and hands them to tasks as one object, which Prefect neither copies nor stores (`tasks/quoted.py`). This
+module owns nothing: whoever opened a handle closes it.
 """
 
 import asyncio
@@ -82,8 +83,3 @@ class Resources(Playing):
                 await self.host.run(engine.retire(policy.version - self.max_policy_lag, self.frozen.kept))
             if self.control is not None:
                 await asyncio.to_thread(self.control.serve, policy)
-
-
-# Prefect walks through every field of every dataclass that a task is given, twice: fifty milliseconds a task for these, nearly
-# all of what orchestration cost. What it does not know for a dataclass it hands on as it is.
-del Playing.__dataclass_fields__, Resources.__dataclass_fields__

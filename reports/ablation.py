@@ -1,6 +1,6 @@
-"""What each improvement over the old way is worth, from a stored result of `entente bench e2e --json`.
+"""What each improvement over the old way is worth, read from a stored result of `entente bench e2e --json`.
 
-Never: measure anything; a result that lacks the ablation is refused with a sentence.
+Nothing is measured here. A result without the ablation is refused with a sentence.
 """
 
 import json
@@ -56,8 +56,8 @@ def read_ablation(file: Path) -> Ablation:
     Raises:
         InputError: it is not there, or holds no ablation.
     """
-    told = _last_object(file)
-    metrics = told.get("metrics")
+    outcome = _last_object(file)
+    metrics = outcome.get("metrics")
     if not isinstance(metrics, Mapping) or not any(str(name).startswith((_GAIN, _LOSS)) for name in metrics):
         raise InputError(f"'{file}' holds no ablation: `entente bench e2e --json` measures one unless it is told not to")
     names = dict.fromkeys(name.removeprefix(_GAIN).removeprefix(_LOSS) for name in metrics if name.startswith((_GAIN, _LOSS)))
@@ -69,14 +69,14 @@ def read_ablation(file: Path) -> Ablation:
     return Ablation(
         rows=tuple(sorted(rows, key=lambda row: -(row.gain or row.loss or 0.0))),
         figures=tuple(figures),
-        machine=_machine(told.get("machine")),
+        machine=_machine(outcome.get("machine")),
     )
 
 
-def _machine(told: object) -> str:
-    if not isinstance(told, Mapping):
+def _machine(outcome: object) -> str:
+    if not isinstance(outcome, Mapping):
         return "an unknown machine"
-    cores, platform, gpus = (told.get(name, "?") for name in ("cpu_cores", "platform", "gpus"))
+    cores, platform, gpus = (outcome.get(name, "?") for name in ("cpu_cores", "platform", "gpus"))
     return f"{cores} cores of {platform}, GPUs: {gpus}"
 
 
@@ -84,11 +84,11 @@ def _last_object(file: Path) -> Mapping[str, Any]:
     text = read_text(file, at_most=LARGEST_RESULT, what="result of `entente bench e2e --json`")
     for candidate in (text, *reversed(text.strip().splitlines()[-1:])):
         try:
-            told = json.loads(candidate)
+            outcome = json.loads(candidate)
         except (ValueError, RecursionError):
             continue
-        if isinstance(told, Mapping):
-            return told
+        if isinstance(outcome, Mapping):
+            return outcome
     raise InputError(f"'{file}' does not end with a JSON object: store what `entente bench e2e --json` printed")
 
 

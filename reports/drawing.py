@@ -1,8 +1,7 @@
-"""How every plot of the report looks, and how a matplotlib figure becomes SVG that may stand in a page with others.
+"""The look of every plot of the report, and the change of a matplotlib figure into SVG that shares a page with others.
 
-Promise: no id of one plot meets that of another; text stays text; lines and words take the colour of the page's text, so that the
-same plot reads on light and dark ground.
-Never: pyplot, whose figures outlive their makers.
+Ids of two plots never meet. Text stays text. Lines and words take the colour of the page's text, so a plot reads on a light and
+on a dark page. pyplot is not used, because it keeps figures alive.
 """
 
 import io

@@ -104,11 +104,11 @@ def _most(limit: tuple[str, ...], parts: Mapping[str, float], seconds: float) ->
     return f"Most of the time, {sum(parts[name] for name in limit) / seconds:.0%}, went into {what}"
 
 
-def _cause(limit: str, told: list[Figures], steps: Mapping[int, Figures], settings: Mapping[str, Any]) -> list[str]:
+def _cause(limit: str, chosen: list[Figures], steps: Mapping[int, Figures], settings: Mapping[str, Any]) -> list[str]:
     """Why that stage is long, and what to change; `forward` stands for the whole update."""
     if limit == "rollouts":
-        return [*_troubles(told), *_buffer(told, steps, settings), *_engine(told, settings)]
-    share = _mean(told, "train/unique_tokens") / max(1.0, _mean(told, "train/tokens"))
+        return [*_troubles(chosen), *_buffer(chosen, steps, settings), *_engine(chosen, settings)]
+    share = _mean(chosen, "train/unique_tokens") / max(1.0, _mean(chosen, "train/tokens"))
     return {
         "select": [
             "Rows are chosen and copied while nothing else runs: look at the disk under the run's folder, and lower "
@@ -116,7 +116,7 @@ def _cause(limit: str, told: list[Figures], steps: Mapping[int, Figures], settin
         ],
         "plan": ["Planning takes longer the more rows a step has: lower rollouts.start_groups, or raise training.token_budget."],
         "forward": [
-            f"The trainer is the limit: {_mean(told, 'train/unique_tokens_per_s'):,.0f} unique tokens a second, {share:.0%} of "
+            f"The trainer is the limit: {_mean(chosen, 'train/unique_tokens_per_s'):,.0f} unique tokens a second, {share:.0%} of "
             "the raw ones. More forks of fewer positions (rollouts.forks_per_group) share more of them; a GPU (training.device), "
             "more threads (training.threads) or fewer decisions (rollouts.start_groups) make it shorter."
         ],
@@ -129,7 +129,7 @@ def _cause(limit: str, told: list[Figures], steps: Mapping[int, Figures], settin
     }[limit]
 
 
-def _troubles(told: list[Figures]) -> list[str]:
+def _troubles(chosen: list[Figures]) -> list[str]:
     names = {
         "engine/ejections": "workers left the pool",
         "engine/engine_restarts": "engines were built again",
@@ -137,12 +137,12 @@ def _troubles(told: list[Figures]) -> list[str]:
         "engine/retries": "requests were asked again elsewhere",
         "rollout/failed": "forks failed",
     }
-    found = {words: _sum(told, name) for name, words in names.items()}
+    found = {words: _sum(chosen, name) for name, words in names.items()}
     said = ", ".join(f"{count:.0f} {words}" for words, count in found.items() if count)
     return [f"Something was wrong meanwhile: {said}; see `entente report` and the workers' own logs."] if said else []
 
 
-def _buffer(told: list[Figures], steps: Mapping[int, Figures], settings: Mapping[str, Any]) -> list[str]:
+def _buffer(chosen: list[Figures], steps: Mapping[int, Figures], settings: Mapping[str, Any]) -> list[str]:
     depth = int(settings.get("pipeline", {}).get("buffer_depth", 0))
     rollouts = median(figures.get("time/rollout_s", 0.0) for figures in steps.values())
     training = median(sum(stages_of(figures)[name] for name in STAGES if name != "rollouts") for figures in steps.values())
@@ -152,7 +152,7 @@ def _buffer(told: list[Figures], steps: Mapping[int, Figures], settings: Mapping
             f"Rollouts and training take turns, because pipeline.buffer_depth is 0: {rollouts:.1f} s and {training:.1f} s. With "
             f"a depth of 1 or 2, inside storage.max_policy_lag, a step would take about {longer:.1f} s."
         ]
-    ready = _mean(told, "rollout/ready_share")
+    ready = _mean(chosen, "rollout/ready_share")
     if ready >= 1:
         return []
     used_up = (
@@ -167,7 +167,7 @@ def _buffer(told: list[Figures], steps: Mapping[int, Figures], settings: Mapping
     ]
 
 
-def _engine(told: list[Figures], settings: Mapping[str, Any]) -> list[str]:
+def _engine(chosen: list[Figures], settings: Mapping[str, Any]) -> list[str]:
     simulated = settings.get("simulated", {})
     if simulated.get("from_run"):
         return [
@@ -175,12 +175,12 @@ def _engine(told: list[Figures], settings: Mapping[str, Any]) -> list[str]:
         ]
     inference = settings.get("inference", {})
     queue, work = (
-        _mean(told, "rollout/queue_ms_p50"),
-        _mean(told, "rollout/prefill_ms_p50") + _mean(told, "rollout/decode_ms_p50"),
+        _mean(chosen, "rollout/queue_ms_p50"),
+        _mean(chosen, "rollout/prefill_ms_p50") + _mean(chosen, "rollout/decode_ms_p50"),
     )
-    if _sum(told, "rollout/preemptions"):
+    if _sum(chosen, "rollout/preemptions"):
         return [
-            f"The engine put {_sum(told, 'rollout/preemptions'):.0f} requests back because its key-value cache was full: raise "
+            f"The engine put {_sum(chosen, 'rollout/preemptions'):.0f} requests back because its key-value cache was full: raise "
             "inference.gpu_memory_share (on a CPU inference.kv_cache_gib), or lower inference.max_sequences."
         ]
     if queue > work > 0:
@@ -188,22 +188,22 @@ def _engine(told: list[Figures], settings: Mapping[str, Any]) -> list[str]:
             f"Requests waited longer in the queue ({queue:.0f} ms) than they took to draw ({work:.0f} ms): add a worker "
             "(`entente serve`, inference.urls), or raise inference.max_sequences if its memory allows."
         ]
-    most, together = float(inference.get("max_sequences", 0)), _mean(told, "rollout/occupancy")
+    most, together = float(inference.get("max_sequences", 0)), _mean(chosen, "rollout/occupancy")
     if 0 < together < most / 4:
         return [
             f"The engine drew {together:.0f} requests together of the {most:.0f} it could: play more at a time "
             "(rollouts.start_groups, rollouts.forks_per_group, or pipeline.buffer_depth)."
         ]
-    known = [f"{together:.0f} requests together"] if any("rollout/occupancy" in figures for figures in told) else []
-    if any("rollout/prefix_hit_share" in figures for figures in told):
-        known.append(f"{_mean(told, 'rollout/prefix_hit_share'):.0%} of prompt tokens cached")
+    known = [f"{together:.0f} requests together"] if any("rollout/occupancy" in figures for figures in chosen) else []
+    if any("rollout/prefix_hit_share" in figures for figures in chosen):
+        known.append(f"{_mean(chosen, 'rollout/prefix_hit_share'):.0%} of prompt tokens cached")
     return [" ".join(["The engine is busy", *([f"({', '.join(known)})"] if known else [])]) + ": add a worker or a GPU."]
 
 
-def _mean(told: list[Figures], name: str) -> float:
-    values = [figures[name] for figures in told if name in figures]
+def _mean(chosen: list[Figures], name: str) -> float:
+    values = [figures[name] for figures in chosen if name in figures]
     return sum(values) / len(values) if values else 0.0
 
 
-def _sum(told: list[Figures], name: str) -> float:
-    return sum(figures.get(name, 0.0) for figures in told)
+def _sum(chosen: list[Figures], name: str) -> float:
+    return sum(figures.get(name, 0.0) for figures in chosen)

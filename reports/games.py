@@ -1,8 +1,8 @@
-"""The games of a run: each fork of each start group is one. What there is, by which names it goes, and where its rows lie.
+"""The games of a run, their names, and where their rows lie. Each fork of each start group is one game.
 
 A game's name is START_GROUP/FORK, as 12/3, and PRODUCER/12/3 where several producers played a start group of that number.
-`latest`, `best` and `worst` are names too, and so is the id of a decision.
-Never: read a row's tokens or a ply's position (reports/replayed.py does).
+`latest`, `best` and `worst` are names too, and so is the id of a decision. A row's tokens and a ply's position are not read here
+(reports/replayed.py reads them).
 """
 
 import re

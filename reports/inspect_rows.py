@@ -1,7 +1,7 @@
-"""What one decision, one group of forks, or one step was, gathered from a run's rows for a person to read.
+"""One decision, one group of forks, or one step, gathered from a run's rows for a person to read.
 
-Promise: reads only, and while the run trains; every figure is a stored one, or follows from stored ones.
-Never: print, or compute a probability with a model.
+This module only reads, also while the run trains. Every figure is stored, or follows from stored ones: no model is asked for a
+probability. Printing is the caller's work.
 """
 
 import json
@@ -153,9 +153,9 @@ class Inspector:
         widest = f"SELECT * FROM groups WHERE {where} ORDER BY usable DESC, spread DESC, phase, power LIMIT 1"
         found = _rows(self._connection, widest, *asked.values())
         if not found:
-            told = ", ".join(f"{name} {value}" for name, value in asked.items())
+            words = ", ".join(f"{name} {value}" for name, value in asked.items())
             raise InputError(
-                f"run '{self._paths.root.name}' has no group with {told}: ask entente sql \"from groups\" what there is"
+                f"run '{self._paths.root.name}' has no group with {words}: ask entente sql \"from groups\" what there is"
             )
         facts = found[0]
         members = _rows(
@@ -201,8 +201,8 @@ class Inspector:
             if token in (self._codec.separator_id, self._codec.eos_id):
                 logprobs.append(begun)
                 begun = 0.0
-        told = len(logprobs) == len(row["orders"])
-        return [(order, math.exp(logprobs[place]) if told else None) for place, order in enumerate(row["orders"])]
+        complete = len(logprobs) == len(row["orders"])
+        return [(order, math.exp(logprobs[place]) if complete else None) for place, order in enumerate(row["orders"])]
 
 
 def _rows(connection: duckdb.DuckDBPyConnection, question: str, *values: object) -> list[dict[str, Any]]:

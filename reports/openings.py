@@ -78,10 +78,10 @@ def _position(decided: list[tuple[str, Opening]]) -> Position:
 
 def _view(board: Board, who: str, opening: Opening, frame: Frame) -> BoardView:
     orders = list(zip(opening.orders, opening.probabilities, strict=True))
-    told = ", ".join(f"{order} with probability {probability:.0%}" for order, probability in orders)
+    odds = ", ".join(f"{order} with probability {probability:.0%}" for order, probability in orders)
     return BoardView(
         who=who,
         picture=draw_board(board, {opening.power: opening.orders}, certainty=dict(orders), frame=frame),
-        alt=f"Board of {board.long_phase.lower()} with the orders of {opening.power.title()} by the {who} policy: {told}",
+        alt=f"Board of {board.long_phase.lower()} with the orders of {opening.power.title()} by the {who} policy: {odds}",
         orders=orders,
     )

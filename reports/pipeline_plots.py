@@ -43,8 +43,8 @@ def times(facts: RunFacts) -> str | None:
     axes.set_ylabel("seconds of wall time")
     legend_above(axes)
     whole = sum(float(values.sum()) for _, _, values in parts) or 1.0
-    told = ", ".join(f"{name} {values.sum() / whole:.0%}" for name, _, values in parts)
-    return to_svg(figure, "times", f"Where the time of the steps went: {told}.")
+    summary = ", ".join(f"{name} {values.sum() / whole:.0%}" for name, _, values in parts)
+    return to_svg(figure, "times", f"Where the time of the steps went: {summary}.")
 
 
 def lags(facts: RunFacts) -> str | None:
@@ -62,8 +62,8 @@ def lags(facts: RunFacts) -> str | None:
     axes.set_xticks(places)
     axes.set_xlabel("policy lag, versions")
     axes.set_ylabel("rows trained")
-    told = ", ".join(f"{count} at lag {lag}" for lag, count in sorted(found.items()))
-    return to_svg(figure, "lags", f"Rows trained by policy lag: {told}.")
+    summary = ", ".join(f"{count} at lag {lag}" for lag, count in sorted(found.items()))
+    return to_svg(figure, "lags", f"Rows trained by policy lag: {summary}.")
 
 
 def lags_by_step(facts: RunFacts) -> str | None:
@@ -79,8 +79,8 @@ def lags_by_step(facts: RunFacts) -> str | None:
     axes.set_ylabel("rows trained")
     step_axis(axes, facts.done)
     legend_above(axes)
-    told = ", ".join(f"{named[lag]} {values.mean():.0%}" for lag, values in shares.items())
-    return to_svg(figure, "lags-by-step", f"Rows trained by policy lag, means over the steps: {told}.")
+    summary = ", ".join(f"{named[lag]} {values.mean():.0%}" for lag, values in shares.items())
+    return to_svg(figure, "lags-by-step", f"Rows trained by policy lag, means over the steps: {summary}.")
 
 
 def queue(facts: RunFacts) -> str | None:
@@ -98,8 +98,8 @@ def queue(facts: RunFacts) -> str | None:
     axes.set_ylabel("start groups")
     step_axis(axes, facts.done)
     legend_above(axes)
-    told = ", ".join(f"{name} {np.nanmean(values):.1f}" for name, _, values in lines)
-    return to_svg(figure, "queue", f"Start groups, means over the steps: {told}.")
+    summary = ", ".join(f"{name} {np.nanmean(values):.1f}" for name, _, values in lines)
+    return to_svg(figure, "queue", f"Start groups, means over the steps: {summary}.")
 
 
 def producers(facts: RunFacts) -> str | None:

@@ -128,5 +128,5 @@ def _lines(facts: RunFacts, name: str, unit: str, series: Series, *, per_cent: b
     step_axis(axes, facts.done)
     axes.set_ylabel(unit)
     legend_above(axes)
-    told = "; ".join(f"{label} from {values[0]:.3g} to {values[-1]:.3g}" for label, _, values in series)
-    return to_svg(figure, name, f"{name.replace('-', ' ')}: {told}.")
+    summary = "; ".join(f"{label} from {values[0]:.3g} to {values[-1]:.3g}" for label, _, values in series)
+    return to_svg(figure, name, f"{name.replace('-', ' ')}: {summary}.")

@@ -1,14 +1,14 @@
-"""What a profile says: time by stage of a step, threads by room, the hottest places, and what grew since another profile.
-
-Pure: figures and samples in, plain values out.
-"""
+"""What a profile says: seconds by stage of a step, by folder and by function, and which shares grew since another profile."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from telemetry.sampling import Samples, Stack, Window
+from telemetry.sampling import Stack
+
+if TYPE_CHECKING:
+    from pyinstrument.session import Session
 
 _ROOT = Path(__file__).resolve().parent.parent
 ROOMS = {
@@ -19,7 +19,7 @@ ROOMS = {
 """Folder of this repository -> what is done there."""
 WAITING, ELSEWHERE = "waiting", "libraries"
 _WAITS = {"select", "poll", "acquire", "recv", "recv_into", "readinto", "readline", "sleep", "wait", "accept", "read"}
-"""Built-ins in which a thread does nothing, whatever they belong to."""
+"""Built-in functions in which a thread does nothing."""
 
 
 def summed(steps: Iterable[Mapping[str, float]]) -> dict[str, float]:
@@ -31,20 +31,20 @@ def summed(steps: Iterable[Mapping[str, float]]) -> dict[str, float]:
     return total
 
 
-def fold_all(threads: Iterable[Samples], windows: Iterable[Window]) -> dict[str, dict[Stack, float]]:
-    """Seconds by stack of each thread that was at work inside of the windows; threads of one name together."""
-    spans, found = list(windows), {}
-    for thread in threads:
-        kept = found.setdefault(thread.name, {})
-        for stack, seconds in thread.folded(spans).items():
-            kept[stack] = kept.get(stack, 0.0) + seconds
-    return {name: folded for name, folded in found.items() if folded}
+def write_flame_graphs(threads: Mapping[str, "Session"], profile: Path) -> dict[str, Path]:
+    """Write pyinstrument's page of each thread beside the file `profile`, and return the pages by thread."""
+    from pyinstrument.renderers.html import HTMLRenderer
+
+    pages = {name: profile.with_name(f"{profile.stem}-{name}.html") for name in threads}
+    for name, session in threads.items():
+        pages[name].write_text(HTMLRenderer().render(session), encoding="utf-8")
+    return pages
 
 
 def room_of(stack: Stack) -> str:
-    """What a thread does: waits, or works for the innermost of our frames."""
+    """What a thread does: it waits, or it works for the innermost frame of ours."""
     file, _, function = stack[-1].rpartition(":") if stack else ("", "", "")
-    # A loop that is written in C (uvloop) shows nothing of itself but who began it.
+    # An event loop written in C (uvloop) has no frame of its own: its innermost frame is the one that started it.
     if (not file and function.rpartition(".")[2] in _WAITS) or file.endswith("asyncio/runners.py"):
         return WAITING
     return next((ROOMS[room] for frame in reversed(stack) if (room := our_room(frame)) in ROOMS), ELSEWHERE)
@@ -60,7 +60,7 @@ def our_room(frame: str) -> str:
 
 
 def rooms(folded: Mapping[Stack, float]) -> dict[str, float]:
-    """Seconds by what was done, most first."""
+    """Seconds by what the thread did, most first."""
     found: dict[str, float] = {}
     for stack, seconds in folded.items():
         room = room_of(stack)
@@ -80,7 +80,7 @@ def hottest(folded: Mapping[Stack, float], most: int = 10) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """A stage's share now and in another profile."""
+    """A stage's share of the time, now and in another profile."""
 
     stage: str
     now: float

@@ -1,9 +1,9 @@
 """What the files of a run say, gathered once for its report.
 
-Promise: reads a run in any state (running, cut in the middle of a step, damaged in part, not begun); whatever cannot be read is
-left out and named in `troubles`. Of a step that was logged twice, the last record counts.
-Never: writes into the run, or works out again what a file already says. Intervals of the return per step are new: they resample
-whole start groups, as those of the scores resample whole games.
+The run may be in any state: running, cut in the middle of a step, damaged in part, not begun. What cannot be read is left out and
+named in `troubles`. Of a step that was logged twice, the last record counts. Nothing is written into the run, and no figure is
+computed that a file holds already. Only the intervals of the return per step are new: they resample whole start groups, as those
+of the scores resample whole games.
 """
 
 import fcntl

@@ -1,8 +1,7 @@
-"""One game of a run, ply by ply: positions, everybody's orders and their results, and what the policy thought of its own.
+"""One game of a run, ply by ply: positions, everybody's orders and their results, and the probabilities of the policy's orders.
 
-Promise: reads only, and while the run trains; every figure is a stored one, or follows from stored ones. Of a shard that was
-given up, the archive is read.
-Never: draw (reports/replay_page.py does), or compute a probability with a model.
+This module only reads, also while the run trains. Every figure is stored, or follows from stored ones: no model is asked for a
+probability. For a shard that was given up, the archive is read. reports/replay_page.py draws the page.
 """
 
 import json

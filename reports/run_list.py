@@ -1,8 +1,7 @@
-"""What there is under the folder of all runs: a line about each, from the few small files that say it.
+"""A line about each run under the folder of all runs, read from its few small files.
 
-Promise: a run that is damaged is listed with the reason, and a folder that is no run is left out. Rows are never opened, so a
-hundred runs take a second or two.
-Never: write.
+A damaged run is listed with the reason, and a folder that is no run is left out. Rows are never opened, so a hundred runs take a
+second or two. Nothing is written.
 """
 
 import json

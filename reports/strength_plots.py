@@ -18,8 +18,8 @@ from reports.drawing import BLUE, GREEN, GREY, INK, ORANGE, legend_above, new_pl
 def scores(records: Sequence[tuple[str, ScoreRecord]]) -> str | None:
     """A dot and its interval for each (name, record), the first on top."""
     found = [(name, r.score.estimate, _colour(r)) for name, r in records]
-    told = "; ".join(f"{name} {record.score.mean:+.2f}" for name, record in records)
-    return _dots(found, "scores", "centres gained", f"Scores on held-out positions: {told}.", "{:+.2f}", 0.0)
+    summary = "; ".join(f"{name} {record.score.mean:+.2f}" for name, record in records)
+    return _dots(found, "scores", "centres gained", f"Scores on held-out positions: {summary}.", "{:+.2f}", 0.0)
 
 
 def ladder(points: Sequence[TrackPoint]) -> str | None:
@@ -38,8 +38,8 @@ def ladder(points: Sequence[TrackPoint]) -> str | None:
         plots[1].set_ylabel("tactics solved")
     plots[-1].set_xlabel("policy version")
     plots[-1].xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True, min_n_ticks=1))
-    told = "; ".join(f"version {point.version} {point.score.mean:+.2f}" for point in points)
-    return to_svg(figure, "ladder", f"Strength by version against {points[0].opponents}: {told}.")
+    summary = "; ".join(f"version {point.version} {point.score.mean:+.2f}" for point in points)
+    return to_svg(figure, "ladder", f"Strength by version against {points[0].opponents}: {summary}.")
 
 
 def match(record: MatchRecord, number: int = 0) -> str | None:
@@ -48,10 +48,10 @@ def match(record: MatchRecord, number: int = 0) -> str | None:
     meaning, is_share, _ = MEASURES[measure]
     standings = sorted(record.table.players, key=lambda standing: -standing.measures[measure].mean)
     found = [(s.player, s.measures[measure], BLUE if _is_version(s.player) else GREY) for s in standings]
-    told = "; ".join(f"{s.player} {s.measures[measure].mean:.3f}" for s in standings)
+    summary = "; ".join(f"{s.player} {s.measures[measure].mean:.3f}" for s in standings)
     par = PAR if is_share and measure in ("sos", "win") else None
     shown = "{:.1%}" if is_share else "{:.2f}"
-    return _dots(found, f"match-{number}", meaning, f"{record.table.games} games: {told}.", shown, par)
+    return _dots(found, f"match-{number}", meaning, f"{record.table.games} games: {summary}.", shown, par)
 
 
 def ablation(found: Ablation) -> str | None:
@@ -74,8 +74,8 @@ def ablation(found: Ablation) -> str | None:
     axes.margins(x=0.12)
     axes.set_xlabel("times the CPU seconds of a step")
     legend_above(axes)
-    told = "; ".join(f"{row.name} {row.gain or float('nan'):.2f} and {row.loss or float('nan'):.2f}" for row in found.rows)
-    return to_svg(figure, "ablation", f"Worth of each improvement, on alone and off alone: {told}.")
+    summary = "; ".join(f"{row.name} {row.gain or float('nan'):.2f} and {row.loss or float('nan'):.2f}" for row in found.rows)
+    return to_svg(figure, "ablation", f"Worth of each improvement, on alone and off alone: {summary}.")
 
 
 def _dots(

@@ -177,13 +177,13 @@ class Watch:
 
 def carry(alert: Alert, settings: AlertSettings) -> list[str]:
     """Give the alert to the hooks; what went wrong with them, in sentences. Blocks for up to `HOOK_TIMEOUT_S` each."""
-    told, troubles = alert.as_json(), []
+    message, troubles = alert.as_json(), []
     if settings.command:
         try:
             done = subprocess.run(
                 settings.command,
                 shell=True,
-                input=told + "\n",
+                input=message + "\n",
                 text=True,
                 capture_output=True,
                 timeout=HOOK_TIMEOUT_S,
@@ -197,11 +197,11 @@ def carry(alert: Alert, settings: AlertSettings) -> list[str]:
     if settings.webhook:
         kind = {"content-type": "application/json"}
         try:
-            request = urllib.request.Request(settings.webhook, data=told.encode(), headers=kind, method="POST")
+            request = urllib.request.Request(settings.webhook, data=message.encode(), headers=kind, method="POST")
             with urllib.request.urlopen(request, timeout=HOOK_TIMEOUT_S):
                 pass
         except (OSError, ValueError) as error:
-            troubles.append(f"alerts.webhook '{settings.webhook}' could not be told: {error}")
+            troubles.append(f"alerts.webhook '{settings.webhook}' could not be reached: {error}")
     return troubles
 
 

@@ -1,19 +1,13 @@
-"""The panels that a run is watched by: once as a list over the registry of metrics, and from it as a workspace of W&B.
+"""The panels for watching a run in W&B: a list over the registry of metrics, made into a workspace by W&B's own library.
 
-    python -m telemetry.dashboards > workspace.json                     the description alone
-    python -m telemetry.dashboards --entity me --project entente        made in W&B, which needs a login
+    python -m telemetry.dashboards --entity me --project entente
 
-The same questions in SQL, for the report and for whoever has no W&B, lie in storage/queries/ (`entente sql --run mine @`).
+It needs a W&B login and the extra `dashboards`. The same questions in SQL, for the report and for users without W&B, lie in
+storage/queries/ (`entente sql --run mine @`).
 """
 
 import argparse
-import base64
-import json
-import netrc
-import os
 import sys
-import urllib.parse
-import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -96,105 +90,55 @@ TABLES = ("tables/sampled_game", "tables/policy_lag", "tables/workers", "tables/
 """Keys of the tables that a run logs (telemetry/sinks.py, pipeline/run_tables.py)."""
 
 
-def workspace() -> dict[str, Any]:
-    """W&B's description of a saved view of a project."""
-    sections = [_section(name, [_line_plot(panel) for panel in panels]) for name, panels in PANELS.items()]
-    sections.append(_section("Games and workers", [_table(key) for key in TABLES]))
-    bank = {"state": 0, "settings": {"autoOrganizePrefix": 2, "showEmptySections": False, "sortAlphabetically": False}}
-    return {
-        "section": {
-            "name": WORKSPACE,
-            "panelBankConfig": bank | {"sections": sections},
-            "panelBankSectionConfig": _section("Report Panels", []) | {"type": "grid"},
-            "customRunColors": {},
-            "settings": {"xAxis": "_step", "smoothingWeight": 0, "smoothingType": "none", "shouldAutoGeneratePanels": False},
-            "openRunSet": 0,
-            "openViz": True,
-        },
-        "vizExpanded": False,
-        "libraryExpanded": True,
-    }
-
-
-def _section(name: str, panels: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    flow = {"snapToColumns": True, "columnsPerPage": 3, "rowsPerPage": 2, "gutterWidth": 16, "boxWidth": 460, "boxHeight": 300}
-    placed = [
-        panel | {"__id__": f"{name}-{number}".lower().replace(" ", "-"), "layout": {"x": 8 * (number % 3), "y": 6 * (number // 3),
-                                                                                  "w": 8, "h": 6}}
-        for number, panel in enumerate(panels)
-    ]  # fmt: skip
-    return {"name": name, "isOpen": True, "type": "flow", "flowConfig": flow, "sorted": 0, "panels": placed}
-
-
-def _line_plot(panel: Panel) -> dict[str, Any]:
-    config = {"chartTitle": panel.title, "xAxis": "_step", "metrics": list(panel.metrics), "yAxisTitle": panel.unit}
-    return {"viewType": "Run History Line Plot", "config": config}
-
-
-def _table(key: str) -> dict[str, Any]:
-    return {"viewType": "Media Browser", "config": {"columnCount": 1, "mediaKeys": [key]}}
-
-
-_MUTATION = """
-mutation MakeView($entity: String, $project: String, $name: String, $title: String, $spec: String) {
-  upsertView(input: {entityName: $entity, projectName: $project, name: $name, displayName: $title, type: "project-view",
-                     spec: $spec}) { view { id } inserted }
-}
-"""
-
-
-def make_in_wandb(entity: str, project: str) -> None:
-    """Make the workspace in a project of W&B, by the call that W&B's own pages make.
+def workspace(entity: str, project: str) -> Any:
+    """The `wandb_workspaces.workspaces.Workspace` of a project, not saved.
 
     Raises:
-        InputError: there is no login, or W&B refuses.
+        InputError: the library is not installed.
     """
-    server = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").rstrip("/")
-    told = {"entity": entity, "project": project, "name": "nw-entente-v", "title": WORKSPACE, "spec": json.dumps(workspace())}
-    login = base64.b64encode(f"api:{_key(server)}".encode()).decode()
-    request = urllib.request.Request(
-        f"{server}/graphql",
-        json.dumps({"query": _MUTATION, "variables": told}).encode(),
-        {"Content-Type": "application/json", "Authorization": f"Basic {login}"},
-    )
     try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            said = json.load(answer)
-    except (OSError, ValueError) as error:
-        raise InputError(f"W&B at {server} did not take the workspace ({error}): look at the network and the login") from error
-    if said.get("errors"):
-        raise InputError(f"W&B refused the workspace: {said['errors'][0].get('message', said['errors'][0])}")
-
-
-def _key(server: str) -> str:
-    """The API key that `wandb login` left, or the environment's."""
-    if key := os.environ.get("WANDB_API_KEY"):
-        return key
-    try:
-        found = netrc.netrc().authenticators(urllib.parse.urlsplit(server).hostname or "")
-    except (OSError, netrc.NetrcParseError):
-        found = None
-    if found is None or not found[2]:
-        raise InputError("W&B has no login here: `wandb login`, or set WANDB_API_KEY")
-    return found[2]
+        import wandb_workspaces.reports.v2 as reports  # pyright: ignore[reportMissingImports]
+        import wandb_workspaces.workspaces as workspaces  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise InputError("W&B's library for workspaces is missing: pip install 'entente[dashboards]'") from error
+    sections = [
+        workspaces.Section(
+            name=name,
+            is_open=True,
+            panels=[reports.LinePlot(title=each.title, x="Step", y=list(each.metrics), title_y=each.unit) for each in panels],
+        )
+        for name, panels in PANELS.items()
+    ]
+    tables: list[Any] = [reports.MediaBrowser(num_columns=1, media_keys=[key]) for key in TABLES]
+    sections.append(workspaces.Section(name="Games and workers", is_open=True, panels=tables))
+    return workspaces.Workspace(entity=entity, project=project, name=WORKSPACE, sections=sections)
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The command; see the module."""
+    """The command in the module's docstring. Returns the exit code: 2 without a library or a login, or where W&B refuses."""
     parser = argparse.ArgumentParser(prog="python -m telemetry.dashboards", description="W&B's workspace for runs of Entente.")
-    parser.add_argument("--entity", help="W&B user or team; without it the description is printed")
+    parser.add_argument("--entity", required=True, help="W&B user or team")
     parser.add_argument("--project", default="entente", help="W&B project")
     chosen = parser.parse_args(words)
-    if not chosen.entity:
-        sys.stdout.write(json.dumps(workspace(), indent=1) + "\n")
-        return 0
     try:
-        make_in_wandb(chosen.entity, chosen.project)
+        _save(workspace(chosen.entity, chosen.project))
     except InputError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
     sys.stdout.write(f"made in W&B: '{WORKSPACE}' of {chosen.entity}/{chosen.project}\n")
     return 0
+
+
+def _save(made: Any) -> None:
+    import wandb
+
+    try:
+        made.save()
+    except (wandb.Error, OSError, ValueError) as error:
+        sentence = " ".join(str(error).split())
+        raise InputError(
+            f"W&B did not take the workspace ({sentence}): check the network, and log in by `wandb login`"
+        ) from error
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""The newest lines of a process's log, kept in memory and numbered, so that somebody far away can ask what came since.
+"""The newest lines of a process's log, kept in memory and numbered, so that another process can ask for those since a number.
 
-Promise: bounded, safe from several threads, and never the reason that anything fails.
+The memory is bounded. Several threads may use it. It never makes its caller fail.
 """
 
 import logging

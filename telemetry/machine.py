@@ -1,6 +1,7 @@
 """Where something ran: versions, platform, cores and GPUs, as plain values that a run keeps beside its settings.
 
-Promise: reads names and numbers that are already there; imports none of the packages that it names, and fails for none of them.
+This module reads names and numbers that exist already. It imports none of the packages that it names, and a missing one is no
+error.
 """
 
 import os

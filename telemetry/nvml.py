@@ -1,8 +1,8 @@
-"""What NVML says of the GPUs of this machine, one reading of all devices at a time, through `pynvml`.
+"""What NVML reports about the GPUs of this machine: one reading of all devices at a time, through `pynvml`.
 
-Promise: a figure that a device does not give is missing from its reading, never zero; a machine without NVML, and a device
-without the hardware counters of NVML's GPM (Hopper and later have them), are said once in a process.
-Never: change anything of a device, or keep a reading.
+A figure that a device does not give is missing from its reading; it is never zero. Once in a process a sentence says that the
+machine has no NVML, or that a device lacks the hardware counters of NVML's GPM (Hopper and later have them). This module changes
+nothing of a device and keeps no reading.
 """
 
 from collections.abc import Callable
@@ -129,8 +129,8 @@ class _Device:
         wanted.sample1, wanted.sample2 = before, now
         for place, metric in enumerate(_BY_GPM.values()):
             wanted.metrics[place].metricId = getattr(nvml, metric)
-        told = nvml.nvmlGpmMetricsGet(wanted)
-        answers = zip(_BY_GPM, told.metrics[: len(_BY_GPM)], strict=True)
+        metrics_read = nvml.nvmlGpmMetricsGet(wanted)
+        answers = zip(_BY_GPM, metrics_read.metrics[: len(_BY_GPM)], strict=True)
         return {name: answer.value / 100 for name, answer in answers if answer.nvmlReturn == nvml.NVML_SUCCESS}
 
     def close(self) -> None:

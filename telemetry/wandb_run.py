@@ -1,7 +1,7 @@
 """The run in W&B: figures, tables, and its report as an artifact.
 
-Promises: one log call per step; a run that is resumed goes on under the id that it had; and W&B, whatever is wrong with it (no
-login, no network, a full quota), costs a run one sentence and nothing else. What could not go online is written beside the run.
+There is one log call a step. A resumed run goes on under its id. Trouble with W&B (no login, no network, a full quota) costs a
+run one sentence and nothing else. What could not go online is written beside the run.
 """
 
 import logging

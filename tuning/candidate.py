@@ -50,11 +50,11 @@ def main(work: Callable[[dict[str, Any], Say], Any]) -> None:
 
 def _in_a_sentence(error: BaseException) -> str:
     """The error with what it comes from; the latter also ends the log, of which the last lines are kept."""
-    told = str(error) if isinstance(error, EntenteError) else f"{type(error).__name__}: {error}"
+    sentence = str(error) if isinstance(error, EntenteError) else f"{type(error).__name__}: {error}"
     if (cause := error.__cause__) is not None:
         sys.stderr.write(f"{type(cause).__name__}: {cause}\n")
-        told += f" ({cause})"
-    return " ".join(told.split())[:500]
+        sentence += f" ({cause})"
+    return " ".join(sentence.split())[:500]
 
 
 def _end_with_parent() -> None:
@@ -64,13 +64,13 @@ def _end_with_parent() -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-async def measure(told: dict[str, Any], say: Say) -> None:
+async def measure(given: dict[str, Any], say: Say) -> None:
     """Measure the candidate of a job."""
     from inference.choose_engine import choose_engine, engine_here
     from tuning.measure import both_arms
     from tuning.requests import read_requests
 
-    job = Job.from_object(told)
+    job = Job.from_object(given)
     requests = read_requests(job.requests, job.model)
     began = time.perf_counter()
     engine = choose_engine(job.settings, job.model, name="candidate")
@@ -79,7 +79,7 @@ async def measure(told: dict[str, Any], say: Say) -> None:
     say({"ready": time.perf_counter() - began, "engine": engine_here(job.settings)[0], "adapters": mode})
 
     async def publish() -> None:
-        await engine.publish(policy_of(job, Path(told["scratch"])))
+        await engine.publish(policy_of(job, Path(given["scratch"])))
 
     load = {"concurrency": job.concurrency, "request_rate": job.request_rate, "seed": job.seed}
     passes = await both_arms(
@@ -89,7 +89,7 @@ async def measure(told: dict[str, Any], say: Say) -> None:
         interleaved=mode == "slots",
         rounds=job.rounds,
         load=load,
-        told=lambda arm, done: say({"pass": done, "arm": arm}),
+        on_pass=lambda arm, done: say({"pass": done, "arm": arm}),
     )
     say({"arms": {arm: asdict(arm_figures(passes[arm])) for arm in ARMS}, "cpu_s": time.process_time()})
 

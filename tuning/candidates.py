@@ -1,7 +1,7 @@
-"""The grid: which engine settings are tried under which load, and which of them cannot fit this machine. Pure.
+"""The grid: the engine settings that are tried, the load for each, and which of them cannot fit this machine. Pure.
 
-Promise: the settings in force are a candidate, the first, so that there is always a before; no two candidates are the same; a
-candidate's key follows from what it is, and from nothing else, so that its measurement is found again.
+The settings in force are the first candidate, so that there is always a before. No two candidates are the same. A candidate's key
+follows from its values alone, so that its measurement is found again.
 """
 
 import hashlib
@@ -55,8 +55,8 @@ class Candidate:
     def label(self, varied: list[str]) -> str:
         """The values of the `varied` axes, in words."""
         values = self.values
-        told = " ".join(f"{_SHORT.get(name, name)} {_worded(values[name])}" for name in varied if name in values)
-        return f"{told or 'the settings in force'}{' (current)' if self.current and told else ''}"
+        words = " ".join(f"{_SHORT.get(name, name)} {_worded(values[name])}" for name in varied if name in values)
+        return f"{words or 'the settings in force'}{' (current)' if self.current and words else ''}"
 
 
 _SHORT = {

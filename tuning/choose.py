@@ -76,11 +76,11 @@ def confirmed(choice: Choice, before: Measured, after: Measured, tuning: TuneSet
     one, other = before.arms["on"], after.arms["on"]
     gains = _gains(one, other, by_cpu=after.engine in COMPUTES_IN_PROCESS)
     gain, noise = min(gains.values()), max(one.spread, other.spread, NOISE)
-    told = " and ".join(f"{each:+.0%} {clock}" for clock, each in gains.items())
+    gained = " and ".join(f"{each:+.0%} {clock}" for clock, each in gains.items())
     missed = misses(other, tuning)
     if gain > noise and not missed:
-        return Choice(chosen=choice.chosen, nearest=None, why=f"{choice.why}; measured again beside those in force: {told}")
-    found = f"it misses the constraints: {missed[0][1]}" if missed else f"{told}, where passes differ by {noise:.0%}"
+        return Choice(chosen=choice.chosen, nearest=None, why=f"{choice.why}; measured again beside those in force: {gained}")
+    found = f"it misses the constraints: {missed[0][1]}" if missed else f"{gained}, where passes differ by {noise:.0%}"
     why = f"the settings in force stay: measured again right after them, the fastest candidate does not hold up: {found}"
     return Choice(chosen=current, nearest=None, why=why)
 

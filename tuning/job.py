@@ -38,16 +38,16 @@ class Job:
         }
 
     @classmethod
-    def from_object(cls, told: dict[str, Any]) -> "Job":
+    def from_object(cls, fields_given: dict[str, Any]) -> "Job":
         """What `as_object` gave."""
         names = {each.name for each in fields(cls)}
         return cls(
-            **{name: value for name, value in told.items() if name in names}
+            **{name: value for name, value in fields_given.items() if name in names}
             | {
-                "model": Path(told["model"]),
-                "settings": InferenceSettings.model_validate(told["settings"]),
-                "requests": Path(told["requests"]),
-                "policy": PolicyVersion.from_json(told["policy"]) if told["policy"] else None,
+                "model": Path(fields_given["model"]),
+                "settings": InferenceSettings.model_validate(fields_given["settings"]),
+                "requests": Path(fields_given["requests"]),
+                "policy": PolicyVersion.from_json(fields_given["policy"]) if fields_given["policy"] else None,
             }
         )
 

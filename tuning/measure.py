@@ -126,13 +126,13 @@ async def both_arms(
     interleaved: bool,
     rounds: int,
     load: dict[str, Any],
-    told: Any,
+    on_pass: Any,
 ) -> dict[str, list[Pass]]:
     """Passes without the adapter and with it: in turn where both are served at once, else first all without.
 
     Args:
         publish: coroutine function that makes version 1 of the adapter.
-        told: called with each arm's name and passes done.
+        on_pass: called with each arm's name and the passes done.
     """
     gaps = listen(engine)
     found: dict[str, list[Pass]] = {"off": [], "on": []}
@@ -150,5 +150,5 @@ async def both_arms(
                 await one_pass(engine, few, gaps, label=f"warm-up/{each}", version=int(each == "on"), concurrency=len(few))
         number = len(found[arm])
         found[arm].append(await one_pass(engine, requests, gaps, label=f"{arm}/{number}", version=int(arm == "on"), **load))
-        told(arm, sum(map(len, found.values())))
+        on_pass(arm, sum(map(len, found.values())))
     return found

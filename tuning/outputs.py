@@ -1,13 +1,14 @@
 """What a tuner leaves behind: settings as TOML that presets load, a table's rows, and the same grid for vLLM's sweep. Pure."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from inference.settings import InferenceSettings
 from inference.vllm_arguments import slot_rank
 from tuning.candidates import AXES, Candidate
-from tuning.choose import cost_per_thousand, misses
+from tuning.choose import NOISE, cost_per_thousand, misses
 from tuning.figures import FIGURES
 from tuning.job import Measured
 from tuning.settings import TuneSettings
@@ -113,18 +114,18 @@ def figures_of(candidate: Candidate | None, found: Mapping[str, Measured], tunin
     measured = found.get(candidate.key) if candidate is not None else None
     if candidate is None or measured is None:
         return None
-    told: dict[str, Any] = {"key": candidate.key, "current": candidate.current, "settings": candidate.values}
-    told |= {"state": measured.state, "reason": measured.reason, "log": measured.log, "adapters": measured.adapters}
-    told |= {"engine": measured.engine, "start_s": round(measured.start_s, 2), "seconds": round(measured.seconds, 2)}
-    told |= {"cpu_s": round(measured.cpu_s, 2)}
+    figures_out: dict[str, Any] = {"key": candidate.key, "current": candidate.current, "settings": candidate.values}
+    figures_out |= {"state": measured.state, "reason": measured.reason, "log": measured.log, "adapters": measured.adapters}
+    figures_out |= {"engine": measured.engine, "start_s": round(measured.start_s, 2), "seconds": round(measured.seconds, 2)}
+    figures_out |= {"cpu_s": round(measured.cpu_s, 2)}
     for arm, figures in measured.arms.items():
-        told[arm] = {name: round(getattr(figures, name), 4) for name in FIGURES}
-        told[arm]["goodput_per_s"] = round(figures.goodput_per_s(tuning.max_latency_ms), 4)
+        figures_out[arm] = {name: round(getattr(figures, name), 4) for name in FIGURES}
+        figures_out[arm]["goodput_per_s"] = round(figures.goodput_per_s(tuning.max_latency_ms), 4)
         if tuning.price_per_hour:
-            told[arm]["cost_per_thousand"] = round(cost_per_thousand(figures.decisions_per_s, tuning.price_per_hour), 6)
+            figures_out[arm]["cost_per_thousand"] = round(cost_per_thousand(figures.decisions_per_s, tuning.price_per_hour), 6)
     if measured.arms:
-        told["misses"] = [sentence for _, sentence in misses(measured.arms["on"], tuning)]
-    return told
+        figures_out["misses"] = [sentence for _, sentence in misses(measured.arms["on"], tuning)]
+    return figures_out
 
 
 def before_after(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
@@ -157,3 +158,33 @@ def as_config(settings: InferenceSettings) -> dict[str, Any]:
     """Settings that every candidate shares: a folder of results is for one set of them."""
     here = ("model", "engine", "adapter_slots", "dtype", "max_model_length", "long_prefill_tokens", "quantization")
     return {name: getattr(settings, name) for name in (*here, "model_runner", "enforce_eager", "threads")}
+
+
+def slots_or_merged(candidates: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, str]], str]:
+    """What LoRA slots cost beside merged weights: the rows of a table, and one sentence of advice.
+
+    Args:
+        candidates: plain values (`figures_of`) of one candidate with slots and one with merged weights.
+    """
+    ways = {each["settings"]["adapters"]: each for each in candidates}
+    slots, merged = ways["slots"], ways["merge_reload"]
+    arms = [("merged weights", merged, "on"), ("slots", slots, "on"), ("slots, requests without an adapter", slots, "off")]
+    base = merged["on"]["decisions_per_s"] if "on" in merged else math.nan
+    rows = [
+        {
+            "served as": name,
+            "decisions/s": f"{way[arm]['decisions_per_s']:,.1f}",
+            "times": "-" if math.isnan(base) else f"{base / way[arm]['decisions_per_s']:.2f}",
+            "P99 ms": f"{way[arm]['e2el_ms_p99']:,.0f}",
+        }
+        for name, way, arm in arms
+        if arm in way
+    ]
+    for name, way in (("merged weights", merged), ("slots", slots)):
+        if "on" not in way:
+            return rows, f"{name} could not be measured ({way['state']}: {way['reason']})"
+    times = base / slots["on"]["decisions_per_s"]
+    if abs(times - 1) <= NOISE:
+        return rows, f"either way is as fast: they differ by no more than {NOISE:.0%}"
+    better = "merge_reload" if times > 1 else "slots"
+    return rows, f"slots take {times:.2f} times the time of merged weights: set inference.adapters '{better}'"

@@ -1,7 +1,7 @@
-"""A candidate's process, seen from the tuner: start it, listen, and end it whatever happens.
+"""A candidate's process, as the tuner handles it: start it, read its messages, and end it in every case.
 
-Promise: the wait is bounded, for the engine's start and for the rest, and ends at once when the process does; its last
-words are kept; nothing of its process group is left behind, not even where this process is killed.
+The wait is bounded, for the engine's start and for the rest, and ends at once when the process ends. The last lines of its log
+are kept. Nothing of its process group is left behind, not even where this process is killed.
 """
 
 import asyncio
@@ -40,17 +40,19 @@ class Heard:
 
 
 async def measure_in_process(
-    job: Job, log: Path, *, timeout_s: float, told: Callable[[dict[str, Any]], None] = lambda _: None
+    job: Job, log: Path, *, timeout_s: float, on_message: Callable[[dict[str, Any]], None] = lambda _: None
 ) -> Measured:
     """Measure a candidate in a process of its own; whatever happens to it comes back as a state with a reason.
 
     Args:
         log: file for what the process prints.
         timeout_s: seconds from the engine's start to the figures; for the start: the settings' own bound.
-        told: called with each thing that it says.
+        on_message: called with each message of the process.
     """
     began, start_s = time.monotonic(), job.settings.start_timeout_s
-    heard = await run_program("tuning.candidate", job.as_object(), log, start_s=start_s, timeout_s=timeout_s, told=told)
+    heard = await run_program(
+        "tuning.candidate", job.as_object(), log, start_s=start_s, timeout_s=timeout_s, on_message=on_message
+    )
     seconds = time.monotonic() - began
     facts = {
         "seconds": seconds,
@@ -101,7 +103,7 @@ async def run_program(
     *,
     start_s: float,
     timeout_s: float,
-    told: Callable[[dict[str, Any]], None],
+    on_message: Callable[[dict[str, Any]], None],
 ) -> Heard:
     """Run `python -m module JOB` in a process group of its own until it ends or its time is over.
 
@@ -128,7 +130,7 @@ async def run_program(
             limit=_LINE_LIMIT,
         )
         try:
-            await _listen(process, heard, start_s, timeout_s, told)
+            await _listen(process, heard, start_s, timeout_s, on_message)
         finally:
             await _end(process)
             shutil.rmtree(scratch, ignore_errors=True)
@@ -137,7 +139,11 @@ async def run_program(
 
 
 async def _listen(
-    process: asyncio.subprocess.Process, heard: Heard, start_s: float, timeout_s: float, told: Callable[[dict[str, Any]], None]
+    process: asyncio.subprocess.Process,
+    heard: Heard,
+    start_s: float,
+    timeout_s: float,
+    on_message: Callable[[dict[str, Any]], None],
 ) -> None:
     """Until the process closes its end, or its time is over."""
     assert process.stdout is not None
@@ -159,7 +165,7 @@ async def _listen(
             heard.ready = word
             ends = time.monotonic() + timeout_s
         heard.last = word
-        told(word)
+        on_message(word)
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -6,5 +6,5 @@ and the number of decisions that a step trains on are those of the run it is hel
 system is known in two forms, or paid for a fault and not for its design, the cheaper form is taken, and the module says so.
 
 Every part is a switch of `Way`, so that each improvement can be measured alone: on in the old way, or off in the new one.
-Never: used outside benchmarks.
+Only benchmarks use it.
 """

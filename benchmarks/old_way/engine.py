@@ -17,8 +17,8 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from benchmarks.old_way import trie
-from benchmarks.old_way.processor import MOVES, RECORD, WANTED, TrieProcessor
 from benchmarks.old_way.stages import StageClock
+from benchmarks.old_way.trie import MOVES, RECORD, WANTED, TrieProcessor
 from inference import embedded
 from inference.settings import InferenceSettings
 from records.generation import Generation

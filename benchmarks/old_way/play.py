@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.old_way.engine import OldEngine, TextRequest, TimedEngine
 from benchmarks.old_way.games import Start, clones, path_of, power_of, restored, warm_up_phases
-from benchmarks.old_way.prompts import HEAD, json_prompt
+from benchmarks.old_way.json_prompts import HEAD, json_prompt
 from benchmarks.old_way.stages import StageClock
 from benchmarks.old_way.ways import Way
 from decoding.codec import Codec

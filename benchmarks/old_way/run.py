@@ -113,7 +113,7 @@ async def _steps(spec: dict[str, Any], arm: Any, pipe: Connection) -> Any:
     depth, most, budget_s, newest = spec["depth"], spec["steps"], spec["budget_s"], None
     in_flight: dict[int, asyncio.Task[Any]] = {}
     done = _clock()
-    began, trainer_cpu = time.perf_counter(), 0.0
+    began = time.perf_counter()
     for step in range(1, most + 1):
         for ahead in range(step, min(step + depth, most) + 1):
             if ahead not in in_flight:
@@ -126,7 +126,6 @@ async def _steps(spec: dict[str, Any], arm: Any, pipe: Connection) -> Any:
             in_flight[step + depth + 1] = asyncio.create_task(arm.roll_out(step + depth + 1))
         pipe.send(step)
         learned, train_s, cpu_s = await asyncio.to_thread(pipe.recv)
-        trainer_cpu += cpu_s
         published = time.perf_counter()
         await arm.serve(step, learned)
         counts, stages = arm.fresh_counts(), dict(arm.clock.cpu_s)

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 
 from benchmarks.old_way.play import Row
 from benchmarks.old_way.ways import Way
+from benchmarks.trainer_cases import offsets_of
 from decoding.codec import Codec
 from game.scores import components
 from records.rows import Decision, decision_id
@@ -163,23 +164,17 @@ def _as_batch(records: Sequence[Mapping[str, Any]]) -> Batch:
     return Batch(
         decision_ids=np.arange(len(records), dtype=np.int64),
         input_ids=np.array([token for ids in inputs for token in ids], np.int32),
-        input_offsets=_offsets([len(ids) for ids in inputs]),
+        input_offsets=offsets_of([len(ids) for ids in inputs]),
         prompt_lens=np.array([len(record["prompt_ids"]) for record in records], np.int32),
         behaviour_logprobs=np.array(fitted, np.float32),
-        completion_offsets=_offsets(lengths),
+        completion_offsets=offsets_of(lengths),
         legal_ids=np.array(legal_ids, np.int32),
-        legal_offsets=_offsets(legal_sizes),
+        legal_offsets=offsets_of(legal_sizes),
         temperatures=np.ones(len(records), np.float32),
         returns=np.array([record["reward"] for record in records], np.float64),
         advantage_groups=np.full(len(records), -1, np.int32),
         policy_versions=np.zeros(len(records), np.int32),
     )
-
-
-def _offsets(lengths: Sequence[int]) -> np.ndarray:
-    found = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=found[1:])
-    return found
 
 
 def _taught(batch: Batch, keys: Sequence[str], realigned: int) -> Learnable:
@@ -206,12 +201,12 @@ def rows_of(batch: Batch, kept: Sequence[int], groups: np.ndarray) -> Batch:
     return Batch(
         decision_ids=batch.decision_ids[kept],
         input_ids=np.concatenate([none, *inputs]).astype(np.int32),
-        input_offsets=_offsets([len(ids) for ids in inputs]),
+        input_offsets=offsets_of([len(ids) for ids in inputs]),
         prompt_lens=batch.prompt_lens[kept],
         behaviour_logprobs=np.concatenate([none, *logprobs]).astype(np.float32),
-        completion_offsets=_offsets([int(last - first) for first, last in spans]),
+        completion_offsets=offsets_of([int(last - first) for first, last in spans]),
         legal_ids=np.concatenate([none, *legal]).astype(np.int32),
-        legal_offsets=_offsets(np.concatenate([none, *sizes]).astype(np.int64).tolist()),
+        legal_offsets=offsets_of(np.concatenate([none, *sizes]).astype(np.int64).tolist()),
         temperatures=batch.temperatures[kept],
         returns=batch.returns[kept],
         advantage_groups=renumbered.astype(np.int32),

@@ -1,18 +1,16 @@
-"""Old flow runs leave Prefect's database: what it keeps is a view of runs, never the only copy.
+"""Removes old flow runs from Prefect's database, which never holds the only copy of anything.
 
-Through Prefect's own API, so it works with any server. A flow run takes its task runs and states with it; its artifacts are
-removed one by one, since Prefect would leave them behind, and its logs go a moment later. Events end by themselves
-(PREFECT_SERVER_EVENTS_RETENTION_PERIOD). No flow of its own: it would add what it removes.
+It uses Prefect's own API, so it works with any server. Prefect removes a flow run's task runs and states with it, and its logs a
+moment later. It would leave the artifacts behind, so these are removed one by one. Prefect removes events by itself
+(PREFECT_SERVER_EVENTS_RETENTION_PERIOD). The file of an SQLite database keeps its size: SQLite writes new rows into the freed
+pages. This is no flow, because a flow run would add what it removes.
 """
 
 import asyncio
-import sqlite3
 import time
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from uuid import UUID
 
 from prefect.client.orchestration import PrefectClient, get_client
@@ -68,21 +66,6 @@ async def forget(runs: Sequence[OldRun]) -> int:
     return removed
 
 
-def compact(database: Path) -> int | None:
-    """Give the room of what was removed back to the disk; bytes gained, or None while a server has the database open."""
-    before = _size(database)
-    address = f"{database.absolute().as_uri()}?mode=rw"
-    with closing(sqlite3.connect(address, uri=True, timeout=0, isolation_level=None)) as connection:
-        try:
-            # Leaving the write-ahead log needs the file alone, which no process that has it open would grant.
-            connection.execute("PRAGMA journal_mode = DELETE")
-            connection.execute("VACUUM")
-            connection.execute("PRAGMA journal_mode = WAL")
-        except sqlite3.OperationalError:
-            return None
-    return before - _size(database)
-
-
 async def _remove_artifacts(client: PrefectClient, run: UUID) -> None:
     mine = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run]))
     while found := await client.read_artifacts(artifact_filter=mine, limit=_PAGE):
@@ -97,8 +80,3 @@ async def _wait_for_logs(client: PrefectClient, runs: list[UUID]) -> None:
         theirs = LogFilter(flow_run_id=LogFilterFlowRunId(any_=some))
         while await client.read_logs(theirs, limit=1) and time.monotonic() < until:
             await asyncio.sleep(0.2)
-
-
-def _size(database: Path) -> int:
-    """Bytes of the database with its write-ahead log."""
-    return sum(file.stat().st_size for file in database.parent.glob(f"{database.name}*") if file.is_file())

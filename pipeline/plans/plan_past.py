@@ -1,4 +1,4 @@
-"""What commands that look at a run's past are going to do, in figures: `lab`, `replay-step`, `cache refresh`, and `tune lora`.
+"""What commands that look at a run's past are going to do, in figures: `lab`, `replay-step` and `cache refresh`.
 
 Nothing is started, computed or written. Raises what the command itself would refuse its input with.
 """
@@ -6,9 +6,6 @@ Nothing is started, computed or written. Raises what the command itself would re
 from pathlib import Path
 from typing import Any
 
-from inference.memory_plan import check_memory, plan_memory, this_machine
-from pipeline.plans.find_model import check_length, model_shape
-from pipeline.plans.plan_tuning import settings_for
 from pipeline.refresh_settings import newest_run, refreshed_settings
 from pipeline.run_settings import CACHE_FOLDER, RunSettings
 from pipeline.threads import usable_cores
@@ -17,9 +14,6 @@ from state_cache.store import find_cache, version_name
 from storage.ledger import MAIN, read_ledger, recorded_steps
 from storage.lineages import lineage_at
 from storage.runs import RunPaths
-from tuning.lora_arms import ARMS, engines
-from tuning.requests import check_shape
-from tuning.settings import TuneSettings
 
 Forecast = dict[str, Any]
 
@@ -101,40 +95,6 @@ def plan_refresh(run: str, runs_root: Path, share: float) -> Forecast:
         },
         "work": {"run": name, "start_groups_read": settings.from_groups},
         "reused_or_made": {"state_cache": "found: nothing to do" if found else "to be built"},
-    }
-
-
-def plan_lora(run: str, settings: RunSettings, runs_root: Path, requests: int, rounds: int) -> Forecast:
-    """The plan of measuring what LoRA slots cost.
-
-    Raises:
-        InputError: no such run or model, or too little memory.
-    """
-    run, settings = settings_for(run, settings, runs_root)
-    base, machine = settings.inference, this_machine()
-    shape = model_shape(base.model, settings.tiny_model, settings.prompts)
-    check_length(base, shape, base.model)
-    wanted = engines(base, settings.training.lora_rank, on_gpu=machine.gpu_total > 0)
-    for each in wanted.values():
-        check_memory(shape, each, machine=machine)
-    if not run:
-        tuning = TuneSettings(requests=requests, concurrency=(1,), random_completion_tokens=16)
-        check_shape(tuning, max_model_length=base.max_model_length)
-    arms = sum(arm.engine in wanted for arm in ARMS)
-    memory: Forecast = {"available_bytes": machine.memory}
-    if shape is not None:
-        memory["needed_bytes_of_the_largest_engine"] = max(plan_memory(shape, each, machine).needed for each in wanted.values())
-    return {
-        "command": "tune lora",
-        "work": {
-            "requests_of": run or "nobody: random ones",
-            "arms": arms,
-            "engines": len(wanted),
-            "passes": arms * (rounds + 1),
-            "requests": arms * (rounds + 1) * requests,
-        },
-        "memory": memory,
-        "files": {"log": str(runs_root / "_tuning" / "lora.log")},
     }
 
 

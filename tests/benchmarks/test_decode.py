@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import decode
+from benchmarks import decode, vllm_batch
 from benchmarks.decode_cases import (
     SHAPES,
     Instant,
@@ -135,12 +135,12 @@ def test_table_time_is_of_the_requests_after_the_warm_up(tokens, monkeypatch: py
 @pytest.mark.system
 def test_both_arms_draw_as_many_tokens_and_the_ratio_is_of_their_times(vllm_engine, host, tokens, monkeypatch):
     times = iter([3.0, 2.0, 4.0, 3.0, 5.0, 4.5])
-    drawn = decode._drawn
+    draw_batch = vllm_batch.draw_batch
 
-    def timed(engine, arm):
-        return next(times), drawn(engine, arm)[1]
+    def timed(engine, batch, **how):
+        return next(times), draw_batch(engine, batch, **how)[1]
 
-    monkeypatch.setattr(decode, "_drawn", timed)
+    monkeypatch.setattr(vllm_batch, "draw_batch", timed)
 
     async def measure() -> float:
         return decode.masked_over_unmasked(vllm_engine, tokens, SMALL, rounds=2, seed=0)
@@ -151,7 +151,7 @@ def test_both_arms_draw_as_many_tokens_and_the_ratio_is_of_their_times(vllm_engi
 @pytest.mark.vllm
 def test_arms_that_draw_different_numbers_of_tokens_give_no_figure(vllm_engine, host, tokens, monkeypatch):
     answers = iter([(1.0, [[1, 2]] * SMALL.batch), (1.0, [[1]] * SMALL.batch)])
-    monkeypatch.setattr(decode, "_drawn", lambda engine, arm: next(answers))
+    monkeypatch.setattr(vllm_batch, "draw_batch", lambda engine, batch, **how: next(answers))
     with pytest.raises(EngineError, match="different numbers of tokens"):
         decode.masked_over_unmasked(vllm_engine, tokens, SMALL, rounds=1, seed=0)
 

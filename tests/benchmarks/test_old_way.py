@@ -15,9 +15,9 @@ from benchmarks.ablation import arms, cpu_a_step, table
 from benchmarks.end_to_end import figures
 from benchmarks.kept_arms import KeptArms
 from benchmarks.old_way.games import Start, clones, warm_up_phases
+from benchmarks.old_way.json_prompts import HEAD, prompt_text
 from benchmarks.old_way.learn import standardised
 from benchmarks.old_way.play import Row, Table
-from benchmarks.old_way.prompts import HEAD, prompt_text
 from benchmarks.old_way.stages import StageClock
 from benchmarks.old_way.trajectories import read, write
 from benchmarks.old_way.trie import OrderTrie, TrieRows

@@ -50,8 +50,8 @@ def test_times_are_put_together_as_their_names_say(monkeypatch: pytest.MonkeyPat
     slow(storage_gathering, "publish_shard", lambda *given: 16.0)
     slow(storage_gathering, "row_checksums", lambda table: 0.5)
     slow(storage_gathering, "write_ledger", lambda *given: 0.375)
-    monkeypatch.setattr("benchmarks.storage_clock.time.perf_counter", lambda: now)
-    monkeypatch.setattr("benchmarks.storage_clock.time.process_time", lambda: now)
+    monkeypatch.setattr("benchmarks.outcome.time.perf_counter", lambda: now)
+    monkeypatch.setattr("benchmarks.outcome.time.process_time", lambda: now)
     metrics = dict(bench_storage(rounds=2, scale=SMALL).metrics)
     assert metrics.pop("heap_bytes_per_gb_mapped") == 0
     assert metrics == {

@@ -56,7 +56,7 @@ def test_a_stage_that_grew_is_named_and_the_exit_code_says_so(tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     assert run(["profile", "trainer"]) == 0
     stored = json.loads(Path("profile-trainer.json").read_text())
-    assert stored["stages"]["forward"] == {"seconds": 3.0, "share": 0.75} and Path("profile-trainer.html").is_file()
+    assert stored["stages"]["forward"] == {"seconds": 3.0, "share": 0.75} and stored["flame_graphs"] == {}
     stages["select"] = 5.0
     compared = ["profile", "trainer", "--baseline", "profile-trainer.json", "--output", "now.json"]
     capsys.readouterr()
@@ -79,7 +79,8 @@ def test_a_profile_is_written_compared_and_leaves_no_run_behind(workplace: Enten
     assert found == json.loads((workplace.folder / "profile-e2e.json").read_text())
     assert sum(each["share"] for each in found["stages"].values()) == pytest.approx(1, abs=1e-3)
     assert set(found["threads"]) == {"flow", "engine", "trainer"}
-    assert "training/trainer.py: step" in (workplace.folder / "profile-e2e.html").read_text()
+    assert set(found["flame_graphs"]) == {"flow", "engine", "trainer"}
+    assert "training/trainer.py" in (workplace.folder / "profile-e2e-trainer.html").read_text()
     assert not list((workplace.folder / "runs").glob("profile-*")), "the run that was profiled is gone"
 
     found["stages"] |= {"forward": {"seconds": 0, "share": -1.0}}

@@ -1,42 +1,61 @@
 """What would make every task of every step dear stays out of it: a walk through what tasks share, a question to the server."""
 
+import ast
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prefect.utilities.collections import visit_collection
+from prefect.utilities.engine import collect_task_run_inputs_sync, resolve_to_final_result
 
-from pipeline.resources import Resources
-from state_cache.settings import CacheSettings
-from state_cache.store import StateCache
 from tasks.dask_rollouts import roll_out_elsewhere
 from tasks.produced_rollouts import produce_groups
+from tasks.quoted import quoted
 from tasks.replayed_rollouts import replay_groups
 from tasks.rollouts import roll_out_groups, roll_out_probe
 from tasks.training import check_mismatch, train_step
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 
-def test_prefect_does_not_look_into_what_tasks_share(positions):
-    nothing: Any = None
-    resources = Resources(
-        paths=nothing,
-        model=Path("model"),
-        seed=0,
-        rollouts=nothing,
-        cache=StateCache(path=Path("cache"), settings=CacheSettings(), train=tuple(positions), held_out=()),
-        host=nothing,
-        engine=nothing,
-        scorer=nothing,
-        tokens=nothing,
-        trainer=nothing,
-        resume_point=nothing,
-        provenance={},
-        past_spreads=nothing,
-        max_policy_lag=0,
-    )
-    seen: list[object] = []
-    visit_collection(resources, seen.append)
-    assert seen == [resources]
+
+@dataclass
+class Visited:
+    """A dataclass that tells when Prefect looks at its fields."""
+
+    fields_read: list[str]
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "inside":
+            object.__getattribute__(self, "fields_read").append(name)
+        return object.__getattribute__(self, name)
+
+    inside: int = 0
+
+
+def test_prefect_hands_a_quoted_argument_on_without_reading_its_fields():
+    read: list[str] = []
+
+    collect_task_run_inputs_sync(Visited(read))
+    assert read, "Prefect reads the fields of what is not quoted: else this test says nothing"
+    read.clear()
+    value = Visited(read)
+    inputs = collect_task_run_inputs_sync(quoted(value))
+    assert (inputs, read) == (set(), [])
+    options: Any = {"visit_fn": resolve_to_final_result, "return_data": True, "remove_annotations": True, "context": {}}
+    assert visit_collection(quoted(value), **options) is value and read == []
+
+
+def test_every_flow_quotes_the_resources_that_it_hands_to_a_task():
+    tasks = {"roll_out_probe", "check_mismatch", "train_step", "_task"}
+    firsts = [
+        ast.unparse(call.args[0])
+        for file in sorted((ROOT / "flows").glob("*.py"))
+        for call in ast.walk(ast.parse(file.read_text()))
+        if isinstance(call, ast.Call) and ast.unparse(call.func).rpartition(".")[2] in tasks and call.args
+    ]
+    with_resources = [first for first in firsts if "resources" in first]
+    assert sorted(with_resources) == sorted([*["quoted(resources)"] * 3, "quoted(self._resources)"])
 
 
 @pytest.mark.parametrize(

@@ -137,9 +137,9 @@ def test_what_is_wrong_with_a_hook_is_a_sentence(endpoint: tuple[str, list[bytes
     for settings, said in [
         (AlertSettings(command="echo no such thing >&2; exit 3"), "alerts.command ended with 3: no such thing"),
         (AlertSettings(command="sleep 30"), "alerts.command did not end within 0.5 s"),
-        (AlertSettings(webhook=f"{url}/broken"), f"alerts.webhook '{url}/broken' could not be told: HTTP Error 500"),
-        (AlertSettings(webhook="http://127.0.0.1:9/"), "could not be told"),
-        (AlertSettings(webhook="nonsense"), "alerts.webhook 'nonsense' could not be told"),
+        (AlertSettings(webhook=f"{url}/broken"), f"alerts.webhook '{url}/broken' could not be reached: HTTP Error 500"),
+        (AlertSettings(webhook="http://127.0.0.1:9/"), "could not be reached"),
+        (AlertSettings(webhook="nonsense"), "alerts.webhook 'nonsense' could not be reached"),
     ]:
         (sentence,) = carry(ALERT, settings)
         assert said in sentence

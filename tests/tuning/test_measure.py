@@ -70,7 +70,7 @@ def test_arms_come_in_turn_where_both_are_served_and_the_adapter_is_published_on
     seen: list[str] = []
     load = {"concurrency": 8, "request_rate": 0.0, "seed": 0}
     work = both_arms(
-        engine, REQUESTS, publish, interleaved=interleaved, rounds=2, load=load, told=lambda arm, done: seen.append(arm)
+        engine, REQUESTS, publish, interleaved=interleaved, rounds=2, load=load, on_pass=lambda arm, done: seen.append(arm)
     )
     found = asyncio.run(work)
     assert seen == order and len(published) == 1 and {name: len(passes) for name, passes in found.items()} == {"off": 2, "on": 2}

@@ -28,7 +28,7 @@ def attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Try:
     def run(program: str, *, start_s: float = 30.0, timeout_s: float = 30.0) -> Heard:
         (tmp_path / "tried.py").write_text(program)
         return asyncio.run(
-            run_program("tried", {"a": 1}, tmp_path / "log", start_s=start_s, timeout_s=timeout_s, told=lambda word: None)
+            run_program("tried", {"a": 1}, tmp_path / "log", start_s=start_s, timeout_s=timeout_s, on_message=lambda word: None)
         )
 
     return run
@@ -89,7 +89,7 @@ def test_a_candidate_ends_when_whoever_started_it_is_killed(tmp_path: Path):
     parent = (
         "import asyncio, sys\nfrom pathlib import Path\nfrom tuning.process import run_program\n"
         "def told(word): print('ready', flush=True)\n"
-        f"asyncio.run(run_program('tried', {{}}, Path({str(tmp_path / 'log')!r}), start_s=60, timeout_s=60, told=told))"
+        f"asyncio.run(run_program('tried', {{}}, Path({str(tmp_path / 'log')!r}), start_s=60, timeout_s=60, on_message=told))"
     )
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True, env=environment) as process:

@@ -17,8 +17,7 @@ from tuning.candidates import Candidate, candidates_of, refused, varied_axes
 from tuning.choose import NOISE, choose, confirmed, cost_per_thousand
 from tuning.figures import FIGURES, ArmFigures, Pass, arm_figures
 from tuning.job import Measured
-from tuning.lora_arms import CAUSES, costs, engines
-from tuning.outputs import figures_of, sweep_files, table_rows, tuned_toml
+from tuning.outputs import figures_of, slots_or_merged, sweep_files, table_rows, tuned_toml
 from tuning.requests import chain_table, check_shape, random_rows
 from tuning.settings import TuneSettings
 
@@ -246,30 +245,22 @@ def test_the_price_of_a_thousand_decisions_follows_from_the_hour_s():
     )
 
 
-def test_each_cause_of_slow_slots_is_one_difference_and_says_where_it_does_not_apply():
-    seconds = {
-        "no slots": [1.0, 1.0, 1.0],
-        "slots unused": [1.5, 1.2, 1.4],
-        "adapter": [3.0, 2.4, 2.8],
-        "versions": [3.0, 2.4, 2.8],
-        "few slots": [6.0, 4.8, 5.6],
-        "wide slots": [9.0, 7.2, 8.4],
-        "in place": [3.3, 2.64, 3.08],
-    }
-    told = {each["cause"]: each for each in costs(seconds, {"adapter": 5.6})}
-    ratios = {name: each["ratio"] for name, each in told.items()}
-    assert ratios["slots, though no request uses one"] == 1.4 and ratios["the adapter itself"] == 2.0
-    assert ratios["both of these"] == 2.8 and ratios["slots wider than the adapter"] == 3.0
-    assert ratios["fewer slots than versions in flight"] == 2.0 and ratios["adapter loaded again in place"] == 1.1
-    assert ratios["first use of an adapter (seen once)"] == 2.0
-    assert ratios["eager, without CUDA graphs"] is None and "no CUDA graphs" in str(told["eager, without CUDA graphs"]["why"])
-    assert len(told) == len(CAUSES) + 2
+def test_the_lora_table_compares_with_merged_weights_and_names_the_better_way_or_why_there_is_none():
+    def way(adapters: str, on: float, off: float) -> dict:
+        return {"settings": {"adapters": adapters}, "state": "measured", "reason": "", "on": arm(on), "off": arm(off)}
 
+    def arm(rate: float) -> dict:
+        return {"decisions_per_s": rate, "e2el_ms_p99": 10.0}
 
-def test_engines_of_the_causes_differ_in_one_thing_each():
-    here = engines(BASE, 16, on_gpu=False)
-    assert set(here) == {"plain", "slots", "wide", "few"} and set(engines(BASE, 16, on_gpu=True)) - set(here) == {"graphs"}
-    base = here.pop("slots").model_dump()
-    for settings in here.values():
-        assert len([name for name, value in settings.model_dump().items() if base[name] != value]) == 1
-    assert here["wide"].adapter_rank == 64 and here["few"].adapter_slots == 2
+    rows, advice = slots_or_merged([way("slots", 20.0, 40.0), way("merge_reload", 50.0, 50.0)])
+    assert [(row["served as"], row["times"]) for row in rows] == [
+        ("merged weights", "1.00"), ("slots", "2.50"), ("slots, requests without an adapter", "1.25")
+    ]  # fmt: skip
+    assert (
+        "inference.adapters 'merge_reload'" in advice
+        and "'slots'" in slots_or_merged([way("slots", 60, 60), way("merge_reload", 50, 50)])[1]
+    )
+    assert "either way" in slots_or_merged([way("slots", 51.0, 60.0), way("merge_reload", 50.0, 50.0)])[1]
+    broken = {"settings": {"adapters": "merge_reload"}, "state": "refused", "reason": "no float32"}
+    rows, advice = slots_or_merged([way("slots", 20.0, 40.0), broken])
+    assert len(rows) == 2 and advice == "merged weights could not be measured (refused: no float32)"
