@@ -1,4 +1,4 @@
-"""`entente clean`: take away what has grown old, after saying what."""
+"""`entente runs clean`: take away what has grown old, after saying what."""
 
 import os
 from collections.abc import Iterable
@@ -45,13 +45,13 @@ def clean(
 
     Examples
 
-        entente clean --dry-run                     what would go
+        entente runs clean --dry-run                     what would go
 
-        entente clean --run mine --keep-adapters 5
+        entente runs clean --run mine --keep-adapters 5
 
-        entente clean --run mine --shards-gb 20 --archive-shards --dry-run
+        entente runs clean --run mine --shards-gb 20 --archive-shards --dry-run
 
-        entente clean --whole-run mine --no-prefect
+        entente runs clean --whole-run mine --no-prefect
     """
     chosen = settings or RetentionSettings()
     whole = [_finished_run(runs_root, name) for name in whole_run or ()]

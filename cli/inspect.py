@@ -1,4 +1,4 @@
-"""`entente inspect`: look at one decision, one group of forks, or one step of a run."""
+"""`entente runs inspect`: look at one decision, one group of forks, or one step of a run."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,7 +34,7 @@ def decision(
 
     Example
 
-        entente inspect decision 8561340446102613373 --run mine --board board.svg
+        entente runs inspect decision 8561340446102613373 --run mine --board board.svg
     """
     run = which_run(run, runs_root)
     with _opened(run, runs_root) as rows:
@@ -59,9 +59,9 @@ def group(
 
     Examples
 
-        entente inspect group 12 --run mine
+        entente runs inspect group 12 --run mine
 
-        entente inspect group 12 --run mine --power france --phase S1902M --board best.svg
+        entente runs inspect group 12 --run mine --power france --phase S1902M --board best.svg
     """
     run = which_run(run, runs_root)
     with _opened(run, runs_root) as rows:
@@ -96,9 +96,9 @@ def step(
 
     Examples
 
-        entente inspect step 7 --run mine
+        entente runs inspect step 7 --run mine
 
-        entente inspect step 7 --run mine --eligible
+        entente runs inspect step 7 --run mine --eligible
     """
     run = which_run(run, runs_root)
     if eligible:

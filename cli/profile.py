@@ -1,4 +1,4 @@
-"""`entente profile`: where the time of rollouts, of the trainer or of a whole run goes, and what of it grew."""
+"""`entente bench profile`: where the time of rollouts, of the trainer or of a whole run goes, and what of it grew."""
 
 import json as jsonlib
 import os
@@ -57,9 +57,9 @@ def rollout(
 
     Examples
 
-        entente profile rollout
+        entente bench profile rollout
 
-        entente profile rollout --rollouts.forks-per-group 16 --output before.json
+        entente bench profile rollout --rollouts.forks-per-group 16 --output before.json
     """
     _profile("rollout", settings_from(preset, config, settings), steps, output, baseline, tolerance, json, dry_run)
 
@@ -81,9 +81,9 @@ def trainer(
 
     Examples
 
-        entente profile trainer
+        entente bench profile trainer
 
-        entente profile trainer --training.layout padded --baseline profile-trainer.json --output padded.json
+        entente bench profile trainer --training.layout padded --baseline profile-trainer.json --output padded.json
     """
     _profile("trainer", settings_from(preset, config, settings), steps, output, baseline, tolerance, json, dry_run)
 
@@ -101,13 +101,13 @@ def e2e(
     dry_run: DryRun = False,
     settings: SettingsFlags = None,
 ) -> None:
-    """The training flow with all its processes: the stages of a step, as `explain-run` and the report have them.
+    """The training flow with all its processes: the stages of a step, as `entente runs explain` and the report have them.
 
     Examples
 
-        entente profile e2e
+        entente bench profile e2e
 
-        entente profile e2e --baseline profile-e2e.json --tolerance 0.1 --output now.json
+        entente bench profile e2e --baseline profile-e2e.json --tolerance 0.1 --output now.json
     """
     _profile("e2e", settings_from(preset, config, settings), steps, output, baseline, tolerance, json, dry_run)
 
@@ -152,7 +152,7 @@ def _profile(
             "machine": environment(),
         },
     )
-    flame.write_text(flame_page(f"entente profile {kind}", threads, told), encoding="utf-8")
+    flame.write_text(flame_page(f"entente bench profile {kind}", threads, told), encoding="utf-8")
     file.write_text(jsonlib.dumps(found, indent=1) + "\n", encoding="utf-8")
     _show(found, before, file, flame)
     if json:
@@ -171,7 +171,7 @@ def _show_plan(kind: Kind, settings: "RunSettings", steps: int, file: Path, *, j
     plan = plan_train(settings)
     kept = {name: plan[name] for name in ("work", "tokens", "memory", "threads", "engine", "reused_or_made")}
     files = {"profile": str(file), "flame_graph": str(file.with_suffix(".html"))}
-    show_plan({"command": f"profile {kind}", **kept, "files": files}, json=json)
+    show_plan({"command": f"bench profile {kind}", **kept, "files": files}, json=json)
 
 
 def _measured(kind: Kind, settings: "RunSettings", folder: Path) -> "Profiled":
@@ -203,7 +203,9 @@ def _read(file: Path, kind: Kind) -> dict[str, Any]:
         found = jsonlib.loads(read_text(file, at_most=LARGEST_RESULT, what="baseline"))
         stored, shares = found["profile"], {stage: float(each["share"]) for stage, each in found["stages"].items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise InputError(f"baseline '{file}' is no stored profile ({error}): make one with `entente profile {kind}`") from error
+        raise InputError(
+            f"baseline '{file}' is no stored profile ({error}): make one with `entente bench profile {kind}`"
+        ) from error
     if stored != kind or not shares:
         raise InputError(f"baseline '{file}' is a profile of '{stored}', not of '{kind}': give one of the same kind")
     return found

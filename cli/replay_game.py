@@ -29,7 +29,7 @@ def replay(
     """Step through a game of a run: boards, everybody's orders and results, and how sure the policy was of each of its own.
 
     Writes one page that needs no network and no other file. Works while the run trains. A whole step of training is run again by
-    `entente replay-step`.
+    `entente runs replay-step`.
 
     Examples
 

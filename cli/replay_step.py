@@ -1,4 +1,4 @@
-"""`entente replay-step`: run a past step again, and compare."""
+"""`entente runs replay-step`: run a past step again, and compare."""
 
 import json as jsonlib
 from pathlib import Path
@@ -33,11 +33,11 @@ def replay_step(
 
     Examples
 
-        entente replay-step --run mine --step 7
+        entente runs replay-step --run mine --step 7
 
-        entente replay-step --run mine --step 7 --json
+        entente runs replay-step --run mine --step 7 --json
 
-        entente replay-step --run mine --step 7 --dry-run    how many steps are replayed, and about how long
+        entente runs replay-step --run mine --step 7 --dry-run    how many steps are replayed, and about how long
     """
     from pipeline.plans.find_model import model_of
     from pipeline.run_settings import settings_at

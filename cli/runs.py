@@ -1,11 +1,11 @@
-"""`entente runs`: what there is."""
+"""`entente runs`: the list of runs, and the commands that look into one, repeat a step of it, or remove old files."""
 
 import json as jsonlib
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import Parameter
+from cyclopts import App, Parameter
 from rich.console import Console
 from rich.table import Table
 
@@ -15,7 +15,15 @@ from inference.memory_plan import size_text
 if TYPE_CHECKING:
     from reports.run_list import RunLine
 
+app = App(name="runs")
+app.command("cli.inspect:app", name="inspect")
+app.command("cli.explain:explain", name="explain")
+app.command("cli.replay_step:replay_step", name="replay-step")
+app.command("cli.losses:losses", name="losses")
+app.command("cli.clean:clean", name="clean")
 
+
+@app.default
 def runs(
     *,
     runs_root: Annotated[Path, Parameter(help="Folder of all runs.")] = Path("runs"),

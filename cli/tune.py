@@ -1,4 +1,4 @@
-"""`entente tune`: which engine settings draw the most decisions here, with the adapter on; and what the adapter costs."""
+"""`entente bench tune`: which engine settings draw the most decisions here, with the adapter on; and what the adapter costs."""
 
 import json as jsonlib
 import sys
@@ -43,19 +43,19 @@ def tune(
 
     Examples
 
-        entente tune --run mine                       what the run asks, a few minutes
+        entente bench tune --run mine                       what the run asks, a few minutes
 
-        entente tune --run mine --dry-run             which candidates, and about how long
+        entente bench tune --run mine --dry-run             which candidates, and about how long
 
-        entente tune --run mine --max-sequences 128 256 512 --max-batched-tokens 4096 8192 16384 --concurrency 128 256
+        entente bench tune --run mine --max-sequences 128 256 512 --max-batched-tokens 4096 8192 16384 --concurrency 128 256
 
-        entente tune --run mine --adapters slots merge_reload --block-size 32 64 128 --prefix-caching on off
+        entente bench tune --run mine --adapters slots merge_reload --block-size 32 64 128 --prefix-caching on off
 
-        entente tune --random-prompt-tokens 128 --random-completion-tokens 384 --concurrency 32
+        entente bench tune --random-prompt-tokens 128 --random-completion-tokens 384 --concurrency 32
 
-        entente tune --preset single-gpu --gpu-memory-share 0.85 0.89 0.93 --adapter-rank 16 32 --price-per-hour 2.5
+        entente bench tune --preset single-gpu --gpu-memory-share 0.85 0.89 0.93 --adapter-rank 16 32 --price-per-hour 2.5
 
-        entente tune --run mine --max-latency-ms 5000 --min-cache-hit 0.5 --json
+        entente bench tune --run mine --max-latency-ms 5000 --min-cache-hit 0.5 --json
 
         entente train --config runs/_tuning/mine/tuned.toml
     """
@@ -103,11 +103,11 @@ def lora(
 
     Examples
 
-        entente tune lora                            random requests, a few minutes
+        entente bench tune lora                            random requests, a few minutes
 
-        entente tune lora --run mine --rounds 5 --json
+        entente bench tune lora --run mine --rounds 5 --json
 
-        entente tune lora --dry-run                  how many engines and requests
+        entente bench tune lora --dry-run                  how many engines and requests
     """
     run = which_run(run, runs_root)
     settings = _settings(run, preset, config, runs_root)

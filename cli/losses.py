@@ -1,4 +1,4 @@
-"""`entente lab`: try other losses on the batches of a run."""
+"""`entente runs losses`: compare losses on the batches of a run."""
 
 import json as jsonlib
 from pathlib import Path
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _FIGURES = ("masked_share", "effective_sample_share", "gradient_norm", "loss")
 
 
-def lab(
+def losses(
     *,
     run: Run = LATEST,
     steps: Annotated[int, Parameter(help="Newest recorded steps to look at.", validator=validators.Number(gte=1))] = 3,
@@ -36,11 +36,11 @@ def lab(
 
     Examples
 
-        entente lab --run mine
+        entente runs losses --run mine
 
-        entente lab --run mine --steps 8 --caps 1 2 5 --json
+        entente runs losses --run mine --steps 8 --caps 1 2 5 --json
 
-        entente lab --run mine --dry-run             which steps and losses, and about how long
+        entente runs losses --run mine --dry-run             which steps and losses, and about how long
     """
     from pipeline.plans.find_model import model_of
     from pipeline.run_settings import settings_of
