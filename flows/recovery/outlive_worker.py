@@ -1,7 +1,7 @@
 """A flow goes on when the Prefect worker that started it is killed, although the worker held the other end of its output.
 
-A write to a closed pipe raises an error in whatever thread writes, and rich, by which Prefect writes its log, then asks the
-process to exit. So the output goes through pipes of our own, which stay open, and a thread passes it on to the worker while that lives.
+A write to a closed pipe raises an error in the thread that writes, and rich, by which Prefect writes its log, then asks the
+process to exit. So the output goes through pipes of our own, which stay open. A thread copies it to the worker while that lives.
 Nothing of a run depends on its output; the next worker and the server see the run by its heartbeats.
 """
 
