@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cli.bench_dry_run import check_every, check_trainer, plannable
+from cli.options import AsJson
 from cli.settings_from_flags import ConfigFiles
 from inference.settings import InferenceSettings
 
@@ -23,7 +24,6 @@ app = App(
 app.command("cli.profile:app", name="profile", group=_TOOLS)
 app.command("cli.tune:app", name="tune", group=_TOOLS)
 
-AsJson = Annotated[bool, Parameter(help="Print one JSON object as the last line.", negative="")]
 Rounds = Annotated[int, Parameter(help="Times that each thing is measured; the median counts.")]
 Seed = Annotated[int, Parameter(help="Seed of the games that are played.")]
 

@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.table import Table
 
 from cli.environment import PREFECT_DAYS
-from cli.plain_text import cell
+from cli.options import RunsRoot
 from cli.run_flow import run_flow
+from cli.terminal import cell
 from inference.memory_plan import size_text
 from storage.retention import Removable, RetentionSettings, is_folder, removable_asides, removable_in_run, remove, size_of
 from storage.runs import LATEST, RunPaths, check_name, held
@@ -31,7 +32,7 @@ def clean(
     *,
     run: _Names = None,
     whole_run: _Whole = None,
-    runs_root: Annotated[Path, Parameter(help="Folder of all runs.")] = Path("runs"),
+    runs_root: RunsRoot = Path("runs"),
     dry_run: Annotated[bool, Parameter(help="Say what would go, and remove nothing.", negative="")] = False,
     prefect: Annotated[bool, Parameter(help="Also remove old flow runs from Prefect's database.")] = True,
     prefect_days: _Days = PREFECT_DAYS,

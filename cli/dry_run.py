@@ -2,19 +2,14 @@
 
 import json as jsonlib
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Any
 
-from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 
-from cli.plain_text import cell
+from cli.terminal import cell
 from inference.memory_plan import size_text
 
-DryRun = Annotated[
-    bool, Parameter(name="--dry-run", help="Check everything, show what would be done, start and write nothing.", negative="")
-]
-PlanAsJson = Annotated[bool, Parameter(help="With --dry-run: print the plan as one JSON object.", negative="")]
 _NARROWEST = 100
 
 

@@ -9,15 +9,13 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 
-from cli.which_run import Run, which_run
+from cli.options import AsJson, Run, RunsRoot, which_run
 from storage.runs import LATEST
 from telemetry.errors import InputError
 
 if TYPE_CHECKING:
     from reports.explain import Explanation
 
-RunsRoot = Annotated[Path, Parameter(help="Folder of all runs.")]
-AsJson = Annotated[bool, Parameter(help="Print one JSON object instead.", negative="")]
 _WIDTH = 20
 
 

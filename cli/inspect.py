@@ -10,7 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from cli.which_run import Run, which_run
+from cli.options import Run, RunsRoot, which_run
 from storage.runs import LATEST
 from telemetry.errors import InputError
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from reports.inspect_rows import Decided, Inspector
 
 app = App(name="inspect", help="Look at one decision, one group of forks, or one step of a run.")
-RunsRoot = Annotated[Path, Parameter(help="Folder of all runs.")]
 Picture = Annotated[Path | None, Parameter(help="File to draw the board into, with the orders, as SVG.")]
 
 

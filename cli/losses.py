@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter, validators
 
-from cli.dry_run import DryRun, show_plan
-from cli.which_run import Run, which_run
+from cli.dry_run import show_plan
+from cli.options import AsJson, DryRun, Run, RunsRoot, which_run
 from storage.runs import LATEST
 from telemetry.errors import InputError
 
@@ -24,8 +24,8 @@ def losses(
     caps: Annotated[
         list[float] | None, Parameter(help="Caps of truncated importance weights.", consume_multiple=True, negative="")
     ] = None,
-    runs_root: Annotated[Path, Parameter(help="Folder of all runs.")] = Path("runs"),
-    json: Annotated[bool, Parameter(help="Print the comparison as one JSON object, last line.", negative="")] = False,
+    runs_root: RunsRoot = Path("runs"),
+    json: AsJson = False,
     dry_run: DryRun = False,
 ) -> None:
     """Compare losses on batches that a run trained on, at its newest checkpoint, without a new rollout.

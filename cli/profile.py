@@ -13,7 +13,8 @@ from cyclopts import App, Parameter, validators
 from rich.console import Console
 from rich.table import Table
 
-from cli.dry_run import DryRun, show_plan
+from cli.dry_run import show_plan
+from cli.options import AsJson, DryRun
 from cli.run_flow import run_flow
 from cli.settings_from_flags import ConfigFiles, Preset, SettingsFlags, settings_from
 from telemetry.errors import InputError
@@ -36,7 +37,6 @@ Baseline = Annotated[Path | None, Parameter(help="A stored profile to compare wi
 Tolerance = Annotated[
     float, Parameter(help="How much a stage's share of the time may grow.", validator=validators.Number(gt=0, lt=1))
 ]
-AsJson = Annotated[bool, Parameter(help="Print the profile as one JSON object, last line.", negative="")]
 _BAR = 24
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from cli.which_run import Run, which_run
+from cli.options import Run, RunsRoot, which_run
 from storage.runs import LATEST
 from telemetry.errors import InputError
 
@@ -21,7 +21,7 @@ def replay(
     /,
     *,
     run: Run = LATEST,
-    runs_root: Annotated[Path, Parameter(help="Folder of all runs.")] = Path("runs"),
+    runs_root: RunsRoot = Path("runs"),
     output: Annotated[Path | None, Parameter(help="The page to write; default: replay-12-3.html in the run's folder.")] = None,
     last: Annotated[int, Parameter(help="Games to list, newest last, where none is named.")] = 20,
     open: Annotated[bool, Parameter(help="Show the page in a browser.", negative="")] = False,

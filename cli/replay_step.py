@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from cli.dry_run import DryRun, show_plan
-from cli.which_run import Run, which_run
+from cli.dry_run import show_plan
+from cli.options import AsJson, DryRun, Run, RunsRoot, which_run
 from storage.runs import LATEST
 from telemetry.errors import TrainingError
 
@@ -21,8 +21,8 @@ def replay_step(
     *,
     step: Annotated[int, Parameter(help="The step to run again, counted from 1.")],
     run: Run = LATEST,
-    runs_root: Annotated[Path, Parameter(help="Folder of all runs.")] = Path("runs"),
-    json: Annotated[bool, Parameter(help="Print the comparison as one JSON object, last line.", negative="")] = False,
+    runs_root: RunsRoot = Path("runs"),
+    json: AsJson = False,
     dry_run: DryRun = False,
 ) -> None:
     """Run a past step again from its ledger, checkpoint and shards, and compare loss, gradient norm and adapter.

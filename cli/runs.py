@@ -9,7 +9,8 @@ from cyclopts import App, Parameter
 from rich.console import Console
 from rich.table import Table
 
-from cli.plain_text import cell, shown
+from cli.options import RunsRoot
+from cli.terminal import cell, shown
 from inference.memory_plan import size_text
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ app.command("cli.clean:clean", name="clean")
 @app.default
 def runs(
     *,
-    runs_root: Annotated[Path, Parameter(help="Folder of all runs.")] = Path("runs"),
+    runs_root: RunsRoot = Path("runs"),
     json: Annotated[bool, Parameter(help="Print one JSON object for each run, a line each.", negative="")] = False,
 ) -> None:
     """List the runs: state, steps, scores of base and trained model, decisions, size, and when each was written last.

@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from cli import end_by_signal
-from cli.plain_text import cell, shown
-from cli.which_run import Run, which_run
+from cli.options import Run, RunsRoot, which_run
+from cli.terminal import cell, shown
 from storage.runs import LATEST
 from telemetry.errors import InputError
 
@@ -37,7 +37,7 @@ def sql(
     query: Annotated[str, Parameter(help="One SELECT over the views below; @NAME for a ready question, @ for their list.")],
     *,
     run: Run = LATEST,
-    runs_root: Annotated[Path, Parameter(help="Folder of all runs.")] = Path("runs"),
+    runs_root: RunsRoot = Path("runs"),
     as_of: Annotated[int | None, Parameter(help="A step: show the run as it was when its rows were chosen.")] = None,
     format: Annotated[
         Format | None,

@@ -7,7 +7,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from cli.dry_run import DryRun, show_plan
+from cli.dry_run import show_plan
+from cli.options import AsJson, DryRun
 from cli.prefect_server import prefect_server
 from cli.run_flow import run_flow
 from cli.screen import progress_shown
@@ -23,7 +24,7 @@ def train(
     fork_lineage: Annotated[
         str, Parameter(help="With --resume: go on after the newest checkpoint under other settings, in a lineage of this name.")
     ] = "",
-    json: Annotated[bool, Parameter(help="Print the summary as one JSON object, last line.", negative="")] = False,
+    json: AsJson = False,
     dry_run: DryRun = False,
     settings: SettingsFlags = None,
 ) -> None:

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 from cyclopts import App, Parameter, validators
 
-from cli.dry_run import DryRun, show_plan
+from cli.dry_run import show_plan
+from cli.options import AsJson, DryRun, which_run
 from cli.run_flow import run_flow
 from cli.settings_from_flags import ConfigFiles
-from cli.which_run import which_run
 from telemetry.errors import EngineError, InputError
 from tuning.settings import TuneSettings
 
@@ -21,7 +21,6 @@ Run = Annotated[
 ]
 Preset = Annotated[str, Parameter(help="Settings to begin with where no run is named: laptop, single-gpu or cluster.")]
 RunsRoot = Annotated[Path, Parameter(help="Folder of all runs; results lie in _tuning beside them.")]
-AsJson = Annotated[bool, Parameter(help="Print one JSON object as the last line.", negative="")]
 
 
 @app.default

@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from cli.which_run import Run, which_run
+from cli.options import Run, RunsRoot, which_run
 from storage.runs import LATEST
 from telemetry.errors import InputError
 
@@ -51,7 +51,7 @@ _WIDTH, _ALERTS = 32, 4
 def watch(
     *,
     run: Run = LATEST,
-    runs_root: Annotated[Path, Parameter(help="Folder of all runs.")] = Path("runs"),
+    runs_root: RunsRoot = Path("runs"),
     beat_s: Annotated[float, Parameter(help="Seconds between two looks.")] = 2.0,
     once: Annotated[bool, Parameter(help="Print one screen and end.", negative="")] = False,
 ) -> None:
