@@ -4,13 +4,13 @@ import json as jsonlib
 from collections.abc import Iterator
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
-from cli.terminal import cell
+from cli.terminal import cell, output_console
 from inference.memory_plan import size_text
 
-_NARROWEST = 100
+_COLUMNS = 100
+"""Width of the table where there is no terminal."""
 
 
 def show_plan(plan: dict[str, Any], *, json: bool) -> None:
@@ -26,8 +26,7 @@ def show_plan(plan: dict[str, Any], *, json: bool) -> None:
         if section != "command":
             for number, (name, value) in enumerate(_lines(rows)):
                 table.add_row(section.replace("_", " ") if number == 0 else "", name, cell(value), style=_style(name))
-    console = Console()
-    Console(width=None if console.is_terminal else _NARROWEST).print(table)
+    output_console(_COLUMNS).print(table)
     print("nothing was started, nothing was written")
 
 

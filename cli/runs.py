@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
-from rich.console import Console
 from rich.table import Table
 
 from cli.options import RunsRoot
-from cli.terminal import cell, shown
+from cli.terminal import cell, output_console, shown
 from inference.memory_plan import size_text
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ def runs(
         steps = f"{line.done} of {line.planned}" if line.planned else ""
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(line.written))
         table.add_row(cell(line.name), line.state, steps, *scores, f"{line.decisions:,}", size_text(line.size), when)
-    console = Console(width=None if Console().is_terminal else 160, highlight=False)
+    console = output_console()
     console.print(table)
     for line in found:
         if line.trouble:

@@ -11,6 +11,7 @@ from cli.dry_run import show_plan
 from cli.options import AsJson, DryRun, which_run
 from cli.run_flow import run_flow
 from cli.settings_from_flags import ConfigFiles
+from cli.terminal import output_console
 from telemetry.errors import EngineError, InputError
 from tuning.settings import TuneSettings
 
@@ -35,10 +36,10 @@ def tune(
     dry_run: DryRun = False,
     tuning: Annotated[TuneSettings | None, Parameter(name="*", help="The grid and the constraints.")] = None,
 ) -> None:
-    """Find the engine settings that draw the most decisions within latency and cache hits, measured with the adapter on and off.
+    """Find the engine settings that draw the most decisions per second within limits of latency and cache hits.
 
-    Each candidate is measured in a process of its own, the settings in force among them. What is measured is kept: the same
-    command goes on where it was ended, and further values of an axis are measured beside those that lie there.
+    Each candidate is measured in its own process, with the adapter on and off; today's settings are one of them. Results are
+    kept: the same command continues after an interruption, and measures only values that have no result yet.
 
     Examples
 
@@ -96,9 +97,9 @@ def lora(
     json: AsJson = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Say what LoRA slots cost here, cause by cause: each is switched on against what differs in nothing else.
+    """Measure what LoRA slots cost on this machine, and which part of them costs it: one difference at a time.
 
-    Ratios of seconds, taken in turn: 1 costs nothing, 2 is twice the time. What does not apply on this machine is said.
+    The figures are ratios of seconds: 1 costs nothing, 2 takes twice the time. A cause that does not apply here is named.
 
     Examples
 
@@ -126,7 +127,6 @@ def lora(
 
 
 def _show_costs(outcome: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 2, 0, 0))
@@ -137,7 +137,7 @@ def _show_costs(outcome: dict[str, Any]) -> None:
             table.add_row(each["cause"], "-", "", each["why"], style="dim")
         else:
             table.add_row(each["cause"], f"{each['ratio']:.2f}", f"{each['lowest']:.2f}-{each['highest']:.2f}", each["cure"])
-    Console(width=None if sys.stdout.isatty() else 160, highlight=False).print(table)
+    output_console().print(table)
     print(
         f"times: seconds with it over seconds without ({outcome['seconds_are']} seconds), median of {outcome['rounds']} rounds "
         f"of {outcome['requests']} requests; adapters of rank {outcome['adapter_rank']}"
@@ -155,12 +155,11 @@ def _settings(run: str, preset: str, config: list[Path] | None, runs_root: Path)
 
 def _nothing_measured(outcome: dict[str, Any]) -> str:
     first = next((each for each in outcome["candidates"] if each["state"] != "refused"), outcome["candidates"][0])
-    said = f"; its log ends: {first['log'].splitlines()[-1]}" if first["log"] else ""
-    return f"no candidate could be measured; the settings in force: {first['state']}, {first['reason']}{said}"
+    log_end = f"; its log ends: {first['log'].splitlines()[-1]}" if first["log"] else ""
+    return f"no candidate could be measured; the settings in force: {first['state']}, {first['reason']}{log_end}"
 
 
 def _show(outcome: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from tuning.outputs import before_after
@@ -171,8 +170,7 @@ def _show(outcome: dict[str, Any]) -> None:
         table.add_column(heading.strip(), justify=justify, no_wrap=heading != "note")
     for row in outcome["rows"]:
         table.add_row(*row.values(), style="bold" if row["note"] == "chosen" else None)
-    console = Console(width=None if sys.stdout.isatty() else 180, highlight=False)
-    console.print(table)
+    output_console(180).print(table)
     print("latencies in ms with the adapter on; ±: how much passes alike differ; off: decisions a second without the adapter")
     for each in outcome["candidates"]:
         if each["log"]:

@@ -115,7 +115,7 @@ def test_a_run_whose_ledger_cannot_be_read_keeps_everything(entente, runs):
     ledger.write_bytes(b"torn")
     done = entente("runs", "clean", "--no-prefect")
     assert done.returncode == 0, done.stderr
-    assert "runs/going: left alone, for" in done.stdout and "step-000031.arrow" in done.stdout
+    assert "runs/going: skipped, because" in done.stdout and "step-000031.arrow" in done.stdout
     assert len(list(runs["going"].adapters.iterdir())) == 30 and len(list(runs["done"].adapters.iterdir())) == 20
 
 
