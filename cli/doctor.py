@@ -33,9 +33,9 @@ def doctor(
         entente doctor --deep --json
     """
     from cli.checks import as_object, examine, verdict
-    from cli.look_around import boot_prefect, look_around
+    from cli.read_environment import boot_prefect, read_environment
 
-    findings = examine(look_around(runs_root, preset, config or []))
+    findings = examine(read_environment(runs_root, preset, config or []))
     if deep:
         booted = boot_prefect()
         findings = [booted, *findings] if booted.state == "problem" else [*findings, booted]

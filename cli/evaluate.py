@@ -45,11 +45,10 @@ def evaluate(
     json: AsJson = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Score a policy version on held-out positions, or let versions and scripted players meet in whole games.
+    """Score a policy version on held-out positions, or play whole games between versions and scripted players.
 
-    A figure has a 95 % interval where it rests on six independent games or more; what is not independent counts as one. A match
-    that is broken off goes on where it stood when it is asked for again, and one that is asked for with more games plays those
-    that it lacks.
+    A figure has a 95 % interval from six independent games on; games that are not independent count as one. An interrupted match
+    continues when the same command is given again; with a larger --games it plays only the missing games.
 
     Examples
 

@@ -30,9 +30,8 @@ def losses(
 ) -> None:
     """Compare losses on batches that a run trained on, at its newest checkpoint, without a new rollout.
 
-    For each loss: the share of tokens that it masks, the share of samples that effectively count, the norm of its gradient, and
-    the cosine between its gradient and the one of the run's own loss. Medians over the steps. The run is not changed, and may
-    be at work.
+    For each loss: the share of masked tokens, the effective share of samples, the norm of its gradient, and the cosine between
+    its gradient and that of the run's own loss, as medians over the steps. The run is not changed, and may be training.
 
     Examples
 
@@ -105,6 +104,6 @@ def _facts(found: "Comparison", run: str) -> dict[str, Any]:
             name: {figure: found.median(name, figure) for figure in _FIGURES} | {"by_step": [asdict(step) for step in tried]}
             for name, tried in found.tried.items()
         },
-        # No number where a gradient is zero, which JSON has no word for.
+        # null where a gradient is zero: JSON has no NaN.
         "cosines": {one: {other: c if c == c else None for other, c in row.items()} for one, row in found.cosines.items()},
     }

@@ -1,9 +1,8 @@
-"""Entry point of `entente`: the commands, and what becomes of errors.
+"""Entry point of `entente`: runs a command, and turns an error into a sentence and an exit code.
 
-An expected failure is one sentence on standard error: exit code 2 where the user's input cannot be used, 1 for everything else. A
-traceback appears with `--debug` only. A signal ends a command with 130 or 143 (`cli/end_by_signal.py`). A reader that closes the
-command's own output ends it with 141 and in silence, as it ends other programs. `entente --help` loads no torch, vllm, prefect or
-wandb; what is loaded before signals are handled is little.
+An expected failure is one sentence on standard error. The exit code is 2 where the user's input cannot be used, else 1. Only
+`--debug` shows a traceback. A signal ends a command with 130 or 143 (`cli/end_by_signal.py`). If the reader of the output closes
+it, the command ends with 141 and writes nothing. Few modules are imported before signals are handled.
 """
 
 import errno
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 try:
     from telemetry.errors import EntenteError, disk_full
-except ImportError as error:  # found before any command could say it
+except ImportError as error:
     sys.exit(
         f"entente: the package `telemetry` that Python finds first is not this application's ({error}): "
         "use an environment of its own, and look at PYTHONPATH and the working folder"
@@ -29,11 +28,11 @@ except ImportError as error:  # found before any command could say it
 
 _HELP_FLAGS = {"--help", "-h", "--help-all"}
 _PATHS_THAT_CANNOT_BE_USED = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EROFS)
-"""What the system says of a path that is the user's mistake; a full disk, for one, is not."""
+"""Error numbers of a path that is the user's mistake; a full disk, for example, is not."""
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run one command and exit with its code; without `arguments` those of this process, whose signals are then handled."""
+    """Run one command and exit with its code; without `arguments` take those of this process, and handle its signals."""
     if arguments is None:
         end_by_signal.install()
     words = sys.argv[1:] if arguments is None else arguments
@@ -42,7 +41,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def run(words: list[str], *, debug: bool = False) -> int:
-    """Run one command; its exit code."""
+    """Run one command. Returns its exit code."""
     error: BaseException | None = None
     try:
         try:
@@ -52,7 +51,7 @@ def run(words: list[str], *, debug: bool = False) -> int:
     except BaseException as raised:
         error = raised
     if number := end_by_signal.heard() or (signal.SIGINT if isinstance(error, KeyboardInterrupt) else 0):
-        # Whatever else went wrong then is a consequence. Without rich, whose import may be what was interrupted.
+        # A later error is a consequence of the signal. Written without rich, whose import may have been interrupted.
         _show_traceback(error, debug)
         sys.stderr.write(end_by_signal.sentence(number))
         return 128 + number
@@ -95,7 +94,7 @@ def _show_help(app: "App", words: list[str]) -> None:
 
 
 def _outcome(error: BaseException) -> tuple[str, int]:
-    """What to say of `error`, nothing if it is quiet, and the exit code."""
+    """The sentence for `error`, empty if none is written, and the exit code."""
     from cyclopts import CycloptsError
     from pydantic import ValidationError
 
@@ -118,7 +117,7 @@ def _outcome(error: BaseException) -> tuple[str, int]:
 
 
 def _output_is_closed() -> bool:
-    """Whether nobody reads the standard output or error any more; what is left in their buffers then goes nowhere."""
+    """Whether standard output or error is closed by its reader; their buffers are then written to the null device."""
     outputs = select.poll()
     for descriptor in (1, 2):
         outputs.register(descriptor, 0)
@@ -131,7 +130,7 @@ def _output_is_closed() -> bool:
 
 
 def _sentence(error: Exception) -> str:
-    """One line that says what is wrong: our own words where we raised it, else the first complaint about the settings."""
+    """One line that says what is wrong: our own message, else the first error in the settings."""
     from cyclopts import CycloptsError, UnknownOptionError
     from pydantic import ValidationError
 
@@ -148,7 +147,7 @@ def _sentence(error: Exception) -> str:
 
 
 def _unknown_option(error: "UnknownOptionError") -> str:
-    """The option, and the one that was probably meant, which may have the same name in another section."""
+    """The unknown option and similar ones, which may have the same name in another section."""
     from pipeline.setting_names import similar_names
 
     given = (error.token.keyword or error.token.value).split("=")[0]

@@ -1,4 +1,4 @@
-"""`entente runs replay-step`: run a past step again, and compare."""
+"""`entente runs replay-step`: repeat a past step, and compare it with its record."""
 
 import json as jsonlib
 from pathlib import Path
@@ -27,9 +27,8 @@ def replay_step(
 ) -> None:
     """Run a past step again from its ledger, checkpoint and shards, and compare loss, gradient norm and adapter.
 
-    On CPU all of it must agree bitwise, on a GPU within a tolerance. Steps between the nearest kept checkpoint and the one asked
-    for are replayed too. The run is not changed, and may be at work. Exit code 0 if all agree, 1 if not; the first
-    micro-batch that differs is named.
+    On a CPU they must agree bitwise, on a GPU within a tolerance. Steps since the nearest kept checkpoint are repeated too. The
+    run is not changed, and may be training. Exit code 0 if all agree, else 1; the first micro-batch that differs is named.
 
     Examples
 
@@ -95,11 +94,11 @@ def _lines(found: "Replay") -> list[str]:
 
 
 def _sentence(found: "Replay") -> str:
-    """Why it does not agree."""
-    said = "" if found.difference is None else found.difference.sentence
+    """Why the step does not agree with its record."""
+    sentence = "" if found.difference is None else found.difference.sentence
     if found.recorded.torch != found.torch:
-        said += f"; torch was {found.recorded.torch} then and is {found.torch} now"
-    return said
+        sentence += f"; torch was {found.recorded.torch} then and is {found.torch} now"
+    return sentence
 
 
 def _facts(found: "Replay", run: str) -> dict[str, Any]:
