@@ -220,7 +220,7 @@ CUDA = {"vllm": ("vllm",), "distributions": {"vllm": "0.32.0", "torch": "2.13.0"
         pytest.param({"disk": 2**30}, "disk", "warning", "1.0 GiB free", id="filling disk"),
         pytest.param({"distributions": {}}, "Prefect", "problem", "Prefect and fastapi are not installed", id="no Prefect"),
         pytest.param({"distributions": {}}, "torch", "problem", "torch is not installed", id="no torch"),
-        pytest.param({"requirements": ()}, "versions", "warning", "nothing tells", id="no metadata"),
+        pytest.param({"requirements": ()}, "versions", "warning", "are unknown", id="no metadata"),
         pytest.param(
             {"requirements": ("numpy>=99", "nowhere-at-all", "vllm>=99; extra == 'gpu'", "x; sys_platform == 'win32'")},
             "versions", "problem", "numpy", id="old numpy",
