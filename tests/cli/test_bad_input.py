@@ -173,16 +173,6 @@ print(json.dumps([codes, [name for name in {HEAVY} if name in sys.modules]]), fi
     assert list(entente.folder.iterdir()) == []
 
 
-@pytest.mark.parametrize("words", [["--help"], ["-h"], []], ids=["--help", "-h", "nothing"])
-def test_the_list_of_commands_says_what_each_does(entente, words: list[str]):
-    done = entente(*words)
-    assert done.returncode == 0
-    cells = [line.strip("│ ").split(maxsplit=1) for line in done.stdout.splitlines() if line.startswith("│")]
-    told = {cell[0]: cell[1] for cell in cells if len(cell) == 2}
-    for name in {words[0] for words in COMMANDS.values()}:
-        assert len(told[name].split()) >= 4, f"{name} is not explained"
-
-
 def test_asking_a_run_loads_nothing_heavy(entente, folder: Path):
     program = f"""
 import sys
