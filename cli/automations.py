@@ -1,8 +1,7 @@
-"""What Prefect's server does by itself for Entente: automations and limits, put there by `entente up` and only changed where they
-differ.
+"""Automations and limits of Prefect's server. `entente up` creates them, and updates those that differ.
 
-They only tell: a run that gave no sign of life, a run to look after, an alert to pass on. What is then done is decided by files
-(flows/recover_training.py). An automation that somebody switched off stays off.
+An automation only reports: a run without heartbeats, a run to recover, an alert to pass on. flows/recover_training.py reads the
+run's files and decides what to do. An automation that a user switched off stays off.
 """
 
 import json
@@ -17,28 +16,28 @@ from typing import Any
 from telemetry.errors import InputError
 
 WHOLE_MACHINE = "whole-machine"
-"""Work queue of prefect.yaml for what wants all cores; one run at a time."""
+"""Work queue of prefect.yaml for runs that use all cores; one run at a time."""
 SILENT_S = 120
-"""Seconds without a sign of life, of which there should have been four, until a run counts as crashed."""
+"""Seconds without a heartbeat, of which four were due, until a run counts as crashed."""
 NOTIFIED = "entente-alerts"
-"""Name of the notification block that alerts are sent to, where somebody made one."""
+"""Name of the notification block that alerts are sent to, if the user has made one."""
 RECOVERED = ("prefect.flow-run.Crashed", "prefect.flow-run.Failed", "prefect.flow-run.TimedOut")
-"""Events of a training run that is looked after."""
+"""Events after which a training run is recovered."""
 
 Ask = Callable[..., Any]
-"""`ask(path, body, method)`: what the server answers."""
+"""`ask(path, body, method)` returns the server's answer."""
 ANSWERS_WITHIN_S = 60.0
-"""Seconds in which the server must answer: SQLite may be locked for many of them while a machine is busy."""
+"""Seconds in which the server must answer: on a busy machine SQLite may be locked for many seconds."""
 
 
 def apply(ask: Ask) -> list[str]:
-    """Bring the server's automations and limits to what they should be; what was done, a line each."""
+    """Create and update the server's automations; one line for each that was changed."""
     deployments = {f"{each['entrypoint']}": each["id"] for each in ask("deployments/filter", {})}
     recovery = deployments.get("flows/recover_training.py:recover_training")
-    wanted = [no_sign_of_life()]
+    wanted = [crash_silent_runs()]
     if recovery:
-        wanted.append(look_after(recovery))
-    wanted += told(_notification_block(ask))
+        wanted.append(recover_lost_runs(recovery))
+    wanted += pass_on_alerts(_notification_block(ask))
     there = {each["name"]: each for each in ask("automations/filter", {})}
     lines = []
     for each in wanted:
@@ -53,7 +52,7 @@ def apply(ask: Ask) -> list[str]:
 
 
 def limit_queue(ask: Ask, pool: str) -> bool:
-    """Let one run of the queue for whole machines go at a time, unless somebody set another limit; whether that was done."""
+    """Limit the queue for whole machines to one run, unless it has a limit. Returns whether it was changed."""
     for queue in ask(f"work_pools/{pool}/queues/filter", {}):
         if queue["name"] == WHOLE_MACHINE and queue["concurrency_limit"] is None:
             ask(f"work_pools/{pool}/queues/{WHOLE_MACHINE}", {"concurrency_limit": 1}, "PATCH")
@@ -61,8 +60,8 @@ def limit_queue(ask: Ask, pool: str) -> bool:
     return False
 
 
-def no_sign_of_life() -> dict[str, Any]:
-    """A flow run that began and is heard of no longer counts as crashed: its slots are free, and the next rule sees it."""
+def crash_silent_runs() -> dict[str, Any]:
+    """A flow run whose heartbeats stop counts as crashed: its slots are freed, and the recovery automation sees it."""
     ends = [f"prefect.flow-run.{state}" for state in ("Completed", "Failed", "TimedOut", "Crashed", "Cancelled", "Paused")]
     return _automation(
         "Entente: a run without a sign of life has crashed",
@@ -88,8 +87,8 @@ def no_sign_of_life() -> dict[str, Any]:
     )
 
 
-def look_after(recovery: str) -> dict[str, Any]:
-    """A training run that ended badly is looked after by the deployment `recovery`."""
+def recover_lost_runs(recovery: str) -> dict[str, Any]:
+    """After a training run crashed or failed, the deployment with id `recovery` runs."""
     flow_run = {"__prefect_kind": "jinja", "template": "{{ event.resource.id.split('.')[-1] }}"}
     return _automation(
         "Entente: look after a training run that was lost",
@@ -115,8 +114,8 @@ def look_after(recovery: str) -> dict[str, Any]:
     )
 
 
-def told(block: str | None) -> list[dict[str, Any]]:
-    """Alerts, and pools that lose their last worker, go to the notification block; without one they are kept on the page."""
+def pass_on_alerts(block: str | None) -> list[dict[str, Any]]:
+    """Alerts, and work pools without a worker, go to the notification block. Without one the server's page shows them."""
 
     def send(subject: str, body: str) -> list[dict[str, Any]]:
         if block is None:
@@ -144,8 +143,10 @@ def told(block: str | None) -> list[dict[str, Any]]:
 
 
 def asker(api: str) -> Ask:
-    """Asks the server at `api`, with the key that PREFECT_API_AUTH_STRING holds, if any; what it does not answer within
-    `ANSWERS_WITHIN_S` is an `InputError` with a sentence."""
+    """A function that calls the server at `api` with the key in PREFECT_API_AUTH_STRING, if there is one.
+
+    It raises `InputError` where the server does not answer within `ANSWERS_WITHIN_S`.
+    """
 
     headers = {"content-type": "application/json"}
     if key := os.environ.get("PREFECT_API_AUTH_STRING"):
@@ -160,9 +161,9 @@ def asker(api: str) -> Ask:
         )
         try:
             with urllib.request.urlopen(request, timeout=ANSWERS_WITHIN_S) as answer:
-                told = answer.read()
+                content = answer.read()
         except urllib.error.HTTPError as refused:
-            # On a busy machine SQLite may be locked for some seconds; the server then says that it is not available.
+            # 503: SQLite is locked for some seconds on a busy machine.
             if refused.code != 503 or tries == 1:
                 raise
             time.sleep(1)
@@ -170,10 +171,10 @@ def asker(api: str) -> Ask:
         except OSError as error:
             reason = getattr(error, "reason", error)
             raise InputError(
-                f"the Prefect server at {api} does not answer ({reason}): the machine may be very busy; what is begun stays, so "
-                "try again, and see its log"
+                f"the Prefect server at {api} does not answer ({reason}): the machine may be very busy; processes that were "
+                "started keep running, so try again, and see its log"
             ) from error
-        return json.loads(told) if told else None
+        return json.loads(content) if content else None
 
     return ask
 
@@ -188,7 +189,7 @@ def _notification_block(ask: Ask) -> str | None:
 
 
 def _contains(found: Any, wanted: Any) -> bool:
-    """Whether what the server has says all that is wanted; it adds what was left out."""
+    """Whether the server's object has all the wanted values; the server adds fields that were left out."""
     if isinstance(wanted, Mapping):
         return isinstance(found, Mapping) and all(name in found and _contains(found[name], wanted[name]) for name in wanted)
     if isinstance(wanted, list):

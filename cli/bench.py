@@ -4,20 +4,26 @@ import json as jsonlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from cyclopts import App, Parameter
+from cyclopts import App, Group, Parameter
 from rich.console import Console
 from rich.table import Table
 
 from cli.bench_dry_run import check_every, check_trainer, plannable
+from cli.options import AsJson
 from cli.settings_from_flags import ConfigFiles
 from inference.settings import InferenceSettings
 
 if TYPE_CHECKING:
     from benchmarks.outcome import Outcome
 
-app = App(name="bench", help="Benchmarks: figures of this machine beside the targets they are held against.")
+_TOOLS = Group("Profile and tune", sort_key=2)  # below the benchmarks
+app = App(
+    name="bench",
+    help="Measure this machine: benchmarks beside their targets, profiles, and which engine settings are fastest.",
+)
+app.command("cli.profile:app", name="profile", group=_TOOLS)
+app.command("cli.tune:app", name="tune", group=_TOOLS)
 
-AsJson = Annotated[bool, Parameter(help="Print one JSON object as the last line.", negative="")]
 Rounds = Annotated[int, Parameter(help="Times that each thing is measured; the median counts.")]
 Seed = Annotated[int, Parameter(help="Seed of the games that are played.")]
 

@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any
 
-from cli.dry_run import DryRun, show_plan
+from cli.dry_run import show_plan
+from cli.options import DryRun
 
 
 def plannable(takes: str, check: Callable[[Mapping[str, Any]], None] | None = None) -> Callable[..., Callable[..., None]]:

@@ -1,4 +1,4 @@
-"""What the benchmarks against the old way are measured with: a preset's settings and positions, and a tiny model for each way."""
+"""Inputs of the benchmarks against the system before this one: settings and positions of a preset, and two tiny models."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from benchmarks.old_way.arm import Setting
 
 _FOLDER = "_bench"
-"""Beside the runs: what benchmarks make and leave."""
+"""Folder beside the runs for files that benchmarks keep."""
 
 
 def run_settings(config: Iterable[Path] | None, *, runs_root: Path, seed: int) -> RunSettings:
@@ -21,7 +21,7 @@ def run_settings(config: Iterable[Path] | None, *, runs_root: Path, seed: int) -
 
 
 def cache_of(settings: RunSettings) -> Path:
-    """Folder of the settings' positions; frozen now if they are not there yet."""
+    """Folder of the positions of these settings; built now if missing."""
     from state_cache.build import build
     from state_cache.store import find_cache, write_cache
 
@@ -34,7 +34,7 @@ def cache_of(settings: RunSettings) -> Path:
 
 
 def old_way_setting(settings: RunSettings, cache: Path) -> "Setting":
-    """What both ways are measured with; tiny models are made where they are not there yet, which takes some minutes."""
+    """Inputs of both systems. Missing tiny models are made, which takes some minutes."""
     from benchmarks.old_way.arm import Setting
     from benchmarks.old_way.json_prompts import make_json_model
     from state_cache.store import open_cache

@@ -8,7 +8,8 @@ from cyclopts import App, Parameter
 from rich.console import Console
 from rich.table import Table
 
-from cli.dry_run import DryRun, PlanAsJson, show_plan
+from cli.dry_run import show_plan
+from cli.options import DryRun, PlanAsJson, which_run
 from cli.run_flow import run_flow
 from state_cache.settings import CacheSettings
 
@@ -74,7 +75,6 @@ def refresh(
 
         entente cache refresh --run mine --dry-run
     """
-    from cli.which_run import which_run
     from state_cache.store import open_cache
     from telemetry.errors import InputError
 

@@ -1,7 +1,7 @@
-"""What an environment must be for a run to work: one pure check each, over a plain description of the environment.
+"""The checks of `entente doctor`: pure functions over a description of the environment.
 
-Owns the rules and their sentences; looks at nothing by itself (`cli/look_around.py` does) and loads nothing of ours, so that it
-works where half of the application is shadowed by something else.
+`cli/read_environment.py` makes the description. This module imports no other package of ours, so it works where another
+installation hides some of them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ COMFORTABLE_DISK = 4 * GIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What one check says."""
+    """Result of one check."""
 
     name: str
     state: State
@@ -35,7 +35,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """What the checks look at."""
+    """The facts that the checks read."""
 
     python: str
     python_range: str
@@ -49,23 +49,23 @@ class Environment:
     vllm: tuple[str, ...]
     """Distributions that bring the module `vllm`."""
     requirements: tuple[str, ...]
-    """What this application declares to need."""
+    """Requirements that this application declares."""
     fastapi_wishes: Mapping[str, str]
     """Distribution -> what it requires of fastapi."""
     home: Path
     """Folder that holds the packages of this application."""
     rooms: Mapping[str, str]
-    """Each of our packages -> where an import here finds it: a folder, or what is wrong with it."""
+    """Each of our packages -> the folder where an import finds it, or what is wrong with it."""
     trainer_rooms: Mapping[str, str]
-    """The same in a process that is started in the working folder, as the trainer's is."""
+    """The same for a process that starts in the working folder, such as the trainer."""
     compiler: str
-    """The C++ compiler that torch would call; empty: there is none."""
+    """Path of the C++ compiler that torch would call; empty: none is installed."""
     compiler_wanted: str
-    """What torch looks for."""
+    """Name of the compiler that torch looks for."""
     python_headers: bool
-    """Python.h is there, which what is compiled includes."""
+    """Whether Python.h, which the compiled kernel includes, is installed."""
     gpus: tuple[str, ...]
-    """Names, as the driver tells them."""
+    """Names of the GPUs, from the driver."""
     cores: int
     memory: int
     """Bytes available."""
@@ -75,16 +75,16 @@ class Environment:
     urls: tuple[str, ...] = ()
     """Workers that the settings name."""
     engine: str = "auto"
-    """What the settings want to draw here: 'auto', 'vllm', 'vllm_async', 'torch'."""
+    """Engine that the settings name: 'auto', 'vllm', 'vllm_async', 'torch'."""
     refusal: str = ""
-    """What a run with these settings would be refused for."""
+    """Why a run with these settings would be refused; empty: it would not."""
 
 
 Check = Callable[[Environment], Iterator[Finding]]
 
 
 def examine(environment: Environment) -> list[Finding]:
-    """All findings, the worst first."""
+    """All findings, problems first, then warnings."""
     findings = [finding for check in CHECKS for finding in check(environment)]
     return sorted(findings, key=lambda finding: ("problem", "warning", "ok").index(finding.state))
 
@@ -101,7 +101,7 @@ def check_python(environment: Environment) -> Iterator[Finding]:
 
 
 def check_platform(environment: Environment) -> Iterator[Finding]:
-    """vLLM runs on Linux on x86-64; where it does not, the torch engine or workers elsewhere play."""
+    """vLLM runs on Linux on x86-64. Elsewhere the torch engine or remote workers generate."""
     here = f"{environment.system} on {environment.machine}"
     if environment.system == "Linux" and environment.machine in ("x86_64", "AMD64"):
         yield Finding(name="platform", state="ok", sentence=here)
@@ -122,7 +122,7 @@ def check_platform(environment: Environment) -> Iterator[Finding]:
 
 
 def check_engine(environment: Environment) -> Iterator[Finding]:
-    """Which engine would play, and why; two vLLMs, or none, or one built for another machine."""
+    """Which engine a run would use and why; two installed vLLMs, none, or one built for other hardware."""
     builds, gpus = environment.vllm, environment.gpus
     if len(builds) > 1:
         both = " and ".join(f"{name} {environment.distributions.get(name, '')}".strip() for name in builds)
@@ -161,22 +161,22 @@ def check_engine(environment: Environment) -> Iterator[Finding]:
         yield Finding(
             name="GPU",
             state="warning",
-            sentence=f"{', '.join(gpus)} would stand idle: {name} is built for the CPU",
+            sentence=f"{', '.join(gpus)} would not be used: {name} is built for the CPU",
             cure="install the extra `gpu` in an environment of its own, or leave it: the CPU works",
         )
     elif not on_cpu and not gpus:
         yield Finding(
             name="GPU",
             state="problem",
-            sentence=f"{name} {version} is built for CUDA, but no driver tells of a GPU here",
-            cure="install the extra `cpu` in its place, or mend the driver (nvidia-smi must list the card)",
+            sentence=f"{name} {version} is built for CUDA, but the driver reports no GPU here",
+            cure="install the extra `cpu` in its place, or repair the driver (nvidia-smi must list the card)",
         )
     else:
         yield Finding(name="GPU", state="ok", sentence=", ".join(gpus) or "none, and none is needed")
 
 
 def check_torch_companions(environment: Environment) -> Iterator[Finding]:
-    """torchvision and its kind must be of the same build as torch, or transformers breaks at import."""
+    """torchvision, torchaudio and torchcodec must be the same build as torch, or importing transformers fails."""
     torch = environment.distributions.get("torch")
     if torch is None:
         yield Finding(name="torch", state="problem", sentence="torch is not installed", cure="run scripts/setup-environment")
@@ -198,7 +198,7 @@ def check_torch_companions(environment: Environment) -> Iterator[Finding]:
 
 
 def check_prefect(environment: Environment) -> Iterator[Finding]:
-    """A Prefect and a fastapi on which its server starts, and which vLLM allows too."""
+    """Prefect and a version of fastapi with which its server starts and which vLLM accepts."""
     prefect, fastapi = environment.distributions.get("prefect"), environment.distributions.get("fastapi")
     if prefect is None or fastapi is None:
         missing = [name for name, found in (("Prefect", prefect), ("fastapi", fastapi)) if found is None]
@@ -221,7 +221,7 @@ def check_prefect(environment: Environment) -> Iterator[Finding]:
 
 
 def check_rooms(environment: Environment) -> Iterator[Finding]:
-    """Each of our packages must be ours: their names are short, and others use them too. One cause is one finding."""
+    """Each of our packages must be ours: their names are short, and other projects use them too. One cause gives one finding."""
     causes: dict[tuple[str, str, str], list[str]] = {}
     for rooms, where in ((environment.rooms, "here"), (environment.trainer_rooms, "in the trainer's process")):
         for name, found in rooms.items():
@@ -252,7 +252,7 @@ def _foreign_rooms(names: Sequence[str], kind: str, where: str, folder: str, hom
 
 
 def check_compiler(environment: Environment) -> Iterator[Finding]:
-    """vLLM compiles one small kernel at the first request that asks for logprobs, and each of ours does."""
+    """vLLM compiles a kernel at the first request with logprobs, and all our requests have logprobs."""
     if not environment.vllm or environment.urls or environment.engine == "torch":
         return
     if not environment.compiler:
@@ -292,18 +292,18 @@ def check_size(environment: Environment) -> Iterator[Finding]:
 
 
 def check_requirements(environment: Environment) -> Iterator[Finding]:
-    """What is declared against what is installed; an extra's packages count where they are installed.
+    """Installed versions must meet the declared requirements; packages of an extra are checked where they are installed.
 
-    All that is wrong is one finding, since one cure mends it. What another check says to be missing is left to that check.
+    All violations are one finding, because one cure repairs them. Packages that another check reports as missing are skipped.
     """
-    told = {name for name in ("torch", "prefect", "fastapi") if name not in environment.distributions}
-    requirements = [text for text in environment.requirements if canonicalize_name(Requirement(text).name) not in told]
+    missing = {name for name in ("torch", "prefect", "fastapi") if name not in environment.distributions}
+    requirements = [text for text in environment.requirements if canonicalize_name(Requirement(text).name) not in missing]
     wrong = list(_violated(requirements, environment.distributions))
     if not environment.requirements:
-        yield Finding(name="versions", state="warning", sentence="nothing tells which versions this application needs")
+        yield Finding(name="versions", state="warning", sentence="the versions that this application needs are unknown")
     elif wrong:
         yield Finding(name="versions", state="problem", sentence="; ".join(wrong), cure="run scripts/setup-environment")
-    elif not told:
+    elif not missing:
         yield Finding(name="versions", state="ok", sentence="all declared requirements are met")
 
 
@@ -324,8 +324,8 @@ def verdict(findings: Sequence[Finding]) -> str:
     """The last line."""
     problems, warnings = (sum(finding.state == state for finding in findings) for state in ("problem", "warning"))
     if problems:
-        return f"not ready: {problems} problem{'s' * (problems > 1)} in the way of a run"
-    return "ready" + (f", with {warnings} warning{'s' * (warnings > 1)}" if warnings else ": nothing stands in the way of a run")
+        return f"not ready: {problems} problem{'s' * (problems > 1)} would stop a run"
+    return "ready" + (f", with {warnings} warning{'s' * (warnings > 1)}" if warnings else ": a run can start")
 
 
 def as_object(findings: Sequence[Finding]) -> dict[str, object]:

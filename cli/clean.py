@@ -1,4 +1,4 @@
-"""`entente clean`: take away what has grown old, after saying what."""
+"""`entente runs clean`: list what is old, then remove it."""
 
 import os
 from collections.abc import Iterable
@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter, validators
-from rich.console import Console
 from rich.table import Table
 
 from cli.environment import PREFECT_DAYS
-from cli.plain_text import cell
+from cli.options import RunsRoot
 from cli.run_flow import run_flow
+from cli.terminal import cell, output_console
 from inference.memory_plan import size_text
 from storage.retention import Removable, RetentionSettings, is_folder, removable_asides, removable_in_run, remove, size_of
 from storage.runs import LATEST, RunPaths, check_name, held
@@ -30,27 +30,26 @@ def clean(
     *,
     run: _Names = None,
     whole_run: _Whole = None,
-    runs_root: Annotated[Path, Parameter(help="Folder of all runs.")] = Path("runs"),
+    runs_root: RunsRoot = Path("runs"),
     dry_run: Annotated[bool, Parameter(help="Say what would go, and remove nothing.", negative="")] = False,
     prefect: Annotated[bool, Parameter(help="Also remove old flow runs from Prefect's database.")] = True,
     prefect_days: _Days = PREFECT_DAYS,
     settings: Annotated[RetentionSettings | None, Parameter(name="*", help="How long what is kept.")] = None,
 ) -> None:
-    """Remove old adapters and checkpoints, W&B's local folders, what killed processes left, and Prefect's old flow runs.
+    """Remove old adapters and checkpoints, local W&B folders, leftovers of killed processes, and old flow runs of Prefect.
 
-    Ledgers, scores and figures always stay, and so does every adapter that a resumed run or a score refers to. Shards stay unless
-    --shards-gb bounds them, and of those that go the facts of each row stay, for `entente sql`. A run that a process is at work
-    on is left alone.
+    Ledgers, scores and metrics always stay, and so does every adapter that a resumed run or a score refers to. Shards stay unless
+    --shards-gb limits them; the facts of each removed row stay for `entente sql`. A run that a process works on is skipped.
 
     Examples
 
-        entente clean --dry-run                     what would go
+        entente runs clean --dry-run                     what would go
 
-        entente clean --run mine --keep-adapters 5
+        entente runs clean --run mine --keep-adapters 5
 
-        entente clean --run mine --shards-gb 20 --archive-shards --dry-run
+        entente runs clean --run mine --shards-gb 20 --archive-shards --dry-run
 
-        entente clean --whole-run mine --no-prefect
+        entente runs clean --whole-run mine --no-prefect
     """
     chosen = settings or RetentionSettings()
     whole = [_finished_run(runs_root, name) for name in whole_run or ()]
@@ -89,12 +88,12 @@ def _removable(paths: RunPaths, settings: RetentionSettings) -> list[Removable]:
     try:
         return removable_in_run(paths, settings)
     except DataError as error:
-        print(f"{paths.root}: left alone, for {error}")
+        print(f"{paths.root}: skipped, because {error}")
         return []
 
 
 def _old_shards(paths: RunPaths, settings: RetentionSettings, *, dry_run: bool) -> tuple[list[Removable], list[Removable]]:
-    """Files of shards that go, and of those that are given up and go later; unless `dry_run`, that is done here."""
+    """Shard files to remove now, and those to remove after the grace period; without `dry_run` both are done here."""
     if settings.shards_gb == 0 and not is_folder(paths.retired):
         return [], []
     from pipeline.run_settings import settings_of
@@ -108,12 +107,12 @@ def _old_shards(paths: RunPaths, settings: RetentionSettings, *, dry_run: bool) 
             retire(paths, Index(paths), RunAge.of(paths, storage), settings)
         return found
     except EntenteError as error:
-        print(f"{paths.root}: its shards are left alone, for {error}")
+        print(f"{paths.root}: its shards are skipped, because {error}")
         return [], []
 
 
 def _at_rest(stack: ExitStack, paths: RunPaths, dry_run: bool) -> bool:
-    """No process is at work on the run, and unless nothing is to be done anyway, none can begin before `stack` is closed."""
+    """Whether no process works on the run. Unless `dry_run`, the run stays locked until `stack` is closed."""
     for lock in (paths.lock, paths.trainer_lock):
         if (lock.exists() or not dry_run) and not stack.enter_context(held(lock)):
             print(f"{paths.root}: left alone, a process is at work on it")
@@ -130,7 +129,7 @@ def _all_runs(runs_root: Path) -> list[RunPaths]:
 
 def _known_run(runs_root: Path, name: str) -> RunPaths:
     if name == LATEST:
-        raise InputError(f"'{LATEST}' is not enough to remove anything: name the run")  # another may have begun meanwhile
+        raise InputError(f"'{LATEST}' is not enough to remove anything: name the run")  # another run may have started since
     paths = RunPaths(runs_root / check_name(name, "run"))
     if not is_folder(paths.root) or not paths.settings.is_file():
         raise InputError(f"there is no run '{name}' in '{runs_root}'")
@@ -157,8 +156,7 @@ def _show(found: Iterable[Removable]) -> None:
         names = some[0].path.name + (f" … {some[-1].path.name}" if len(some) > 1 else "")
         table.add_row(cell(str(folder)), why, str(len(some)), cell(names), size_text(sum(each.size for each in some)))
     if table.row_count:
-        console = Console()
-        Console(width=None if console.is_terminal else 160).print(table)
+        output_console().print(table)
 
 
 def _clean_prefect(days: float, *, dry_run: bool) -> None:

@@ -1,15 +1,17 @@
-"""`entente doctor`: what is installed, what does not fit, and how to mend it."""
+"""`entente doctor`: what is installed, what does not fit, and how to repair it."""
 
 import json as jsonlib
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
-from rich.console import Console
 from rich.table import Table
 
+from cli.terminal import output_console
+
 _COLOURS = {"problem": "bold red", "warning": "yellow", "ok": "green"}
-_NARROWEST = 120
+_COLUMNS = 120
+"""Width of the table where there is no terminal."""
 
 
 def doctor(
@@ -31,9 +33,9 @@ def doctor(
         entente doctor --deep --json
     """
     from cli.checks import as_object, examine, verdict
-    from cli.look_around import boot_prefect, look_around
+    from cli.read_environment import boot_prefect, read_environment
 
-    findings = examine(look_around(runs_root, preset, config or []))
+    findings = examine(read_environment(runs_root, preset, config or []))
     if deep:
         booted = boot_prefect()
         findings = [booted, *findings] if booted.state == "problem" else [*findings, booted]
@@ -46,9 +48,9 @@ def doctor(
         table.add_column(overflow="fold")
         for finding in findings:
             table.add_row(f"[{_COLOURS[finding.state]}]{finding.state}[/]", finding.name, _text(finding.sentence, finding.cure))
-        Console(width=None if Console().is_terminal else _NARROWEST).print(table)
+        output_console(_COLUMNS).print(table)
         if not deep:
-            print("not tried: whether a Prefect server starts; --deep does that")
+            print("not checked: whether a Prefect server starts (use --deep)")
         print(verdict(findings))
     if any(finding.state == "problem" for finding in findings):
         raise SystemExit(1)

@@ -2,20 +2,15 @@
 
 import json as jsonlib
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Any
 
-from cyclopts import Parameter
-from rich.console import Console
 from rich.table import Table
 
-from cli.plain_text import cell
+from cli.terminal import cell, output_console
 from inference.memory_plan import size_text
 
-DryRun = Annotated[
-    bool, Parameter(name="--dry-run", help="Check everything, show what would be done, start and write nothing.", negative="")
-]
-PlanAsJson = Annotated[bool, Parameter(help="With --dry-run: print the plan as one JSON object.", negative="")]
-_NARROWEST = 100
+_COLUMNS = 100
+"""Width of the table where there is no terminal."""
 
 
 def show_plan(plan: dict[str, Any], *, json: bool) -> None:
@@ -31,8 +26,7 @@ def show_plan(plan: dict[str, Any], *, json: bool) -> None:
         if section != "command":
             for number, (name, value) in enumerate(_lines(rows)):
                 table.add_row(section.replace("_", " ") if number == 0 else "", name, cell(value), style=_style(name))
-    console = Console()
-    Console(width=None if console.is_terminal else _NARROWEST).print(table)
+    output_console(_COLUMNS).print(table)
     print("nothing was started, nothing was written")
 
 

@@ -1,11 +1,11 @@
 """SIGINT and SIGTERM end a command at any moment: one sentence, exit code 130 or 143, in bounded time.
 
-The first signal raises KeyboardInterrupt in the main thread, so that everything open is closed. Another signal a second later, or
-closing that takes longer than `ENDS_WITHIN_S`, ends the process and its children at once: files are safe against a kill.
+The first signal raises KeyboardInterrupt in the main thread, so that open resources are closed. A second signal, more than a
+second later, or closing that takes longer than `ENDS_WITHIN_S`, ends the process and its children at once: files survive a kill.
 
-A thread of its own counts the time, and hears signals by the interpreter's wakeup pipe. So the bound also holds while the main
-thread is in a long call, or where a library swallowed the KeyboardInterrupt. Who installs a handler in place of this one, as
-uvicorn does for `entente serve`, ends by itself.
+A thread counts the time and reads signals from the interpreter's wakeup pipe. So the limit also holds while the main thread is in
+a long call, or where a library swallowed the KeyboardInterrupt. A library that installs its own handler, as uvicorn does for
+`entente serve`, ends the process itself.
 """
 
 import atexit
@@ -34,19 +34,19 @@ def heard() -> int:
 
 
 def install() -> None:
-    """Handle both signals from now on, also where they were ignored; to be called once, from the main thread."""
+    """Handle both signals, also where they were ignored. Call it once, from the main thread."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     for number in _SENTENCES:
         signal.signal(number, _handle)
-    # Registered first, so called last: from there on the interpreter would let a signal end the process in its own way.
+    # Registered first, so called last: after it a signal would end the process without our sentence.
     atexit.register(lambda: [signal.signal(number, signal.SIG_IGN) for number in _SENTENCES])
     threading.Thread(target=_watch, args=(reader,), name="signal-watch", daemon=True).start()
 
 
 def sentence(number: int) -> str:
-    """The line to write for a signal; nothing if it was asked for before, since it is written once."""
+    """The line to write for a signal; empty from the second call on, since it is written once."""
     global _said
     line, _said = "" if _said else f"entente: {_SENTENCES[signal.Signals(number)]}\n", True
     return line
@@ -74,7 +74,7 @@ def _watch(reader: int) -> None:
         number = os.read(reader, 1)[0]
         if signal.getsignal(number) is not _handle:
             continue
-        # `_heard`: the main thread answered this very signal, and was done before this thread came to look.
+        # `_heard`: the main thread handled this signal, and finished before this thread read it.
         if time.monotonic() > since + _SAME_REQUEST_S if first else _nothing_is_open and not _heard:
             _end_now(first or number)
         if not first:
@@ -82,7 +82,7 @@ def _watch(reader: int) -> None:
 
 
 def _end_now(number: int) -> None:
-    """End this process and its children, which may be stopped and so would not see that it is gone."""
+    """Kill this process and its children; a stopped child would not notice that its parent ended."""
     try:
         import psutil
 

@@ -24,7 +24,7 @@ _PREFECT = {
     "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_READ_BATCH_SIZE": "200",
     "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_FLUSH_INTERVAL": "1",
     # Events take most of the database's room and serve the last hours; flow runs stay for a month. A server that lives long
-    # removes both by itself; the one that comes and goes with a command removes events, and `entente clean` the runs.
+    # removes both by itself; the one that comes and goes with a command removes events, and `entente runs clean` the runs.
     "PREFECT_SERVER_EVENTS_RETENTION_PERIOD": "P3D",
     "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",
     "PREFECT_SERVER_SERVICES_DB_VACUUM_RETENTION_PERIOD": str(PREFECT_DAYS * 86_400),

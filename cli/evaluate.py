@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
-from cli.dry_run import DryRun, show_plan
+from cli.dry_run import show_plan
+from cli.options import AsJson, DryRun, Run, RunsRoot, which_run
 from cli.run_flow import run_flow
-from cli.which_run import Run, which_run
 from storage.runs import LATEST
 
 _MATCH = Group("Matches", help="Whole games between several players; any of these asks for one.")
@@ -18,7 +18,7 @@ def evaluate(
     *,
     run: Run = LATEST,
     version: Annotated[int, Parameter(help="Policy version; 0 is the base, -1 the newest.")] = -1,
-    runs_root: Annotated[Path, Parameter(help="Folder of all runs.")] = Path("runs"),
+    runs_root: RunsRoot = Path("runs"),
     positions: Annotated[int | None, Parameter(help="Held-out positions; default: as the run was set.")] = None,
     opponents: Annotated[
         list[str] | None, Parameter(help="Scripted opponents; default: as the run was set. In a match: one name.", negative="")
@@ -42,14 +42,13 @@ def evaluate(
         str, Parameter(help="Draws for each decision, voted on: one number in a match, else several to compare, as 1,5,25,100.")
     ] = "",
     pick: Annotated[Literal["vote", "playout"], Parameter(group=_MATCH, help="How one of several draws is chosen.")] = "vote",
-    json: Annotated[bool, Parameter(help="Print the result as one JSON object, last line.", negative="")] = False,
+    json: AsJson = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Score a policy version on held-out positions, or let versions and scripted players meet in whole games.
+    """Score a policy version on held-out positions, or play whole games between versions and scripted players.
 
-    A figure has a 95 % interval where it rests on six independent games or more; what is not independent counts as one. A match
-    that is broken off goes on where it stood when it is asked for again, and one that is asked for with more games plays those
-    that it lacks.
+    A figure has a 95 % interval from six independent games on; games that are not independent count as one. An interrupted match
+    continues when the same command is given again; with a larger --games it plays only the missing games.
 
     Examples
 

@@ -1,4 +1,4 @@
-"""`entente explain-step` and `entente explain-run`: who waited for whom, and which setting moves it."""
+"""`entente runs explain`: where the time of a run or a step went, and which setting changes it."""
 
 import json as jsonlib
 from collections.abc import Mapping
@@ -9,50 +9,40 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 
-from cli.which_run import Run, which_run
+from cli.options import AsJson, Run, RunsRoot, which_run
 from storage.runs import LATEST
 from telemetry.errors import InputError
 
 if TYPE_CHECKING:
     from reports.explain import Explanation
 
-RunsRoot = Annotated[Path, Parameter(help="Folder of all runs.")]
-AsJson = Annotated[bool, Parameter(help="Print one JSON object instead.", negative="")]
 _WIDTH = 20
 
 
-def explain_step(
-    step: Annotated[int, Parameter(help="Number of the step.")],
+def explain(
+    step: Annotated[int | None, Parameter(help="Number of a step; default: all steps together.")] = None,
     *,
     run: Run = LATEST,
     runs_root: RunsRoot = Path("runs"),
     json: AsJson = False,
 ) -> None:
-    """Where the seconds of one step went, whether it was slower than the others, why, and what to change.
+    """Say where the seconds of a run or of one step went, what limits it, and which setting to change; also while it trains.
 
-    Example
+    For a step: also whether it was slower than the others, and why.
 
-        entente explain-step 3 --run mine
+    Examples
+
+        entente runs explain --run mine
+
+        entente runs explain 3 --run mine
     """
-    from reports.explain import explain_step
+    from reports.explain import explain_run, explain_step
 
     run = which_run(run, runs_root)
     steps, settings = _read(run, runs_root)
-    if step not in steps:
+    if step is not None and step not in steps:
         raise InputError(f"run '{run}' has no figures of step {step}: there are those of {min(steps)} to {max(steps)}")
-    _show(explain_step(steps, step, settings), json=json)
-
-
-def explain_run(*, run: Run = LATEST, runs_root: RunsRoot = Path("runs"), json: AsJson = False) -> None:
-    """Where the seconds of all steps went, what limits the run, and which setting moves it; also while it trains.
-
-    Example
-
-        entente explain-run --run mine
-    """
-    from reports.explain import explain_run
-
-    _show(explain_run(*_read(which_run(run, runs_root), runs_root)), json=json)
+    _show(explain_run(steps, settings) if step is None else explain_step(steps, step, settings), json=json)
 
 
 def _read(run: str, runs_root: Path) -> tuple[Mapping[int, Mapping[str, float]], Mapping[str, Any]]:

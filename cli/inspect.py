@@ -1,4 +1,4 @@
-"""`entente inspect`: look at one decision, one group of forks, or one step of a run."""
+"""`entente runs inspect`: look at one decision, one group of forks, or one step of a run."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from cli.which_run import Run, which_run
+from cli.options import Run, RunsRoot, which_run
+from cli.terminal import output_console
 from storage.runs import LATEST
 from telemetry.errors import InputError
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from reports.inspect_rows import Decided, Inspector
 
 app = App(name="inspect", help="Look at one decision, one group of forks, or one step of a run.")
-RunsRoot = Annotated[Path, Parameter(help="Folder of all runs.")]
 Picture = Annotated[Path | None, Parameter(help="File to draw the board into, with the orders, as SVG.")]
 
 
@@ -34,7 +34,7 @@ def decision(
 
     Example
 
-        entente inspect decision 8561340446102613373 --run mine --board board.svg
+        entente runs inspect decision 8561340446102613373 --run mine --board board.svg
     """
     run = which_run(run, runs_root)
     with _opened(run, runs_root) as rows:
@@ -55,13 +55,13 @@ def group(
     runs_root: RunsRoot = Path("runs"),
     board: Picture = None,
 ) -> None:
-    """An advantage group: its forks by return, and the best and the worst side by side; the board shows the best.
+    """One advantage group: its forks by return, and the best and worst fork side by side. The board shows the best fork.
 
     Examples
 
-        entente inspect group 12 --run mine
+        entente runs inspect group 12 --run mine
 
-        entente inspect group 12 --run mine --power france --phase S1902M --board best.svg
+        entente runs inspect group 12 --run mine --power france --phase S1902M --board best.svg
     """
     run = which_run(run, runs_root)
     with _opened(run, runs_root) as rows:
@@ -70,7 +70,7 @@ def group(
     facts = found.facts
     usable = "usable" if facts["usable"] else "not usable"
     head = Text(f"start group {start_group} of {facts['producer']}: {facts['power']} in {facts['phase']}", style="bold")
-    said = f"{facts['n']} forks, returns {facts['spread']:.3g} apart, {usable}, trained on by {facts['used']} steps"
+    summary = f"{facts['n']} forks, returns {facts['spread']:.3g} apart, {usable}, trained on by {facts['used']} steps"
     forks = Table("fork", "return", "version", "status", "decision", box=None)
     for member in found.members:
         values = (member["fork"], f"{member['return']:+.3g}", member["policy_version"], member["status"], member["decision_id"])
@@ -79,9 +79,9 @@ def group(
         Group(Text(f"{name}: fork {side.facts['fork']}", style="bold"), _outcome(side), _orders(side))
         for name, side in (("best", found.best), ("worst", found.worst))
     ]
-    beside = Table.grid(padding=(0, 4))
-    beside.add_row(*sides)
-    _print(head, Text(said), forks, beside)
+    side_by_side = Table.grid(padding=(0, 4))
+    side_by_side.add_row(*sides)
+    _print(head, Text(summary), forks, side_by_side)
 
 
 @app.command
@@ -96,9 +96,9 @@ def step(
 
     Examples
 
-        entente inspect step 7 --run mine
+        entente runs inspect step 7 --run mine
 
-        entente inspect step 7 --run mine --eligible
+        entente runs inspect step 7 --run mine --eligible
     """
     run = which_run(run, runs_root)
     if eligible:
@@ -110,10 +110,10 @@ def step(
         named = [str(found[name]) for name in ("start_group", "power", "phase", "decisions")]
         returns = [f"{found['best']:+.3g}", f"{found['worst']:+.3g}"]
         table.add_row(*named, *returns, str(found["lag"]), str(found["best_decision"]))
-    told = Table(box=None, show_header=False)
+    metrics = Table(box=None, show_header=False)
     for name in sorted(figures):
-        told.add_row(name, f"{figures[name]:.4g}")
-    _print(Text(f"step {number} of run {run}: {len(groups)} advantage groups", style="bold"), table, told)
+        metrics.add_row(name, f"{figures[name]:.4g}")
+    _print(Text(f"step {number} of run {run}: {len(groups)} advantage groups", style="bold"), table, metrics)
 
 
 def _chosen_from(number: int, run: str, runs_root: Path) -> None:
@@ -165,9 +165,9 @@ def _opened(run: str, runs_root: Path) -> "Iterator[Inspector]":
 
 def _draw(found: "Decided", file: Path | None) -> None:
     if file is not None:
-        drawn = found.picture()
+        picture = found.picture()
         try:
-            file.write_text(drawn)
+            file.write_text(picture)
         except OSError as error:
             raise InputError(f"'{file}' cannot be written: {error.strerror}") from error
 
@@ -204,6 +204,6 @@ def _tokens(found: "Decided") -> RenderableType:
 
 
 def _print(*parts: RenderableType) -> None:
-    console = Console(width=None if Console().is_terminal else 160, highlight=False)
+    console = output_console()
     for part in parts:
         console.print(part, soft_wrap=isinstance(part, Text))

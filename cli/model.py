@@ -6,7 +6,8 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from cli.dry_run import DryRun, PlanAsJson, show_plan
+from cli.dry_run import show_plan
+from cli.options import DryRun, PlanAsJson
 from game.prompt_settings import DEFAULT_PROMPTS, PromptSettings
 from training.settings import TinyModelSettings
 

@@ -1,7 +1,7 @@
-"""The Prefect server that a command's flows report to: the user's, or one of our own for as long as the command runs.
+"""The Prefect server of a command: the user's server, or one of our own that runs as long as the command.
 
-Prefect would start a temporary server by itself, but a killed command would leave that running for ever. Ours ends with the
-command, however the command ends; its database is that of Prefect's home, so `prefect server start` shows the runs later.
+Prefect can start a temporary server, but a killed command would leave it running. Ours ends with the command in every case. Its
+database is in Prefect's home, so `prefect server start` shows the runs later.
 """
 
 import os
@@ -28,7 +28,7 @@ _STARTS_WITHIN_S = "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"
 
 @contextmanager
 def prefect_server() -> Iterator[None]:
-    """For the length of the block there is a Prefect server that answers, and Prefect knows its address.
+    """Within the block a Prefect server answers, and Prefect's settings have its address.
 
     Raises:
         InputError: the server that PREFECT_API_URL or the Prefect profile names does not answer, or ours does not come up.
@@ -38,27 +38,27 @@ def prefect_server() -> Iterator[None]:
     given = get_current_settings().api.url
     if given:
         send_key(given)
-        _tell_prefect()
+        _reload_settings()
         _check(given)
         yield
         return
     log = Path(os.environ["PREFECT_HOME"]) / "server.log"
-    # Two that begin at once on a home without a database would both make its tables. One whose turn never comes begins anyway.
+    # Two servers that start at once without a database would both create its tables. After the time limit the second starts too.
     with held(log.with_name("server.starting"), wait_s=_limit_s()):
-        process, address = _begin(log)
+        process, address = _start(log)
     try:
         os.environ["PREFECT_API_URL"] = address
-        _tell_prefect()
+        _reload_settings()
         yield
     finally:
         try:
-            _send_what_is_left()
+            _flush_prefect()
         finally:
             _end(process)
 
 
-def _begin(log: Path) -> tuple[subprocess.Popen[bytes], str]:
-    """A server of our own that writes `log` and answers by now, and its address."""
+def _start(log: Path) -> tuple[subprocess.Popen[bytes], str]:
+    """Start a server of our own that writes `log`, and wait until it answers; its process and address."""
     want_key()
     with socket.create_server(("127.0.0.1", 0)) as listener, log.open("wb") as out:
         address = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
@@ -70,7 +70,7 @@ def _begin(log: Path) -> tuple[subprocess.Popen[bytes], str]:
             stderr=out,
             # Ctrl-C reaches the command alone, which must still be able to tell the server how its run ended.
             start_new_session=True,
-            # What the terminal is spared belongs into the log.
+            # The log is not as quiet as the terminal.
             env={name: value for name, value in os.environ.items() if not name.startswith("PREFECT_LOGGING_")},
         )
     try:
@@ -93,10 +93,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def _check(address: str) -> None:
     from prefect.settings import get_current_settings
 
-    told = get_current_settings().api
+    given = get_current_settings().api
     try:
         _ask(address, _ANSWERS_WITHIN_S)
-        if not told.key and not accepts(address, told.auth_string.get_secret_value() if told.auth_string else ""):
+        if not given.key and not accepts(address, given.auth_string.get_secret_value() if given.auth_string else ""):
             raise InputError(f"the Prefect server at {address} wants another key: set PREFECT_API_AUTH_STRING to it")
     except OSError as error:
         raise InputError(
@@ -106,10 +106,10 @@ def _check(address: str) -> None:
 
 
 def accepts(address: str, key: str) -> bool:
-    """Whether the server there answers to this key; empty: to nobody in particular.
+    """Whether the server at `address` accepts this key; an empty key: requests without one.
 
     Raises:
-        OSError: nothing answers.
+        OSError: no server answers.
     """
     basic = {"Authorization": f"Basic {b64encode(key.encode()).decode()}"} if key else {}
     request = urllib.request.Request(f"{address}/admin/version", headers=basic)
@@ -150,8 +150,8 @@ def _limit_s() -> float:
     return float(os.environ.get(_STARTS_WITHIN_S, "120"))
 
 
-def _send_what_is_left() -> None:
-    """Let Prefect's own threads hand over the last states and log lines; without a server they would try for a minute."""
+def _flush_prefect() -> None:
+    """Have Prefect's threads send the last states and log lines; without a server they would retry for a minute."""
     from prefect.events.worker import EventsWorker
     from prefect.logging.handlers import APILogWorker
 
@@ -160,17 +160,17 @@ def _send_what_is_left() -> None:
 
 
 def _last_words(log: Path) -> str:
-    """The last error that the server wrote, or its last line."""
+    """The last error in the server's log, or its last line."""
     lines = log.read_text(errors="replace").strip().splitlines()
     errors = [line for line in lines if re.match(r"[A-Za-z_][\w.]*(Error|Exception): ", line)]
     return (errors or lines or ["it said nothing"])[-1].strip()
 
 
 def _ask(address: str, timeout_s: float) -> None:
-    """Return if anything answers there at all; a server that wants a login is one that is up.
+    """Return if a server answers at `address`, also if it asks for a login.
 
     Raises:
-        OSError: nothing does.
+        OSError: no server answers.
     """
     try:
         urllib.request.urlopen(f"{address}/health", timeout=timeout_s).close()
@@ -184,8 +184,8 @@ def _reason(error: OSError) -> str:
     return str(getattr(error, "reason", error))
 
 
-def _tell_prefect() -> None:
-    """Have it read the environment again."""
+def _reload_settings() -> None:
+    """Have Prefect read the environment again."""
     from prefect.context import refresh_global_settings_context
 
     refresh_global_settings_context()

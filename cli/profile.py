@@ -1,4 +1,4 @@
-"""`entente profile`: where the time of rollouts, of the trainer or of a whole run goes, and what of it grew."""
+"""`entente bench profile`: where the time of rollouts, of the trainer or of a whole run goes, and what of it grew."""
 
 import json as jsonlib
 import os
@@ -13,7 +13,8 @@ from cyclopts import App, Parameter, validators
 from rich.console import Console
 from rich.table import Table
 
-from cli.dry_run import DryRun, show_plan
+from cli.dry_run import show_plan
+from cli.options import AsJson, DryRun
 from cli.run_flow import run_flow
 from cli.settings_from_flags import ConfigFiles, Preset, SettingsFlags, settings_from
 from telemetry.errors import InputError
@@ -37,7 +38,6 @@ Baseline = Annotated[Path | None, Parameter(help="A stored profile to compare wi
 Tolerance = Annotated[
     float, Parameter(help="How much a stage's share of the time may grow.", validator=validators.Number(gt=0, lt=1))
 ]
-AsJson = Annotated[bool, Parameter(help="Print the profile as one JSON object, last line.", negative="")]
 _BAR = 24
 
 
@@ -58,9 +58,9 @@ def rollout(
 
     Examples
 
-        entente profile rollout
+        entente bench profile rollout
 
-        entente profile rollout --rollouts.forks-per-group 16 --output before.json
+        entente bench profile rollout --rollouts.forks-per-group 16 --output before.json
     """
     _profile("rollout", settings_from(preset, config, settings), steps, output, baseline, tolerance, json, dry_run)
 
@@ -82,9 +82,9 @@ def trainer(
 
     Examples
 
-        entente profile trainer
+        entente bench profile trainer
 
-        entente profile trainer --training.layout padded --baseline profile-trainer.json --output padded.json
+        entente bench profile trainer --training.layout padded --baseline profile-trainer.json --output padded.json
     """
     _profile("trainer", settings_from(preset, config, settings), steps, output, baseline, tolerance, json, dry_run)
 
@@ -102,13 +102,13 @@ def e2e(
     dry_run: DryRun = False,
     settings: SettingsFlags = None,
 ) -> None:
-    """The training flow with all its processes: the stages of a step, as `explain-run` and the report have them.
+    """The training flow with all its processes: the stages of a step, as `entente runs explain` and the report have them.
 
     Examples
 
-        entente profile e2e
+        entente bench profile e2e
 
-        entente profile e2e --baseline profile-e2e.json --tolerance 0.1 --output now.json
+        entente bench profile e2e --baseline profile-e2e.json --tolerance 0.1 --output now.json
     """
     _profile("e2e", settings_from(preset, config, settings), steps, output, baseline, tolerance, json, dry_run)
 
@@ -170,7 +170,7 @@ def _show_plan(kind: Kind, settings: "RunSettings", steps: int, file: Path, *, j
     plan = plan_train(settings)
     kept = {name: plan[name] for name in ("work", "tokens", "memory", "threads", "engine", "reused_or_made")}
     files = {"profile": str(file), "flame_graphs": str(file.with_name(f"{file.stem}-THREAD.html"))}
-    show_plan({"command": f"profile {kind}", **kept, "files": files}, json=json)
+    show_plan({"command": f"bench profile {kind}", **kept, "files": files}, json=json)
 
 
 def _measured(kind: Kind, settings: "RunSettings", folder: Path) -> "Profiled":
@@ -202,7 +202,9 @@ def _read(file: Path, kind: Kind) -> dict[str, Any]:
         found = jsonlib.loads(read_text(file, at_most=LARGEST_RESULT, what="baseline"))
         stored, shares = found["profile"], {stage: float(each["share"]) for stage, each in found["stages"].items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise InputError(f"baseline '{file}' is no stored profile ({error}): make one with `entente profile {kind}`") from error
+        raise InputError(
+            f"baseline '{file}' is no stored profile ({error}): make one with `entente bench profile {kind}`"
+        ) from error
     if stored != kind or not shares:
         raise InputError(f"baseline '{file}' is a profile of '{stored}', not of '{kind}': give one of the same kind")
     return found

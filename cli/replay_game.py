@@ -1,11 +1,12 @@
-"""`entente replay`: a game of a run, to be stepped through in a browser."""
+"""`entente replay`: step through a game of a run in a browser."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from cli.which_run import Run, which_run
+from cli.options import Run, RunsRoot, which_run
+from cli.terminal import output_console
 from storage.runs import LATEST
 from telemetry.errors import InputError
 
@@ -21,15 +22,15 @@ def replay(
     /,
     *,
     run: Run = LATEST,
-    runs_root: Annotated[Path, Parameter(help="Folder of all runs.")] = Path("runs"),
+    runs_root: RunsRoot = Path("runs"),
     output: Annotated[Path | None, Parameter(help="The page to write; default: replay-12-3.html in the run's folder.")] = None,
     last: Annotated[int, Parameter(help="Games to list, newest last, where none is named.")] = 20,
     open: Annotated[bool, Parameter(help="Show the page in a browser.", negative="")] = False,
 ) -> None:
     """Step through a game of a run: boards, everybody's orders and results, and how sure the policy was of each of its own.
 
-    Writes one page that needs no network and no other file. Works while the run trains. A whole step of training is run again by
-    `entente replay-step`.
+    Writes one page that needs no network and no other file. Works while the run trains. To repeat a training step use
+    `entente runs replay-step`.
 
     Examples
 
@@ -63,8 +64,7 @@ def replay(
 
 
 def _list(paths: "RunPaths", last: int) -> None:
-    """The newest games, a line each, and what to say next."""
-    from rich.console import Console
+    """Print the newest games, a line each, and the command that replays one."""
     from rich.table import Table
 
     from reports.games import games_of
@@ -80,6 +80,6 @@ def _list(paths: "RunPaths", last: int) -> None:
         name = f"{game.producer}/{game.name}" if several else game.name
         phases = f"{game.first} to {game.last}" if game.plies else "no boards"
         table.add_row(name, phases, ", ".join(game.powers), str(game.version), f"{game.gain:+g}", game.status)
-    console = Console(width=None if Console().is_terminal else 160, highlight=False)
+    console = output_console()
     console.print(table)
     console.print(f"{len(games)} games; replay one: entente replay {games[-1].name} --run {paths.root.name}", soft_wrap=True)

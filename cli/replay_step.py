@@ -1,4 +1,4 @@
-"""`entente replay-step`: run a past step again, and compare."""
+"""`entente runs replay-step`: repeat a past step, and compare it with its record."""
 
 import json as jsonlib
 from pathlib import Path
@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from cli.dry_run import DryRun, show_plan
-from cli.which_run import Run, which_run
+from cli.dry_run import show_plan
+from cli.options import AsJson, DryRun, Run, RunsRoot, which_run
 from storage.runs import LATEST
 from telemetry.errors import TrainingError
 
@@ -21,23 +21,22 @@ def replay_step(
     *,
     step: Annotated[int, Parameter(help="The step to run again, counted from 1.")],
     run: Run = LATEST,
-    runs_root: Annotated[Path, Parameter(help="Folder of all runs.")] = Path("runs"),
-    json: Annotated[bool, Parameter(help="Print the comparison as one JSON object, last line.", negative="")] = False,
+    runs_root: RunsRoot = Path("runs"),
+    json: AsJson = False,
     dry_run: DryRun = False,
 ) -> None:
     """Run a past step again from its ledger, checkpoint and shards, and compare loss, gradient norm and adapter.
 
-    On CPU all of it must agree bitwise, on a GPU within a tolerance. Steps between the nearest kept checkpoint and the one asked
-    for are replayed too. The run is not changed, and may be at work. Exit code 0 if all agree, 1 if not; the first
-    micro-batch that differs is named.
+    On a CPU they must agree bitwise, on a GPU within a tolerance. Steps since the nearest kept checkpoint are repeated too. The
+    run is not changed, and may be training. Exit code 0 if all agree, else 1; the first micro-batch that differs is named.
 
     Examples
 
-        entente replay-step --run mine --step 7
+        entente runs replay-step --run mine --step 7
 
-        entente replay-step --run mine --step 7 --json
+        entente runs replay-step --run mine --step 7 --json
 
-        entente replay-step --run mine --step 7 --dry-run    how many steps are replayed, and about how long
+        entente runs replay-step --run mine --step 7 --dry-run    how many steps are replayed, and about how long
     """
     from pipeline.plans.find_model import model_of
     from pipeline.run_settings import settings_at
@@ -95,11 +94,11 @@ def _lines(found: "Replay") -> list[str]:
 
 
 def _sentence(found: "Replay") -> str:
-    """Why it does not agree."""
-    said = "" if found.difference is None else found.difference.sentence
+    """Why the step does not agree with its record."""
+    sentence = "" if found.difference is None else found.difference.sentence
     if found.recorded.torch != found.torch:
-        said += f"; torch was {found.recorded.torch} then and is {found.torch} now"
-    return said
+        sentence += f"; torch was {found.recorded.torch} then and is {found.torch} now"
+    return sentence
 
 
 def _facts(found: "Replay", run: str) -> dict[str, Any]:

@@ -5,14 +5,14 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from cli.which_run import Run, which_run
+from cli.options import Run, RunsRoot, which_run
 from storage.runs import LATEST
 
 
 def report(
     *,
     run: Run = LATEST,
-    runs_root: Annotated[Path, Parameter(help="Folder of all runs.")] = Path("runs"),
+    runs_root: RunsRoot = Path("runs"),
     output: Annotated[Path | None, Parameter(help="The page to write; default: report.html in the run's folder.")] = None,
     pictures: Annotated[
         Path | None,

@@ -1,24 +1,32 @@
-"""`entente runs`: what there is."""
+"""`entente runs`: the list of runs, and the commands that look into one, repeat a step of it, or remove old files."""
 
 import json as jsonlib
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import Parameter
-from rich.console import Console
+from cyclopts import App, Parameter
 from rich.table import Table
 
-from cli.plain_text import cell, shown
+from cli.options import RunsRoot
+from cli.terminal import cell, output_console, shown
 from inference.memory_plan import size_text
 
 if TYPE_CHECKING:
     from reports.run_list import RunLine
 
+app = App(name="runs")
+app.command("cli.inspect:app", name="inspect")
+app.command("cli.explain:explain", name="explain")
+app.command("cli.replay_step:replay_step", name="replay-step")
+app.command("cli.losses:losses", name="losses")
+app.command("cli.clean:clean", name="clean")
 
+
+@app.default
 def runs(
     *,
-    runs_root: Annotated[Path, Parameter(help="Folder of all runs.")] = Path("runs"),
+    runs_root: RunsRoot = Path("runs"),
     json: Annotated[bool, Parameter(help="Print one JSON object for each run, a line each.", negative="")] = False,
 ) -> None:
     """List the runs: state, steps, scores of base and trained model, decisions, size, and when each was written last.
@@ -49,7 +57,7 @@ def runs(
         steps = f"{line.done} of {line.planned}" if line.planned else ""
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(line.written))
         table.add_row(cell(line.name), line.state, steps, *scores, f"{line.decisions:,}", size_text(line.size), when)
-    console = Console(width=None if Console().is_terminal else 160, highlight=False)
+    console = output_console()
     console.print(table)
     for line in found:
         if line.trouble:

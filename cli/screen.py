@@ -1,4 +1,4 @@
-"""What a person sees while a command works: a live screen in a terminal, plain lines elsewhere, always on standard error."""
+"""Progress of a command on standard error: a live screen in a terminal, plain lines elsewhere."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -28,7 +28,7 @@ _COLUMNS = (
 
 
 class LiveReporter:
-    """A bar for the stage at work, the last steps as a table, and what the trainer waits for."""
+    """A bar for the current stage, a table of the last steps, and what the trainer waits for."""
 
     def __init__(self, live: Live) -> None:
         self._live = live
@@ -89,7 +89,7 @@ class LineReporter(LogReporter):
     """Plain lines on standard error, one per step and per finished stage."""
 
     def stage(self, name: str, done: int, total: int) -> None:
-        """See `Reporter.stage`; rollouts of a step are told by the step's own line."""
+        """See `Reporter.stage`; the line of a step includes its rollouts."""
         if done == total and not name.startswith("rollout "):
             self.say(f"{name}: {total} done")
 

@@ -8,7 +8,8 @@ from typing import Annotated
 
 from cyclopts import Parameter, validators
 
-from cli.dry_run import DryRun, PlanAsJson, show_plan
+from cli.dry_run import show_plan
+from cli.options import DryRun, PlanAsJson
 from inference.settings import InferenceSettings
 
 

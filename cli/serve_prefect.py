@@ -1,4 +1,4 @@
-"""Main of a command's own Prefect server: serves on an inherited socket until told to end, or until its parent is gone.
+"""Main of a command's own Prefect server: serves on an inherited socket until SIGTERM, or until its parent process ends.
 
 python -m cli.serve_prefect FD
 """
@@ -7,14 +7,14 @@ import os
 import socket
 import sys
 
-from cli.collect_aside import collect_aside
+from cli.garbage_thread import collect_in_thread
 from telemetry.parent import end_with_parent
 
 
 def main(descriptor: int) -> None:
-    """Serve the API alone: no pages, no schedules."""
+    """Serve the API without the pages and the schedules."""
     end_with_parent(gently=True)
-    collect_aside()
+    collect_in_thread()
     os.environ |= {"PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1", "PREFECT_UI_ENABLED": "0"}
     import uvicorn
 

@@ -1,7 +1,7 @@
-"""The key of the Prefect server on this machine: who has it may start runs there, and run programs as the server's user.
+"""The key of the Prefect server on this machine. Whoever has it can start runs there, and so run programs as the server's user.
 
-It lies in Prefect's home, in a file that its owner alone can read. A server that `entente` starts wants it; commands and worker
-send it to servers on this machine and to no other. What the user sets as Prefect's own authentication string is taken instead.
+The key is in Prefect's home, in a file that only its owner can read. A server that `entente` starts requires it. Commands and
+workers send it to servers on this machine only. If the user has set Prefect's own authentication string, that is used instead.
 """
 
 import os
@@ -18,13 +18,12 @@ _USER = "entente"
 
 
 def key_file() -> Path:
-    """Where the key lies once a server was started."""
+    """File of the key; it exists after the first start of a server."""
     return Path(os.environ["PREFECT_HOME"]) / "key"
 
 
 def send_key(address: str) -> None:
-    """Have this process, and those that it starts, send the key to the server at `address`, if that is on this machine and there
-    is a key.
+    """Set the key for this process and its children, if the server at `address` is on this machine and a key exists.
 
     Raises:
         InputError: others than its owner can read the file.
@@ -38,7 +37,7 @@ def send_key(address: str) -> None:
 
 
 def want_key() -> str:
-    """The key that a server which is started now shall want, sent by this process from now on too; made if there is none.
+    """Set and return the key that the next server requires; this process sends it too. A missing key is created.
 
     Raises:
         InputError: others than its owner can read the file.
@@ -50,7 +49,7 @@ def want_key() -> str:
 
 
 def _make() -> None:
-    """Write a new key aside, where its owner alone can read it from the first byte on, then name it; one made meanwhile stays."""
+    """Create the key in a temporary file that only its owner can read, then link it, unless another process was faster."""
     file = key_file()
     file.parent.mkdir(parents=True, exist_ok=True)
     descriptor, aside = tempfile.mkstemp(dir=file.parent, prefix=".key-")

@@ -1,4 +1,4 @@
-"""How every command that takes run settings gets them: preset, then TOML files, then flags."""
+"""Run settings of a command: a preset, then TOML files, then flags."""
 
 import sys
 from pathlib import Path
@@ -22,7 +22,7 @@ SettingsFlags = Annotated[RunSettings | None, Parameter(name="*", help="Any sett
 def settings_from(
     preset: str, config: list[Path] | None, flags: RunSettings | None, *, resume: bool = False, fork: bool = False
 ) -> RunSettings:
-    """The checked settings tree; only flags that were given override. A run that is resumed brings its own tree.
+    """The checked settings tree. Only flags that were given override. A resumed run starts from its own settings.
 
     Raises:
         InputError: see `layered_settings` and `resumed_settings`.

@@ -1,6 +1,6 @@
-"""`--help` of the commands that take every setting of a run: the twenty that matter first, as the chosen preset has them.
+"""`--help` of the commands that take every setting of a run: the twenty most used ones, with the defaults of the chosen preset.
 
-`--help-all` shows all settings. Other commands keep the help that cyclopts writes.
+`--help-all` shows all settings. cyclopts writes the help of all other commands.
 """
 
 import inspect
@@ -10,25 +10,25 @@ from pathlib import Path
 from typing import Any, get_args
 
 from cyclopts import App, Parameter
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from cli.settings_from_flags import SettingsFlags
+from cli.terminal import output_console
 from pipeline.run_settings import layered_settings
 from pipeline.setting_names import FIRST_SETTINGS
 from pipeline.settings_reference import settings_in, value_at
 
 HELP, HELP_ALL = ("--help", "-h"), "--help-all"
-_NARROWEST = 120
-"""Columns where there is no terminal."""
+_COLUMNS = 120
+"""Width where there is no terminal."""
 
 
 def show_settings_help(app: App, words: Sequence[str]) -> bool:
-    """Print the help that `words` ask for, if their command takes run settings; whether it does.
+    """Print the help of the command in `words` if it takes run settings. Returns whether it does.
 
     Raises:
-        InputError: they name a preset that does not exist, or a file that cannot be read.
+        InputError: the words name a preset that does not exist, or a file that cannot be read.
     """
     names, apps, rest = app.parse_commands([word for word in words if word not in (*HELP, HELP_ALL)])
     command = apps[-1].default_command
@@ -36,14 +36,13 @@ def show_settings_help(app: App, words: Sequence[str]) -> bool:
         return False
     preset = next(_given("--preset", rest), "laptop")
     settings = layered_settings(preset, [Path(file) for file in _given("--config", rest)])
-    every = HELP_ALL in words
-    console = Console(highlight=False)
-    console = console if console.is_terminal else Console(width=_NARROWEST, highlight=False)
+    show_all = HELP_ALL in words
+    console = output_console(_COLUMNS)
     about, examples = _documentation(command)
     console.print(Text(f"Usage: entente {' '.join(names)} [OPTIONS]\n\n{about}\n"))
     console.print(_options(command))
-    shown = list(settings_in()) if every else [each for name in FIRST_SETTINGS for each in settings_in() if each.name == name]
-    title = "All settings" if every else f"The {len(shown)} settings that matter first"
+    shown = list(settings_in()) if show_all else [each for name in FIRST_SETTINGS for each in settings_in() if each.name == name]
+    title = "All settings" if show_all else f"The {len(shown)} settings that matter first"
     console.print(Text(f"\n{title}, with the defaults of preset {preset}", style="bold"))
     table = _table()
     for each in shown:
@@ -52,7 +51,7 @@ def show_settings_help(app: App, words: Sequence[str]) -> bool:
     console.print(table)
     console.print(Text("\nExamples", style="bold"))
     console.print(Text("\n".join(f"  {line}" for line in examples)))
-    if not every:
+    if not show_all:
         total = sum(1 for _ in settings_in())
         console.print(
             Text(f"\nAll {total} settings: entente {' '.join(names)} --help-all; another preset's defaults: add --preset")
@@ -61,7 +60,7 @@ def show_settings_help(app: App, words: Sequence[str]) -> bool:
 
 
 def _given(flag: str, words: Sequence[str]) -> Iterator[str]:
-    """The values that the words give to a flag, as `--flag value` or `--flag=value`."""
+    """The values of a flag in `words`: `--flag value` or `--flag=value`."""
     for word, after in pairwise([*words, ""]):
         if word == flag and after:
             yield after
@@ -70,7 +69,7 @@ def _given(flag: str, words: Sequence[str]) -> Iterator[str]:
 
 
 def _documentation(command: Callable[..., Any]) -> tuple[str, list[str]]:
-    """What the docstring says before its examples, on one line a paragraph, and the examples."""
+    """The docstring of `command`: its text with one line for each paragraph, and its examples."""
     about, _, examples = (inspect.getdoc(command) or "").partition("\n\nExample")
     paragraphs = [" ".join(part.split()) for part in about.replace("`", "").split("\n\n")]
     return "\n".join(paragraphs), [line.strip() for line in examples.splitlines()[1:] if line.strip()]
@@ -80,11 +79,11 @@ def _options(command: Callable[..., Any]) -> Table:
     """The command's own options, without the settings."""
     table = _table()
     for name, each in inspect.signature(command).parameters.items():
-        said = next((part for part in get_args(each.annotation) if isinstance(part, Parameter)), Parameter())
+        option = next((part for part in get_args(each.annotation) if isinstance(part, Parameter)), Parameter())
         if each.annotation is not SettingsFlags:
-            flag = next(iter(said.name or ()), f"--{name.replace('_', '-')}")
+            flag = next(iter(option.name or ()), f"--{name.replace('_', '-')}")
             default = "" if each.default in (None, False, "", inspect.Parameter.empty) else str(each.default)
-            table.add_row(Text(flag, style="cyan"), Text(default), Text(said.help or ""))
+            table.add_row(Text(flag, style="cyan"), Text(default), Text(option.help or ""))
     return table
 
 

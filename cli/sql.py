@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
 
 import pyarrow as pa
 from cyclopts import Parameter, validators
-from rich.console import Console
 from rich.table import Table
 
 from cli import end_by_signal
-from cli.plain_text import cell, shown
-from cli.which_run import Run, which_run
+from cli.options import Run, RunsRoot, which_run
+from cli.terminal import cell, output_console, shown
 from storage.runs import LATEST
 from telemetry.errors import InputError
 
@@ -37,7 +36,7 @@ def sql(
     query: Annotated[str, Parameter(help="One SELECT over the views below; @NAME for a ready question, @ for their list.")],
     *,
     run: Run = LATEST,
-    runs_root: Annotated[Path, Parameter(help="Folder of all runs.")] = Path("runs"),
+    runs_root: RunsRoot = Path("runs"),
     as_of: Annotated[int | None, Parameter(help="A step: show the run as it was when its rows were chosen.")] = None,
     format: Annotated[
         Format | None,
@@ -166,7 +165,7 @@ def _show(names: list[str], rows: Iterable[tuple[object, ...]]) -> None:
     for row in rows:
         texts = ("" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value) for value in row)
         table.add_row(*(cell(text, keep=keep) for text in texts))
-    Console(width=None if Console().is_terminal else 200).print(table)
+    output_console(200).print(table)
 
 
 def _write(answer: pa.Table, form: Format, output: Path | None) -> None:

@@ -7,7 +7,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from cli.dry_run import DryRun, show_plan
+from cli.dry_run import show_plan
+from cli.options import AsJson, DryRun
 from cli.prefect_server import prefect_server
 from cli.run_flow import run_flow
 from cli.screen import progress_shown
@@ -19,11 +20,11 @@ def train(
     *,
     preset: Preset = "laptop",
     config: ConfigFiles = None,
-    resume: Annotated[bool, Parameter(help="Go on with the run that --run names, where its files stand.", negative="")] = False,
+    resume: Annotated[bool, Parameter(help="Continue the run that --run names from its files.", negative="")] = False,
     fork_lineage: Annotated[
-        str, Parameter(help="With --resume: go on after the newest checkpoint under other settings, in a lineage of this name.")
+        str, Parameter(help="With --resume: continue after the newest checkpoint with other settings, as a lineage of this name.")
     ] = "",
-    json: Annotated[bool, Parameter(help="Print the summary as one JSON object, last line.", negative="")] = False,
+    json: AsJson = False,
     dry_run: DryRun = False,
     settings: SettingsFlags = None,
 ) -> None:
@@ -52,7 +53,7 @@ def train(
         entente train --steps 500 --dry-run         what that would take, without starting it
     """
     if fork_lineage and not resume:
-        raise InputError("--fork-lineage goes on with a run that exists: give --resume and --run too")
+        raise InputError("--fork-lineage continues an existing run: give --resume and --run too")
     chosen = settings_from(preset, config, settings, resume=resume, fork=bool(fork_lineage))
     if dry_run:
         from pipeline.plans.plan_run import plan_train
@@ -70,7 +71,7 @@ def train(
     except BaseException as error:
         if chosen.paths.settings.is_file() and not isinstance(error, InputError):
             root = "" if chosen.runs_root == Path("runs") else f" --runs-root {chosen.runs_root}"
-            sys.stderr.write(f"what is done is kept; go on with: entente train --run {chosen.run}{root} --resume\n")
+            sys.stderr.write(f"finished steps are kept; continue with: entente train --run {chosen.run}{root} --resume\n")
         raise
     for line in _lines(summary):
         print(line)
@@ -84,7 +85,7 @@ def _root(summary: dict) -> str:
 
 
 def _scripted(summary: dict) -> list[str]:
-    """The scripted players and what each gained, centres a year; only the player that the model imitated is its teacher."""
+    """The gain of each scripted player in centres a year; the player that the model imitated is its teacher."""
     names = [name.removesuffix("_score") for name in summary if name.endswith("_score")]
     words = {"teacher": "imitated teacher"}
     return [
@@ -99,17 +100,17 @@ def _lines(summary: dict) -> list[str]:
     from evaluation.intervals import describe_interval
 
     def score(name: str) -> str:
-        said = describe_interval(summary[f"{name}_ci"], summary.get("source_games", 0), "+.2f", "source games")
-        return f"{summary[f'{name}_score']:+.2f} centres a year, {said}"
+        interval = describe_interval(summary[f"{name}_ci"], summary.get("source_games", 0), "+.2f", "source games")
+        return f"{summary[f'{name}_score']:+.2f} centres a year, {interval}"
 
-    worked = (
+    work = (
         f"{summary['steps']} steps, {summary['decisions']} decisions, {summary['wall_s']:.0f} s, "
         f"orders rejected {summary['orders_rejected']}"
     )
     if "simulated_from" in summary:
-        return [worked, f"SIMULATED: nothing was played or learned; rollouts were those of run '{summary['simulated_from']}'"]
+        return [work, f"SIMULATED: nothing was played or learned; rollouts were those of run '{summary['simulated_from']}'"]
     return [
-        worked,
+        work,
         ", ".join(_scripted(summary)),
         f"base score     {score('base')}",
         f"trained score  {score('trained')}",

@@ -1,4 +1,4 @@
-"""`entente tune`: which engine settings draw the most decisions here, with the adapter on; and what the adapter costs."""
+"""`entente bench tune`: which engine settings draw the most decisions here, with the adapter on; and what the adapter costs."""
 
 import json as jsonlib
 import sys
@@ -7,10 +7,11 @@ from typing import Annotated, Any
 
 from cyclopts import App, Parameter, validators
 
-from cli.dry_run import DryRun, show_plan
+from cli.dry_run import show_plan
+from cli.options import AsJson, DryRun, which_run
 from cli.run_flow import run_flow
 from cli.settings_from_flags import ConfigFiles
-from cli.which_run import which_run
+from cli.terminal import output_console
 from telemetry.errors import EngineError, InputError
 from tuning.settings import TuneSettings
 
@@ -21,7 +22,6 @@ Run = Annotated[
 ]
 Preset = Annotated[str, Parameter(help="Settings to begin with where no run is named: laptop, single-gpu or cluster.")]
 RunsRoot = Annotated[Path, Parameter(help="Folder of all runs; results lie in _tuning beside them.")]
-AsJson = Annotated[bool, Parameter(help="Print one JSON object as the last line.", negative="")]
 
 
 @app.default
@@ -36,26 +36,26 @@ def tune(
     dry_run: DryRun = False,
     tuning: Annotated[TuneSettings | None, Parameter(name="*", help="The grid and the constraints.")] = None,
 ) -> None:
-    """Find the engine settings that draw the most decisions within latency and cache hits, measured with the adapter on and off.
+    """Find the engine settings that draw the most decisions per second within limits of latency and cache hits.
 
-    Each candidate is measured in a process of its own, the settings in force among them. What is measured is kept: the same
-    command goes on where it was ended, and further values of an axis are measured beside those that lie there.
+    Each candidate is measured in its own process, with the adapter on and off; today's settings are one of them. Results are
+    kept: the same command continues after an interruption, and measures only values that have no result yet.
 
     Examples
 
-        entente tune --run mine                       what the run asks, a few minutes
+        entente bench tune --run mine                       what the run asks, a few minutes
 
-        entente tune --run mine --dry-run             which candidates, and about how long
+        entente bench tune --run mine --dry-run             which candidates, and about how long
 
-        entente tune --run mine --max-sequences 128 256 512 --max-batched-tokens 4096 8192 16384 --concurrency 128 256
+        entente bench tune --run mine --max-sequences 128 256 512 --max-batched-tokens 4096 8192 16384 --concurrency 128 256
 
-        entente tune --run mine --adapters slots merge_reload --block-size 32 64 128 --prefix-caching on off
+        entente bench tune --run mine --adapters slots merge_reload --block-size 32 64 128 --prefix-caching on off
 
-        entente tune --random-prompt-tokens 128 --random-completion-tokens 384 --concurrency 32
+        entente bench tune --random-prompt-tokens 128 --random-completion-tokens 384 --concurrency 32
 
-        entente tune --preset single-gpu --gpu-memory-share 0.85 0.89 0.93 --adapter-rank 16 32 --price-per-hour 2.5
+        entente bench tune --preset single-gpu --gpu-memory-share 0.85 0.89 0.93 --adapter-rank 16 32 --price-per-hour 2.5
 
-        entente tune --run mine --max-latency-ms 5000 --min-cache-hit 0.5 --json
+        entente bench tune --run mine --max-latency-ms 5000 --min-cache-hit 0.5 --json
 
         entente train --config runs/_tuning/mine/tuned.toml
     """
@@ -103,11 +103,11 @@ def lora(
 
     Examples
 
-        entente tune lora                            random requests
+        entente bench tune lora                            random requests
 
-        entente tune lora --run mine --rounds 5 --json
+        entente bench tune lora --run mine --rounds 5 --json
 
-        entente tune lora --dry-run
+        entente bench tune lora --dry-run
     """
     run = which_run(run, runs_root)
     settings = _settings(run, preset, config, runs_root)
@@ -129,7 +129,7 @@ def lora(
     folder = runs_root / TUNING_FOLDER / f"{run or 'random'}-lora"
     plan = plan_tuning(run, settings, tuning, runs_root, folder)
     if dry_run:
-        return show_plan(planned(plan, tuning) | {"command": "tune lora"}, json=json)
+        return show_plan(planned(plan, tuning) | {"command": "bench tune lora"}, json=json)
     from cli.prefect_server import prefect_server
     from cli.screen import progress_shown
     from flows.tune_inference import tune_inference
@@ -157,8 +157,8 @@ def _settings(run: str, preset: str, config: list[Path] | None, runs_root: Path)
 
 def _nothing_measured(outcome: dict[str, Any]) -> str:
     first = next((each for each in outcome["candidates"] if each["state"] != "refused"), outcome["candidates"][0])
-    said = f"; its log ends: {first['log'].splitlines()[-1]}" if first["log"] else ""
-    return f"no candidate could be measured; the settings in force: {first['state']}, {first['reason']}{said}"
+    log_end = f"; its log ends: {first['log'].splitlines()[-1]}" if first["log"] else ""
+    return f"no candidate could be measured; the settings in force: {first['state']}, {first['reason']}{log_end}"
 
 
 def _show(outcome: dict[str, Any]) -> None:
@@ -178,7 +178,6 @@ def _show(outcome: dict[str, Any]) -> None:
 
 
 def _show_rows(rows: list[dict[str, str]]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     left = ("candidate", "note", "served as")
@@ -187,4 +186,4 @@ def _show_rows(rows: list[dict[str, str]]) -> None:
         table.add_column(heading.strip(), justify="left" if heading in left else "right", no_wrap=heading != "note")
     for row in rows:
         table.add_row(*row.values(), style="bold" if row.get("note") == "chosen" else None)
-    Console(width=None if sys.stdout.isatty() else 180, highlight=False).print(table)
+    output_console(180).print(table)

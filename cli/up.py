@@ -1,8 +1,8 @@
 """`entente up` and `entente down`: a Prefect server, its key and work pool, the deployments of prefect.yaml with their limits and
 automations, and a worker, on one machine.
 
-Promise: what stands already is left as it is and said so; what was begun is written down in Prefect's home, and `entente down`
-ends that and nothing else: a process counts as ours if number and start time are those that were written down.
+`entente up` uses what exists already and says so. It records the processes that it starts in Prefect's home. `entente down` ends
+these processes and no others: process id and start time must both match the record.
 """
 
 import json
@@ -28,24 +28,24 @@ WORKER_WITHIN_S = 180.0
 ENDS_WITHIN_S = 30.0
 _RECORD = "up.json"
 PRODUCERS = "producers"
-"""Work pool of rollout producers: machines that play for others have its workers."""
+"""Work pool of rollout producers; its workers run on machines that generate for other runs."""
 _FIRST = "train_policy"
-"""Flow whose deployment is the first to try."""
+"""Flow whose deployment `entente up` suggests to run first."""
 _FORMER_NAME = "local"
-"""Name that all deployments bore once; those are removed, for their schedules would act beside those of today's."""
+"""Deployment name of an earlier version. Such deployments are removed, because their schedules would run as well."""
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
-    """A process that `entente up` began."""
+class Started:
+    """A process that `entente up` started."""
 
     what: str
     pid: int
     started: float
-    """Seconds of 1970, as the system tells of the process."""
+    """Start time in seconds since 1970, from the operating system."""
 
     def process(self) -> psutil.Process | None:
-        """It, if it still is."""
+        """The process, if it still runs."""
         try:
             found = psutil.Process(self.pid)
             alive = found.status() != psutil.STATUS_ZOMBIE and abs(found.create_time() - self.started) < 0.1
@@ -59,10 +59,10 @@ def up(
     port: Annotated[int, Parameter(help="Port of the server on this machine, if none is named by PREFECT_API_URL.")] = 4200,
     pool: Annotated[str, Parameter(help="Work pool that the worker works for, one that prefect.yaml names.")] = "local",
 ) -> None:
-    """Start what running from Prefect's UI needs: server, pool, deployments, automations, a worker. Again is harmless.
+    """Start Prefect's server, pools, deployments, automations and a worker on this machine. It is safe to repeat.
 
-    Work in the project's folder, where prefect.yaml lies; runs appear in runs/ there. With PREFECT_API_URL set, that server is
-    used and none is started.
+    Run it in the project's folder, which holds prefect.yaml; runs are written to runs/ there. With PREFECT_API_URL set, that
+    server is used and none is started.
 
     Examples
 
@@ -72,7 +72,7 @@ def up(
     """
     if not Path("prefect.yaml").is_file():
         raise InputError("there is no prefect.yaml here: work in the project's folder, whose deployments it describes")
-    described = _described()
+    described = _deployments_in_file()
     pools = sorted({each["work_pool"]["name"] for each in described})
     if pool not in pools:
         raise InputError(f"no deployment of prefect.yaml names work pool '{pool}': choose {' or '.join(pools)} with --pool")
@@ -92,47 +92,47 @@ def up(
     print(f"deployments     {', '.join(sorted(names.values()))}")
     _worker(pool)
     print(f"\n{address}/dashboard")
-    key, told = os.environ.get("PREFECT_API_AUTH_STRING"), ""
+    key, prefix = os.environ.get("PREFECT_API_AUTH_STRING"), ""
     if key and key_file().is_file() and key_file().read_text().strip() == key:
         print(f"the page asks once for this key, which lets run programs as you: {key}")
-        told = f'PREFECT_API_AUTH_STRING="$(cat {shlex.quote(str(key_file()))})" '
+        prefix = f'PREFECT_API_AUTH_STRING="$(cat {shlex.quote(str(key_file()))})" '
     elif key:
         print("the page asks once for what PREFECT_API_AUTH_STRING holds")
     first = (names[each["entrypoint"], each["name"]] for each in described if each["entrypoint"].endswith(f":{_FIRST}"))
-    print(f"run one there, or: PREFECT_API_URL={address}/api {told}prefect deployment run {next(first, 'NAME')}")
+    print(f"run one there, or: PREFECT_API_URL={address}/api {prefix}prefect deployment run {next(first, 'NAME')}")
     print("end all of it with: entente down")
 
 
 def down() -> None:
-    """End what `entente up` began in this folder: the worker, with the runs at work in it, then the server.
+    """Stop what `entente up` started in this folder: the worker with the runs in it, then the server.
 
-    A run that was at work goes on later with `entente train --resume`.
+    Continue such a run later with `entente train --resume`.
 
     Example
 
         entente down
     """
-    begun = _read()
+    begun = _started()
     if not any(each.process() for each in begun):
-        print("nothing that `entente up` began here is running")
+        print("nothing that `entente up` started here is running")
     for each in reversed(begun):
         process = each.process()
         if process is not None:
             _end(process)
             print(f"{each.what:<16}ended (process {each.pid})")
-    _home(_RECORD).unlink(missing_ok=True)
+    _in_prefect_home(_RECORD).unlink(missing_ok=True)
 
 
 # -- the parts -------------------------------------------------------------------------------------------------------------
 
 
 def _server(port: int) -> str:
-    """Address of the server that stands or is started now."""
+    """Address of the running server, which is started now if there is none."""
     from cli.prefect_server import accepts, wait_until_up
 
     given = os.environ.get("PREFECT_API_URL", "").removesuffix("/api")
     address = given or f"http://127.0.0.1:{port}"
-    reason = _unlike_prefect(f"{address}/api")
+    reason = _why_not_prefect(f"{address}/api")
     if not reason:
         send_key(address)
         if not accepts(f"{address}/api", os.environ.get("PREFECT_API_AUTH_STRING", "")):
@@ -145,17 +145,17 @@ def _server(port: int) -> str:
     if given:
         raise InputError(f"no Prefect server answers at PREFECT_API_URL {given} ({reason}): start it, or unset that")
     if _is_taken(port):
-        raise InputError(f"port {port} is taken by something that is no Prefect server ({reason}): choose another with --port")
+        raise InputError(f"port {port} is in use by something other than a Prefect server ({reason}): choose another with --port")
     want_key()
-    log = _home("server.log")
+    log = _in_prefect_home("server.log")
     words = ["server", "start", "--host", "127.0.0.1", "--port", str(port)]
-    process = _begin("server", words, log, {"PREFECT_API_URL": f"{address}/api", "PREFECT_SERVER_LOGGING_LEVEL": "WARNING"})
+    process = _start("server", words, log, {"PREFECT_API_URL": f"{address}/api", "PREFECT_SERVER_LOGGING_LEVEL": "WARNING"})
     wait_until_up(process, f"{address}/api", log)
     print(f"server          started at {address} (process {process.pid}, {log})")
     return address
 
 
-def _described() -> list[dict[str, Any]]:
+def _deployments_in_file() -> list[dict[str, Any]]:
     """The deployments of prefect.yaml, each with the name of a work pool.
 
     Raises:
@@ -189,12 +189,12 @@ def _pool(name: str) -> None:
 
 
 def _worker(pool: str) -> None:
-    standing = next((each for each in _read() if each.what == "worker" and each.process()), None)
-    if standing is not None:
-        print(f"worker          at work (process {standing.pid})")
+    running = next((each for each in _started() if each.what == "worker" and each.process()), None)
+    if running is not None:
+        print(f"worker          at work (process {running.pid})")
         return
-    log = _home("worker.log")
-    process = _begin("worker", ["worker", "start", "--pool", pool, "--name", f"entente-{socket.gethostname()}"], log, {})
+    log = _in_prefect_home("worker.log")
+    process = _start("worker", ["worker", "start", "--pool", pool, "--name", f"entente-{socket.gethostname()}"], log, {})
     until = time.monotonic() + WORKER_WITHIN_S
     while not any(each["status"] == "ONLINE" for each in _ask(f"work_pools/{pool}/workers/filter")):
         if process.poll() is not None or time.monotonic() > until:
@@ -210,7 +210,7 @@ def _deployments() -> list[dict[str, Any]]:
 
 
 def _prefect(*words: str) -> None:
-    """`prefect WORDS` to its end.
+    """Run `prefect WORDS` to its end.
 
     Raises:
         InputError: it fails.
@@ -223,27 +223,27 @@ def _prefect(*words: str) -> None:
         raise InputError(f"`prefect {' '.join(words)}` failed: {said[-1].strip() if said else 'it said nothing'}")
 
 
-def _begin(what: str, words: list[str], log: Path, more: dict[str, str]) -> "subprocess.Popen[bytes]":
-    """Begin `prefect WORDS`, which outlives this command, and write it down."""
+def _start(what: str, words: list[str], log: Path, more: dict[str, str]) -> "subprocess.Popen[bytes]":
+    """Start `prefect WORDS` as a process that outlives this command, and record it."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as out:
         process = subprocess.Popen(
-            [sys.executable, "-m", "cli.collect_aside" if what == "server" else "prefect", *words],
+            [sys.executable, "-m", "cli.garbage_thread" if what == "server" else "prefect", *words],
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,
             start_new_session=True,
             env=_environment() | more,
         )
-    begun = [each for each in _read() if each.what != what and each.process()]
-    begun.append(Begun(what, process.pid, psutil.Process(process.pid).create_time()))
+    begun = [each for each in _started() if each.what != what and each.process()]
+    begun.append(Started(what, process.pid, psutil.Process(process.pid).create_time()))
     begun.sort(key=lambda each: each.what)  # the server first
-    _home(_RECORD).write_text(json.dumps([asdict(each) for each in begun]))
+    _in_prefect_home(_RECORD).write_text(json.dumps([asdict(each) for each in begun]))
     return process
 
 
 def _end(process: psutil.Process) -> None:
-    """End a process and all below it, gently first."""
+    """Stop a process and its children: SIGTERM first, SIGKILL after `ENDS_WITHIN_S`."""
     below = process.children(recursive=True)
     process.send_signal(signal.SIGTERM)
     _, left = psutil.wait_procs([process, *below], timeout=ENDS_WITHIN_S)
@@ -256,12 +256,12 @@ def _end(process: psutil.Process) -> None:
 
 
 def _ask(path: str) -> list[dict[str, Any]]:
-    """What the server answers to a filter of everything."""
+    """All objects of a kind, from the server."""
     return asker(os.environ["PREFECT_API_URL"])(path)
 
 
-def _unlike_prefect(address: str) -> str:
-    """Why what answers there, if anything does, is no Prefect server; '' if it is one."""
+def _why_not_prefect(address: str) -> str:
+    """Why there is no Prefect server at `address`; '' if there is one."""
     import urllib.request
 
     try:
@@ -272,16 +272,16 @@ def _unlike_prefect(address: str) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """That of what is begun: its logs have what the terminal is spared."""
+    """Environment of the started processes: their logs are not as quiet as the terminal."""
     return {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_LOGGING_", "PYTHONWARNINGS"))}
 
 
-def _read() -> list[Begun]:
-    file = _home(_RECORD)
-    return [Begun(**each) for each in json.loads(file.read_text())] if file.is_file() else []
+def _started() -> list[Started]:
+    file = _in_prefect_home(_RECORD)
+    return [Started(**each) for each in json.loads(file.read_text())] if file.is_file() else []
 
 
-def _home(name: str) -> Path:
+def _in_prefect_home(name: str) -> Path:
     return Path(os.environ["PREFECT_HOME"]) / name
 
 

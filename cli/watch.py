@@ -1,4 +1,4 @@
-"""`entente watch`: a run's figures on one screen, drawn from its files, so also from another terminal or machine."""
+"""`entente watch`: the figures of a run on one screen. It reads files only, so it also works from another terminal or machine."""
 
 import time
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from cli.which_run import Run, which_run
+from cli.options import Run, RunsRoot, which_run
 from storage.runs import LATEST
 from telemetry.errors import InputError
 
@@ -51,13 +51,13 @@ _WIDTH, _ALERTS = 32, 4
 def watch(
     *,
     run: Run = LATEST,
-    runs_root: Annotated[Path, Parameter(help="Folder of all runs.")] = Path("runs"),
+    runs_root: RunsRoot = Path("runs"),
     beat_s: Annotated[float, Parameter(help="Seconds between two looks.")] = 2.0,
     once: Annotated[bool, Parameter(help="Print one screen and end.", negative="")] = False,
 ) -> None:
-    """Watch a run: progress, curves, where its time goes, alerts. It reads files alone and may watch from anywhere they lie.
+    """Watch a run: progress, curves, where its time goes, and alerts. It only reads the run's files.
 
-    Ends with the run, or with Ctrl-C, which the run never notices.
+    It ends with the run, or with Ctrl-C, which does not disturb the run.
 
     Examples
 
@@ -92,7 +92,7 @@ def _screen(found: "RunProgress", paths: "RunPaths") -> RenderableType:
 
 
 def _producers(paths: "RunPaths") -> list[RenderableType]:
-    """Who plays for the run beside its own process, a line each; nothing where nobody ever did."""
+    """One line for each rollout producer outside the run's own process."""
     from storage.control import read_producers
 
     producers, damaged = read_producers(paths) if paths.producers.is_dir() else ([], [])

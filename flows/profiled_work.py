@@ -1,4 +1,4 @@
-"""The short real work that `entente profile` looks at: rollouts alone, the trainer alone, or the whole flow.
+"""The short real work that `entente bench profile` looks at: rollouts alone, the trainer alone, or the whole flow.
 
 Owns which stretches of time count: the first step warms everything up and is left out. Everything is the run's own code; nothing
 is imitated.

@@ -133,7 +133,7 @@ class Controller:
         return (
             f"rollouts are slower than training: the trainer waited for them in {self._waiting:.0%} of the time of the last "
             f"{len(self._shares)} steps; "
-            f"{held}. The run goes on at the pace of its rollouts; `entente explain-run` says what would make them faster"
+            f"{held}. The run goes on at the pace of its rollouts; `entente runs explain` says what would make them faster"
         )
 
     def _fresher(self, seen: Seen) -> QueueTarget:

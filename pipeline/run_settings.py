@@ -116,7 +116,7 @@ class RunSettings(BaseModel):
     alerts: AlertSettings = AlertSettings()
     """When the run calls for help, and how."""
     retention: RetentionSettings = RetentionSettings()
-    """How long what grows is kept; a run at work lets old adapters go, `entente clean` all the rest."""
+    """How long what grows is kept; a run at work lets old adapters go, `entente runs clean` all the rest."""
 
     @property
     def paths(self) -> RunPaths:

@@ -70,7 +70,7 @@ def explain_run(steps: Mapping[int, Figures], settings: Mapping[str, Any]) -> Ex
     if slow := [step for step in steps if _is_slow(step, steps)]:
         sentences.append(
             f"Slow steps, {SLOW:g} times the usual and more: {', '.join(map(str, slow[:8]))}{', ...' * (len(slow) > 8)}; "
-            "`entente explain-step` says why."
+            "`entente runs explain` says why."
         )
     return Explanation(title=f"{len(steps)} steps", seconds=seconds, parts=parts, sentences=sentences)
 

@@ -66,7 +66,7 @@ def as_data(game: ReplayedGame, runs_root: Path) -> dict[str, Any]:
         "powers": [power.title() for power in POWERS],
         "policy": [POWERS.index(power) for power in game.game.powers],
         "opponents": game.opponents,
-        "ask": f"entente inspect decision ID {run}",
+        "ask": f"entente runs inspect decision ID {run}",
         "lands": list(LAND),
         "places": {name: place(name) for name in (*LAND, *SEA, *COASTS)},
         "odds": game.has_odds,

@@ -124,7 +124,7 @@ def hidden_rollouts(facts: RunFacts) -> str:
 
 
 def limits(facts: RunFacts) -> list[str]:
-    """What limits the run, and which setting moves it, as `entente explain-run` says it."""
+    """What limits the run, and which setting moves it, as `entente runs explain` says it."""
     return explain_run(facts.steps, facts.settings).sentences if facts.steps else []
 
 

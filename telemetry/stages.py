@@ -1,4 +1,4 @@
-"""The stages of a training step: one list and one word for each, for the report, `explain-run`, `watch` and `profile`.
+"""The stages of a training step: one list and one word for each, for the report, `runs explain`, `watch` and `bench profile`.
 
 A step is one line of time, so its stages add up to it. Rollouts that run while the trainer trains are not in it: what counts is
 the wait for them.

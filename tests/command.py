@@ -43,7 +43,9 @@ class Entente:
         """The folder, the environment and the warnings of a process of its own, as long as the block lasts."""
         import prefect  # noqa: F401  # reads its settings once: this process's, not those of the first command
 
-        with mock.patch.dict(os.environ, clear=True), warnings.catch_warnings(), contextlib.chdir(self.folder):
+        # One test's signal must not end the next test's command.
+        no_signal = mock.patch.multiple("cli.end_by_signal", _heard=0, _said=False, _nothing_is_open=False)
+        with no_signal, mock.patch.dict(os.environ, clear=True), warnings.catch_warnings(), contextlib.chdir(self.folder):
             os.environ.update(self._inherited())
             yield
 

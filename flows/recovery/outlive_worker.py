@@ -1,25 +1,49 @@
-"""A flow outlives the Prefect worker that started it: a killed worker takes its end of the flow's output along, and nothing else.
+"""A flow goes on when the Prefect worker that started it is killed, although the worker held the other end of its output.
 
-Where a write meets a closed pipe, rich, by which Prefect writes its log, asks the process to exit, from whatever thread that was:
-raised in the engine's, it ended the engine and left the flow waiting. Nothing of a run lies in its output, so it goes on in
-silence; the worker that comes next, and the server, see it by its beats.
+A write to a closed pipe raises an error in the thread that writes, and rich, by which Prefect writes its log, then asks the
+process to exit. So the output goes through pipes of our own, which stay open. A thread copies it to the worker while that lives.
+Nothing of a run depends on its output; the next worker and the server see the run by its heartbeats.
 """
 
+import atexit
 import os
-import sys
+import threading
+from functools import cache
 
-from rich.console import Console
+_AT_MOST_S = 2.0
+"""Seconds that the end of the process waits for the last lines; a child process may hold a pipe open for longer."""
 
 
+@cache  # a process may open several runs
 def outlive_worker() -> None:
-    """Have this process go on without its output, once that is closed, if a Prefect worker started it."""
+    """Keep the output of this process and of its children writable, if a Prefect worker started it."""
     if "PREFECT__FLOW_RUN_ID" in os.environ:
-        Console.on_broken_pipe = _go_on_in_silence
+        for descriptor in (1, 2):
+            _relay(descriptor)
 
 
-def _go_on_in_silence(self: Console) -> None:
-    self.quiet = True
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (sys.stdout, sys.stderr):
-        os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)
+def _relay(descriptor: int) -> None:
+    to_worker = os.dup(descriptor)
+    reader, writer = os.pipe()
+    os.dup2(writer, descriptor)
+    os.close(writer)
+    thread = threading.Thread(target=_copy, args=(reader, to_worker), name=f"output-{descriptor}", daemon=True)
+    thread.start()
+    atexit.register(_finish, descriptor, to_worker, thread)
+
+
+def _copy(reader: int, to_worker: int) -> None:
+    """Copy until nobody can write any more; from the first failed write on, what is read is dropped."""
+    while data := os.read(reader, 65_536):
+        try:
+            while data:
+                data = data[os.write(to_worker, data) :]
+        except OSError:
+            with open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), to_worker)
+
+
+def _finish(descriptor: int, to_worker: int, thread: threading.Thread) -> None:
+    """Pass on the last lines, and write directly from here on."""
+    os.dup2(to_worker, descriptor)
+    thread.join(_AT_MOST_S)

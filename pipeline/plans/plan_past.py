@@ -1,4 +1,4 @@
-"""What commands that look at a run's past are going to do, in figures: `lab`, `replay-step` and `cache refresh`.
+"""Dry runs of commands that read a run's past: `runs losses`, `runs replay-step`, `cache refresh`.
 
 Nothing is started, computed or written. Raises what the command itself would refuse its input with.
 """
@@ -33,7 +33,7 @@ def plan_lab(paths: RunPaths, model: Path, settings: RunSettings, steps: int, ca
     decisions = {step: _decisions(paths, MAIN, step) for step in held}
     trained_s = _trained_s(paths, held)
     return {
-        "command": "lab",
+        "command": "runs losses",
         "run": {"name": paths.root.name, "folder": str(paths.root), "checkpoint_step": newest, "model": str(model)},
         "work": {
             "steps_at_most": len(held),
@@ -64,7 +64,7 @@ def plan_replay_step(paths: RunPaths, step: int, model: Path, settings: RunSetti
     start = max((each for each in checkpoint_steps(paths) if each < step), default=0)
     replayed = range(start + 1, step + 1)
     return {
-        "command": "replay-step",
+        "command": "runs replay-step",
         "run": {"name": paths.root.name, "folder": str(paths.root), "lineage": lineage, "model": str(model)},
         "work": {
             "begins_from": f"the checkpoint of step {start}" if start else "the first weights",

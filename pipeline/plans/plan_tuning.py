@@ -1,6 +1,6 @@
 """What a tuning flow is about to do: candidates, what of them cannot fit, where results lie, and what is measured already.
 
-Nothing is started, made or fetched for it, and nothing is written: `entente tune --dry-run` shows just this.
+Nothing is started, made or fetched for it, and nothing is written: `entente bench tune --dry-run` shows just this.
 """
 
 from dataclasses import dataclass
@@ -142,7 +142,7 @@ def planned(plan: TuningPlan, tuning: TuneSettings) -> dict[str, Any]:
     model = plan.settings.inference.model
     there = model == TINY or model_here(model) is not None
     return {
-        "command": "tune",
+        "command": "bench tune",
         "requests": {
             "of": plan.run or "nobody: random ones",
             "each_pass": tuning.asked,

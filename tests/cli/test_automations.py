@@ -4,7 +4,16 @@ from typing import Any
 
 import pytest
 
-from cli.automations import NOTIFIED, WHOLE_MACHINE, _contains, apply, limit_queue, look_after, no_sign_of_life, told
+from cli.automations import (
+    NOTIFIED,
+    WHOLE_MACHINE,
+    _contains,
+    apply,
+    crash_silent_runs,
+    limit_queue,
+    pass_on_alerts,
+    recover_lost_runs,
+)
 
 
 class Server:
@@ -30,7 +39,7 @@ def test_what_is_there_and_the_same_is_left_alone_whatever_else_the_server_says_
 
 
 def test_what_differs_is_brought_up_to_date_and_stays_switched_off():
-    stale = no_sign_of_life() | {"id": "7", "enabled": False, "description": "of an earlier version"}
+    stale = crash_silent_runs() | {"id": "7", "enabled": False, "description": "of an earlier version"}
     server = Server(automations=[stale])
     assert apply(server)[0].endswith("brought up to date")
     (method, path, body) = server.changed[0]
@@ -38,7 +47,7 @@ def test_what_differs_is_brought_up_to_date_and_stays_switched_off():
         "PUT",
         "automations/7",
         False,
-        no_sign_of_life()["description"],
+        crash_silent_runs()["description"],
     )
 
 
@@ -53,14 +62,14 @@ def test_alerts_go_to_a_notification_block_if_there_is_one(block: str | None):
     blocks = [{"name": "other", "id": "b0"}, *([{"name": NOTIFIED, "id": block}] if block else [])]
     server = Server(block_documents=blocks)
     apply(server)
-    alerts = [body for _, _, body in server.changed if body["name"] in {each["name"] for each in told(block)}]
+    alerts = [body for _, _, body in server.changed if body["name"] in {each["name"] for each in pass_on_alerts(block)}]
     kinds = {action["type"] for each in alerts for action in each["actions"]}
     assert kinds == ({"send-notification"} if block else {"do-nothing"}) and len(alerts) == 2
     assert all(action.get("block_document_id") == block for each in alerts for action in each["actions"])
 
 
 def test_only_training_runs_are_looked_after_and_each_ending_that_is_no_success():
-    trigger = look_after("d1")["trigger"]
+    trigger = recover_lost_runs("d1")["trigger"]
     assert trigger["match_related"]["prefect.resource.id"] == "prefect.tag.train"
     assert set(trigger["expect"]) == {f"prefect.flow-run.{state}" for state in ("Crashed", "Failed", "TimedOut")}
 

@@ -1,4 +1,4 @@
-"""`entente clean` says what goes and removes just that; on a dry run, and of a run at work, it removes nothing."""
+"""`entente runs clean` says what goes and removes just that; on a dry run, and of a run at work, it removes nothing."""
 
 import asyncio
 import re
@@ -35,7 +35,7 @@ def content(folder: Path) -> dict[str, int]:
 
 def test_a_dry_run_names_what_goes_with_its_size_and_touches_nothing(entente, runs):
     before = content(entente.folder)
-    done = entente("clean", "--dry-run")
+    done = entente("runs", "clean", "--dry-run")
     assert (done.returncode, done.stderr) == (0, "")
     assert content(entente.folder) == before
     told = [re.split(r"\s{2,}", line.strip()) for line in done.stdout.splitlines()]
@@ -48,12 +48,12 @@ def test_a_dry_run_names_what_goes_with_its_size_and_touches_nothing(entente, ru
 
 def test_what_a_dry_run_names_is_what_goes(entente, runs):
     before = set(content(entente.folder))
-    done = entente("clean", "--no-prefect")
+    done = entente("runs", "clean", "--no-prefect")
     assert (done.returncode, done.stderr) == (0, "") and "24.0 MiB were freed" in done.stdout
     gone = {"/".join(name.split("/")[1:4]) for name in before - set(content(entente.folder))}
     adapters = {f"adapters/v{version:06d}" for version in range(1, 11)}
     assert gone == {f"{run}/{path}" for run in runs for path in (*adapters, "checkpoints/step_000027", "checkpoints/step_000028")}
-    again = entente("clean", "--no-prefect")
+    again = entente("runs", "clean", "--no-prefect")
     assert again.stdout == "nothing is old enough to go\n"
 
 
@@ -65,7 +65,7 @@ def test_a_run_at_work_is_left_alone_and_that_is_said(entente, runs, lock: str, 
     with held(getattr(runs[name], lock)) as mine:
         assert mine
         before = content(runs[name].root)
-        done = entente("clean", *words, "--aside-hours", "0.1", "--keep-adapters", "1")
+        done = entente("runs", "clean", *words, "--aside-hours", "0.1", "--keep-adapters", "1")
         assert done.returncode == 0, done.stderr
         assert f"runs/{name}: left alone, a process is at work on it" in done.stdout
         assert {path: size for path, size in content(runs[name].root).items() if "lock" not in path} == {
@@ -75,7 +75,7 @@ def test_a_run_at_work_is_left_alone_and_that_is_said(entente, runs, lock: str, 
 
 def test_a_run_that_is_named_is_cleaned_alone(entente, runs):
     before = content(runs["done"].root)
-    done = entente("clean", "--run", "going", "--keep-adapters", "5", "--keep-adapter-every", "10")
+    done = entente("runs", "clean", "--run", "going", "--keep-adapters", "5", "--keep-adapter-every", "10")
     assert done.returncode == 0, done.stderr
     assert content(runs["done"].root) == before and "Prefect" not in done.stdout
     left = sorted(int(path.name[1:]) for path in runs["going"].adapters.iterdir())
@@ -83,7 +83,7 @@ def test_a_run_that_is_named_is_cleaned_alone(entente, runs):
 
 
 def test_a_finished_run_goes_as_a_whole_when_it_is_named(entente, runs):
-    done = entente("clean", "--whole-run", "done")
+    done = entente("runs", "clean", "--whole-run", "done")
     assert done.returncode == 0, done.stderr
     assert not runs["done"].root.exists() and "whole run" in done.stdout
     assert sorted(path.name for path in (entente.folder / "runs").iterdir()) == ["going"]
@@ -104,7 +104,7 @@ def test_a_finished_run_goes_as_a_whole_when_it_is_named(entente, runs):
 def test_what_cannot_be_cleaned_is_refused_in_a_sentence_and_nothing_goes(entente, runs, words: list[str], sentence: str):
     (entente.folder / "runs" / "link").symlink_to(runs["done"].root, target_is_directory=True)
     before = content(entente.folder)
-    done = entente("clean", *words)
+    done = entente("runs", "clean", *words)
     assert done.returncode == 2 and sentence in done.stderr, done.stdout + done.stderr
     assert len(done.stderr.splitlines()) == 1 and content(entente.folder) == before
 
@@ -113,9 +113,9 @@ def test_a_run_whose_ledger_cannot_be_read_keeps_everything(entente, runs):
     ledger = runs["going"].ledger / "main" / "step-000031.arrow"
     ledger.parent.mkdir()
     ledger.write_bytes(b"torn")
-    done = entente("clean", "--no-prefect")
+    done = entente("runs", "clean", "--no-prefect")
     assert done.returncode == 0, done.stderr
-    assert "runs/going: left alone, for" in done.stdout and "step-000031.arrow" in done.stdout
+    assert "runs/going: skipped, because" in done.stdout and "step-000031.arrow" in done.stdout
     assert len(list(runs["going"].adapters.iterdir())) == 30 and len(list(runs["done"].adapters.iterdir())) == 20
 
 
@@ -175,9 +175,9 @@ def test_old_flow_runs_leave_the_database_that_commands_share(entente):
 
     before = counts()
     assert before[0] == 1 and before[1] == 1 and before[3:] == [1, 1]
-    young = entente.process("clean")
+    young = entente.process("runs", "clean")
     assert young.returncode == 0 and "Prefect: 0 flow runs ended more than 30 days ago" in young.stdout, young.stderr
     assert counts() == before
-    done = entente.process("clean", "--prefect-days", "0")
+    done = entente.process("runs", "clean", "--prefect-days", "0")
     assert done.returncode == 0 and "Prefect: 1 flow runs ended more than 0 days ago" in done.stdout, done.stderr
     assert counts() == [0, 0, 0, 0, 0]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cli.checks import Environment, Finding, examine, verdict
-from cli.look_around import look_around
+from cli.read_environment import read_environment
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 HEAVY = ("torch", "vllm", "prefect", "wandb", "transformers")
@@ -22,7 +22,7 @@ HEAVY = ("torch", "vllm", "prefect", "wandb", "transformers")
 @pytest.fixture(scope="module")
 def here() -> Environment:
     """This environment, as it is."""
-    return look_around(Path("runs"), "laptop", [])
+    return read_environment(Path("runs"), "laptop", [])
 
 
 @pytest.fixture
@@ -210,9 +210,9 @@ CUDA = {"vllm": ("vllm",), "distributions": {"vllm": "0.32.0", "torch": "2.13.0"
         pytest.param({"vllm": ()}, "engine", "ok", "torch in this process, because no vLLM is installed", id="no vLLM"),
         pytest.param({"vllm": (), "engine": "vllm"}, "engine", "problem", "no vLLM is installed", id="vLLM wanted, none there"),
         pytest.param({**CUDA, "gpus": (), "engine": "torch"}, "engine", "ok", "inference.engine says so", id="torch wanted"),
-        pytest.param({**CPU, "gpus": ("H200",)}, "GPU", "warning", "H200 would stand idle", id="idle GPU"),
+        pytest.param({**CPU, "gpus": ("H200",)}, "GPU", "warning", "H200 would not be used", id="idle GPU"),
         pytest.param({**CPU, "gpus": ()}, "GPU", "ok", "none", id="CPU"),
-        pytest.param({**CUDA, "gpus": ()}, "GPU", "problem", "no driver tells of a GPU here", id="CUDA without GPU"),
+        pytest.param({**CUDA, "gpus": ()}, "GPU", "problem", "the driver reports no GPU here", id="CUDA without GPU"),
         pytest.param({**CUDA, "gpus": ("H200",)}, "engine", "ok", "on CUDA, because vllm 0.32.0", id="CUDA"),
         pytest.param({"python_headers": False}, "compiler", "problem", "Python.h is missing", id="no headers"),
         pytest.param({"cores": 1}, "cores", "warning", "1 usable", id="one core"),
@@ -220,7 +220,7 @@ CUDA = {"vllm": ("vllm",), "distributions": {"vllm": "0.32.0", "torch": "2.13.0"
         pytest.param({"disk": 2**30}, "disk", "warning", "1.0 GiB free", id="filling disk"),
         pytest.param({"distributions": {}}, "Prefect", "problem", "Prefect and fastapi are not installed", id="no Prefect"),
         pytest.param({"distributions": {}}, "torch", "problem", "torch is not installed", id="no torch"),
-        pytest.param({"requirements": ()}, "versions", "warning", "nothing tells", id="no metadata"),
+        pytest.param({"requirements": ()}, "versions", "warning", "are unknown", id="no metadata"),
         pytest.param(
             {"requirements": ("numpy>=99", "nowhere-at-all", "vllm>=99; extra == 'gpu'", "x; sys_platform == 'win32'")},
             "versions", "problem", "numpy", id="old numpy",
@@ -285,7 +285,7 @@ def test_problems_come_first_and_the_verdict_counts_them(here: Environment):
     assert states == sorted(states, key=["problem", "warning", "ok"].index)
     assert verdict(findings).startswith(f"not ready: {states.count('problem')} problem")
     fine = Finding(name="a", state="ok", sentence="b")
-    assert verdict([fine]) == "ready: nothing stands in the way of a run"
+    assert verdict([fine]) == "ready: a run can start"
     assert verdict([fine, replace(fine, state="warning")]) == "ready, with 1 warning"
 
 
@@ -300,7 +300,7 @@ def test_a_prefect_server_that_dies_is_told_with_its_last_words(examined, site: 
     (site / "prefect" / "__init__.py").touch()
     (site / "prefect" / "__main__.py").write_text("raise SystemExit('no server today')")
     assert (
-        "died at its start: no server today"
+        "ended at its start: no server today"
         in problems(examined("--deep", PYTHONPATH=f"{site}{os.pathsep}{ROOT}"))["Prefect server"]
     )
 
@@ -309,6 +309,6 @@ def test_a_prefect_server_that_dies_is_told_with_its_last_words(examined, site: 
 def test_what_the_doctor_wants_of_a_compiler_is_what_torch_calls(tmp_path: Path):
     program = "import torch._inductor.config as config; print(config.cpp.cxx[-1])"
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path)
-    from cli.look_around import _compiler_wanted
+    from cli.read_environment import _compiler_wanted
 
     assert told.stdout.strip() == _compiler_wanted()

@@ -19,7 +19,8 @@ from cyclopts import App
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from cli.main import command_line, run
+from cli.commands import command_line
+from cli.main import run
 from pipeline.run_settings import RunSettings, layered_settings
 from storage.runs import RunPaths
 
@@ -203,8 +204,8 @@ def commands(app: App, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, 
         if name.startswith("-"):
             continue
         here, whole = app[name], (*path, name)
+        yield from commands(here, whole)
         if here.default_command is None:
-            yield from commands(here, whole)
             continue
         flags = sorted({flag for argument in here.assemble_argument_collection() for flag in argument.names} - {"*"})
         if whole in READS or "--dry-run" in flags:

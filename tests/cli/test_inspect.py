@@ -1,4 +1,4 @@
-"""`entente inspect` shows a decision, a group and a step, and refuses what is not there in a sentence."""
+"""`entente runs inspect` shows a decision, a group and a step, and refuses what is not there in a sentence."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ def inspect(trained, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     monkeypatch.setattr("cli.environment.prepare_environment", lambda **how: None)
 
     def run(*words: object, run: str = "first") -> int:
-        return main.run(["inspect", *map(str, words), "--run", run, "--runs-root", str(trained[1].root.parent)])
+        return main.run(["runs", "inspect", *map(str, words), "--run", run, "--runs-root", str(trained[1].root.parent)])
 
     return run
 

@@ -7,16 +7,20 @@ from typing import Any
 import pytest
 
 from cli.bench import app as bench
-from cli.main import command_line, run
+from cli.commands import command_line
+from cli.main import run
 from pipeline.run_settings import layered_settings
 from storage.runs import RunPaths
 
-BENCHMARKS = [name for name in bench if not name.startswith("-")]
+BENCHMARKS = [("bench", name) for name in bench if not name.startswith("-") and name not in ("profile", "tune")]
 LONG = [
-    ("train",), ("serve",), ("evaluate",), ("lab",), ("replay-step",), ("clean",), ("cache", "build"), ("cache", "refresh"),
-    ("model", "make"), ("tune",), ("tune", "lora"), ("profile", "rollout"), ("profile", "trainer"), ("profile", "e2e"),
-    *(("bench", name) for name in BENCHMARKS),
-]  # fmt: skip
+    *map(
+        str.split, ("train", "serve", "evaluate", "runs losses", "runs replay-step", "runs clean", "cache build", "cache refresh")
+    ),
+    *map(str.split, ("model make", "bench tune", "bench tune lora")),
+    *map(str.split, ("bench profile rollout", "bench profile trainer", "bench profile e2e")),
+    *BENCHMARKS,
+]
 
 
 @pytest.fixture
@@ -46,7 +50,7 @@ def test_every_long_command_has_a_dry_run(words: tuple[str, ...]):
 
 @pytest.mark.parametrize(
     "words",
-    [("tune", "lora"), ("profile", "rollout"), *(("bench", name) for name in BENCHMARKS)],
+    [("bench", "tune", "lora"), ("bench", "profile", "rollout"), *BENCHMARKS],
     ids=" ".join,
 )
 def test_a_dry_run_says_what_would_be_done_and_does_nothing(here: Path, words: tuple[str, ...], capsys):
@@ -59,14 +63,14 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(here: Path, words: t
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        pytest.param(("lab", "--run", "nowhere"), "there is no run", id="lab"),
-        pytest.param(("lab", "--run", "bare", "--caps", "0"), "a cap of importance weights", id="lab, a cap"),
-        pytest.param(("lab", "--run", "bare"), "the model 'tiny' of run 'bare' is gone", id="lab, no model"),
-        pytest.param(("replay-step", "--run", "nowhere", "--step", "1"), "there is no run", id="replay-step"),
+        pytest.param(("runs", "losses", "--run", "nowhere"), "there is no run", id="losses"),
+        pytest.param(("runs", "losses", "--run", "bare", "--caps", "0"), "a cap of importance weights", id="losses, a cap"),
+        pytest.param(("runs", "losses", "--run", "bare"), "the model 'tiny' of run 'bare' is gone", id="losses, no model"),
+        pytest.param(("runs", "replay-step", "--run", "nowhere", "--step", "1"), "there is no run", id="replay-step"),
         pytest.param(("cache", "refresh", "--run", "bare"), "run 'bare' has not trained a step yet", id="cache refresh"),
-        pytest.param(("tune", "lora", "--run", "nowhere"), "there is no run", id="tune lora"),
-        pytest.param(("profile", "rollout", "--steps", "1"), "--steps", id="profile"),
-        pytest.param(("profile", "e2e", "--baseline", "none.json"), "baseline 'none.json' cannot be read", id="baseline"),
+        pytest.param(("bench", "tune", "lora", "--run", "nowhere"), "there is no run", id="tune lora"),
+        pytest.param(("bench", "profile", "rollout", "--steps", "1"), "--steps", id="profile"),
+        pytest.param(("bench", "profile", "e2e", "--baseline", "none.json"), "'none.json' cannot be read", id="baseline"),
         pytest.param(("bench", "all", "--only", "nothing"), "There is no benchmark 'nothing'", id="bench all"),
         pytest.param(("bench", "trainer", "--only", "nothing"), "measures no 'nothing'", id="bench trainer"),
         pytest.param(("bench", "e2e", "--config", "none.toml"), "settings file 'none.toml' cannot be read", id="bench e2e"),
@@ -85,8 +89,8 @@ def test_what_a_run_left_can_be_looked_at_beforehand(workplace, trained):
     _, paths, _ = trained
     before = {file: file.stat().st_mtime_ns for file in paths.root.rglob("*")}
     for words, work in (
-        (("lab", "--run", "first"), {"losses", "decisions", "steps_at_most"}),
-        (("replay-step", "--run", "first", "--step", "2"), {"steps_replayed", "decisions"}),
+        (("runs", "losses", "--run", "first"), {"losses", "decisions", "steps_at_most"}),
+        (("runs", "replay-step", "--run", "first", "--step", "2"), {"steps_replayed", "decisions"}),
         (("cache", "refresh", "--run", "first"), {"start_groups_read"}),
     ):
         done = workplace(*words, "--dry-run", "--json")

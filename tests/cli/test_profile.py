@@ -1,4 +1,4 @@
-"""`entente profile`: a baseline that is none is refused at once; the whole command, run for real, where time allows."""
+"""`entente bench profile`: a baseline that is none is refused at once; the whole command, run for real, where time allows."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ STORED = {"profile": "trainer", "stages": {"select": {"seconds": 1.0, "share": 1
         (None, "cannot be read: No such file or directory"),
         ("{", "is no stored profile"),
         ("[]", "is no stored profile"),
-        ('{"profile": "rollout", "stages": {"engine": 3}}', "make one with `entente profile rollout`"),
+        ('{"profile": "rollout", "stages": {"engine": 3}}', "make one with `entente bench profile rollout`"),
         (json.dumps(STORED), "is a profile of 'trainer', not of 'rollout'"),
     ],
     ids=["missing", "cut", "a list", "without shares", "another kind"],
@@ -30,7 +30,7 @@ def test_a_baseline_that_cannot_be_compared_is_refused_before_anything_runs(
     file = tmp_path / "before.json"
     if content is not None:
         file.write_text(content)
-    assert run(["profile", "rollout", "--baseline", str(file)]) == 2
+    assert run(["bench", "profile", "rollout", "--baseline", str(file)]) == 2
     assert said in capsys.readouterr().err.replace("\n", " ")
 
 
@@ -45,7 +45,7 @@ def test_a_baseline_that_cannot_be_compared_is_refused_before_anything_runs(
 )
 def test_bad_input_is_one_sentence(words: list[str], said: str, tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert run(["profile", "e2e", *words]) == 2
+    assert run(["bench", "profile", "e2e", *words]) == 2
     assert said in capsys.readouterr().err.replace("\n", " ") and list(tmp_path.iterdir()) == []
 
 
@@ -54,11 +54,11 @@ def test_a_stage_that_grew_is_named_and_the_exit_code_says_so(tmp_path: Path, mo
     stages = {"select": 1.0, "forward": 3.0}
     monkeypatch.setattr(cli.profile, "_measured", lambda *_: Profiled(stages=stages, windows=[(0.0, 4.0)]))
     monkeypatch.chdir(tmp_path)
-    assert run(["profile", "trainer"]) == 0
+    assert run(["bench", "profile", "trainer"]) == 0
     stored = json.loads(Path("profile-trainer.json").read_text())
     assert stored["stages"]["forward"] == {"seconds": 3.0, "share": 0.75} and stored["flame_graphs"] == {}
     stages["select"] = 5.0
-    compared = ["profile", "trainer", "--baseline", "profile-trainer.json", "--output", "now.json"]
+    compared = ["bench", "profile", "trainer", "--baseline", "profile-trainer.json", "--output", "now.json"]
     capsys.readouterr()
     assert run(compared) == 1
     said = capsys.readouterr().out
@@ -71,7 +71,7 @@ def test_a_stage_that_grew_is_named_and_the_exit_code_says_so(tmp_path: Path, mo
 @pytest.mark.slow
 def test_a_profile_is_written_compared_and_leaves_no_run_behind(workplace: Entente, trained):
     def profile(kind: str, *words: str):
-        return workplace.process("profile", kind, "--config", "small.toml", "--steps", "3", *words)
+        return workplace.process("bench", "profile", kind, "--config", "small.toml", "--steps", "3", *words)
 
     first = profile("e2e", "--json")
     assert first.returncode == 0, first.stderr

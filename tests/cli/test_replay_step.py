@@ -1,4 +1,4 @@
-"""`entente replay-step`: a real run's steps come out again from the command line, and what it ends with says whether they did."""
+"""`entente runs replay-step`: a real run's steps are repeated, and the exit code says whether they agree."""
 
 import json
 import shutil
@@ -21,7 +21,7 @@ def replay(trained, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     root = trained[1].root.parent
 
     def run(*more: str, run: str = "first", step: object = 2, runs_root: Path = root) -> int:
-        return main.run(["replay-step", "--run", run, "--step", str(step), "--runs-root", str(runs_root), *more])
+        return main.run(["runs", "replay-step", "--run", run, "--step", str(step), "--runs-root", str(runs_root), *more])
 
     return run
 
@@ -39,7 +39,7 @@ def test_both_steps_of_a_run_made_by_another_process_come_out_again_bitwise(trai
     _, paths, _ = trained
     lines = {line["step"]: line for line in map(json.loads, paths.metrics.read_text().splitlines())}
     with held(paths.lock), held(paths.trainer_lock):
-        done = workplace("replay-step", "--run", "first", "--step", "2", "--json")
+        done = workplace("runs", "replay-step", "--run", "first", "--step", "2", "--json")
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout.splitlines()[-1])
     assert facts["agrees"] and facts["first_difference"] is None and (facts["step"], facts["from_step"]) == (2, 1)

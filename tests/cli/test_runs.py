@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cli import main
-from cli.main import command_line
+from cli.commands import command_line
 from pipeline.run_settings import RunSettings, check_settings, resumed_settings
 from reports.run_list import list_runs
 from storage.runs import RunPaths, held, resolve_run
@@ -111,15 +111,15 @@ def test_no_folder_is_a_sentence_and_an_empty_one_too(tmp_path: Path, capsys: py
 
 
 READS = [
-    "sql", "report", "inspect decision", "inspect group", "inspect step", "explain-run", "explain-step", "watch", "replay",
-    "replay-step", "evaluate", "lab",
+    "sql", "report", "watch", "replay", "evaluate", "runs inspect decision", "runs inspect group", "runs inspect step",
+    "runs explain", "runs replay-step", "runs losses",
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("command", READS)
 def test_what_reads_takes_the_latest_run(command: str):
-    given = {"sql": ["select 1"], "inspect decision": ["1"], "inspect group": ["1"], "inspect step": ["1"], "explain-step": ["1"]}
-    words = [*command.split(), *given.get(command, []), *(["--step", "1"] if command == "replay-step" else [])]
+    given = {"sql": ["select 1"], "runs replay-step": ["--step", "1"]}
+    words = [*command.split(), *given.get(command, ["1"] if "inspect" in command else [])]
     _, bound, _ = command_line().parse_args(words, exit_on_error=False, print_error=False)
     bound.apply_defaults()
     assert bound.arguments["run"] == "latest"
@@ -127,10 +127,10 @@ def test_what_reads_takes_the_latest_run(command: str):
 
 def test_a_command_says_which_run_it_took_and_nothing_where_it_was_named(several: Path, capsys: pytest.CaptureFixture[str]):
     make_run("newest", age=0, done=2)
-    assert main.run(["explain-run", "--json"]) == 0
+    assert main.run(["runs", "explain", "--json"]) == 0
     told = capsys.readouterr()
     assert told.err == "run newest, the latest in runs\n" and json.loads(told.out)
-    assert main.run(["explain-run", "--run", "cut"]) == 0
+    assert main.run(["runs", "explain", "--run", "cut"]) == 0
     assert capsys.readouterr().err == ""
 
 
@@ -154,6 +154,6 @@ def test_the_latest_run_is_resumed_by_its_own_name(several: Path):
 
 @pytest.mark.parametrize("flag", ["--run", "--whole-run"])
 def test_nothing_is_removed_of_the_latest_run(several: Path, capsys: pytest.CaptureFixture[str], flag: str):
-    assert main.run(["clean", flag, "latest"]) == 2
+    assert main.run(["runs", "clean", flag, "latest"]) == 2
     assert "name the run" in capsys.readouterr().err
     assert len(list_runs(several)) == 3

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from cli.main import command_line
+from cli.commands import command_line
 from cli.settings_from_flags import settings_from
 from pipeline.run_settings import RunSettings, layered_settings
 from telemetry.errors import InputError

@@ -1,4 +1,4 @@
-"""Claims about `entente tune`, tried as a user: what it refuses at once, one real candidate, and a grid that is killed."""
+"""Claims about `entente bench tune`, tried as a user: what it refuses at once, one real candidate, and a grid that is killed."""
 
 import json
 import signal
@@ -16,7 +16,7 @@ SMALL = ["--max-sequences", "32", "--max-batched-tokens", "4096", "--concurrency
 
 def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     """What is said of words that cannot be used."""
-    assert run(["tune", *words]) == 2
+    assert run(["bench", "tune", *words]) == 2
     return capsys.readouterr().err
 
 
@@ -55,7 +55,7 @@ def test_a_dry_run_lists_candidates_and_time_and_writes_nothing(
 ):
     monkeypatch.chdir(tmp_path)
     grid = ["--max-sequences", "128", "256", "512", "--max-batched-tokens", "4096", "8192", "16384", "--block-size", "32", "64"]
-    assert run(["tune", *grid, "--dry-run", "--json"]) == 0
+    assert run(["bench", "tune", *grid, "--dry-run", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert len(plan["candidates"]) == 18 and plan["time"]["left_s"] > 0 and "a guess" in plan["time"]["basis"]
     assert next(iter(plan["candidates"])).endswith("(current)") and set(plan["candidates"].values()) == {"to be measured"}
@@ -65,7 +65,7 @@ def test_a_dry_run_lists_candidates_and_time_and_writes_nothing(
 @pytest.mark.vllm
 @pytest.mark.slow
 def test_a_candidate_is_measured_for_real_once_and_its_settings_can_be_trained_with(trained: Any, workplace: Any):
-    words = ["tune", "--run", "first", *SMALL, "--min-cache-hit", "0", "--price-per-hour", "3.6", "--json"]
+    words = ["bench", "tune", "--run", "first", *SMALL, "--min-cache-hit", "0", "--price-per-hour", "3.6", "--json"]
     done = workplace.process(*words)
     assert done.returncode == 0, done.stderr
     outcome = json.loads(done.stdout.splitlines()[-1])
@@ -90,7 +90,8 @@ def test_a_candidate_is_measured_for_real_once_and_its_settings_can_be_trained_w
 @pytest.mark.slow
 @pytest.mark.vllm
 def test_a_grid_outlives_a_kill_a_candidate_that_does_not_start_and_other_settings(trained: Any, workplace: Any):
-    words = ["tune", "--run", "first", *SMALL, "--block-size", "32", "64", "--min-cache-hit", "0", "--output", "grid", "--json"]
+    grid = ["--block-size", "32", "64", "--min-cache-hit", "0", "--output", "grid"]
+    words = ["bench", "tune", "--run", "first", *SMALL, *grid, "--json"]
     # 256 tokens a pass are fewer than a sequence may have: vLLM itself refuses to start.
     words[words.index("4096")] = "256"
     results = workplace.folder / "grid" / "candidates"
@@ -117,7 +118,7 @@ def test_a_grid_outlives_a_kill_a_candidate_that_does_not_start_and_other_settin
 @pytest.mark.slow
 @pytest.mark.vllm
 def test_lora_slots_are_measured_beside_merged_weights(trained: Any, workplace: Any):
-    done = workplace.process("tune", "lora", "--run", "first", "--requests", "8", "--rounds", "1", "--json", timeout=600)
+    done = workplace.process("bench", "tune", "lora", "--run", "first", "--requests", "8", "--rounds", "1", "--json", timeout=600)
     assert done.returncode == 0, done.stderr
     outcome = json.loads(done.stdout.splitlines()[-1])
     times = {row["served as"]: float(row["times"]) for row in outcome["rows"]}

@@ -195,7 +195,7 @@ def test_what_cannot_be_is_one_sentence_and_begins_nothing(folder: Path, tmp_pat
         port = str(other.server_port)
         for said, where, words, environment in [
             ("there is no prefect.yaml here", tmp_path_factory.mktemp("empty"), ("up",), {}),
-            (f"port {port} is taken by something that is no Prefect server", folder, ("up", "--port", port), {}),
+            (f"port {port} is in use by something other than a Prefect server", folder, ("up", "--port", port), {}),
             ("no Prefect server answers at PREFECT_API_URL", folder, ("up",), {"PREFECT_API_URL": "http://127.0.0.1:9/api"}),
             ("no deployment of prefect.yaml names work pool 'gpu': choose local", folder, ("up", "--pool", "gpu"), {}),
         ]:

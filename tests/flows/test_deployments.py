@@ -25,7 +25,7 @@ import yaml
 from pydantic import BaseModel
 
 from cli import environment
-from cli.automations import SILENT_S, no_sign_of_life
+from cli.automations import SILENT_S, crash_silent_runs
 from flows.recover_training import SILENT
 from pipeline.run_settings import RunSettings, layered_settings
 from pipeline.setting_names import FIRST_SETTINGS
@@ -391,5 +391,5 @@ def test_a_worker_s_runs_beat_and_wait_as_those_of_a_command_do():
 def test_a_run_counts_as_crashed_only_after_several_signs_of_life_failed_to_come():
     beat = int(environment._PREFECT["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"])
     assert 3 * beat <= SILENT_S
-    (action,) = no_sign_of_life()["actions"]
+    (action,) = crash_silent_runs()["actions"]
     assert action["message"].startswith(SILENT), "recovery tells such a crash from others by these words"

@@ -44,5 +44,22 @@ def test_a_flow_that_a_worker_started_outlives_it():
     assert ends(PREFECT__FLOW_RUN_ID="00000000-0000-0000-0000-000000000000") == 7
 
 
+def test_every_line_reaches_the_worker_up_to_the_last():
+    program = (
+        "from flows.recovery.outlive_worker import outlive_worker\n"
+        "outlive_worker(); outlive_worker()\n"
+        "for number in range(20_000): print(number)\n"
+        "import sys; print('last', file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PREFECT__FLOW_RUN_ID": "any"},
+        check=True,
+    )
+    assert done.stdout.splitlines() == [str(number) for number in range(20_000)] and done.stderr == "last\n"
+
+
 def test_a_command_in_a_terminal_ends_with_its_reader():
     assert ends() != 7

@@ -148,7 +148,7 @@ def test_a_run_that_is_told_to_end_leaves_nothing_behind_and_says_how_to_go_on(
     finally:
         process.kill()
     assert process.returncode == code and out == ""
-    hint = f"what is done is kept; go on with: entente train --run {run} --resume"
+    hint = f"finished steps are kept; continue with: entente train --run {run} --resume"
     assert err.splitlines()[-2:] == [hint, sentence], err
     assert "Traceback" not in err
     _, alive = psutil.wait_procs(family, timeout=15)

@@ -123,7 +123,7 @@ def test_it_says_once_that_rollouts_are_too_slow_and_what_holds_it():
     alone = pipeline(service=30.0, step_s=lambda step: 10.0 + step % 7 + 40.0 * (step % 5 == 0)).run(40)
     assert len({f"{share:.0%}" for share in alone.waited[5:]}) > 5 and min(alone.waited[5:]) < 0.05
     stuck = [sentence for sentence in alone.said if "slower than training" in sentence]
-    assert len(stuck) == 1 and "as many as pipeline.buffer_depth allows" in stuck[0] and "explain-run" in stuck[0]
+    assert len(stuck) == 1 and "as many as pipeline.buffer_depth allows" in stuck[0] and "entente runs explain" in stuck[0]
 
 
 def test_a_burst_of_slow_games_raises_what_is_ahead_at_most_to_its_bound_and_it_settles():

@@ -152,15 +152,15 @@ def test_the_command_explains_a_run_and_its_steps(workplace: Entente, trained):
     paths: RunPaths = trained[1]
     _, steps = read_figures(paths)
     for step, figures in steps.items():
-        found = json.loads(workplace("explain-step", str(step), "--run", "first", "--json").stdout)
+        found = json.loads(workplace("runs", "explain", str(step), "--run", "first", "--json").stdout)
         assert sum(found["parts"].values()) == pytest.approx(figures["time/step_s"])
         assert found["parts"]["forward"] > 0 and found["parts"]["rollouts"] > 0
         assert found["parts"]["orchestration"] < 0.8 * found["seconds"]
-    said = workplace("explain-run", "--run", "first").stdout
+    said = workplace("runs", "explain", "--run", "first").stdout
     assert "an hour" in said and all(part in said for part in STAGES)
     for words, sentence in [
-        (("explain-step", "99", "--run", "first"), "run 'first' has no figures of step 99: there are those of 1 to 2"),
-        (("explain-run", "--run", "nowhere"), "there is no run in"),
+        (("runs", "explain", "99", "--run", "first"), "run 'first' has no figures of step 99: there are those of 1 to 2"),
+        (("runs", "explain", "--run", "nowhere"), "there is no run in"),
     ]:
         refused = workplace(*words)
         assert refused.returncode == 2 and sentence in refused.stderr

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cli.main import command_line
+from cli.commands import command_line
 from evaluation.score_files import read_score, write_score
 from evaluation.track import track_label
 from reports.drawing import new_plot, to_svg

@@ -1,4 +1,4 @@
-"""`entente lab`: try other losses on the batches of a run."""
+"""`entente runs losses`: compare losses on the batches of a run."""
 
 import json as jsonlib
 from pathlib import Path
@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter, validators
 
-from cli.dry_run import DryRun, show_plan
-from cli.which_run import Run, which_run
+from cli.dry_run import show_plan
+from cli.options import AsJson, DryRun, Run, RunsRoot, which_run
 from storage.runs import LATEST
 from telemetry.errors import InputError
 
@@ -17,30 +17,29 @@ if TYPE_CHECKING:
 _FIGURES = ("masked_share", "effective_sample_share", "gradient_norm", "loss")
 
 
-def lab(
+def losses(
     *,
     run: Run = LATEST,
     steps: Annotated[int, Parameter(help="Newest recorded steps to look at.", validator=validators.Number(gte=1))] = 3,
     caps: Annotated[
         list[float] | None, Parameter(help="Caps of truncated importance weights.", consume_multiple=True, negative="")
     ] = None,
-    runs_root: Annotated[Path, Parameter(help="Folder of all runs.")] = Path("runs"),
-    json: Annotated[bool, Parameter(help="Print the comparison as one JSON object, last line.", negative="")] = False,
+    runs_root: RunsRoot = Path("runs"),
+    json: AsJson = False,
     dry_run: DryRun = False,
 ) -> None:
     """Compare losses on batches that a run trained on, at its newest checkpoint, without a new rollout.
 
-    For each loss: the share of tokens that it masks, the share of samples that effectively count, the norm of its gradient, and
-    the cosine between its gradient and the one of the run's own loss. Medians over the steps. The run is not changed, and may
-    be at work.
+    For each loss: the share of masked tokens, the effective share of samples, the norm of its gradient, and the cosine between
+    its gradient and that of the run's own loss, as medians over the steps. The run is not changed, and may be training.
 
     Examples
 
-        entente lab --run mine
+        entente runs losses --run mine
 
-        entente lab --run mine --steps 8 --caps 1 2 5 --json
+        entente runs losses --run mine --steps 8 --caps 1 2 5 --json
 
-        entente lab --run mine --dry-run             which steps and losses, and about how long
+        entente runs losses --run mine --dry-run             which steps and losses, and about how long
     """
     from pipeline.plans.find_model import model_of
     from pipeline.run_settings import settings_of
@@ -105,6 +104,6 @@ def _facts(found: "Comparison", run: str) -> dict[str, Any]:
             name: {figure: found.median(name, figure) for figure in _FIGURES} | {"by_step": [asdict(step) for step in tried]}
             for name, tried in found.tried.items()
         },
-        # No number where a gradient is zero, which JSON has no word for.
+        # null where a gradient is zero: JSON has no NaN.
         "cosines": {one: {other: c if c == c else None for other, c in row.items()} for one, row in found.cosines.items()},
     }

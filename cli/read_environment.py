@@ -1,7 +1,7 @@
-"""Describes the environment that this process runs in, for `cli/checks.py` to judge.
+"""Describes the environment of this process for `cli/checks.py`.
 
-Reads metadata, paths and counters; imports none of the heavy packages, and of ours only what tells a run's own refusals, and
-only where all of our packages are ours. Writes nothing, and starts a Prefect server only where it is asked to.
+Reads package metadata, paths and counters. It imports no heavy package. It imports other packages of ours only where all of them
+are found in our folder. It writes nothing; `boot_prefect` alone starts a server.
 """
 
 import importlib.machinery
@@ -30,18 +30,18 @@ from packaging.utils import canonicalize_name
 from cli.checks import Environment, Finding
 
 HOME = Path(__file__).resolve().parent.parent
-"""Folder that holds `cli` and, where all is well, the other packages."""
+"""Folder that holds `cli` and, in a sound installation, all other packages."""
 _OURS = "entente"
 _BOOT_S = 120
 
 
-def look_around(runs_root: Path, preset: str, config: Sequence[Path]) -> Environment:
-    """The environment as a run with these settings would meet it.
+def read_environment(runs_root: Path, preset: str, config: Sequence[Path]) -> Environment:
+    """The environment of a run with these settings.
 
     Raises:
         InputError: the settings cannot be read.
     """
-    # Reversed, so that the first on the path stands, as it does for an import.
+    # Reversed, so that the first one on the path is kept, as for an import.
     everything = reversed([*metadata.distributions()])
     distributions: dict[str, metadata.Distribution] = {canonicalize_name(found.name): found for found in everything if found.name}
     rooms = _rooms()
@@ -61,7 +61,7 @@ def look_around(runs_root: Path, preset: str, config: Sequence[Path]) -> Environ
         fastapi_wishes=dict(_fastapi_wishes(distributions)),
         home=HOME,
         rooms=seen,
-        # A child that is started with `python -m` looks into the working folder first.
+        # A child process of `python -m` looks into the working folder first.
         trainer_rooms={name: _found(name, [str(Path.cwd()), *sys.path]) for name in rooms},
         compiler=shutil.which(_compiler_wanted()) or "",
         compiler_wanted=_compiler_wanted(),
@@ -78,13 +78,13 @@ def look_around(runs_root: Path, preset: str, config: Sequence[Path]) -> Environ
 
 
 def boot_prefect() -> Finding:
-    """Start a Prefect server with a database of its own, ask it whether it is well, and end it."""
+    """Start a Prefect server with an empty database, request its health, and stop it."""
     with socket.socket() as any_port:
         any_port.bind(("127.0.0.1", 0))
         port = any_port.getsockname()[1]
     with tempfile.TemporaryDirectory(prefix="entente-doctor-") as folder:
         environment = os.environ | {"PREFECT_HOME": folder, "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1"}
-        environment["PREFECT_SERVER_API_AUTH_STRING"] = f"entente:{secrets.token_urlsafe()}"  # its health is told to anybody
+        environment["PREFECT_SERVER_API_AUTH_STRING"] = f"entente:{secrets.token_urlsafe()}"  # the health page needs no key
         log = Path(folder, "server.log")
         command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
         with log.open("w") as output:
@@ -113,8 +113,12 @@ def _answer(server: "subprocess.Popen[bytes]", address: str, log: Path) -> Findi
                     return Finding(name="Prefect server", state="ok", sentence="one was started, and it answers")
         except (urllib.error.URLError, OSError):
             time.sleep(0.3)
-    said = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    why = "does not answer" if server.poll() is None else f"died at its start: {said[-1].strip() if said else 'without a word'}"
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    why = (
+        "does not answer"
+        if server.poll() is None
+        else f"ended at its start: {lines[-1].strip() if lines else 'it wrote nothing'}"
+    )
     return Finding(
         name="Prefect server",
         state="problem",
@@ -124,7 +128,7 @@ def _answer(server: "subprocess.Popen[bytes]", address: str, log: Path) -> Findi
 
 
 def _rooms() -> list[str]:
-    """Names of our packages: as the installation recorded them, else what lies beside `cli`."""
+    """Names of our packages: from the record of the installation, else the folders beside `cli`."""
     try:
         files = metadata.distribution(_OURS).files or []
     except metadata.PackageNotFoundError:
@@ -147,7 +151,7 @@ def _found(name: str, path: Sequence[str]) -> str:
 
 
 def _wanted(runs_root: Path, preset: str, config: Sequence[Path]) -> tuple[tuple[str, ...], str, str]:
-    """Workers that the settings name, the engine that they want here, and why a run with them would be refused."""
+    """Worker URLs and engine of the settings, and why a run with them would be refused ("": it would not)."""
     try:
         from pipeline.plans.find_model import check_room
         from pipeline.run_settings import layered_settings
@@ -163,12 +167,12 @@ def _wanted(runs_root: Path, preset: str, config: Sequence[Path]) -> tuple[tuple
 
 
 def _declared(distributions: Mapping[str, metadata.Distribution]) -> tuple[str, tuple[str, ...]]:
-    """Range of Python and requirements: those of a clone stand in its pyproject.toml, else in the installed metadata."""
+    """Range of Python versions, and requirements: from pyproject.toml in a clone, else from the installed metadata."""
     project = HOME / "pyproject.toml"
     if project.is_file():
         declared = tomllib.loads(project.read_text())["project"]
         extras = [
-            # Marked as the metadata of an installation would be.
+            # The same marker as in the metadata of an installation.
             f"{Requirement(text).name}{Requirement(text).specifier} ; extra == '{extra}'"
             for extra, texts in declared["optional-dependencies"].items()
             for text in texts
@@ -193,7 +197,7 @@ def _fastapi_wishes(distributions: Mapping[str, metadata.Distribution]) -> Itera
 
 
 def _compiler_wanted() -> str:
-    """What torch calls: the variable CXX, or g++."""
+    """The compiler that torch calls: from the variable CXX, else g++ (clang++ on macOS)."""
     return os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
 
 

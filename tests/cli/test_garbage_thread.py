@@ -1,13 +1,13 @@
-"""Garbage goes in a thread of its own, so that what its finalisers wait for stops nobody."""
+"""Garbage is collected in its own thread, so that a finaliser that waits stops no other work."""
 
 import subprocess
 import sys
 
 PROGRAM = """
 import threading, time
-from cli import collect_aside
-collect_aside.BEAT_S = 0.01
-collect_aside.collect_aside()
+from cli import garbage_thread
+garbage_thread.BEAT_S = 0.01
+garbage_thread.collect_in_thread()
 class Held:
     def __init__(self): self.itself = self
     def __del__(self): where.append(threading.current_thread().name)
@@ -21,6 +21,6 @@ print(set(where))
 """
 
 
-def test_what_is_collected_is_collected_aside():
+def test_garbage_is_collected_in_its_own_thread():
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "{'garbage'}"

@@ -1,4 +1,4 @@
-"""`entente lab`: a real run's batches under other losses, as a table and as data; what cannot be compared is one sentence."""
+"""`entente runs losses` compares losses on a real run's batches, as a table and as data; bad input is one sentence."""
 
 import json
 import shutil
@@ -15,10 +15,10 @@ TRIED = ["clipped", "dppo", "gspo", "sequence_mean", "unclipped"]
 
 
 @pytest.fixture
-def lab(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+def losses(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     """The command in this process, which saves the imports; its exit code."""
     monkeypatch.setattr("cli.environment.prepare_environment", lambda **how: None)
-    return lambda *words: main.run(["lab", *map(str, words)])
+    return lambda *words: main.run(["runs", "losses", *map(str, words)])
 
 
 def test_a_run_s_batches_are_compared_while_it_is_at_work(trained, workplace):
@@ -26,7 +26,7 @@ def test_a_run_s_batches_are_compared_while_it_is_at_work(trained, workplace):
     _, paths, _ = trained
     before = {file: file.stat().st_mtime_ns for file in paths.root.rglob("*")}
     with held(paths.lock), held(paths.trainer_lock):
-        done = workplace("lab", "--run", "first", "--caps", "1", "2.5", "--json")
+        done = workplace("runs", "losses", "--run", "first", "--caps", "1", "2.5", "--json")
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout.splitlines()[-1])
     assert list(facts["losses"]) == [*TRIED, "truncated at 1", "truncated at 2.5"]
@@ -40,15 +40,15 @@ def test_a_run_s_batches_are_compared_while_it_is_at_work(trained, workplace):
     assert {file: file.stat().st_mtime_ns for file in paths.root.rglob("*")} == before
 
 
-def test_what_the_comparison_needs_and_cannot_have_is_one_sentence(trained, lab, tmp_path: Path, capsys):
+def test_what_the_comparison_needs_and_cannot_have_is_one_sentence(trained, losses, tmp_path: Path, capsys):
     _, paths, _ = trained
     shutil.copytree(paths.root.parent / "_models", tmp_path / "_models")
     copied = RunPaths(shutil.copytree(paths.root, tmp_path / "copy"))
     shutil.rmtree(copied.checkpoints)
-    assert lab("--run", "copy", "--runs-root", tmp_path) == 2
+    assert losses("--run", "copy", "--runs-root", tmp_path) == 2
     assert "run 'copy' has no finished step to compare losses on yet" in capsys.readouterr().err
     shutil.rmtree(tmp_path / "_models")
-    assert lab("--run", "copy", "--runs-root", tmp_path) == 2
+    assert losses("--run", "copy", "--runs-root", tmp_path) == 2
     assert "the model 'tiny' of run 'copy' is gone" in capsys.readouterr().err
 
 
@@ -63,9 +63,9 @@ def test_what_the_comparison_needs_and_cannot_have_is_one_sentence(trained, lab,
     ],
     ids=["no run", "cap 0", "no steps", "no number", "no model"],
 )
-def test_bad_input_is_one_sentence(lab, tmp_path: Path, words: list[str], sentence: str, capsys):
+def test_bad_input_is_one_sentence(losses, tmp_path: Path, words: list[str], sentence: str, capsys):
     bare = RunPaths(tmp_path / "bare").create()
     bare.settings.write_text(layered_settings("laptop").model_dump_json())
-    assert lab(*words, "--runs-root", tmp_path) == 2
+    assert losses(*words, "--runs-root", tmp_path) == 2
     err = capsys.readouterr().err
     assert err.startswith("entente: ") and sentence in err and len(err.splitlines()) == 1

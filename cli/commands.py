@@ -1,0 +1,89 @@
+"""The commands of `entente`: their names, where each one lies, and the spellings that older versions had."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cyclopts import App
+
+ABOUT = "Train a language model to play Diplomacy, as a data pipeline."
+COMMANDS = {
+    "Train": {
+        "train": ("cli.train:train", "Train a policy: roll out, train, publish, repeat."),
+        "evaluate": ("cli.evaluate:evaluate", "Measure the strength of a policy version."),
+        "cache": ("cli.cache:app", "Build and check the positions that rollouts start from."),
+        "model": ("cli.model:app", "Make and show the tiny model."),
+    },
+    "Look into runs": {
+        "runs": ("cli.runs:app", "List runs; inspect, explain, repeat or clean one."),
+        "watch": ("cli.watch:watch", "Watch the figures of a run on one screen while it trains."),
+        "report": ("cli.report:report", "Write the results of a run as one page."),
+        "replay": ("cli.replay_game:replay", "Step through a game of a run in a browser."),
+        "sql": ("cli.sql:sql", "Query the rows of a run with SQL, also while it trains."),
+    },
+    "Services": {
+        "serve": ("cli.serve:serve", "Serve an inference worker over HTTP."),
+        "up": ("cli.up:up", "Start Prefect's server, deployments and a worker here."),
+        "down": ("cli.up:down", "Stop what `entente up` started."),
+    },
+    "This machine": {
+        "doctor": ("cli.doctor:doctor", "Check this environment, and say how to repair it."),
+        "settings": ("cli.settings:settings", "Print settings as TOML, or the reference of all settings."),
+        "bench": ("cli.bench:app", "Measure this machine: benchmarks, profiles, engine tuning."),
+    },
+}
+"""Heading -> name -> import path of the command, which is imported only when it runs, and its line in `entente --help`."""
+
+RENAMED = {
+    "explain-run": "runs explain",
+    "explain-step": "runs explain",
+    "inspect": "runs inspect",
+    "replay-step": "runs replay-step",
+    "lab": "runs losses",
+    "clean": "runs clean",
+    "profile": "bench profile",
+    "tune": "bench tune",
+}
+"""First word of an older spelling -> the words that replace it. The older spelling still runs, and says the new one."""
+
+
+def command_line() -> "App":
+    """The commands, which are imported when they are used."""
+    from cyclopts import App
+
+    app = App(
+        name="entente",
+        help=ABOUT,
+        version=_version,
+        version_flags=["--version"],
+        suppress_keyboard_interrupt=False,
+    )
+    for commands in COMMANDS.values():
+        for name, (path, _) in commands.items():
+            app.command(path, name=name)
+    return app
+
+
+def overview() -> str:
+    """The text of `entente --help`: one screen, made without an import of the commands or of cyclopts."""
+    lines = ["Usage: entente COMMAND [OPTIONS]", "", ABOUT, ""]
+    for heading, commands in COMMANDS.items():
+        lines += [f"{heading}:", *(f"  {name:<9} {line}" for name, (_, line) in commands.items())]
+    return "\n".join([*lines, "Help of a command: entente COMMAND --help      Version: entente --version", ""])
+
+
+def current_spelling(words: list[str]) -> tuple[list[str], str]:
+    """The words in today's spelling, and the sentence that says so where they were in an older one (else "")."""
+    new = RENAMED.get(words[0]) if words else None
+    if new is None:
+        return words, ""
+    return [*new.split(), *words[1:]], f"'entente {words[0]}' is now 'entente {new}'"
+
+
+def _version() -> str:
+    """The installed version, from the package's metadata."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("entente")
+    except PackageNotFoundError:
+        return "unknown: this runs from a folder that was never installed"

@@ -1,0 +1,72 @@
+"""The commands: `entente --help` is one screen, every help has examples that can be typed, and older spellings still run."""
+
+import inspect
+import re
+import shlex
+from collections.abc import Callable, Iterator
+
+import pytest
+from cyclopts import App
+
+from cli.commands import COMMANDS, RENAMED, command_line, current_spelling, overview
+from cli.main import run
+
+
+def leaves(app: App, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Callable[..., object]]]:
+    """Every command that can be run, by its words."""
+    if app.default_command is not None and path:
+        yield " ".join(path), app.default_command
+    for name in app:
+        if not name.startswith("-"):
+            yield from leaves(app[name], (*path, name))
+
+
+LEAVES = dict(leaves(command_line()))
+NAMES = [name for commands in COMMANDS.values() for name in commands]
+
+
+@pytest.fixture(autouse=True)
+def _environment_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cli.environment.prepare_environment", lambda **how: None)
+
+
+def test_the_overview_names_every_command_on_one_screen():
+    lines = overview().splitlines()
+    assert len(lines) <= 24 and max(map(len, lines)) <= 80
+    assert re.findall(r"^  (\w+) ", overview(), re.MULTILINE) == NAMES
+    assert sorted(NAMES) == sorted(name for name in command_line() if not name.startswith("-"))
+    assert all(len(line.split()) >= 4 for commands in COMMANDS.values() for _, line in commands.values())
+    assert len(NAMES) <= 16, "a new command belongs to a group, unless everybody uses it"
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["-h"], ["--help-all"]], ids=str)
+def test_help_without_a_command_is_the_overview(words: list[str], capsys: pytest.CaptureFixture[str]):
+    assert run(words) == 0
+    assert capsys.readouterr() == (overview(), "")
+
+
+@pytest.mark.parametrize("words", LEAVES)
+def test_the_help_of_a_command_has_examples_that_can_be_typed(words: str):
+    _, _, examples = (inspect.getdoc(LEAVES[words]) or "").partition("\n\nExample")
+    lines = [re.sub(r"  +\S.*", "", line.strip()) for line in examples.splitlines()[1:] if line.strip()]
+    assert any(re.search(rf"\bentente {words}\b", line) for line in lines)
+    for line in lines:
+        _, *typed = shlex.split(line.partition("entente ")[1] + line.partition("entente ")[2])
+        command, _, _ = command_line().parse_args(typed, exit_on_error=False, print_error=False)
+        assert command in LEAVES.values(), line
+
+
+@pytest.mark.parametrize("old", RENAMED)
+def test_an_older_spelling_still_runs_and_says_the_new_one(old: str, capsys: pytest.CaptureFixture[str]):
+    new = RENAMED[old]
+    assert old not in NAMES and (new in LEAVES or any(leaf.startswith(f"{new} ") for leaf in LEAVES))
+    assert current_spelling([old, "--run", "a"]) == ([*new.split(), "--run", "a"], f"'entente {old}' is now 'entente {new}'")
+    assert run([old, "--help"]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == f"entente: 'entente {old}' is now 'entente {new}'\n"
+    assert f"Usage: entente {new}" in shown.out
+
+
+def test_an_older_spelling_ends_with_the_exit_code_of_the_command(capsys: pytest.CaptureFixture[str], tmp_path):
+    assert run(["explain-run", "--run", "mine", "--runs-root", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.splitlines()[0] == "entente: 'entente explain-run' is now 'entente runs explain'"
