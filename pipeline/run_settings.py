@@ -25,6 +25,7 @@ from storage.runs import RunPaths, check_name, check_run_name, resolve_run
 from storage.settings import StorageSettings
 from telemetry.alerts import AlertSettings
 from telemetry.errors import InputError
+from telemetry.setting_marks import MAY_CHANGE, MAY_CHANGE_IN_A_FORK, ChangeRule, change_rule
 from telemetry.sinks import TelemetrySettings
 from training.settings import TinyModelSettings, TrainingSettings
 
@@ -83,13 +84,13 @@ class RunSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, title="Training run")
 
-    run: str = ""
+    run: Annotated[str, MAY_CHANGE] = ""
     """Name of the run, its folder under `runs_root`; empty: model, seed and time."""
-    runs_root: Path = Path("runs")
+    runs_root: Annotated[Path, MAY_CHANGE] = Path("runs")
     """Folder of all runs, of the state caches and of made models."""
     seed: int = 0
     """Seed of start positions, draws, opponents' dice and adapter weights."""
-    steps: Annotated[int, Field(ge=1)] = 200
+    steps: Annotated[int, MAY_CHANGE, Field(ge=1)] = 200
     """Training steps; each publishes one policy version."""
     inference: InferenceSettings = InferenceSettings()
     """The model that plays, and where."""
@@ -99,23 +100,23 @@ class RunSettings(BaseModel):
     """Frozen positions that forks start from."""
     prompts: PromptSettings = PromptSettings()
     """How prompts and answers are written, in imitation, play and evaluation alike."""
-    rollouts: RolloutSettings = RolloutSettings()
+    rollouts: Annotated[RolloutSettings, MAY_CHANGE_IN_A_FORK] = RolloutSettings()
     """What one step plays."""
-    storage: StorageSettings = StorageSettings()
+    storage: Annotated[StorageSettings, MAY_CHANGE_IN_A_FORK] = StorageSettings()
     """Returns and the staleness budget."""
-    training: TrainingSettings = TrainingSettings()
+    training: Annotated[TrainingSettings, MAY_CHANGE_IN_A_FORK] = TrainingSettings()
     """The GRPO step."""
-    evaluation: EvaluationSettings = EvaluationSettings()
+    evaluation: Annotated[EvaluationSettings, MAY_CHANGE] = EvaluationSettings()
     """How strength is measured, before and after."""
-    pipeline: PipelineSettings = PipelineSettings()
+    pipeline: Annotated[PipelineSettings, MAY_CHANGE] = PipelineSettings()
     """How it is interleaved."""
     simulated: SimulatedSettings = SimulatedSettings()
     """Rollouts that are replayed from an earlier run instead of being played, to measure everything but the engine."""
-    telemetry: TelemetrySettings = TelemetrySettings()
+    telemetry: Annotated[TelemetrySettings, MAY_CHANGE] = TelemetrySettings()
     """Where figures go."""
-    alerts: AlertSettings = AlertSettings()
+    alerts: Annotated[AlertSettings, MAY_CHANGE] = AlertSettings()
     """When the run calls for help, and how."""
-    retention: RetentionSettings = RetentionSettings()
+    retention: Annotated[RetentionSettings, MAY_CHANGE] = RetentionSettings()
     """How long what grows is kept; a run at work lets old adapters go, `entente clean` all the rest."""
 
     @property
@@ -190,35 +191,15 @@ def resumed_settings(
     return settings
 
 
-MAY_CHANGE = (
-    "run", "runs_root", "steps", "evaluation", "pipeline", "telemetry", "alerts", "retention",
-    "inference.urls", "inference.key_variable", "inference.max_sequences", "inference.max_batched_tokens",
-    "inference.block_size", "inference.kv_cache_gib", "inference.gpu_memory_share", "inference.threads",
-    "inference.start_timeout_s", "inference.request_timeout_s",
-    "inference.max_in_flight", "inference.affinity_margin", "inference.long_prompt_tokens", "inference.evaluation_urls",
-    "inference.request_attempts", "inference.heartbeat_s", "inference.no_worker_timeout_s", "inference.engine_restarts",
-    "inference.drain_s", "inference.scrape_s", "simulated.rate", "simulated.latency_s", "simulated.tail",
-    "training.threads", "training.keep_checkpoints", "training.mismatch_rows", "training.mismatch_every", "training.mismatch_max",
-    "training.mismatch_mean_bf16", "training.mismatch_p99_bf16", "training.answers_within_s",
-)  # fmt: skip
-"""Settings that a resumed run may change: neither its rows nor its weights would be others."""
-
-
-MAY_CHANGE_IN_A_FORK = ("training", "storage", "rollouts")
-"""Settings that a run may change besides if it goes on in a lineage of its own: its steps before are then another history."""
-_NEVER_CHANGE = ("training.lora_rank", "training.lora_alpha", "training.seed", "rollouts.start_groups")
-"""Of those, what the checkpoint's weights, and the numbers of the start groups, rest on."""
-
-
 def changed_settings(stored: RunSettings, wanted: RunSettings) -> dict[str, list[Any]]:
     """Settings that differ and shape rows or weights, by their dotted names: [before, after]."""
     before, after = _leaves(stored.model_dump(mode="json")), _leaves(wanted.model_dump(mode="json"))
-    differ = (name for name in before | after if before.get(name) != after.get(name) and not _among(name, MAY_CHANGE))
-    return {name: [before.get(name), after.get(name)] for name in differ}
+    differ = (name for name in before | after if before.get(name) != after.get(name))
+    return {name: [before.get(name), after.get(name)] for name in differ if _rule(name) is not MAY_CHANGE}
 
 
-def _among(name: str, names: Iterable[str]) -> bool:
-    return any(name == each or name.startswith(f"{each}.") for each in names)
+def _rule(name: str) -> ChangeRule:
+    return change_rule(RunSettings, name.split("."))
 
 
 def check_resumed(stored: RunSettings, wanted: RunSettings, *, fork: bool = False) -> None:
@@ -228,7 +209,7 @@ def check_resumed(stored: RunSettings, wanted: RunSettings, *, fork: bool = Fals
         InputError: names the first such setting, both values, and the cure.
     """
     for name, (before, after) in changed_settings(stored, wanted).items():
-        forkable = _among(name, MAY_CHANGE_IN_A_FORK) and not _among(name, _NEVER_CHANGE)
+        forkable = _rule(name) is MAY_CHANGE_IN_A_FORK
         if not (fork and forkable):
             cure = "leave it out, go on in a lineage of its own with --fork-lineage NAME," if forkable else "leave it out,"
             raise InputError(

@@ -6,25 +6,11 @@ it is not at its default, and defaults of such settings mean "as before". So tho
 
 import hashlib
 
+from telemetry.setting_marks import MAY_CHANGE, change_rule
 from training.settings import TrainingSettings
 
-MAY_CHANGE = frozenset(
-    {
-        "keep_checkpoints",
-        "processes",
-        "threads",
-        "answers_within_s",
-        "layout",
-        "token_budget",
-        "recompute",
-        "compile",
-        "mismatch_rows",
-        "mismatch_max",
-        "mismatch_mean_bf16",
-        "mismatch_p99_bf16",
-    }
-)
-"""Settings that a resumed run may change: they do not enter the weights, or no further than the last bits of a sum."""
+LAST_BITS = frozenset({"processes", "layout", "token_budget", "recompute", "compile"})
+"""Settings that enter the weights no further than the last bits of a sum. Those that a resumed run may change never enter them."""
 FROM_THE_FIRST = frozenset(
     {
         "lora_rank",
@@ -48,9 +34,10 @@ FROM_THE_FIRST = frozenset(
 
 def settings_hash(training: TrainingSettings) -> str:
     """Hash of the settings that enter the weights."""
+    outside = {name for name in TrainingSettings.model_fields if change_rule(TrainingSettings, [name]) is MAY_CHANGE} | LAST_BITS
     later = {
         name
         for name, field in TrainingSettings.model_fields.items()
         if name not in FROM_THE_FIRST and getattr(training, name) == field.get_default(call_default_factory=True)
     }
-    return hashlib.sha256(training.model_dump_json(exclude=set(MAY_CHANGE) | later).encode()).hexdigest()[:16]
+    return hashlib.sha256(training.model_dump_json(exclude=outside | later).encode()).hexdigest()[:16]
