@@ -5,7 +5,7 @@ works where half of the application is shadowed by something else.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -78,6 +78,8 @@ class Environment:
     """What the settings want to draw here: 'auto', 'vllm', 'vllm_async', 'torch'."""
     refusal: str = ""
     """What a run with these settings would be refused for."""
+    extensions: Mapping[str, str] = field(default_factory=dict)
+    """Bot, loss or reward that an installed package brings -> why it cannot be used, or nothing."""
 
 
 Check = Callable[[Environment], Iterator[Finding]]
@@ -307,6 +309,12 @@ def check_requirements(environment: Environment) -> Iterator[Finding]:
         yield Finding(name="versions", state="ok", sentence="all declared requirements are met")
 
 
+def check_extensions(environment: Environment) -> Iterator[Finding]:
+    """What installed packages bring, by name; nothing of it is loaded for this."""
+    for text, trouble in environment.extensions.items():
+        yield Finding(name="extension", state="warning" if trouble else "ok", sentence=trouble or text)
+
+
 CHECKS: Sequence[Check] = (
     check_python,
     check_platform,
@@ -317,6 +325,7 @@ CHECKS: Sequence[Check] = (
     check_compiler,
     check_size,
     check_requirements,
+    check_extensions,
 )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from game.players import PLAYERS
+from game.players import check_player, player_names
 from inference.engine import BASE_HASH, BASE_VERSION
 from storage.adapters import Adapter, published_versions, read_adapter
 from storage.runs import RunPaths, check_name
@@ -57,13 +57,14 @@ def contestant(name: str, run: str, runs_root: Path) -> Contestant:
     Raises:
         InputError: there is none.
     """
-    if name in PLAYERS:
+    if name in player_names() and not _VERSION.fullmatch(name):
+        check_player(name)
         return Contestant(name=name)
     match = _VERSION.fullmatch(name)
     if match is None:
         raise InputError(
             f"there is no player '{name}': name a version ('base', 'newest', 'v20', 'other:v20') or a scripted player, one of "
-            f"{', '.join(PLAYERS)}"
+            f"{', '.join(player_names())}"
         )
     owner = match["run"] or run
     paths = RunPaths(runs_root / check_name(owner, "run"))

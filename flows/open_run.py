@@ -35,6 +35,7 @@ from pipeline.run_settings import (
     MODEL_FOLDER,
     RunSettings,
     changed_settings,
+    check_objective,
     check_resumed,
     check_settings,
     settings_of,
@@ -55,6 +56,7 @@ from telemetry.devices import GpuSampler
 from telemetry.errors import DataError, InputError
 from telemetry.machine import environment
 from telemetry.progress import reporter
+from training.loss_name import try_loss
 from training.process import Standing, TrainerProcess
 from workers.make_engine import make_engine
 
@@ -76,6 +78,7 @@ def check_inputs(settings: RunSettings, *, resume: bool = False, fork_lineage: s
             run to resume, or there is no such model.
     """
     check_settings(settings)
+    check_objective(settings)
     with_hooks(settings.alerts, settings.runs_root)
     if resume or settings.run:
         _check_what_is_there(settings, resume=resume, fork_lineage=fork_lineage)
@@ -86,6 +89,7 @@ def check_inputs(settings: RunSettings, *, resume: bool = False, fork_lineage: s
     if settings.inference.model != "tiny":
         resolve_model(settings.inference.model)
     check_room(settings, trains=True)
+    try_loss(settings.training.loss)
 
 
 def _check_what_is_there(settings: RunSettings, *, resume: bool, fork_lineage: str) -> None:

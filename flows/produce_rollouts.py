@@ -17,6 +17,7 @@ from prefect.runtime import flow_run
 
 from flows.given_parameters import check_given
 from flows.run_names import producer_name
+from game.players import check_player
 from pipeline.cancel_on_sigterm import cancelled_by_sigterm
 from pipeline.play import RolloutReport
 from pipeline.resources import PROBE, PRODUCER
@@ -63,6 +64,8 @@ async def produce_rollouts(
         raise InputError(f"'{name}' is the training flow's own name: give the producer another")
     settings = side_settings(paths)
     check_wanted(paths, settings, read_control(paths))
+    for player in settings.rollouts.scripted_opponents:
+        check_player(player)
     apply_threads(threads or settings.inference.threads or usable_cores())
     with cancelled_by_sigterm():
         async with ProducerDesk(paths, name, str(flow_run.id or "")) as desk:

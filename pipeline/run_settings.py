@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from evaluation.settings import EvaluationSettings
-from game.players import player
+from game.players import check_player
 from game.prompt_settings import PromptSettings
 from inference.settings import InferenceSettings
 from pipeline.setting_names import setting_names, similar_names
@@ -21,12 +21,14 @@ from rollouts.settings import RolloutSettings
 from state_cache.settings import CacheSettings
 from storage.lineages import lineage_at
 from storage.retention import RetentionSettings
+from storage.rewards import check_blend
 from storage.runs import RunPaths, check_name, check_run_name, resolve_run
 from storage.settings import StorageSettings
 from telemetry.alerts import AlertSettings
 from telemetry.errors import InputError
 from telemetry.setting_marks import MAY_CHANGE, MAY_CHANGE_IN_A_FORK, ChangeRule, change_rule
 from telemetry.sinks import TelemetrySettings
+from training.loss_name import check_loss_name
 from training.settings import TinyModelSettings, TrainingSettings
 
 CACHE_FOLDER, MODEL_FOLDER = "_state_cache", "_models"
@@ -157,6 +159,7 @@ def layered_settings(preset: str, files: Iterable[Path] = (), overrides: Mapping
     except ValidationError as error:
         raise InputError(one_sentence(error)) from error
     check_settings(settings)
+    check_objective(settings)
     return settings
 
 
@@ -188,6 +191,7 @@ def resumed_settings(
         raise InputError(one_sentence(error)) from error
     check_resumed(stored, settings, fork=fork)
     check_settings(settings)
+    check_objective(settings)
     return settings
 
 
@@ -302,7 +306,7 @@ def check_settings(settings: RunSettings) -> None:
         settings.tiny_model.teacher,
         *settings.cache.players,
     }:
-        player(name)
+        check_player(name)
     wanted, held_out = settings.evaluation.positions, settings.cache.held_out_snapshots
     if wanted > held_out:
         raise InputError(
@@ -311,6 +315,16 @@ def check_settings(settings: RunSettings) -> None:
     _check_slots(settings)
     _check_simulated(settings)
     _ = settings.threads
+
+
+def check_objective(settings: RunSettings) -> None:
+    """Refuse a loss or a reward that is neither ours nor brought by an installed package; a loss is not loaded for this.
+
+    Raises:
+        InputError: names it, its package if there is one, and the cure.
+    """
+    check_blend(settings.storage.blend)
+    check_loss_name(settings.training.loss)
 
 
 def _check_simulated(settings: RunSettings) -> None:

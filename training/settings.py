@@ -69,7 +69,7 @@ class TrainingSettings(BaseModel):
     """Tokens whose ratio is below this are left out."""
     outlier_high: Annotated[float, Field(gt=1)] = 100.0
     """Tokens whose ratio is above this are left out."""
-    loss: Literal["clipped", "dppo", "gspo", "sequence_mean"] = "clipped"
+    loss: str = "clipped"
     """Policy loss: clipped ratio per token; per token, masked by how far its probability moved (dppo); one ratio for the whole
     decision (gspo); or clipped per token with every decision counting the same. docs/training.md has the formulas."""
     divergence: Annotated[float, Field(gt=0, lt=1)] = 0.2

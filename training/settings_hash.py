@@ -10,7 +10,7 @@ from telemetry.setting_marks import MAY_CHANGE, change_rule
 from training.settings import TrainingSettings
 
 LAST_BITS = frozenset({"processes", "layout", "token_budget", "recompute", "compile"})
-"""Settings that enter the weights no further than the last bits of a sum. Those that a resumed run may change never enter them."""
+"""Settings that enter the weights no further than the last bits of a sum; those that a resumed run may change never enter."""
 FROM_THE_FIRST = frozenset(
     {
         "lora_rank",
