@@ -52,7 +52,7 @@ from tasks.alerts import with_hooks
 from tasks.dask_rollouts import check_scheduler
 from tasks.preparation import make_model
 from tasks.replayed_rollouts import IdleEngine
-from telemetry.devices import GpuSampler
+from telemetry.devices import GPU_BEAT_S, GpuSampler
 from telemetry.errors import DataError, InputError
 from telemetry.machine import environment
 from telemetry.progress import reporter
@@ -226,7 +226,7 @@ async def open_run(settings: RunSettings, *, resume: bool = False, fork_lineage:
             standing=standing,
             provenance=provenance,
             control=control,
-            gpus=stack.enter_context(GpuSampler(settings.telemetry.gpu_beat_s, paths.devices)),
+            gpus=stack.enter_context(GpuSampler(GPU_BEAT_S, paths.devices)),
         )
 
 

@@ -22,6 +22,7 @@ from pipeline.cancel_on_sigterm import cancelled_by_sigterm
 from pipeline.play import RolloutReport
 from pipeline.resources import PROBE, PRODUCER
 from pipeline.rollout_side import FOLLOW_S, RolloutSide, check_wanted, side_settings
+from pipeline.stretches import ROLLOUT_RETRIES
 from pipeline.threads import apply_threads, usable_cores
 from storage.control import read_control
 from storage.runs import RunPaths, check_name
@@ -96,7 +97,7 @@ class Production:
         self._before = desk.status.published
         self._task = produce_groups.with_options(
             timeout_seconds=pipeline.rollout_timeout_s,
-            retries=pipeline.rollout_retries,
+            retries=ROLLOUT_RETRIES,
             retry_delay_seconds=1,
             retry_jitter_factor=1,
         )

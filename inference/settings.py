@@ -71,16 +71,11 @@ class InferenceSettings(BaseModel):
     """Seconds until a worker must have answered one request."""
     max_in_flight: Annotated[int, MAY_CHANGE, Field(ge=1, le=4096)] = 128
     """Requests that one worker may have in flight, at most; lowered while it queues or preempts, and raised again."""
-    affinity_margin: Annotated[int, MAY_CHANGE, Field(ge=0)] = 16
-    """Requests that a position's own worker may have in flight beyond the least loaded one's before the position's next
-    request goes elsewhere: less balances better, more keeps prefixes warm."""
     long_prompt_tokens: Annotated[int, MAY_CHANGE, Field(ge=0)] = 0
     """Prompts of so many tokens and more go to the last of `urls`, all others to the others, so that short ones do not wait
     behind long ones; while one side has no worker left the other takes both. 0: any prompt to any worker."""
     evaluation_urls: Annotated[tuple[str, ...], MAY_CHANGE] = ()
     """Addresses of workers kept for evaluation, so that scoring leaves the rollouts' prefixes warm; none: those of `urls`."""
-    request_attempts: Annotated[int, MAY_CHANGE, Field(ge=1, le=20)] = 4
-    """Workers that may fail one request, with the same seed, before it fails for good."""
     heartbeat_s: Annotated[float, MAY_CHANGE, Field(gt=0)] = 10.0
     """Seconds between two looks at a worker, and until it must have answered; after two in vain it gets no more work and its
     requests go elsewhere. One that was lost is looked at sooner, and then ever more rarely, up to this."""
@@ -90,10 +85,6 @@ class InferenceSettings(BaseModel):
     no_worker_timeout_s: Annotated[float, MAY_CHANGE, Field(ge=0)] = 120.0
     """Seconds to wait for a worker to come back when none is left, or start_timeout_s for one that says that it warms up; then
     requests fail with a sentence."""
-    engine_restarts: Annotated[int, MAY_CHANGE, Field(ge=0, le=100)] = 3
-    """Times in a row that an engine which failed is built again in its process, with no request answered in between."""
-    drain_s: Annotated[float, MAY_CHANGE, Field(ge=0)] = 20.0
-    """Seconds that a worker told to end gives to requests in flight."""
 
     @property
     def for_evaluation(self) -> "InferenceSettings":

@@ -3,16 +3,18 @@
 Layers, later ones win: a preset, then TOML files, then command-line flags. The resolved tree is written beside the run.
 """
 
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from evaluation.settings import EvaluationSettings
 from game.players import check_player
 from game.prompt_settings import PromptSettings
 from inference.settings import InferenceSettings
+from pipeline.removed_settings import without_removed
 from pipeline.setting_names import setting_names, similar_names
 from pipeline.settings_file import read_settings_file
 from pipeline.simulated_settings import LEARNING_RATE_MAX, SimulatedSettings
@@ -51,20 +53,12 @@ class PipelineSettings(BaseModel):
     deterministic: bool = False
     """One rollout task a step and nothing decided by measured time, so that a seed repeats a whole CPU run. Needs a buffer_depth
     of 0, or of 1: the next step's rollouts are then all of the version before the one in training, whoever is faster."""
-    backfill_max: Annotated[float, Field(ge=0, le=16)] = 1.0
-    """Start groups that may be played for a step in place of ones that taught nothing, failed or hang, as a share of its own;
-    then it trains on fewer. Unused with `deterministic`."""
-    straggler_factor: Annotated[float, Field(gt=1)] = 3.0
-    """Times its usual duration after which a rollout task is no longer waited for, and others are begun in its place; what it
-    brings in the end is used if the staleness budget allows. Unused with `deterministic`."""
     groups_per_task: Annotated[int, Field(ge=0)] = 0
     """Start groups per rollout task; 0: as many as keep Prefect's cost under 2 %, from measured times."""
     producers_min: Annotated[int, Field(ge=0, le=64)] = 0
     """Rollout producers on further workers that play for the run from its beginning."""
     producers_max: Annotated[int, Field(ge=0, le=64)] = 0
     """Rollout producers that may be started while the trainer waits for rollouts; at least producers_min."""
-    producer_deployment: str = "rollout-producer/play-rollouts"
-    """Deployment whose runs are the rollout producers; workers of its pool play them, on machines that share the run's folder."""
     task_runner: Literal["threads", "dask"] = "threads"
     """Where the flow's own rollouts are played: beside it in its process, or by processes of a Dask cluster (extra `dask`), each
     with an engine of its own or the workers of inference.urls."""
@@ -75,8 +69,6 @@ class PipelineSettings(BaseModel):
     """Processes of the cluster on this machine; they share the cores that the trainer leaves."""
     rollout_timeout_s: Annotated[float, Field(gt=0)] = 900.0
     """Seconds until a rollout task is given up and retried."""
-    rollout_retries: Annotated[int, Field(ge=0, le=10)] = 2
-    """Retries of a rollout task; its shard's name makes a second success harmless."""
     recoveries_max: Annotated[int, Field(ge=0, le=100)] = 3
     """Times in a row that a deployment's run which was lost is started again at the same step, before an alert; 0: never."""
 
@@ -120,6 +112,11 @@ class RunSettings(BaseModel):
     """When the run calls for help, and how."""
     retention: Annotated[RetentionSettings, MAY_CHANGE] = RetentionSettings()
     """How long what grows is kept; a run at work lets old adapters go, `entente clean` all the rest."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_removed(cls, tree: Any) -> Any:
+        return without_removed(tree)
 
     @property
     def paths(self) -> RunPaths:
@@ -241,9 +238,15 @@ def settings_of(paths: RunPaths) -> RunSettings:
         there = f"; runs there: {', '.join(others[-5:])}" if others else ""
         raise InputError(f"there is no run in '{paths.root}': it has no settings.json{there}")
     try:
-        return _as_it_lies(RunSettings.model_validate_json(paths.settings.read_bytes()), paths)
+        return _as_it_lies(_stored_settings(paths.settings, paths), paths)
     except ValidationError as error:
         raise InputError(f"'{paths.settings}' is not of this version or was altered: {one_sentence(error)}") from error
+    except ValueError as error:
+        raise InputError(f"'{paths.settings}' cannot be used: {error}") from error
+
+
+def _stored_settings(file: Path, paths: RunPaths) -> RunSettings:
+    return RunSettings.model_validate(without_removed(json.loads(file.read_bytes()), stored=paths.root.name))
 
 
 def _as_it_lies(settings: RunSettings, paths: RunPaths) -> RunSettings:
@@ -260,7 +263,7 @@ def settings_at(paths: RunPaths, step: int) -> RunSettings:
     """The settings under which a step was, or will be, made: a run may have forked since."""
     settings = settings_of(paths)
     left = paths.ledger / lineage_at(paths, step) / "settings.json"
-    return _as_it_lies(RunSettings.model_validate_json(left.read_bytes()), paths) if left.is_file() else settings
+    return _as_it_lies(_stored_settings(left, paths), paths) if left.is_file() else settings
 
 
 def check_settings(settings: RunSettings) -> None:

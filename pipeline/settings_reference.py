@@ -81,11 +81,11 @@ _MARKS = {ChangeRule.ON_RESUME: " ↻", ChangeRule.IN_A_FORK: " ⑂", ChangeRule
 
 
 def _table(settings: list[Setting], cut: int) -> str:
-    lines = ["| setting | takes | default | |", "|---|---|---|---|"]
+    lines = ["|setting|takes|default| |", "|---|---|---|---|"]
     for each in settings:
         mark = _MARKS[each.changes]
         cells = [f"`{each.name[cut:]}`{mark}", each.kind, f"`{each.default}`", each.says]
-        lines.append("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |")
+        lines.append("|" + "|".join(cell.replace("|", r"\|") for cell in cells) + "|")
     return "\n".join(lines)
 
 
@@ -101,7 +101,7 @@ def _kind(field: FieldInfo) -> str:
 _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<", "multiple_of": "a multiple of"}
 _WORDS = {
     "str": "text",
-    "int": "whole number",
+    "int": "integer",
     "float": "number",
     "bool": "true or false",
     "Path": "folder",
@@ -128,7 +128,7 @@ def _type_words(kind: Any) -> str:
 
 
 def _plural(word: str) -> str:
-    return {"text": "texts", "whole number": "whole numbers", "number": "numbers"}.get(word, word)
+    return {"text": "texts", "integer": "integers", "number": "numbers"}.get(word, word)
 
 
 def _toml(value: Any) -> str:

@@ -6,6 +6,10 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from telemetry.setting_marks import MAY_CHANGE, STAYS
 
+OUTLIER_LOW, OUTLIER_HIGH = 1e-4, 100.0
+"""Tokens whose ratio to the policy that drew them lies outside are left out: a guard against faults, no trust region."""
+MISMATCH_ROWS = 64
+"""Fresh rows whose log-probabilities trainer and engine must agree on: some 600 tokens, which a first step has."""
 CPU_TOKENS = 4096
 """Unique tokens of a micro-batch on a CPU, where a larger one gains nothing."""
 
@@ -65,10 +69,6 @@ class TrainingSettings(BaseModel):
     """Ratios above 1 + clip_high give no gradient where the advantage is positive (clip-higher, DAPO)."""
     dual_clip: Annotated[float, Field(gt=1)] = 3.0
     """Bound of ratio times |advantage| for negative advantages (dual-clip PPO)."""
-    outlier_low: Annotated[float, Field(gt=0, lt=1)] = 1e-4
-    """Tokens whose ratio is below this are left out."""
-    outlier_high: Annotated[float, Field(gt=1)] = 100.0
-    """Tokens whose ratio is above this are left out."""
     loss: str = "clipped"
     """Policy loss: clipped ratio per token; per token, masked by how far its probability moved (dppo); one ratio for the whole
     decision (gspo); or clipped per token with every decision counting the same. docs/training.md has the formulas."""
@@ -124,8 +124,6 @@ class TrainingSettings(BaseModel):
     simulated_step_s: Annotated[float, Field(ge=0)] = 0.0
     """Above 0: no step trains; it takes so many seconds instead and publishes the weights unchanged, so that all else of a run
     can be measured without a trainer. Rows are chosen, recorded and checked, and versions published, as ever."""
-    mismatch_rows: Annotated[int, MAY_CHANGE, Field(ge=1)] = 64
-    """Fresh rows whose logprobs trainer and engine must agree on before the first step."""
     mismatch_every: Annotated[int, MAY_CHANGE, Field(ge=0)] = 20
     """Steps after which they must agree on such rows again, in a run whose rollouts run ahead: what it trains on was drawn by
     versions before, and shows nothing of the newest. 0: only as a run begins or goes on."""

@@ -5,9 +5,12 @@ it is not at its default, and defaults of such settings mean "as before". So tho
 """
 
 import hashlib
+from typing import Any
+
+from pydantic_core import to_json
 
 from telemetry.setting_marks import MAY_CHANGE, change_rule
-from training.settings import TrainingSettings
+from training.settings import OUTLIER_HIGH, OUTLIER_LOW, TrainingSettings
 
 LAST_BITS = frozenset({"processes", "layout", "token_budget", "recompute", "compile"})
 """Settings that enter the weights no further than the last bits of a sum; those that a resumed run may change never enter."""
@@ -21,8 +24,6 @@ FROM_THE_FIRST = frozenset(
         "clip_low",
         "clip_high",
         "dual_clip",
-        "outlier_low",
-        "outlier_high",
         "micro_batch_rows",
         "dtype",
         "device",
@@ -40,4 +41,9 @@ def settings_hash(training: TrainingSettings) -> str:
         for name, field in TrainingSettings.model_fields.items()
         if name not in FROM_THE_FIRST and getattr(training, name) == field.get_default(call_default_factory=True)
     }
-    return hashlib.sha256(training.model_dump_json(exclude=outside | later).encode()).hexdigest()[:16]
+    told: dict[str, Any] = {}
+    for name, value in training.model_dump(mode="json", exclude=outside | later).items():
+        told[name] = value
+        if name == "dual_clip":  # where these stood while they were settings
+            told |= {"outlier_low": OUTLIER_LOW, "outlier_high": OUTLIER_HIGH}
+    return hashlib.sha256(to_json(told)).hexdigest()[:16]
