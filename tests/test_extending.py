@@ -294,6 +294,7 @@ def test_the_engine_of_the_page_draws_legal_answers_with_the_odds_that_it_says(t
         counts = np.diff(table.legal_sets(drawn.token_ids.tolist())[1])
         np.testing.assert_allclose(drawn.logprobs, -np.log(counts), rtol=1e-6)
     asyncio.run(engine.publish(3, Path("x"), "hash"))
+    request = GenerationRequest(request_id="last", prompt_ids=[1], table=table, seed=7)
     assert asyncio.run(engine.generate(request)).policy_version == 3 and asyncio.run(engine.stats()).requests == 15
 
 
