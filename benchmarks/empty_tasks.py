@@ -26,6 +26,7 @@ from pipeline.play import RolloutReport
 from pipeline.resources import Playing
 from pipeline.rollout_source import Stretch
 from pipeline.run_settings import PipelineSettings
+from pipeline.stretches import ROLLOUT_RETRIES
 from rollouts.settings import RolloutSettings
 from state_cache.settings import CacheSettings
 from state_cache.store import StateCache
@@ -91,7 +92,7 @@ async def _in_this_process() -> AsyncIterator[Play]:
     pipeline, playing = PipelineSettings(), _playing()
     work = play_nothing.with_options(
         timeout_seconds=pipeline.rollout_timeout_s,
-        retries=pipeline.rollout_retries,
+        retries=ROLLOUT_RETRIES,
         retry_delay_seconds=1,
         retry_jitter_factor=1,
     )

@@ -5,7 +5,7 @@ installation hides some of them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -78,6 +78,8 @@ class Environment:
     """Engine that the settings name: 'auto', 'vllm', 'vllm_async', 'torch'."""
     refusal: str = ""
     """Why a run with these settings would be refused; empty: it would not."""
+    extensions: Mapping[str, str] = field(default_factory=dict)
+    """Bot, loss or reward of an installed package -> why it cannot be used; empty: it can."""
 
 
 Check = Callable[[Environment], Iterator[Finding]]
@@ -307,6 +309,12 @@ def check_requirements(environment: Environment) -> Iterator[Finding]:
         yield Finding(name="versions", state="ok", sentence="all declared requirements are met")
 
 
+def check_extensions(environment: Environment) -> Iterator[Finding]:
+    """What installed packages bring, by name; nothing of it is loaded for this."""
+    for text, trouble in environment.extensions.items():
+        yield Finding(name="extension", state="warning" if trouble else "ok", sentence=trouble or text)
+
+
 CHECKS: Sequence[Check] = (
     check_python,
     check_platform,
@@ -317,6 +325,7 @@ CHECKS: Sequence[Check] = (
     check_compiler,
     check_size,
     check_requirements,
+    check_extensions,
 )
 
 

@@ -42,7 +42,7 @@ def losses(
         entente runs losses --run mine --dry-run             which steps and losses, and about how long
     """
     from pipeline.plans.find_model import model_of
-    from pipeline.run_settings import settings_of
+    from pipeline.run_settings import check_objective, settings_of
     from pipeline.threads import apply_threads, usable_cores
     from storage.runs import RunPaths
 
@@ -52,6 +52,7 @@ def losses(
     run = which_run(run, runs_root)
     paths = RunPaths(runs_root / run)
     settings = settings_of(paths)
+    check_objective(settings)
     model = model_of(settings, runs_root, run)
     if dry_run:
         from pipeline.plans.plan_past import plan_lab

@@ -46,9 +46,10 @@ def read_environment(runs_root: Path, preset: str, config: Sequence[Path]) -> En
     distributions: dict[str, metadata.Distribution] = {canonicalize_name(found.name): found for found in everything if found.name}
     rooms = _rooms()
     seen = {name: _found(name, sys.path) for name in rooms}
-    urls, engine, refusal = (), "auto", ""
+    urls, engine, refusal, extensions = (), "auto", "", {}
     if all(found == str(HOME / name) for name, found in seen.items()):
         urls, engine, refusal = _wanted(runs_root, preset, config)
+        extensions = _extensions()
     python_range, requirements = _declared(distributions)
     return Environment(
         python=platform.python_version(),
@@ -74,6 +75,7 @@ def read_environment(runs_root: Path, preset: str, config: Sequence[Path]) -> En
         urls=urls,
         engine=engine,
         refusal=refusal,
+        extensions=extensions,
     )
 
 
@@ -164,6 +166,19 @@ def _wanted(runs_root: Path, preset: str, config: Sequence[Path]) -> tuple[tuple
     except InputError as error:
         return settings.inference.urls, settings.inference.engine, str(error)
     return settings.inference.urls, settings.inference.engine, ""
+
+
+def _extensions() -> dict[str, str]:
+    """Bots, losses and rewards of installed packages, each with why it cannot be used, or nothing."""
+    try:
+        from game.players import PLAYERS
+        from storage.schema import COMPONENTS
+        from telemetry.extensions import BOTS, LOSSES, REWARDS, found_extensions, name_trouble
+        from training.loss_name import BUILT_IN
+    except ImportError:  # said by another check
+        return {}
+    ours = {BOTS: PLAYERS, LOSSES: BUILT_IN, REWARDS: COMPONENTS}
+    return {each.text: name_trouble(each, ours[each.group]) for each in found_extensions()}
 
 
 def _declared(distributions: Mapping[str, metadata.Distribution]) -> tuple[str, tuple[str, ...]]:

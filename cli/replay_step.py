@@ -39,13 +39,14 @@ def replay_step(
         entente runs replay-step --run mine --step 7 --dry-run    how many steps are replayed, and about how long
     """
     from pipeline.plans.find_model import model_of
-    from pipeline.run_settings import settings_at
+    from pipeline.run_settings import check_objective, settings_at
     from pipeline.threads import apply_threads, usable_cores
     from storage.runs import RunPaths
 
     run = which_run(run, runs_root)
     paths = RunPaths(runs_root / run)
     settings = settings_at(paths, step)
+    check_objective(settings)
     model = model_of(settings, runs_root, run)
     if dry_run:
         from pipeline.plans.plan_past import plan_replay_step

@@ -62,13 +62,13 @@ def serve(
         apply_threads(engine_threads)
         engine_host = EngineHost()
         address = f"{host}:{listener.getsockname()[1]}"
-        engine = EngineSupervisor(lambda: choose_engine(chosen, folder, name=name or address), restarts=chosen.engine_restarts)
+        engine = EngineSupervisor(lambda: choose_engine(chosen, folder, name=name or address))
         try:
             # vLLM's and uvicorn's loggers hand nothing on to the root.
             log = follow_loggers("", "vllm", "uvicorn.error")
             app = worker_app(engine, engine_host, folder, adapters_root, key, Codec(folder).vocabulary_size, log=log)
             ready = partial(print, f"serving {folder} on http://{address}", flush=True)
-            serve_app(app, listener, drain_s=chosen.drain_s, on_ready=ready)
+            serve_app(app, listener, on_ready=ready)
         finally:
             asyncio.run(engine_host.run(engine.close()))
             engine_host.close()

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from game.players import PLAYERS
+from game.players import check_player, player_names
 from records.policy_version import BASE, BASE_VERSION, PolicyVersion
 from storage.adapters import published_versions, read_adapter
 from storage.runs import RunPaths, check_name
@@ -62,13 +62,14 @@ def resolve_contestant(name: str, run: str, runs_root: Path) -> Contestant:
     Raises:
         InputError: the name is unknown, or the version does not exist.
     """
-    if name in PLAYERS:
+    if name in player_names() and not _VERSION.fullmatch(name):
+        check_player(name)
         return Contestant(name=name)
     match = _VERSION.fullmatch(name)
     if match is None:
         raise InputError(
             f"there is no player '{name}': name a version ('base', 'newest', 'v20', 'other:v20') or a scripted player, one of "
-            f"{', '.join(PLAYERS)}"
+            f"{', '.join(player_names())}"
         )
     owner = match["run"] or run
     paths = RunPaths(runs_root / check_name(owner, "run"))

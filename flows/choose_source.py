@@ -15,6 +15,7 @@ from pipeline.resources import Resources
 from pipeline.rollout_queue import RolloutQueue
 from pipeline.rollout_source import RolloutSource, Stretch
 from pipeline.run_settings import PipelineSettings, RunSettings
+from pipeline.stretches import ROLLOUT_RETRIES
 from pipeline.threads import usable_cores
 from storage.runs import RunPaths
 from storage.stored_groups import stored_groups
@@ -31,7 +32,7 @@ class LocalSource:
         self._resources = resources
         self._task = roll_out_groups.with_options(
             timeout_seconds=pipeline.rollout_timeout_s,
-            retries=pipeline.rollout_retries,
+            retries=ROLLOUT_RETRIES,
             retry_delay_seconds=1,
             retry_jitter_factor=1,
         )
@@ -83,7 +84,7 @@ def _dask_plan(settings: RunSettings) -> DaskPlan:
         start_timeout_s=inference.start_timeout_s,
         no_worker_timeout_s=inference.no_worker_timeout_s,
         timeout_s=pipeline.rollout_timeout_s,
-        retries=pipeline.rollout_retries,
+        retries=ROLLOUT_RETRIES,
     )
 
 
@@ -95,5 +96,5 @@ async def _replayed(settings: RunSettings, resources: Resources) -> ReplayedSour
         groups,
         settings.simulated,
         timeout_s=settings.pipeline.rollout_timeout_s,
-        retries=settings.pipeline.rollout_retries,
+        retries=ROLLOUT_RETRIES,
     )

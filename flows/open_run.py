@@ -35,6 +35,7 @@ from pipeline.run_settings import (
     MODEL_FOLDER,
     RunSettings,
     changed_settings,
+    check_objective,
     check_resumed,
     check_settings,
     settings_of,
@@ -51,10 +52,11 @@ from tasks.alerts import with_hooks
 from tasks.dask_rollouts import check_scheduler
 from tasks.preparation import make_model
 from tasks.replayed_rollouts import IdleEngine
-from telemetry.devices import GpuSampler
+from telemetry.devices import GPU_BEAT_S, GpuSampler
 from telemetry.errors import DataError, InputError
 from telemetry.machine import environment
 from telemetry.progress import reporter
+from training.loss_name import try_loss
 from training.messages import ResumePoint
 from training.process import TrainerProcess
 from workers.make_engine import make_engine
@@ -77,6 +79,7 @@ def check_inputs(settings: RunSettings, *, resume: bool = False, fork_lineage: s
             run to resume, or there is no such model.
     """
     check_settings(settings)
+    check_objective(settings)
     with_hooks(settings.alerts, settings.runs_root)
     if resume or settings.run:
         _check_what_is_there(settings, resume=resume, fork_lineage=fork_lineage)
@@ -87,6 +90,7 @@ def check_inputs(settings: RunSettings, *, resume: bool = False, fork_lineage: s
     if settings.inference.model != "tiny":
         resolve_model(settings.inference.model)
     check_room(settings, trains=True)
+    try_loss(settings.training.loss)
 
 
 def _check_what_is_there(settings: RunSettings, *, resume: bool, fork_lineage: str) -> None:
@@ -223,7 +227,7 @@ async def open_run(settings: RunSettings, *, resume: bool = False, fork_lineage:
             resume_point=resume_point,
             provenance=provenance,
             control=control,
-            gpus=stack.enter_context(GpuSampler(settings.telemetry.gpu_beat_s, paths.devices)),
+            gpus=stack.enter_context(GpuSampler(GPU_BEAT_S, paths.devices)),
         )
 
 

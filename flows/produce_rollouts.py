@@ -17,10 +17,12 @@ from prefect.runtime import flow_run
 
 from flows.given_parameters import check_given
 from flows.run_names import producer_name
+from game.players import check_player
 from pipeline.cancel_on_sigterm import cancelled_by_sigterm
 from pipeline.play import RolloutReport
 from pipeline.resources import PROBE, PRODUCER
 from pipeline.rollout_side import FOLLOW_S, RolloutSide, check_wanted, side_settings
+from pipeline.stretches import ROLLOUT_RETRIES
 from pipeline.threads import apply_threads, usable_cores
 from storage.control import read_control
 from storage.runs import RunPaths, check_name
@@ -63,6 +65,8 @@ async def produce_rollouts(
         raise InputError(f"'{name}' is the training flow's own name: give the producer another")
     settings = side_settings(paths)
     check_wanted(paths, settings, read_control(paths))
+    for player in settings.rollouts.scripted_opponents:
+        check_player(player)
     apply_threads(threads or settings.inference.threads or usable_cores())
     with cancelled_by_sigterm():
         async with ProducerDesk(paths, name, str(flow_run.id or "")) as desk:
@@ -93,7 +97,7 @@ class Production:
         self._before = desk.status.published
         self._task = produce_groups.with_options(
             timeout_seconds=pipeline.rollout_timeout_s,
-            retries=pipeline.rollout_retries,
+            retries=ROLLOUT_RETRIES,
             retry_delay_seconds=1,
             retry_jitter_factor=1,
         )

@@ -25,6 +25,8 @@ from storage.control import ProducerStatus, read_producers
 from storage.files import FILES
 from telemetry.progress import reporter
 
+PRODUCER_DEPLOYMENT = "rollout-producer/play-rollouts"
+"""Deployment of prefect.yaml whose runs are the rollout producers."""
 LOOK_S = 2.0
 """Seconds between two looks at the status files."""
 ANSWERS_WITHIN_S = 30.0
@@ -62,7 +64,7 @@ class ProducerFleet:
         self._paths, self._control = resources.paths, resources.control
         self._run, self._runs_root = settings.run, Path(settings.runs_root).resolve()
         pipeline = settings.pipeline
-        self._deployment = pipeline.producer_deployment
+        self._deployment = PRODUCER_DEPLOYMENT
         self._least, self._most = pipeline.producers_min, max(pipeline.producers_min, pipeline.producers_max)
         self._wanted = self._least
         self._begun: dict[str, _Begun] = {}

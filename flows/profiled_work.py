@@ -42,7 +42,7 @@ def lean(settings: RunSettings, run: str, steps: int) -> RunSettings:
         update={
             "run": run,
             "steps": steps,
-            "telemetry": TelemetrySettings(wandb="disabled", report=False, gpu_beat_s=settings.telemetry.gpu_beat_s),
+            "telemetry": TelemetrySettings(wandb="disabled", report=False),
             "evaluation": EvaluationSettings(positions=1, powers_per_position=1, bootstrap=100, opponents=("random",)),
         }
     )

@@ -5,13 +5,14 @@ orders, random state and board give equal orders on any machine.
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import comb
 from typing import TYPE_CHECKING, Protocol
 
 from game.geography import geography, province
 from game.legal import WAIVE, LegalOrders, OrderKind
 from telemetry.errors import InputError
+from telemetry.extensions import BOTS, Extension, Misfit, Registry, check_arguments
 
 if TYPE_CHECKING:  # game.board loads the engine
     from game.board import Board
@@ -79,7 +80,7 @@ def dumbbot(legal: LegalOrders, rng: random.Random, board: "Board | None" = None
     return choose_orders(legal, rng, _require_board(board, "dumbbot"))
 
 
-PLAYERS: dict[str, Player] = {
+PLAYERS: Mapping[str, Player] = {
     "hold": hold,
     "random": uniform,
     "mover": mover,
@@ -94,9 +95,51 @@ def player(name: str) -> Player:
     Raises:
         InputError: there is no such player.
     """
-    if name not in PLAYERS:
-        raise InputError(f"There is no scripted player {name!r}. Known players: {', '.join(PLAYERS)}.")
-    return PLAYERS[name]
+    return _REGISTRY.get(name)
+
+
+def check_player(name: str) -> None:
+    """Refuse a name that no player bears, or that one of ours and one of a package bear both; the player is loaded.
+
+    Raises:
+        InputError: names the package, if there is one, and the cure.
+    """
+    _REGISTRY.check(name)
+    player(name)
+
+
+def player_names() -> list[str]:
+    """Names of all players: ours, then those that installed packages bring."""
+    return _REGISTRY.names()
+
+
+def _accept(found: Player, extension: Extension) -> Player:
+    """A player of a package. Its orders are checked each time, so that none reaches the board that is not legal."""
+    if extension.name in _TAKEN:
+        raise Misfit(f"has the name of {_TAKEN[extension.name]}")
+    if not callable(found):
+        raise Misfit("is no function that orders for a power")
+    check_arguments(found, "legal", "rng", "board")
+
+    def order(legal: LegalOrders, rng: random.Random, board: "Board | None" = None) -> list[str]:
+        try:
+            orders = list(found(legal, rng, board))
+        except Exception as error:
+            raise InputError(
+                f"the {extension.text} failed for {legal.power} ({type(error).__name__}: {error}): mend that package"
+            ) from error
+        if not legal.admits(orders):
+            raise InputError(
+                f"the {extension.text} ordered {orders} for {legal.power}, which is no legal {legal.kind} set in the order of "
+                "the sites: mend that package"
+            )
+        return orders
+
+    return order
+
+
+_TAKEN = {"policy": "the seat that is trained", "base": "a policy version", "newest": "a policy version"}
+_REGISTRY: Registry[Player] = Registry(BOTS, PLAYERS, _accept)
 
 
 def _require_board(board: "Board | None", name: str) -> "Board":

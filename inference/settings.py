@@ -4,6 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from telemetry.setting_marks import MAY_CHANGE
+
 AdapterMode = Literal["auto", "slots", "merge_reload"]
 
 
@@ -14,9 +16,9 @@ class InferenceSettings(BaseModel):
 
     model: str = "tiny"
     """'tiny' (made on the spot), a local folder, or a hub id such as 'Qwen/Qwen2.5-7B-Instruct'."""
-    urls: tuple[str, ...] = ()
+    urls: Annotated[tuple[str, ...], MAY_CHANGE] = ()
     """Addresses of running workers (`entente serve`), such as 'http://127.0.0.1:8100'; none: an engine in this process."""
-    key_variable: str = "ENTENTE_KEY"
+    key_variable: Annotated[str, MAY_CHANGE] = "ENTENTE_KEY"
     """Name of the environment variable that holds the workers' key; the key itself is never written to a file."""
     engine: Literal["auto", "vllm", "vllm_async", "torch"] = "auto"
     """What draws on this machine: vLLM where it is installed, else the smaller torch engine, which needs nothing beyond what
@@ -32,14 +34,14 @@ class InferenceSettings(BaseModel):
     """Highest adapter rank that slots take (vLLM's max_lora_rank); what exceeds the adapters' own rank is padding that costs."""
     dtype: Literal["float32", "bfloat16", "auto"] = "float32"
     """Number format of weights and activations; float32 on the CPU, where merged updates must not be rounded away."""
-    max_sequences: Annotated[int, Field(ge=1, le=4096)] = 128
+    max_sequences: Annotated[int, MAY_CHANGE, Field(ge=1, le=4096)] = 128
     """Requests decoded together, at most (vLLM's max_num_seqs)."""
-    max_batched_tokens: Annotated[int, Field(ge=256)] = 4096
+    max_batched_tokens: Annotated[int, MAY_CHANGE, Field(ge=256)] = 4096
     """Tokens of one forward pass, at most (vLLM's max_num_batched_tokens); on the CPU prompts are not cut, so at least
     max_model_length."""
     max_model_length: Annotated[int, Field(ge=64)] = 1024
     """Longest prompt plus completion, tokens; a longer prompt is an error, never cut."""
-    block_size: Annotated[int, Field(ge=16, le=128, multiple_of=16)] = 32
+    block_size: Annotated[int, MAY_CHANGE, Field(ge=16, le=128, multiple_of=16)] = 32
     """Tokens of one prefix-cache block; only whole blocks are shared, and vLLM on the CPU needs a multiple of 32."""
     prefix_caching: bool = True
     """Keep the key-value blocks of prompts for later prompts that begin alike (vLLM's enable_prefix_caching)."""
@@ -57,41 +59,32 @@ class InferenceSettings(BaseModel):
     """Run without CUDA graphs and compiling (vLLM's enforce_eager): slower, quick to start; 'auto': on the CPU only."""
     compile_cache: str = ""
     """Folder where vLLM keeps what it compiled (VLLM_CACHE_ROOT), on a disk that outlives the machine; empty: vLLM's own."""
-    kv_cache_gib: Annotated[int, Field(ge=1)] = 1
+    kv_cache_gib: Annotated[int, MAY_CHANGE, Field(ge=1)] = 1
     """Memory of the key-value cache on the CPU, GiB."""
-    gpu_memory_share: Annotated[float, Field(gt=0, lt=1)] = 0.85
+    gpu_memory_share: Annotated[float, MAY_CHANGE, Field(gt=0, lt=1)] = 0.85
     """Share of the GPU's memory that the engine may take; lower it where the trainer sits on the same card."""
-    threads: Annotated[int, Field(ge=0)] = 0
+    threads: Annotated[int, MAY_CHANGE, Field(ge=0)] = 0
     """CPU threads of the engine; 0: planned from the cores and from what computes at the same time."""
-    start_timeout_s: Annotated[float, Field(gt=0)] = 300.0
+    start_timeout_s: Annotated[float, MAY_CHANGE, Field(gt=0)] = 300.0
     """Seconds until an engine or a worker must be ready."""
-    request_timeout_s: Annotated[float, Field(gt=0)] = 120.0
+    request_timeout_s: Annotated[float, MAY_CHANGE, Field(gt=0)] = 120.0
     """Seconds until a worker must have answered one request."""
-    max_in_flight: Annotated[int, Field(ge=1, le=4096)] = 128
+    max_in_flight: Annotated[int, MAY_CHANGE, Field(ge=1, le=4096)] = 128
     """Requests that one worker may have in flight, at most; lowered while it queues or preempts, and raised again."""
-    affinity_margin: Annotated[int, Field(ge=0)] = 16
-    """Requests that a position's own worker may have in flight beyond the least loaded one's before the position's next
-    request goes elsewhere: less balances better, more keeps prefixes warm."""
-    long_prompt_tokens: Annotated[int, Field(ge=0)] = 0
+    long_prompt_tokens: Annotated[int, MAY_CHANGE, Field(ge=0)] = 0
     """Prompts of so many tokens and more go to the last of `urls`, all others to the others, so that short ones do not wait
     behind long ones; while one side has no worker left the other takes both. 0: any prompt to any worker."""
-    evaluation_urls: tuple[str, ...] = ()
+    evaluation_urls: Annotated[tuple[str, ...], MAY_CHANGE] = ()
     """Addresses of workers kept for evaluation, so that scoring leaves the rollouts' prefixes warm; none: those of `urls`."""
-    request_attempts: Annotated[int, Field(ge=1, le=20)] = 4
-    """Workers that may fail one request, with the same seed, before it fails for good."""
-    heartbeat_s: Annotated[float, Field(gt=0)] = 10.0
+    heartbeat_s: Annotated[float, MAY_CHANGE, Field(gt=0)] = 10.0
     """Seconds between two looks at a worker, and until it must have answered; after two in vain it gets no more work and its
     requests go elsewhere. One that was lost is looked at sooner, and then ever more rarely, up to this."""
-    scrape_s: Annotated[float, Field(ge=0)] = 10.0
+    scrape_s: Annotated[float, MAY_CHANGE, Field(ge=0)] = 10.0
     """Seconds between two readings of a worker's Prometheus page (its queue, its key-value cache), which go into the run's
     figures and into its workers.jsonl; 0: never."""
-    no_worker_timeout_s: Annotated[float, Field(ge=0)] = 120.0
+    no_worker_timeout_s: Annotated[float, MAY_CHANGE, Field(ge=0)] = 120.0
     """Seconds to wait for a worker to come back when none is left, or start_timeout_s for one that says that it warms up; then
     requests fail with a sentence."""
-    engine_restarts: Annotated[int, Field(ge=0, le=100)] = 3
-    """Times in a row that an engine which failed is built again in its process, with no request answered in between."""
-    drain_s: Annotated[float, Field(ge=0)] = 20.0
-    """Seconds that a worker told to end gives to requests in flight."""
 
     @property
     def for_evaluation(self) -> "InferenceSettings":

@@ -21,6 +21,10 @@ from pipeline.stretches import Numbers, groups_per_task
 from records.policy_version import BASE, PolicyVersion
 from telemetry.progress import reporter
 
+BACKFILL_MAX = 1.0
+"""Start groups that may be played for a step in place of ones that taught nothing, failed or hang, as a share of its own."""
+STRAGGLER_FACTOR = 3.0
+"""Times its usual duration after which a rollout task is no longer waited for; what it brings late is used if it is fresh."""
 LOOK_S = 1.0
 """Seconds between two looks at what other producers have published, and at stragglers, while a step waits."""
 FAILURES_IN_A_ROW = 3
@@ -95,7 +99,7 @@ class BufferedQueue(RolloutQueue):
 
     async def _collect(self, step: int) -> float:
         """Wait until the trainer finds enough for `step`; the share of it that was ready at first."""
-        self._earn(self._wanted * (1 + self._pipeline.backfill_max))
+        self._earn(self._wanted * (1 + BACKFILL_MAX))
         self._take_in()
         await self._ask(step)
         at_first = min(1.0, self.ready / self._wanted)
@@ -122,7 +126,7 @@ class BufferedQueue(RolloutQueue):
 
     def _earn(self, start_groups: float) -> None:
         """So many more may be begun; credit that is not spent is kept, up to a bound."""
-        most = self._wanted * (1 + self._pipeline.backfill_max + self._pipeline.buffer_depth)
+        most = self._wanted * (1 + BACKFILL_MAX + self._pipeline.buffer_depth)
         self._credit = min(self._credit + start_groups, most)
 
     def _fill(self, step: int) -> None:
@@ -186,7 +190,7 @@ class BufferedQueue(RolloutQueue):
             return
         usual, now = statistics.median(self._group_s), time.monotonic()
         for each in self._in_flight:
-            if not each.passed_over and now - each.began > self._pipeline.straggler_factor * usual * each.stretch.count:
+            if not each.passed_over and now - each.began > STRAGGLER_FACTOR * usual * each.stretch.count:
                 each.passed_over = True
                 self._counts["passed_over"] += 1
                 self._earn(each.stretch.count)

@@ -7,6 +7,7 @@ go what is too old, and says when the run wants no more. It writes shards and no
 import asyncio
 import concurrent.futures
 import hashlib
+import json
 from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -21,6 +22,7 @@ from game.snapshot import Snapshot
 from inference.host import EngineHost
 from inference.settings import InferenceSettings
 from pipeline.frozen_opponent import open_frozen
+from pipeline.removed_settings import without_removed
 from pipeline.resources import PRODUCER, Playing
 from rollouts.fork import Tokens
 from rollouts.seeds import seed_of
@@ -51,7 +53,6 @@ class SidePipeline(BaseModel):
     full_disk_wait_s: float
     groups_per_task: int
     rollout_timeout_s: float
-    rollout_retries: int
 
 
 class SideSettings(BaseModel):
@@ -85,11 +86,13 @@ def side_settings(paths: RunPaths) -> SideSettings:
     if not paths.settings.is_file():
         raise InputError(f"there is no run in '{paths.root}': it has no settings.json; is its folder shared with this machine?")
     try:
-        return SideSettings.model_validate_json(paths.settings.read_bytes())
+        return SideSettings.model_validate(without_removed(json.loads(paths.settings.read_bytes()), stored=paths.root.name))
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
         raise InputError(f"'{paths.settings}' is not of this version or was altered: {name}: {first['msg']}") from error
+    except ValueError as error:
+        raise InputError(f"'{paths.settings}' cannot be used: {error}") from error
 
 
 class RolloutSide:

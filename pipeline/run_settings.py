@@ -3,16 +3,18 @@
 Layers, later ones win: a preset, then TOML files, then command-line flags. The resolved tree is written beside the run.
 """
 
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from evaluation.settings import EvaluationSettings
-from game.players import player
+from game.players import check_player
 from game.prompt_settings import PromptSettings
 from inference.settings import InferenceSettings
+from pipeline.removed_settings import without_removed
 from pipeline.setting_names import setting_names, similar_names
 from pipeline.settings_file import read_settings_file
 from pipeline.simulated_settings import LEARNING_RATE_MAX, SimulatedSettings
@@ -21,11 +23,14 @@ from rollouts.settings import RolloutSettings
 from state_cache.settings import CacheSettings
 from storage.lineages import lineage_at
 from storage.retention import RetentionSettings
+from storage.rewards import check_blend
 from storage.runs import RunPaths, check_name, check_run_name, resolve_run
 from storage.settings import StorageSettings
 from telemetry.alerts import AlertSettings
 from telemetry.errors import InputError
+from telemetry.setting_marks import MAY_CHANGE, MAY_CHANGE_IN_A_FORK, ChangeRule, change_rule
 from telemetry.sinks import TelemetrySettings
+from training.loss_name import check_loss_name
 from training.settings import TinyModelSettings, TrainingSettings
 
 CACHE_FOLDER, MODEL_FOLDER = "_state_cache", "_models"
@@ -48,20 +53,12 @@ class PipelineSettings(BaseModel):
     deterministic: bool = False
     """One rollout task a step and nothing decided by measured time, so that a seed repeats a whole CPU run. Needs a buffer_depth
     of 0, or of 1: the next step's rollouts are then all of the version before the one in training, whoever is faster."""
-    backfill_max: Annotated[float, Field(ge=0, le=16)] = 1.0
-    """Start groups that may be played for a step in place of ones that taught nothing, failed or hang, as a share of its own;
-    then it trains on fewer. Unused with `deterministic`."""
-    straggler_factor: Annotated[float, Field(gt=1)] = 3.0
-    """Times its usual duration after which a rollout task is no longer waited for, and others are begun in its place; what it
-    brings in the end is used if the staleness budget allows. Unused with `deterministic`."""
     groups_per_task: Annotated[int, Field(ge=0)] = 0
     """Start groups per rollout task; 0: as many as keep Prefect's cost under 2 %, from measured times."""
     producers_min: Annotated[int, Field(ge=0, le=64)] = 0
     """Rollout producers on further workers that play for the run from its beginning."""
     producers_max: Annotated[int, Field(ge=0, le=64)] = 0
     """Rollout producers that may be started while the trainer waits for rollouts; at least producers_min."""
-    producer_deployment: str = "rollout-producer/play-rollouts"
-    """Deployment whose runs are the rollout producers; workers of its pool play them, on machines that share the run's folder."""
     task_runner: Literal["threads", "dask"] = "threads"
     """Where the flow's own rollouts are played: beside it in its process, or by processes of a Dask cluster (extra `dask`), each
     with an engine of its own or the workers of inference.urls."""
@@ -72,8 +69,6 @@ class PipelineSettings(BaseModel):
     """Processes of the cluster on this machine; they share the cores that the trainer leaves."""
     rollout_timeout_s: Annotated[float, Field(gt=0)] = 900.0
     """Seconds until a rollout task is given up and retried."""
-    rollout_retries: Annotated[int, Field(ge=0, le=10)] = 2
-    """Retries of a rollout task; its shard's name makes a second success harmless."""
     recoveries_max: Annotated[int, Field(ge=0, le=100)] = 3
     """Times in a row that a deployment's run which was lost is started again at the same step, before an alert; 0: never."""
 
@@ -83,13 +78,13 @@ class RunSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, title="Training run")
 
-    run: str = ""
+    run: Annotated[str, MAY_CHANGE] = ""
     """Name of the run, its folder under `runs_root`; empty: model, seed and time."""
-    runs_root: Path = Path("runs")
+    runs_root: Annotated[Path, MAY_CHANGE] = Path("runs")
     """Folder of all runs, of the state caches and of made models."""
     seed: int = 0
     """Seed of start positions, draws, opponents' dice and adapter weights."""
-    steps: Annotated[int, Field(ge=1)] = 200
+    steps: Annotated[int, MAY_CHANGE, Field(ge=1)] = 200
     """Training steps; each publishes one policy version."""
     inference: InferenceSettings = InferenceSettings()
     """The model that plays, and where."""
@@ -99,24 +94,29 @@ class RunSettings(BaseModel):
     """Frozen positions that forks start from."""
     prompts: PromptSettings = PromptSettings()
     """How prompts and answers are written, in imitation, play and evaluation alike."""
-    rollouts: RolloutSettings = RolloutSettings()
+    rollouts: Annotated[RolloutSettings, MAY_CHANGE_IN_A_FORK] = RolloutSettings()
     """What one step plays."""
-    storage: StorageSettings = StorageSettings()
+    storage: Annotated[StorageSettings, MAY_CHANGE_IN_A_FORK] = StorageSettings()
     """Returns and the staleness budget."""
-    training: TrainingSettings = TrainingSettings()
+    training: Annotated[TrainingSettings, MAY_CHANGE_IN_A_FORK] = TrainingSettings()
     """The GRPO step."""
-    evaluation: EvaluationSettings = EvaluationSettings()
+    evaluation: Annotated[EvaluationSettings, MAY_CHANGE] = EvaluationSettings()
     """How strength is measured, before and after."""
-    pipeline: PipelineSettings = PipelineSettings()
+    pipeline: Annotated[PipelineSettings, MAY_CHANGE] = PipelineSettings()
     """How it is interleaved."""
     simulated: SimulatedSettings = SimulatedSettings()
     """Rollouts that are replayed from an earlier run instead of being played, to measure everything but the engine."""
-    telemetry: TelemetrySettings = TelemetrySettings()
+    telemetry: Annotated[TelemetrySettings, MAY_CHANGE] = TelemetrySettings()
     """Where figures go."""
-    alerts: AlertSettings = AlertSettings()
+    alerts: Annotated[AlertSettings, MAY_CHANGE] = AlertSettings()
     """When the run calls for help, and how."""
-    retention: RetentionSettings = RetentionSettings()
+    retention: Annotated[RetentionSettings, MAY_CHANGE] = RetentionSettings()
     """How long what grows is kept; a run at work lets old adapters go, `entente runs clean` all the rest."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_removed(cls, tree: Any) -> Any:
+        return without_removed(tree)
 
     @property
     def paths(self) -> RunPaths:
@@ -156,6 +156,7 @@ def layered_settings(preset: str, files: Iterable[Path] = (), overrides: Mapping
     except ValidationError as error:
         raise InputError(one_sentence(error)) from error
     check_settings(settings)
+    check_objective(settings)
     return settings
 
 
@@ -187,38 +188,19 @@ def resumed_settings(
         raise InputError(one_sentence(error)) from error
     check_resumed(stored, settings, fork=fork)
     check_settings(settings)
+    check_objective(settings)
     return settings
-
-
-MAY_CHANGE = (
-    "run", "runs_root", "steps", "evaluation", "pipeline", "telemetry", "alerts", "retention",
-    "inference.urls", "inference.key_variable", "inference.max_sequences", "inference.max_batched_tokens",
-    "inference.block_size", "inference.kv_cache_gib", "inference.gpu_memory_share", "inference.threads",
-    "inference.start_timeout_s", "inference.request_timeout_s",
-    "inference.max_in_flight", "inference.affinity_margin", "inference.long_prompt_tokens", "inference.evaluation_urls",
-    "inference.request_attempts", "inference.heartbeat_s", "inference.no_worker_timeout_s", "inference.engine_restarts",
-    "inference.drain_s", "inference.scrape_s", "simulated.rate", "simulated.latency_s", "simulated.tail",
-    "training.threads", "training.keep_checkpoints", "training.mismatch_rows", "training.mismatch_every", "training.mismatch_max",
-    "training.mismatch_mean_bf16", "training.mismatch_p99_bf16", "training.answers_within_s",
-)  # fmt: skip
-"""Settings that a resumed run may change: neither its rows nor its weights would be others."""
-
-
-MAY_CHANGE_IN_A_FORK = ("training", "storage", "rollouts")
-"""Settings that a run may change besides if it goes on in a lineage of its own: its steps before are then another history."""
-_NEVER_CHANGE = ("training.lora_rank", "training.lora_alpha", "training.seed", "rollouts.start_groups")
-"""Of those, what the checkpoint's weights, and the numbers of the start groups, rest on."""
 
 
 def changed_settings(stored: RunSettings, wanted: RunSettings) -> dict[str, list[Any]]:
     """Settings that differ and shape rows or weights, by their dotted names: [before, after]."""
     before, after = _leaves(stored.model_dump(mode="json")), _leaves(wanted.model_dump(mode="json"))
-    differ = (name for name in before | after if before.get(name) != after.get(name) and not _among(name, MAY_CHANGE))
-    return {name: [before.get(name), after.get(name)] for name in differ}
+    differ = (name for name in before | after if before.get(name) != after.get(name))
+    return {name: [before.get(name), after.get(name)] for name in differ if _rule(name) is not MAY_CHANGE}
 
 
-def _among(name: str, names: Iterable[str]) -> bool:
-    return any(name == each or name.startswith(f"{each}.") for each in names)
+def _rule(name: str) -> ChangeRule:
+    return change_rule(RunSettings, name.split("."))
 
 
 def check_resumed(stored: RunSettings, wanted: RunSettings, *, fork: bool = False) -> None:
@@ -228,7 +210,7 @@ def check_resumed(stored: RunSettings, wanted: RunSettings, *, fork: bool = Fals
         InputError: names the first such setting, both values, and the cure.
     """
     for name, (before, after) in changed_settings(stored, wanted).items():
-        forkable = _among(name, MAY_CHANGE_IN_A_FORK) and not _among(name, _NEVER_CHANGE)
+        forkable = _rule(name) is MAY_CHANGE_IN_A_FORK
         if not (fork and forkable):
             cure = "leave it out, go on in a lineage of its own with --fork-lineage NAME," if forkable else "leave it out,"
             raise InputError(
@@ -256,9 +238,15 @@ def settings_of(paths: RunPaths) -> RunSettings:
         there = f"; runs there: {', '.join(others[-5:])}" if others else ""
         raise InputError(f"there is no run in '{paths.root}': it has no settings.json{there}")
     try:
-        return _as_it_lies(RunSettings.model_validate_json(paths.settings.read_bytes()), paths)
+        return _as_it_lies(_stored_settings(paths.settings, paths), paths)
     except ValidationError as error:
         raise InputError(f"'{paths.settings}' is not of this version or was altered: {one_sentence(error)}") from error
+    except ValueError as error:
+        raise InputError(f"'{paths.settings}' cannot be used: {error}") from error
+
+
+def _stored_settings(file: Path, paths: RunPaths) -> RunSettings:
+    return RunSettings.model_validate(without_removed(json.loads(file.read_bytes()), stored=paths.root.name))
 
 
 def _as_it_lies(settings: RunSettings, paths: RunPaths) -> RunSettings:
@@ -275,7 +263,7 @@ def settings_at(paths: RunPaths, step: int) -> RunSettings:
     """The settings under which a step was, or will be, made: a run may have forked since."""
     settings = settings_of(paths)
     left = paths.ledger / lineage_at(paths, step) / "settings.json"
-    return _as_it_lies(RunSettings.model_validate_json(left.read_bytes()), paths) if left.is_file() else settings
+    return _as_it_lies(_stored_settings(left, paths), paths) if left.is_file() else settings
 
 
 def check_settings(settings: RunSettings) -> None:
@@ -321,7 +309,7 @@ def check_settings(settings: RunSettings) -> None:
         settings.tiny_model.teacher,
         *settings.cache.players,
     }:
-        player(name)
+        check_player(name)
     wanted, held_out = settings.evaluation.positions, settings.cache.held_out_snapshots
     if wanted > held_out:
         raise InputError(
@@ -330,6 +318,16 @@ def check_settings(settings: RunSettings) -> None:
     _check_slots(settings)
     _check_simulated(settings)
     _ = settings.threads
+
+
+def check_objective(settings: RunSettings) -> None:
+    """Refuse a loss or a reward that is neither ours nor brought by an installed package; a loss is not loaded for this.
+
+    Raises:
+        InputError: names it, its package if there is one, and the cure.
+    """
+    check_blend(settings.storage.blend)
+    check_loss_name(settings.training.loss)
 
 
 def _check_simulated(settings: RunSettings) -> None:

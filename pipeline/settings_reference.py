@@ -8,7 +8,8 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from pipeline.run_settings import MAY_CHANGE, RunSettings
+from pipeline.run_settings import RunSettings
+from telemetry.setting_marks import ChangeRule, change_rule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,8 +24,8 @@ class Setting:
     """As TOML would have it."""
     says: str
     """Its docstring, on one line."""
-    may_change: bool
-    """A resumed run may be given another value."""
+    changes: ChangeRule
+    """When a run that goes on may be given another value."""
 
 
 def settings_in(model: type[BaseModel] = RunSettings, prefix: str = "") -> Iterator[Setting]:
@@ -39,7 +40,7 @@ def settings_in(model: type[BaseModel] = RunSettings, prefix: str = "") -> Itera
             kind=_kind(field),
             default=_toml(field.get_default(call_default_factory=True)),
             says=" ".join((field.description or "").split()),
-            may_change=_may_change(prefix + name),
+            changes=change_rule(RunSettings, [*prefix.split(".")[:-1], name]),
         )
 
 
@@ -72,21 +73,20 @@ own them, and a test holds the two together.
 Layers, later ones win: a preset (`--preset`), TOML files (`--config`), flags. A dotted name is a flag with dashes
 (`--rollouts.forks-per-group 16`), a place in a TOML file (`[rollouts]`, `forks_per_group = 16`) and a name in a deployment's
 parameters. `entente train --help` shows the twenty settings that matter first, as the preset has them, and `--help-all` all of
-them. `entente settings --preset laptop` prints what a preset comes to. Settings marked ↻ may change when a run is resumed;
-the others shape its rows or weights, and change only in a lineage of their own (`--fork-lineage`)."""
+them. `entente settings --preset laptop` prints what a preset comes to. A setting marked ↻ may change when a run is resumed, one
+marked ⑂ only in a lineage of its own (`--fork-lineage`), any other never."""
+
+
+_MARKS = {ChangeRule.ON_RESUME: " ↻", ChangeRule.IN_A_FORK: " ⑂", ChangeRule.NEVER: ""}
 
 
 def _table(settings: list[Setting], cut: int) -> str:
-    lines = ["| setting | takes | default | |", "|---|---|---|---|"]
+    lines = ["|setting|takes|default| |", "|---|---|---|---|"]
     for each in settings:
-        mark = " ↻" if each.may_change else ""
+        mark = _MARKS[each.changes]
         cells = [f"`{each.name[cut:]}`{mark}", each.kind, f"`{each.default}`", each.says]
-        lines.append("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |")
+        lines.append("|" + "|".join(cell.replace("|", r"\|") for cell in cells) + "|")
     return "\n".join(lines)
-
-
-def _may_change(name: str) -> bool:
-    return any(name == each or name.startswith(f"{each}.") for each in MAY_CHANGE)
 
 
 def _kind(field: FieldInfo) -> str:
@@ -101,7 +101,7 @@ def _kind(field: FieldInfo) -> str:
 _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<", "multiple_of": "a multiple of"}
 _WORDS = {
     "str": "text",
-    "int": "whole number",
+    "int": "integer",
     "float": "number",
     "bool": "true or false",
     "Path": "folder",
@@ -128,7 +128,7 @@ def _type_words(kind: Any) -> str:
 
 
 def _plural(word: str) -> str:
-    return {"text": "texts", "whole number": "whole numbers", "number": "numbers"}.get(word, word)
+    return {"text": "texts", "integer": "integers", "number": "numbers"}.get(word, word)
 
 
 def _toml(value: Any) -> str:

@@ -4,6 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from telemetry.setting_marks import MAY_CHANGE
+
 LEARNING_RATE_MAX = 1e-9
 """Highest learning rate under which float32 weights of a model stay as they are for thousands of steps."""
 
@@ -16,10 +18,10 @@ class SimulatedSettings(BaseModel):
     from_run: str = ""
     """Name of an earlier run beside this one, whose start groups are published again instead of any being played, without an
     engine; empty: rollouts are real. Their rows are the base's, so training.learning_rate must leave it as it is."""
-    rate: Annotated[float, Field(gt=0)] = 1.0
+    rate: Annotated[float, MAY_CHANGE, Field(gt=0)] = 1.0
     """Start groups a second that come at most, as many as an engine of that speed would play."""
-    latency_s: Annotated[float, Field(ge=0)] = 0.0
+    latency_s: Annotated[float, MAY_CHANGE, Field(ge=0)] = 0.0
     """Seconds that a start group takes at least, from being begun: half of them do where the tail is heavy. Many are under way at
     once."""
-    tail: Literal["fixed", "heavy"] = "fixed"
+    tail: Annotated[Literal["fixed", "heavy"], MAY_CHANGE] = "fixed"
     """fixed: all take as long; heavy: one in ten takes three times the median and more, one in a hundred thirteen times."""

@@ -14,6 +14,8 @@ from storage.files import FILES
 from storage.runs import RunPaths
 from storage.shards import SHARD_NAME, coverage
 
+ROLLOUT_RETRIES = 2
+"""Retries of a rollout task; its shard's name makes a second success harmless."""
 TASK_COST_S = 0.026
 """What Prefect adds to a task, seconds: measured with the ephemeral server; see docs/architecture.md."""
 TASK_COST_SHARE = 0.02

@@ -290,7 +290,7 @@ def _rows(paths: RunPaths, storage: Mapping[str, Any], troubles: list[str]) -> R
     try:
         with connect(paths.root, blend=storage.get("blend"), discount=storage.get("discount", 1.0)) as connection:
             return _ask(connection)
-    except DataError as error:
+    except (DataError, InputError) as error:  # a reward of a package that is not installed here
         troubles.append(f"Rows are left out: {error}")
         return NO_ROWS
 

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from game.settings import BoardPath
+from telemetry.setting_marks import STAYS
 
 
 class RolloutSettings(BaseModel):
@@ -12,7 +13,7 @@ class RolloutSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    start_groups: Annotated[int, Field(ge=1, le=4096)] = 16
+    start_groups: Annotated[int, STAYS, Field(ge=1, le=4096)] = 16
     """Start groups rolled out for each training step."""
     sampling: Literal["uniform", "stratified", "learnable"] = "uniform"
     """How a step's positions are drawn: all alike; every year, kind of phase and balance of power alike; or preferring those

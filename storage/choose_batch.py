@@ -50,9 +50,6 @@ def batch_query(
         lineage=lineage,
         seed=seed,
         max_uses=settings.max_uses,
-        min_spread=settings.min_spread,
-        freshness=settings.freshness,
-        balance_powers=settings.balance_powers,
         draw=settings.draw,
     )
 

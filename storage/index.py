@@ -30,13 +30,13 @@ from storage.lineages import counts_as_used
 from storage.look_ahead import LookAhead
 from storage.mapped import MappedShard, MappedShards, ShardDamaged
 from storage.packing import PackingBuffers
+from storage.rewards import check_blend
 from storage.runs import RunPaths
-from storage.schema import WEIGHTS
 from storage.selection import Selection, SelectionQuery, eligible, select
 from storage.shards import open_shard
 from storage.snapshots import CoveredShard, IndexSnapshot, drop_old_snapshots, write_snapshot
 from storage.totals import Eligible, Totals
-from telemetry.errors import DataError, InputError
+from telemetry.errors import DataError
 
 _Given = ParamSpec("_Given")
 _Answer = TypeVar("_Answer")
@@ -72,8 +72,7 @@ class Index:
             InputError: the blend weighs what is no component.
         """
         weights = {"centres_gained": 1.0} if blend is None else dict(blend)
-        if unknown := sorted(set(weights) - set(WEIGHTS)):
-            raise InputError(f"The blend weighs {', '.join(unknown)}; known components are {', '.join(WEIGHTS)}.")
+        check_blend(weights)
         self._paths = paths
         self._tables = FactTables({name: float(weight) for name, weight in weights.items()}, float(discount), threads)
         self._mapped = MappedShards(paths.shards)

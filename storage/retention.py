@@ -26,6 +26,12 @@ from storage.ledger import STEP_NAME, read_ledger_file
 from storage.runs import RunPaths
 from telemetry.errors import DataError
 
+WANDB_DAYS = 30.0
+"""Days after which a run's local W&B folders go: `wandb sync` has had its time, and metrics.jsonl holds the same figures."""
+ASIDE_HOURS = 1.0
+"""Hours after which an unfinished file counts as left behind by a killed process; nothing takes nearly so long to write."""
+DAMAGED_DAYS = 30.0
+"""Days after which files that were set aside as damaged go; until then someone may look at them."""
 _DAY_S = 86_400.0
 _CHECKPOINT = re.compile(r"step_(\d{6,})")
 _ADAPTER = re.compile(r"v(\d{6,})")
@@ -52,8 +58,6 @@ class RetentionSettings(BaseModel):
     keep_checkpoints: Annotated[int, Field(ge=1)] = 2
     """Newest checkpoints kept of a run that rests: one to go on from, one in case that it is damaged. A run at work keeps
     training.keep_checkpoints by itself."""
-    wandb_days: Annotated[float, Field(ge=0)] = 30.0
-    """Days after which a run's local W&B folders go; `wandb sync` has had its time, and metrics.jsonl holds the same figures."""
     shards_gb: Annotated[float, Field(ge=0)] = 0.0
     """Gigabytes that a run's shards may take; beyond that the oldest are given up, as far as the next three settings allow.
     0: all stay."""
@@ -65,10 +69,6 @@ class RetentionSettings(BaseModel):
     """Keep what is given up as compressed Parquet in `archive/`; without that the facts of its rows stay, and their tokens go."""
     shard_grace_hours: Annotated[float, Field(ge=0)] = 1.0
     """Hours between giving up a shard and removing it; somebody may still read it, over a network file system too."""
-    aside_hours: Annotated[float, Field(ge=0.1)] = 1.0
-    """Hours after which an unfinished file counts as left behind by a killed process; nothing takes nearly so long to write."""
-    damaged_days: Annotated[float, Field(ge=0)] = 30.0
-    """Days after which files that were set aside as damaged go; until then someone may look at them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +152,7 @@ def removable_in_run(paths: RunPaths, settings: RetentionSettings, now: float | 
         *_old(paths.adapters, _ADAPTER, kept_adapters, "adapter of an old version"),
         # Without its manifest it is no checkpoint: a kill came while it was removed.
         *_old(paths.checkpoints, _CHECKPOINT, kept_checkpoints, "old checkpoint"),
-        *_aged(paths.root / "wandb", _WANDB_RUN, settings.wandb_days * _DAY_S, now, "W&B's local folder"),
+        *_aged(paths.root / "wandb", _WANDB_RUN, WANDB_DAYS * _DAY_S, now, "W&B's local folder"),
     ]
     for folder in _own_folders(paths):
         found += removable_asides(folder, settings, now)
@@ -163,8 +163,8 @@ def removable_asides(folder: Path, settings: RetentionSettings, now: float | Non
     """What killed processes left unfinished directly in `folder`, and what was set aside there as damaged long ago."""
     now = time.time() if now is None else now
     why = "left unfinished by a killed process"
-    unfinished = [found for pattern in _ASIDES for found in _aged(folder, pattern, settings.aside_hours * 3600, now, why)]
-    return [*unfinished, *_aged(folder, _DAMAGED, settings.damaged_days * _DAY_S, now, "set aside as damaged")]
+    unfinished = [found for pattern in _ASIDES for found in _aged(folder, pattern, ASIDE_HOURS * 3600, now, why)]
+    return [*unfinished, *_aged(folder, _DAMAGED, DAMAGED_DAYS * _DAY_S, now, "set aside as damaged")]
 
 
 def remove(found: Removable) -> None:

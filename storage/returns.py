@@ -1,6 +1,7 @@
 """What a decision is worth: the return of each, from the stored reward components and a run's blend.
 
-Promise: pure, and to the last bit the same for equal outcomes, as the sums run from a fork's last decision backwards.
+Promise: pure, as a reward of a package must be; and to the last bit the same for equal outcomes, as the sums run from a fork's
+last decision backwards.
 Never: read a file, or compare decisions with one another (that is the groups' SQL and, for advantages, the trainer).
 """
 
@@ -10,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from storage.rewards import reward_of
 from storage.schema import COMPONENTS, FINAL, as_array
 
 _Floats = npt.NDArray[np.float64]
@@ -26,7 +28,7 @@ def returns_of(decisions: pa.Table, weights: Mapping[str, float], discount: floa
         return np.empty(0)
     order, to_last = _forks_in_order(decisions)
     total = _summed(_blended(decisions, weights, "")[order], to_last, discount)
-    if any(weights.get(FINAL + name) for name in COMPONENTS):
+    if any(weight and name.startswith(FINAL) for name, weight in weights.items()):
         total += _summed(_blended(decisions, weights, FINAL)[order], to_last, 1.0)
     returns = np.empty(len(order))
     returns[order] = total
@@ -50,11 +52,17 @@ def _forks_in_order(decisions: pa.Table) -> tuple[npt.NDArray[np.intp], npt.NDAr
 
 
 def _blended(decisions: pa.Table, weights: Mapping[str, float], prefix: str) -> _Floats:
-    """[rows] components times their weights, added up in the order of ``COMPONENTS``."""
+    """[rows] components times their weights, added up in the order of ``COMPONENTS``, then those of packages by name."""
     total = np.zeros(decisions.num_rows)
-    for name in COMPONENTS:
+    outside = sorted({name.removeprefix(FINAL) for name in weights} - set(COMPONENTS))
+    columns = {
+        name: as_array(decisions[name]).to_numpy().astype(np.float64)
+        for name in COMPONENTS
+        if outside or weights.get(prefix + name)
+    }
+    for name in (*COMPONENTS, *outside):
         if weight := weights.get(prefix + name, 0.0):
-            total += weight * as_array(decisions[name]).to_numpy().astype(np.float64)
+            total += weight * reward_of(name)(columns)
     return total
 
 

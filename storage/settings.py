@@ -4,8 +4,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from storage.schema import COMPONENTS, WEIGHTS
-
 BLENDS: dict[str, dict[str, float]] = {
     "centres": {"centres_gained": 1.0},
     "sum_of_squares": {"sos_share": 1.0},
@@ -44,18 +42,9 @@ class StorageSettings(BaseModel):
     rollouts, which are there before it begins."""
     max_uses: Annotated[int, Field(ge=1)] = 1
     """Steps that may train on the same advantage group; more learn faster from a rollout, further from what drew it."""
-    min_spread: Annotated[float, Field(ge=0)] = 0.0
-    """Advantage groups whose returns differ by this or less are left out; more than 0 biases what is learned."""
     draw: Literal["start_group", "advantage_group"] = "start_group"
     """What a step draws where more is fresh than it wants: whole start groups, whose rows share boards and so much of their
     prompts; or single advantage groups, as many as so many start groups hold on average, which balances powers more finely."""
-    freshness: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Factor of the odds of being drawn for each version that the oldest row lies behind; 1: age does not matter."""
-    balance_powers: bool = True
-    """Every power gets one of what is drawn before any gets a second one, where the policy plays one power in a start group."""
-    snapshot_every_shards: Annotated[int, Field(ge=0)] = 64
-    """New shards after which the trainer's process writes what its index knows to `index/`, from where the next index opens; once
-    there are many, an eighth of them, so that a long run is not written again and again. 0: never."""
 
     @field_validator("blend", mode="before")
     @classmethod
@@ -68,12 +57,7 @@ class StorageSettings(BaseModel):
 
     @field_validator("blend")
     @classmethod
-    def _known_components(cls, blend: dict[str, float]) -> dict[str, float]:
-        unknown = sorted(set(blend) - set(WEIGHTS))
-        if unknown:
-            raise ValueError(
-                f"{', '.join(unknown)} is no reward component; known are {', '.join(COMPONENTS)}, each also with final_ before it"
-            )
+    def _some_weight(cls, blend: dict[str, float]) -> dict[str, float]:
         if not any(blend.values()):
             raise ValueError("every component weighs 0, so all returns are 0; give at least one a weight")
         return blend

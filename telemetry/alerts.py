@@ -19,6 +19,12 @@ from pydantic.json_schema import SkipJsonSchema
 
 Figures = Mapping[str, float]
 HOOK_TIMEOUT_S = 20.0
+LAG_AT_CAP_STEPS = 5
+"""Steps in a row whose rows are as stale as the budget allows, on the median."""
+MISMATCH_TIMES = 10.0
+"""Times its median that the 99th percentile of trainer against engine may be, at lag 0."""
+NO_SPREAD_SHARE = 0.9
+"""Share of fresh advantage groups whose returns are all equal, which teach nothing."""
 _HISTORY = 512
 """Steps that rules look back over."""
 
@@ -41,14 +47,8 @@ class AlertSettings(BaseModel):
     """Minutes without a finished step after which the run counts as stalled; 0: never."""
     no_progress_steps: Annotated[int, Field(ge=0)] = 100
     """Steps in which the mean return did not rise above what it was before; 0: never."""
-    mismatch_times: Annotated[float, Field(ge=0)] = 10.0
-    """Times its median that the 99th percentile of trainer against engine may be, at lag 0; 0: never looked at."""
     entropy_floor: Annotated[float, Field(ge=0)] = 0.02
     """Nats of mean entropy over legal sets under which the policy tries nothing new; 0: never."""
-    no_spread_share: Annotated[float, Field(ge=0, le=1)] = 0.9
-    """Share of fresh advantage groups whose returns are all equal, which teach nothing; 0: never looked at."""
-    lag_at_cap_steps: Annotated[int, Field(ge=0)] = 5
-    """Steps in a row whose rows are as stale as the budget allows, on the median; 0: never."""
     disk_free_gib: Annotated[float, Field(ge=0)] = 2.0
     """Free space under the run's folder, GiB, below which it is said before the disk is full; 0: never."""
 
@@ -137,18 +137,18 @@ class Watch:
         )
 
     def _lag_at_cap(self) -> str | None:
-        steps, lags = self._settings.lag_at_cap_steps, self._values("train/policy_lag_p50")
-        if not steps or not self._max_lag or len(lags) < steps or min(lags[-steps:]) < self._max_lag:
+        steps, lags = LAG_AT_CAP_STEPS, self._values("train/policy_lag_p50")
+        if not self._max_lag or len(lags) < steps or min(lags[-steps:]) < self._max_lag:
             return None
         return f"for {steps} steps half the rows were {self._max_lag} versions old, as stale as the budget allows"
 
     def _mismatch(self) -> str | None:
-        values, times = self._values("train/log_ratio_lag0_p99"), self._settings.mismatch_times
+        values = self._values("train/log_ratio_lag0_p99")
         now = self._last("train/log_ratio_lag0_p99")
-        if not times or now is None or len(values) < 6:
+        if now is None or len(values) < 6:
             return None
         usual = median(values[:-1])
-        if now <= times * usual or now < 1e-3:  # rounding may jump tenfold and mean nothing
+        if now <= MISMATCH_TIMES * usual or now < 1e-3:  # rounding may jump tenfold and mean nothing
             return None
         return f"trainer and engine differ by {now:.2g} nats (99th percentile at lag 0), usually by {usual:.2g}"
 
@@ -160,8 +160,7 @@ class Watch:
 
     def _no_spread(self) -> str | None:
         flat, usable = self._last("train/groups_no_spread"), self._last("train/groups_eligible")
-        bound = self._settings.no_spread_share
-        if not bound or flat is None or usable is None or flat + usable == 0 or flat / (flat + usable) < bound:
+        if flat is None or usable is None or flat + usable == 0 or flat / (flat + usable) < NO_SPREAD_SHARE:
             return None
         return f"{flat / (flat + usable):.0%} of fresh groups have the same return in every fork: they teach nothing"
 

@@ -14,6 +14,9 @@ from telemetry.nvml import Nvml, Reading
 
 logger = logging.getLogger("entente.devices")
 
+GPU_BEAT_S = 2.0
+"""Seconds between two readings of the GPUs: some tens of them in a step, and no load."""
+
 
 class GpuSampler:
     """Reads the GPUs of this machine on a beat, in a thread of its own; empty figures where there is none."""

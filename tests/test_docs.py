@@ -19,7 +19,8 @@ import yaml
 from pydantic import BaseModel
 
 from cli.commands import command_line, current_spelling
-from pipeline.run_settings import PipelineSettings, RunSettings, layered_settings
+from flows.producer_fleet import PRODUCER_DEPLOYMENT
+from pipeline.run_settings import RunSettings, layered_settings
 from pipeline.settings_form import unfolded
 from storage.asking import ask, connect, ready
 from storage.runs import RunPaths
@@ -286,7 +287,7 @@ def test_each_flow_is_deployed_once_under_the_name_that_prefect_yaml_tells():
         if file.name != "CHANGELOG.md":
             assert set(re.findall(rf"\b(?:{flow})/[a-z][a-z-]*", file.read_text())) <= names, file.name
     assert len({deployment["name"] for deployment in DEPLOYMENTS}) == len(DEPLOYMENTS), "each is told from the others by its name"
-    assert {PipelineSettings().producer_deployment, EVALUATED_BY} <= names
+    assert {PRODUCER_DEPLOYMENT, EVALUATED_BY} <= names
 
 
 def test_what_is_deployed_is_the_laptop_preset():

@@ -30,7 +30,7 @@ from telemetry.progress import reporter
 from training.advantages import advantages_of
 from training.branching import branching_decisions, branching_tokens
 from training.checkpoint import TrainerState, checkpoint_steps, load_checkpoint
-from training.losses.choose import LOSSES
+from training.losses.choose import LOSSES, policy_loss
 from training.losses.token_loss import DrawnTokens
 from training.policy import Policy
 from training.row_checks import only, sound_rows
@@ -181,7 +181,7 @@ def _try_all(
         seen.append(micro.batch_row)
         for place, variant in enumerate(tried):
             leaf = chosen.detach().requires_grad_()
-            kind = LOSSES[variant.settings.loss]
+            kind = policy_loss(variant.settings.loss)
             tokens = DrawnTokens(
                 logprobs=leaf,
                 behaviour=torch.from_numpy(micro.behaviour).to(chosen.device),

@@ -72,5 +72,5 @@ def lineage_to_go_on_in(
 
 def _hash(settings_hash: str, storage: StorageSettings) -> str:
     """Of all settings that make a step what it is; a setting that came later and is at its default leaves it as it was."""
-    chosen = storage.model_dump_json(exclude_defaults=True, exclude={"snapshot_every_shards"})
+    chosen = storage.model_dump_json(exclude_defaults=True)
     return hashlib.sha256(f"{settings_hash} {chosen}".encode()).hexdigest()[:16]

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from training.losses.choose import LOSSES
+from training.losses.choose import policy_loss
 from training.losses.token_loss import DrawnTokens, TokenLoss
 from training.masked_logprobs import MaskedLogprobs
 from training.reference_kl import exact_kl, legal_entropy
@@ -47,7 +47,7 @@ class Objective:
             reference: legal log-probabilities of the base model, as `found.legal`; None where its weight is 0.
             batch_row: int64 [tokens], the row of the whole batch that each token belongs to.
         """
-        kind = LOSSES[self.settings.loss]
+        kind = policy_loss(self.settings.loss)
         policy = kind.of(tokens, self.settings)
         loss = policy.loss.sum() / kind.denominator(self.branching_tokens, self.decisions)
         entropy = legal_entropy(found.legal if self.settings.entropy_weight else found.legal.detach())

@@ -4,6 +4,12 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from telemetry.setting_marks import MAY_CHANGE, STAYS
+
+OUTLIER_LOW, OUTLIER_HIGH = 1e-4, 100.0
+"""Tokens whose ratio to the policy that drew them lies outside are left out: a guard against faults, no trust region."""
+MISMATCH_ROWS = 64
+"""Fresh rows whose log-probabilities trainer and engine must agree on: some 600 tokens, which a first step has."""
 CPU_TOKENS = 4096
 """Unique tokens of a micro-batch on a CPU, where a larger one gains nothing."""
 
@@ -38,9 +44,9 @@ class TrainingSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    lora_rank: Annotated[int, Field(ge=1, le=512)] = 16
+    lora_rank: Annotated[int, STAYS, Field(ge=1, le=512)] = 16
     """Rank of the adapter on all seven linear modules of a block."""
-    lora_alpha: Annotated[float, Field(gt=0)] = 32.0
+    lora_alpha: Annotated[float, STAYS, Field(gt=0)] = 32.0
     """Scale numerator: an update counts alpha / rank."""
     learning_rate: Annotated[float, Field(gt=0)] = 5e-6
     """AdamW rate, the highest of the schedule; 5e-6 for 7B-class models, about 3e-3 for the tiny one."""
@@ -63,11 +69,7 @@ class TrainingSettings(BaseModel):
     """Ratios above 1 + clip_high give no gradient where the advantage is positive (clip-higher, DAPO)."""
     dual_clip: Annotated[float, Field(gt=1)] = 3.0
     """Bound of ratio times |advantage| for negative advantages (dual-clip PPO)."""
-    outlier_low: Annotated[float, Field(gt=0, lt=1)] = 1e-4
-    """Tokens whose ratio is below this are left out."""
-    outlier_high: Annotated[float, Field(gt=1)] = 100.0
-    """Tokens whose ratio is above this are left out."""
-    loss: Literal["clipped", "dppo", "gspo", "sequence_mean"] = "clipped"
+    loss: str = "clipped"
     """Policy loss: clipped ratio per token; per token, masked by how far its probability moved (dppo); one ratio for the whole
     decision (gspo); or clipped per token with every decision counting the same. docs/training.md has the formulas."""
     divergence: Annotated[float, Field(gt=0, lt=1)] = 0.2
@@ -114,28 +116,26 @@ class TrainingSettings(BaseModel):
     processes: Annotated[int, Field(ge=1, le=64)] = 1
     """Processes that share the advantage groups of each update, each with the whole model: on CUDA a GPU each, all on this
     machine. The loss does not depend on it."""
-    threads: Annotated[int, Field(ge=0)] = 0
+    threads: Annotated[int, MAY_CHANGE, Field(ge=0)] = 0
     """CPU threads of the trainer; 0: planned from the cores and from what computes at the same time."""
-    answers_within_s: Annotated[float, Field(ge=0)] = 3600.0
+    answers_within_s: Annotated[float, MAY_CHANGE, Field(ge=0)] = 3600.0
     """Seconds until the trainer's process must have answered, with a step for one; then it counts as hung and is ended, and the
     run goes on from its files when it is resumed. 0: never."""
     simulated_step_s: Annotated[float, Field(ge=0)] = 0.0
     """Above 0: no step trains; it takes so many seconds instead and publishes the weights unchanged, so that all else of a run
     can be measured without a trainer. Rows are chosen, recorded and checked, and versions published, as ever."""
-    mismatch_rows: Annotated[int, Field(ge=1)] = 64
-    """Fresh rows whose logprobs trainer and engine must agree on before the first step."""
-    mismatch_every: Annotated[int, Field(ge=0)] = 20
+    mismatch_every: Annotated[int, MAY_CHANGE, Field(ge=0)] = 20
     """Steps after which they must agree on such rows again, in a run whose rollouts run ahead: what it trains on was drawn by
     versions before, and shows nothing of the newest. 0: only as a run begins or goes on."""
-    mismatch_max: Annotated[float, Field(gt=0)] = 1e-4
+    mismatch_max: Annotated[float, MAY_CHANGE, Field(gt=0)] = 1e-4
     """Largest difference of a logprob, nats, in float32; more, and the run does not start."""
-    mismatch_mean_bf16: Annotated[float, Field(gt=0)] = 0.03
+    mismatch_mean_bf16: Annotated[float, MAY_CHANGE, Field(gt=0)] = 0.03
     """Largest mean difference, nats, where either side computes in bfloat16."""
-    mismatch_p99_bf16: Annotated[float, Field(gt=0)] = 0.15
+    mismatch_p99_bf16: Annotated[float, MAY_CHANGE, Field(gt=0)] = 0.15
     """Largest 99th percentile of the difference, nats, where either side computes in bfloat16."""
-    keep_checkpoints: Annotated[int, Field(ge=1)] = 3
+    keep_checkpoints: Annotated[int, MAY_CHANGE, Field(ge=1)] = 3
     """Newest checkpoints kept; older ones are deleted when a newer one is whole."""
-    seed: int = 0
+    seed: Annotated[int, STAYS] = 0
     """Seed of the adapter's initial weights."""
 
     @model_validator(mode="after")

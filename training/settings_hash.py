@@ -5,26 +5,15 @@ it is not at its default, and defaults of such settings mean "as before". So tho
 """
 
 import hashlib
+from typing import Any
 
-from training.settings import TrainingSettings
+from pydantic_core import to_json
 
-MAY_CHANGE = frozenset(
-    {
-        "keep_checkpoints",
-        "processes",
-        "threads",
-        "answers_within_s",
-        "layout",
-        "token_budget",
-        "recompute",
-        "compile",
-        "mismatch_rows",
-        "mismatch_max",
-        "mismatch_mean_bf16",
-        "mismatch_p99_bf16",
-    }
-)
-"""Settings that a resumed run may change: they do not enter the weights, or no further than the last bits of a sum."""
+from telemetry.setting_marks import MAY_CHANGE, change_rule
+from training.settings import OUTLIER_HIGH, OUTLIER_LOW, TrainingSettings
+
+LAST_BITS = frozenset({"processes", "layout", "token_budget", "recompute", "compile"})
+"""Settings that enter the weights no further than the last bits of a sum; those that a resumed run may change never enter."""
 FROM_THE_FIRST = frozenset(
     {
         "lora_rank",
@@ -35,8 +24,6 @@ FROM_THE_FIRST = frozenset(
         "clip_low",
         "clip_high",
         "dual_clip",
-        "outlier_low",
-        "outlier_high",
         "micro_batch_rows",
         "dtype",
         "device",
@@ -48,9 +35,15 @@ FROM_THE_FIRST = frozenset(
 
 def settings_hash(training: TrainingSettings) -> str:
     """Hash of the settings that enter the weights."""
+    outside = {name for name in TrainingSettings.model_fields if change_rule(TrainingSettings, [name]) is MAY_CHANGE} | LAST_BITS
     later = {
         name
         for name, field in TrainingSettings.model_fields.items()
         if name not in FROM_THE_FIRST and getattr(training, name) == field.get_default(call_default_factory=True)
     }
-    return hashlib.sha256(training.model_dump_json(exclude=set(MAY_CHANGE) | later).encode()).hexdigest()[:16]
+    told: dict[str, Any] = {}
+    for name, value in training.model_dump(mode="json", exclude=outside | later).items():
+        told[name] = value
+        if name == "dual_clip":  # where these stood while they were settings
+            told |= {"outlier_low": OUTLIER_LOW, "outlier_high": OUTLIER_HIGH}
+    return hashlib.sha256(to_json(told)).hexdigest()[:16]

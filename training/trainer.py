@@ -40,12 +40,15 @@ from training.parallel import Peers
 from training.policy import Policy
 from training.row_checks import only, sound_rows
 from training.schedule import rate_at, set_rate
-from training.settings import TrainingSettings
+from training.settings import MISMATCH_ROWS, TrainingSettings
 from training.settings_hash import settings_hash
 from training.step_metrics import Update, alarm, lag_zero_metrics, rate_metrics, selection_metrics, update_metrics
 from training.update import Updater
 
 logger = logging.getLogger("entente.trainer")
+
+SNAPSHOT_EVERY_SHARDS = 64
+"""New shards after which the index is written to a snapshot. Once there are many shards: after an eighth of them."""
 
 
 class Trainer:
@@ -113,7 +116,7 @@ class Trainer:
     def fresh_rows(self) -> int:
         """Rows to compare trainer and engine on: those of the version that the trainer holds, up to the settings' number."""
         self._index.refresh(listed=True)  # a probe's numbers are its versions', far apart
-        return self._index.fresh_rows(policy_version=self.step_done, limit=self._settings.mismatch_rows).num_rows
+        return self._index.fresh_rows(policy_version=self.step_done, limit=MISMATCH_ROWS).num_rows
 
     def eligible(self, step: int, start_groups: int) -> Eligible:
         """How much ``step`` could be trained on by now; a step that is repeated has its rows."""
@@ -142,7 +145,7 @@ class Trainer:
                 temperature, ids or weights are then not the sampler's, and the run must not start.
         """
         self._index.refresh(listed=True)
-        rows = self._index.fresh_rows(policy_version=self.step_done, limit=self._settings.mismatch_rows)
+        rows = self._index.fresh_rows(policy_version=self.step_done, limit=MISMATCH_ROWS)
         if rows.num_rows == 0:
             raise TrainingError(f"no rows of policy version {self.step_done} to compare trainer and engine on")
         found = measure_mismatch(self._updater, self._sound(self._index.gather(rows), rows)[0])
@@ -186,7 +189,7 @@ class Trainer:
             logger.warning("%s", sentence)
         self.published = self._save(step, metrics, self._outcome(updates))
         self.step_done = step
-        self._index.snapshot_if_due(self._storage.snapshot_every_shards)
+        self._index.snapshot_if_due(SNAPSHOT_EVERY_SHARDS)
         metrics["train/save_s"] = time.perf_counter() - updated
         return TrainedStep(published=self.published, metrics=metrics)
 

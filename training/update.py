@@ -18,6 +18,7 @@ from telemetry.errors import TrainingError
 from training.advantages import MovingFigures, advantages_of
 from training.branching import BranchingTokens, branching_decisions, branching_tokens, probed_tokens
 from training.layout import Cut, Layout
+from training.losses.choose import policy_loss
 from training.losses.token_loss import DrawnTokens
 from training.masked_logprobs import MaskedLogprobs
 from training.not_finite import IN_A_ROW, NotFinite
@@ -83,6 +84,7 @@ class Updater:
         self.policy = policy
         self.layout = Layout(policy, settings)
         self.budget = TokenBudget(settings, policy.device)
+        policy_loss(settings.loss)  # one of a package may be missing: that is said before a step begins
         self._settings = settings
         self.optimiser = torch.optim.AdamW(policy.parameters(), lr=settings.learning_rate, betas=(0.9, 0.999), weight_decay=0.0)
         self.skipped_in_a_row = 0

@@ -24,7 +24,7 @@ def make_engine(settings: InferenceSettings, model: Path, *, scraped_into: Path 
         key = os.environ.get(settings.key_variable)
         return RemoteEngine(settings, key, model_fingerprint(model), scraped_into=scraped_into)
     reporter().say(engine_here(settings)[1])
-    return EngineSupervisor(lambda: choose_engine(settings, model, series=False), restarts=settings.engine_restarts)
+    return EngineSupervisor(lambda: choose_engine(settings, model, series=False))
 
 
 def serving(kind: EngineKind | None, adapters: AdapterMode, versions: int) -> Literal["one", "each"]:

@@ -25,6 +25,11 @@ from workers.pool_worker import CallFailed, PoolWorker, VersionMoved
 from workers.wire import MAX_BODY, check_answer, pack_request
 from workers.worker_scrape import WorkerScrape
 
+AFFINITY_MARGIN = 16
+"""Requests that a position's own worker may have in flight beyond the least loaded one's: fewer balance better, more keep
+prefixes warm."""
+REQUEST_ATTEMPTS = 4
+"""Workers that may fail one request, with the same seed, before it fails for good."""
 STRIKES = 3
 """Failures in a row after which a worker is ejected; one that nobody listens for is at once."""
 MOVES = 32
@@ -200,7 +205,7 @@ class RemoteEngine:
         able = [worker for worker in elsewhere if self._has_room(worker)]
         if not able:
             return None
-        bound = min(worker.in_flight for worker in able) + self._settings.affinity_margin
+        bound = min(worker.in_flight for worker in able) + AFFINITY_MARGIN
         near = [worker for worker in able if worker.in_flight <= bound]
         return max(near, key=lambda worker: worker.rank(job.request.snapshot_id))
 
@@ -285,7 +290,7 @@ class RemoteEngine:
             return
         job.attempts += 1
         job.failed_on.add(worker)
-        if job.attempts >= self._settings.request_attempts:
+        if job.attempts >= REQUEST_ATTEMPTS:
             last = f"the last, {worker.url}: {reason}"
             job.fail(EngineLostError(f"request '{job.request.request_id}' failed {job.attempts} times; {last}"))
             return

@@ -19,11 +19,14 @@ from telemetry.progress import reporter
 
 _SUMMED = tuple(field.name for field in fields(EngineStats) if field.name not in ("running", "policy_version"))
 
+ENGINE_RESTARTS = 3
+"""Times in a row that an engine which failed is built again, with no request answered in between."""
+
 
 class EngineSupervisor:
     """The `Engine` contract over engines that `make` builds, one at a time, at most `restarts` in a row in vain."""
 
-    def __init__(self, make: Callable[[], Engine], *, restarts: int) -> None:
+    def __init__(self, make: Callable[[], Engine], *, restarts: int = ENGINE_RESTARTS) -> None:
         self._make, self._bound = make, restarts
         self._engine = make()
         self.name = self._engine.name

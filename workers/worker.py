@@ -37,6 +37,8 @@ from workers.worker_memory import AnotherBody, Busy
 from workers.worker_metrics import CONTENT_TYPE as METRICS_TYPE
 from workers.worker_service import ForbiddenPath, PublishBody, RetireBody, Worker
 
+DRAIN_S = 20.0
+"""Seconds that a worker told to end gives to requests in flight; one that is ended by its system has about thirty."""
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -161,7 +163,9 @@ def worker_app(
     return app
 
 
-def serve(app: FastAPI, listener: socket.socket, *, drain_s: float = 20.0, on_ready: Callable[[], None] = lambda: None) -> None:
+def serve(
+    app: FastAPI, listener: socket.socket, *, drain_s: float = DRAIN_S, on_ready: Callable[[], None] = lambda: None
+) -> None:
     """Serve until SIGTERM, Ctrl-C or the loss of the engine; requests in flight get `drain_s` seconds to end.
 
     Raises:

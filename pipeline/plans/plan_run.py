@@ -40,7 +40,7 @@ from pipeline.plans.find_model import (
     trainer_gpu_bytes,
 )
 from pipeline.plans.rehearse_forks import PLIES_A_YEAR, Rehearsal, codec_of, rehearse, some_positions
-from pipeline.run_settings import CACHE_FOLDER, MODEL_FOLDER, RunSettings, check_settings
+from pipeline.run_settings import CACHE_FOLDER, MODEL_FOLDER, RunSettings, check_objective, check_settings
 from pipeline.threads import plan_threads, usable_cores
 from rollouts.fork import Tokens
 from state_cache.settings import CacheSettings
@@ -48,6 +48,7 @@ from state_cache.store import find_cache, open_cache, version_name
 from storage.adapters import published_versions
 from storage.runs import RunPaths
 from telemetry.errors import InputError
+from training.loss_name import try_loss
 from training.settings import TinyModelSettings
 
 Forecast = dict[str, Any]
@@ -64,7 +65,9 @@ def plan_train(settings: RunSettings, *, resume: bool = False) -> Forecast:
         InputError: what the run itself would refuse: settings, a name that is taken, no such model, too little memory.
     """
     check_settings(settings)
+    check_objective(settings)
     check_device(settings.training.device)
+    try_loss(settings.training.loss)
     done = max(published_versions(settings.paths), default=0) if resume else 0
     if not resume and settings.run and settings.paths.settings.exists():
         raise InputError(

@@ -65,7 +65,7 @@ def test_a_run_at_work_is_left_alone_and_that_is_said(entente, runs, lock: str, 
     with held(getattr(runs[name], lock)) as mine:
         assert mine
         before = content(runs[name].root)
-        done = entente("runs", "clean", *words, "--aside-hours", "0.1", "--keep-adapters", "1")
+        done = entente("runs", "clean", *words, "--keep-adapters", "1")
         assert done.returncode == 0, done.stderr
         assert f"runs/{name}: left alone, a process is at work on it" in done.stdout
         assert {path: size for path, size in content(runs[name].root).items() if "lock" not in path} == {

@@ -9,6 +9,7 @@ import pytest
 from cli.main import run
 from pipeline.run_settings import RunSettings, layered_settings, preset_names
 from pipeline.settings_reference import reference, settings_in
+from telemetry.setting_marks import MAY_CHANGE, MAY_CHANGE_IN_A_FORK, STAYS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
 
@@ -40,8 +41,9 @@ def test_what_it_prints_is_a_file_that_gives_the_same_settings(preset: str, tmp_
 def test_every_setting_is_told_with_what_it_takes_and_whether_a_resumed_run_may_change_it():
     told = {setting.name: setting for setting in settings_in()}
     assert [name for name, setting in told.items() if not setting.says] == []
-    assert told["rollouts.forks_per_group"].kind == "whole number, ≥ 2 and ≤ 256"
-    assert told["training.lora_rank"].may_change is False and told["inference.urls"].may_change is True
+    assert told["rollouts.forks_per_group"].kind == "integer, ≥ 2 and ≤ 256"
+    marked = {name: told[name].changes for name in ("training.lora_rank", "training.loss", "inference.urls", "evaluation.seed")}
+    assert list(marked.values()) == [STAYS, MAY_CHANGE_IN_A_FORK, MAY_CHANGE, MAY_CHANGE]
     written = tomllib.loads("\n".join(f"x{i} = {each.default}" for i, each in enumerate(told.values()) if each.default != "none"))
     assert len(written) >= len(told) - 3, "defaults are written as TOML has them"
 

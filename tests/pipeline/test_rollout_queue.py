@@ -146,11 +146,12 @@ def test_a_step_begins_with_whichever_start_groups_are_ready_first_and_never_wai
     scene(run)
 
 
-def test_start_groups_that_teach_nothing_are_replaced_up_to_a_bound(field: Field):
+def test_start_groups_that_teach_nothing_are_replaced_up_to_a_bound(field: Field, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("pipeline.buffered_queue.BACKFILL_MAX", 0.5)
     field.dull = set(range(1000))
 
     async def run() -> None:
-        async with queue(field, buffer_depth=0, groups_per_task=1, backfill_max=0.5) as rollouts:
+        async with queue(field, buffer_depth=0, groups_per_task=1) as rollouts:
             taken = await take(rollouts, 1, field)
             for _ in range(12):
                 field.end()
@@ -167,11 +168,14 @@ def test_start_groups_that_teach_nothing_are_replaced_up_to_a_bound(field: Field
     scene(run)
 
 
-def test_a_stretch_that_hangs_is_replaced_by_new_start_groups_and_what_it_brings_late_is_used(field: Field):
+def test_a_stretch_that_hangs_is_replaced_by_new_start_groups_and_what_it_brings_late_is_used(
+    field: Field, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("pipeline.buffered_queue.STRAGGLER_FACTOR", 2.0)
     field.seconds = 0.2
 
     async def run() -> None:
-        async with queue(field, buffer_depth=0, groups_per_task=1, straggler_factor=2.0) as rollouts:
+        async with queue(field, buffer_depth=0, groups_per_task=1) as rollouts:
             taken = await take(rollouts, 1, field)
             field.end(*range(1, START_GROUPS))
             await asyncio.sleep(0.45)

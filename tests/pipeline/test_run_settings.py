@@ -55,7 +55,7 @@ def test_every_preset_is_sound(name: str):
         ({"evaluation": {"opponents": ("random", "nobody")}}, "nobody"),
         ({"tiny_model": {"teacher": "nobody"}}, "nobody"),
         ({"cache": {"players": ("random", "nobody")}}, "cache: There is no scripted player 'nobody'"),
-        ({"storage": {"blend": {"luck": 1.0}}}, "storage.blend: luck is no reward component"),
+        ({"storage": {"blend": {"luck": 1.0}}}, "storage.blend weighs luck: There is no reward component 'luck'"),
         ({"evaluation": {"positions": 9999}}, "evaluation.positions 9999 exceeds cache.held_out_snapshots"),
         ({"run": "../elsewhere"}, "cannot name a folder"),
         ({"stepz": 1}, "there is no setting 'stepz'"),

@@ -53,7 +53,7 @@ def standing_by_hand(
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.system) for seed in (1, 2))])
 def test_every_step_asked_later_shows_what_was_eligible_then(paths: RunPaths, rows: Any, seed: int) -> None:
-    rng, settings = random.Random(seed), StorageSettings(max_uses=1 + seed % 2, freshness=0.7)
+    rng, settings = random.Random(seed), StorageSettings(max_uses=1 + seed % 2)
     published: list[tuple[str, Decision]] = []
     used: Counter[Group] = Counter()
     expected: dict[int, dict[Group, str]] = {}

@@ -5,8 +5,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from storage.rewards import check_blend
 from storage.schema import COMPONENTS, DECISION_SCHEMA, WEIGHTS
 from storage.settings import BLENDS, StorageSettings
+from telemetry.errors import InputError
 
 
 def test_defaults_are_the_documented_ones() -> None:
@@ -32,18 +34,21 @@ def test_the_named_default_is_the_default() -> None:
 @pytest.mark.parametrize(
     ("broken", "sentence"),
     [
-        (
-            {"blend": {"centers_gained": 1.0}},
-            "centers_gained is no reward component; known are centres_gained",
-        ),
         ({"blend": "clever"}, "there is no blend 'clever'; named ones are centres, sum_of_squares"),
         ({"blend": {"survival": 0.0}}, "every component weighs 0"),
         ({"discount": 1.5}, "less than or equal to 1"),
         ({"max_policy_lag": -1}, "greater than or equal to 0"),
         ({"max_lag": 1}, "not permitted"),
     ],
-    ids=["unknown", "name", "zero", "discount", "lag", "extra"],
+    ids=["name", "zero", "discount", "lag", "extra"],
 )
 def test_unusable_settings_are_refused_with_a_reason(broken: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValidationError, match=sentence):
         StorageSettings(**broken)
+
+
+def test_a_blend_that_weighs_what_is_no_component_is_refused() -> None:
+    with pytest.raises(
+        InputError, match=r"storage.blend weighs final_centers: There is no reward component 'centers'. Known: centres"
+    ):
+        check_blend({"final_centers": 1.0})

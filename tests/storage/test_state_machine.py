@@ -36,7 +36,7 @@ class Run(RuleBasedStateMachine):
     def begin(self, uses: int, archive: bool) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="entente-machine-"))
         self.paths = RunPaths(self.folder / "run").create()
-        self.settings = StorageSettings(max_policy_lag=LAG, max_uses=uses, snapshot_every_shards=1)
+        self.settings = StorageSettings(max_policy_lag=LAG, max_uses=uses)
         self.retention = RetentionSettings(
             shards_gb=1e-9, stale_versions=STALE, replay_steps=REPLAYED, shard_grace_hours=0, archive_shards=archive
         )

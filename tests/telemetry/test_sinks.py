@@ -90,7 +90,10 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return heard
 
 
-def test_offline_wandb_has_one_entry_per_step_the_tables_and_the_report(tmp_path: Path, no_account: None, said: list[str]):
+def test_offline_wandb_has_one_entry_per_step_the_tables_and_the_report(
+    tmp_path: Path, no_account: None, said: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("telemetry.sinks.TABLES_EVERY", 2)
     figures = {"train/policy_lag_0_share": 0.75, "train/policy_lag_2_share": 0.25, "train/decisions": 8.0}
     scores = {"score/base": 0.25}
     logged = {0: {"mismatch/mean": 0.125}, 1: figures, 2: figures, 3: scores}
@@ -103,7 +106,7 @@ def test_offline_wandb_has_one_entry_per_step_the_tables_and_the_report(tmp_path
         asked.append(step)
         return [game]
 
-    settings = TelemetrySettings(tables_every=2)
+    settings = TelemetrySettings()
     with MetricLog(tmp_path / "metrics.jsonl", "a run", settings, {"steps": 5}, tables=tables) as log:
         for step, values in logged.items():
             log.log(step, values)
@@ -117,8 +120,11 @@ def test_offline_wandb_has_one_entry_per_step_the_tables_and_the_report(tmp_path
     assert json.loads(lags.read_text())["data"] == [[1, "0", 6], [1, "2", 2], [2, "0", 6], [2, "2", 2]]
 
 
-def test_a_resumed_run_goes_on_under_its_id_and_remembers_its_lags(tmp_path: Path, no_account: None):
-    file, settings = tmp_path / "metrics.jsonl", TelemetrySettings(tables_every=1)
+def test_a_resumed_run_goes_on_under_its_id_and_remembers_its_lags(
+    tmp_path: Path, no_account: None, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("telemetry.sinks.TABLES_EVERY", 1)
+    file, settings = tmp_path / "metrics.jsonl", TelemetrySettings()
     lag = {"train/policy_lag_1_share": 1.0, "train/decisions": 4.0}
     ids = set()
     for step in (1, 2):
@@ -134,11 +140,15 @@ def test_a_resumed_run_goes_on_under_its_id_and_remembers_its_lags(tmp_path: Pat
     assert json.loads(tables[-1].read_text())["data"] == [[1, "1", 4], [2, "1", 4]]
 
 
-def test_tables_that_cannot_be_made_cost_a_sentence(tmp_path: Path, no_account: None, said: list[str]):
+def test_tables_that_cannot_be_made_cost_a_sentence(
+    tmp_path: Path, no_account: None, said: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("telemetry.sinks.TABLES_EVERY", 1)
+
     def tables(step: int) -> list[Table]:
         raise DataError("no such shard")
 
-    with MetricLog(tmp_path / "metrics.jsonl", "a run", TelemetrySettings(tables_every=1), {}, tables=tables) as log:
+    with MetricLog(tmp_path / "metrics.jsonl", "a run", TelemetrySettings(), {}, tables=tables) as log:
         for step in (1, 2, 3):
             log.log(step, {"train/loss": 0.0})
             time.sleep(0.2)

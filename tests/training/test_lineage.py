@@ -75,7 +75,7 @@ def test_a_fork_that_was_killed_before_its_first_step_goes_on_as_one_and_under_i
     for settings, storage in ((SETTINGS, None), (HOT, StorageSettings(discount=0.5))):
         with pytest.raises(InputError, match=r"lineage 'hot'.*opened for other settings"):
             trainer_for(paths, model, settings, storage)
-    again = trainer_for(paths, model, HOT, StorageSettings(snapshot_every_shards=7))
+    again = trainer_for(paths, model, HOT)
     assert (again.lineage, again.step_done) == ("hot", 2)
     again.step(3, 1)
     assert recorded_steps(paths, "hot") == [3]

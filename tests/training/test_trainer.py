@@ -422,12 +422,12 @@ def test_a_scheduled_run_takes_each_step_at_its_rate_and_resumes_bitwise(played,
     assert constant.step(2, 2).published.adapter_hash != hashes[0]
 
 
-def test_a_step_writes_an_index_snapshot_when_one_is_due(paths, model):
+def test_a_step_writes_an_index_snapshot_when_one_is_due(paths, model, monkeypatch: pytest.MonkeyPatch):
     """From where the next trainer, and whoever asks of the run, opens without reading every shard."""
-    never, often = (StorageSettings(snapshot_every_shards=shards) for shards in (0, 1))
-    Trainer(paths, Policy(model, SETTINGS), SETTINGS, never).step(1, 4)
+    Trainer(paths, Policy(model, SETTINGS), SETTINGS, StorageSettings()).step(1, 4)
     assert list(paths.index.glob("*")) == []
-    Trainer(paths, Policy(model, SETTINGS), SETTINGS, often).step(2, 4)
+    monkeypatch.setattr("training.trainer.SNAPSHOT_EVERY_SHARDS", 1)
+    Trainer(paths, Policy(model, SETTINGS), SETTINGS, StorageSettings()).step(2, 4)
     assert [path.name for path in paths.index.glob("snap-000001.parquet")] == ["snap-000001.parquet"]
     index = Index(paths)
     index.refresh()

@@ -128,9 +128,12 @@ def test_a_position_stays_on_its_worker_and_load_spreads_over_positions(host, po
     assert all(len(end.engine.requests) >= 20 for end in ends)
 
 
-def test_a_position_whose_worker_is_loaded_goes_elsewhere_beyond_the_margin(host, pools, workers, request_for):
+def test_a_position_whose_worker_is_loaded_goes_elsewhere_beyond_the_margin(
+    host, pools, workers, request_for, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("workers.pool.AFFINITY_MARGIN", 5)
     ends = [workers(delay_s=0.3) for _ in range(2)]
-    pool = pools(*ends, affinity_margin=5)
+    pool = pools(*ends)
     draw(host, pool, [request_for(number, snapshot_id="the same") for number in range(40)]).result(timeout=30)
     shares = sorted(len(end.engine.requests) for end in ends)
     assert sum(shares) == 40 and 15 <= shares[0] <= 20

@@ -116,19 +116,23 @@ def test_a_pool_whose_only_worker_answers_wrongly_ends_with_a_sentence(host, poo
         draw(host, pool, [request_for(1)]).result(timeout=60)
 
 
-def test_a_slow_worker_is_asked_less_and_is_no_fault(host, pools, workers, request_for):
+def test_a_slow_worker_is_asked_less_and_is_no_fault(host, pools, workers, request_for, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("workers.pool.AFFINITY_MARGIN", 4)
     slow, quick = workers(delay_s=1.0), workers(delay_s=0.01)
-    pool = pools(slow, quick, max_in_flight=16, affinity_margin=4)
+    pool = pools(slow, quick, max_in_flight=16)
     requests = [request_for(number) for number in range(200)]
     check(requests, draw(host, pool, requests).result(timeout=30))
     assert 0 < len(slow.engine.requests) <= 40 and not any(pool.events().values())
 
 
-def test_one_slow_answer_is_drawn_again_and_counted_once(host, pools, workers, proxies, request_for):
+def test_one_slow_answer_is_drawn_again_and_counted_once(
+    host, pools, workers, proxies, request_for, monkeypatch: pytest.MonkeyPatch
+):
     """The worker behind the proxy is asked twice under one name and draws once."""
+    monkeypatch.setattr("workers.pool.REQUEST_ATTEMPTS", 5)
     end = workers()
     proxy = proxies(end.url)
-    pool = pools(proxy.url, request_timeout_s=0.5, request_attempts=5)
+    pool = pools(proxy.url, request_timeout_s=0.5)
     proxy.fault = "no answer"
     drawing = draw(host, pool, [request_for(1)])
     wait_until(lambda: pool.events()["timeouts"] >= 1)
@@ -240,11 +244,12 @@ def same_rows(one: RolledOut, other: RolledOut) -> bool:
 
 @pytest.mark.system
 def test_a_rollout_over_two_workers_one_killed_half_way_has_every_row_as_an_undisturbed_one(
-    host, pools, processes, tokens, positions
+    host, pools, processes, tokens, positions, monkeypatch: pytest.MonkeyPatch
 ):
+    monkeypatch.setattr("workers.pool.AFFINITY_MARGIN", 2)
     undisturbed = play(host, PlainEngine(), tokens, positions[:4])
     one, other = processes(2, PLAIN_DELAY_S="0.02")
-    pool = pools(one.url, other.url, affinity_margin=2, request_timeout_s=60.0)
+    pool = pools(one.url, other.url, request_timeout_s=60.0)
     drawn = 0
     ask = pool.generate
 

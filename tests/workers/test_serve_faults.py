@@ -101,7 +101,7 @@ def served(model: Path, adapters: Path) -> Iterator[list[Served]]:
 
 @pytest.fixture
 def pool(served: list[Served], host, model: Path) -> Iterator[RemoteEngine]:
-    settings = InferenceSettings(urls=tuple(one.url for one in served), affinity_margin=2, heartbeat_s=20.0)
+    settings = InferenceSettings(urls=tuple(one.url for one in served), heartbeat_s=20.0)
     pool = RemoteEngine(settings, None, model_fingerprint(model))
     host.submit(pool.start()).result(timeout=120)
     yield pool

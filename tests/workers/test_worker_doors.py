@@ -111,7 +111,7 @@ def test_the_key_appears_in_no_log_and_no_error(model, root, host, pools, reques
             from inference.settings import InferenceSettings
             from workers.pool import RemoteEngine
 
-            settings = InferenceSettings(urls=(end.url,), request_attempts=1)
+            settings = InferenceSettings(urls=(end.url,))
             pool = RemoteEngine(settings, key, end.worker.health()["model"])  # type: ignore[arg-type]
             with pytest.raises((InputError, EngineError)) as refused:
                 host.submit(pool.start()).result(timeout=20)

@@ -3,6 +3,10 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import torch
+
+from telemetry.extensions import LOSSES as LOSS_GROUP
+from telemetry.extensions import Extension, Misfit, Registry, check_arguments
 from training.losses.clipped import clipped_loss
 from training.losses.dppo import dppo_loss
 from training.losses.gspo import gspo_loss
@@ -31,4 +35,45 @@ LOSSES: Mapping[str, PolicyLoss] = {
     "gspo": PolicyLoss(of=gspo_loss, per_decision=True),
     "sequence_mean": PolicyLoss(of=sequence_mean_loss, per_decision=True),
 }
-"""All that `training.loss` may name."""
+"""Our own losses; `training.loss` may also name one that an installed package brings."""
+
+
+def policy_loss(name: str) -> PolicyLoss:
+    """The loss of that name, ours or one of a package (docs/extending.md).
+
+    Raises:
+        InputError: there is none, or the one of a package cannot be used.
+    """
+    return _REGISTRY.get(name)
+
+
+def _accept(found: PolicyLoss, extension: Extension) -> PolicyLoss:
+    """A loss of a package, tried on a few tokens."""
+    if not isinstance(found, PolicyLoss):
+        raise Misfit("is no entente.losses.PolicyLoss")
+    check_arguments(found.of, "tokens", "settings")
+    logprobs = torch.tensor([-0.1, -0.5, -1.0, -2.0], requires_grad=True)
+    tokens = DrawnTokens(
+        logprobs=logprobs,
+        behaviour=torch.tensor([-0.2, -0.4, -1.5, -1.5]),
+        advantages=torch.tensor([1.0, 1.0, -1.0, -1.0]),
+        decisions=torch.tensor([0, 0, 1, 1]),
+    )
+    tried = found.of(tokens, TrainingSettings())
+    if not isinstance(tried, TokenLoss):
+        raise Misfit(f"gives a {type(tried).__name__}, not an entente.losses.TokenLoss")
+    for field, kind in (
+        ("loss", torch.float32),
+        ("clipped_low", torch.bool),
+        ("clipped_high", torch.bool),
+        ("left_out", torch.bool),
+    ):
+        value = getattr(tried, field)
+        if not isinstance(value, torch.Tensor) or value.shape != logprobs.shape or value.dtype != kind:
+            raise Misfit(f"gives a `{field}` that is no {kind} of one value for each token")
+    if not tried.loss.requires_grad or not bool(torch.isfinite(tried.loss).all()):
+        raise Misfit("gives a loss without a gradient, or one that is not finite")
+    return found
+
+
+_REGISTRY: Registry[PolicyLoss] = Registry(LOSS_GROUP, LOSSES, _accept)

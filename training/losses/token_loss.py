@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from training.settings import TrainingSettings
+from training.settings import OUTLIER_HIGH, OUTLIER_LOW, TrainingSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +51,9 @@ def log_ratio(tokens: DrawnTokens, left_out: Tensor) -> Tensor:
 
 
 def outliers(tokens: DrawnTokens, settings: TrainingSettings) -> Tensor:
-    """bool: pi / b is outside [outlier_low, outlier_high], or no number."""
+    """bool: pi / b is outside [OUTLIER_LOW, OUTLIER_HIGH], or no number."""
     ratio = torch.exp((tokens.logprobs - tokens.behaviour).detach())
-    return (ratio < settings.outlier_low) | (ratio > settings.outlier_high) | ~torch.isfinite(ratio)
+    return (ratio < OUTLIER_LOW) | (ratio > OUTLIER_HIGH) | ~torch.isfinite(ratio)
 
 
 def log_importance(tokens: DrawnTokens) -> Tensor:

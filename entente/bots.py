@@ -1,0 +1,6 @@
+"""A bot: from the legal orders of one power to one legal set of them. Entry points of the group `entente.bots`."""
+
+from game.legal import WAIVE, LegalOrders, OrderKind
+from game.players import Player as Bot
+
+__all__ = ["WAIVE", "Bot", "LegalOrders", "OrderKind"]

@@ -1,0 +1,17 @@
+"""A policy loss: a value for each drawn token, and what their sum is divided by. Entry points of the group `entente.losses`."""
+
+from training.losses.choose import PolicyLoss
+from training.losses.token_loss import DrawnTokens, TokenLoss, clipped, decision_means, log_ratio, numbered, outliers
+from training.settings import TrainingSettings
+
+__all__ = [
+    "DrawnTokens",
+    "PolicyLoss",
+    "TokenLoss",
+    "TrainingSettings",
+    "clipped",
+    "decision_means",
+    "log_ratio",
+    "numbered",
+    "outliers",
+]

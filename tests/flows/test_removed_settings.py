@@ -1,0 +1,91 @@
+"""A setting that became a constant: the value that is fixed now may still be named, another is refused, and old runs open."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.removed_settings import REMOVED, without_removed
+from pipeline.rollout_side import side_settings
+from pipeline.run_settings import RunSettings, layered_settings, settings_of
+from pipeline.setting_names import setting_names
+from storage.runs import RunPaths
+from telemetry.errors import InputError
+
+
+def tree_with(values: dict[str, Any]) -> dict[str, Any]:
+    """The laptop's settings as an earlier version stored them, with these removed ones."""
+    tree = layered_settings("laptop").model_dump(mode="json")
+    for name, value in values.items():
+        section, _, last = name.partition(".")
+        tree[section][last] = value
+    return tree
+
+
+def stored(tmp_path: Path, values: dict[str, Any]) -> RunPaths:
+    paths = RunPaths(tmp_path / "old").create()
+    paths.settings.write_text(json.dumps(tree_with(values)))
+    return paths
+
+
+def test_no_removed_setting_is_one_again():
+    assert not set(REMOVED) & set(setting_names(RunSettings))
+
+
+def test_each_is_fixed_at_the_constant_of_its_owner():
+    from flows import producer_fleet
+    from pipeline import buffered_queue, stretches
+    from storage import retention, selection
+    from telemetry import alerts, devices, sinks
+    from training import settings, trainer
+    from workers import pool, supervisor, worker
+
+    owners = (
+        producer_fleet,
+        buffered_queue,
+        stretches,
+        retention,
+        alerts,
+        devices,
+        sinks,
+        settings,
+        trainer,
+        pool,
+        supervisor,
+        worker,
+    )
+    query = {name: field.default for name, field in selection.SelectionQuery.__dataclass_fields__.items()}
+    for name, fixed in REMOVED.items():
+        last = name.partition(".")[2]
+        found = [getattr(owner, last.upper()) for owner in owners if hasattr(owner, last.upper())] or [query[last]]
+        assert set(found) == {fixed}, name
+
+
+def test_a_run_of_an_earlier_version_opens_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    paths = stored(tmp_path, dict(REMOVED))
+    assert settings_of(paths) == layered_settings("laptop", (), {"run": "old", "runs_root": tmp_path})
+    assert side_settings(paths).run == "" and capsys.readouterr() == ("", "")
+
+
+def test_a_stored_value_that_no_row_depends_on_is_said_and_left_behind(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    caplog.set_level("INFO", "entente")
+    paths = stored(tmp_path, {"inference.request_attempts": 9})
+    assert settings_of(paths).inference == layered_settings("laptop").inference
+    assert caplog.messages == ["run 'old' was begun with inference.request_attempts 9, which is 4 always by now"]
+
+
+@pytest.mark.parametrize("name", ["storage.freshness", "training.outlier_low"])
+def test_a_stored_value_that_steps_depend_on_is_refused(tmp_path: Path, name: str):
+    with pytest.raises(InputError, match=rf"{name} is no setting any more: it is {REMOVED[name]!r} always, not 0.25"):
+        settings_of(stored(tmp_path, {name: 0.25}))
+
+
+def test_what_a_user_gives_must_be_the_value_that_is_fixed(tmp_path: Path):
+    file = tmp_path / "mine.toml"
+    file.write_text("[retention]\ndamaged_days = 30\n")
+    assert layered_settings("laptop", [file]) == layered_settings("laptop")
+    file.write_text("[retention]\ndamaged_days = 3\n")
+    with pytest.raises(InputError, match=r"retention.damaged_days is no setting any more: it is 30.0 always, not 3"):
+        layered_settings("laptop", [file])
+    assert without_removed("no mapping") == "no mapping"
