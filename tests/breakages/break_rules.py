@@ -10,6 +10,7 @@ The exit code is 0 if no breakage survived, and 1 if one did or if the table is 
 import argparse
 import ast
 import hashlib
+import json
 import os
 import shutil
 import signal
@@ -22,6 +23,7 @@ import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
@@ -33,6 +35,20 @@ LIMIT_S = 180.0
 """Seconds for the tests of one breakage. A breakage that makes a test hang counts as noticed, and is reported as such."""
 BASELINE_S = 1800.0
 """Seconds for all named tests on the whole copy."""
+
+WARM = (
+    "pytest",
+    "numpy",
+    "pyarrow.dataset",
+    "pyarrow.parquet",
+    "duckdb",
+    "torch",
+    "transformers",
+    "peft",
+    "pydantic",
+    "diplomacy",
+)
+"""Libraries that take long to import: once for each job, not once for each breakage."""
 
 _NOT_COPIED = {".git", ".venv", ".hypothesis", ".pytest_cache", ".ruff_cache", "__pycache__", "build", "dist", "runs", "wandb"}
 """Folders that a tree without git's list of files may hold beside its sources."""
@@ -79,6 +95,18 @@ class Outcome:
     """Of the tests, with their start."""
     why: str = ""
     """Names the tests that stayed green, or the error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """What pytest came to."""
+
+    code: int
+    """Its exit code."""
+    last: str
+    """The last lines that it said."""
+    results: dict[str, list[str | None]]
+    """For each test asked for, what its cases met: see `read_results`."""
 
 
 def read_table(root: Path) -> list[Breakage]:
@@ -156,47 +184,60 @@ def copy_tree(root: Path, copy: Path) -> None:
         shutil.copy2(root / name, copy / name, follow_symlinks=False)
 
 
-def environment_of(copy: Path, **more: str) -> dict[str, str]:
-    """Variables under which Python finds the packages of the copy before installed ones, and tests write beside the copy."""
-    there = copy.with_name(f"{copy.name}-tmp")
-    there.mkdir(exist_ok=True)
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    return {**kept, "PYTHONPATH": str(copy), "TMPDIR": str(there), **more}
+class Tree:
+    """A copy of the tree, and a process that runs its tests."""
 
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._said, self._results = folder.with_name(f"{folder.name}.txt"), folder.with_name(f"{folder.name}.xml")
+        there = folder.with_name(f"{folder.name}-tmp")
+        there.mkdir()
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "PYTHONDONTWRITE"))}
+        self._environment = {**kept, "PYTHONPATH": str(folder), "TMPDIR": str(there)}
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", str(Path(__file__).with_name("warm_pytest.py")), *WARM],
+            cwd=folder,
+            env=self._environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
 
-def check_imports(copy: Path) -> None:
-    """Raises `TableError` unless the copy's packages are those that are imported."""
-    ask = [sys.executable, "-c", "import game; print(game.__file__)"]
-    done = subprocess.run(ask, cwd=copy, env=environment_of(copy), capture_output=True, text=True, check=False)
-    said = done.stdout.strip() or done.stderr.strip().rpartition("\n")[2]
-    if done.returncode or not Path(said).is_relative_to(copy):
-        raise TableError(f"Python does not import the copy in '{copy}' but '{said}': nothing would be proved")
+    def check_imports(self) -> None:
+        """Raises `TableError` unless the copy's packages are those that are imported."""
+        ask = [sys.executable, "-P", "-c", "import game; print(game.__file__)"]
+        done = subprocess.run(ask, cwd=self.folder, env=self._environment, capture_output=True, text=True, check=False)
+        found = done.stdout.strip() or done.stderr.strip().rpartition("\n")[2]
+        if done.returncode or not Path(found).is_relative_to(self.folder):
+            raise TableError(f"Python does not import the copy in '{self.folder}' but '{found}': nothing would be proved")
 
+    def run(self, tests: Sequence[str], limit_s: float, *options: str, bytecode: bool) -> Ended | None:
+        """Run tests; none if they did not end in time. Raises `TableError` if the process that runs them is gone."""
+        for file in (self._said, self._results):
+            file.unlink(missing_ok=True)
+        usual = ["-q", "-p", "no:cacheprovider", "--tb=line", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
+        arguments = [*usual, f"--junitxml={self._results}", *options, *tests]
+        asked = {"arguments": arguments, "said": str(self._said), "limit_s": limit_s, "bytecode": bytecode}
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps(asked) + "\n")
+            self._process.stdin.flush()
+            answer = self._process.stdout.readline()
+        except (OSError, ValueError):
+            answer = ""
+        if not answer:
+            raise TableError(f"the process that runs the tests of '{self.folder}' is gone")
+        if (code := json.loads(answer)) is None:
+            return None
+        last = " ".join(self._said.read_text(errors="replace").strip().splitlines()[-2:])
+        return Ended(code=code, last=last, results=read_results(self._results, tests) if self._results.is_file() else {})
 
-def run_tests(copy: Path, tests: Iterable[str], limit_s: float, *options: str, **variables: str) -> tuple[int, str, Path] | None:
-    """Exit code of pytest, what it said, and the file of its results; none if it did not end in time."""
-    results = copy.with_name(f"{copy.name}.xml")
-    results.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=line", f"--junitxml={results}", *options]
-    process = subprocess.Popen(
-        [*command, *tests],
-        cwd=copy,
-        env=environment_of(copy, **variables),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        said, _ = process.communicate(timeout=limit_s)
-    except subprocess.TimeoutExpired:
-        return None
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-    return process.returncode, said, results
+    def close(self) -> None:
+        """End the process, and what it runs."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
 
 
 def read_results(results: Path, tests: Iterable[str]) -> dict[str, list[str | None]]:
@@ -211,50 +252,51 @@ def read_results(results: Path, tests: Iterable[str]) -> dict[str, list[str | No
     return found
 
 
-def check_whole(copy: Path, breakages: Sequence[Breakage], jobs: int) -> None:
-    """Raises `TableError` unless every named test is collected and passes on the unbroken copy."""
+def check_whole(trees: Sequence[Tree], breakages: Sequence[Breakage]) -> None:
+    """Raises `TableError` unless every named test is collected and passes on the unbroken copies."""
     tests = sorted({test for each in breakages for test in each.tests})
-    options = ("-n", str(jobs), "--dist", "loadfile") if jobs > 1 else ()
-    ended = run_tests(copy, tests, BASELINE_S, *options)
-    if ended is None:
-        raise TableError(f"the named tests did not end within {BASELINE_S:g} s on the unbroken copy")
-    code, said, results = ended
-    last = " ".join(said.strip().splitlines()[-3:])
-    if code not in (0, 1) or not results.is_file():
-        raise TableError(f"pytest cannot run the named tests on the unbroken copy (exit code {code}): {last}")
-    for test, met in read_results(results, tests).items():
-        wrong = next((each for each in met if each is not None and not each.startswith("skipped")), None)
-        if wrong is not None:
-            raise TableError(f"{test} is red on the unbroken copy, so it proves nothing: {wrong}")
-        if None not in met:
-            raise TableError(f"{test} is not run on the unbroken copy: it is not collected, or is skipped here")
+    files = sorted({test.partition("::")[0] for test in tests})
+
+    def check_some(tree: Tree, some: set[str]) -> None:
+        if not (mine := [test for test in tests if test.partition("::")[0] in some]):
+            return
+        ended = tree.run(mine, BASELINE_S, bytecode=True)
+        if ended is None:
+            raise TableError(f"the named tests did not end within {BASELINE_S:g} s on the unbroken copy")
+        if ended.code not in (0, 1):
+            raise TableError(f"pytest cannot run the named tests on the unbroken copy (exit code {ended.code}): {ended.last}")
+        for test, met in ended.results.items():
+            if wrong := [each for each in met if each is not None and not each.startswith("skipped")]:
+                raise TableError(f"{test} is red on the unbroken copy, so it proves nothing: {wrong[0]}")
+            if None not in met:
+                raise TableError(f"{test} is not run on the unbroken copy: it is not collected, or is skipped here")
+
+    with ThreadPoolExecutor(len(trees)) as pool:
+        list(pool.map(check_some, trees, (set(files[number :: len(trees)]) for number in range(len(trees)))))
 
 
-def try_breakage(copy: Path, breakage: Breakage, limit_s: float) -> Outcome:
+def try_breakage(tree: Tree, breakage: Breakage, limit_s: float) -> Outcome:
     """Break the copy, run the named tests, and mend it."""
-    file, broken = copy / breakage.file, broken_text(copy, breakage)
+    file, broken = tree.folder / breakage.file, broken_text(tree.folder, breakage)
     text, times = file.read_bytes(), file.stat()
     began = time.monotonic()
     try:
         file.write_text(broken)
         os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns + 10**10))  # no bytecode of the whole file fits it
-        stop = ("-x",) if len(breakage.tests) == 1 else ()
-        ended = run_tests(copy, breakage.tests, limit_s, *stop, PYTHONDONTWRITEBYTECODE="1")
+        ended = tree.run(breakage.tests, limit_s, *(["-x"] if len(breakage.tests) == 1 else []), bytecode=False)
     finally:
         file.write_bytes(text)
         os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
     outcome = Outcome(breakage=breakage, verdict="noticed", seconds=time.monotonic() - began)
     if ended is None:
         return replace(outcome, verdict="hung", why=f"a test hung, and was ended after {limit_s:g} s")
-    code, said, results = ended
-    if code not in (0, 1):
-        last = " ".join(said.strip().splitlines()[-2:])
-        return replace(outcome, verdict="error", why=f"pytest did not run the tests (exit code {code}): {last}")
+    if ended.code not in (0, 1):
+        return replace(outcome, verdict="error", why=f"pytest did not run the tests (exit code {ended.code}): {ended.last}")
     green = []
-    for test, met in read_results(results, breakage.tests).items():
+    for test, met in ended.results.items():
         red = [each for each in met if each is not None and not each.startswith("skipped")]
-        if any(kind in each for each in red for kind in (f" {name}:" for name in _NOT_A_TEST)):
-            return replace(outcome, verdict="error", why=f"the broken code cannot be run: {red[0]}")
+        if unfit := [each for each in red if any(f" {kind}:" in each for kind in _NOT_A_TEST)]:
+            return replace(outcome, verdict="error", why=f"the broken code cannot be run: {unfit[0]}")
         green += [] if red else [test]
     return replace(outcome, verdict="survived", why=f"green: {', '.join(green)}") if green else outcome
 
@@ -265,30 +307,30 @@ def break_rules(
     """Try each breakage in copies of the tree, one copy for each job. Raises `TableError` first, if the table is wrong."""
     for each in breakages:
         broken_text(root, each)
-    with tempfile.TemporaryDirectory(prefix="break-rules-") as folder:
-        copies = [Path(folder).resolve() / f"tree-{number}" for number in range(jobs)]
-        copy_tree(root, copies[0])
-        check_imports(copies[0])
+    with tempfile.TemporaryDirectory(prefix="break-rules-") as place, ThreadPoolExecutor(jobs) as pool, ExitStack() as opened:
+        trees: list[Tree] = []
+        free: SimpleQueue[Tree] = SimpleQueue()
+        for number in range(min(jobs, len(breakages))):
+            copy_tree(root, folder := Path(place).resolve() / f"tree-{number}")
+            trees.append(tree := Tree(folder))
+            opened.callback(tree.close)
+            free.put(tree)
+        for tree in trees:
+            tree.check_imports()
         began = time.monotonic()
-        check_whole(copies[0], breakages, jobs)
+        check_whole(trees, breakages)
         say(f"the named tests pass on the unbroken copy: {time.monotonic() - began:.0f} s")
-        for copy in copies[1:]:
-            shutil.copytree(copies[0], copy, symlinks=True)  # with its bytecode
-        free: SimpleQueue[Path] = SimpleQueue()
-        for copy in copies:
-            free.put(copy)
 
         def try_one(breakage: Breakage) -> Outcome:
-            copy = free.get()
+            tree = free.get()
             try:
-                outcome = try_breakage(copy, breakage, limit_s)
+                outcome = try_breakage(tree, breakage, limit_s)
             finally:
-                free.put(copy)
+                free.put(tree)
             say(f"{outcome.verdict:8} {outcome.seconds:6.1f} s  {breakage.name}{f': {outcome.why}' if outcome.why else ''}")
             return outcome
 
-        with ThreadPoolExecutor(jobs) as pool:
-            return list(pool.map(try_one, breakages))
+        return list(pool.map(try_one, breakages))
 
 
 def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
@@ -338,4 +380,5 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     sys.exit(main())

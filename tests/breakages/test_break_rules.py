@@ -46,6 +46,12 @@ def test_a_sample_follows_from_the_commit_and_changes_with_it():
         chosen(TABLE, ("nothing",), 0, "")
 
 
+@pytest.fixture(autouse=True)
+def _no_libraries(monkeypatch: pytest.MonkeyPatch):
+    """The small projects need none of the libraries that take long to import."""
+    monkeypatch.setattr("tests.breakages.break_rules.WARM", ())
+
+
 def made(root: Path, *breakages: str) -> Path:
     """A small project with two rules, of which one has a test, and a table."""
     (root / "game").mkdir(parents=True)
