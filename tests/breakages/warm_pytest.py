@@ -1,9 +1,9 @@
 """Runs pytest again and again, each time in a fork of a process that has imported the slow libraries once.
 
-A program of its own, with the working folder and PYTHONPATH of the tree whose tests are run; it imports nothing of that tree. Its
-arguments name the libraries. Each line on its standard input is a JSON object with the arguments of pytest, a file for what it says,
-a limit in seconds, and whether bytecode is written. The answer is a line with the exit code, or null if the limit was reached. A run
-is over with all of its processes, and so it is when standard input closes.
+A program of its own, with the working folder and PYTHONPATH of the tree whose tests are run; it imports nothing of that tree.
+Its arguments name the libraries. Each line on its standard input is a JSON object with the arguments of pytest, a file for
+what it says, a limit in seconds, and whether bytecode is written. The answer is a line with the exit code, or null if the
+limit was reached. A run is over with all of its processes, and so it is when standard input closes.
 """
 
 import contextlib
