@@ -4,7 +4,7 @@
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-system test-slow check clean
+.PHONY: help setup demo test test-system test-slow break-rules check clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,6 +23,9 @@ test-system: setup ## Run the tests of many processes: kills, servers, browsers,
 
 test-slow: setup ## Run the tests that take hours
 	$(BIN)/pytest -q -m slow $(ARGS)
+
+break-rules: setup ## Break one rule of the code at a time, and show that a test goes red each time
+	$(BIN)/python -m tests.breakages.break_rules --jobs 2 $(ARGS)
 
 check: setup ## Lint, format, types, and the floors that imports must keep
 	$(BIN)/ruff check .

@@ -25,6 +25,13 @@ def test_a_prompt_is_its_segments_so_powers_of_one_board_share_their_leading_ids
     assert codec.decode(prompts[0]) == rules_text() + board_text(board) + power_text(legal["FRANCE"], board)
 
 
+def test_a_piece_has_the_same_ids_whatever_stands_before_it(tokens):
+    """A tokenizer would merge letters over the seam."""
+    parts = "A PA", "R - BUR\n"
+    alone = [tokens.codec.encode_prompt([part]) for part in parts]
+    assert tokens.codec.encode_prompt(parts) == alone[0] + alone[1] != tokens.codec.encode_prompt(["".join(parts)])
+
+
 def test_no_text_is_tokenised_twice(model: Path, monkeypatch: pytest.MonkeyPatch):
     seen: list[str] = []
     encode = Codec._encode

@@ -17,7 +17,7 @@ from flows.play_match import told
 from game.board import POWERS, Board
 from game.players import player
 from game.scores import Standing
-from rollouts.deciders import PolicyDecider
+from rollouts.deciders import PolicyDecider, Question
 from rollouts.seeds import dice
 from storage.runs import RunPaths
 from telemetry.errors import EngineError, InputError
@@ -55,6 +55,21 @@ def test_players_that_are_compared_meet_the_same_starts_powers_and_luck(position
     assert len(pairs) == 21
     for same in pairs.values():
         assert len(same) == 3 and len({plan.start.snapshot_id for plan in same}) == 1 and len({p.measured for p in same}) == 1
+
+
+class Holds:
+    """Decides what the scripted player 'hold' would, under whatever name it sits."""
+
+    async def decide(self, question: Question) -> list[str]:
+        return list(player("hold")(question.legal, dice(question.game), question.board))
+
+
+def test_players_that_decide_alike_play_the_same_games():
+    """What others roll hangs on the seat and the round, not on who is measured."""
+    games = played(ALONE.model_copy(update={"players": ("hold", "v1")}), deciders={"v1": Holds()})
+    pairs = {pair: [game.centres for game in games if game.pair == pair] for pair in {game.pair for game in games}}
+    assert len(pairs) == 14 and all(one == other for one, other in pairs.values())
+    assert len({one for one, _ in pairs.values()}) > 7
 
 
 def test_games_from_one_source_game_are_one_cluster_and_other_games_are_on_their_own(positions):

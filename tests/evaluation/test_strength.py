@@ -13,6 +13,7 @@ from evaluation.settings import EvaluationSettings
 from evaluation.strength import POLICY, measure_strength
 from game.board import POWERS, Board
 from game.players import player
+from rollouts.deciders import Question
 from rollouts.seeds import dice
 from storage.runs import RunPaths
 from telemetry.errors import DataError, EngineError, InputError
@@ -60,6 +61,19 @@ def test_every_player_meets_the_same_opponents_dice(uniform_engine, tokens, posi
         == (16, 8, 8)
     )
     assert policy.orders_rejected == 0
+
+
+class Holds:
+    """Decides what the scripted player 'hold' would, under whatever name it sits."""
+
+    async def decide(self, question: Question) -> list[str]:
+        return list(player("hold")(question.legal, dice(question.game), question.board))
+
+
+def test_players_that_decide_alike_score_alike(positions):
+    """What others roll hangs on the position and the seat, not on who is scored."""
+    decided = asyncio.run(measure_strength("v1", "random", positions, SETTINGS, decider=Holds()))
+    assert decided == score("hold", positions) and decided != score("mover", positions)
 
 
 @pytest.mark.parametrize("games", [1, 2, 5])

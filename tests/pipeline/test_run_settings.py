@@ -14,7 +14,15 @@ from pydantic import ValidationError
 from flows.open_run import named
 from flows.score_policy import scripted_players
 from inference.settings import InferenceSettings
-from pipeline.run_settings import PipelineSettings, RunSettings, layered_settings, one_sentence, preset_names, settings_of
+from pipeline.run_settings import (
+    PipelineSettings,
+    RunSettings,
+    layered_settings,
+    one_sentence,
+    preset_names,
+    resumed_settings,
+    settings_of,
+)
 from pipeline.stretches import TASK_COST_S, TASK_COST_SHARE, groups_per_task
 from pipeline.threads import apply_threads, plan_threads
 from state_cache.settings import CacheSettings
@@ -232,3 +240,51 @@ def test_flows_import_without_torch_or_vllm():
         [sys.executable, "-c", program], capture_output=True, text=True, env=os.environ | {"PYTHONWARNINGS": "ignore"}
     )
     assert done.stdout.strip() == "[]", done.stderr
+
+
+@pytest.fixture
+def begun(tmp_path: Path) -> dict[str, Any]:
+    """Names a run that has begun, as the command line would to resume it."""
+    settings = layered_settings("laptop", [], {"run": "begun", "runs_root": str(tmp_path)})
+    settings.paths.create().settings.write_text(settings.model_dump_json())
+    return {"run": "begun", "runs_root": str(tmp_path)}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "seed",
+        "training.loss",
+        "training.clip_low",
+        "storage.max_policy_lag",
+        "rollouts.temperature",
+        "cache.seed",
+        "inference.model",
+    ],
+)
+def test_what_would_make_a_resumed_run_another_one_is_refused_with_both_values(begun: dict[str, Any], name: str):
+    stored, room, leaf = resumed_settings((), begun), *("", *name.split("."))[-2:]
+    before = getattr(getattr(stored, room), leaf) if room else getattr(stored, leaf)
+    after = (
+        "dppo"
+        if name == "training.loss"
+        else "elsewhere"
+        if isinstance(before, str)
+        else before / 2
+        if isinstance(before, float)
+        else 7
+    )
+    with pytest.raises(InputError, match=f"begun with {re.escape(name)} {before!r} and cannot go on with {after!r}"):
+        resumed_settings((), {**begun, room: {leaf: after}} if room else {**begun, leaf: after})
+
+
+def test_a_resumed_run_may_have_more_steps_and_another_engine_s_limits(begun: dict[str, Any]):
+    wanted = resumed_settings((), {**begun, "steps": 999, "inference": {"max_sequences": 5}, "pipeline": {"buffer_depth": 1}})
+    assert (wanted.steps, wanted.inference.max_sequences, wanted.pipeline.buffer_depth) == (999, 5, 1)
+
+
+def test_a_fork_may_change_what_it_learns_by_and_nothing_that_its_weights_rest_on(begun: dict[str, Any]):
+    assert resumed_settings((), {**begun, "training": {"clip_low": 0.1}}, fork=True).training.clip_low == 0.1
+    for name, changed in {"training.lora_rank": {"training": {"lora_rank": 3}}, "seed": {"seed": 7}}.items():
+        with pytest.raises(InputError, match=f"begun with {re.escape(name)} "):
+            resumed_settings((), {**begun, **changed}, fork=True)

@@ -96,3 +96,10 @@ def test_the_reason_stands_in_every_row(uniform_engine, tokens) -> None:
         (fork, ended) for fork in (0, 1) for ended in ("settled", "horizon")
     } and rows
     assert all(row.status == "complete" for row in rows)
+
+
+def test_a_power_with_a_single_legal_order_set_is_not_asked() -> None:
+    """France must disband its only unit. The fork has no engine that could be asked."""
+    centres, units = CENTRES | {"FRANCE": []}, UNITS | {"FRANCE": ["A PAR"]}
+    played = fork(position(centres, units, "WINTER 1903 ADJUSTMENTS"), {"FRANCE": POLICY})
+    assert (played.ended, played.status, played.drawn) == ("eliminated", "complete", [])

@@ -277,8 +277,9 @@ def test_a_connection_reaches_nothing_outside_itself(paths: RunPaths, publish: A
     secret.write_text("a,b\n1,2\n")
     python_table = open_shard(paths.shards / "p0" / "000000.arrow")
     before = sorted(tmp_path.rglob("*"))
+    connection = connect(paths.root)
     with pytest.raises(duckdb.Error):
-        connect(paths.root).execute(statement.format(secret=secret, outside=outside)).fetchall()
+        connection.execute(statement.format(secret=secret, outside=outside)).fetchall()
     assert sorted(tmp_path.rglob("*")) == before
     assert python_table.num_rows == 12
 

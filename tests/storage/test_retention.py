@@ -224,6 +224,7 @@ def test_only_w_and_b_s_own_run_folders_go_and_only_when_they_are_old(run: RunPa
         "plots/.draft.tmp",
         "shards/local/notes.arrow.tmp",
         ".env",
+        ".notes.damaged-by-hand",
         "wandb/run-notes",
     ],
 )

@@ -88,6 +88,22 @@ def apart(one: torch.Tensor, other: torch.Tensor) -> float:
     return float((one - other).norm() / other.norm())
 
 
+def test_the_padded_forward_is_the_policy_over_the_legal_set_at_the_temperature_of_the_row():
+    """Against the model as transformers has it, one token at a time."""
+    policy, batch = policy_of(base()), three_levels()
+    micro, expected = pad(batch, range(len(batch.returns))), []
+    with torch.no_grad():
+        found = policy.masked_logprobs(micro).chosen.numpy()
+        for row, place in zip(micro.batch_row, micro.completion_index, strict=True):
+            ids = batch.input_ids[batch.input_offsets[row] : batch.input_offsets[row + 1]].astype(np.int64)
+            before = int(batch.prompt_lens[row] + place - batch.completion_offsets[row])
+            legal = batch.legal_ids[batch.legal_offsets[place] : batch.legal_offsets[place + 1]].tolist()
+            logits = policy.model(input_ids=torch.tensor(ids[None, :before])).logits[0, -1, legal].double()
+            over = torch.log_softmax(logits / float(batch.temperatures[row]), 0)
+            expected.append(float(over[legal.index(ids[before])]))
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama"])
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("kv_heads", [4, 2, 1], ids=["heads of their own", "shared keys", "one key head"])
