@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from evaluation.contestants import contestant
+from evaluation.contestants import resolve_contestant
 from game.board import Board
 from game.players import player
 from pipeline.run_settings import check_resumed, layered_settings, resumed_settings, settings_of
@@ -109,7 +109,7 @@ def test_the_bot_of_the_page_plays(documented: Path):
     board = Board.start()
     for power, legal in board.legal_orders().items():
         assert player("stayer")(legal, random.Random(0), board) == [f"{unit} H" for unit in board.units()[power]]
-    assert contestant("stayer", "no run", documented).name == "stayer"
+    assert resolve_contestant("stayer", "no run", documented).name == "stayer"
 
 
 def test_the_reward_of_the_page_is_part_of_a_return(documented: Path):

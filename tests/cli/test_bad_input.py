@@ -65,7 +65,7 @@ REFUSED = [
     (["train", "--stepz", "3"], "--stepz. Did you mean --steps?"),
     (["train", "--steps", "0"], "steps: input should be greater than or equal to 1, got '0'"),
     (["train", "--steps", "many"], "steps: input should be a valid integer"),
-    (["train", "--rollouts.opponents", "nobody"], "no scripted player 'nobody'. Known players: hold, random, mover"),
+    (["train", "--rollouts.opponents", "nobody"], "no scripted player 'nobody'. Known: hold, random, mover"),
     (["train", "--cache.players", "nobody"], "cache: There is no scripted player 'nobody'"),
     (["train", "--inference.model", "./nowhere"], "model './nowhere' is neither a folder that exists nor a hub id"),
     (["train", "--inference.model", "bare"], "model 'bare' has no tokenizer.json"),

@@ -226,8 +226,8 @@ def test_a_fork_is_played_in_every_way_of_writing_prompts(model, uniform_engine,
         snapshot_id=positions[0].snapshot_id,
     )
     course = asyncio.run(play_fork(plan, Board.restore(positions[0]), uniform_engine(), tokens))
-    assert course.status == "complete" and len(course.drawn) > 7
-    assert not any(drawn.rejected for drawn in course.drawn)
-    for drawn in course.drawn:
-        prompt = tokens.codec.decode(drawn.prompt_ids)
+    assert course.status == "complete" and len(course.decisions) > 7
+    assert not any(decision.rejected for decision in course.decisions)
+    for decision in course.decisions:
+        prompt = tokens.codec.decode(decision.answer.prompt_ids)
         assert prompt.startswith(rules_text(prompts)) and prompt.endswith("ORDERS:\n")

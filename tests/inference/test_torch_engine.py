@@ -291,7 +291,7 @@ def test_an_adapter_whose_numbers_overflow_is_a_refused_request_and_the_base_pla
         assert type(huge) is EngineError and "not finite" in str(huge)
         return base
 
-    assert use(host, model, work).policy_version == 0
+    assert use(host, model, work).policy.version == 0
 
 
 def test_retiring_frees_the_adapter_and_one_that_two_versions_share_stays(host, model, write_adapter, tmp_path):

@@ -93,13 +93,13 @@ def test_a_row_with_one_legal_id_too_few_stops_the_run(run_with_rows, exact_engi
     async def narrowed(*arguments):
         answers = await decide(*arguments)
         for power, answer in answers.items():
-            ids, offsets = answer.legal_sets
+            ids, offsets = answer.legal_ids, answer.legal_offsets
             widest = int(np.argmax(np.diff(offsets)))
             drawn = answer.generation.token_ids[widest]
             place = next(at for at in range(offsets[widest], offsets[widest + 1]) if ids[at] != drawn)
             cut = offsets.copy()
             cut[widest + 1 :] -= 1
-            answers[power] = replace(answer, legal_sets=(np.delete(ids, place), cut))
+            answers[power] = replace(answer, legal_ids=np.delete(ids, place), legal_offsets=cut)
         return answers
 
     monkeypatch.setattr(fork, "_decide", narrowed)
@@ -280,7 +280,7 @@ def test_a_step_that_a_kill_cut_anywhere_is_done_once_and_ends_as_if_nothing_had
             trainer = trainer_for(paths, model)
         if trainer.step_done == 1:
             trainer.step(2, 1)
-        assert trainer.step_done == 2 and trainer.adapter == read_adapter(paths, 2)
+        assert trainer.step_done == 2 and trainer.published == read_adapter(paths, 2)
         trainer.step(3, 1)
         used = [
             row for step in recorded_steps(paths, "main") for row in read_ledger(paths, "main", step)["decision_id"].to_pylist()
@@ -319,11 +319,11 @@ def test_a_damaged_checkpoint_is_set_aside_and_its_step_repeated_from_its_ledger
 
 
 def test_an_adapter_that_is_damaged_or_gone_is_published_again_from_the_checkpoint(paths, model):
-    before = trainer_for(paths, model).step(1, 4).adapter
-    flip(before.path / "adapter_model.safetensors")
-    assert trainer_for(paths, model).adapter == before == read_adapter(paths, 1)
-    shutil.rmtree(before.path)
-    assert trainer_for(paths, model).adapter == before == read_adapter(paths, 1)
+    before = trainer_for(paths, model).step(1, 4).published
+    flip(before.folder / "adapter_model.safetensors")
+    assert trainer_for(paths, model).published == before == read_adapter(paths, 1)
+    shutil.rmtree(before.folder)
+    assert trainer_for(paths, model).published == before == read_adapter(paths, 1)
 
 
 def test_a_run_does_not_go_on_under_other_training_settings_but_may_keep_more_checkpoints(paths, model):
