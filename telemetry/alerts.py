@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.json_schema import SkipJsonSchema
@@ -51,6 +51,8 @@ class AlertSettings(BaseModel):
     """Nats of mean entropy over legal sets under which the policy tries nothing new; 0: never."""
     disk_free_gib: Annotated[float, Field(ge=0)] = 2.0
     """Free space under the run's folder, GiB, below which it is said before the disk is full; 0: never."""
+    silent: tuple[Literal["not_finite", "lag_at_cap", "mismatch", "no_spread", "worker_lost"], ...] = ()
+    """Rules that raise no alert. The other rules have a bound that switches them off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +91,8 @@ class Watch:
             "worker_lost": self._worker_lost,
             "disk": self._disk,
         }
+        for name in settings.silent:
+            del self._rules[name]
 
     def step(self, step: int, figures: Figures) -> list[Alert]:
         """A step is done: the alerts that begin with it."""

@@ -143,3 +143,10 @@ def test_what_is_wrong_with_a_hook_is_a_sentence(endpoint: tuple[str, list[bytes
     ]:
         (sentence,) = carry(ALERT, settings)
         assert said in sentence
+
+
+@pytest.mark.parametrize("silent", [(), ("not_finite",)])
+def test_a_silent_rule_raises_no_alert(silent: tuple[str, ...], tmp_path: Path):
+    settings = AlertSettings.model_validate({"silent": silent, "disk_free_gib": 0})
+    watch = Watch("run", settings, max_policy_lag=2, folder=tmp_path)
+    assert [alert.name for alert in watch.step(1, {"train/skipped": 1.0})] == ([] if silent else ["not_finite"])
