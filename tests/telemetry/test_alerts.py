@@ -92,7 +92,7 @@ def test_a_filling_disk_is_said_before_it_is_full(tmp_path: Path, monkeypatch: p
 
 
 def test_rules_that_are_set_to_nothing_are_silent(tmp_path: Path):
-    off = {name: 0 for name in AlertSettings.model_fields if name not in ("command", "webhook", "file")}
+    off = {name: 0 for name in AlertSettings.model_fields if name not in ("command", "webhook", "file", "silent")}
     looking = watch(tmp_path, AlertSettings.model_validate(off))
     bad = {"train/entropy": 0.0}
     assert not any(looking.step(step, CALM | bad) for step in range(1, 12)) and looking.quiet(1e9) == []
