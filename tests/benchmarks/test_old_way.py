@@ -273,9 +273,9 @@ class Scripted:
     """An engine of the new kind that draws any legal completion, and notes how many it has at a time."""
 
     def __init__(self) -> None:
-        from benchmarks.decode_cases import Instant
+        from benchmarks.decode_cases import InstantEngine
 
-        self._instant, self.asked = Instant(), []
+        self._instant, self.asked = InstantEngine(), []
 
     async def generate(self, request: Any) -> Generation:
         self.asked.append(request.request_id)
