@@ -116,7 +116,7 @@ def test_a_group_is_rolled_out_whole_and_every_table_is_noted(tokens):
 
 def test_the_hit_share_is_of_tokens():
     def pair(prompt: int, cached: int) -> tuple:
-        return SimpleNamespace(prompt_ids=[0] * prompt), SimpleNamespace(cached_tokens=cached)
+        return SimpleNamespace(prompt_ids=[0] * prompt), SimpleNamespace(cost=SimpleNamespace(cached_tokens=cached))
 
     assert decode._hit_share([pair(100, 64), pair(300, 0)]) == 0.16
 
