@@ -127,7 +127,6 @@ def _old_way(
         setting=setting,
         cache=cache,
         evaluation=evaluation,
-        steps=10_000,
         budget_s=budget_s,
         depth=depth,
         scores=wanted.score,

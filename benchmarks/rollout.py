@@ -94,12 +94,12 @@ class Harnessed:
 
     async def round(self, step: int) -> dict[str, float]:
         """One step's rollouts, written as this way does."""
-        self.arm.fresh_counts()
+        self.arm.take_counts()
         before = await self.engine.stats()
         with _Spent(self.arm.clock) as spent:
             rows = await self.arm.roll_out(step)
-            size = self.arm.publish_rows(step, rows)
-        after, counts = await self.engine.stats(), self.arm.fresh_counts()
+            self.arm.publish_rows(step, rows)
+        after, counts = await self.engine.stats(), self.arm.take_counts()
         return spent.figures() | {
             "decisions": len(rows),
             "games": counts.forks,
@@ -107,7 +107,6 @@ class Harnessed:
             "cached_tokens": after.cached_tokens - before.cached_tokens,
             "completion_tokens": counts.completion_tokens,
             "warm_up_decisions": counts.warm_up_decisions,
-            "bytes": size,
         }
 
 
