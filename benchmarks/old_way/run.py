@@ -140,13 +140,9 @@ async def _steps(spec: dict[str, Any], arm: Any, pipe: Connection) -> Any:
         newest = learned if spent_s <= budget_s else newest
         _print(
             step=step,
-            in_budget=spent_s <= budget_s,
             wall_s=wall_s,
             cpu_s=own_cpu_s + cpu_s,
             train_s=train_s,
-            stages_cpu_s=dict(arm.clock.cpu_s),
-            counts={"warm_up_decisions": arm.take_counts().warm_up_decisions},
-            rolled=learned.rolled,
             trained=learned.trained,
         )
         if spent_s >= budget_s and step >= _STEPS_AT_LEAST:

@@ -222,19 +222,15 @@ def test_the_table_says_gains_over_old_and_losses_over_new():
 
 def test_a_step_of_old_is_scaled_to_as_many_trained_decisions():
     new: dict[str, Any] = {
-        "step_s": [2.0, 2.0], "train_s": [1.0, 1.0], "rollout_s": [0.9, 0.9], "orchestration_s": [0.1, 0.1],
+        "step_s": [2.0, 2.0], "train_s": [1.0, 1.0], "orchestration_s": [0.1, 0.1],
         "train/decisions": [100.0, 100.0], "rollout/decisions": [150.0, 150.0], "cpu_a_step": 3.0, "lags": [0, 1, 1, 2],
     }  # fmt: skip
-    step = {
-        "wall_s": 40.0, "cpu_s": 60.0, "train_s": 10.0, "trained": 200, "rolled": 300, "stages_cpu_s": {"inference": 0.0},
-        "counts": {"warm_up_decisions": 100},
-    }  # fmt: skip
-    old = {"steps": [step, step | {"stages_cpu_s": {"inference": 24.0}}], "steps_in_budget": 1}
+    step = {"wall_s": 40.0, "cpu_s": 60.0, "train_s": 10.0, "trained": 200}
+    old = {"steps": [step, step]}
     found = figures([new], [old])
     assert found["steps_per_hour"] == 1800 and found["speedup"] == pytest.approx(10.0)
     assert found["steps_per_hour_old_way"] == pytest.approx(180.0) and found["speedup_cpu"] == pytest.approx(10.0)
     assert found["trainer_idle_share"] == pytest.approx(0.5) and found["orchestration_share"] == pytest.approx(0.05)
-    assert found["old_way_rollout_cpu_share"] == pytest.approx(0.4) and found["old_way_warm_up_share"] == pytest.approx(0.25)
     assert (found["policy_lag_p50"], found["policy_lag_max"]) == (1.0, 2.0)
 
 
