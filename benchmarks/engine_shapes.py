@@ -194,7 +194,8 @@ def _score(drawn: Drawn, dtype: str, scratch: Path, figures: Figures, name: str)
     from transformers import AutoModelForCausalLM
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model: Any = AutoModelForCausalLM.from_pretrained(scratch / "model", dtype=getattr(torch, dtype)).to(device)
+    model: Any = AutoModelForCausalLM.from_pretrained(scratch / "model", dtype=getattr(torch, dtype))
+    model = model.to(device)
     if version := drawn[0][1].policy.version:
         model = PeftModel.from_pretrained(model, str(_make_adapter(scratch, version).folder))
     gaps = []
