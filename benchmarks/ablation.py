@@ -1,11 +1,11 @@
-"""What each improvement is worth: on alone in the old way, and off alone in the new one, all in one harness.
+"""The value of each improvement: switched on alone in the old way, and off alone in the new way, in one harness.
 
-Arms are ways of `benchmarks/old_way`: rollouts, files, a training step and a new version, one after the other in this process on
-one thread, in CPU seconds by stage. Start groups differ in what they teach, so an arm's cost is taken per decision, rolled out
-and trained apart, and put together for a step of the size that the real run has.
+An arm is a way of `benchmarks/old_way`: rollouts, files, a training step and a new version, one after the other in this process
+on one thread, in CPU seconds by stage. Arms train on different numbers of decisions, so costs are computed for each decision,
+rolled out or trained, and then for a step of the size of the real run.
 
-    gain_NAME     the old way's CPU seconds a step, over those with this improvement on, alone
-    loss_NAME     the new way's CPU seconds a step with this improvement off, alone, over its own
+    gain_NAME     CPU seconds a step of the old way, over those of the old way with this improvement
+    loss_NAME     CPU seconds a step of the new way without this improvement, over those of the new way
 """
 
 import asyncio
@@ -19,9 +19,9 @@ from benchmarks.old_way.ways import IMPROVEMENTS, NEW, OLD, Way
 from telemetry.progress import reporter
 
 _LEARNING = ("read", "train", "save", "publish")
-"""Stages whose cost goes with the decisions that are trained on; all others go with those that are rolled out."""
+"""Stages whose cost depends on the trained decisions; the cost of all others depends on the rolled out ones."""
 WARM_UP_GROUPS = 2
-"""Start groups of the first step of an arm, which does not count."""
+"""Start groups in the first step of an arm, which is not counted."""
 
 
 def arms() -> dict[str, Way]:
@@ -36,28 +36,24 @@ def arms() -> dict[str, Way]:
 
 
 def measure_ablation(setting: Setting, steps: int, kept: KeptArms, *, rolled: float, trained: float) -> dict[str, float]:
-    """The table, as figures.
+    """Gains and losses as figures.
 
     Args:
-        steps: of each arm; one more warms it up.
-        rolled, trained: decisions of a step that costs are put together for.
+        steps: counted steps of each arm; one more step warms up.
+        rolled, trained: decisions of the step that costs are computed for.
     """
     results: dict[str, Any] = {}
     every = arms()
     for number, (name, way) in enumerate(every.items()):
         reporter().stage(f"ablation: {name}", number, len(every))
         label = f"ablation-{setting.seed}-{steps}-{name}"
-        results[name] = kept.once(label, lambda name=name, way=way: one_arm(name, way, setting, steps))
+        results[name] = kept.once(label, lambda name=name, way=way: asyncio.run(_measure(name, way, setting, steps)))
     reporter().stage("ablation", len(every), len(every))
     return table(results, rolled=rolled, trained=trained)
 
 
-def one_arm(name: str, way: Way, setting: Setting, steps: int) -> dict[str, float]:
-    """CPU seconds by stage and counts of `steps` steps, after one that warms up."""
-    return asyncio.run(_measure(name, way, setting, steps))
-
-
 async def _measure(name: str, way: Way, setting: Setting, steps: int) -> dict[str, float]:
+    """CPU seconds by stage and numbers of decisions of `steps` steps, after one that warms up."""
     arm = Arm(name.replace("+", "-with-"), way, setting)
     await arm.start()
     totals = {"rolled": 0.0, "trained": 0.0}
@@ -79,14 +75,14 @@ async def _measure(name: str, way: Way, setting: Setting, steps: int) -> dict[st
 
 
 def cpu_a_step(arm: Mapping[str, float], *, rolled: float, trained: float) -> float:
-    """CPU seconds of a step that rolls out and trains so many decisions, at this arm's cost of each."""
+    """CPU seconds of a step with `rolled` and `trained` decisions, from an arm's cost of each decision."""
     learning = sum(spent for name, spent in arm.items() if name.removeprefix("cpu_") in _LEARNING and name.startswith("cpu_"))
     playing = sum(spent for name, spent in arm.items() if name.startswith("cpu_")) - learning
     return playing / max(1.0, arm["rolled"]) * rolled + learning / max(1.0, arm["trained"]) * trained
 
 
 def table(results: Mapping[str, Mapping[str, float]], *, rolled: float, trained: float) -> dict[str, float]:
-    """Gains and losses by improvement; the whole, and the stages of both ends."""
+    """Gains and losses by improvement, and the ratio of the old way to the new one."""
     cost = {name: cpu_a_step(arm, rolled=rolled, trained=trained) for name, arm in results.items()}
     found = {"ablation_cpu_s_old": cost["old"], "ablation_cpu_s_new": cost["new"], "ablation_speedup": cost["old"] / cost["new"]}
     for name in IMPROVEMENTS:

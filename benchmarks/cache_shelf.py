@@ -1,4 +1,4 @@
-"""`cache`: what it costs to make a state cache and to read it."""
+"""`cache`: the cost of building a state cache and of reading it."""
 
 import tempfile
 from pathlib import Path
@@ -11,9 +11,9 @@ from state_cache.store import open_cache, write_cache
 from telemetry.errors import InputError
 
 HELD_OUT_SHARE = 0.1
-"""Part of the positions that is held out."""
+"""Share of held-out positions."""
 MEASURED = 1000
-"""Positions that the targets are stated for."""
+"""Number of positions for which times are stated."""
 TARGETS = {
     "build_cpu_s": Target(at_most=60.0),
     "load_ms": Target(at_most=50.0),
@@ -22,10 +22,10 @@ TARGETS = {
 
 
 def bench_cache(*, positions: int = MEASURED, rounds: int = 5, seed: int = 0) -> Outcome:
-    """Make, publish and read `positions` positions of random and move-preferring players; times are per 1,000.
+    """Build, write and read a cache of `positions` positions of random and `mover` players; times are for 1,000 positions.
 
     Raises:
-        InputError: too few positions for two parts.
+        InputError: there are too few positions for two parts, or no rounds.
     """
     held_out = round(positions * HELD_OUT_SHARE)
     if held_out < 1 or rounds < 1:

@@ -1,9 +1,9 @@
-"""All benchmarks in their quick forms, and their figures beside those of another time.
+"""Runs all benchmarks in their quick forms and compares their figures with stored ones.
 
-Each runs as a process of the `entente` command, so that none inherits another's caches or threads. Compared are the figures that
-a target is held against, for those are ratios; all others tell of the machine and are shown without a verdict. A figure is beyond
-tolerance when it has become worse by more than that share of what it was; where less is better and it was next to nothing, a
-tenth of the target's bound stands for what it was. A figure that is gone, or no number, counts as worse.
+Each benchmark is a process of the `entente` command, so that none inherits caches or threads. Only figures with a target are
+judged: others depend on the machine. A figure is worse if it changed for the worse by more than the tolerance, a share of its
+earlier value. If smaller is better and the earlier value was nearly 0, the share is of a tenth of the target instead. A figure
+that is missing or NaN is worse.
 """
 
 import json
@@ -39,38 +39,38 @@ TOLERANCE = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One figure then and now."""
+    """One figure, before and now."""
 
     benchmark: str
     figure: str
     before: float | None
     now: float | None
     judged: bool
-    """A target tells which way is better."""
+    """The figure has a target and an earlier value."""
     worse: bool
-    """Beyond tolerance."""
+    """Worse by more than the tolerance."""
 
     @property
     def ratio(self) -> float | None:
-        """Now over before; None where either is missing or before is nothing."""
+        """Now over before; None if either is missing or `before` is 0."""
         return self.now / self.before if self.now is not None and self.before else None
 
 
 def check_names(only: Sequence[str]) -> None:
-    """Refuse names of no benchmark.
+    """Check names of benchmarks.
 
     Raises:
-        InputError: there is none of that name.
+        InputError: a name is unknown.
     """
     if unknown := sorted(set(only) - set(QUICK)):
         raise InputError(f"There is no benchmark '{unknown[0]}'; there are {', '.join(QUICK)}.")
 
 
 def run_all(only: Sequence[str], *, runs_root: Path, config: Sequence[Path] = ()) -> dict[str, Any]:
-    """The outcome of each benchmark, as its JSON says; one that failed is an object with `error`.
+    """The JSON outcome of each benchmark; that of a failed one has the key `error`.
 
     Raises:
-        InputError: there is none of that name.
+        InputError: a name is unknown.
     """
     check_names(only)
     wanted = [name for name in QUICK if not only or name in only]
@@ -92,13 +92,13 @@ def _run(name: str, arguments: Sequence[str]) -> dict[str, Any]:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:
-        said = done.stderr.strip().splitlines() or ["it said nothing"]
-        return {"benchmark": name, "error": said[-1], "metrics": {}, "targets": {}}
+        message = done.stderr.strip().splitlines() or ["it printed no error"]
+        return {"benchmark": name, "error": message[-1], "metrics": {}, "targets": {}}
     return json.loads(lines[-1])
 
 
 def compare(before: Mapping[str, Any], now: Mapping[str, Any], *, tolerance: float = TOLERANCE) -> list[Line]:
-    """Every figure of either, in the order of the benchmarks that ran now; benchmarks that did not run are left out."""
+    """Every figure of the benchmarks in `now`, old and new ones."""
     lines = []
     for name, outcome in now.items():
         old = before.get(name, {"metrics": {}, "targets": {}})
@@ -113,23 +113,22 @@ def compare(before: Mapping[str, Any], now: Mapping[str, Any], *, tolerance: flo
 def _line(
     name: str, figure: str, before: float | None, now: float | None, target: Mapping[str, float] | None, tolerance: float
 ) -> Line:
-    judged = target is not None and before is not None
-    worse = False
-    if judged and target is not None and before is not None:
-        if now is None:
-            worse = True
-        elif "at_least" in target:
-            worse = not now >= before - tolerance * abs(before)
-        else:
-            worse = not now <= before + tolerance * max(abs(before), target["at_most"] / 10)
-    return Line(benchmark=name, figure=figure, before=before, now=now, judged=judged, worse=worse)
+    if target is None or before is None:
+        return Line(benchmark=name, figure=figure, before=before, now=now, judged=False, worse=False)
+    if now is None:
+        worse = True
+    elif "at_least" in target:
+        worse = not now >= before - tolerance * abs(before)  # "not", so that NaN is worse
+    else:
+        worse = not now <= before + tolerance * max(abs(before), target["at_most"] / 10)
+    return Line(benchmark=name, figure=figure, before=before, now=now, judged=True, worse=worse)
 
 
 def read_outcomes(file: Path) -> dict[str, Any]:
-    """Outcomes as `write_outcomes` kept them.
+    """Read the outcomes that `write_outcomes` stored.
 
     Raises:
-        InputError: the file is not there, or is none.
+        InputError: the file is missing or holds no outcomes.
     """
     try:
         found = json.loads(read_text(file, at_most=LARGEST_RESULT, what="file of figures"))["benchmarks"]
@@ -141,6 +140,6 @@ def read_outcomes(file: Path) -> dict[str, Any]:
 
 
 def write_outcomes(file: Path, found: Mapping[str, Any]) -> None:
-    """Keep them for a later comparison."""
+    """Store outcomes for a later comparison."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps({"benchmarks": found}, indent=1) + "\n")

@@ -1,8 +1,8 @@
-"""`decode`: what an engine draws a second, and what the legal mask, tables, prefixes, slots and swaps cost or save.
+"""`decode`: decisions a second of an engine, and what the legal mask, tables, prefixes, slots and swaps cost or save.
 
-Every ratio is of two arms that are measured in turn, in one process, on one thread, in CPU seconds; medians over the rounds.
-The engine is the one that runs use, on the tiny model. Requests are never repeated, so nothing is found in a cache that a run
-would not find there; only where prefixes or shared tables are the subject do they come from real rollouts.
+Every ratio compares two arms that take turns in one process, on one thread, in CPU seconds; it is the median over the rounds. The
+engine is the one that runs use, with the tiny model. No request is repeated, so a cache holds only what it would hold in a run.
+Requests come from real rollouts where shared prefixes or shared tables are measured.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import gc
 import random
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.decode_cases import (
     SHAPES,
     Case,
-    Instant,
+    InstantEngine,
     Models,
     Shape,
     made_up_prompt,
@@ -30,7 +30,6 @@ from benchmarks.decode_cases import (
     rollout_cases,
 )
 from benchmarks.outcome import Outcome, Target
-from benchmarks.vllm_batch import gpu_aware_clock, masked_and_unmasked
 from benchmarks.worker_scaling import Rates, decisions_per_s
 from decoding.codec import Codec
 from decoding.legal_table import TableBuilder
@@ -73,12 +72,12 @@ def bench_decode(
 
     Args:
         model: folder of the model; None: the tiny one.
-        models_root: where tiny models lie, or are made if they are not there yet, which takes a minute or two.
-        http: also start a worker, and compare with it.
-        settings: of the engine; versions are served as merged weights where it is float32 and leaves the choice open.
+        models_root: folder of tiny models. A missing one is made, which takes a minute or two.
+        http: also start an inference worker and compare with it.
+        settings: settings of the engine. With `adapters` "auto" and float32, adapters are merged into the weights.
 
     Raises:
-        InputError: there is nothing to measure.
+        InputError: `rounds` is below 1.
     """
     if rounds < 1:
         raise InputError(f"There is nothing to measure in {rounds} rounds: at least 1.")
@@ -97,10 +96,10 @@ async def _measure(models: Models, settings: InferenceSettings, scratch: Path, *
     await engine.start()
     try:
         positions, jumps = played_positions(16, seed), may_jump(settings)
-        if jumps:  # the mask is measured by the token
+        if jumps:  # the mask is measured token by token
             await engine.jump_forced(False)
         metrics = {
-            # Small batches are soon measured and noisy: more of them.
+            # Small batches are fast and noisy, so they get more rounds.
             f"masked_over_unmasked_{name}": masked_over_unmasked(
                 engine, tokens, shape, rounds=rounds * 128 // shape.batch // (shape.units // 4), seed=seed
             )
@@ -129,36 +128,68 @@ async def _measure(models: Models, settings: InferenceSettings, scratch: Path, *
 
 # -- the mask --------------------------------------------------------------------------------------------------------------
 
+Prompt = tuple[Sequence[int], Any]
+"""Prompt ids, and vLLM's sampling parameters."""
+
 
 def masked_over_unmasked(engine: Any, tokens: Tokens, shape: Shape, *, rounds: int, seed: int) -> float:
-    """Tokens a CPU second under the mask over those without, where both arms draw as many tokens, request by request.
+    """Tokens a CPU second with the mask over those without it. Both arms draw as many tokens for each request.
 
-    Tables are made beforehand (`table_ms` counts that); reading them, sending them and walking them is in it.
+    Tables are built before (`table_ms` measures that); reading, sending and following them is included.
+
+    Raises:
+        EngineError: the arms drew different numbers of tokens.
     """
+    from inference.sampling import prompt_ids, sampling_params, unmasked_params
+
     dice, ratios = random.Random(f"mask {seed}"), []
 
-    def tidy_up() -> None:
+    def draw(batch: Sequence[Prompt]) -> tuple[float, list[list[int]]]:
         engine._engine.reset_prefix_cache()
         gc.collect()
+        return draw_batch(engine, batch, gpu_aware_clock)
 
     for _ in range(rounds + 1):
-        masked_s, unmasked_s, _ = masked_and_unmasked(
-            engine,
-            made_up_requests(dice, tokens, shape),
-            lambda: made_up_prompt(dice, tokens),
-            tokens.codec.eos_id,
-            before=tidy_up,
-            clock=gpu_aware_clock,
+        requests = made_up_requests(dice, tokens, shape)
+        masked_s, drawn = draw([(prompt_ids(each), sampling_params(each, tokens.codec.eos_id)) for each in requests])
+        lengths = [len(ids) for ids in drawn]
+        unmasked_s, again = draw(
+            [
+                (made_up_prompt(dice, tokens), unmasked_params(each.seed, length))
+                for each, length in zip(requests, lengths, strict=True)
+            ]
         )
+        if [len(ids) for ids in again] != lengths:
+            raise EngineError("the arms with and without the mask drew different numbers of tokens")
         ratios.append(unmasked_s / masked_s)
     return median(ratios[1:])
+
+
+def draw_batch(engine: Any, batch: Sequence[Prompt], clock: Callable[[], float]) -> tuple[float, list[list[int]]]:
+    """Seconds of one batch, and the tokens of each request, by vLLM's own calls: our engine requires a legal table."""
+    vllm, drawn = engine._engine, {}
+    began = clock()
+    for number, (prompt, parameters) in enumerate(batch):
+        vllm.add_request(f"batch/{number}", {"prompt_token_ids": list(prompt)}, parameters)
+    while len(drawn) < len(batch):
+        for output in vllm.step():
+            if output.finished:
+                drawn[output.request_id] = list(output.outputs[0].token_ids)
+    return clock() - began, [drawn[f"batch/{number}"] for number in range(len(batch))]
+
+
+def gpu_aware_clock() -> float:
+    """CPU seconds; with a GPU wall seconds, because the thread that drives the GPU may be idle."""
+    import torch
+
+    return time.perf_counter() if torch.cuda.is_available() else time.process_time()
 
 
 # -- rollouts --------------------------------------------------------------------------------------------------------------
 
 
 async def rollout_figures(engine: Any, tokens: Tokens, positions: Sequence[Snapshot], *, rounds: int) -> dict[str, float]:
-    """Prefix hits and table times over whole start groups: seven powers, 8 forks, 3 years; the first group warms up."""
+    """Prefix hits and table times over whole start groups of FORKS forks and YEARS years, with seven powers each."""
     first_ply, every, forced, drawn_tokens, asked = [], [], 0, 0, []
     for number, snapshot in enumerate(positions):
         engine._engine.reset_prefix_cache()
@@ -186,9 +217,9 @@ def _hit_share(drawn: Sequence[tuple[GenerationRequest, Generation]]) -> float:
 
 
 def table_ms(tokens: Tokens, warm_up: Sequence[LegalOrders], asked: Sequence[LegalOrders], *, rounds: int) -> float:
-    """CPU milliseconds for a request's table, from legal orders until the engine has it: mean over `asked`, median of rounds.
+    """CPU milliseconds of a table, from the legal orders to the engine: the mean over `asked`, the median over the rounds.
 
-    The words of orders are known from `warm_up`; the tables are as new as in a rollout, where forks share some of them.
+    `warm_up` fills the cache of encoded orders. As in a rollout, some forks share tables.
     """
     from inference.legal_admission import KnownTables
 
@@ -208,12 +239,12 @@ def table_ms(tokens: Tokens, warm_up: Sequence[LegalOrders], asked: Sequence[Leg
 
 
 async def _draw_together(engine: Any, requests: Sequence[GenerationRequest], in_flight: int) -> float:
-    """CPU seconds to draw `requests` with so many in flight, from a cold prefix cache."""
+    """CPU seconds to draw `requests`, `in_flight` at a time, from an empty prefix cache."""
     engine._engine.reset_prefix_cache()
-    room = asyncio.Semaphore(in_flight)
+    limit = asyncio.Semaphore(in_flight)
 
     async def draw(request: GenerationRequest) -> None:
-        async with room:
+        async with limit:
             await engine.generate(request)
 
     began = gpu_aware_clock()
@@ -238,7 +269,7 @@ async def batching_figures(engine: Any, tokens: Tokens, cases: Sequence[Case], *
 
 
 async def jump_figures(engine: Any, tokens: Tokens, cases: Sequence[Case], *, rounds: int) -> dict[str, float]:
-    """Decisions a CPU second where forced tokens are taken with the drawn ones, over one by one: the same ones, 64 in flight."""
+    """The same decisions with and without the jump over forced tokens, IN_FLIGHT at a time: ratios of CPU time and passes."""
     requests = requests_for(cases, tokens, "jump")
     ratios, steps = [], {}
     for _ in range(2 * rounds):
@@ -254,9 +285,9 @@ async def jump_figures(engine: Any, tokens: Tokens, cases: Sequence[Case], *, ro
 
 
 async def notation_figures(engine: Any, models: Models, cases: Sequence[Case], *, jumps: bool, rounds: int) -> dict[str, float]:
-    """Decisions a CPU second in slot notation over full: the same decisions, 64 in flight, each by a model that writes so.
+    """Decisions a CPU second in slot notation over full notation, each with a model that learned it; IN_FLIGHT at a time.
 
-    Where the engine jumps over forced tokens, which are what slots spare, both with and without that.
+    Slots save forced tokens. If the engine jumps over those, the ratio is measured with and without the jump.
     """
     if not jumps:
         return await _notations(engine, models, cases, rounds=rounds)
@@ -289,7 +320,7 @@ async def _notations(engine: Any, models: Models, cases: Sequence[Case], *, roun
 async def torch_over_vllm(
     engine: Any, tokens: Tokens, model: Path, settings: InferenceSettings, cases: Sequence[Case], *, rounds: int
 ) -> float:
-    """Decisions a CPU second of the torch engine over the one measured here: a rollout's, 64 in flight, both caches cold."""
+    """Decisions a CPU second of the torch engine over those of `engine`, IN_FLIGHT at a time, with empty caches."""
     from inference.torch_engine import TorchEngine
 
     requests, ratios = requests_for(cases, tokens, "engines")[:IN_FLIGHT], []
@@ -308,8 +339,8 @@ async def torch_over_vllm(
 
 
 async def client_ms_per_decision(tokens: Tokens, positions: Sequence[Snapshot]) -> float:
-    """CPU milliseconds of everything in a rollout but the engine: games, prompts, tables, legal sets, rows."""
-    engine, spent = Instant(), []
+    """CPU milliseconds of a rollout without the engine, for each decision: games, prompts, tables, legal sets, rows."""
+    engine, spent = InstantEngine(), []
     for number, snapshot in enumerate(positions):
         began = time.process_time()
         asked = await roll_out_group(snapshot, engine, tokens, number=number, forks=FORKS, years=YEARS)
@@ -321,7 +352,7 @@ async def client_ms_per_decision(tokens: Tokens, positions: Sequence[Snapshot]) 
 
 
 async def swap_ms(engine: Engine, tokens: Tokens, model: Path, scratch: Path, *, rounds: int) -> float:
-    """Wall milliseconds from an adapter that lies there to the first token drawn under it, one prompt of a decision long."""
+    """Wall milliseconds from a written adapter to the first token drawn with it, for a prompt of 200 tokens."""
     from inference.adapter_check import version_in
     from training.policy import Policy
     from training.settings import TrainingSettings
@@ -337,12 +368,12 @@ async def swap_ms(engine: Engine, tokens: Tokens, model: Path, scratch: Path, *,
         generation = await engine.generate(request)
         spent.append(1e3 * (time.perf_counter() - began))
         if generation.policy != swapped:
-            raise EngineError(f"asked for {swapped} just published, drew under {generation.policy}")
+            raise EngineError(f"published {swapped}, but the engine drew with {generation.policy}")
     return median(spent[1:])
 
 
 def scaling_figures(metrics: dict[str, float]) -> dict[str, float]:
-    """Decisions a second of 1, 2 and 4 workers with a core each, simulated from what was measured here."""
+    """Decisions a second of 1, 2 and 4 workers with a core each, simulated from the figures in `metrics`."""
     rates = Rates({count: metrics[f"decisions_per_s_{count}_in_flight"] for count in (1, 8, 32, 64, 128)})
     client_s = 1e-3 * metrics["client_ms_per_decision"]
     simulated = {

@@ -1,7 +1,6 @@
-"""What the decode benchmark asks an engine for: made-up decisions of a given size, and those of real rollouts.
+"""Requests of the decode benchmark: made-up decisions of a given size, and decisions of real rollouts.
 
-Owns requests and nothing that measures. A made-up decision has as many units and orders as asked for, in the words of real
-orders; no two are alike, so that no table and no prompt is ever seen twice. Real ones come from a start group that is rolled out.
+Made-up decisions use the words of real orders. No two of them share a table or a prompt.
 """
 
 import json
@@ -33,19 +32,20 @@ TUN TUS TYR TYS UKR VEN VIE WAL WAR WES YOR
 """
 PLACES = _PLACES.split()
 PROMPT_TOKENS = 230
-"""Prompt of a made-up decision: about that of a real one."""
+"""Length of a made-up prompt, about that of a real one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """How large made-up decisions are."""
+    """Size of made-up decisions."""
 
     units: int
     fewest: int
-    """Orders of a unit, at least."""
+    """Least number of orders of a unit."""
     most: int
+    """Largest number of orders of a unit."""
     batch: int
-    """Decisions in flight together."""
+    """Decisions in flight at a time."""
 
 
 SHAPES = {
@@ -56,7 +56,7 @@ SHAPES = {
 
 
 def made_up_orders(dice: random.Random, shape: Shape) -> LegalOrders:
-    """Legal orders that nobody has seen before: moves and holds, and for the rest supports."""
+    """Random legal orders: holds, moves and supports."""
     sites, options = [], []
     for place in dice.sample(PLACES, shape.units):
         near, size = dice.sample(PLACES, 12), dice.randint(shape.fewest, shape.most)
@@ -69,7 +69,7 @@ def made_up_orders(dice: random.Random, shape: Shape) -> LegalOrders:
 
 
 def made_up_prompt(dice: random.Random, tokens: Tokens, length: int = PROMPT_TOKENS) -> list[int]:
-    """A prompt that shares its beginning with no other."""
+    """A random prompt, which shares no prefix with another."""
     return [dice.randrange(tokens.codec.vocabulary_size) for _ in range(length)]
 
 
@@ -87,7 +87,7 @@ def made_up_requests(dice: random.Random, tokens: Tokens, shape: Shape) -> list[
 
 
 def played_positions(games: int, seed: int) -> list[Snapshot]:
-    """One movement phase of each game, from 1902 on, in games of movers."""
+    """One movement phase of each game of `mover`, from 1902 on."""
     found = []
     for game in range(games):
         dice, board, first = random.Random(f"decode {seed} {game}"), Board.start(), 1902 + game % 4
@@ -99,7 +99,7 @@ def played_positions(games: int, seed: int) -> list[Snapshot]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One power's decision, in a board of its own."""
+    """One decision with its own copy of the board."""
 
     board: Board
     legal: LegalOrders
@@ -107,9 +107,9 @@ class Case:
 
 
 def rollout_cases(positions: Sequence[Snapshot], *, forks: int, phases: int) -> list[Case]:
-    """The open decisions of all powers in forks of `positions`, in the order in which a rollout asks for them.
+    """The open decisions of all powers in forks of `positions`, in the order of a rollout.
 
-    The forks are played on by random players, so that they part as they do under a policy that knows little.
+    Random players play the forks, so they diverge as they would with an untrained policy.
     """
     live = [(snapshot, fork, Board.restore(snapshot)) for snapshot in positions for fork in range(forks)]
     cases = []
@@ -127,7 +127,7 @@ def rollout_cases(positions: Sequence[Snapshot], *, forks: int, phases: int) -> 
 
 
 def requests_for(cases: Sequence[Case], tokens: Tokens, label: str) -> list[GenerationRequest]:
-    """The cases as requests, in the way of writing of `tokens`."""
+    """The cases as requests, with the prompts and the notation of `tokens`."""
     return [
         GenerationRequest(
             request_id=f"{label}/{number}",
@@ -147,8 +147,8 @@ def requests_for(cases: Sequence[Case], tokens: Tokens, label: str) -> list[Gene
 
 
 @dataclass(slots=True)
-class Listener:
-    """An engine as a rollout sees it, which notes what was asked for and what came."""
+class RecordingEngine:
+    """Passes requests to an engine and keeps them with their generations."""
 
     engine: Any
     drawn: list[tuple[GenerationRequest, Generation]] = field(default_factory=list)
@@ -162,8 +162,8 @@ class Listener:
         return generation
 
 
-class Instant:
-    """An engine that takes no time: any legal completion, the same odds for every token."""
+class InstantEngine:
+    """An engine that takes no time: it draws every legal token with the same probability."""
 
     name = "instant"
 
@@ -182,8 +182,8 @@ class Instant:
         )
 
 
-class ListeningTables:
-    """A table builder which notes the legal orders that it was asked about."""
+class RecordingTables:
+    """Builds tables and keeps the legal orders that they were built for."""
 
     def __init__(self, tables: Any) -> None:
         self._tables = tables
@@ -200,35 +200,35 @@ class ListeningTables:
 async def roll_out_group(
     snapshot: Snapshot, engine: Any, model_tokens: Tokens, *, number: int, forks: int, years: int
 ) -> tuple[list[tuple[GenerationRequest, Generation]], list[LegalOrders]]:
-    """One start group, all seven powers played by the policy; what was drawn, and the legal orders that tables were made for."""
-    listener, tables = Listener(engine), ListeningTables(model_tokens.tables)
+    """Roll out one start group with the policy as all seven powers; returns generations and legal orders of the tables."""
+    recording, tables = RecordingEngine(engine), RecordingTables(model_tokens.tables)
     tokens = Tokens(model_tokens.codec, model_tokens.prompts)
     tokens.tables = tables  # type: ignore[assignment]
     await roll_out(
         [StartGroup(number=number, snapshot=snapshot, power=None)],
-        listener,  # type: ignore[arg-type]  # an engine in all that a rollout asks of it
+        recording,  # type: ignore[arg-type]  # it has every method that a rollout calls
         tokens,
         RolloutSettings(forks_per_group=forks, horizon_years=years, policy_powers="all"),
         producer="benchmark",
         seed=0,
     )
-    return listener.drawn, tables.asked
+    return recording.drawn, tables.asked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Models:
-    """What is measured with."""
+    """Folders of the measured models."""
 
     full: Path
-    """Folder of a model that answers in full notation."""
+    """A model that writes full notation."""
     slot: Path
-    """Folder of a model of the same shape that answers in slots; any model but a tiny one writes both alike."""
+    """A model of the same shape that writes slot notation. Only a tiny model needs a second one."""
 
 
 def models_to_measure(given: Path | None, root: Path) -> Models:
-    """`given` or the tiny model of the usual recipe, and its twin that learned to write in slots; made under `root` if need be.
+    """`given`, or the default tiny model and its twin for slot notation; missing tiny models are made under `root`.
 
-    A tokenizer spends many tokens on words that it never saw, so that each way of writing wants a tiny model of its own.
+    A tiny tokenizer needs many tokens for words that it did not learn, so each notation has a tiny model of its own.
     """
     from decoding.model_files import resolve_model
     from training.settings import TinyModelSettings

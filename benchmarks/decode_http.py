@@ -1,7 +1,6 @@
-"""The same requests to an engine in this process and to a worker behind HTTP, in turn.
+"""Compares an engine in this process with an inference worker behind HTTP; the two take turns.
 
-The worker is the `entente serve` that a user starts, in a process of its own and on a core of its own, so what is compared is
-time on the clock.
+The worker is `entente serve` in a process of its own, on a core of its own, so wall times are compared.
 """
 
 import asyncio
@@ -28,24 +27,23 @@ REQUESTS, PROMPT, TOKENS = 64, 440, 24
 
 
 async def http_over_inprocess(engine: Engine, tokens: Tokens, model: Path, *, rounds: int, seed: int) -> dict[str, float]:
-    """Requests a second over HTTP over those in this process: 64 at once, 440 tokens in and 24 out."""
+    """Requests a second over HTTP, over those in this process: REQUESTS at a time, PROMPT tokens in and TOKENS out."""
     from workers.pool import RemoteEngine
 
     worker, address = await asyncio.to_thread(_start_worker, model)
     remote = RemoteEngine(InferenceSettings(urls=(address,), model=str(model)), None, model_fingerprint(model))
-    dice, ratios, clock = random.Random(f"http {seed}"), [], []
+    dice, ratios = random.Random(f"http {seed}"), []
     try:
         await remote.start()
         for number in range(rounds + 1):
             inside = await _seconds(engine, _requests(dice, tokens, f"in/{number}"))
             outside = await _seconds(remote, _requests(dice, tokens, f"out/{number}"))
             ratios.append(inside / outside)
-            clock.append(REQUESTS / outside)
     finally:
         await remote.close()
         worker.terminate()
         await asyncio.to_thread(worker.wait, 60)
-    return {"http_over_inprocess": median(ratios[1:]), "http_decisions_per_s": median(clock[1:])}
+    return {"http_over_inprocess": median(ratios[1:])}
 
 
 def _requests(dice: random.Random, tokens: Tokens, label: str) -> list[GenerationRequest]:
@@ -68,7 +66,7 @@ async def _seconds(engine: Any, requests: Sequence[GenerationRequest]) -> float:
 
 
 def _start_worker(model: Path) -> tuple[subprocess.Popen[str], str]:
-    """A worker on a free port of the loopback, and its address once it is ready."""
+    """Start a worker on a free port of the loopback interface; returns it with its address once it is ready."""
     words = ["serve", "--model", str(model), "--port", "0", "--adapters", "merge_reload", "--threads", "1"]
     program = "from cli.main import main; main()"
     worker = subprocess.Popen(
@@ -82,5 +80,5 @@ def _start_worker(model: Path) -> tuple[subprocess.Popen[str], str]:
     line = worker.stdout.readline()
     if "http://" not in line:
         worker.kill()
-        raise EngineError("the worker to compare with did not start: `entente serve` says why")
+        raise EngineError("the inference worker of the benchmark did not start: run `entente serve` to see why")
     return worker, "http://" + line.rsplit("http://", 1)[1].strip()

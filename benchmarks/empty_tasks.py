@@ -1,10 +1,9 @@
-"""Flow: rollout tasks that roll out nothing, to measure what Prefect takes for a task; `entente bench orchestration` runs it.
+"""Flow of rollout tasks without work, to measure the cost of a Prefect task; `entente bench orchestration` runs it.
 
     python -m benchmarks.empty_tasks COUNT IN_FLIGHT threads|dask
 
-Promise: tasks are begun, named, limited and handed their resources as those of a training run are, so many in flight at a time;
-only their work is left out. With `dask` they go to a cluster of two processes on this machine, which is up before the clock
-starts. The last line is one JSON object.
+Tasks have the names, limits and resources of a training run's tasks, IN_FLIGHT at a time. With `dask` they run on a cluster of
+two processes on this machine, which is started first. The last line is one JSON object.
 """
 
 import asyncio
@@ -37,7 +36,7 @@ from telemetry.timing import Spans
 
 Play = Callable[[Stretch], Awaitable[object]]
 WARM_UP = 8
-"""Tasks before the clock starts: the first ones import and connect."""
+"""Tasks before the measurement: the first ones import and connect."""
 
 
 @task(
@@ -47,7 +46,7 @@ WARM_UP = 8
     persist_result=False,
 )
 async def play_nothing(resources: Playing, step: int, first_group: int, count: int, after: Path | None = None) -> RolloutReport:
-    """In the place of `roll_out_groups`."""
+    """Replaces `roll_out_groups`."""
     return _nothing(count)
 
 
@@ -60,13 +59,13 @@ async def play_nothing(resources: Playing, step: int, first_group: int, count: i
 async def play_nothing_elsewhere(
     root: str, step: int, first_group: int, count: int, call: str, after: Path | None = None
 ) -> RolloutReport:
-    """In the place of `roll_out_elsewhere`."""
+    """Replaces `roll_out_elsewhere`."""
     return _nothing(count)
 
 
 @flow(name="empty-tasks", flow_run_name="empty-tasks-{count}-{runner}")
 async def empty_tasks(count: int, in_flight: int, runner: str) -> dict[str, Any]:
-    """Run `count` tasks, after a few to warm up."""
+    """Run `count` tasks after WARM_UP others."""
     async with (_on_dask if runner == "dask" else _in_this_process)() as play:
         await asyncio.gather(*(play(Stretch(number, 1, 0)) for number in range(WARM_UP)))
         began, cpu = time.monotonic(), time.process_time()
@@ -83,7 +82,6 @@ async def empty_tasks(count: int, in_flight: int, runner: str) -> dict[str, Any]
         "seconds": seconds,
         "cpu_s": cpu_s,
         "flow_run": str(flow_run.id),
-        "last_task_at": time.time(),
     }
 
 
@@ -104,7 +102,7 @@ async def _on_dask() -> AsyncIterator[Play]:
     plan = DaskPlan(address="", workers=2, threads=1, start_timeout_s=120, no_worker_timeout_s=120, timeout_s=900, retries=2)
     with TemporaryDirectory() as root:
         async with dask_source(Path(root), plan, Spans()) as source:
-            # What a worker plays, and nothing else of the source, is another.
+            # Replace the task of the source; all else stays.
             source._task = play_nothing_elsewhere.with_options(timeout_seconds=plan.timeout_s, retries=plan.retries)
             yield source.play
 
@@ -123,7 +121,7 @@ def _nothing(count: int) -> RolloutReport:
 
 
 def _playing() -> Playing:
-    """Resources of a run's size, with nothing behind them: what a task is given also costs."""
+    """Resources as large as those of a run, because passing them to a task takes time."""
     nothing: Any = None
     snapshots = tuple(
         Snapshot(

@@ -1,10 +1,9 @@
-"""`e2e`: steps an hour of the whole loop beside the old way's, what each improvement is worth, and the scores after equal time.
+"""`e2e`: steps an hour of the whole loop beside those of the old way, scores after equal time, and the value of each improvement.
 
-The new way is the real command, `entente train` with the preset's settings, started as a process. The old way
-(`benchmarks/old_way`) is a process too, with its trainer in a second one, over as many start groups, forks and powers, with the
-same seed. Steps are compared by the decisions that they train on: the old way's steps are scaled to as many. The two take turns,
-round after round. The first step of each warms up and does not count. Both are then scored on the same held-out positions after
-the same seconds of training. Start-up, model making and scoring are in neither time.
+The new way is the command `entente train` with the settings of the preset. The old way (`benchmarks/old_way`) is a process with
+its trainer in a second one; it has as many start groups, forks and powers, and the same seed. Its steps are scaled to as many
+trained decisions as those of the new way. The two take turns. The first step of each warms up and is not counted. Both are scored
+on the same held-out positions after the same seconds of training. Times exclude start-up, making models and scoring.
 """
 
 import json
@@ -34,14 +33,14 @@ TARGETS = {"speedup": Target(at_least=10.0)}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """How much is measured."""
+    """The amount of work to measure."""
 
     rounds: int
-    """Times that either way is measured, in turn."""
+    """Times that each way is measured, in turn."""
     steps: int
-    """Steps of the new way in a round; the old way takes as many seconds."""
+    """Steps of the new way in a round; the old way runs for as many seconds."""
     ablation_steps: int
-    """Steps of each arm of the ablation; 0: there is none."""
+    """Steps of each arm of the ablation; 0: no ablation."""
     score: bool
     """Score both ways."""
 
@@ -61,11 +60,15 @@ def bench_e2e(
     depth: int,
     kept: KeptArms,
 ) -> Outcome:
-    """Measure; what `kept` has already is read, not measured again.
+    """Measure all arms that `kept` does not hold.
 
     Args:
-        arguments: those of `entente train` that make it the run of `setting`.
+        arguments: arguments of `entente train` that give it the settings of `setting`.
         depth: steps of rollouts that the old way has in flight while it trains.
+
+    Raises:
+        InputError: there are fewer than one round or three steps.
+        TrainingError: an arm failed.
     """
     if wanted.rounds < 1 or wanted.steps < 3:
         raise InputError(f"{wanted.rounds} rounds of {wanted.steps} steps measure nothing: at least 1 round of 3 steps.")
@@ -106,16 +109,13 @@ def _new_way(
 
 
 def as_kept(run: RunFigures) -> dict[str, Any]:
-    """What is kept of a run of the new way."""
-    names = ("time/step_s", "time/train_s", "time/rollout_s", "time/orchestration_s", "train/decisions", "rollout/decisions")
-    kept: dict[str, Any] = {name.split("/")[1] if name.startswith("time") else name: run.settled(name) for name in names}
-    summary = run.summary
-    return kept | {
+    """The stored result of a run of the new way."""
+    names = ("time/step_s", "time/train_s", "time/orchestration_s", "train/decisions", "rollout/decisions")
+    return {
+        **{name.removeprefix("time/"): run.settled(name) for name in names},
         "cpu_a_step": run.cpu_a_step,
-        "prompt_tokens": run.settled("rollout/prompt_tokens"),
-        "completion_tokens": run.settled("rollout/completion_tokens"),
         "lags": run.lags,
-        **{name: summary[name] for name in ("base_score", "base_ci", "trained_score", "trained_ci", "random_score")},
+        **{name: run.summary[name] for name in ("base_score", "trained_score", "trained_ci")},
     }
 
 
@@ -127,7 +127,6 @@ def _old_way(
         setting=setting,
         cache=cache,
         evaluation=evaluation,
-        steps=10_000,
         budget_s=budget_s,
         depth=depth,
         scores=wanted.score,
@@ -137,20 +136,20 @@ def _old_way(
     lines = run_old(file)
     steps = [line for line in lines if "step" in line]
     scores = {name: line[name] for line in lines if "base" in line for name in ("base", "trained")}
-    return {"steps": steps, "steps_in_budget": sum(step["in_budget"] for step in steps), **scores}
+    return {"steps": steps, **scores}
 
 
 def run_old(spec_file: Path) -> list[dict[str, Any]]:
-    """The lines that the old way's program prints.
+    """Run the old way's program; returns the objects that it printed.
 
     Raises:
-        TrainingError: it failed.
+        TrainingError: the program failed.
     """
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.old_way.run", str(spec_file)], capture_output=True, text=True, check=False
     )
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["nothing was said"])[-1]
+        last = (done.stderr.strip().splitlines() or ["it printed no error"])[-1]
         raise TrainingError(f"the old way ended with {done.returncode}: {last}")
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
@@ -164,7 +163,7 @@ def figures(new: Sequence[Mapping[str, Any]], old: Sequence[Mapping[str, Any]]) 
     metrics = {name: median(each[name] for each in rounds) for name in rounds[0]}
     lags = [lag for each in new for lag in each["lags"]]
     metrics |= {
-        "speedup_lowest": min(each["speedup"] for each in rounds),
+        "speedup_lowest": min(each["speedup"] for each in rounds),  # the range that the page shows
         "speedup_highest": max(each["speedup"] for each in rounds),
         "policy_lag_p50": quantile(lags, 0.5),
         "policy_lag_p99": quantile(lags, 0.99),
@@ -180,13 +179,9 @@ def _round(new: Mapping[str, Any], old: Mapping[str, Any]) -> dict[str, float]:
     count = len(new["step_s"])
     theirs = old["steps"][1:]
     old_s, old_trained = sum(step["wall_s"] for step in theirs), sum(step["trained"] for step in theirs)
-    # As many decisions as the new way trains on make a step of either.
+    # A step of either way has as many trained decisions as one of the new way.
     old_step_s = old_s / old_trained * (trained / count)
     old_cpu_s = sum(step["cpu_s"] for step in theirs) / old_trained * (trained / count)
-    stages = {name: theirs[-1]["stages_cpu_s"].get(name, 0) - old["steps"][0]["stages_cpu_s"].get(name, 0) for name in
-              theirs[-1]["stages_cpu_s"]}  # fmt: skip
-    train_cpu = sum(step["cpu_s"] for step in theirs) - sum(stages.values())
-    whole = sum(stages.values()) + train_cpu
     return {
         "steps_per_hour": 3600 * count / step_s,
         "steps_per_hour_old_way": 3600 / old_step_s,
@@ -199,18 +194,8 @@ def _round(new: Mapping[str, Any], old: Mapping[str, Any]) -> dict[str, float]:
         "trained_a_step": trained / count,
         "trainer_idle_share": 1 - sum(new["train_s"]) / step_s,
         "orchestration_share": sum(new["orchestration_s"]) / step_s,
-        "old_way_trained_a_step": old_trained / len(theirs),
         "old_way_trainer_idle_share": 1 - sum(step["train_s"] for step in theirs) / old_s,
-        "old_way_rollout_cpu_share": (whole - train_cpu) / whole,
-        "old_way_warm_up_share": _warm_up_share(theirs),
-        "old_way_steps_in_the_same_time": float(old["steps_in_budget"]),
     }
-
-
-def _warm_up_share(steps: Sequence[Mapping[str, Any]]) -> float:
-    """Of the decisions that the old way drew, those of warm-ups, which nobody trains on."""
-    warm, rolled = sum(step["counts"]["warm_up_decisions"] for step in steps), sum(step["rolled"] for step in steps)
-    return warm / (warm + rolled)
 
 
 def _scores(new: Mapping[str, Any], old: Mapping[str, Any]) -> dict[str, float]:
@@ -220,7 +205,7 @@ def _scores(new: Mapping[str, Any], old: Mapping[str, Any]) -> dict[str, float]:
         "score_base_old_way": old["base"]["mean"],
         "score_equal_wall_old_way": old["trained"]["mean"],
     }
-    # Too few source games have no interval: its ends are then left out.
+    # With too few source games there is no interval.
     for name, interval in (("score_equal_wall", new["trained_ci"]), ("score_equal_wall_old_way", old["trained"]["ci"])):
         if interval is not None:
             found[f"{name}_low"], found[f"{name}_high"] = interval

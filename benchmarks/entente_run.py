@@ -1,7 +1,7 @@
-"""Runs `entente train` as a process, as a user does, and reads its steps and the CPU seconds of all its processes.
+"""Runs `entente train` as a process and reads the figures of its steps and the CPU seconds of all its processes.
 
-Whenever a step's line appears in the run's figures, the CPU seconds of the process tree (flow, trainer, server) are read. All
-else comes from the run's files.
+CPU seconds of the process tree (flow, trainer, server) are read when the line of a step appears in the run's metrics. All other
+figures come from the run's files.
 """
 
 import json
@@ -22,7 +22,7 @@ import pyarrow as pa
 from storage.runs import RunPaths
 from telemetry.errors import TrainingError
 
-_LOOK_S = 0.05
+_POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,20 +30,20 @@ class RunFigures:
     """The figures of a finished run."""
 
     steps: list[dict[str, float]]
-    """Figures of each step, as the run logged them."""
+    """Metrics of each step."""
     cpu_s: list[float]
-    """CPU seconds of the process tree when each step's line was seen, counted from the start."""
+    """CPU seconds of the process tree from the start to each step."""
     summary: dict[str, Any]
     lags: list[int]
-    """Policy lag of every row that was trained on."""
+    """Policy lag of every trained row."""
 
     def settled(self, name: str) -> list[float]:
-        """A figure of all steps but the first, which also warms up."""
+        """A metric of all steps but the first, which warms up."""
         return [step.get(name, 0.0) for step in self.steps[1:]]
 
     @property
     def cpu_a_step(self) -> float:
-        """CPU seconds of a step, all processes; all steps but the first."""
+        """Mean CPU seconds of a step over all processes, without the first step."""
         return (self.cpu_s[-1] - self.cpu_s[0]) / max(1, len(self.cpu_s) - 1)
 
 
@@ -53,10 +53,10 @@ def run_entente(
     """Run `entente train` to its end.
 
     Args:
-        alone_in: a folder to run in, with a Prefect database of its own there; None: here, with the Prefect of this environment.
+        alone_in: folder to run in with a Prefect database of its own; None: the current folder and this environment's Prefect.
 
     Raises:
-        TrainingError: it failed or took too long. The sentence ends with the last line of its log.
+        TrainingError: the run failed or took too long; the message ends with the last line of its log.
     """
     paths, log = RunPaths(runs_root / run), runs_root / f".{run}.log"
     command = [sys.executable, "-m", "cli.main", "train", "--run", run, "--runs-root", str(runs_root), "--json", *arguments]
@@ -78,7 +78,7 @@ def run_entente(
 
 
 def _watch(child: "subprocess.Popen[str]", metrics: Path, until: float) -> list[float]:
-    """CPU seconds of the tree at each step's line, until the process ends."""
+    """CPU seconds of the process tree at each step, until the process ends."""
     seen: list[float] = []
     while child.poll() is None:
         if time.monotonic() > until:
@@ -89,7 +89,7 @@ def _watch(child: "subprocess.Popen[str]", metrics: Path, until: float) -> list[
             steps = sum(1 for figures in _lines(metrics) if figures.get("time/step_s"))
             if steps > len(seen):
                 seen += [tree_cpu_s(child.pid)] * (steps - len(seen))
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
     return seen
 
 
@@ -98,16 +98,16 @@ def _lines(file: Path) -> list[dict[str, float]]:
     for line in file.read_text().splitlines():
         try:
             found.append(json.loads(line))
-        except ValueError:  # being written just now
+        except ValueError:  # the last line is not complete yet
             break
     return found
 
 
 def tree_cpu_s(root: int) -> float:
-    """CPU seconds so far of a process and all its descendants, with those that have ended and were waited for."""
+    """CPU seconds of a process and its descendants, including ended children that were waited for."""
     spent = 0.0
     for process in (parent := psutil.Process(root), *parent.children(recursive=True)):
-        with suppress(psutil.NoSuchProcess):  # it ended meanwhile
+        with suppress(psutil.NoSuchProcess):  # the process ended meanwhile
             spent += sum(process.cpu_times()[:4])  # user, system, and the same of children that ended
     return spent
 
@@ -122,5 +122,5 @@ def _lags(paths: RunPaths) -> list[int]:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The quantile of `values`; 0 of none."""
+    """The quantile of `values`; 0 without values."""
     return float(np.quantile(np.array(values), share)) if len(values) else 0.0

@@ -1,8 +1,7 @@
-"""`game`: what a phase, a fork and a restored position cost.
+"""`game`: the cost of a phase, a fork and a restored position, in median CPU seconds.
 
-Plays scripted games once, notes every order, and plays the notes again, so that what is timed is legal orders and
-adjudication and not the players. The old way stands beside the new one in every round: the engine's public calls with
-legal orders once per phase, and copies by `copy.deepcopy`. CPU seconds, medians.
+Scripted games are played once and their orders recorded. The orders are then played again, so that only legal orders and
+adjudication are measured. The other arm uses the engine's public calls, with legal orders once a phase, and `copy.deepcopy`.
 """
 
 import copy
@@ -16,12 +15,12 @@ from game.settings import BoardPath
 from telemetry.errors import EngineError, InputError
 
 Notes = list[dict[str, list[str]]]
-"""A game as it was played: per phase, the orders of each power."""
+"""A recorded game: the orders of each power, phase by phase."""
 
 PLAYERS = ("random", "mover")
-"""Who plays the games, in turn: the first crowds the legal orders, the second the map."""
+"""Players of the games, in turn."""
 LAST_YEAR = 1908
-"""Last game year of a game: about 25 phases."""
+"""Last year of a game, which has about 25 phases."""
 TARGETS = {
     "speedup": Target(at_least=3.0),
     "fork_ms": Target(at_most=0.1),
@@ -34,7 +33,7 @@ def bench_game(*, phases: int = 600, rounds: int = 5, seed: int = 0) -> Outcome:
     """Measure over at least `phases` phases, played `rounds` times.
 
     Raises:
-        InputError: there is nothing to measure.
+        InputError: `phases` or `rounds` is below 1.
         EngineError: the same orders led to another position.
     """
     if phases < 1 or rounds < 1:
@@ -58,7 +57,7 @@ def bench_game(*, phases: int = 600, rounds: int = 5, seed: int = 0) -> Outcome:
 
 
 def played_games(phases: int, seed: int) -> list[tuple[Notes, str]]:
-    """Games of at least `phases` phases together, each with its notes and the text of its last position."""
+    """Games of at least `phases` phases in total, each with its orders and the text of its last position."""
     games: list[tuple[Notes, str]] = []
     while sum(len(notes) for notes, _ in games) < phases:
         number = len(games)
@@ -71,7 +70,7 @@ def played_games(phases: int, seed: int) -> list[tuple[Notes, str]]:
 
 
 def _one_round(games: list[tuple[Notes, str]]) -> tuple[float, float]:
-    """CPU seconds of all games on the fast and on the plain path, game by game in turn."""
+    """CPU seconds of all games on the fast and on the plain path, in turn."""
     fast = plain = 0.0
     for notes, end in games:
         fast += _replayed(BoardPath.FAST, notes, end)
@@ -80,7 +79,7 @@ def _one_round(games: list[tuple[Notes, str]]) -> tuple[float, float]:
 
 
 def _replayed(path: BoardPath, notes: Notes, end: str) -> float:
-    """CPU seconds of a game played again: legal orders and the phase, each phase once."""
+    """CPU seconds to play a recorded game again, with legal orders once a phase."""
     board = Board.start(path=path)
 
     def play() -> None:
@@ -101,7 +100,7 @@ def _position_after(board: Board, notes: Notes) -> Board:
 
 
 def _deepcopy_ms(games: list[tuple[Notes, str]]) -> float:
-    """What `copy.deepcopy` takes of a board on the plain path, half through its game; one is enough, it takes so long."""
+    """CPU milliseconds of `copy.deepcopy` for boards on the plain path in the middle of their games."""
     return median(
         median_ms(lambda board=board: copy.deepcopy(board), rounds=1, calls=1)
         for board in (_position_after(Board.start(path=BoardPath.PLAIN), notes[: len(notes) // 2]) for notes, _ in games[:4])
@@ -114,5 +113,5 @@ def _restore_ms(board: Board, rounds: int) -> float:
 
 
 def _text(board: Board) -> str:
-    """The position in full, or how a game that is over ended."""
+    """The whole position, or the centres at the end of a game."""
     return board.phase + (str(board.centres()) if board.is_over else board.snapshot(game_id="", seed=0, source="").position)

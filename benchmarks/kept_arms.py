@@ -1,4 +1,4 @@
-"""Arms of a long benchmark, each kept in a file as it ends: a benchmark that was cut goes on with the next arm."""
+"""Stores the result of each arm of a long benchmark in a file, so that an interrupted benchmark can continue."""
 
 import json
 import os
@@ -11,15 +11,15 @@ from telemetry.read_file import LARGEST_RESULT, read_text
 
 
 class KeptArms:
-    """Results by arm, in one JSON file; without a file nothing outlives the program."""
+    """Results by arm, in one JSON file, or only in memory."""
 
     def __init__(self, file: Path | None) -> None:
-        """`file` need not be there yet."""
+        """`file`: read if it exists; None: results are not stored."""
         self._file = file
         self._results: dict[str, Any] = {} if file is None or not file.exists() else _read(file)
 
     def once(self, arm: str, measure: Callable[[], Any]) -> Any:
-        """What is kept of `arm`; else what `measure` gives, which is then kept."""
+        """The stored result of `arm`; a missing one is measured and stored."""
         if arm not in self._results:
             self._results[arm] = measure()
             if self._file is not None:

@@ -1,12 +1,11 @@
-"""The trainer of old, kept as a baseline that really runs.
+"""The training step of the old system, as a baseline for benchmarks.
 
-Rows are padded, four at a time; a first forward of the reference (the same model with its adapter off, without gradient) and a
-second one of the policy; the log-softmax of both over the whole vocabulary at every position, prompt and padding too; a clipped
-ratio with a sampled KL term over the completion; and activations computed again on the way back (gradient checkpointing), which
-in transformers takes effect only in training mode: the trainer that this one is modelled on left the model in evaluation mode
-and paid for none of what it had asked for. Both are therefore measured.
+Rows are padded, four at a time. The reference (the model without its adapter, without gradient) and the policy each have a
+forward. Both have a log-softmax over the whole vocabulary at every position, including prompt and padding. The loss is a clipped
+ratio with a sampled KL term over the completion. The old system requested gradient checkpointing but left the model in evaluation
+mode, where transformers ignores it; so the step is measured with and without recomputation.
 
-Only benchmarks use it. Its loss is that of the unmasked policy, so its gradient differs from ours.
+The loss is that of the unmasked policy, so its gradient differs from ours.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,28 +19,28 @@ from torch import Tensor
 from storage.gather import Batch
 
 ROWS_EACH = 4
-"""Rows of a forward."""
+"""Rows in a forward."""
 KL_WEIGHT = 0.01
 CLIP = 0.2
 
 
 class OldTrainer:
-    """Steps as of old around a peft model; gradients add up in its adapter."""
+    """Old training steps of a peft model; gradients accumulate in its adapter."""
 
     def __init__(self, model: Any, *, recompute: bool, rows_each: int = ROWS_EACH) -> None:
-        """`recompute`: compute activations again on the way back instead of keeping them."""
+        """`recompute`: compute activations again in the backward instead of keeping them."""
         self._model, self._recompute, self._rows_each = model, recompute, rows_each
         self._device = next(model.parameters()).device
         self._half = any(weight.dtype == torch.bfloat16 for weight in model.parameters())
 
     def accumulate(self, batch: Batch, advantages: np.ndarray) -> float:
-        """Forward and backward over all rows of `batch`; the loss, a mean over completion tokens.
+        """Forward and backward over all rows of `batch`; returns the loss, a mean over completion tokens.
 
         Args:
             advantages: float32 [rows].
         """
         denominator, total = int(batch.completion_offsets[-1]), 0.0
-        # Beside a base in bfloat16 the adapter's products are bfloat16 too, as they are in our own step.
+        # With a bfloat16 base the adapter's products are bfloat16 too, as in our step.
         with self._training(), torch.autocast(self._device.type, torch.bfloat16, enabled=self._half):
             for first in range(0, len(batch.prompt_lens), self._rows_each):
                 rows = range(first, min(first + self._rows_each, len(batch.prompt_lens)))
@@ -68,7 +67,7 @@ class OldTrainer:
 
     @contextmanager
     def _training(self) -> Iterator[None]:
-        """Training mode with recomputation, where that is wanted; as it was before on the way out."""
+        """Training mode with recomputation, if requested; evaluation mode afterwards."""
         if not self._recompute:
             yield
             return
@@ -82,7 +81,7 @@ class OldTrainer:
 
 
 def _pad(batch: Batch, rows: Sequence[int], advantages: np.ndarray, device: torch.device) -> dict[str, Tensor]:
-    """Rows padded on the right; columns that belong to next tokens are one shorter."""
+    """Rows padded on the right; columns of next tokens are one shorter."""
     lengths = np.diff(batch.input_offsets)[list(rows)]
     shape = (len(rows), int(lengths.max()))
     ids, mask = np.zeros(shape, np.int64), np.zeros(shape, np.int64)

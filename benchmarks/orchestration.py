@@ -1,8 +1,8 @@
-"""`orchestration`: what Prefect and the flow cost. A task, its server, the page's delay, and their share of steps.
+"""`orchestration`: the cost of Prefect and the flow: of a task, of its server, the delay of the page, and the share of a step.
 
-Tasks have the form of a training run's, on a real server with this environment's settings and a database of its own. Steps are
-those of real `entente train` processes. Steps of a minute, and those of a trainer that always finds rows, use simulated rollouts:
-start groups of the first run, replayed at a set rate. This module starts Prefect only as a process.
+Empty tasks have the form of a run's tasks. They run on a real server with its own database. Steps are those of real `entente
+train` processes. Steps of a minute, and steps of a trainer that always finds rows, use simulated rollouts: start groups of the
+first run, published again at a set rate. This module starts Prefect only as a process.
 """
 
 import json
@@ -35,26 +35,26 @@ TARGETS = {
     "trainer_idle_share_spare_capacity": Target(at_most=0.05),
 }
 IN_FLIGHT = 24
-"""Tasks at a time: a step of eight start groups and two more ahead."""
+"""Tasks at a time: those of a step and of two steps ahead."""
 START_GROUPS = 8
-"""Of a step of the laptop preset."""
+"""Start groups of a step in the laptop preset."""
 _SPARE = 4
-"""Times as fast as the trainer takes them that rollouts come where they have capacity to spare."""
+"""Rate of rollouts with spare capacity, over the rate of the trainer."""
 _SETTLES_WITHIN_S = 120.0
 _QUIET_S = 1.5
-"""Seconds without work after which the server counts as settled."""
+"""Seconds without work after which the server counts as idle."""
 _LIGHT = ("--evaluation.positions", "4", "--evaluation.powers-per-position", "1", "--evaluation.bootstrap", "100")
-"""Scores are no part of a step."""
+"""Settings for short evaluations, which are not part of a step."""
 _UNLEARNED = ("--training.learning-rate", "1e-12")
-"""Leaves the policy at the base, whose rows are replayed."""
+"""Keeps the policy at the base model, whose rows are replayed."""
 
 
 def bench_orchestration(*, tasks: int, rounds: int, steps: int, slow_steps: int, slow_step_s: float) -> Outcome:
-    """Measure all of it; figures of an arm that is left out (0 of its steps) are missing.
+    """Measure. An arm with 0 tasks or steps is left out, with its figures.
 
     Args:
         tasks: empty tasks of a round.
-        steps: of the laptop run, and of the one with spare capacity; the first of them is not counted.
+        steps: steps of the laptop run and of the run with spare capacity; the first one is not counted.
         slow_steps: steps of about `slow_step_s` seconds.
     """
     metrics: dict[str, float] = {}
@@ -72,7 +72,7 @@ def bench_orchestration(*, tasks: int, rounds: int, steps: int, slow_steps: int,
 
 
 def measure_steps(folder: Path, steps: int, slow_steps: int, slow_step_s: float) -> dict[str, float]:
-    """Steps of real runs: the laptop preset, one whose rollouts are quicker than its trainer, and one where they are slow."""
+    """Steps of the laptop preset, of a run with fast simulated rollouts, and of one with slow simulated rollouts."""
     reporter().say("steps of the laptop preset")
     laptop = train(folder, "laptop", "--steps", str(steps), *_LIGHT)
     train_s = median(step["time/train_s"] for step in laptop[1:])
@@ -92,7 +92,7 @@ def measure_steps(folder: Path, steps: int, slow_steps: int, slow_step_s: float)
 
 
 def simulated(rate: float, *, depth: int) -> tuple[str, ...]:
-    """Flags of a run whose rollouts are those of the run `laptop`."""
+    """Flags of a run that replays the rollouts of the run `laptop`."""
     ways = ("--pipeline.no-deterministic",) if depth else ()
     return (
         *("--simulated.from-run", "laptop", "--simulated.rate", str(rate), "--pipeline.buffer-depth", str(depth)),
@@ -101,7 +101,7 @@ def simulated(rate: float, *, depth: int) -> tuple[str, ...]:
 
 
 def step_figures(steps: Sequence[Mapping[str, float]], arm: str) -> dict[str, float]:
-    """What orchestration took of real steps, the first left out: it opens connections and files."""
+    """The cost of orchestration in real steps, without the first, which opens connections and files."""
     later = steps[1:]
     cost_ms = 1000 * median(step["time/orchestration_s"] for step in later)
     return {
@@ -113,7 +113,7 @@ def step_figures(steps: Sequence[Mapping[str, float]], arm: str) -> dict[str, fl
 
 
 def idle_figures(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """How long a trainer waits that always finds rows; without the first steps, before which nothing could be played ahead."""
+    """The wait of a trainer that always finds rows, without the first steps, which have no rollouts ahead."""
     later = steps[3:] or steps[1:]
     return {
         "trainer_idle_share_spare_capacity": median(step["time/trainer_wait_s"] / step["time/step_s"] for step in later),
@@ -122,16 +122,16 @@ def idle_figures(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def train(folder: Path, run: str, *flags: str) -> list[dict[str, float]]:
-    """Train a run with the `entente` command in `folder`, with a Prefect database of its own; the figures of its steps."""
+    """Train a run in `folder` with its own Prefect database; returns the figures of its steps."""
     return run_entente(["--telemetry.no-report", *flags], folder / "runs", run, alone_in=folder).steps
 
 
 def measure_tasks(folder: Path, tasks: int, rounds: int) -> dict[str, float]:
-    """Empty tasks against a server of their own: what client and server take for one, and when the page shows them all."""
+    """The cost of an empty task for client and server, and the delay until the server shows all as completed."""
     found: list[dict[str, float]] = []
     with prefect_server(folder) as (address, server):
         settled_cpu_s(server)
-        # The first round opens the database's tables, and counts for nothing.
+        # The first round creates the tables of the database and is not counted.
         for number in range(rounds + 1):
             reporter().stage("rounds of empty tasks", number, rounds + 1)
             found.append(_round(address, server, 32 if number == 0 else tasks))
@@ -142,7 +142,7 @@ def measure_tasks(folder: Path, tasks: int, rounds: int) -> dict[str, float]:
     dask_ms = 1000 * dask["seconds"] / dask["tasks"]
     return medians | {
         "ms_per_task_dask": dask_ms,
-        # One start group a task there; a producer plays half a step's in each of its own, which are as those of this process.
+        # With Dask a task has one start group. A producer's task has half of a step's, and costs as much as one of this process.
         "ms_per_start_group_dask": dask_ms,
         "ms_per_step_dask": dask_ms * START_GROUPS,
         "ms_per_start_group_producers": medians["ms_per_task_threads"] / (START_GROUPS / 2),
@@ -171,12 +171,11 @@ def _round(address: str, server: psutil.Process, tasks: int) -> dict[str, float]
         "client_cpu_ms_per_task": 1000 * client["cpu_s"] / client["tasks"],
         "server_cpu_ms_per_task": 1000 * spent / client["all_tasks"],
         "ui_lag_s": shown - ended,
-        "ui_lag_after_last_task_s": shown - client["last_task_at"],
     }
 
 
 def run_empty_tasks(address: str, tasks: int, runner: str = "threads") -> dict[str, Any]:
-    """The flow of empty tasks in a process of its own, whose loop or Dask cluster runs them; what it says."""
+    """Run the flow of empty tasks in its own process, on its event loop or a Dask cluster; returns its figures."""
     done = subprocess.run(
         [sys.executable, "-P", "-m", "benchmarks.empty_tasks", str(tasks), str(IN_FLIGHT), runner],
         env=os.environ | {"PREFECT_API_URL": address, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -185,13 +184,13 @@ def run_empty_tasks(address: str, tasks: int, runner: str = "threads") -> dict[s
         check=False,
     )
     if done.returncode:
-        raise DataError(f"empty tasks failed: {(done.stderr.strip().splitlines() or ['they said nothing'])[-1]}")
+        raise DataError(f"empty tasks failed: {(done.stderr.strip().splitlines() or ['no error was printed'])[-1]}")
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
 @contextmanager
 def prefect_server(folder: Path) -> Iterator[tuple[str, psutil.Process]]:
-    """A Prefect server with a fresh database under `folder`: its address, and its process."""
+    """A Prefect server with a new database under `folder`: its address and its process."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [sys.executable, "-P", "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
@@ -222,13 +221,13 @@ def _wait_until_up(process: subprocess.Popen[bytes], address: str, log: Path) ->
                 return
         except OSError as error:
             if process.poll() is not None or time.monotonic() > until:
-                last = (log.read_text(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
-                raise DataError(f"the Prefect server of the benchmark did not come up: {last}") from error
+                last = (log.read_text(errors="replace").strip().splitlines() or ["no error was printed"])[-1]
+                raise DataError(f"the Prefect server of the benchmark did not start: {last}") from error
             time.sleep(0.2)
 
 
 def completed(address: str, flow_run: str) -> int:
-    """Task runs of `flow_run` that the server shows as completed, as its pages ask."""
+    """Number of task runs of `flow_run` that the server reports as completed."""
     wanted = {"flow_runs": {"id": {"any_": [flow_run]}}, "task_runs": {"state": {"type": {"any_": ["COMPLETED"]}}}}
     request = urllib.request.Request(
         f"{address}/task_runs/count", data=json.dumps(wanted).encode(), headers={"Content-Type": "application/json"}
@@ -238,7 +237,7 @@ def completed(address: str, flow_run: str) -> int:
 
 
 def settled_cpu_s(process: psutil.Process) -> float:
-    """CPU seconds once it has next to nothing left to do; at most for two minutes."""
+    """CPU seconds of a process once it is almost idle; waits at most _SETTLES_WITHIN_S."""
     until, last = time.monotonic() + _SETTLES_WITHIN_S, tree_cpu_s(process.pid)
     while time.monotonic() < until:
         time.sleep(_QUIET_S)

@@ -1,7 +1,7 @@
-"""The outcome of a benchmark (figures, targets, machine), and the clocks that benchmarks share.
+"""The outcome of a benchmark (figures, targets, machine), and the clocks of the benchmarks.
 
-A target without a figure of its name is an error. A figure that could not be taken is left out together with its target. A missed
-target ends no process: the caller decides whether it is a failure.
+Every target has a figure of its name: a figure that was not measured is left out with its target. The caller decides whether a
+missed target is a failure.
 """
 
 import time
@@ -18,15 +18,13 @@ from telemetry.machine import environment
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A bound that a figure is to keep: `at_least`, `at_most`, or both."""
+    """Bounds of a figure: `at_least`, `at_most`, or both."""
 
     at_least: float | None = None
-    """Smallest value that holds."""
     at_most: float | None = None
-    """Largest value that holds."""
 
     def holds(self, value: float) -> bool:
-        """True if `value` keeps the bound; never for a value that is not a number."""
+        """True if `value` is within the bounds; False for NaN."""
         above = self.at_least is None or value >= self.at_least
         return above and (self.at_most is None or value <= self.at_most) and value == value
 
@@ -40,9 +38,9 @@ class Outcome:
     """Figures of one benchmark."""
 
     benchmark: str
-    """Its name, as `entente bench` takes it."""
+    """Name of the command: `entente bench NAME`."""
     metrics: Mapping[str, float]
-    """Figure by name; the unit is the name's last word."""
+    """Figure by name; the last word of a name is its unit."""
     targets: Mapping[str, Target]
     """Bounds of some of the figures."""
 
@@ -52,7 +50,7 @@ class Outcome:
         return all(target.holds(self.metrics[name]) for name, target in self.targets.items())
 
     def as_object(self) -> dict[str, Any]:
-        """The outcome as one JSON object, machine included."""
+        """The outcome as a JSON object, with the machine."""
         return {
             "benchmark": self.benchmark,
             "metrics": dict(self.metrics),
@@ -63,14 +61,14 @@ class Outcome:
 
 
 def timed(work: Callable[[], Any], clock: Callable[[], float] = lambda: time.process_time()) -> tuple[float, Any]:
-    """Seconds of `work` by `clock`, and what it returned. The default clock counts CPU seconds of all threads of this process."""
+    """Seconds of `work` by `clock`, and its result. The default clock is CPU seconds of all threads of this process."""
     began = clock()
     result = work()
     return clock() - began, result
 
 
 def waited(work: Callable[[], Any]) -> tuple[float, Any]:
-    """As `timed`, in wall seconds: for work that waits for a disk."""
+    """As `timed`, in wall seconds, for work that waits for a disk."""
     return timed(work, lambda: time.perf_counter())
 
 
@@ -78,8 +76,8 @@ def timed_cold(work: Callable[[], Any], far: np.ndarray, before: Callable[[], An
     """As `timed`, with cold caches.
 
     Args:
-        far: an array larger than every cache. It is read first, so that nothing that `work` reads or writes is in a cache.
-        before: called after that: a little of the same work on other data, which brings the program itself back into the caches.
+        far: an array larger than every cache. It is read first, so that no data of `work` is in a cache.
+        before: called next: the same work on a little other data, which loads the program into the caches again.
     """
     far.sum()
     if before is not None:
@@ -87,18 +85,18 @@ def timed_cold(work: Callable[[], Any], far: np.ndarray, before: Callable[[], An
     return timed(work)
 
 
-def found(something: object, what: str) -> None:
-    """Refuse the time of work that found nothing.
+def require_found(found: object, what: str) -> None:
+    """Check that measured work had a result.
 
     Raises:
-        DataError: `something` is false.
+        DataError: `found` is false.
     """
-    if not something:
+    if not found:
         raise DataError(f"the benchmark did not find {what}, so its time would mean nothing: report this")
 
 
 def cpu_seconds(work: Callable[[], object]) -> float:
-    """CPU seconds that this process spends in `work`."""
+    """CPU seconds of `work`."""
     return timed(work)[0]
 
 

@@ -1,10 +1,9 @@
-"""What prompts and answers cost in tokens, beside the indented JSON of old.
+"""`prompts`: the number of tokens of prompts and completions, beside indented JSON.
 
-Counts whole decisions of scripted games, each prompt from the rules to its last line and each answer to its end mark, with
-the tokenizer of the tiny model and with a general one: the tekken file that comes with `mistral_common`, which vLLM brings.
-The prompt of old tells the same: rules, units and centres of every power, and the legal orders of the one that is asked.
-Nothing is timed. The tiny tokenizer has learned the default way of writing alone, so all else costs it more than it would a
-model made for it: of its figures only those of `none` and `full` are what a run pays.
+Whole decisions of scripted games are counted with a general tokenizer (the tekken file of `mistral_common`, which vLLM installs)
+and optionally with that of the tiny model. The JSON prompt has the same content: rules, units and centres of every power, and the
+legal orders of the power. The tiny tokenizer learned only the default form, so only its figures of `none` and `full` are those of
+a run.
 """
 
 import json
@@ -24,7 +23,7 @@ from game.prompts import board_text, power_text, rules_text
 from telemetry.errors import InputError
 
 GENERAL = "tekken_240911.json"
-"""A general tokenizer of 131,072 tokens that lies in the package's data."""
+"""A general tokenizer of 131,072 tokens in the data of `mistral_common`."""
 TARGETS = {"prompt_tokens_ratio": Target(at_least=3.0), "completion_tokens_ratio": Target(at_least=1.5)}
 WAYS = {
     "none": PromptSettings(),
@@ -36,12 +35,12 @@ WAYS = {
 _FIRST_YEAR, _LAST_YEAR = 1904, 1906
 
 Count = Callable[[str], int]
-"""Tokens of a text."""
+"""Counts the tokens of a text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One power's decision in a movement phase."""
+    """One decision in a movement phase."""
 
     board: Board
     legal: LegalOrders
@@ -49,13 +48,13 @@ class Case:
 
 
 def bench_prompts(*, games: int = 12, seed: int = 0, tiny: Path | None = None) -> Outcome:
-    """Mean tokens of a decision, per way of writing it, and the ratios that count.
+    """Mean tokens of a decision in each form, and two ratios.
 
     Args:
-        tiny: folder of a tiny model, if its tokenizer is to be counted with too.
+        tiny: folder of a tiny model, to count with its tokenizer as well.
 
     Raises:
-        InputError: there is nothing to count, or no general tokenizer.
+        InputError: there are no decisions, or no general tokenizer.
     """
     cases = decisions(games, seed)
     if not cases:
@@ -85,7 +84,7 @@ def decisions(games: int, seed: int) -> list[Case]:
 
 
 def json_prompt(board: Board, legal: LegalOrders) -> str:
-    """The prompt of old: the same rules, then the position and every legal order as JSON with an indent of two."""
+    """The old prompt: the rules, then the position and all legal orders as indented JSON."""
     units, centres = board.units(), board.centres()
     return (
         rules_text()
@@ -104,16 +103,16 @@ def json_prompt(board: Board, legal: LegalOrders) -> str:
 
 
 def general_tokenizer() -> Count:
-    """Counts with `general_tokens`."""
+    """A counter that uses `general_tokens`."""
     tokenizer = general_tokens()
     return lambda text: len(tokenizer.encode(text, bos=False, eos=False))
 
 
 def general_tokens() -> Any:
-    """The tokenizer of the tekken file that the installed `mistral_common` ships.
+    """The tokenizer in the file GENERAL of the installed `mistral_common`.
 
     Raises:
-        InputError: the package is not there, or ships the file no more.
+        InputError: the package or the file is missing.
     """
     try:
         import mistral_common
@@ -127,7 +126,7 @@ def general_tokens() -> Any:
 
 
 def _figures(cases: list[Case], count: Count, prefix: str) -> dict[str, float]:
-    # The rules are the same in every prompt, and segments are encoded apart: so they are counted apart.
+    # Segments are encoded separately, so the rules, which all prompts share, are counted once.
     def mean(values: Iterable[int]) -> float:
         return sum(values) / len(cases)
 
@@ -138,7 +137,7 @@ def _figures(cases: list[Case], count: Count, prefix: str) -> dict[str, float]:
             rules + count(board_text(case.board)) + count(power_text(case.legal, case.board, way)) for case in cases
         )
     for notation in ("full", "slot"):
-        # One token more than its lines hold for each line: the line break, and the end mark of the last.
+        # Each line has one more token: a line break, or the end mark after the last.
         figures[f"{notation}_completion_tokens"] = mean(
             sum(count(line) + 1 for line in answer_lines(case.orders, case.legal, notation)) for case in cases
         )

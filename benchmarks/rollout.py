@@ -1,10 +1,9 @@
-"""`rollout`: decisions a second from rollouts, beside those of the old way; tokens, stages, workers.
+"""`rollout`: decisions a second of rollouts, beside those of the old way; tokens, stages, workers.
 
-Our arm is the rollouts of a run (`rollouts.roll_out`, and the shard that they are published as). The old way's arm is
-`benchmarks/old_way`, with its warm-ups, clones and files, over as many start groups and forks. Both take turns in one process on
-one thread. Ratios are medians of the rounds, in CPU seconds, with wall seconds beside them. A decision counts if it is kept for
-training: the old way's warm-ups are work, but no decisions. A game is a fork. What 2 and 4 workers would draw is simulated from
-what one draws (`benchmarks/worker_scaling.py`).
+Our arm rolls out as a run does and publishes a shard. The old way (`benchmarks/old_way`) has warm-ups, clones and files, with as
+many start groups and forks. Arms take turns in one process on one thread. Ratios are medians of the rounds, in CPU seconds and in
+wall seconds. Only decisions kept for training count: warm-ups cost time but give none. A game is a fork. The rates of 2 and 4
+workers are simulated from that of one (`benchmarks/worker_scaling.py`).
 """
 
 import asyncio
@@ -34,13 +33,13 @@ _PRODUCER = "bench"
 
 
 def bench_rollout(*, rounds: int, setting: Setting, workers: bool = True) -> Outcome:
-    """Measure; the first round of either warms up.
+    """Measure `rounds` rounds, after one that warms up.
 
     Args:
-        workers: also measure what is needed to simulate more workers.
+        workers: also measure the input of the simulation of several workers.
 
     Raises:
-        InputError: there is nothing to measure.
+        InputError: `rounds` is below 1.
     """
     if rounds < 1:
         raise InputError(f"There is nothing to measure in {rounds} rounds: at least 1.")
@@ -57,7 +56,7 @@ class Ours:
         self._paths = RunPaths(setting.folder / "ours").create()
 
     async def round(self, step: int) -> dict[str, float]:
-        """One step's rollouts, published."""
+        """Roll out one step and publish it; returns counts and seconds."""
         rollouts = self._setting.rollouts
         positions = sample_start_positions(self._setting.positions, rollouts.start_groups, self._setting.seed, step)
         first = (step - 1) * rollouts.start_groups
@@ -93,13 +92,13 @@ class Harnessed:
         self.engine = self.arm.engine
 
     async def round(self, step: int) -> dict[str, float]:
-        """One step's rollouts, written as this way does."""
-        self.arm.fresh_counts()
+        """Roll out one step and write its files; returns counts and seconds."""
+        self.arm.take_counts()
         before = await self.engine.stats()
         with _Spent(self.arm.clock) as spent:
             rows = await self.arm.roll_out(step)
-            size = self.arm.publish_rows(step, rows)
-        after, counts = await self.engine.stats(), self.arm.fresh_counts()
+            self.arm.publish_rows(step, rows)
+        after, counts = await self.engine.stats(), self.arm.take_counts()
         return spent.figures() | {
             "decisions": len(rows),
             "games": counts.forks,
@@ -107,12 +106,11 @@ class Harnessed:
             "cached_tokens": after.cached_tokens - before.cached_tokens,
             "completion_tokens": counts.completion_tokens,
             "warm_up_decisions": counts.warm_up_decisions,
-            "bytes": size,
         }
 
 
 class _Spent:
-    """CPU and wall seconds, and CPU seconds by stage, of what is done inside."""
+    """CPU and wall seconds, and CPU seconds by stage, of the work inside."""
 
     def __init__(self, clock: StageClock) -> None:
         self._clock, self._before = clock, Counter(clock.cpu_s)
@@ -146,7 +144,7 @@ async def _measure(rounds: int, setting: Setting, workers: bool) -> dict[str, fl
                 figures = await arm.round(number + 1)
                 if number:
                     taken[name].append(figures)
-                reporter().say(f"rollout, round {number} of {rounds}: {name} {_a_second(figures):.0f} decisions a CPU second")
+                reporter().say(f"rollout, round {number} of {rounds}: {name} {_rate(figures):.0f} decisions a CPU second")
         metrics = _figures(taken)
         if workers:
             cases = rollout_cases(setting.positions[:3], forks=setting.rollouts.forks_per_group, phases=3)
@@ -159,20 +157,20 @@ async def _measure(rounds: int, setting: Setting, workers: bool) -> dict[str, fl
     return metrics
 
 
-def _a_second(figures: Mapping[str, float]) -> float:
+def _rate(figures: Mapping[str, float]) -> float:
     return figures["decisions"] / figures["cpu_s"]
 
 
 def _figures(taken: Mapping[str, list[dict[str, float]]]) -> dict[str, float]:
     ours, harness, old = taken["ours"], taken["harness"], taken["old"]
     metrics = {
-        "decisions_per_s": median(map(_a_second, ours)),
-        "decisions_per_s_old_way": median(map(_a_second, old)),
-        "speedup": median(_a_second(a) / _a_second(b) for a, b in zip(ours, old, strict=True)),
+        "decisions_per_s": median(map(_rate, ours)),
+        "decisions_per_s_old_way": median(map(_rate, old)),
+        "speedup": median(_rate(a) / _rate(b) for a, b in zip(ours, old, strict=True)),
         "speedup_wall": median(
             a["decisions"] / a["wall_s"] / (b["decisions"] / b["wall_s"]) for a, b in zip(ours, old, strict=True)
         ),
-        "harness_over_real": median(_a_second(b) / _a_second(a) for a, b in zip(ours, harness, strict=True)),
+        "harness_over_real": median(_rate(b) / _rate(a) for a, b in zip(ours, harness, strict=True)),
     }
     for suffix, rounds in (("", ours), ("_old_way", old)):
         for kind in ("prompt", "completion"):
@@ -188,7 +186,7 @@ def _figures(taken: Mapping[str, list[dict[str, float]]]) -> dict[str, float]:
 
 
 def shares(rounds: list[dict[str, float]]) -> dict[str, float]:
-    """CPU seconds by stage, of all; what no stage counted is `rest`: of ours games, prompts, tables and rows."""
+    """Shares of the CPU seconds by stage; `rest` is in no stage: in our arm games, prompts, tables and rows."""
     whole = sum(each["cpu_s"] for each in rounds)
     stages: Counter[str] = Counter()
     for each in rounds:

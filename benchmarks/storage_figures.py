@@ -1,29 +1,46 @@
-"""`storage`: what it costs to choose, to gather, to publish and to open, beside the old ways of keeping rows.
+"""`storage`: the time to choose, gather, publish and open rows, beside JSON lines and Parquet.
 
-Every time is a median of rounds that found something: an empty result is an error. Times are CPU seconds of all threads, so that
-other work on the machine does not count. Only what waits for the disk (publishing, ledgers) is timed by the clock. Both sides of
-a ratio are measured in turns in one run, on the same rows. Files that are read lie in the page cache: cold disks and network file
-systems are not measured. What a step gathers, and the plain copy of as many bytes beside it, come from memory that no cache
-holds. The program has just done a little of the same work, except for gather_first_ms.
+Times are medians, in CPU seconds of all threads, so that other work on the machine does not count. Publishing and ledgers wait
+for the disk and are measured by wall time. An empty result is an error. Arms of a ratio take turns in one run, on the same rows.
+Files are in the page cache; cold disks and network file systems are not measured. The bytes that are gathered, and those of the
+plain copy beside them, are in no CPU cache. The program itself has just run on other data, except for gather_first_ms.
 
-The old ways are a line of JSON for each row, as the system before this one kept them, and a Parquet file that holds the token
-lists.
+The other arms are one line of JSON for each row, as in the old system, and a Parquet file with the token lists.
 """
 
+import json
 import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from statistics import median
+from typing import Any
 
-from benchmarks.outcome import Outcome, Target, found, timed
-from benchmarks.storage_gathering import STEP_SHARDS, gathering
-from benchmarks.storage_rows import ROWS_PER_START_GROUP, VERSIONS, facts_of_a_run
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.outcome import Outcome, Target, require_found, timed, timed_cold, waited
+from benchmarks.storage_rows import ROWS_PER_START_GROUP, VERSIONS, decisions_of, facts_of_a_run, plies_of
+from storage.gather import Batch
 from storage.index import Index
 from storage.ledger import ROWS_SCHEMA, write_ledger
+from storage.mapped import MappedShard, MappedShards
 from storage.runs import RunPaths
+from storage.schema import as_array, row_checksums
 from storage.selection import SelectionQuery
+from storage.shards import open_plies, open_shard, publish_shard
 from storage.snapshots import CoveredShard, file_marks, write_snapshot
 from telemetry.errors import InputError
 
+STEP_SHARDS = 12
+"""Start groups of a step, each in its own shard: 504 rows."""
+GATHERED_SHARDS = 64
+PARQUET_ROWS = 84_000
+"""Rows of the Parquet file, most of them of other decisions."""
+WAITS = 5
+"""Steps of which the wait for rows is measured; each needs new shards."""
 MAX_POLICY_LAG = 16
 OTHER_BLEND = {"centres_gained": 0.5, "sos_share": 2.0, "survival": 1.0}
 TARGETS = {
@@ -42,22 +59,22 @@ TARGETS = {
 
 
 def bench_storage(*, rounds: int = 15, scale: float = 1.0, seed: int = 0) -> Outcome:
-    """All figures; `scale` below 1 makes runs of fewer rows, whose figures no longer are of what their names say.
+    """Measure all figures. A `scale` below 1 makes smaller runs, so that names such as `select_1e6_ms` are no longer true.
 
     Raises:
-        InputError: there is nothing to measure.
+        InputError: `rounds` is below 1, or `scale` is not between 0.005 and 1.
     """
     if rounds < 1 or not 0.005 <= scale <= 1:
         raise InputError(f"There is nothing to measure in {rounds} rounds at a scale of {scale:g}: at least 1, and 0.005 to 1.")
     metrics: dict[str, float] = {"scale": scale}
-    for part in (_selecting, _opening, gathering):
+    for part in (_selecting, _opening, _gathering):
         with tempfile.TemporaryDirectory() as folder:
             metrics |= part(Path(folder), rounds, scale, seed)
     return Outcome(benchmark="storage", metrics=metrics, targets=TARGETS)
 
 
 def _selecting(folder: Path, rounds: int, scale: float, seed: int) -> dict[str, float]:
-    """Choosing a step's rows among a few and among very many, in turns; and laying another blend over the many."""
+    """Choosing the rows of a step among 10,000 and among a million rows, and another blend for the million."""
     few = _run_of_facts(folder / "few", round(1e4 * scale), shard_groups=1, seed=seed)
     many = _run_of_facts(folder / "many", round(1e6 * scale), shard_groups=10, seed=seed)
     indexes = {paths: _opened(Index(paths)) for paths in (few, many)}
@@ -68,31 +85,26 @@ def _selecting(folder: Path, rounds: int, scale: float, seed: int) -> dict[str, 
         for paths, index in indexes.items():
             query = _query(step)
             took, chosen = timed(lambda index=index, query=query: index.select_batch(query))
-            found(chosen.rows.num_rows, f"a selection among the rows of {paths.root.name}")
+            require_found(chosen.rows.num_rows, f"a selection among the rows of {paths.root.name}")
             if step:  # the first one warms up
                 times[paths].append(took)
     regroup, again = timed(lambda: _opened(Index(many, blend=OTHER_BLEND)))
-    kept, _ = timed(lambda: _opened(Index(many)))
-    found(again.select_batch(_query(0)).rows.num_rows, "a selection under another blend")
+    require_found(again.select_batch(_query(0)).rows.num_rows, "a selection under another blend")
     return {
         "select_1e6_ms": 1000 * median(times[many]),
         "select_1e6_over_1e4": median(times[many]) / median(times[few]),
         "regroup_1e6_s": regroup,
-        "open_1e6_s": kept,
     }
 
 
 def _opening(folder: Path, rounds: int, scale: float, seed: int) -> dict[str, float]:
-    """From a snapshot over many small shards, first without ledgers, then with ledgers of four of ten advantage groups."""
+    """Opening an index from a snapshot of many small shards, without ledgers."""
     paths = _run_of_facts(folder / "run", round(1e5 * scale), shard_groups=1, seed=seed)
-    plain = median(timed(lambda: _opened(Index(paths)))[0] for _ in range(min(rounds, 7)))
-    _use_some_rows(paths, _opened(Index(paths)), STEP_SHARDS * ROWS_PER_START_GROUP)
-    used = median(timed(lambda: _opened(Index(paths)))[0] for _ in range(min(rounds, 3)))
-    return {"open_1e5_s": plain, "open_1e5_with_ledgers_s": used}
+    return {"open_1e5_s": median(timed(lambda: _opened(Index(paths)))[0] for _ in range(min(rounds, 7)))}
 
 
 def _run_of_facts(root: Path, rows: int, *, shard_groups: int, seed: int) -> RunPaths:
-    """A run whose shards are known by a snapshot alone; the files themselves are empty, and nothing opens them."""
+    """A run with a snapshot of its shards. The shard files are empty and never opened."""
     paths = RunPaths(root).create()
     groups = max(rows // ROWS_PER_START_GROUP, 2)
     (paths.shards / "bench").mkdir()
@@ -116,16 +128,15 @@ def _run_of_facts(root: Path, rows: int, *, shard_groups: int, seed: int) -> Run
     return paths
 
 
-def _use_some_rows(paths: RunPaths, index: Index, rows_a_step: int = 2**62) -> None:
-    """Record four of ten advantage groups as trained on: how a run looks that has been at work for long."""
+def _use_some_rows(paths: RunPaths, index: Index) -> None:
+    """Record four of ten advantage groups as trained on, as in a run after many steps."""
     names = ", ".join(f'"{name}"' for name in ROWS_SCHEMA.names if name not in ("policy_lag", "advantage_group"))
     rows = index.connection.sql(
         f"SELECT {names}, 0::INTEGER AS policy_lag, 0::INTEGER AS advantage_group FROM decisions "
         "WHERE md5_number(concat_ws(':', start_group, power)) % 10 < 4"
     ).to_arrow_table()
-    found(rows.num_rows, "rows that were used")
-    for step, first in enumerate(range(0, rows.num_rows, rows_a_step), 1):
-        write_ledger(paths, "bench", step, rows.slice(first, rows_a_step), {})
+    require_found(rows.num_rows, "rows that were used")
+    write_ledger(paths, "bench", 0, rows, {})
     index.refresh()
 
 
@@ -141,6 +152,213 @@ def _query(step: int) -> SelectionQuery:
 
 
 def _opened(index: Index) -> Index:
-    found(index.refresh(), "decisions of a snapshot")
-    found(not index.refused, "a snapshot that is whole")
+    require_found(index.refresh(), "decisions of a snapshot")
+    require_found(not index.refused, "a snapshot that is whole")
     return index
+
+
+# -- real shards ----------------------------------------------------------------------------------------------------------
+
+
+def _gathering(folder: Path, rounds: int, scale: float, seed: int) -> dict[str, float]:
+    """Real shards with tokens, one start group each: publishing, attaching, ledgers, gathering, and mapped memory."""
+    paths = RunPaths(folder / "run").create()
+    index = Index(paths)
+    index.refresh()
+    attach, publish = [], []
+    for number in range(max(rounds + 1, round(GATHERED_SHARDS * scale), STEP_SHARDS)):
+        rows, plies = decisions_of(range(number, number + 1), seed), plies_of(range(number, number + 1))
+        publish.append(
+            waited(lambda number=number, rows=rows, plies=plies: publish_shard(paths, "bench", number, rows, plies, {}))[0]
+        )
+        took, taken = timed(index.refresh)
+        require_found(taken == ROWS_PER_START_GROUP, "the rows of a new shard")
+        attach.append(took)
+    names = [f"bench/{number:06d}.arrow" for number in range(len(attach))]
+    everything = _rows_of(index)
+    pool, few = everything.slice(ROWS_PER_START_GROUP), everything.slice(0, 3)
+    draws = [_draw(pool, seed, round_) for round_ in range(rounds + 1)]
+    scattered = [_draw_scattered(pool, seed, round_) for round_ in range(rounds + 1)]
+    ledger = [
+        waited(lambda step=step, rows=rows: write_ledger(paths, "bench", step, rows, {}))[0] for step, rows in enumerate(draws)
+    ]
+    return {
+        "attach_ms": 1000 * median(attach[1:]),
+        "ledger_ms": 1000 * median(ledger[1:]),
+        "heap_bytes_per_gb_mapped": _heap_per_gb(paths, names),
+        **_waits(paths, index, len(names), min(rounds, WAITS), seed),
+        **_publish_share(paths, names, median(publish[1:])),
+        **_gather_ratios(index, paths, names, draws, scattered, few, folder, round(PARQUET_ROWS * scale)),
+    }
+
+
+def _waits(paths: RunPaths, index: Index, first: int, rounds: int, seed: int) -> dict[str, float]:
+    """Seconds that a step waits for its rows after as many new shards as it uses, with and without a look ahead."""
+    times: dict[bool, list[float]] = {True: [], False: []}
+    for round_ in range(2 * rounds):
+        ahead = round_ % 2 == 0
+        for number in range(first + round_ * STEP_SHARDS, first + (round_ + 1) * STEP_SHARDS):
+            groups = range(number, number + 1)
+            publish_shard(paths, "bench", number, decisions_of(groups, seed), plies_of(groups), {})
+        query = SelectionQuery(
+            step=round_, policy_version=0, max_policy_lag=0, start_groups=STEP_SHARDS, lineage="waits", seed=seed
+        )
+        if ahead:
+            index.look_ahead(query)
+            index.refresh()  # waits until the look ahead is done, as after a long step
+        took, batch = timed(lambda query=query: (index.refresh(), index.gather(index.select_batch(query).rows))[1])
+        require_found(len(batch.input_ids), "the rows of a step")
+        times[ahead].append(took)
+    return {"step_waits_ms": 1000 * median(times[False]), "step_waits_ahead_ms": 1000 * median(times[True])}
+
+
+def _gather_ratios(
+    index: Index,
+    paths: RunPaths,
+    names: list[str],
+    draws: list[pa.Table],
+    scattered: list[pa.Table],
+    few: pa.Table,
+    folder: Path,
+    parquet_rows: int,
+) -> dict[str, float]:
+    """Gathering beside a plain copy of as many bytes, JSON lines and Parquet, in turns, with cold caches.
+
+    `draws` are whole start groups, `scattered` single rows, `few` the rows on which the program warms up.
+    """
+    tables = {name: open_shard(paths.shards / name) for name in names}
+    old = _OldWays.of(tables, folder, parquet_rows)
+    far = np.ones(max(16, round(256 * parquet_rows / PARQUET_ROWS)) * 2**20 // 8)  # larger than every cache
+    copied = np.ones(len(far) // 4)
+
+    shards = MappedShards(paths.shards)
+
+    def gathered(rows: pa.Table) -> tuple[float, Batch]:
+        return timed_cold(lambda: index.gather(rows), far, lambda: index.gather(few))
+
+    times: dict[str, list[float]] = {name: [] for name in ("gather", "first", "check", "scattered", "memcpy", "json", "parquet")}
+    for number, (rows, others) in enumerate(zip(draws, scattered, strict=True)):
+        took, batch = gathered(rows)
+        require_found(len(batch.input_ids), "the tokens of a batch")
+        source = far[number * 64 :][: _bytes_of(batch) // 8]
+        copy = timed_cold(lambda source=source: _plain_copy(copied, source), far, lambda: _plain_copy(copied[-64:], far[-64:]))
+        mapped = [shards.get(name) for name in dict.fromkeys(rows["shard"].to_pylist())]
+        ways = {
+            "gather": (took, batch.input_ids),
+            "first": (timed_cold(lambda rows=rows: index.gather(rows), far)[0], batch.input_ids),
+            "check": (timed_cold(lambda shards=mapped: _check_unchanged(shards), far)[0], batch.input_ids),
+            "scattered": (gathered(others)[0], batch.input_ids),
+            "memcpy": (copy[0], batch.input_ids),
+            "json": timed_cold(lambda rows=rows: old.from_json(rows), far),
+            "parquet": timed_cold(lambda rows=rows: old.from_parquet(rows), far),
+        }
+        for name, (seconds, tokens) in ways.items():
+            require_found(np.array_equal(tokens, batch.input_ids), f"the same tokens read by {name}")
+            if number:
+                times[name].append(seconds)
+    middle = {name: median(some) for name, some in times.items()}
+    return {
+        "gather_ms": 1000 * middle["gather"],
+        "gather_first_ms": 1000 * middle["first"],
+        "gather_over_memcpy": middle["gather"] / middle["memcpy"],
+        "gather_scattered_over_memcpy": middle["scattered"] / middle["memcpy"],
+        "gather_vs_json": middle["json"] / middle["gather"],
+        "gather_vs_parquet": middle["parquet"] / middle["gather"],
+        "gather_crc_cost_share": middle["check"] / middle["first"],
+    }
+
+
+def _plain_copy(target: np.ndarray, source: np.ndarray) -> None:
+    np.copyto(target[: len(source)], source)
+
+
+def _check_unchanged(shards: list[MappedShard]) -> bool:
+    """The check of gathering for shards that changed since they were mapped."""
+    return all(shard.as_verified() for shard in shards)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OldWays:
+    """The same rows as JSON lines in memory, and in a Parquet file with many others."""
+
+    lines: Mapping[int, str]
+    """Line by decision id."""
+    parquet: Path
+    connection: duckdb.DuckDBPyConnection
+
+    @classmethod
+    def of(cls, tables: Mapping[str, pa.Table], folder: Path, parquet_rows: int) -> "_OldWays":
+        joined = pa.concat_tables([table.replace_schema_metadata(None) for table in tables.values()]).unify_dictionaries()
+        parquet = folder / "rows.parquet"
+        with pq.ParquetWriter(parquet, joined.schema, compression="zstd") as writer:
+            for copy in range(max(1, parquet_rows // joined.num_rows)):
+                numbers = pa.array(as_array(joined["decision_id"]).to_numpy() * (-copy if copy else 1))
+                writer.write_table(joined.set_column(0, joined.schema.field(0), numbers))
+        lines = {row["decision_id"]: json.dumps(row) for row in joined.to_pylist()}
+        return cls(lines=lines, parquet=parquet, connection=duckdb.connect())
+
+    def from_json(self, rows: pa.Table) -> np.ndarray:
+        """Parse the line of each row, then pack the lists; returns the token ids."""
+        parsed = [json.loads(self.lines[number]) for number in rows["decision_id"].to_pylist()]
+        packed = [np.concatenate([np.array(row[name], dtype) for row in parsed]) for name, dtype in _LISTS.items()]
+        return packed[0]
+
+    def from_parquet(self, rows: pa.Table) -> np.ndarray:
+        """Join the chosen rows with the file, in their order, then pack the lists; returns the token ids."""
+        self.connection.register(
+            "chosen", rows.select(["decision_id"]).append_column("place", pa.array(np.arange(rows.num_rows)))
+        )
+        lists = ", ".join(_LISTS)
+        query = f"SELECT {lists} FROM chosen JOIN '{self.parquet}' USING (decision_id) ORDER BY place"
+        found = self.connection.sql(query).to_arrow_table().combine_chunks()
+        packed = [found[name].chunk(0).flatten().to_numpy() for name in _LISTS]
+        self.connection.unregister("chosen")
+        return packed[0]
+
+
+_LISTS: dict[str, Any] = {
+    "input_ids": np.int32,
+    "behaviour_logprobs": np.float32,
+    "legal_ids": np.int32,
+    "legal_offsets": np.int32,
+}
+
+
+def _publish_share(paths: RunPaths, names: list[str], publish_s: float) -> dict[str, float]:
+    """The checksums of the rows and plies of a shard, as a share of publishing it."""
+    tables = [reader(paths.shards / names[0]) for reader in (open_shard, open_plies)]
+    sums = median(waited(lambda: [row_checksums(table) for table in tables])[0] for _ in range(5))
+    return {"write_crc_cost_share": sums / publish_s}
+
+
+def _heap_per_gb(paths: RunPaths, names: list[str]) -> float:
+    """Bytes on Arrow's heap after the shards are open, for each GB of shards."""
+    before = pa.total_allocated_bytes()
+    tables = [open_shard(paths.shards / name) for name in names]
+    grown = pa.total_allocated_bytes() - before
+    require_found(sum(table.num_rows for table in tables), "rows of mapped shards")
+    return grown / sum((paths.shards / name).stat().st_size for name in names) * 1e9
+
+
+def _rows_of(index: Index) -> pa.Table:
+    query = (
+        'SELECT shard, "row", decision_id, start_group, fork, ply, power, phase, policy_version, 0::INTEGER AS policy_lag, '
+        'checksum, "return", (-1)::INTEGER AS advantage_group FROM decisions ORDER BY start_group, power, fork'
+    )
+    return index.connection.sql(query).to_arrow_table().cast(ROWS_SCHEMA).combine_chunks()
+
+
+def _draw(pool: pa.Table, seed: int, round_: int) -> pa.Table:
+    """STEP_SHARDS whole start groups, as a step chooses them; other ones in every round."""
+    groups = np.random.default_rng([seed, round_]).permutation(pool.num_rows // ROWS_PER_START_GROUP)[:STEP_SHARDS]
+    return pool.take(pa.array((groups[:, None] * ROWS_PER_START_GROUP + np.arange(ROWS_PER_START_GROUP)).ravel()))
+
+
+def _draw_scattered(pool: pa.Table, seed: int, round_: int) -> pa.Table:
+    """As many single rows; each must be copied by itself. No step chooses rows like this."""
+    rows = np.random.default_rng([seed, round_, 1]).permutation(pool.num_rows)[: STEP_SHARDS * ROWS_PER_START_GROUP]
+    return pool.take(pa.array(rows))
+
+
+def _bytes_of(batch: Batch) -> int:
+    return sum(getattr(batch, field.name).nbytes for field in fields(batch))

@@ -1,8 +1,8 @@
-"""Rows to measure the trajectory store with: made from a seed, of the shape that rollouts have.
+"""Random rows for the storage benchmark, with the sizes of real rollouts.
 
-A prompt has 440 (deviation 60) tokens, a completion 24 (8), with ids as unevenly spread as words are. The forks of a start group
-share their prompt by power, and reward components and versions differ as they do in a run: a group is at most three versions
-behind the newest one. Facts without tokens are made as columns, so that a million of them take seconds.
+A prompt has 440 tokens (deviation 60), a completion 24 (8); ids have the frequencies of words. The forks of a start group share
+the prompt of each power. A start group is at most three policy versions behind the newest one. Facts without tokens are made as
+columns, so that a million rows take seconds.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from storage.snapshots import CoveredShard, IndexSnapshot
 FORKS = 6
 ROWS_PER_START_GROUP = FORKS * len(POWERS)
 VERSIONS = 200
-"""Policy versions over which the facts of a run are spread."""
+"""Policy versions in the facts of a run."""
 _TOKENS = 4096
 _PHASE = "S1903M"
 _SAME: dict[str, Any] = {
@@ -34,16 +34,16 @@ _SAME: dict[str, Any] = {
     "ended": "horizon",
     "orders_rejected": 0,
 }
-"""What every row holds."""
+"""Values that all rows share."""
 
 
 def decisions_of(start_groups: range, seed: int, version: int = 0, producer: str = "bench") -> list[Decision]:
-    """All decisions of one phase of these start groups, tokens and all."""
+    """All decisions of these start groups in one phase, with tokens."""
     rng = np.random.default_rng([seed, start_groups.start])
     made = []
     for start_group in start_groups:
         prompts = {power: _token_ids(rng, _around(rng, 440, 60)) for power in POWERS}
-        for fork in range(FORKS):  # as forks are played, so rows of one advantage group lie apart
+        for fork in range(FORKS):  # fork by fork, as in a rollout: rows of one advantage group are apart
             for power, prompt in prompts.items():
                 made.append(_decision(rng, prompt, producer, start_group, fork, power, version))
     return made
@@ -60,7 +60,7 @@ def plies_of(start_groups: range) -> list[Ply]:
 
 
 def facts_of_a_run(shards: Sequence[CoveredShard], seed: int) -> IndexSnapshot:
-    """What a snapshot would hold of a run that consists of these shards, whose start groups follow one another."""
+    """The index snapshot of a run with these shards, whose start groups are consecutive."""
     rng = np.random.default_rng(seed)
     counts = [len(shard.start_groups) for shard in shards]
     groups = np.array([group for shard in shards for group in shard.start_groups], np.int64)
@@ -68,7 +68,7 @@ def facts_of_a_run(shards: Sequence[CoveredShard], seed: int) -> IndexSnapshot:
     producers = pa.array([shard.producer for shard in shards], pa.string())
 
     def by_row(per_group: int) -> dict[str, pa.Array]:
-        """Columns of rows that come shard after shard, start group after start group, fork after fork."""
+        """Columns of rows in the order of shards, start groups and forks."""
         rows = np.repeat(np.arange(len(shards)), np.array(counts) * per_group)
         begins = np.cumsum([0, *counts[:-1]]) * per_group
         place = np.arange(len(groups) * per_group)
@@ -92,7 +92,7 @@ def _drawn_facts(rng: np.random.Generator, groups: np.ndarray) -> dict[str, pa.A
     version = np.maximum(np.repeat(newest - rng.integers(0, 4, len(groups)), ROWS_PER_START_GROUP), 0)
     columns = {
         "decision_id": pa.array(np.arange(n, dtype=np.int64) + 1),
-        "fork": pa.array(np.tile(np.repeat(np.arange(FORKS), 1), n // FORKS).astype(np.int16)),
+        "fork": pa.array(np.tile(np.arange(FORKS), n // FORKS).astype(np.int16)),
         "power": pa.array(np.array(POWERS, object)).take(pa.array(np.arange(n) // FORKS % len(POWERS))),
         "policy_version": pa.array(version.astype(np.int32)),
         "seed": pa.array(rng.integers(0, 2**62, n)),
@@ -104,7 +104,7 @@ def _drawn_facts(rng: np.random.Generator, groups: np.ndarray) -> dict[str, pa.A
 
 
 def _table(columns: dict[str, pa.Array], schema: pa.Schema) -> pa.Table:
-    """The columns by the schema; those that were not given hold the same in every row."""
+    """A table of the schema; missing columns get one value for all rows."""
     n = len(columns["row"])
     filled = [columns[f.name] if f.name in columns else pa.repeat(pa.scalar(_SAME.get(f.name, 1), f.type), n) for f in schema]
     return pa.table(filled, schema=schema)

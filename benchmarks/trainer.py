@@ -1,36 +1,30 @@
-"""`trainer`: the cost of a training step beside that of the old trainer, and a check that packed and padded give one gradient.
+"""`trainer`: the cost of our training step beside the old one, and a check that packed and padded rows have one gradient.
 
-Arms of a ratio take turns, in one process on one thread, in CPU seconds. A figure is the median of the rounds' ratios, after a
-warm-up on part of the rows. Our arm holds all that makes a gradient of a batch: planning, packing, forwards, losses, gauges,
-backwards. The old arm holds the same (`benchmarks/old_trainer.py`). The optimiser's step is the same in both and is in neither.
-Exactness compares packed with padded, both ours, in float32, from one adapter. GPUs (`benchmarks/trainer_gpu.py`) and real text
-are not measured here.
+Arms take turns in one process on one thread, in CPU seconds; a figure is the median of the rounds' ratios, after a warm-up. Each
+arm includes everything from a batch to its gradient: ours plans, packs, computes losses and gauges. The optimiser's step is in
+neither arm. Exactness compares packed with padded rows of our step, in float32. `benchmarks/trainer_gpu.py` measures on a GPU.
 """
 
 import gc
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
-from typing import Any
 
-import numpy as np
 import torch
 
-from benchmarks.old_trainer import OldTrainer
 from benchmarks.outcome import Outcome, Target
-from benchmarks.trainer_cases import CASES, MANY_SMALL, TINY, TINY_32K, Case, Shape, made_up_batch, model_of, stir_adapter
-from benchmarks.trainer_on_device import gradient_of, relative_error
+from benchmarks.trainer_arms import Arms, relative_error
+from benchmarks.trainer_cases import CASES, MANY_SMALL, TINY, TINY_32K, Case, Shape
 from benchmarks.trainer_resume import resume_equal_share
 from storage.gather import Batch
 from telemetry.errors import InputError
 from telemetry.progress import reporter
 from training.policy import Policy
-from training.settings import CPU_TOKENS, TrainingSettings
+from training.settings import CPU_TOKENS
 from training.trie_plan import TriePlan, plan
-from training.update import Updater
 
 TARGETS = {
     "speedup_g2": Target(at_least=3.0),
@@ -50,17 +44,17 @@ TARGETS = {
     "planner_share": Target(at_most=0.03),
 }
 CHECKS = ("exactness", "microbatch", "saved_bytes", "planner", "resume")
-"""What is measured beside the times of `CASES`."""
+"""Measurements other than the times of `CASES`."""
 SMALL_BUDGET, LARGE_BUDGET = 300, 8192
-"""Unique tokens of a micro-batch, where its size must not matter."""
+"""Unique tokens of a micro-batch; its size must not change the gradient."""
 ALSO_WITHOUT_RECOMPUTING = ("g6", "g16")
 
 
 def check_wanted(only: Collection[str], repeats: int) -> None:
-    """Refuse what cannot be measured.
+    """Check the arguments of `bench_trainer`.
 
     Raises:
-        InputError: there is nothing to measure, or nothing of that name.
+        InputError: `repeats` is below 1, or a name in `only` is unknown.
     """
     known = (*CASES, *CHECKS)
     if repeats < 1:
@@ -70,13 +64,13 @@ def check_wanted(only: Collection[str], repeats: int) -> None:
 
 
 def bench_trainer(*, repeats: int = 5, only: Collection[str] = (), seed: int = 0) -> Outcome:
-    """Measure on the tiny model.
+    """Measure with the tiny model.
 
     Args:
         only: names of `CASES` and `CHECKS`; all of them if none is given.
 
     Raises:
-        InputError: there is nothing to measure, or nothing of that name.
+        InputError: `repeats` is below 1, or a name in `only` is unknown.
     """
     check_wanted(only, repeats)
     wanted = [name for name in (*CASES, *CHECKS) if name in only or not only]
@@ -84,7 +78,7 @@ def bench_trainer(*, repeats: int = 5, only: Collection[str] = (), seed: int = 0
     with one_thread(), tempfile.TemporaryDirectory(prefix="entente-trainer-") as scratch:
         for number, name in enumerate(wanted):
             reporter().stage(f"measuring {name}", number, len(wanted))
-            metrics |= _measured(name, Path(scratch), repeats=repeats, seed=seed)
+            metrics |= _measure_one(name, Path(scratch), repeats=repeats, seed=seed)
         reporter().stage("measuring", len(wanted), len(wanted))
     return Outcome(
         benchmark="trainer",
@@ -93,7 +87,7 @@ def bench_trainer(*, repeats: int = 5, only: Collection[str] = (), seed: int = 0
     )
 
 
-def _measured(name: str, scratch: Path, *, repeats: int, seed: int) -> dict[str, float]:
+def _measure_one(name: str, scratch: Path, *, repeats: int, seed: int) -> dict[str, float]:
     if name in CASES:
         shape = TINY_32K if name.endswith("32k") else TINY
         return speedups(name, CASES[name], shape, repeats=repeats, seed=seed, no_recompute=name in ALSO_WITHOUT_RECOMPUTING)
@@ -110,7 +104,7 @@ def _measured(name: str, scratch: Path, *, repeats: int, seed: int) -> dict[str,
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """torch computes on one thread inside."""
+    """Limit torch to one thread."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -119,140 +113,82 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-# -- arms ------------------------------------------------------------------------------------------------------------------
-
-
-def policy_of(shape: Shape, settings: TrainingSettings) -> Policy:
-    """A policy of random weights whose adapter has left its start."""
-    policy = Policy(model_of(shape), settings)
-    stir_adapter(policy.parameters())
-    return policy
-
-
-def advantages_of(batch: Batch) -> np.ndarray:
-    """float32 [rows]: made-up ones, since any serve; not zero, so that every row has a gradient."""
-    return batch.returns.astype(np.float32)
-
-
-class Ours:
-    """The step of this project on one batch."""
-
-    def __init__(self, shape: Shape, **settings: Any) -> None:
-        self.settings = TrainingSettings(device="cpu", **settings)
-        self.policy = policy_of(shape, self.settings)
-        self._updater = Updater(self.policy, self.settings)
-
-    def __call__(self, batch: Batch) -> float:
-        """Forward and backward over all of `batch`, from no gradient; the loss."""
-        self.policy.model.zero_grad(set_to_none=True)
-        rows = list(range(len(batch.prompt_lens)))
-        return sum(self._updater.accumulate(batch, rows, advantages_of(batch)).losses)
-
-    def gradient(self) -> np.ndarray:
-        """The gradient as one vector, in float64."""
-        return gradient_of(self.policy)
-
-
-class Old:
-    """The step of old on one batch, on a model of its own."""
-
-    def __init__(self, shape: Shape, *, recompute: bool, rows_each: int = 4) -> None:
-        self.policy = policy_of(shape, TrainingSettings(device="cpu"))
-        self._trainer = OldTrainer(self.policy.model, recompute=recompute, rows_each=rows_each)
-
-    def __call__(self, batch: Batch) -> float:
-        """Forward and backward over all of `batch`, from no gradient; the loss."""
-        self.policy.model.zero_grad(set_to_none=True)
-        return self._trainer.accumulate(batch, advantages_of(batch))
-
-
 def cpu_s(work: Callable[[], object]) -> float:
-    """CPU seconds of `work`, which pays for no one else's garbage."""
+    """CPU seconds of `work`, without collecting earlier garbage."""
     gc.collect()
     began = time.process_time()
     work()
     return time.process_time() - began
 
 
-# -- times -----------------------------------------------------------------------------------------------------------------
-
-
 def speedups(name: str, case: Case, shape: Shape, *, repeats: int, seed: int, no_recompute: bool = False) -> dict[str, float]:
-    """CPU seconds of old over ours, and what share of the batch's tokens has to pass the model."""
-    batch, warm_up = (made_up_batch(each, vocabulary=shape.vocabulary, seed=seed) for each in (case, Case(positions=1, forks=2)))
-    arms: dict[str, Callable[[Batch], float]] = {"ours": Ours(shape), "old": Old(shape, recompute=True)}
+    """CPU seconds of the old step over ours, and the share of the batch's tokens that our step computes."""
+    arms = Arms(shape)
+    batch, warm_up = arms.batch(case, seed), arms.batch(Case(positions=1, forks=2), seed)
+    steps = {"ours": arms.ours(), "old": arms.old(recompute=True)}
     if no_recompute:
-        arms["old_no_recompute"] = Old(shape, recompute=False)
-    for arm in arms.values():
-        arm(warm_up)
+        steps["old_no_recompute"] = arms.old(recompute=False)
+    for step in steps.values():
+        step(warm_up)
     rounds = []
     for number in range(repeats):
-        rounds.append({arm: cpu_s(lambda arm=arm: arms[arm](batch)) for arm in arms})
-        reporter().say(f"{name}, round {number + 1} of {repeats}: {_seconds(rounds[-1])}")
+        rounds.append({arm: cpu_s(lambda arm=arm: steps[arm](batch)) for arm in steps})
+        seconds = ", ".join(f"{arm} {spent:.2f} s" for arm, spent in rounds[-1].items())
+        reporter().say(f"{name}, round {number + 1} of {repeats}: {seconds}")
     metrics = {
         f"speedup_{name}": median(spent["old"] / spent["ours"] for spent in rounds),
-        f"unique_token_share_{name}": planned(batch).unique_tokens / len(batch.input_ids),
+        f"unique_token_share_{name}": plan_batch(batch).unique_tokens / len(batch.input_ids),
     }
     if no_recompute:
         metrics[f"speedup_{name}_no_recompute"] = median(spent["old_no_recompute"] / spent["ours"] for spent in rounds)
     return metrics
 
 
-def _seconds(spent: Mapping[str, float]) -> str:
-    return ", ".join(f"{arm} {seconds:.2f} s" for arm, seconds in spent.items())
-
-
-def planned(batch: Batch) -> TriePlan:
-    """The plan of all its rows, as the step makes it on a CPU."""
+def plan_batch(batch: Batch) -> TriePlan:
+    """The plan of all rows, as our step makes it on a CPU."""
     return plan(batch, range(len(batch.prompt_lens)), CPU_TOKENS)
 
 
 def planner_share(case: Case, shape: Shape, *, repeats: int, seed: int) -> float:
-    """CPU seconds of planning over those of the whole of our arm, which plans too."""
-    batch, ours = made_up_batch(case, vocabulary=shape.vocabulary, seed=seed), Ours(shape)
-    ours(batch)
-    shares = []
+    """CPU seconds of planning over those of our whole step."""
+    arms = Arms(shape)
+    batch, step, shares = arms.batch(case, seed), arms.ours(), []
+    step(batch)
     for _ in range(repeats):
-        step_s = cpu_s(lambda: ours(batch))
-        shares.append(cpu_s(lambda: planned(batch)) / step_s)
+        step_s = cpu_s(lambda: step(batch))
+        shares.append(cpu_s(lambda: plan_batch(batch)) / step_s)
     return median(shares)
 
 
-# -- exactness -------------------------------------------------------------------------------------------------------------
-
-
 def exactness(case: Case, shape: Shape, *, seed: int) -> dict[str, float]:
-    """Loss and gradient of the packed path against those of the padded one, in float32."""
-    batch = made_up_batch(case, vocabulary=shape.vocabulary, seed=seed)
-    packed, padded = Ours(shape, layout="packed"), Ours(shape, layout="padded")
-    loss, oracle = packed(batch), padded(batch)
-    return {"loss_diff": abs(loss - oracle), "grad_rel_error": relative_error(packed.gradient(), padded.gradient())}
+    """Differences of loss and gradient between packed and padded rows, in float32."""
+    arms = Arms(shape)
+    loss, gradient = arms.loss_and_gradient(arms.ours(layout="packed"), batch := arms.batch(case, seed))
+    expected_loss, expected = arms.loss_and_gradient(arms.ours(layout="padded"), batch)
+    return {"loss_diff": abs(loss - expected_loss), "grad_rel_error": relative_error(gradient, expected)}
 
 
 def budget_error(case: Case, shape: Shape, *, seed: int) -> float:
-    """Gradient in many micro-batches against that in one."""
-    batch = made_up_batch(case, vocabulary=shape.vocabulary, seed=seed)
-    small, large = Ours(shape, token_budget=SMALL_BUDGET), Ours(shape, token_budget=LARGE_BUDGET)
-    small(batch)
-    large(batch)
-    return relative_error(small.gradient(), large.gradient())
-
-
-# -- memory ----------------------------------------------------------------------------------------------------------------
+    """Relative difference between the gradients of many micro-batches and of one."""
+    arms = Arms(shape)
+    batch = arms.batch(case, seed)
+    small, large = (arms.loss_and_gradient(arms.ours(token_budget=size), batch)[1] for size in (SMALL_BUDGET, LARGE_BUDGET))
+    return relative_error(small, large)
 
 
 def saved_bytes_ratio(case: Case, shape: Shape, *, seed: int) -> float:
-    """Bytes that autograd keeps for the way back, old without recomputation over ours, all rows of `case` in one forward."""
-    batch = made_up_batch(case, vocabulary=shape.vocabulary, seed=seed)
-    old, ours = Old(shape, recompute=False, rows_each=case.rows), Ours(shape, token_budget=LARGE_BUDGET)
-    ours(batch)  # the first step also checks itself, on rows of both layouts
-    return saved_bytes(old.policy, lambda: old(batch)) / saved_bytes(ours.policy, lambda: ours(batch))
+    """Bytes that autograd keeps for backward: the old step without recomputation over ours, all rows in one forward."""
+    arms = Arms(shape)
+    batch, ours = arms.batch(case, seed), arms.ours(token_budget=LARGE_BUDGET)
+    old = arms.old(recompute=False, rows_each=case.rows)
+    ours(batch)  # the first step also compares both layouts
+    return saved_bytes(arms.policy, lambda: old(batch)) / saved_bytes(arms.policy, lambda: ours(batch))
 
 
 def saved_bytes(policy: Policy, work: Callable[[], object]) -> int:
     """Bytes of the distinct storages that `work` saves for backward, without the model's own."""
     own = {weight.untyped_storage().data_ptr() for weight in (*policy.model.parameters(), *policy.model.buffers())}
-    kept: dict[int, torch.UntypedStorage] = {}  # held on to, so that no address comes twice
+    kept: dict[int, torch.UntypedStorage] = {}  # keeps them alive, so that no address is used twice
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()

@@ -1,8 +1,7 @@
-"""What the trainer benchmark trains on: models made from a shape, and batches with the figures that real rollouts have.
+"""Data of the trainer benchmarks: random models of a given shape, and random batches like those of rollouts.
 
-Owns data and nothing that measures. A completion is a walk through a tree of legal tokens that is the same for all forks of a
-prompt, as it is where orders are written: a third of its tokens branch, between 3.4 ids on average, the rest is forced. So forks
-share the head of their completions by as much as walks through such a tree do, and are otherwise their own.
+All forks of a prompt draw their completions from one tree of legal tokens: a third of the tokens branch, between 3.4 ids on
+average, and the others are forced. Forks therefore share the beginnings of their completions, as in real rollouts.
 """
 
 from collections.abc import Sequence
@@ -16,9 +15,9 @@ from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3Config
 from storage.gather import Batch
 
 BRANCHING_SHARE = 1 / 3
-"""Share of completion tokens with more than one legal id: 9.7 of 28.6 in random play."""
+"""Share of branching completion tokens: 9.7 of 28.6 in random play."""
 LEGAL_MEAN = 3.4
-"""Mean size of a legal set that branches."""
+"""Mean size of a branching legal set."""
 LEGAL_MOST = 18
 
 
@@ -28,18 +27,18 @@ class Case:
 
     positions: int
     forks: int
-    """Decisions that share a prompt, and an advantage group."""
+    """Decisions that share a prompt and an advantage group."""
     powers: int = 1
-    """Prompts of a position."""
+    """Prompts for each position."""
     rules: int = 0
     """Prompt tokens that all positions share."""
     board: int = 0
     """Prompt tokens that the powers of a position share."""
     own: int = 440
-    """Prompt tokens of a power's own."""
+    """Prompt tokens that only the forks of a power share."""
     completion: int = 24
     spread: float = 0.0
-    """Lengths of own prompt and completion vary evenly by this share of themselves."""
+    """Lengths of `own` and `completion` vary uniformly by up to this share."""
 
     @property
     def rows(self) -> int:
@@ -56,13 +55,13 @@ CASES = {
     "masked_32k": Case(positions=2, forks=6),
     "trie": Case(positions=1, powers=7, forks=6, rules=150, board=230, own=60),
 }
-"""What the time of a step is measured on, by the last word of the figure."""
+"""Batches for the time of a step, by the last word of the figure."""
 MANY_SMALL = Case(positions=8, forks=4, own=60, spread=0.5)
-"""Groups of which several fit into 300 unique tokens, none of the same size."""
+"""Small groups of different sizes; several fit into 300 unique tokens."""
 
 
 def made_up_batch(case: Case, *, vocabulary: int, seed: int = 0) -> Batch:
-    """A batch of `case`, always the same for a seed; rows of a group follow one another."""
+    """A batch of `case`, the same for the same seed; the rows of a group are consecutive."""
     rng = np.random.default_rng(seed)
     rules = rng.integers(0, vocabulary, case.rules)
     prompts, completions, legal = [], [], []
@@ -95,14 +94,14 @@ def made_up_batch(case: Case, *, vocabulary: int, seed: int = 0) -> Batch:
 
 
 class _LegalTree:
-    """Legal ids after each beginning of a completion, made as they are asked for."""
+    """Random legal ids for each beginning of a completion, made on demand."""
 
     def __init__(self, rng: np.random.Generator, vocabulary: int) -> None:
         self._rng, self._vocabulary = rng, vocabulary
         self._sets: dict[tuple[int, ...], np.ndarray] = {}
 
     def walk(self, length: int) -> tuple[list[int], list[np.ndarray]]:
-        """Drawn ids and the legal set of each."""
+        """`length` drawn ids and the legal set of each."""
         drawn: list[int] = []
         sets = []
         for _ in range(length):
@@ -115,7 +114,7 @@ class _LegalTree:
         if beginning not in self._sets:
             size = 1
             if self._rng.random() < BRANCHING_SHARE:
-                # 2 and more, with the mean that was measured; the 95th percentile is then 7, as measured too.
+                # At least 2, with the measured mean; the 95th percentile is then 7, as measured.
                 size = min(1 + int(self._rng.geometric(1 / (LEGAL_MEAN - 1))), LEGAL_MOST)
             self._sets[beginning] = np.sort(self._rng.choice(self._vocabulary, size, replace=False))
         return self._sets[beginning]
@@ -135,7 +134,7 @@ def offsets_of(lengths: Sequence[int]) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """A decoder, by its sizes."""
+    """The sizes of a decoder."""
 
     family: str
     """"qwen2" or "qwen3"."""
@@ -147,7 +146,7 @@ class Shape:
     intermediate: int
     vocabulary: int
     tied: bool = False
-    """The head is the embedding."""
+    """The head shares the weights of the embedding."""
 
 
 CONFIGS = {"qwen2": Qwen2Config, "qwen3": Qwen3Config}
@@ -161,10 +160,10 @@ QWEN_7B = Shape(
 
 
 def model_of(shape: Shape, *, device: str = "cpu", dtype: torch.dtype = torch.float32, seed: int = 0) -> Any:
-    """A model of random weights, made where it is to lie: no files, no hub.
+    """A model of random weights, made on `device` without files.
 
-    Weights are normal with deviation 0.02, those of the head smaller, so that a policy over a legal set is near to even and the
-    ratio to the behaviour logprobs of `made_up_batch` near to 1, as it is in a run.
+    Weights are normal with deviation 0.02. Those of the head are smaller, so that legal tokens are about equally probable and the
+    ratio to the behaviour logprobs of `made_up_batch` is near 1, as in a run.
     """
     config = CONFIGS[shape.family](
         vocab_size=shape.vocabulary,
@@ -191,7 +190,7 @@ def model_of(shape: Shape, *, device: str = "cpu", dtype: torch.dtype = torch.fl
 
 
 def stir_adapter(parameters: Sequence[torch.nn.Parameter], seed: int = 1) -> None:
-    """Move an adapter off its start, where B is zero and half of the gradient with it."""
+    """Add noise to a new adapter, whose matrix B and half of whose gradient would otherwise be zero."""
     generator = torch.Generator(device=parameters[0].device).manual_seed(seed)
     with torch.no_grad():
         for parameter in parameters:

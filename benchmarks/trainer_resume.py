@@ -1,9 +1,9 @@
-"""Is a resumed trainer the same trainer? Three steps, a new process, three more; held against six steps in one process.
+"""Compares three training steps, a new process and three more steps with six steps in one process.
 
-    python -m benchmarks.trainer_resume RUN MODEL STEP...      takes these steps of a run, as its trainer
+    python -m benchmarks.trainer_resume RUN MODEL STEP...      train these steps of a run
 
-Promise: every process is a fresh interpreter, and nothing but the run's files goes from one to the next. Compared are the bits of
-the adapter and of all that the optimiser keeps, as the checkpoints of the last step hold them.
+Every process is a new interpreter that gets only the files of the run. The adapter and the optimiser's state in the checkpoint of
+the last step are compared bit by bit.
 """
 
 import os
@@ -30,7 +30,7 @@ _SHORT = Case(positions=len(STEPS), powers=7, forks=6, rules=20, board=20, own=2
 
 
 def resume_equal_share(folder: Path, *, stop_after: int = STOP_AFTER) -> float:
-    """Share of the tensors that are bitwise the same after a stop and without one; 1 is what is promised.
+    """Share of the tensors that are bitwise equal with and without a stop; 1 if resuming is exact.
 
     Args:
         folder: an empty folder to work in.
@@ -48,7 +48,7 @@ def resume_equal_share(folder: Path, *, stop_after: int = STOP_AFTER) -> float:
 
 
 def equal_share(one: dict[str, Any], other: dict[str, Any]) -> float:
-    """Share of the tensors of `one` and `other` together that both have, with the same bits."""
+    """Share of all tensors of `one` and `other` that both have with the same bits."""
     same = sum(
         name in other and other[name].dtype == tensor.dtype and bool(tensor.equal(other[name])) for name, tensor in one.items()
     )
@@ -56,12 +56,12 @@ def equal_share(one: dict[str, Any], other: dict[str, Any]) -> float:
 
 
 def _publish_rows(paths: RunPaths) -> None:
-    """Six start groups, of seven powers and six forks each, one shard."""
+    """Publish one shard of six start groups, with seven powers and six forks each."""
     batch = made_up_batch(_SHORT, vocabulary=_SHAPE.vocabulary)
     powers, forks, made = _SHORT.powers, _SHORT.forks, []
     for place, row in enumerate(decisions_of(range(_SHORT.positions), seed=0)):
         position, within = divmod(place, powers * forks)
-        fork, power = divmod(within, powers)  # rows are written fork by fork, the batch is made power by power
+        fork, power = divmod(within, powers)  # rows are in the order of forks, the batch in the order of powers
         made.append(_with_tokens(row, batch, (position * powers + power) * forks + fork))
     publish_shard(paths, "bench", 0, made, plies_of(range(_SHORT.positions)), {})
 
@@ -88,7 +88,7 @@ def _steps(run: Path, model: Path, steps: tuple[int, ...]) -> None:
 
 
 def _tensors(checkpoint: Path) -> dict[str, Any]:
-    """The adapter's tensors and the optimiser's, by name."""
+    """Tensors of the adapter and of the optimiser, by name."""
     from safetensors.torch import load_file
 
     saved = load_file(checkpoint / "trainer.safetensors")
@@ -97,7 +97,7 @@ def _tensors(checkpoint: Path) -> dict[str, Any]:
 
 
 def main(run: Path, model: Path, steps: list[int]) -> None:
-    """Take `steps` as the trainer of `run`, one start group each."""
+    """Train `steps` of `run`, with one start group each."""
     from storage.settings import StorageSettings
     from training.policy import Policy
     from training.settings import TrainingSettings

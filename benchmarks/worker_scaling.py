@@ -1,9 +1,9 @@
-"""Workers that were not there: decisions a second of 1, 2 and 4 of them, simulated from measured times.
+"""Decisions a second of several inference workers, simulated from times measured with one.
 
-A closed loop. Each fork computes (legal orders, prompts, tables, adjudication), asks for the decisions of its powers, waits for
-all of them, and begins again. The client computes one thing at a time; a worker with n decisions in flight draws as many a
-second as one was measured to draw with n in flight, shared equally. A decision goes to the worker with the fewest. So the curve
-bends where the client's own time for a decision is the longer one, and it says nothing of networks.
+A closed loop: each fork uses the client (legal orders, prompts, tables, adjudication), requests the decisions of its powers,
+waits for all of them and starts again. The client serves one fork at a time. A worker with n decisions in flight has the rate
+measured for n, shared equally. A decision goes to the worker with the fewest. The curve bends where the client becomes the
+slower side. Networks are not modelled.
 """
 
 import heapq
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 
 class Rates:
-    """Decisions a second of one worker by decisions in flight: measured points, straight lines between them."""
+    """Decisions a second of one worker by decisions in flight, interpolated linearly between measured points."""
 
     def __init__(self, measured: Mapping[int, float]) -> None:
         self._at = sorted(measured)
@@ -29,15 +29,15 @@ class Rates:
         return self._rates[place - 1] * (1 - share) + self._rates[place] * share
 
 
-class _Worker:
-    """Decisions that share one worker; `done` counts how much of a decision each of them has had since the start."""
+class Worker:
+    """A worker and its decisions. `_done` is the share of a decision that each one would have got since the start."""
 
     def __init__(self, rates: Rates) -> None:
         self._rates = rates
         self._ends: list[tuple[float, int]] = []
         self._done = self._clock = 0.0
         self.drawn = 0.0
-        """Decisions drawn so far, those in flight by the part that is done."""
+        """Decisions drawn so far; those in flight count in part."""
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -46,9 +46,11 @@ class _Worker:
         return self._rates(len(self._ends)) / len(self._ends)
 
     def next_end(self) -> float:
+        """Time at which the next decision is drawn; infinite without decisions."""
         return self._clock + (self._ends[0][0] - self._done) / self._rate() if self._ends else float("inf")
 
     def advance(self, now: float) -> None:
+        """Draw until the time `now`."""
         if self._ends:
             each = (now - self._clock) * self._rate()
             self._done += each
@@ -56,9 +58,11 @@ class _Worker:
         self._clock = now
 
     def add(self, fork: int) -> None:
+        """Begin a decision of `fork`."""
         heapq.heappush(self._ends, (self._done + 1.0, fork))
 
     def pop(self) -> int:
+        """Remove the decision that is drawn next; returns its fork."""
         return heapq.heappop(self._ends)[1]
 
 
@@ -66,9 +70,9 @@ def decisions_per_s(
     workers: int, *, rates: Rates, client_s: float, forks: int = 128, powers: int = 7, decisions: int = 6000
 ) -> float:
     """Decisions a second of `workers` workers behind one client that computes `client_s` seconds for each decision."""
-    pool = [_Worker(rates) for _ in range(workers)]
+    pool = [Worker(rates) for _ in range(workers)]
     waiting_for = [0] * forks
-    ready = list(range(forks))  # forks that want the client, first come, first served
+    ready = list(range(forks))  # forks that wait for the client
     client_free, asking, now = 0.0, None, 0.0
     while sum(worker.drawn for worker in pool) < decisions:
         if asking is None and ready:

@@ -1,5 +1,5 @@
 """The tuner: which engine settings draw the most decisions within constraints, measured with the adapter on and off.
 
-Each candidate is measured in a process of its own, on requests that are handed in. Where requests come from and where results
-are kept is the caller's (tasks/tuning.py): this room knows neither runs nor Prefect.
+Each candidate is measured in its own process, on requests given by the caller, who also stores the results (tasks/tuning.py).
+This package knows neither runs nor Prefect.
 """

@@ -1,9 +1,9 @@
-"""The program of one candidate's process: start an engine, measure both arms, say each thing as a line of JSON, end.
+"""The program of a candidate's process: starts an engine, measures both arms and writes messages as lines of JSON.
 
     python -m tuning.candidate JOB
 
-JOB is a file that `process.run_program` wrote. Lines go to the standard output as it was at the start; what vLLM prints
-goes to the log. When the standard input closes, whoever started this is gone, and the whole process group ends.
+JOB is a file that `process.run_program` wrote. Messages go to the original standard output; the output of vLLM goes to the log.
+The standard input closes when the parent process ends; then this process group ends as well.
 """
 
 import asyncio
@@ -28,13 +28,13 @@ Say = Callable[[dict[str, Any]], None]
 
 
 def main(work: Callable[[dict[str, Any], Say], Any]) -> None:
-    """Run `work` on the job that the command line names, in this process; what it says goes to whoever started it."""
+    """Run `work` on the job of the command line and send its messages to the parent process."""
     channel = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
-    def say(what: dict[str, Any]) -> None:
-        channel.write(json.dumps(what) + "\n")
+    def say(message: dict[str, Any]) -> None:
+        channel.write(json.dumps(message) + "\n")
         channel.flush()
 
     try:
@@ -43,13 +43,13 @@ def main(work: Callable[[dict[str, Any], Say], Any]) -> None:
         traceback.print_exc()
         say({"failed": _in_a_sentence(error)})
         sys.exit(1)
-    # vLLM's threads may outlive their engine; nothing is left to be done.
+    # Threads of vLLM may still run, so end the process without waiting for them.
     sys.stderr.flush()
     os._exit(0)
 
 
 def _in_a_sentence(error: BaseException) -> str:
-    """The error with what it comes from; the latter also ends the log, of which the last lines are kept."""
+    """The error and its cause as one sentence; the cause is also written to the end of the log."""
     sentence = str(error) if isinstance(error, EntenteError) else f"{type(error).__name__}: {error}"
     if (cause := error.__cause__) is not None:
         sys.stderr.write(f"{type(cause).__name__}: {cause}\n")
@@ -58,7 +58,7 @@ def _in_a_sentence(error: BaseException) -> str:
 
 
 def _end_with_parent() -> None:
-    """Nobody writes to this pipe: it ends when the process that started this one does, however that ended."""
+    """Wait until the parent process ends and closes the pipe, then end this process group."""
     while os.read(0, 4096):
         pass
     os.killpg(0, signal.SIGKILL)
@@ -95,7 +95,7 @@ async def measure(given: dict[str, Any], say: Say) -> None:
 
 
 def policy_of(job: Job, scratch: Path) -> PolicyVersion:
-    """The version that is served with an adapter, as number 1: the run's weights, or random ones made in `scratch`."""
+    """The adapter to serve as version 1: that of the run, or random weights written to `scratch`."""
     from inference.adapter_check import version_in
     from inference.calibrate import write_noise
 

@@ -1,7 +1,7 @@
-"""The grid: the engine settings that are tried, the load for each, and which of them cannot fit this machine. Pure.
+"""The grid: engine settings to try, the load of each, and candidates that do not fit this machine. Pure functions.
 
-The settings in force are the first candidate, so that there is always a before. No two candidates are the same. A candidate's key
-follows from its values alone, so that its measurement is found again.
+The current settings are the first candidate, for comparison. No two candidates are equal. The key of a candidate depends only on
+its values, so that its measurement is found again.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ AXES = (
     "prefix_caching",
     "adapters",
 )
-"""Axes that are settings of inference, by their names."""
+"""Axes that are inference settings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,25 +35,25 @@ class Candidate:
 
     settings: InferenceSettings
     concurrency: int = 0
-    """Requests kept in flight; 0 where they arrive at a rate."""
+    """Requests in flight; 0 with a `request_rate`."""
     request_rate: float = 0.0
-    """Requests that arrive each second; 0 where a number is kept in flight."""
+    """Requests that arrive each second; 0 with a `concurrency`."""
     current: bool = False
-    """The settings in force."""
+    """True for the current settings."""
 
     @property
     def values(self) -> dict[str, Any]:
-        """What tells it from others: each axis with its value, the load included."""
+        """The value of each axis, including the load."""
         load = {"request_rate": self.request_rate} if self.request_rate else {"concurrency": self.concurrency}
         return {name: getattr(self.settings, name) for name in AXES} | load
 
     @property
     def key(self) -> str:
-        """Names its files."""
+        """Name of its files."""
         return hashlib.sha256(json.dumps(self.values, sort_keys=True).encode()).hexdigest()[:16]
 
     def label(self, varied: list[str]) -> str:
-        """The values of the `varied` axes, in words."""
+        """The values of the `varied` axes as text."""
         values = self.values
         words = " ".join(f"{_SHORT.get(name, name)} {_worded(values[name])}" for name in varied if name in values)
         return f"{words or 'the settings in force'}{' (current)' if self.current and words else ''}"
@@ -73,10 +73,10 @@ _SHORT = {
 
 
 def candidates_of(base: InferenceSettings, tuning: TuneSettings, *, on_gpu: bool) -> list[Candidate]:
-    """The settings in force, then the grid.
+    """The current settings, then the grid.
 
     Raises:
-        InputError: an axis says nothing on this machine.
+        InputError: an axis has no effect on this machine.
     """
     foreign = "kv_cache_gib" if on_gpu else "gpu_memory_share"
     if getattr(tuning, foreign):
@@ -105,14 +105,14 @@ def varied_axes(candidates: list[Candidate]) -> list[str]:
 
 
 def refused(candidates: list[Candidate], check: Callable[[InferenceSettings], None], *, adapter_rank: int) -> dict[str, str]:
-    """Candidates that are not started, by key, and the sentence that says why.
+    """Candidates that cannot run, by key, with the reason.
 
     Args:
-        check: raises InputError where the memory does not do (`memory_plan.check_memory`).
-        adapter_rank: rank of the adapter that is served.
+        check: raises InputError if the memory is too small (`memory_plan.check_memory`).
+        adapter_rank: rank of the served adapter.
 
     Raises:
-        InputError: none is left.
+        InputError: no candidate can run.
     """
     found: dict[str, str] = {}
     for candidate in candidates:

@@ -1,7 +1,7 @@
-"""Which candidate is the best within the constraints, and by how much the nearest misses them. Pure.
+"""Chooses the best candidate within the constraints, or the one that misses them by least. Pure functions.
 
-What is compared are figures with the adapter on, for that is how the engine will be used. A candidate must beat the settings in
-force by more than the passes of either differ among themselves: else those stay.
+Figures with the adapter are compared, as in a run. A candidate is chosen only if it is faster than the current settings by more
+than the passes of either differ.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,30 +13,29 @@ from tuning.job import Measured
 from tuning.settings import TuneSettings
 
 NOISE = 0.05
-"""Gain below which nothing is believed, however alike the passes were."""
-
+"""Smallest gain that counts, even if all passes agree."""
 
 COMPUTES_IN_PROCESS = ("vllm", "torch")
-"""Engines whose CPU time is seen; the rest is a GPU's, or another process's."""
+"""Engines that compute in this process, so that its CPU time is theirs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What came of the comparison."""
+    """The result of a comparison."""
 
     chosen: Candidate | None
-    """None: nothing holds the constraints."""
+    """None: no candidate meets the constraints."""
     nearest: Candidate | None
-    """Where nothing does: the one that misses them by least; None where nothing was measured."""
+    """If none does: the candidate that misses them by least; None without measurements."""
     why: str
     """One sentence."""
 
 
 def choose(candidates: Sequence[Candidate], found: Mapping[str, Measured], tuning: TuneSettings) -> Choice:
-    """The best of those that were measured.
+    """The best of the measured candidates.
 
     Args:
-        found: by the candidates' keys.
+        found: measurements by candidate key.
     """
     measured = [(each, found[each.key].arms["on"]) for each in candidates if each.key in found and found[each.key].arms]
     if not measured:
@@ -65,11 +64,11 @@ def choose(candidates: Sequence[Candidate], found: Mapping[str, Measured], tunin
 
 
 def confirmed(choice: Choice, before: Measured, after: Measured, tuning: TuneSettings, current: Candidate) -> Choice:
-    """The choice in the light of a second measurement of both, one right after the other.
+    """The choice after a second measurement of the current and the chosen settings.
 
     Args:
-        before: of the settings in force, which are `current`.
-        after: of the chosen ones.
+        before: second measurement of `current`, the current settings.
+        after: second measurement of the chosen settings.
     """
     if not before.arms or not after.arms or misses(before.arms["on"], tuning):
         return choice
@@ -86,9 +85,9 @@ def confirmed(choice: Choice, before: Measured, after: Measured, tuning: TuneSet
 
 
 def _gains(one: ArmFigures, other: ArmFigures, *, by_cpu: bool) -> dict[str, float]:
-    """What `other` gains on `one`, clock by clock; CPU time where the engine computes in the process.
+    """Gain of `other` over `one` in wall time and, if the engine computes in the process, in CPU time.
 
-    What others do on the machine moves the clock's seconds many times over, and those of the CPU by little.
+    Other work on the machine changes wall time far more than CPU time.
     """
     gains = {"by the clock": other.decisions_per_s / one.decisions_per_s - 1}
     if by_cpu and other.cpu_ms:
@@ -97,7 +96,7 @@ def _gains(one: ArmFigures, other: ArmFigures, *, by_cpu: bool) -> dict[str, flo
 
 
 def misses(on: ArmFigures, tuning: TuneSettings) -> list[tuple[float, str]]:
-    """Constraints that these figures do not hold: by which share of the bound, and in words."""
+    """Violated constraints: the excess as a share of the bound, and a sentence."""
     missed = []
     if on.e2el_ms_p99 > tuning.max_latency_ms:
         over = on.e2el_ms_p99 - tuning.max_latency_ms
@@ -120,5 +119,5 @@ def misses(on: ArmFigures, tuning: TuneSettings) -> list[tuple[float, str]]:
 
 
 def cost_per_thousand(decisions_per_s: float, price_per_hour: float) -> float:
-    """What a thousand decisions cost, in the price's currency."""
+    """Cost of a thousand decisions, in the currency of the price."""
     return price_per_hour * 1000 / (3600 * decisions_per_s)

@@ -1,4 +1,4 @@
-"""From moments to figures: latencies of a pass become means, 99th percentiles, throughput and goodput. Pure."""
+"""Figures of an arm from the latencies of its passes: means, 99th percentiles, throughput and goodput. Pure functions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -12,20 +12,20 @@ ARMS = ("off", "on")
 
 @dataclass(slots=True, kw_only=True)
 class Pass:
-    """What one pass over the requests of one arm came to."""
+    """The measurements of one pass over all requests."""
 
     seconds: float = 0.0
-    """From the first request to the last answer."""
+    """Wall seconds from the first request to the last completion."""
     ttft_ms: list[float] = field(default_factory=list)
-    """Each request's milliseconds to its first token."""
+    """Milliseconds to the first token, by request."""
     tpot_ms: list[float] = field(default_factory=list)
-    """Each request's milliseconds a token after the first; of those with more than one."""
+    """Milliseconds a token after the first, by request with several tokens."""
     itl_ms: list[float] = field(default_factory=list)
-    """Milliseconds between any two tokens of a request that follow one another."""
+    """Milliseconds between consecutive tokens of a request."""
     e2el_ms: list[float] = field(default_factory=list)
-    """Each request's milliseconds to its whole answer, as its asker saw them."""
+    """Milliseconds to the whole completion, by request, measured by the caller."""
     cpu_s: float = 0.0
-    """CPU seconds of the process meanwhile; an engine core in a process of its own is not in it."""
+    """CPU seconds of this process, without an engine core in another process."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
@@ -33,7 +33,7 @@ class Pass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmFigures:
-    """One arm of one candidate; milliseconds are over all its passes, rates the medians of them."""
+    """Figures of one arm of a candidate: milliseconds over all passes, and the median rates of the passes."""
 
     ttft_ms_mean: float
     ttft_ms_p99: float
@@ -44,30 +44,30 @@ class ArmFigures:
     e2el_ms_mean: float
     e2el_ms_p99: float
     decisions_per_s: float
-    """Requests answered a second."""
+    """Completed requests a second."""
     tokens_per_s: float
     """Completion tokens a second."""
     prompt_tokens_per_s: float
     cpu_ms: float
-    """Milliseconds of CPU time for a request: what is left of speed where other work slows the clock's down."""
+    """CPU milliseconds of a request; unlike wall time, other work on the machine hardly changes it."""
     cache_hit: float
     """Share of prompt tokens that came from the prefix cache."""
     spread: float
-    """Largest throughput of a pass less the smallest, over their median: what noise is here."""
+    """Noise: largest minus smallest throughput of a pass, over the median."""
     seconds: float
-    """Of all passes."""
+    """Total over all passes."""
     requests: int
-    """Of all passes."""
+    """Total over all passes."""
     e2el_ms: tuple[float, ...]
-    """Milliseconds of each request, rising."""
+    """Milliseconds of each request, sorted."""
 
     def goodput_per_s(self, max_latency_ms: float) -> float:
-        """Requests a second that were answered within the latency."""
+        """Requests a second that were completed within the latency."""
         return self.decisions_per_s * sum(value <= max_latency_ms for value in self.e2el_ms) / len(self.e2el_ms)
 
 
 FIGURES = tuple(each.name for each in fields(ArmFigures) if each.name != "e2el_ms")
-"""Those that are single numbers."""
+"""The figures that are single numbers."""
 
 
 def arm_figures(passes: Sequence[Pass]) -> ArmFigures:
@@ -91,10 +91,10 @@ def arm_figures(passes: Sequence[Pass]) -> ArmFigures:
 
 
 def mean(values: Sequence[float]) -> float:
-    """0 where there are none: an engine that does not tell."""
+    """The mean; 0 without values, as for an engine that does not report them."""
     return float(np.mean(values)) if values else 0.0
 
 
 def p99(values: Sequence[float]) -> float:
-    """0 where there are none."""
+    """The 99th percentile; 0 without values."""
     return float(np.quantile(values, 0.99)) if values else 0.0

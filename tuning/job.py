@@ -1,4 +1,4 @@
-"""What is handed to a candidate's process, and what comes back: plain values, as JSON."""
+"""The input of a candidate's process and its result, as plain values for JSON."""
 
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -13,23 +13,23 @@ State = Literal["measured", "refused", "not started", "died", "too slow"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One candidate to be measured."""
+    """One candidate to measure."""
 
     model: Path
     settings: InferenceSettings
     requests: Path
-    """File that `requests.as_table` describes."""
+    """File with the table of `requests.as_table`."""
     policy: PolicyVersion | None
-    """Version of the run whose adapter is served; None: an adapter of random weights is made."""
+    """Policy version whose adapter is served; None: an adapter with random weights."""
     adapter_rank: int = 16
-    """Of an adapter that is made."""
+    """Rank of an adapter with random weights."""
     concurrency: int = 0
     request_rate: float = 0.0
     rounds: int = 2
     seed: int = 0
 
     def as_object(self) -> dict[str, Any]:
-        """For JSON."""
+        """The job as a JSON object."""
         return asdict(self) | {
             "model": str(self.model),
             "settings": self.settings.model_dump(mode="json"),
@@ -39,7 +39,7 @@ class Job:
 
     @classmethod
     def from_object(cls, fields_given: dict[str, Any]) -> "Job":
-        """What `as_object` gave."""
+        """The job of an object that `as_object` returned."""
         names = {each.name for each in fields(cls)}
         return cls(
             **{name: value for name, value in fields_given.items() if name in names}
@@ -54,22 +54,22 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What came of a candidate."""
+    """The result of a candidate."""
 
     state: State
     reason: str = ""
-    """One sentence, where it was not measured."""
+    """Why it was not measured, in one sentence."""
     log: str = ""
-    """Last lines of its process's log, where it was not measured."""
+    """Last lines of its log, if it was not measured."""
     engine: str = ""
-    """Which engine drew."""
+    """Name of the engine."""
     adapters: str = ""
-    """How versions were served in fact: 'slots' or 'merge_reload'."""
+    """How adapters were served: 'slots' or 'merge_reload'."""
     start_s: float = 0.0
-    """Seconds until its engine was ready."""
+    """Seconds until the engine was ready."""
     seconds: float = 0.0
-    """Seconds of its process."""
+    """Wall seconds of its process."""
     cpu_s: float = 0.0
-    """CPU seconds of its process, its start among them; where the engine core is a process of its own, without that."""
+    """CPU seconds of its process with the start, without an engine core in another process."""
     arms: dict[str, ArmFigures]
-    """Figures by arm; none where it was not measured."""
+    """Figures by arm; empty if it was not measured."""

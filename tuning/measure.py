@@ -1,12 +1,13 @@
-"""Passes over an engine: so many requests in flight, or arriving at a rate, and the moments of each.
+"""Measures passes of an engine over all requests, with a number of requests in flight or a rate of arrivals.
 
-Each pass begins with an empty prefix cache, so what it finds there is what its own requests left.
+Each pass starts with an empty prefix cache.
 """
 
 import asyncio
 import random
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from inference.engine import Engine
@@ -14,37 +15,37 @@ from records.generation import GenerationRequest
 from tuning.figures import Pass
 
 WARM_UP = 16
-"""Requests asked before anything counts."""
+"""Requests before the first measured pass."""
 
 
 class Gaps:
-    """Hears from vLLM how far apart tokens come; put among its loggers."""
+    """A logger of vLLM that collects the times between tokens."""
 
     def __init__(self) -> None:
         self.milliseconds: list[float] = []
 
     def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
-        """What vLLM calls after each step."""
+        """vLLM calls this after each step."""
         if iteration_stats is not None:
             self.milliseconds += [1e3 * gap for gap in iteration_stats.inter_token_latencies_iter]
 
     def log(self) -> None:
-        """vLLM's beat; nothing is said."""
+        """Part of vLLM's interface; logs nothing."""
 
     def log_engine_initialized(self) -> None:
-        """Nothing is said."""
+        """Part of vLLM's interface; logs nothing."""
 
     def record_sleep_state(self, *_: Any) -> None:
-        """Nothing sleeps here."""
+        """Part of vLLM's interface; does nothing."""
 
     def take(self) -> list[float]:
-        """What was heard since the last call."""
-        heard, self.milliseconds = self.milliseconds, []
-        return heard
+        """The times since the last call."""
+        taken, self.milliseconds = self.milliseconds, []
+        return taken
 
 
 def listen(engine: Engine) -> Gaps:
-    """Gaps between tokens of `engine` from now on; none are heard from an engine other than vLLM."""
+    """Collect the times between tokens of `engine`; an engine other than vLLM reports none."""
     gaps = Gaps()
     manager = getattr(getattr(engine, "_engine", None), "logger_manager", None)
     if manager is not None:
@@ -53,7 +54,7 @@ def listen(engine: Engine) -> Gaps:
 
 
 async def forget_prefixes(engine: Engine) -> None:
-    """Empty the prefix cache, where the engine keeps one from request to request."""
+    """Empty the prefix cache, if the engine has one."""
     from inference.vllm_engine import VllmEngine
 
     if isinstance(engine, VllmEngine):
@@ -71,33 +72,24 @@ async def one_pass(
     request_rate: float = 0.0,
     seed: int = 0,
 ) -> Pass:
-    """Ask all requests under `version`, and take their times.
+    """Draw all requests under `version` and measure their times.
 
     Args:
-        label: tells the names of this pass's requests from others'.
-        concurrency: requests kept in flight; or
-        request_rate: requests that arrive each second, at random moments.
+        label: prefix of the request ids of this pass.
+        concurrency: requests in flight; 0: no limit.
+        request_rate: requests that arrive each second, at random moments; 0: all at once.
     """
     await forget_prefixes(engine)
     gaps.take()
-    found, room = Pass(), asyncio.Semaphore(concurrency or len(requests))
+    found, limit = Pass(), asyncio.Semaphore(concurrency or len(requests))
     dice = random.Random(f"arrivals {seed}")
 
     async def ask(number: int, request: GenerationRequest, delay: float) -> None:
         if delay:
             await asyncio.sleep(delay)
-        async with room:
+        async with limit:
             began = time.perf_counter()
-            drawn = await engine.generate(
-                GenerationRequest(
-                    request_id=f"{label}/{number}",
-                    prompt_ids=request.prompt_ids,
-                    table=request.table,
-                    seed=request.seed,
-                    snapshot_id=request.snapshot_id,
-                    version=version,
-                )
-            )
+            drawn = await engine.generate(replace(request, request_id=f"{label}/{number}", version=version))
             found.e2el_ms.append(1e3 * (time.perf_counter() - began))
         tokens = len(drawn.token_ids)
         found.ttft_ms.append(drawn.cost.queue_ms + drawn.cost.prefill_ms)
@@ -128,11 +120,11 @@ async def both_arms(
     load: dict[str, Any],
     on_pass: Any,
 ) -> dict[str, list[Pass]]:
-    """Passes without the adapter and with it: in turn where both are served at once, else first all without.
+    """Measure passes without and with the adapter: in turn if both can be served at once, else first all without it.
 
     Args:
-        publish: coroutine function that makes version 1 of the adapter.
-        on_pass: called with each arm's name and the passes done.
+        publish: coroutine function that publishes the adapter as version 1.
+        on_pass: called after each pass with the arm and the number of passes done.
     """
     gaps = listen(engine)
     found: dict[str, list[Pass]] = {"off": [], "on": []}

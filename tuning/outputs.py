@@ -1,4 +1,4 @@
-"""What a tuner leaves behind: settings as TOML that presets load, a table's rows, and the same grid for vLLM's sweep. Pure."""
+"""Results of the tuner: settings as TOML, rows of a table, and the grid for vLLM's sweep. Pure functions."""
 
 import json
 import math
@@ -20,7 +20,7 @@ _VLLM = {
     "block_size": "block_size",
     "prefix_caching": "enable_prefix_caching",
 }
-"""Our settings by vLLM's options."""
+"""Our setting -> vLLM's option."""
 
 
 def tuned_toml(chosen: Candidate, *, on_gpu: bool, remarks: Sequence[str] = ()) -> str:
@@ -34,9 +34,9 @@ def tuned_toml(chosen: Candidate, *, on_gpu: bool, remarks: Sequence[str] = ()) 
 
 
 def sweep_files(candidates: Sequence[Candidate], tuning: TuneSettings) -> dict[str, list[dict[str, Any]]]:
-    """`--serve-params` and `--bench-params` of `vllm bench sweep serve`: the grid as far as vLLM's own benchmark knows it.
+    """`--serve-params` and `--bench-params` of `vllm bench sweep serve`, for the axes that it has.
 
-    It draws without masks; with adapters where both commands name one (see the page that tells of tuning).
+    It draws without masks, and with adapters only if both commands name one (docs/tuning.md).
     """
     serve: dict[str, dict[str, Any]] = {}
     bench: dict[str, dict[str, Any]] = {}
@@ -76,13 +76,13 @@ COLUMNS = (
     ("hits", "on", "cache_hit", "{:.0%}"),
     ("±", "on", "spread", "{:.0%}"),
 )
-"""Heading, arm, figure, form."""
+"""Heading, arm, figure and format of each column."""
 
 
 def table_rows(
     candidates: Sequence[Candidate], found: Mapping[str, Measured], tuning: TuneSettings, varied: list[str], chosen: str
 ) -> list[dict[str, str]]:
-    """One row for each candidate, those with most decisions a second first; those that were not measured last, with the reason.
+    """One row for each candidate, the fastest first, those without a measurement last with the reason.
 
     Args:
         chosen: key of the chosen candidate.
@@ -110,7 +110,7 @@ def table_rows(
 
 
 def figures_of(candidate: Candidate | None, found: Mapping[str, Measured], tuning: TuneSettings) -> dict[str, Any] | None:
-    """A candidate as plain values: its settings, both arms, and its price; None where there is no measurement."""
+    """A candidate as plain values: settings, figures of both arms and cost; None without a measurement."""
     measured = found.get(candidate.key) if candidate is not None else None
     if candidate is None or measured is None:
         return None
@@ -129,7 +129,7 @@ def figures_of(candidate: Candidate | None, found: Mapping[str, Measured], tunin
 
 
 def before_after(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """The figures in force beside the chosen ones, in sentences."""
+    """The figures of the current and the chosen settings, one line each."""
     one, other = before["on"], after["on"]
     lines = []
     for name, words, form in (
@@ -155,13 +155,13 @@ def before_after(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[st
 
 
 def as_config(settings: InferenceSettings) -> dict[str, Any]:
-    """Settings that every candidate shares: a folder of results is for one set of them."""
+    """The settings that all candidates share; each set of them has its own folder of results."""
     here = ("model", "engine", "adapter_slots", "dtype", "max_model_length", "long_prefill_tokens", "quantization")
     return {name: getattr(settings, name) for name in (*here, "model_runner", "enforce_eager", "threads")}
 
 
 def slots_or_merged(candidates: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, str]], str]:
-    """What LoRA slots cost beside merged weights: the rows of a table, and one sentence of advice.
+    """Compare LoRA slots with merged weights: rows of a table, and one sentence of advice.
 
     Args:
         candidates: plain values (`figures_of`) of one candidate with slots and one with merged weights.

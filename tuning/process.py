@@ -1,7 +1,7 @@
-"""A candidate's process, as the tuner handles it: start it, read its messages, and end it in every case.
+"""Starts a candidate's process, reads its messages, and ends it in every case.
 
-The wait is bounded, for the engine's start and for the rest, and ends at once when the process ends. The last lines of its log
-are kept. Nothing of its process group is left behind, not even where this process is killed.
+The engine's start and the measurement have time limits. The last lines of the log are kept. The whole process group ends, even if
+this process is killed.
 """
 
 import asyncio
@@ -21,20 +21,20 @@ from tuning.figures import ArmFigures
 from tuning.job import Job, Measured, State
 
 LOG_LINES = 15
-"""Last lines of a log that are kept."""
+"""Number of last lines of a log that are kept."""
 _LINE_LIMIT = 1 << 22
 
 
 @dataclass(slots=True)
 class Heard:
-    """What a program said, and how it ended."""
+    """The messages of a program, and how it ended."""
 
     ready: dict[str, Any] = field(default_factory=dict)
-    """Its word that it is ready, with what came along; empty if that never came."""
+    """The message with the key `ready`; empty if there was none."""
     last: dict[str, Any] = field(default_factory=dict)
-    """Its last word but for failures."""
+    """The last message, other than failures."""
     failed: str = ""
-    """Its own sentence of what failed."""
+    """Its own message of a failure."""
     timed_out: bool = False
     code: int | None = None
 
@@ -42,11 +42,11 @@ class Heard:
 async def measure_in_process(
     job: Job, log: Path, *, timeout_s: float, on_message: Callable[[dict[str, Any]], None] = lambda _: None
 ) -> Measured:
-    """Measure a candidate in a process of its own; whatever happens to it comes back as a state with a reason.
+    """Measure a candidate in its own process. A failure is returned as a state with a reason.
 
     Args:
-        log: file for what the process prints.
-        timeout_s: seconds from the engine's start to the figures; for the start: the settings' own bound.
+        log: file for the output of the process.
+        timeout_s: limit in seconds from the engine's start to the figures; the start has the limit of the settings.
         on_message: called with each message of the process.
     """
     began, start_s = time.monotonic(), job.settings.start_timeout_s
@@ -81,14 +81,14 @@ def what_happened(heard: Heard, *, start_s: float, timeout_s: float) -> tuple[St
 
 
 def how_it_ended(code: int | None) -> str:
-    """An exit status in words."""
+    """An exit status as text."""
     if code is not None and code < 0:
         return f"by {signal.Signals(-code).name}"
     return f"with exit code {code}"
 
 
 def last_lines(log: Path) -> str:
-    """The end of a log, without empty lines."""
+    """The last lines of a log, without empty ones."""
     try:
         text = log.read_bytes()[-20_000:].decode(errors="replace")
     except OSError:
@@ -105,13 +105,13 @@ async def run_program(
     timeout_s: float,
     on_message: Callable[[dict[str, Any]], None],
 ) -> Heard:
-    """Run `python -m module JOB` in a process group of its own until it ends or its time is over.
+    """Run `python -m module JOB` in its own process group until it ends or exceeds its time.
 
-    JOB is written beside the log, and stays there: a candidate can be measured again by hand.
+    JOB is written next to the log and kept, so that a candidate can be measured again by hand.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     heard, handed, scratch = Heard(), log.with_suffix(".json"), log.with_suffix(".scratch")
-    # What a process that was killed left there goes with the next one, and in the end.
+    # A killed process may have left files here.
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir()
     handed.write_text(json.dumps(job | {"scratch": str(scratch.resolve())}))
@@ -122,7 +122,7 @@ async def run_program(
             "-m",
             module,
             str(handed.resolve()),
-            # Nothing is written to it: it closes with this process, and the child ends itself.
+            # Nothing is written to it. It closes when this process ends, and then the child ends.
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=written,
@@ -145,7 +145,7 @@ async def _listen(
     timeout_s: float,
     on_message: Callable[[dict[str, Any]], None],
 ) -> None:
-    """Until the process closes its end, or its time is over."""
+    """Read messages until the process ends or exceeds its time."""
     assert process.stdout is not None
     ends = time.monotonic() + start_s
     while True:
@@ -157,19 +157,19 @@ async def _listen(
         if not line:
             await asyncio.wait([asyncio.ensure_future(process.wait())], timeout=10)
             return
-        word = json.loads(line)
-        if "failed" in word:
-            heard.failed = word["failed"]
+        message = json.loads(line)
+        if "failed" in message:
+            heard.failed = message["failed"]
             continue
-        if "ready" in word:
-            heard.ready = word
+        if "ready" in message:
+            heard.ready = message
             ends = time.monotonic() + timeout_s
-        heard.last = word
-        on_message(word)
+        heard.last = message
+        on_message(message)
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """End whatever is left of the process group; the number is the child's own, so nobody else's."""
+    """End the process group of the child."""
     if process.stdin is not None:
         process.stdin.close()
     with contextlib.suppress(ProcessLookupError):

@@ -1,7 +1,7 @@
-"""The requests that candidates are measured on: recorded ones as plain rows, or random ones; written once, read by each process.
+"""The requests of the candidates, recorded or random, in one file that each candidate's process reads.
 
-A recorded decision becomes a chain: each position allows what was legal there, and leads to the next whatever is drawn. So every
-candidate draws as many tokens under the same masks, and their seconds can be compared.
+A recorded decision becomes a chain: each position has the recorded legal set, and every token of it leads to the next position.
+All candidates therefore draw the same number of tokens under the same masks.
 """
 
 import json
@@ -20,7 +20,7 @@ from telemetry.errors import DataError, InputError
 from tuning.settings import TuneSettings
 
 LEGAL_IDS = 8
-"""Tokens allowed at a position of a random request."""
+"""Size of a legal set of a random request."""
 SCHEMA = pa.schema(
     [
         pa.field("prompt_ids", pa.list_(pa.int32()), nullable=False),
@@ -30,7 +30,7 @@ SCHEMA = pa.schema(
         pa.field("snapshot_id", pa.string(), nullable=False),
     ]
 )
-"""Columns of a file of requests, one row each, in the order in which they are asked."""
+"""Columns of a file of requests, one row for each, in the order of drawing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class AskedRow:
     legal_offsets: Sequence[int]
     """[positions + 1] position i allows legal_ids[legal_offsets[i]:legal_offsets[i + 1]]."""
     seed: int
-    """Of its draws."""
+    """Seed of the draws."""
     snapshot_id: str = ""
 
     @property
@@ -53,10 +53,10 @@ class AskedRow:
 
 
 def random_rows(model: Path, tuning: TuneSettings, *, max_model_length: int) -> list[AskedRow]:
-    """Random requests in the wanted shape, beginning alike as far as wanted.
+    """Random requests with the lengths and the shared prefix of the settings.
 
     Raises:
-        InputError: the shape exceeds what the engine takes.
+        InputError: they are longer than the engine accepts.
     """
     prompt, completion = tuning.random_prompt_tokens, tuning.random_completion_tokens
     check_shape(tuning, max_model_length=max_model_length)
@@ -80,10 +80,10 @@ def random_rows(model: Path, tuning: TuneSettings, *, max_model_length: int) -> 
 
 
 def check_shape(tuning: TuneSettings, *, max_model_length: int) -> None:
-    """Refuse random requests that are longer than the engine takes.
+    """Check the length of random requests.
 
     Raises:
-        InputError: they are.
+        InputError: they are longer than the engine accepts.
     """
     prompt, completion = tuning.random_prompt_tokens, tuning.random_completion_tokens
     if prompt + completion > max_model_length:
@@ -94,10 +94,10 @@ def check_shape(tuning: TuneSettings, *, max_model_length: int) -> None:
 
 
 def vocabulary_size(model: Path) -> int:
-    """How many tokens the model in `model` knows.
+    """Vocabulary size of the model in `model`.
 
     Raises:
-        InputError: its config does not say.
+        InputError: its config does not contain it.
     """
     try:
         return int(json.loads((model / "config.json").read_text())["vocab_size"])
@@ -106,7 +106,7 @@ def vocabulary_size(model: Path) -> int:
 
 
 def as_table(rows: Iterable[AskedRow]) -> pa.Table:
-    """The rows as they are written."""
+    """The rows as a table of SCHEMA."""
     listed = list(rows)
     columns = {field.name: pa.array([getattr(row, field.name) for row in listed], field.type) for field in SCHEMA}
     return pa.table(columns, SCHEMA)
@@ -137,12 +137,12 @@ def read_requests(file: Path, model: Path) -> list[GenerationRequest]:
 
 
 def chain_table(legal_ids: Sequence[int], legal_offsets: Sequence[int], eos: int) -> LegalTable:
-    """A table whose position i allows what was legal there, and goes on to i + 1 whatever is drawn.
+    """A table whose position i has the recorded legal set, and whose tokens all lead to position i + 1.
 
-    The end mark is left out before the last position and is alone there, so that every draw has the same length.
+    The end mark is the only token of the last position and legal nowhere else, so that every draw has the same length.
 
     Raises:
-        DataError: no such table can be made of these sets.
+        DataError: the sets do not end with the end mark.
     """
     last = len(legal_offsets) - 2
     sets = []

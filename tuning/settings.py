@@ -1,4 +1,4 @@
-"""Settings of the tuner: the axes of its grid, what it asks of an engine, and the constraints that the choice must hold."""
+"""Settings of the tuner: the axes of the grid, the requests, and the constraints of the choice."""
 
 from typing import Annotated, Literal
 
@@ -15,7 +15,7 @@ Rank = Annotated[int, Field(ge=1, le=512)]
 
 
 class TuneSettings(BaseModel):
-    """What is tried, on which requests, and what counts as good. An axis without values stays as the settings have it."""
+    """The grid, the requests and the constraints. An axis without values keeps the current setting."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, title="Tuning")
 
@@ -28,41 +28,39 @@ class TuneSettings(BaseModel):
     kv_cache_gib: tuple[Gib, ...] = ()
     """Values of inference.kv_cache_gib; on a CPU only."""
     concurrency: tuple[InFlight, ...] = (128,)
-    """Requests kept in flight by whoever asks, becomes inference.max_in_flight; an engine's other settings matter only where
-    that many are."""
+    """Requests in flight; becomes inference.max_in_flight."""
     request_rate: tuple[Rate, ...] = ()
-    """Requests that arrive each second, at random moments, whether others are done or not; each is tried beside `concurrency`."""
+    """Requests that arrive each second, at random moments; tried in addition to `concurrency`."""
     block_size: tuple[Block, ...] = ()
     """Values of inference.block_size, tokens."""
     adapter_rank: tuple[Rank, ...] = ()
-    """Values of inference.adapter_rank: the rank of slots, not of the adapter, which stays the same."""
+    """Values of inference.adapter_rank, the rank of the slots; the adapter stays the same."""
     prefix_caching: tuple[Literal["on", "off"], ...] = ()
     """Values of inference.prefix_caching."""
     adapters: tuple[Literal["slots", "merge_reload"], ...] = ()
     """Values of inference.adapters: how policy versions are served."""
     max_latency_ms: Annotated[float, Field(gt=0)] = 13_000.0
-    """Milliseconds from a request to its whole answer that 99 of 100 may take at most; goodput counts requests within it."""
+    """Upper bound of the P99 latency in milliseconds, to the whole completion; goodput counts requests within it."""
     min_cache_hit: Annotated[float, Field(ge=0, le=1)] = 0.3
-    """Share of prompt tokens that must come from the prefix cache, at least."""
+    """Least share of prompt tokens from the prefix cache."""
     requests: Annotated[int, Field(ge=8, le=100_000)] = 256
-    """Requests of one pass, the same for all candidates; at least twice the greatest concurrency."""
+    """Requests of a pass, raised to twice the greatest concurrency if lower."""
     rounds: Annotated[int, Field(ge=1, le=20)] = 2
-    """Passes with the adapter and without; medians count, and their spread says what noise is."""
+    """Passes with the adapter, and as many without; figures are medians, and their spread is the noise."""
     confirm: bool = True
-    """Measure the settings in force and the fastest candidate once more, one right after the other, and believe a gain only if
-    it is there again, on a CPU in CPU time as well: a machine that others use too is as fast as they leave it."""
+    """Measure the current settings and the fastest candidate again, and require the gain again (on a CPU also in CPU time)."""
     random_prompt_tokens: Annotated[int, Field(ge=1)] = 128
-    """Prompt tokens of random requests, asked where no run is named."""
+    """Prompt tokens of random requests, which are used without a run."""
     random_completion_tokens: Annotated[int, Field(ge=2)] = 384
     """Completion tokens of random requests."""
     random_shared: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """Share of a random prompt that all of them begin with."""
+    """Share of a random prompt that is the same for all."""
     price_per_hour: Annotated[float, Field(ge=0)] = 0.0
-    """Price of this machine for an hour, in any currency, for the cost of a thousand decisions; 0: not told."""
+    """Price of this machine for an hour, in any currency, for the cost of a thousand decisions; 0: unknown."""
     candidate_timeout_s: Annotated[float, Field(gt=0)] = 600.0
-    """Seconds that a candidate may take once its engine has started; for the start itself: inference.start_timeout_s."""
+    """Time limit of a candidate in seconds after its engine has started."""
     retry_failed: bool = False
-    """Try candidates again that did not start, died or took too long."""
+    """Measure failed candidates again."""
     seed: int = 0
     """Seed of random requests, arrivals and draws."""
 

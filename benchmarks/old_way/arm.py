@@ -1,11 +1,9 @@
-"""One arm of a comparison: rollouts, files, a training step and a new version, in one process, on one thread, on a clock.
+"""One arm of a comparison: rollouts, files, a training step and a new version, in one process, on one thread.
 
-In one process nothing overlaps, so CPU seconds by stage are what each stage costs; what the clock on the wall makes of it with
-the old trainer beside the old rollouts is `run`'s to measure.
+Nothing overlaps in one process, so CPU seconds by stage are the cost of each stage. `run` measures wall time with overlap.
 """
 
 import asyncio
-import os
 import shutil
 import time
 from collections.abc import Sequence
@@ -30,7 +28,7 @@ from training.settings import TrainingSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What arms share: model, positions and sizes are those of the run they are held against."""
+    """Inputs of all arms: those of the run they are compared with."""
 
     compact_model: Path
     json_model: Path
@@ -39,25 +37,25 @@ class Setting:
     training: TrainingSettings
     inference: InferenceSettings
     folder: Path
-    """Where trajectories and adapters go."""
+    """Folder for trajectories and adapters."""
     prompts: PromptSettings = DEFAULT_PROMPTS
-    """How compact prompts are written, and answered."""
+    """Form of compact prompts and their completions."""
     seed: int = 0
 
     def model(self, way: Way) -> Path:
-        """The one that reads the way's prompts."""
+        """The model that learned the prompts of `way`."""
         return self.compact_model if way.compact_prompts else self.json_model
 
 
 def engine_of(way: Way, setting: Setting, clock: StageClock, name: str) -> TimedEngine:
-    """The engine that the way asks, not started."""
+    """The engine of `way`, not started."""
     inference = setting.inference.model_copy(
         update={
-            # The old system's LoRA slots cost ten times the base model's time on a CPU, which is no fault of its design.
+            # On a CPU the old system's LoRA slots would take ten times as long as the base model.
             "adapters": "merge_reload",
             "prefix_caching": way.prefix_cache,
             "max_model_length": max(1024, setting.inference.max_model_length),
-            # A trie tells what may come next, and not what must.
+            # A trie does not know forced tokens.
             "jump_forced": "on" if way.forced_jump and way.mask_core else "off",
         }
     )
@@ -66,7 +64,7 @@ def engine_of(way: Way, setting: Setting, clock: StageClock, name: str) -> Timed
 
 
 class Arm:
-    """A way at work; `start` it, take steps, `close` it."""
+    """Runs a way: `start`, then steps, then `close`."""
 
     def __init__(self, name: str, way: Way, setting: Setting, *, trains: bool = True) -> None:
         self.name, self.way, self.setting, self.clock = name, way, setting, StageClock()
@@ -89,18 +87,18 @@ class Arm:
         self._learner: Learner | None = None
 
     async def start(self) -> None:
-        """Load model and engine."""
+        """Load the model and start the engine."""
         await self.engine.start()
         if self._trains:
             training = self.setting.training.model_copy(update={"device": "cpu"})
             self._learner = Learner(self.setting.model(self.way), self.way, training, self._folder, self.clock)
 
     async def close(self) -> None:
-        """Free the engine."""
+        """Stop the engine."""
         await self.engine.close()
 
     async def roll_out(self, step: int, groups: int | None = None) -> list[Row]:
-        """All rollouts of a step, or its first `groups`, beside one another; the step has them when the slowest is done."""
+        """All rollouts of a step, or its first `groups`, at the same time; returns when the slowest is done."""
         starts = starts_of(self.setting, step)[:groups]
         rollouts = self.setting.rollouts
         played = await asyncio.gather(
@@ -111,36 +109,34 @@ class Arm:
         )
         return [row for rows in played for row in rows]
 
-    def publish_rows(self, step: int, rows: Sequence[Row]) -> int:
-        """Write them; bytes on the disk."""
+    def publish_rows(self, step: int, rows: Sequence[Row]) -> None:
+        """Write the rows of a step."""
         with self.clock("write"):
             write(self.way, self._folder, step, rows, self._codec)
-        folder = self._folder / f"step-{step:05d}"
-        return sum(os.path.getsize(Path(root) / name) for root, _, names in os.walk(folder) for name in names)
 
     async def learn(self, step: int) -> Learned:
-        """Train on what lies there for `step`, and serve what comes of it."""
+        """Train on the files of `step` and serve the new version."""
         assert self._learner is not None
         learned = self._learner.learn(step)
         await self.serve(step, learned)
         return learned
 
     async def serve(self, version: int, learned: Learned) -> None:
-        """Have the engine play by this version; what was in flight is done before."""
+        """Publish a version to the engine, which first finishes the requests in flight."""
         began, others = time.process_time(), sum(self.clock.cpu_s.values())
         await self.engine.publish(replace(learned.policy, version=version))
-        # What the event loop did meanwhile has its own stages.
+        # Other work of the event loop counts for its own stages.
         spent = time.process_time() - began - (sum(self.clock.cpu_s.values()) - others)
         self.clock.cpu_s["publish"] += max(0.0, spent)
 
-    def fresh_counts(self) -> Counts:
-        """The counts so far, which begin anew."""
+    def take_counts(self) -> Counts:
+        """The counts since the last call."""
         counts, self.table.counts = self.table.counts, Counts()
         return counts
 
 
 def starts_of(setting: Setting, step: int) -> list[Start]:
-    """Start groups of a step, as a run draws them."""
+    """The start groups of a step, drawn as in a run."""
     rollouts = setting.rollouts
     drawn = sample_start_positions(setting.positions, rollouts.start_groups, setting.seed, step, sampling="uniform")
     first = (step - 1) * rollouts.start_groups

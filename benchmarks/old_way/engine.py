@@ -1,15 +1,14 @@
-"""vLLM as the old system asked it: whole calls of texts with their legal orders, an answer when the last of them is whole.
+"""The engine of the old way: vLLM behind whole generate calls, which end with their slowest completion.
 
-Stands for its inference app: a generate call ships prompts and legal orders as values, texts are tokenised on the engine's side,
-`TrieProcessor` constrains them, at most 120 new tokens, log-probabilities of the unmasked distribution; a new version's adapter
-replaces the one before. Beside it stand remote calls and volumes that a single machine does not have: their time is left out,
-but for turning a call and its answer into JSON and back.
+As the old system's inference app: a call carries prompts and legal orders as values, the engine's side tokenises the texts,
+`TrieProcessor` constrains them, at most 120 new tokens, log-probabilities of the unmasked distribution; a new adapter replaces
+the previous one. Remote calls and volumes are left out; a call and its result are only converted to JSON and back.
 """
 
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,16 +26,16 @@ MAX_NEW_TOKENS = 120
 
 
 class TimedEngine(embedded.EmbeddedEngine):
-    """Our engine, with its steps on a clock."""
+    """Our engine with its steps counted by a clock."""
 
     def __init__(self, model: Path, settings: InferenceSettings, *, name: str, clock: StageClock, raw_logprobs: bool = False):
-        """`raw_logprobs`: of the unmasked distribution, as the old trainer compares with."""
+        """`raw_logprobs`: log-probabilities of the unmasked distribution, which the old trainer uses."""
         super().__init__(model, settings, name=name)
         self.clock = clock
         self._changes: dict[str, Any] = {"logprobs_mode": "raw_logprobs"} if raw_logprobs else {}
 
     async def _start(self, *, slots: bool) -> None:
-        # The engine's arguments are one function of its module; what differs is laid over what it returns.
+        # Replace the function that makes the engine's arguments, to add the changes to its result.
         plain = embedded.engine_arguments
         embedded.engine_arguments = lambda *given, **named: plain(*given, **named) | self._changes
         try:
@@ -59,13 +58,13 @@ class TextRequest:
     prompt: str
     valid_moves: dict[str, list[str]]
     wanted: int
-    """Orders after which the answer is closed."""
+    """Number of orders after which the completion ends."""
     seed: int
     temperature: float
 
 
 class OldEngine(TimedEngine):
-    """The engine of old; versions are published as ours are."""
+    """The old engine; versions are published as in ours."""
 
     def __init__(self, model: Path, settings: InferenceSettings, *, name: str, clock: StageClock, raw_logprobs: bool = True):
         super().__init__(model, settings, name=name, clock=clock, raw_logprobs=raw_logprobs)
@@ -75,9 +74,9 @@ class OldEngine(TimedEngine):
         TrieProcessor.separator = self._tokenizer.encode("\n", add_special_tokens=False).ids[0]
 
     async def generate_call(self, requests: Sequence[TextRequest], *, record: bool) -> list[tuple[list[int], Generation, Any]]:
-        """Draw them all; back come prompt ids, what was drawn and, with `record`, the ids allowed at each position."""
+        """Draw all requests; returns prompt ids, generations and, with `record`, the ids allowed at each position."""
         with self.clock("call"):
-            asked = json.loads(json.dumps([_as_values(request) for request in requests]))
+            asked = json.loads(json.dumps([asdict(request) for request in requests]))
         with self.clock("tokenise"):
             ready = [self._ready(values, record) for values in asked]
         drawn = await asyncio.gather(*(self.generate(each) for each in ready))
@@ -102,7 +101,7 @@ class OldEngine(TimedEngine):
         )
 
     def _submit(self, request: Any, served: Any) -> "asyncio.Future[Any]":
-        # Ours asks for a table; the parameters of old are made here, and handed on under the name it looks for.
+        # Our engine makes parameters from a table. Replace that function by one that returns the old parameters.
         from inference import sampling
 
         params = sampling.SamplingParams(
@@ -125,9 +124,5 @@ class OldEngine(TimedEngine):
             sampling.sampling_params = plain
 
     async def draw(self, request: Any, served: Any) -> None:
-        """A throw-away request; how much it draws is the model's."""
+        """Draw a throwaway request."""
         await self._submit(request, served)
-
-
-def _as_values(request: TextRequest) -> dict[str, Any]:
-    return {name: getattr(request, name) for name in TextRequest.__slots__}

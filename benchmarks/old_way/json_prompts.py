@@ -1,14 +1,13 @@
-"""The old system's prompt, and the tiny model that learned to read it.
+"""The prompt of the old system, and the tiny model that learned to read it.
 
-The prompt is a static head, then the position as indented JSON with the asking power first: phase, units, centres, neutral
-centres, opponents' units, three leaders, and the primer `<orders>`; raw text, no chat template, no list of legal orders. It had
-1,304 characters on average there; the figures of its single game give 440 tokens a call. Because the power comes first, the
-powers of a board share only the head. Its "windows" (four neighbours a unit) are left out, and the head is shorter; indenting
-costs about as much.
+The prompt is a fixed head, then the position as indented JSON with the power first: phase, units, centres, neutral centres,
+opponents' units, three leaders, and `<orders>`. It is raw text without a chat template and without legal orders. It had 1,304
+characters on average there, or about 440 tokens. Because the power comes first, the powers of one position share only the head.
+The old "windows" (four neighbours of each unit) are left out, and the head is shorter; indentation costs about as much.
 
-The model has the same shape, teacher and number of imitation steps as the one for compact prompts. A tokenizer spends many tokens
-on words that it never saw, and a base cannot play from prompts that it never read, so each way of writing has a tiny model of its
-own. These prompts are three times as long, so a step of imitation takes fewer decisions. The scores of both bases are reported.
+The model has the shape, teacher and imitation steps of the one for compact prompts. A tiny tokenizer needs many tokens for words
+that it did not learn, and a base model cannot play from prompts that it never saw, so each form of prompt has a tiny model. These
+prompts are three times as long, so a step of imitation has fewer decisions. The scores of both base models are reported.
 """
 
 import hashlib
@@ -36,7 +35,7 @@ PRIMER = "\n<orders>\n"
 
 
 def json_prompt(board: Board, legal: LegalOrders) -> str:
-    """Everything but the head, for the power that `legal` belongs to."""
+    """The prompt after the head, for the power of `legal`."""
     units, centres = board.units(), board.centres()
     position = {
         "power": legal.power,
@@ -60,11 +59,11 @@ def prompt_text(board: Board, legal: LegalOrders) -> str:
 # -- the model ---------------------------------------------------------------------------------------------------------------
 
 ROWS_A_STEP = 16
-"""Decisions of an imitation step; of the compact prompts' model they are about 35, whose tokens are as many."""
+"""Decisions of an imitation step, with about as many tokens as the 35 decisions of a step with compact prompts."""
 
 
 def make_json_model(root: Path, settings: TinyModelSettings) -> Path:
-    """Folder of the twin under `root`, made now if it has not been made before: a minute or two of CPU."""
+    """Folder of the model under `root`. A missing model is made, which takes a minute or two."""
     board = Board.start()
     sample = prompt_text(board, board.legal_orders()["FRANCE"])
     name = hashlib.sha256(f"{recipe_hash(settings)}|{ROWS_A_STEP}|{sample}".encode()).hexdigest()[:12]
@@ -77,7 +76,7 @@ def make_json_model(root: Path, settings: TinyModelSettings) -> Path:
     try:
         _make(aside, settings)
         if final.exists():
-            shutil.rmtree(final)  # a folder without recipe.json: cut by an earlier kill
+            shutil.rmtree(final)  # a folder without recipe.json: making it was interrupted
         os.rename(aside, final)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
@@ -102,7 +101,7 @@ def _make(folder: Path, settings: TinyModelSettings) -> None:
 
 
 def _teacher_game(settings: TinyModelSettings, number: int) -> list["tiny._Position"]:
-    """One decision a position, so that a row of imitation holds a single prompt: nothing but the head is shared."""
+    """A game of the teacher with one decision for each entry, so that rows of imitation share only the head."""
     teacher, dice, board = player(settings.teacher), random.Random(f"imitation-{settings.seed}-{number}"), Board.start()
     found = []
     while not board.is_over and board.year <= tiny._LAST_YEAR:

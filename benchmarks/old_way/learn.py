@@ -1,9 +1,9 @@
-"""The trainer of either way: from a step's files to a new adapter.
+"""The trainer of the old and the new way: from a step's files to a new adapter.
 
-Stands for the old system's trainer around `benchmarks.old_trainer`: advantages standardised in their group, clipped at ten, and
-standardised once more over the batch; one update a step; gradients clipped at ten; constant rate. Gradient checkpointing was
-asked for and had no effect there, so nothing is computed again here. Kinder than it was: no top-100 entropy over every position,
-ratios by token and not by sequence, no dropout.
+As the old system around `benchmarks.old_trainer`: advantages are standardised in their group, clipped at ten, and standardised
+again over the batch; a step has one update; gradients are clipped at ten; the rate is constant. Gradient checkpointing was
+switched on there without effect, so nothing is computed again here. Cheaper than the original: no top-100 entropy of every
+position, ratios by token instead of sequence, no dropout.
 """
 
 from dataclasses import dataclass
@@ -15,11 +15,12 @@ from tokenizers import Tokenizer
 
 from benchmarks.old_trainer import OldTrainer
 from benchmarks.old_way.stages import StageClock
-from benchmarks.old_way.trajectories import Learnable, read
+from benchmarks.old_way.trajectories import read
 from benchmarks.old_way.ways import Way
 from decoding.model_files import eos_token_id
 from inference.adapter_check import version_in
 from records.policy_version import PolicyVersion
+from storage.gather import Batch
 from training.policy import Policy
 from training.settings import TrainingSettings
 from training.update import Updater
@@ -29,24 +30,20 @@ MAX_ADVANTAGE, MAX_GRADIENT_NORM = 10.0, 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learned:
-    """What a step came to."""
+    """The result of a step."""
 
     rolled: int
-    """Decisions rolled out for it."""
+    """Decisions rolled out for the step."""
     trained: int
-    """Decisions that it trained on."""
-    realigned: int
-    tokens: int
-    """Prompt and completion tokens of those, raw."""
-    return_mean: float
+    """Decisions it trained on."""
     policy: PolicyVersion
 
 
 class Learner:
-    """Holds the policy under training."""
+    """Trains a policy step by step."""
 
     def __init__(self, model: Path, way: Way, settings: TrainingSettings, folder: Path, clock: StageClock) -> None:
-        """`folder`: where trajectories lie and adapters go."""
+        """`folder` holds the trajectories and gets the adapters."""
         self._way, self._folder, self._clock, self._settings = way, folder, clock, settings
         self.policy = Policy(model, settings)
         self._tokenizer, self._eos = Tokenizer.from_file(str(model / "tokenizer.json")), eos_token_id(model)
@@ -54,39 +51,32 @@ class Learner:
         self._trainer = OldTrainer(self.policy.model, recompute=False)
 
     def learn(self, step: int) -> Learned:
-        """Read the trajectories of `step`, train on them, and write the adapter that comes of it."""
+        """Read the trajectories of `step`, train on them and write the new adapter."""
         with self._clock("read"):
-            found = read(self._way, self._folder, step, self._tokenizer, self._eos)
+            batch, rolled = read(self._way, self._folder, step, self._tokenizer, self._eos)
         with self._clock("train"):
-            if len(found.batch.returns):
-                self._update(found)
+            if len(batch.returns):
+                self._update(batch)
         with self._clock("save"):
             adapter = self._folder / "adapters" / f"v{step:06d}"
             adapter.parent.mkdir(parents=True, exist_ok=True)
             self.policy.save_adapter(adapter)
             policy = version_in(adapter, step)
-        return Learned(
-            rolled=found.rows,
-            trained=len(found.batch.returns),
-            realigned=found.realigned,
-            tokens=len(found.batch.input_ids),
-            return_mean=float(found.batch.returns.mean()) if len(found.batch.returns) else 0.0,
-            policy=policy,
-        )
+        return Learned(rolled=rolled, trained=len(batch.returns), policy=policy)
 
-    def _update(self, found: Learnable) -> None:
+    def _update(self, batch: Batch) -> None:
         if self._way.packing:
-            for _ in self._updater.updates(found.batch):
+            for _ in self._updater.updates(batch):
                 pass
             return
         self.policy.model.zero_grad(set_to_none=True)
-        self._trainer.accumulate(found.batch, standardised(found.batch.returns, found.batch.advantage_groups))
+        self._trainer.accumulate(batch, standardise(batch.returns, batch.advantage_groups))
         torch.nn.utils.clip_grad_norm_(self.policy.parameters(), MAX_GRADIENT_NORM)
         self._updater.optimiser.step()
 
 
-def standardised(returns: np.ndarray, groups: np.ndarray) -> np.ndarray:
-    """Advantages of old: within the group by mean and deviation, clipped, then over all rows alike."""
+def standardise(returns: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    """Old advantages: standardised in each group, clipped, then standardised over all rows."""
     advantages = np.zeros(len(returns))
     for group in np.unique(groups):
         own = groups == group

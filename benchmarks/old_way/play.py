@@ -1,14 +1,13 @@
-"""Rollouts in either way, one switch at a time: what is asked, in what text, of which engine, and who waits for whom.
+"""Rollouts of either way: the requests, their prompts, the engine, and the order in which forks wait.
 
-Stands for the old system's synchronised forks: all forks of a rollout in lock-step, the prompts of a phase in one generate call,
-which ends with its slowest answer; forks are never refilled, so batches shrink. As there, rollouts of a step run beside one
-another, and the step waits for all of them. Opponents' dice, seeds, horizon and reward are those of `rollouts`.
+As the old system's synchronised forks: all forks of a rollout advance in lock-step, with the prompts of a phase in one generate
+call that ends with its slowest completion. Forks that end are not replaced, so batches shrink. The rollouts of a step run at the
+same time, and the step waits for all. Opponents' random numbers, seeds, horizon and reward are those of `rollouts`.
 """
 
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -31,7 +30,7 @@ from rollouts.seeds import dice, seed_of
 
 @dataclass(slots=True, kw_only=True)
 class Row:
-    """One decision, as either way records it."""
+    """One decision, as recorded by both ways."""
 
     group: int
     fork: int
@@ -39,7 +38,7 @@ class Row:
     power: str
     phase: str
     prompt: str
-    """Text, where the way keeps text."""
+    """The text, if the way keeps text."""
     prompt_ids: Sequence[int]
     generation: Generation
     legal_ids: np.ndarray
@@ -47,33 +46,31 @@ class Row:
     orders: tuple[str, ...]
     before: Standing
     after: Standing | None = None
-    """How all stood when the fork ended."""
+    """Standing at the end of the fork."""
     until: Standing | None = None
-    """How all stood at the fork's next decision, or at its end."""
+    """Standing at the next decision of the fork, or at its end."""
 
     @property
     def reward(self) -> float:
         """Centres gained from the decision to the fork's end."""
         assert self.after is not None
-        return float(self.after.centres[_seat(self.power)] - self.before.centres[_seat(self.power)])
+        seat = POWERS.index(self.power)
+        return float(self.after.centres[seat] - self.before.centres[seat])
 
 
 @dataclass(slots=True)
 class Counts:
-    """Of one roll-out, counted at the request."""
+    """Work of the rollouts so far."""
 
     warm_up_decisions: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
     forks: int = 0
-    plies: int = 0
-    omitted_orders: int = 0
-    """Orders wanted and not given."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Ask:
-    """One decision to be drawn."""
+    """One decision to draw."""
 
     name: str
     board: Board
@@ -81,13 +78,22 @@ class Ask:
     snapshot_id: str = ""
 
 
-Answer = tuple[str, Sequence[int], Generation, tuple[np.ndarray, np.ndarray], list[str]]
-"""Prompt, its ids, what was drawn, what was legal at each position, the orders."""
+@dataclass(slots=True, kw_only=True)
+class Answer:
+    """One drawn decision."""
+
+    prompt: str
+    """The text, if the way keeps text."""
+    prompt_ids: Sequence[int]
+    generation: Generation
+    legal_sets: tuple[np.ndarray, np.ndarray]
+    """Legal ids of all positions, and the offset of each position."""
+    orders: list[str]
 
 
 @dataclass(kw_only=True)
 class Table:
-    """All that rollouts need: the way, an engine of its kind, the model's words, and a clock."""
+    """Plays the rollouts of one way."""
 
     way: Way
     engine: TimedEngine
@@ -96,9 +102,9 @@ class Table:
     temperature: float = 1.0
     opponents: str = "random"
     record_legal: bool = True
-    """Keep what was allowed at each position, where the engine is of old: it only matters to our trainer."""
+    """The old engine records the legal sets, which only our trainer needs."""
     prompts: PromptSettings = DEFAULT_PROMPTS
-    """How compact prompts are written; JSON is answered in full."""
+    """Form of compact prompts; JSON prompts are completed in full notation."""
     counts: Counts = field(default_factory=Counts)
 
     def __post_init__(self) -> None:
@@ -107,15 +113,14 @@ class Table:
 
     # -- drawing --------------------------------------------------------------------------------------------------------
 
-    async def draw(self, asks: Sequence[Ask]) -> list["Answer"]:
-        """The answer to each ask, when the last is there."""
+    async def draw(self, asks: Sequence[Ask]) -> list[Answer]:
+        """Draw all decisions; returns when the last one is drawn."""
         drawn = await (self._by_table(asks) if self.way.mask_core else self._by_call(asks))
-        for _, prompt_ids, generation, _, _ in drawn:
-            self.counts.prompt_tokens += len(prompt_ids)
-            self.counts.completion_tokens += len(generation.token_ids)
+        self.counts.prompt_tokens += sum(len(answer.prompt_ids) for answer in drawn)
+        self.counts.completion_tokens += sum(len(answer.generation.token_ids) for answer in drawn)
         return drawn
 
-    async def _by_table(self, asks: Sequence[Ask]) -> list[Any]:
+    async def _by_table(self, asks: Sequence[Ask]) -> list[Answer]:
         requests, prompts = [], []
         for ask in asks:
             with self.clock("prompts"):
@@ -135,15 +140,19 @@ class Table:
                 )
             )
         drawn = await asyncio.gather(*(self.engine.generate(request) for request in requests))
-        found = []
         with self.clock("parse"):
-            for ask, prompt, request, generation in zip(asks, prompts, requests, drawn, strict=True):
-                completion = generation.token_ids.tolist()
-                orders = self.tables.read(completion, ask.legal)
-                found.append((prompt, request.prompt_ids, generation, request.table.legal_sets(completion), orders))
-        return found
+            return [
+                Answer(
+                    prompt=prompt,
+                    prompt_ids=request.prompt_ids,
+                    generation=generation,
+                    legal_sets=request.table.legal_sets(completion := generation.token_ids.tolist()),
+                    orders=self.tables.read(completion, ask.legal),
+                )
+                for ask, prompt, request, generation in zip(asks, prompts, requests, drawn, strict=True)
+            ]
 
-    async def _by_call(self, asks: Sequence[Ask]) -> list[Any]:
+    async def _by_call(self, asks: Sequence[Ask]) -> list[Answer]:
         assert isinstance(self.engine, OldEngine)
         requests = []
         for ask in asks:
@@ -165,8 +174,8 @@ class Table:
             for ask, request, (ids, generation, allowed) in zip(asks, requests, answers, strict=True):
                 text = self.codec.decode(token for token in generation.token_ids if token != self.codec.eos_id)
                 orders = [line.strip() for line in text.split("\n") if line.strip()][: ask.legal.picks]
-                self.counts.omitted_orders += ask.legal.picks - len(orders)
-                found.append((request.prompt, ids, generation, _as_sets(allowed, generation), orders))
+                sets = _as_sets(allowed, generation)
+                found.append(Answer(prompt=request.prompt, prompt_ids=ids, generation=generation, legal_sets=sets, orders=orders))
         return found
 
     def _segments(self, ask: Ask) -> tuple[str, ...]:
@@ -181,44 +190,34 @@ class Table:
         shared = f"{seed}/{start.number}"
         board = restored(self.way, start, self.clock) if self.way.snapshots else await self._warmed_up(start, shared, seed)
         power = power_of(board, start, self.clock)
-        lives = [
+        playing = [
             _Fork(number=number, board=twin, shared=shared, power=power, group=start.number, start=board.phase, years=years)
             for number, twin in enumerate(clones(self.way, board, forks, self.clock))
         ]
         self.counts.forks += forks
         if self.way.in_flight:
-            await asyncio.gather(*(self._play_alone(life, start) for life in lives))
+            await asyncio.gather(*(self._play([fork], start) for fork in playing))
         else:
-            await self._play_together(lives, start)
-        return [row for life in lives for row in life.ended()]
+            await self._play(playing, start)
+        return [row for fork in playing for row in fork.finished_rows()]
 
-    async def _play_alone(self, life: "_Fork", start: Start) -> None:
-        while not life.is_over(self.clock):
-            await self._ply([life], start)
-
-    async def _play_together(self, lives: Sequence["_Fork"], start: Start) -> None:
-        while live := [life for life in lives if not life.is_over(self.clock)]:
-            await self._ply(live, start)
-
-    async def _ply(self, lives: Sequence["_Fork"], start: Start) -> None:
-        """One phase of these forks; none goes on before the last answer is there."""
-        asks, askers = [], []
-        for life in lives:
-            with self.clock("games"):
-                choice = life.board.legal_orders().get(life.power)
-            if choice is not None and not choice.is_forced:
-                name = f"{life.shared}/{life.number}/{life.ply}/{life.power}"
-                asks.append(Ask(name=name, board=life.board, legal=choice, snapshot_id=start.snapshot.snapshot_id))
-                askers.append(life)
-        answers = dict(zip((id(life) for life in askers), await self.draw(asks), strict=True)) if asks else {}
-        for life in lives:
-            answer = answers.get(id(life))
-            with self.clock("games"):
-                life.step(answer, self.opponents)
-            self.counts.plies += 1
+    async def _play(self, forks: Sequence["_Fork"], start: Start) -> None:
+        """Play these forks in lock-step to their ends."""
+        while live := [fork for fork in forks if not fork.is_over(self.clock)]:
+            asks: dict[int, Ask] = {}
+            for fork in live:
+                with self.clock("games"):
+                    choice = fork.board.legal_orders().get(fork.power)
+                if choice is not None and not choice.is_forced:
+                    name = f"{fork.shared}/{fork.number}/{fork.ply}/{fork.power}"
+                    asks[fork.number] = Ask(name=name, board=fork.board, legal=choice, snapshot_id=start.snapshot.snapshot_id)
+            answers = dict(zip(asks, await self.draw(list(asks.values())), strict=True)) if asks else {}
+            for fork in live:
+                with self.clock("games"):
+                    fork.step(answers.get(fork.number), self.opponents)
 
     async def _warmed_up(self, start: Start, shared: str, seed: int) -> Board:
-        """A game from spring 1901 whose first phases are played for this rollout alone; nothing of them is kept."""
+        """A game from spring 1901 after its warm-up, which is played for this rollout only and keeps no rows."""
         with self.clock("clone"):
             board = Board.start(path=path_of(self.way))
         for phase in range(warm_up_phases(seed, start.number)):
@@ -234,7 +233,7 @@ class Table:
             self.counts.warm_up_decisions += len(asks)
             with self.clock("games"):
                 orders = _scripted(board, shared, self.opponents, skip=asked)
-                board.step(orders | {power: answer[4] for power, answer in zip(asked, drawn, strict=True)})
+                board.step(orders | {power: answer.orders for power, answer in zip(asked, drawn, strict=True)})
         return board
 
 
@@ -260,13 +259,12 @@ class _Fork:
                 and (horizon_reached(self.start, self.board.phase, self.years) or not self.board.is_alive(self.power))
             )
 
-    def step(self, answer: Any, opponents: str) -> None:
+    def step(self, answer: Answer | None, opponents: str) -> None:
         phase, before = self.board.phase, self.now
         assert before is not None
         orders = _scripted(self.board, self.shared, opponents, skip=[self.power] if answer else [])
         if answer:
-            prompt, prompt_ids, generation, legal_sets, given = answer
-            orders[self.power] = given
+            orders[self.power] = answer.orders
             self.rows.append(
                 Row(
                     group=self.group,
@@ -274,12 +272,12 @@ class _Fork:
                     ply=self.ply,
                     power=self.power,
                     phase=phase,
-                    prompt=prompt,
-                    prompt_ids=prompt_ids,
-                    generation=generation,
-                    legal_ids=legal_sets[0],
-                    legal_offsets=legal_sets[1],
-                    orders=tuple(given),
+                    prompt=answer.prompt,
+                    prompt_ids=answer.prompt_ids,
+                    generation=answer.generation,
+                    legal_ids=answer.legal_sets[0],
+                    legal_offsets=answer.legal_sets[1],
+                    orders=tuple(answer.orders),
                     before=before,
                 )
             )
@@ -287,7 +285,8 @@ class _Fork:
         self.now = compute_standing(self.board, before, played)
         self.ply += 1
 
-    def ended(self) -> list[Row]:
+    def finished_rows(self) -> list[Row]:
+        """The rows, with the standings at their next decisions and at the end."""
         following = self.now
         for row in reversed(self.rows):
             row.after, row.until, following = self.now, following, row.before
@@ -295,7 +294,7 @@ class _Fork:
 
 
 def _scripted(board: Board, shared: str, opponents: str, skip: Sequence[str]) -> dict[str, list[str]]:
-    """Orders of all others; dice by group, phase and power, so that forks share them."""
+    """Orders of the other powers; random numbers follow from group, phase and power, so forks share them."""
     return {
         power: player(opponents)(choice, dice(shared, board.phase, power), board)
         for power, choice in board.legal_orders().items()
@@ -304,7 +303,7 @@ def _scripted(board: Board, shared: str, opponents: str, skip: Sequence[str]) ->
 
 
 def _valid_moves(legal: LegalOrders) -> dict[str, list[str]]:
-    """Legal orders by unit; a build may be waived, as often as builds are owed."""
+    """Legal orders by unit; every build that is owed may be waived."""
     moves = {site: list(options) for site, options in zip(legal.sites, legal.options, strict=True)}
     if legal.kind is OrderKind.BUILD:
         moves |= {f"waive {number}": [WAIVE] for number in range(legal.picks)}
@@ -312,14 +311,10 @@ def _valid_moves(legal: LegalOrders) -> dict[str, list[str]]:
 
 
 def _as_sets(allowed: list[list[int]] | None, generation: Generation) -> tuple[np.ndarray, np.ndarray]:
-    """Legal sets as rows hold them; without a record each position allowed what was drawn."""
+    """Legal sets in the form of rows; without a record each set holds the drawn token only."""
     length = len(generation.token_ids)
     sets = allowed[:length] if allowed is not None else []
     sets += [[int(token)] for token in generation.token_ids[len(sets) :]]
     offsets = np.zeros(length + 1, np.int32)
     np.cumsum([len(each) for each in sets], out=offsets[1:])
     return np.array([token for each in sets for token in each], np.int32), offsets
-
-
-def _seat(power: str) -> int:
-    return POWERS.index(power)

@@ -1,19 +1,20 @@
-"""A training run of the old way, as a program of its own: `python -m benchmarks.old_way.run SPEC.json`.
+"""A training run of the old way in its own process: `python -m benchmarks.old_way.run SPEC.json`.
 
-Stands for the old system's loop: rollouts of `depth` steps in flight while the trainer, another process, computes; a step begins
-when all of its rollouts are there; the new version replaces the one before. Its queue of handles lost order on a time-out and its
-weights were published a step late: neither is repeated. Prints a line of JSON for each step, and the scores.
+As the old system's loop: rollouts of `depth` steps are in flight while the trainer, another process, computes; a step begins when
+all of its rollouts are done; the new version replaces the previous one. Two bugs are not repeated: its queue lost the order of
+rollouts on a time-out, and its weights were published a step late. Prints one line of JSON for each step, then the scores.
 
-With a depth of 0 the two take turns and each may use every core; else they share the cores.
+With a depth of 0 rollouts and training alternate and each may use all cores; else they share the cores.
 """
 
 import asyncio
+import itertools
 import json
 import multiprocessing
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -22,15 +23,15 @@ from benchmarks.old_way.ways import OLD, Way
 
 _STEPS_AT_LEAST = 2
 _AFTER_ALL = 1_000_000
-"""Number under which the version that is scored is served, whichever it was."""
+"""Version number under which the scored version is served."""
 
 
 def main(spec_file: Path) -> None:
-    """Run what the file says, see `spec_of`; lines go to standard output."""
+    """Run the specification in a file (see `spec_of`)."""
     spec = json.loads(spec_file.read_text())
     here, there = multiprocessing.Pipe()
     child = multiprocessing.get_context("spawn").Process(target=_train, args=(there, spec), daemon=True)
-    child.start()  # before vLLM is imported, whose environment it would inherit
+    child.start()  # before vLLM is imported and changes the environment
     there.close()
     try:
         asyncio.run(_run(spec, here))
@@ -39,7 +40,7 @@ def main(spec_file: Path) -> None:
         child.join(timeout=20)
 
 
-def _say(**values: Any) -> None:
+def _print(**values: Any) -> None:
     sys.stdout.write(json.dumps(values) + "\n")
     sys.stdout.flush()
 
@@ -64,7 +65,7 @@ def _setting(spec: dict[str, Any]) -> Any:
 
 
 def _train(pipe: Connection, spec: dict[str, Any]) -> None:
-    """The trainer's process: a step's number comes in, what was learned goes out; ends with the pipe."""
+    """The trainer process: receives step numbers, sends what it learned with wall and CPU seconds; ends with the pipe."""
     from benchmarks.old_way.learn import Learner
     from benchmarks.old_way.stages import StageClock
 
@@ -84,66 +85,65 @@ def _train(pipe: Connection, spec: dict[str, Any]) -> None:
 
 async def _run(spec: dict[str, Any], pipe: Connection) -> None:
     from benchmarks.old_way.arm import Arm
-    from benchmarks.old_way.score import score
-    from evaluation.settings import EvaluationSettings
-    from state_cache.store import open_cache
 
-    way, setting = Way(**spec["way"]), _setting(spec)
-    arm = Arm("run", way, setting, trains=False)
+    arm = Arm("run", Way(**spec["way"]), _setting(spec), trains=False)
     await arm.start()
     await asyncio.to_thread(pipe.recv)
-    evaluation = EvaluationSettings.model_validate(spec["evaluation"])
-
-    async def scored() -> dict[str, Any]:
-        return await score(replace(arm.table), open_cache(Path(spec["cache"])).held_out, evaluation, evaluation.opponents[0])
-
     try:
-        base = await scored() if spec["scores"] else {}
+        base = await _score(spec, arm) if spec["scores"] else {}
         newest = await _steps(spec, arm, pipe)
         if spec["scores"]:
             if newest is not None:
                 await arm.serve(_AFTER_ALL, newest)
-            _say(base=base, trained=base if newest is None else await scored())
+            _print(base=base, trained=base if newest is None else await _score(spec, arm))
     finally:
         await arm.close()
 
 
+async def _score(spec: dict[str, Any], arm: Any) -> dict[str, Any]:
+    """Mean centres gained on held-out positions, measured as for a run, and the interval (`ci`; None for too few games)."""
+    from benchmarks.old_way.play import Ask
+    from evaluation.settings import EvaluationSettings
+    from evaluation.strength import measure_strength
+    from state_cache.store import open_cache
+
+    class OldWay:
+        async def decide(self, question: Any) -> list[str]:
+            name = f"{question.game}/0/{question.ply}/{question.power}"
+            (answer,) = await arm.table.draw([Ask(name=name, board=question.board, legal=question.legal)])
+            return answer.orders
+
+    settings = EvaluationSettings.model_validate(spec["evaluation"])
+    held_out = open_cache(Path(spec["cache"])).held_out
+    found = await measure_strength("old way", settings.opponents[0], held_out, settings, decider=OldWay())
+    return {"mean": found.mean, "ci": found.estimate.rounded()}
+
+
 async def _steps(spec: dict[str, Any], arm: Any, pipe: Connection) -> Any:
-    """Steps until the budget is spent, and two at least, so that one is measured after the first; what was learned within it."""
-    depth, most, budget_s, newest = spec["depth"], spec["steps"], spec["budget_s"], None
+    """Steps until the budget is spent, but at least two, since the first warms up; returns what was learned within the budget."""
+    depth, budget_s, newest = spec["depth"], spec["budget_s"], None
     in_flight: dict[int, asyncio.Task[Any]] = {}
-    done = _clock()
+    seconds = _clock()
     began = time.perf_counter()
-    for step in range(1, most + 1):
-        for ahead in range(step, min(step + depth, most) + 1):
+    for step in itertools.count(1):
+        for ahead in range(step, step + depth + 1):
             if ahead not in in_flight:
                 in_flight[ahead] = asyncio.create_task(arm.roll_out(ahead))
-        asked = time.perf_counter()
-        rows = await in_flight.pop(step)
-        waited_s = time.perf_counter() - asked
-        arm.publish_rows(step, rows)
-        if depth and step + depth + 1 <= most:
+        arm.publish_rows(step, await in_flight.pop(step))
+        if depth:
             in_flight[step + depth + 1] = asyncio.create_task(arm.roll_out(step + depth + 1))
         pipe.send(step)
         learned, train_s, cpu_s = await asyncio.to_thread(pipe.recv)
-        published = time.perf_counter()
         await arm.serve(step, learned)
-        counts, stages = arm.fresh_counts(), dict(arm.clock.cpu_s)
-        wall_s, own_s = done()
+        wall_s, own_cpu_s = seconds()
         spent_s = time.perf_counter() - began
         newest = learned if spent_s <= budget_s else newest
-        _say(
+        _print(
             step=step,
-            in_budget=spent_s <= budget_s,
             wall_s=wall_s,
-            cpu_s=own_s + cpu_s,
-            rollout_wait_s=waited_s,
+            cpu_s=own_cpu_s + cpu_s,
             train_s=train_s,
-            publish_s=time.perf_counter() - published,
-            lag=min(depth, step - 1),
-            stages_cpu_s=stages,
-            counts=asdict(counts),
-            **{name: getattr(learned, name) for name in ("rolled", "trained", "realigned", "tokens", "return_mean")},
+            trained=learned.trained,
         )
         if spent_s >= budget_s and step >= _STEPS_AT_LEAST:
             break
@@ -159,43 +159,31 @@ def _clock() -> Callable[[], tuple[float, float]]:
 
     def since() -> tuple[float, float]:
         now = [time.perf_counter(), time.process_time()]
-        gone = now[0] - last[0], now[1] - last[1]
+        spent = now[0] - last[0], now[1] - last[1]
         last[:] = now
-        return gone
+        return spent
 
     return since
 
 
 def spec_of(
-    *,
-    setting: Any,
-    cache: Path,
-    evaluation: Any,
-    steps: int,
-    budget_s: float,
-    depth: int,
-    scores: bool,
-    way: Way = OLD,
+    *, setting: Any, cache: Path, evaluation: Any, budget_s: float, depth: int, scores: bool, way: Way = OLD
 ) -> dict[str, Any]:
-    """What `main` reads.
+    """The specification that `main` reads, as JSON.
 
     Args:
-        setting: a `Setting`; its positions are those of `cache`.
-        depth: steps of rollouts in flight while the trainer computes.
+        setting: a `Setting`, whose positions are those of `cache`.
         budget_s: seconds after which no further step begins.
+        depth: steps of rollouts in flight while the trainer computes.
+        scores: also score the base model and the last version.
     """
     return {
-        "compact_model": str(setting.compact_model),
-        "json_model": str(setting.json_model),
+        **{name: str(getattr(setting, name)) for name in ("compact_model", "json_model", "folder")},
+        **{name: getattr(setting, name).model_dump(mode="json") for name in ("rollouts", "training", "inference")},
         "cache": str(cache),
-        "rollouts": setting.rollouts.model_dump(mode="json"),
-        "training": setting.training.model_dump(mode="json"),
-        "inference": setting.inference.model_dump(mode="json"),
         "evaluation": evaluation.model_dump(mode="json"),
-        "folder": str(setting.folder),
         "seed": setting.seed,
         "way": asdict(way),
-        "steps": steps,
         "budget_s": budget_s,
         "depth": depth,
         "scores": scores,

@@ -1,18 +1,18 @@
-"""How rows reach the trainer: indented JSON files of texts, tokenised again; or one Arrow shard of the drawn ids.
+"""Rows on their way to the trainer: indented JSON files with texts that are tokenised again, or one Arrow shard with token ids.
 
-Stands for the old system's trajectories: strings were shipped and files were read whole, prompt and completion were tokenised a
-second time for the trainer, and what came out need not be what was drawn; log-probabilities were then cut or filled to fit.
-Its groups are those of a game, a power and a step counted in phases; decisions of a group without spread teach nothing in either
-way and are dropped.
+As the old system, the JSON way writes strings, reads files whole and tokenises prompt and completion a second time. The new
+tokens may differ from the drawn ones, so log-probabilities are cut or filled to fit. An advantage group has one game, power and
+phase. Both ways drop groups without spread.
 """
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from tokenizers import Tokenizer
 
 from benchmarks.old_way.play import Row
@@ -28,22 +28,11 @@ from storage.shards import publish_shard
 
 PRODUCER = "old-way"
 MIN_VARIANCE = 0.01
-"""The old system's min_reward_variance: groups whose returns vary less are dropped."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Learnable:
-    """What a step trains on."""
-
-    batch: Batch
-    rows: int
-    """Decisions that were rolled out for it."""
-    realigned: int
-    """Rows whose tokens, made again, were as many as the log-probabilities no more."""
+"""min_reward_variance of the old system: groups whose returns vary less are dropped."""
 
 
 def write(way: Way, folder: Path, step: int, rows: Sequence[Row], codec: Codec) -> None:
-    """Publish the rows of a step."""
+    """Write the rows of a step."""
     if way.arrow:
         paths = RunPaths(folder / f"step-{step:05d}").create()
         publish_shard(paths, PRODUCER, min(row.group for row in rows), [_decision(row) for row in rows], [], {})
@@ -55,24 +44,19 @@ def write(way: Way, folder: Path, step: int, rows: Sequence[Row], codec: Codec) 
         (target / f"rollout-{group:06d}.json").write_text(json.dumps(records, indent=2))
 
 
-def read(way: Way, folder: Path, step: int, tokenizer: Tokenizer, eos: int) -> Learnable:
-    """The batch of a step, without groups that teach nothing."""
+def read(way: Way, folder: Path, step: int, tokenizer: Tokenizer, eos: int) -> tuple[Batch, int]:
+    """The batch of a step, without groups of no spread, and the number of decisions rolled out for the step."""
     if way.arrow:
-        batch, keys = _from_shard(RunPaths(folder / f"step-{step:05d}"))
-        realigned = 0 if way.kept_tokens else _tokenise_again(batch, tokenizer)
-        return _taught(batch, keys, realigned)
-    records = [
-        record for file in sorted((folder / f"step-{step:05d}").glob("rollout-*.json")) for record in json.loads(file.read_text())
-    ]
-    realigned = 0
+        return _read_shard(RunPaths(folder / f"step-{step:05d}"), None if way.kept_tokens else tokenizer)
+    files = sorted((folder / f"step-{step:05d}").glob("rollout-*.json"))
+    records = [record for file in files for record in json.loads(file.read_text())]
     if not way.kept_tokens:
         for record in records:
             ids = tokenizer.encode(record["prompt"], add_special_tokens=False).ids
             answer = [*tokenizer.encode(record["completion"], add_special_tokens=False).ids, eos]
-            realigned += len(answer) != len(record["completion_logprobs"])
             record |= {"prompt_ids": ids, "completion_ids": answer}
-    keys = [record["group_id"] for record in records]
-    return _taught(_as_batch(records), keys, realigned)
+    kept, groups = _rows_with_spread([record["group_id"] for record in records], [record["reward"] for record in records])
+    return _as_batch([records[row] for row in kept], groups), len(records)
 
 
 def _record(way: Way, row: Row, codec: Codec) -> dict[str, Any]:
@@ -132,25 +116,34 @@ def _decision(row: Row) -> Decision:
     )
 
 
-def _from_shard(paths: RunPaths) -> tuple[Batch, list[str]]:
+def _read_shard(paths: RunPaths, tokenizer: Tokenizer | None) -> tuple[Batch, int]:
+    """As `read`, from a shard. With a tokenizer every row is also decoded and encoded, as a trainer of texts must do."""
     index = Index(paths)
     index.refresh()
     rows = index.fresh_rows(policy_version=0, limit=1 << 20)
-    names = ("start_group", "power", "phase")
-    return index.gather(rows), [str(key) for key in zip(*(rows[name].to_pylist() for name in names), strict=True)]
+    if tokenizer is not None:
+        whole = index.gather(rows)
+        for ids in np.split(whole.input_ids, whole.input_offsets[1:-1]):
+            tokenizer.encode(tokenizer.decode(ids.tolist(), skip_special_tokens=False), add_special_tokens=False)
+    keys = zip(*(rows[name].to_pylist() for name in ("start_group", "power", "phase")), strict=True)
+    kept, groups = _rows_with_spread([str(key) for key in keys], rows["return"].to_pylist())
+    column = rows.schema.get_field_index("advantage_group")
+    chosen = rows.take(pa.array(kept, pa.int64())).set_column(column, rows.schema.field(column), pa.array(groups))
+    return index.gather(chosen), rows.num_rows
 
 
-def _tokenise_again(batch: Batch, tokenizer: Tokenizer) -> int:
-    """Decode and encode every row, as a trainer that is given texts must; how many came out with another length."""
-    changed = 0
-    for start, end in zip(batch.input_offsets[:-1], batch.input_offsets[1:], strict=True):
-        text = tokenizer.decode(batch.input_ids[start:end].tolist(), skip_special_tokens=False)
-        changed += len(tokenizer.encode(text, add_special_tokens=False).ids) != end - start
-    return changed
+def _rows_with_spread(keys: Sequence[str], returns: Sequence[float]) -> tuple[list[int], np.ndarray]:
+    """Numbers of the rows whose group has at least two members and spread, and the group of each, from 0."""
+    members: dict[str, list[int]] = {}
+    for row, key in enumerate(keys):
+        members.setdefault(key, []).append(row)
+    groups = [rows for rows in members.values() if len(rows) > 1 and np.var([returns[row] for row in rows]) > MIN_VARIANCE]
+    numbers = np.repeat(np.arange(len(groups), dtype=np.int32), [len(rows) for rows in groups])
+    return [row for rows in groups for row in rows], numbers
 
 
-def _as_batch(records: Sequence[Mapping[str, Any]]) -> Batch:
-    """Rows of JSON as the arrays that both trainers take; log-probabilities are cut or filled to the tokens."""
+def _as_batch(records: Sequence[Mapping[str, Any]], groups: np.ndarray) -> Batch:
+    """Rows of JSON as a batch; log-probabilities are cut or filled to the number of tokens."""
     inputs = [[*record["prompt_ids"], *record["completion_ids"]] for record in records]
     lengths = [len(record["completion_ids"]) for record in records]
     fitted, legal_ids, legal_sizes = [], [], []
@@ -172,43 +165,6 @@ def _as_batch(records: Sequence[Mapping[str, Any]]) -> Batch:
         legal_offsets=offsets_of(legal_sizes),
         temperatures=np.ones(len(records), np.float32),
         returns=np.array([record["reward"] for record in records], np.float64),
-        advantage_groups=np.full(len(records), -1, np.int32),
+        advantage_groups=groups,
         policy_versions=np.zeros(len(records), np.int32),
-    )
-
-
-def _taught(batch: Batch, keys: Sequence[str], realigned: int) -> Learnable:
-    """The rows of groups of at least two with spread, numbered by group."""
-    number = {key: place for place, key in enumerate(dict.fromkeys(keys))}
-    groups = np.array([number[key] for key in keys], np.int32)
-    kept = []
-    for group in range(len(number)):
-        members = np.flatnonzero(groups == group)
-        if len(members) > 1 and batch.returns[members].var() > MIN_VARIANCE:
-            kept.extend(members.tolist())
-    return Learnable(batch=rows_of(batch, kept, groups), rows=len(keys), realigned=realigned)
-
-
-def rows_of(batch: Batch, kept: Sequence[int], groups: np.ndarray) -> Batch:
-    """`batch` of these rows alone; advantage groups are numbered anew, from 0."""
-    inputs = [batch.input_ids[batch.input_offsets[row] : batch.input_offsets[row + 1]] for row in kept]
-    spans = [(batch.completion_offsets[row], batch.completion_offsets[row + 1]) for row in kept]
-    legal = [batch.legal_ids[batch.legal_offsets[first] : batch.legal_offsets[last]] for first, last in spans]
-    sizes = [np.diff(batch.legal_offsets[first : last + 1]) for first, last in spans]
-    logprobs = [batch.behaviour_logprobs[first:last] for first, last in spans]
-    _, renumbered = np.unique(groups[kept], return_inverse=True) if kept else (None, np.zeros(0, np.int64))
-    none = np.zeros(0, np.int32)
-    return Batch(
-        decision_ids=batch.decision_ids[kept],
-        input_ids=np.concatenate([none, *inputs]).astype(np.int32),
-        input_offsets=offsets_of([len(ids) for ids in inputs]),
-        prompt_lens=batch.prompt_lens[kept],
-        behaviour_logprobs=np.concatenate([none, *logprobs]).astype(np.float32),
-        completion_offsets=offsets_of([int(last - first) for first, last in spans]),
-        legal_ids=np.concatenate([none, *legal]).astype(np.int32),
-        legal_offsets=offsets_of(np.concatenate([none, *sizes]).astype(np.int64).tolist()),
-        temperatures=batch.temperatures[kept],
-        returns=batch.returns[kept],
-        advantage_groups=renumbered.astype(np.int32),
-        policy_versions=batch.policy_versions[kept],
     )

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import decode, vllm_batch
+from benchmarks import decode
 from benchmarks.decode_cases import (
     SHAPES,
-    Instant,
+    InstantEngine,
     Models,
     Shape,
     made_up_orders,
@@ -105,7 +105,7 @@ def test_rollout_cases_share_their_first_ply_and_part_after_it(tokens):
 
 
 def test_a_group_is_rolled_out_whole_and_every_table_is_noted(tokens):
-    drawn, asked = asyncio.run(roll_out_group(played_positions(1, 0)[0], Instant(), tokens, number=0, forks=2, years=1))
+    drawn, asked = asyncio.run(roll_out_group(played_positions(1, 0)[0], InstantEngine(), tokens, number=0, forks=2, years=1))
     assert len(drawn) == len(asked) > 14
     for request, generation in drawn:
         request.table.legal_sets(generation.token_ids.tolist())
@@ -135,12 +135,12 @@ def test_table_time_is_of_the_requests_after_the_warm_up(tokens, monkeypatch: py
 @pytest.mark.system
 def test_both_arms_draw_as_many_tokens_and_the_ratio_is_of_their_times(vllm_engine, host, tokens, monkeypatch):
     times = iter([3.0, 2.0, 4.0, 3.0, 5.0, 4.5])
-    draw_batch = vllm_batch.draw_batch
+    draw_batch = decode.draw_batch
 
-    def timed(engine, batch, **how):
-        return next(times), draw_batch(engine, batch, **how)[1]
+    def timed(engine, batch, clock):
+        return next(times), draw_batch(engine, batch, clock)[1]
 
-    monkeypatch.setattr(vllm_batch, "draw_batch", timed)
+    monkeypatch.setattr(decode, "draw_batch", timed)
 
     async def measure() -> float:
         return decode.masked_over_unmasked(vllm_engine, tokens, SMALL, rounds=2, seed=0)
@@ -151,7 +151,7 @@ def test_both_arms_draw_as_many_tokens_and_the_ratio_is_of_their_times(vllm_engi
 @pytest.mark.vllm
 def test_arms_that_draw_different_numbers_of_tokens_give_no_figure(vllm_engine, host, tokens, monkeypatch):
     answers = iter([(1.0, [[1, 2]] * SMALL.batch), (1.0, [[1]] * SMALL.batch)])
-    monkeypatch.setattr(vllm_batch, "draw_batch", lambda engine, batch, **how: next(answers))
+    monkeypatch.setattr(decode, "draw_batch", lambda engine, batch, clock: next(answers))
     with pytest.raises(EngineError, match="different numbers of tokens"):
         decode.masked_over_unmasked(vllm_engine, tokens, SMALL, rounds=1, seed=0)
 

@@ -14,18 +14,16 @@ from telemetry.errors import InputError
 @pytest.fixture(scope="module")
 def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("recorded") / "requests.arrow"
-    assert record(file, groups=1, forks=2, years=1, seed=3) == len(read(file).decisions)
+    assert record(file, groups=1, forks=2, years=1, seed=3) == sum(map(len, read(file).by_notation.values()))
     return file
 
 
-def test_a_recording_gives_whole_start_groups_back_in_both_notations(recording: Path):
+def test_a_recording_gives_the_requests_back_in_both_notations(recording: Path):
     found = read(recording)
     full, slot = (found.requests(notation, label="x") for notation in ("full", "slot"))
     assert sum(request.table.longest for request in slot) / len(slot) < sum(r.table.longest for r in full) / len(full)
-    plies = found.plies("full", 0, label="y")
-    assert sum(map(len, plies)) == len(full) and len(plies) > 1
-    first = plies[0]
-    assert len({tuple(request.prompt_ids) for request in first}) == len(first) / 2, "forks begin with the same prompts"
+    assert len({request.request_id for request in full}) == len(full) > 14
+    assert len({tuple(request.prompt_ids) for request in full}) <= len(full) - 7, "forks begin with the same prompts"
     for request in full:
         assert max(max(request.prompt_ids), request.table.token_ids.max()) < found.vocabulary
         ends = request.table.next_nodes == -1

@@ -9,9 +9,10 @@ import torch
 
 from benchmarks import trainer, trainer_gpu
 from benchmarks.old_trainer import OldTrainer
-from benchmarks.trainer import TARGETS, Old, Ours, bench_trainer, exactness, one_thread, saved_bytes, speedups
+from benchmarks.trainer import TARGETS, bench_trainer, exactness, one_thread, saved_bytes, speedups
+from benchmarks.trainer_arms import Arms, relative_error
 from benchmarks.trainer_cases import CASES, LEGAL_MEAN, TINY, Case, Shape, made_up_batch, model_of
-from benchmarks.trainer_on_device import relative_error, step_flops
+from benchmarks.trainer_gpu import step_flops
 from benchmarks.trainer_resume import equal_share, resume_equal_share
 from telemetry.errors import InputError
 from training.trie_plan import plan
@@ -77,29 +78,30 @@ def forwards_of(model: torch.nn.Module) -> list[bool]:
 @pytest.mark.parametrize(("recompute", "runs_a_chunk"), [(True, 3), (False, 2)])
 def test_the_old_way_asks_the_reference_and_computes_again_only_where_it_should(batch, recompute: bool, runs_a_chunk: int):
     """Two chunks of at most four rows: reference, policy, and the policy's blocks once more on the way back."""
-    old = Old(SHAPE, recompute=recompute)
-    runs = forwards_of(old.policy.model)
-    old(batch)
+    arms = Arms(SHAPE)
+    runs = forwards_of(arms.policy.model)
+    arms.old(recompute=recompute)(batch)
     assert len(runs) == 2 * runs_a_chunk and runs.count(False) == 2
-    assert not old.policy.model.training and not old.policy.model.base_model.model.model.layers[0].gradient_checkpointing
+    assert not arms.policy.model.training and not arms.policy.model.base_model.model.model.layers[0].gradient_checkpointing
 
 
 def test_recomputation_changes_memory_and_not_the_gradient(batch):
     gradients, kept = [], []
     for recompute in (True, False):
-        old = Old(SHAPE, recompute=recompute)
-        kept.append(saved_bytes(old.policy, lambda old=old: old(batch)))
-        gradients.append(np.concatenate([weight.grad.flatten().numpy() for weight in old.policy.parameters()]))
+        arms = Arms(SHAPE)
+        old = arms.old(recompute=recompute)
+        kept.append(saved_bytes(arms.policy, lambda old=old: old(batch)))
+        gradients.append(np.concatenate([weight.grad.flatten().numpy() for weight in arms.policy.parameters()]))
     assert relative_error(*gradients) < 1e-5
     assert kept[0] < 0.7 * kept[1]
 
 
 def test_the_old_loss_is_that_of_a_plain_loop(batch):
     """Row by row, without padding or chunks, over the whole vocabulary."""
-    old, advantages = Old(SHAPE, recompute=True), batch.returns.astype(np.float32)
-    model, total = old.policy.model, 0.0
+    policy_under_test, advantages = Arms(SHAPE).policy, batch.returns.astype(np.float32)
+    model, total = policy_under_test.model, 0.0
     with torch.no_grad():  # far from the reference, so that the divergence counts
-        for number, weight in enumerate(old.policy.parameters()):
+        for number, weight in enumerate(policy_under_test.parameters()):
             weight.add_(0.2 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(number)))
     for row in range(SMALL.rows):
         ids = torch.from_numpy(batch.input_ids[batch.input_offsets[row] : batch.input_offsets[row + 1]].astype(np.int64))[None]
@@ -146,7 +148,7 @@ def test_times_are_the_medians_of_ratios_taken_in_turn(monkeypatch: pytest.Monke
     speeds = {"ours": iter([1.0, 1.0, 2.0, 1.0]), "old": iter([9.0, 5.0, 6.0, 8.0]), "fresh": iter([9.0, 4.0, 4.0, 6.0])}
 
     def arm(name: str):
-        def run(self, batch) -> float:
+        def run(batch) -> float:
             order.append(name)
             clock[0] += next(speeds[name])
             return 0.0
@@ -154,8 +156,8 @@ def test_times_are_the_medians_of_ratios_taken_in_turn(monkeypatch: pytest.Monke
         return run
 
     monkeypatch.setattr(trainer.time, "process_time", lambda: clock[0])
-    monkeypatch.setattr(Ours, "__call__", arm("ours"))
-    monkeypatch.setattr(Old, "__call__", lambda self, batch: arm("old" if self._trainer._recompute else "fresh")(self, batch))
+    monkeypatch.setattr(Arms, "ours", lambda self: arm("ours"))
+    monkeypatch.setattr(Arms, "old", lambda self, *, recompute: arm("old" if recompute else "fresh"))
     found = speedups("g2", SMALL, SHAPE, repeats=3, seed=0, no_recompute=True)
     assert found["speedup_g2"] == 5.0  # of 5, 3 and 8
     assert found["speedup_g2_no_recompute"] == 4.0  # of 4, 2 and 6
@@ -164,7 +166,7 @@ def test_times_are_the_medians_of_ratios_taken_in_turn(monkeypatch: pytest.Monke
 
 
 def test_saved_bytes_are_of_distinct_storages_and_without_the_models_own():
-    policy = Ours(SHAPE).policy
+    policy = Arms(SHAPE).policy
     weight = policy.parameters()[0]
     factor = torch.ones(weight.shape)
 
@@ -232,14 +234,14 @@ def test_the_script_for_a_gpu_says_each_figure_and_goes_on_where_one_fails(tmp_p
     monkeypatch.setattr(trainer_gpu, "TINY", SHAPE)
     monkeypatch.setattr(trainer_gpu, "BUDGETS", (64,))
     monkeypatch.setattr(trainer_gpu, "SMALL_CASES", {"g8": SMALL, "three_level": SMALL})
-    ours = trainer_gpu.Bench.ours
+    ours = Arms.ours
 
-    def out_of_memory(self, batch, **how):
+    def out_of_memory(self, **how):
         if how.get("attention") == "dense":
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return ours(self, batch, **how)
+        return ours(self, **how)
 
-    monkeypatch.setattr(trainer_gpu.Bench, "ours", out_of_memory)
+    monkeypatch.setattr(Arms, "ours", out_of_memory)
     trainer_gpu.main(["--shape", "tiny", "--device", "cpu", "--repeats", "1", "--json", "--out", str(tmp_path / "figures.json")])
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert told == json.loads((tmp_path / "figures.json").read_text())
@@ -249,16 +251,6 @@ def test_the_script_for_a_gpu_says_each_figure_and_goes_on_where_one_fails(tmp_p
     assert {"g8.speedup.old_over_ranges", "three_level.old_no_recompute.step_s", "budget_64.micro_batches"} <= set(
         told["metrics"]
     )
-
-
-def test_a_step_with_compiled_blocks_has_them_compiled(monkeypatch: pytest.MonkeyPatch):
-    compiled = []
-    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **how: compiled.append(type(self).__name__))
-    bench = trainer_gpu.Bench(SHAPE, torch.device("cpu"), torch.float32)
-    bench.ours(bench.batch(SMALL))
-    assert not compiled
-    bench.ours(bench.batch(SMALL), compile=True)
-    assert compiled == ["Qwen3DecoderLayer"] * SHAPE.layers
 
 
 def test_random_models_are_made_where_they_are_to_lie_and_are_the_same_for_a_seed():

@@ -16,13 +16,13 @@ def stored(folder: Path, **figures: float) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize(("then", "code"), [(1e9, 1), (1e-9, 0)], ids=["worse", "better"])
 def test_a_figure_beyond_tolerance_is_exit_code_1_and_figures_are_kept(workplace, then: float, code: int):
-    file = stored(workplace.folder, decisions_per_s_1_workers=then)
+    file = stored(workplace.folder, steps_per_hour_1_workers=then)
     done = workplace.process("bench", "all", "--only", "paper", "--compare", file, "--out", "now.json", "--json")
     assert done.returncode == code, done.stderr
     said = json.loads(done.stdout.splitlines()[-1])
-    assert said["worse"] == (["paper.decisions_per_s_1_workers"] if code else [])
+    assert said["worse"] == (["paper.steps_per_hour_1_workers"] if code else [])
     kept = json.loads((workplace.folder / "now.json").read_text())["benchmarks"]["paper"]["metrics"]
-    assert kept["decisions_per_s_1_workers"] > 0
+    assert kept["steps_per_hour_1_workers"] > 0
 
 
 @pytest.mark.slow

@@ -1,0 +1,86 @@
+"""Both arms of the trainer benchmarks on one model and one device: our training step and the old one."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.old_trainer import ROWS_EACH, OldTrainer
+from benchmarks.trainer_cases import Case, Shape, made_up_batch, model_of, stir_adapter
+from storage.gather import Batch
+from telemetry.errors import TrainingError
+from training.policy import Policy
+from training.settings import TrainingSettings
+from training.update import Updater
+
+Step = Callable[[Batch], float]
+"""Zeroes the gradient, runs forward and backward over a batch, and returns the loss. It does not step the optimiser."""
+
+
+class Arms:
+    """One model with random weights and an adapter; makes the steps that are compared."""
+
+    def __init__(
+        self, shape: Shape, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32, rank: int = 16
+    ) -> None:
+        self.shape, self.device, self.rank = shape, torch.device(device), rank
+        self.settings = TrainingSettings(
+            lora_rank=rank,
+            device="cuda" if self.device.type == "cuda" else "cpu",
+            dtype="bfloat16" if dtype == torch.bfloat16 else "float32",
+        )
+        self.policy = Policy(model_of(shape, device=str(device), dtype=dtype), self.settings)
+        stir_adapter(self.policy.parameters())
+
+    def batch(self, case: Case, seed: int = 0) -> Batch:
+        """A batch of `case` in the vocabulary of the model."""
+        return made_up_batch(case, vocabulary=self.shape.vocabulary, seed=seed)
+
+    def ours(self, *, attention: str = "auto", **settings: Any) -> Step:
+        """Our step. `settings` replace training settings.
+
+        Raises:
+            TrainingError: the step used another attention or layout than requested.
+        """
+        chosen = self.settings.model_copy(update=settings)
+        updater = Updater(self.policy, chosen)
+
+        def step(batch: Batch) -> float:
+            self.policy.attention = attention
+            self.policy.recompute(chosen.recompute)
+            self.policy.model.zero_grad(set_to_none=True)
+            rows = list(range(len(batch.prompt_lens)))
+            loss = sum(updater.accumulate(batch, rows, advantages_of(batch)).losses)
+            if updater.layout.fallback or self.policy.attention != attention != "auto":
+                raise TrainingError(updater.layout.fallback or f"attention '{attention}' failed its check")
+            return loss
+
+        return step
+
+    def old(self, *, recompute: bool, rows_each: int = ROWS_EACH) -> Step:
+        """The old step, `rows_each` rows in a forward."""
+        trainer = OldTrainer(self.policy.model, recompute=recompute, rows_each=rows_each)
+
+        def step(batch: Batch) -> float:
+            self.policy.recompute(False)  # OldTrainer switches it on itself
+            self.policy.model.zero_grad(set_to_none=True)
+            return trainer.accumulate(batch, advantages_of(batch))
+
+        return step
+
+    def loss_and_gradient(self, step: Step, batch: Batch) -> tuple[float, np.ndarray]:
+        """Loss of a step, and its gradient as one vector in float64."""
+        loss = step(batch)
+        gradients = [parameter.grad for parameter in self.policy.parameters() if parameter.grad is not None]
+        return loss, np.concatenate([gradient.double().flatten().cpu().numpy() for gradient in gradients])
+
+
+def advantages_of(batch: Batch) -> np.ndarray:
+    """float32 [rows]: the returns, which are not zero, so every row has a gradient."""
+    return batch.returns.astype(np.float32)
+
+
+def relative_error(one: np.ndarray, other: np.ndarray) -> float:
+    """Norm of the difference over the norm of `other`."""
+    return float(np.linalg.norm(one - other) / np.linalg.norm(other))
