@@ -12,12 +12,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from pipeline.controller import Bounds, Controller, QueueTarget, Seen
+from pipeline.controller import Bounds, Controller, QueueTarget, StepObservation
 from pipeline.resources import Resources
 from pipeline.rollout_queue import InFlight, RolloutQueue
 from pipeline.rollout_source import RolloutSource
 from pipeline.run_settings import PipelineSettings
-from pipeline.stretches import Numbers, groups_per_task
+from pipeline.stretches import GroupNumbers, groups_per_task
 from records.policy_version import BASE, PolicyVersion
 from telemetry.progress import reporter
 
@@ -58,7 +58,7 @@ class BufferedQueue(RolloutQueue):
                 producers_max=pipeline.producers_max,
             )
         )
-        self._numbers = Numbers(self._wanted, resources.rollouts.family)
+        self._numbers = GroupNumbers(self._wanted, resources.rollouts.family)
         self._group_s: deque[float] = deque(maxlen=32)  # seconds per start group of the newest stretches
         self._credit: float = self._wanted * pipeline.buffer_depth  # start groups that may be begun
         self._full = False  # pipeline.ready_groups_max is reached
@@ -69,7 +69,7 @@ class BufferedQueue(RolloutQueue):
         """What the controller wants now."""
         return self._controller.target
 
-    def learn(self, seen: Seen) -> QueueTarget:
+    def learn(self, seen: StepObservation) -> QueueTarget:
         """See `RolloutQueue.learn`; a change is said once."""
         target = self._controller.after(seen)
         if target.reason:

@@ -45,7 +45,7 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class StepObservation:
     """What a step showed."""
 
     waited_share: float
@@ -82,7 +82,7 @@ class Controller:
         self._told_stuck = False  # since anything moved
         self.target = QueueTarget(ahead=bounds.most, producers=bounds.producers_min, reason="")
 
-    def after(self, seen: Seen) -> QueueTarget:
+    def after(self, seen: StepObservation) -> QueueTarget:
         """The target after a step that showed `seen`."""
         bounds, target = self._bounds, self.target
         waited, surplus = seen.waited_share > WAITED, seen.ready >= bounds.start_groups
@@ -103,7 +103,7 @@ class Controller:
             self.target = self._moved(self.target.ahead, target.producers - 1, why, before=target)
         return self.target
 
-    def _more(self, seen: Seen) -> QueueTarget:
+    def _more(self, seen: StepObservation) -> QueueTarget:
         """The trainer waited."""
         bounds, target = self._bounds, self.target
         why = f"the trainer waited {seen.waited_share:.0%} of the step"
@@ -119,7 +119,7 @@ class Controller:
             self._told_stuck, reason = True, self._why_stuck(seen)
         return QueueTarget(ahead=target.ahead, producers=target.producers, reason=reason)
 
-    def _why_stuck(self, seen: Seen) -> str:
+    def _why_stuck(self, seen: StepObservation) -> str:
         """What waiting means where nothing more can be moved; said once until something moves again."""
         bounds, target = self._bounds, self.target
         if seen.expired > 0:
@@ -136,7 +136,7 @@ class Controller:
             f"{held}. The run goes on at the pace of its rollouts; `entente runs explain` says what would make them faster"
         )
 
-    def _fresher(self, seen: Seen) -> QueueTarget:
+    def _fresher(self, seen: StepObservation) -> QueueTarget:
         """Rows came late and nobody waited: less ahead, but for a while no less than what the trainer had to wait at."""
         target = self.target
         least = self._bounds.least if seen.expired > 0 else self._floor

@@ -34,7 +34,7 @@ class FrozenOpponent:
     kept: frozenset[int] = frozenset()
 
 
-NOBODY = FrozenOpponent()
+NO_FROZEN_OPPONENT = FrozenOpponent()
 
 
 async def open_frozen(
@@ -53,7 +53,7 @@ async def open_frozen(
         InputError: the run has no such version, or its workers cannot hold it.
     """
     if not rollouts.frozen_share:
-        return NOBODY
+        return NO_FROZEN_OPPONENT
     version = resolve_version(paths, paths.root.name, rollouts.frozen_version)
     kind = None if inference.urls else engine_here(inference)[0]
     side_by_side = serving(kind, inference.adapters, 2) == "one"

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import replace
 
-from pipeline.controller import QueueTarget, Seen
+from pipeline.controller import QueueTarget, StepObservation
 from pipeline.play import report_of
 from pipeline.resources import PRODUCER
 from pipeline.rollout_queue import RolloutQueue
@@ -41,7 +41,7 @@ class LockstepQueue(RolloutQueue):
         """Nothing is decided by measured time, so it never changes."""
         return QueueTarget(ahead=self._wanted * self._pipeline.buffer_depth, producers=0, reason="")
 
-    def learn(self, seen: Seen) -> QueueTarget:
+    def learn(self, seen: StepObservation) -> QueueTarget:
         """See `RolloutQueue.learn`; what a step showed changes nothing here."""
         return self.target
 

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from game.snapshot import Snapshot
-from pipeline.resources import PROBE, PRODUCER, Playing, Resources
+from pipeline.resources import PROBE, PRODUCER, Resources, RolloutResources
 from rollouts.roll_out import plan_start_groups, roll_out
 from rollouts.settings import RolloutSettings
 from state_cache.sampling import sample_start_positions
@@ -66,7 +66,9 @@ class RolloutReport:
     """Median over decisions: the game engine at their ply. None where there are no decisions."""
 
 
-async def play_stretch(playing: Playing, step: int, first_group: int, count: int, after: Path | None = None) -> RolloutReport:
+async def play_stretch(
+    playing: RolloutResources, step: int, first_group: int, count: int, after: Path | None = None
+) -> RolloutReport:
     """Play start groups `first_group` .. `first_group + count - 1` of `step` and publish their shard; see `Stretch.after`.
 
     A retry after the shard was published finds it and plays nothing.
@@ -80,7 +82,7 @@ async def play_stretch(playing: Playing, step: int, first_group: int, count: int
 
 
 async def play_missing(
-    playing: Playing,
+    playing: RolloutResources,
     stage: str,
     producer: str,
     positions: list[tuple[Snapshot, str]],
@@ -114,7 +116,7 @@ async def play_probe(resources: Resources, version: int) -> None:
             await play_groups(resources, "probe", PROBE, positions, version * count, rollouts=alone)
 
 
-def start_positions(resources: Playing, step: int) -> list[tuple[Snapshot, str]]:
+def start_positions(resources: RolloutResources, step: int) -> list[tuple[Snapshot, str]]:
     """The positions of `step`, and the power that the policy plays in each; the same whenever it is asked.
 
     What past groups taught counts up to the newest step that was whole before any task of this one could begin: rollouts run
@@ -130,7 +132,7 @@ def start_positions(resources: Playing, step: int) -> list[tuple[Snapshot, str]]
 
 
 async def play_groups(
-    playing: Playing,
+    playing: RolloutResources,
     stage: str,
     producer: str,
     positions: list[tuple[Snapshot, str]],

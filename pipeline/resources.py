@@ -12,7 +12,7 @@ from pathlib import Path
 
 from inference.engine import Engine
 from inference.host import EngineHost
-from pipeline.frozen_opponent import NOBODY, FrozenOpponent
+from pipeline.frozen_opponent import NO_FROZEN_OPPONENT, FrozenOpponent
 from records.policy_version import PolicyVersion
 from rollouts.fork import Tokens
 from rollouts.settings import RolloutSettings
@@ -32,7 +32,7 @@ PROBE = "probe"
 
 
 @dataclass(kw_only=True)
-class Playing:
+class RolloutResources:
     """What rollouts of one run are played with, wherever that is."""
 
     paths: RunPaths
@@ -53,13 +53,13 @@ class Playing:
     """The staleness budget, versions."""
     full_disk_wait_s: float = 0.0
     """Seconds for which finished rollouts wait for room on a full disk."""
-    frozen: FrozenOpponent = NOBODY
+    frozen: FrozenOpponent = NO_FROZEN_OPPONENT
     """The version that opponents of some start groups are played by."""
     spans: Spans = field(default_factory=Spans)
 
 
 @dataclass(kw_only=True)
-class Resources(Playing):
+class Resources(RolloutResources):
     """What the tasks of the training flow work with."""
 
     scorer: Engine

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from pipeline.controller import QueueTarget, Seen
+from pipeline.controller import QueueTarget, StepObservation
 from pipeline.play import RolloutReport
 from pipeline.publisher import Publisher
 from pipeline.resources import Resources
@@ -112,7 +112,7 @@ class RolloutQueue(ABC):
         """
 
     @abstractmethod
-    def learn(self, seen: Seen) -> QueueTarget:
+    def learn(self, seen: StepObservation) -> QueueTarget:
         """Take in what a step showed; what is aimed at until the next step is done."""
 
     async def all_played(self) -> None:

@@ -1,4 +1,4 @@
-"""Playing without a trainer: everything that rollouts need, opened from a run's folder alone, and following the run as it trains.
+"""RolloutResources without a trainer: everything that rollouts need, opened from a run's folder alone, and following the run as it trains.
 
 A rollout side has an engine of its own, or workers by URL, and reads `control.json` on a beat: it serves the newest version, lets
 go what is too old, and says when the run wants no more. It writes shards and nothing else. Whoever opens one closes it.
@@ -23,7 +23,7 @@ from inference.host import EngineHost
 from inference.settings import InferenceSettings
 from pipeline.frozen_opponent import open_frozen
 from pipeline.removed_settings import without_removed
-from pipeline.resources import PRODUCER, Playing
+from pipeline.resources import PRODUCER, RolloutResources
 from rollouts.fork import Tokens
 from rollouts.seeds import seed_of
 from rollouts.settings import RolloutSettings
@@ -98,7 +98,7 @@ def side_settings(paths: RunPaths) -> SideSettings:
 class RolloutSide:
     """One run's rollouts, played in this process; made by `open`."""
 
-    def __init__(self, playing: Playing, settings: SideSettings, stack: AsyncExitStack) -> None:
+    def __init__(self, playing: RolloutResources, settings: SideSettings, stack: AsyncExitStack) -> None:
         self.playing = playing
         self.settings = settings
         self.control: Control
@@ -145,7 +145,7 @@ class RolloutSide:
             await asyncio.wait_for(host.run(engine.start()), inference.start_timeout_s)
             tokens = Tokens(Codec(model), settings.prompts)
             frozen = await open_frozen(stack, paths, model, host, engine, tokens, settings.rollouts, inference)
-            playing = Playing(
+            playing = RolloutResources(
                 paths=paths,
                 model=model,
                 seed=settings.seed,
@@ -237,7 +237,9 @@ def check_wanted(paths: RunPaths, settings: SideSettings, control: Control) -> N
         raise InputError(f"{paths.control} is of other settings than {paths.settings}: resume the run's training first")
 
 
-def producer_positions(playing: Playing, producer: str, first_group: int, count: int, version: int) -> list[tuple[Snapshot, str]]:
+def producer_positions(
+    playing: RolloutResources, producer: str, first_group: int, count: int, version: int
+) -> list[tuple[Snapshot, str]]:
     """Positions of a producer's start groups, and the power that the policy plays in each.
 
     Drawn in rounds of a step's size, as the training flow draws its own, but under the producer's name: so two producers begin at

@@ -16,7 +16,7 @@ from pipeline.setting_names import FIRST_SETTINGS
 MORE = "more"
 
 
-def unfolded(given: Any) -> Any:
+def merge_more(given: Any) -> Any:
     """Parameters as a form has them, as one tree; what is no mapping stays as it is.
 
     Raises:
@@ -39,8 +39,8 @@ def _both(one: Mapping[str, Any], other: Mapping[str, Any], prefix: str = "") ->
     return tree
 
 
-def folded(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """A whole tree as the form has it: what it does not show first lies below `more`. The inverse of `unfolded`."""
+def split_more(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """A whole tree as the form has it: what it does not show first lies below `more`. The inverse of `merge_more`."""
     first: dict[str, Any] = {}
     more: dict[str, Any] = {}
     for name, value in tree.items():
@@ -110,5 +110,5 @@ def _placed(properties: Mapping[str, JsonSchemaValue]) -> dict[str, JsonSchemaVa
     return {name: {**value, "position": place} for place, (name, value) in enumerate(properties.items())}
 
 
-SettingsParameter = Annotated[RunSettings, BeforeValidator(unfolded), _Form()]
+SettingsParameter = Annotated[RunSettings, BeforeValidator(merge_more), _Form()]
 """What a flow that takes run settings declares."""

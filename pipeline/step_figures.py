@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from inference.engine import EngineStats, ScrapedEngine, TroubledEngine
-from pipeline.controller import Seen
+from pipeline.controller import StepObservation
 from pipeline.play import EngineWork
 from pipeline.resources import Resources
 from pipeline.rollout_queue import StepRollouts
@@ -145,10 +145,10 @@ def _events(resources: Resources) -> dict[str, int]:
     return engine.events() if isinstance(engine, TroubledEngine) else {}
 
 
-def seen_in(figures: Mapping[str, float]) -> Seen:
+def observe_step(figures: Mapping[str, float]) -> StepObservation:
     """What a step's figures say to the controller of the queue."""
     ready, took = figures.get("queue/ready", 0.0), figures.get("train/start_groups", 0.0)
-    return Seen(
+    return StepObservation(
         waited_share=figures["time/rollout_wait_s"] / max(figures["time/step_s"], 1e-9),
         lag_max=figures.get("train/policy_lag_max", 0.0),
         expired=figures["queue/expired"],

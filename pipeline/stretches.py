@@ -1,6 +1,6 @@
 """Which start groups a rollout task takes: how many at a time, and by which numbers.
 
-Numbers are handed out once and in order; those that were given back, because nothing was published under them, go first. A number
+GroupNumbers are handed out once and in order; those that were given back, because nothing was published under them, go first. A number
 says from which step's positions it begins, so it means the same position whenever it is played.
 """
 
@@ -41,7 +41,7 @@ def groups_per_task(start_groups: int, pipeline: PipelineSettings, group_s: floa
     return min(start_groups, max(1, math.ceil(TASK_COST_S / TASK_COST_SHARE / group_s)))
 
 
-class Numbers:
+class GroupNumbers:
     """Hands out start-group numbers."""
 
     def __init__(self, start_groups: int, family: int = 1) -> None:

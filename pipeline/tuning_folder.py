@@ -119,7 +119,7 @@ def _told(value: Any) -> str:
     return json.dumps(value)[:120]
 
 
-def keep(folder: Path, candidate: Candidate, measured: Measured, name: str = "") -> None:
+def write_result(folder: Path, candidate: Candidate, measured: Measured, name: str = "") -> None:
     """Publish a candidate's result in the place of an earlier one that failed."""
     file = folder / CANDIDATES / f"{name or candidate.key}.arrow"
     FILES.remove(file)
@@ -136,8 +136,8 @@ def keep(folder: Path, candidate: Candidate, measured: Measured, name: str = "")
     write_arrow(pa.table(columns), file, facts | {"candidate": json.dumps(candidate.values)})
 
 
-def kept(folder: Path, candidate: Candidate, name: str = "") -> Measured | None:
-    """What was kept of a candidate; None where there is nothing, or nothing that is whole."""
+def read_result(folder: Path, candidate: Candidate, name: str = "") -> Measured | None:
+    """What was read_result of a candidate; None where there is nothing, or nothing that is whole."""
     file = folder / CANDIDATES / f"{name or candidate.key}.arrow"
     try:
         table = read_arrow(file)

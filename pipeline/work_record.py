@@ -62,7 +62,7 @@ def machine() -> str:
     return f"{socket.gethostname()} {boot} {numbers}"
 
 
-def note_work(paths: RunPaths, flow_run: str) -> None:
+def record_work(paths: RunPaths, flow_run: str) -> None:
     """Write down that this process works at the run for that flow run; records that nobody will ask for go."""
     folder = paths.root.parent / WORK_FOLDER
     make_directory(folder)
@@ -79,12 +79,12 @@ def note_work(paths: RunPaths, flow_run: str) -> None:
             file.unlink(missing_ok=True)
 
 
-def work_of(runs_root: Path, flow_run: str) -> Work | None:
+def read_work(runs_root: Path, flow_run: str) -> Work | None:
     """Who worked for that flow run; None if it was killed before it could say so."""
     return _read(runs_root / WORK_FOLDER / f"{flow_run}.json")
 
 
-def works_at(paths: RunPaths) -> list[Work]:
+def list_works(paths: RunPaths) -> list[Work]:
     """All that worked at this run, the latest first."""
     files = (paths.root.parent / WORK_FOLDER).glob("[0-9a-f]*.json")
     found = [work for file in files if (work := _read(file)) is not None and work.run == paths.root.name]

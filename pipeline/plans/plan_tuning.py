@@ -14,7 +14,7 @@ from inference.settings import InferenceSettings
 from pipeline.plans.find_model import TINY, check_length, model_here, model_shape
 from pipeline.refresh_settings import newest_run
 from pipeline.run_settings import RunSettings, check_settings, layered_settings, settings_of
-from pipeline.tuning_folder import kept
+from pipeline.tuning_folder import read_result
 from records.policy_version import PolicyVersion
 from storage.adapters import published_versions, read_adapter
 from storage.runs import RunPaths
@@ -49,7 +49,7 @@ class TuningPlan:
 
     def missing(self, *, retry_failed: bool) -> list[Candidate]:
         """Candidates that are still to be measured."""
-        found = {each.key: kept(self.folder, each) for each in self.candidates if each.key not in self.refused}
+        found = {each.key: read_result(self.folder, each) for each in self.candidates if each.key not in self.refused}
         return [
             each
             for each in self.candidates
@@ -58,7 +58,7 @@ class TuningPlan:
 
     def seconds_each(self) -> float:
         """Seconds that a candidate takes, by those measured before."""
-        seconds = [m.seconds for each in self.candidates if (m := kept(self.folder, each)) is not None and m.arms]
+        seconds = [m.seconds for each in self.candidates if (m := read_result(self.folder, each)) is not None and m.arms]
         return sum(seconds) / len(seconds) if seconds else _GUESS_S
 
 
@@ -124,7 +124,7 @@ def identity_of(plan: TuningPlan, model: Path, tuning: TuneSettings) -> dict[str
     }
 
 
-def planned(plan: TuningPlan, tuning: TuneSettings) -> dict[str, Any]:
+def describe_plan(plan: TuningPlan, tuning: TuneSettings) -> dict[str, Any]:
     """What `--dry-run` shows."""
     missing = {each.key for each in plan.missing(retry_failed=tuning.retry_failed)}
     seconds = plan.seconds_each()

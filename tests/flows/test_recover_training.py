@@ -22,7 +22,7 @@ from prefect.states import Crashed, Failed, Pending, Running
 from flows.recover_training import SILENT, recover_training
 from flows.train_policy import train_policy
 from pipeline.run_settings import RunSettings, layered_settings
-from pipeline.work_record import WORK_FOLDER, machine, note_work, work_of, works_at
+from pipeline.work_record import WORK_FOLDER, list_works, machine, read_work, record_work
 from storage.files import FILES
 from storage.runs import RunPaths, held
 
@@ -94,7 +94,7 @@ def recover(place: Place, run: FlowRun) -> str:
 
 def noted(paths: RunPaths, run: FlowRun, process: psutil.Process | None = None) -> None:
     """That process, by default one that is gone, works at the run for that flow run."""
-    note_work(paths, str(run.id))
+    record_work(paths, str(run.id))
     file = paths.root.parent / WORK_FOLDER / f"{run.id}.json"
     pid, began = (process.pid, process.create_time()) if process else (os.getpid(), 1.0)
     file.write_text(json.dumps(json.loads(file.read_text()) | {"pid": pid, "began": began}))
@@ -219,14 +219,14 @@ def test_a_process_that_lives_and_does_nothing_for_long_is_ended_by_the_sweep(pl
 
 def test_who_works_at_a_run_is_told_by_more_than_a_process_number(tmp_path: Path, sleeper: psutil.Process):
     paths = RunPaths(tmp_path / "runs" / "mine").create()
-    note_work(paths, "1b2c")
-    mine = work_of(paths.root.parent, "1b2c")
-    assert mine is not None and mine.process() == "alive" and mine.machine == machine() and works_at(paths) == [mine]
+    record_work(paths, "1b2c")
+    mine = read_work(paths.root.parent, "1b2c")
+    assert mine is not None and mine.process() == "alive" and mine.machine == machine() and list_works(paths) == [mine]
     file = tmp_path / "runs" / WORK_FOLDER / "1b2c.json"
     for changed, what in [({"began": 1.0}, "gone"), ({"machine": "another 1 2"}, "elsewhere"), ({"pid": 2**22 + 1}, "gone")]:
         file.write_text(json.dumps(json.loads(file.read_text()) | {"began": mine.began} | changed))
-        found = work_of(paths.root.parent, "1b2c")
+        found = read_work(paths.root.parent, "1b2c")
         assert found is not None and found.process() == what
         file.write_text(json.dumps({name: getattr(mine, name) for name in ("flow_run", "run", "machine", "pid", "began")}))
     file.write_text("{")
-    assert work_of(paths.root.parent, "1b2c") is None
+    assert read_work(paths.root.parent, "1b2c") is None
