@@ -59,7 +59,7 @@ class RolloutReport:
     set_aside: int
     """Damaged shards that were found in their place."""
     seconds: float
-    """Wall time of playing, publishing included; 0 where nothing had to be played."""
+    """Seconds of playing and publishing; 0 if nothing had to be played."""
     engine_work: EngineWork | None
     """None where there are no decisions, or no engine drew them."""
     engine_ms: float | None
@@ -67,22 +67,22 @@ class RolloutReport:
 
 
 async def play_stretch(
-    playing: RolloutResources, step: int, first_group: int, count: int, after: Path | None = None
+    resources: RolloutResources, step: int, first_group: int, count: int, after: Path | None = None
 ) -> RolloutReport:
     """Play start groups `first_group` .. `first_group + count - 1` of `step` and publish their shard; see `Stretch.after`.
 
     A retry after the shard was published finds it and plays nothing.
     """
-    began, first_of_step = time.monotonic(), (step - 1) * playing.rollouts.start_groups
-    with playing.spans.span("rollout"):
-        positions = await asyncio.to_thread(start_positions, playing, step)
+    began, first_of_step = time.monotonic(), (step - 1) * resources.rollouts.start_groups
+    with resources.spans.span("rollout"):
+        positions = await asyncio.to_thread(start_positions, resources, step)
         mine = positions[first_group - first_of_step :][:count]
-        report = await play_missing(playing, f"rollout {step}", PRODUCER, mine, first_group, after)
+        report = await play_missing(resources, f"rollout {step}", PRODUCER, mine, first_group, after)
     return replace(report, seconds=time.monotonic() - began)
 
 
 async def play_missing(
-    playing: RolloutResources,
+    resources: RolloutResources,
     stage: str,
     producer: str,
     positions: list[tuple[Snapshot, str]],
@@ -92,11 +92,11 @@ async def play_missing(
     """Play those of the producer's start groups from `first_group` on, one for each position, that no shard holds; they are
     published once the ledger `after` stands, if one is named."""
     began, count = time.monotonic(), len(positions)
-    found = await asyncio.to_thread(coverage, playing.paths, producer, first_group, count)
+    found = await asyncio.to_thread(coverage, resources.paths, producer, first_group, count)
     for first, stretch in found.missing:
         mine = positions[first - first_group : first - first_group + stretch]
-        await play_groups(playing, stage, producer, mine, first, after=after)
-    whole = found if not found.missing else await asyncio.to_thread(coverage, playing.paths, producer, first_group, count)
+        await play_groups(resources, stage, producer, mine, first, after=after)
+    whole = found if not found.missing else await asyncio.to_thread(coverage, resources.paths, producer, first_group, count)
     report = await asyncio.to_thread(report_of, whole, count)
     return replace(report, set_aside=len(found.set_aside), seconds=time.monotonic() - began)
 
@@ -132,7 +132,7 @@ def start_positions(resources: RolloutResources, step: int) -> list[tuple[Snapsh
 
 
 async def play_groups(
-    playing: RolloutResources,
+    resources: RolloutResources,
     stage: str,
     producer: str,
     positions: list[tuple[Snapshot, str]],
@@ -148,37 +148,37 @@ async def play_groups(
         after: a step's ledger that must stand before.
     """
     done: list[int] = []
-    wanted = rollouts or playing.rollouts
+    wanted = rollouts or resources.rollouts
 
     def on_group(number: int) -> None:
         done.append(number)
         reporter().stage(stage, len(done), len(positions))
 
-    played = await playing.host.run(
+    played = await resources.host.run(
         roll_out(
             plan_start_groups(positions, first_group, wanted),
-            playing.engine,
-            playing.tokens,
+            resources.engine,
+            resources.tokens,
             wanted,
             producer=producer,
-            seed=playing.seed,
+            seed=resources.seed,
             on_group=on_group,
-            frozen=playing.frozen.deciders,
+            frozen=resources.frozen.deciders,
         )
     )
     await chosen(after)
     await publish_when_there_is_room(
         partial(
             publish_shard,
-            playing.paths,
+            resources.paths,
             producer,
             first_group,
             played.decisions,
             played.plies,
-            playing.provenance,
+            resources.provenance,
             next_start_group=first_group + len(positions),
         ),
-        playing.full_disk_wait_s,
+        resources.full_disk_wait_s,
     )
 
 

@@ -1,4 +1,4 @@
-"""RolloutResources without a trainer: everything that rollouts need, opened from a run's folder alone, and following the run as it trains.
+"""Playing without a trainer: everything that rollouts need, opened from a run's folder alone, and following the run as it trains.
 
 A rollout side has an engine of its own, or workers by URL, and reads `control.json` on a beat: it serves the newest version, lets
 go what is too old, and says when the run wants no more. It writes shards and nothing else. Whoever opens one closes it.
@@ -98,8 +98,8 @@ def side_settings(paths: RunPaths) -> SideSettings:
 class RolloutSide:
     """One run's rollouts, played in this process; made by `open`."""
 
-    def __init__(self, playing: RolloutResources, settings: SideSettings, stack: AsyncExitStack) -> None:
-        self.playing = playing
+    def __init__(self, resources: RolloutResources, settings: SideSettings, stack: AsyncExitStack) -> None:
+        self.resources = resources
         self.settings = settings
         self.control: Control
         """As last followed."""
@@ -145,7 +145,7 @@ class RolloutSide:
             await asyncio.wait_for(host.run(engine.start()), inference.start_timeout_s)
             tokens = Tokens(Codec(model), settings.prompts)
             frozen = await open_frozen(stack, paths, model, host, engine, tokens, settings.rollouts, inference)
-            playing = RolloutResources(
+            resources = RolloutResources(
                 paths=paths,
                 model=model,
                 seed=settings.seed,
@@ -160,7 +160,7 @@ class RolloutSide:
                 max_policy_lag=settings.storage.max_policy_lag,
                 full_disk_wait_s=settings.pipeline.full_disk_wait_s,
             )
-            side = cls(playing, settings, stack.pop_all())
+            side = cls(resources, settings, stack.pop_all())
         try:
             await side.follow()
         except BaseException:
@@ -182,7 +182,7 @@ class RolloutSide:
             DataError: the control file or the adapter is damaged.
             EngineError: the engine could not take the version.
         """
-        return await self.playing.host.run(self._follow())
+        return await self.resources.host.run(self._follow())
 
     async def close(self) -> None:
         """Free the engine; what is being played is given up."""
@@ -191,7 +191,7 @@ class RolloutSide:
     async def _follow(self) -> Control:
         self._changing = self._changing or asyncio.Lock()
         async with self._changing:
-            paths = self.playing.paths
+            paths = self.resources.paths
             control = await asyncio.to_thread(read_control, paths)
             if control.counter != self._followed:
                 if control.plays != self.settings.plays:
@@ -202,9 +202,9 @@ class RolloutSide:
                         raise DataError(
                             f"{policy.adapter} is not the adapter that {paths.control} names: wait for the next version"
                         )
-                    await self.playing.engine.publish(policy)
+                    await self.resources.engine.publish(policy)
                     self._version = control.version
-                await self.playing.engine.retire(control.oldest, self.playing.frozen.kept)
+                await self.resources.engine.retire(control.oldest, self.resources.frozen.kept)
                 self._followed = control.counter
             self.control, self.trouble = control, ""
             return control
@@ -238,7 +238,7 @@ def check_wanted(paths: RunPaths, settings: SideSettings, control: Control) -> N
 
 
 def producer_positions(
-    playing: RolloutResources, producer: str, first_group: int, count: int, version: int
+    resources: RolloutResources, producer: str, first_group: int, count: int, version: int
 ) -> list[tuple[Snapshot, str]]:
     """Positions of a producer's start groups, and the power that the policy plays in each.
 
@@ -246,12 +246,14 @@ def producer_positions(
     the same positions no more often than two steps do. A round is the same whenever it is drawn, but for what was learnt of
     positions since.
     """
-    rollouts, size, spreads = playing.rollouts, playing.rollouts.start_groups, None
+    rollouts, size, spreads = resources.rollouts, resources.rollouts.start_groups, None
     if rollouts.sampling == "learnable":
-        spreads = playing.past_spreads.before(PRODUCER, version * size)
-    seed, found = seed_of("producer", producer, playing.seed), []
+        spreads = resources.past_spreads.before(PRODUCER, version * size)
+    seed, found = seed_of("producer", producer, resources.seed), []
     for number in range(first_group // size, (first_group + count - 1) // size + 1):
-        found += sample_start_positions(playing.cache.train, size, seed, number + 1, sampling=rollouts.sampling, spreads=spreads)
+        found += sample_start_positions(
+            resources.cache.train, size, seed, number + 1, sampling=rollouts.sampling, spreads=spreads
+        )
     return found[first_group % size :][:count]
 
 

@@ -105,7 +105,7 @@ def test_a_killed_run_without_a_name_is_found_and_goes_on_once_however_often_it_
     killed = asyncio.run(place.ended(KILLED, place.settings()))
     noted(paths, killed)
     said = recover(place, killed)
-    assert "run 'tiny-7' goes on after step 2, attempt 1 of 3" in said
+    assert "run 'tiny-7' continues after step 2, attempt 1 of 3" in said
     assert "was seen to already" in recover(place, killed)
     (again,) = asyncio.run(place.started())
     assert again.parameters["resume"] is True and again.parameters["settings"]["run"] == "tiny-7"
@@ -138,7 +138,7 @@ def test_a_run_that_never_gets_further_is_given_up_with_an_alert(place: Place):
 def test_a_command_and_a_path_in_a_flow_run_s_parameters_come_to_nothing(place: Place):
     settings = place.settings(run="mine", pipeline={"recoveries_max": 0}, alerts={"command": f"touch {place.root}/told"})
     killed = asyncio.run(place.ended(KILLED, settings))
-    assert "was started again never" in recover(place, killed)
+    assert "pipeline.recoveries_max is 0" in recover(place, killed)
     assert not (place.root / "told").exists()
     outside = asyncio.run(place.ended(KILLED, settings.model_copy(update={"run": "../outside"})))
     assert "its parameters are not those of a training run" in recover(place, outside)
@@ -181,7 +181,7 @@ def test_a_process_that_was_stopped_is_ended_and_its_run_goes_on(place: Place, s
     quiet = asyncio.run(place.ended(Crashed(message=f"{SILENT} for 120 s"), place.settings(run="stopped")))
     noted(paths, quiet, sleeper)
     os.kill(sleeper.pid, signal.SIGSTOP)
-    assert "goes on after step 1" in recover(place, quiet)
+    assert "continues after step 1" in recover(place, quiet)
     assert len(asyncio.run(place.started())) == 1
     assert not sleeper.is_running() or sleeper.status() == psutil.STATUS_ZOMBIE
 
@@ -203,7 +203,7 @@ def test_the_sweep_finds_what_no_event_told_and_settles_what_runs_below_it(place
 
     task = asyncio.run(task_state())
     done = asyncio.run(recover_training(runs_root=place.root))
-    assert "goes on after step 1" in done[str(lost.id)]
+    assert "continues after step 1" in done[str(lost.id)]
     assert asyncio.run(task_state(task)) == StateType.CRASHED
 
 
@@ -213,7 +213,7 @@ def test_a_process_that_lives_and_does_nothing_for_long_is_ended_by_the_sweep(pl
     noted(paths, hung, sleeper)
     assert str(hung.id) not in asyncio.run(recover_training(runs_root=place.root)), "it began just now"
     paths.settings.write_text(place.settings(run="hung", alerts={"stalled_minutes": 1e-6}).model_dump_json())
-    assert "goes on after step 1" in asyncio.run(recover_training(runs_root=place.root))[str(hung.id)]
+    assert "continues after step 1" in asyncio.run(recover_training(runs_root=place.root))[str(hung.id)]
     assert not sleeper.is_running() or sleeper.status() == psutil.STATUS_ZOMBIE
 
 

@@ -75,5 +75,5 @@ def test_the_server_refuses_what_cannot_be_wherever_it_stands(given: dict[str, A
 
 
 def test_a_setting_with_two_values_is_refused():
-    with pytest.raises(ValidationError, match=r"training.lora_alpha is 8, and 9 below 'more': give it once"):
+    with pytest.raises(ValidationError, match=r"training.lora_alpha is 8, and 9 under 'more': give it once"):
         PARAMETER.validate_python({"training": {"lora_alpha": 8}, MORE: {"training": {"lora_alpha": 9}}})

@@ -102,4 +102,4 @@ def test_a_power_with_a_single_legal_order_set_is_not_asked() -> None:
     """France must disband its only unit. The fork has no engine that could be asked."""
     centres, units = CENTRES | {"FRANCE": []}, UNITS | {"FRANCE": ["A PAR"]}
     played = fork(position(centres, units, "WINTER 1903 ADJUSTMENTS"), {"FRANCE": POLICY})
-    assert (played.ended, played.status, played.drawn) == ("eliminated", "complete", [])
+    assert (played.ended, played.status, played.decisions) == ("eliminated", "complete", [])
