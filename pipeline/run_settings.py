@@ -214,7 +214,7 @@ def check_resumed(stored: RunSettings, wanted: RunSettings, *, fork: bool = Fals
         if not (fork and forkable):
             cure = "leave it out, go on in a lineage of its own with --fork-lineage NAME," if forkable else "leave it out,"
             raise InputError(
-                f"run '{stored.run}' was begun with {name} {before!r} and cannot go on with {after!r}: "
+                f"run '{stored.run}' was started with {name} {before!r} and cannot continue with {after!r}: "
                 f"{cure} or begin another run"
             )
 
@@ -240,7 +240,7 @@ def settings_of(paths: RunPaths) -> RunSettings:
     try:
         return _as_it_lies(_stored_settings(paths.settings, paths), paths)
     except ValidationError as error:
-        raise InputError(f"'{paths.settings}' is not of this version or was altered: {one_sentence(error)}") from error
+        raise InputError(f"'{paths.settings}' is not of this version or was changed: {one_sentence(error)}") from error
     except ValueError as error:
         raise InputError(f"'{paths.settings}' cannot be used: {error}") from error
 

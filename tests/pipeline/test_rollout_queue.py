@@ -83,7 +83,7 @@ async def settled(task: "asyncio.Task[Any] | None" = None) -> None:
 
 @pytest.fixture
 def field(monkeypatch: pytest.MonkeyPatch) -> Field:
-    monkeypatch.setattr(buffered_queue, "LOOK_S", 0.01)
+    monkeypatch.setattr(buffered_queue, "POLL_S", 0.01)
     return Field()
 
 

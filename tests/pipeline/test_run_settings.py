@@ -274,7 +274,7 @@ def test_what_would_make_a_resumed_run_another_one_is_refused_with_both_values(b
         if isinstance(before, float)
         else 7
     )
-    with pytest.raises(InputError, match=f"begun with {re.escape(name)} {before!r} and cannot go on with {after!r}"):
+    with pytest.raises(InputError, match=f"started with {re.escape(name)} {before!r} and cannot continue with {after!r}"):
         resumed_settings((), {**begun, room: {leaf: after}} if room else {**begun, leaf: after})
 
 
