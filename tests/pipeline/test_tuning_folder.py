@@ -70,7 +70,7 @@ def test_a_folder_keeps_its_requests_and_refuses_other_settings_by_name_and_valu
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path):
     (tmp_path / "thesis.txt").write_text("mine")
-    with pytest.raises(InputError, match="is no folder of results"):
+    with pytest.raises(InputError, match="is not a folder of tuning results"):
         claim_folder(tmp_path, {}, lambda: [ROW])
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
@@ -103,7 +103,7 @@ def test_requests_of_a_run_can_be_drawn_with_its_model_and_have_its_lengths(trai
 
 def test_requests_longer_than_the_engine_takes_and_runs_without_any_are_refused(trained: Any, tmp_path: Path):
     _, paths, _ = trained
-    with pytest.raises(InputError, match=r"tokens, but inference.max_model_length is 64: raise that"):
+    with pytest.raises(InputError, match=r"tokens, but inference.max_model_length is 64: raise it"):
         recorded_rows(paths, 6, max_model_length=64)
     with pytest.raises(InputError, match="has no decisions to tune on"):
         recorded_rows(RunPaths(tmp_path), 6, max_model_length=512)
