@@ -22,7 +22,7 @@ from prefect.runtime import flow_run
 
 from game.snapshot import Snapshot
 from pipeline.play import RolloutReport
-from pipeline.resources import Playing
+from pipeline.resources import RolloutResources
 from pipeline.rollout_source import Stretch
 from pipeline.run_settings import PipelineSettings
 from pipeline.stretches import ROLLOUT_RETRIES
@@ -45,7 +45,9 @@ WARM_UP = 8
     cache_policy=NO_CACHE,
     persist_result=False,
 )
-async def play_nothing(resources: Playing, step: int, first_group: int, count: int, after: Path | None = None) -> RolloutReport:
+async def play_nothing(
+    resources: RolloutResources, step: int, first_group: int, count: int, after: Path | None = None
+) -> RolloutReport:
     """Replaces `roll_out_groups`."""
     return _nothing(count)
 
@@ -120,7 +122,7 @@ def _nothing(count: int) -> RolloutReport:
     )
 
 
-def _playing() -> Playing:
+def _playing() -> RolloutResources:
     """Resources as large as those of a run, because passing them to a task takes time."""
     nothing: Any = None
     snapshots = tuple(
@@ -138,7 +140,7 @@ def _playing() -> Playing:
         )
         for number in range(240)
     )
-    return Playing(
+    return RolloutResources(
         paths=RunPaths(Path("none")),
         model=Path("none"),
         seed=0,

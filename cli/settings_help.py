@@ -47,7 +47,7 @@ def show_settings_help(app: App, words: Sequence[str]) -> bool:
     table = _table()
     for each in shown:
         default = value_at(settings, each.name)
-        table.add_row(Text(_flag(each.name), style="cyan"), Text("" if default == '""' else default), Text(each.says))
+        table.add_row(Text(_flag(each.name), style="cyan"), Text("" if default == '""' else default), Text(each.description))
     console.print(table)
     console.print(Text("\nExamples", style="bold"))
     console.print(Text("\n".join(f"  {line}" for line in examples)))

@@ -60,13 +60,13 @@ def tune(
         entente train --config runs/_tuning/mine/tuned.toml
     """
     tuning = tuning or TuneSettings()
-    from pipeline.plans.plan_tuning import plan_tuning, planned
+    from pipeline.plans.plan_tuning import describe_plan, plan_tuning
 
     run = which_run(run, runs_root)
     settings = _settings(run, preset, config, runs_root)
     plan = plan_tuning(run, settings, tuning, runs_root, output)
     if dry_run:
-        return show_plan(planned(plan, tuning), json=json)
+        return show_plan(describe_plan(plan, tuning), json=json)
     from cli.prefect_server import prefect_server
     from cli.screen import progress_shown
     from flows.tune_inference import tune_inference
@@ -124,12 +124,12 @@ def lora(
         confirm=False,
         random_completion_tokens=16,
     )
-    from pipeline.plans.plan_tuning import TUNING_FOLDER, plan_tuning, planned
+    from pipeline.plans.plan_tuning import TUNING_FOLDER, describe_plan, plan_tuning
 
     folder = runs_root / TUNING_FOLDER / f"{run or 'random'}-lora"
     plan = plan_tuning(run, settings, tuning, runs_root, folder)
     if dry_run:
-        return show_plan(planned(plan, tuning) | {"command": "bench tune lora"}, json=json)
+        return show_plan(describe_plan(plan, tuning) | {"command": "bench tune lora"}, json=json)
     from cli.prefect_server import prefect_server
     from cli.screen import progress_shown
     from flows.tune_inference import tune_inference

@@ -16,7 +16,7 @@ from game.board import POWERS
 from game.legal import LegalOrders, OrderKind
 from game.players import player
 from inference.engine import Engine
-from rollouts.deciders import Question, Tokens, draw, position_texts
+from rollouts.deciders import DecisionRequest, Tokens, draw, position_texts
 from rollouts.fork import ForkPlan, play_fork
 from rollouts.seeds import dice
 
@@ -38,30 +38,30 @@ class RepeatedDecider:
         self._repetitions, self._pick = repetitions, pick
         self.decisions = self.drawn = 0
 
-    async def decide(self, question: Question) -> list[str]:
+    async def decide(self, request: DecisionRequest) -> list[str]:
         """The chosen orders; see `Decider`."""
         self.decisions += 1
         if self._pick == "playout":
-            return await choose_by_playout(question, await self._draws(question, 0, self._repetitions))
+            return await choose_by_playout(request, await self._draws(request, 0, self._repetitions))
         sets: list[list[str]] = []
         # More than half of all draws are needed to settle a vote.
         batch = self._repetitions // 2 + 1
         while len(sets) < self._repetitions:
             more = min(batch, self._repetitions - len(sets))
-            sets += await self._draws(question, len(sets), more)
-            if is_settled(sets, self._repetitions, question.legal):
+            sets += await self._draws(request, len(sets), more)
+            if is_settled(sets, self._repetitions, request.legal):
                 break
             batch = max(1, self._repetitions // 8)
-        return vote(sets, question.legal)
+        return vote(sets, request.legal)
 
-    async def _draws(self, question: Question, first: int, count: int) -> list[list[str]]:
+    async def _draws(self, request: DecisionRequest, first: int, count: int) -> list[list[str]]:
         self.drawn += count
-        texts = position_texts(question.board, self._tokens)
+        texts = position_texts(request.board, self._tokens)
         draws = (
-            draw(question, self._engine, self._tokens, version=self._version, texts=texts, repetition=number)
+            draw(request, self._engine, self._tokens, version=self._version, texts=texts, repetition=number)
             for number in range(first, first + count)
         )
-        return [answer.orders for answer in await asyncio.gather(*draws)]
+        return [drawn.orders for drawn in await asyncio.gather(*draws)]
 
 
 def vote(sets: Sequence[Sequence[str]], legal: LegalOrders) -> list[str]:
@@ -96,7 +96,7 @@ def _lead(ballot: Counter[tuple[str, ...]]) -> int:
     return ballot[winner] - max(rivals, default=0) + 1
 
 
-async def choose_by_playout(question: Question, sets: Sequence[Sequence[str]]) -> list[str]:
+async def choose_by_playout(request: DecisionRequest, sets: Sequence[Sequence[str]]) -> list[str]:
     """The set whose scripted games give the power most centres on average; ties: the set drawn first.
 
     All sets are played with the same random numbers.
@@ -104,27 +104,27 @@ async def choose_by_playout(question: Question, sets: Sequence[Sequence[str]]) -
     distinct = list(dict.fromkeys(tuple(orders) for orders in sets))
     if len(distinct) == 1:
         return list(distinct[0])
-    values = [await _playout_value(question, orders) for orders in distinct]
+    values = [await _playout_value(request, orders) for orders in distinct]
     return list(distinct[values.index(max(values))])
 
 
-async def _playout_value(question: Question, orders: Sequence[str]) -> float:
+async def _playout_value(request: DecisionRequest, orders: Sequence[str]) -> float:
     """Mean centres of the power after the playouts of `orders`."""
     total = 0
     for number in range(PLAYOUTS):
-        name = f"{question.dice}/{question.ply}/playout/{number}"
+        name = f"{request.dice}/{request.ply}/playout/{number}"
         plan = ForkPlan(
             name=name,
             shared_name=name,
-            seats={power: "given" if power == question.power else PLAYOUT_PLAYER for power in POWERS},
+            seats={power: "given" if power == request.power else PLAYOUT_PLAYER for power in POWERS},
             horizon_years=PLAYOUT_YEARS,
             temperature=1.0,
-            snapshot_id=question.snapshot_id,
+            snapshot_id=request.snapshot_id,
         )
         decider = _GivenOrders(orders)
-        fork = await play_fork(plan, question.board.fork(), None, None, deciders={"given": decider}, record_plies=False)
+        fork = await play_fork(plan, request.board.fork(), None, None, deciders={"given": decider}, record_plies=False)
         assert fork.end is not None, "scripted games do not fail"
-        total += fork.end.centres[POWERS.index(question.power)]
+        total += fork.end.centres[POWERS.index(request.power)]
         await asyncio.sleep(0)  # let other tasks of the event loop run
     return total / PLAYOUTS
 
@@ -135,8 +135,8 @@ class _GivenOrders:
     def __init__(self, orders: Sequence[str]) -> None:
         self._orders = list(orders)
 
-    async def decide(self, question: Question) -> list[str]:
-        if question.ply == 0:
+    async def decide(self, request: DecisionRequest) -> list[str]:
+        if request.ply == 0:
             return self._orders
-        rng = dice(question.dice, question.board.phase, question.power)
-        return player(PLAYOUT_PLAYER)(question.legal, rng, question.board)
+        rng = dice(request.dice, request.board.phase, request.power)
+        return player(PLAYOUT_PLAYER)(request.legal, rng, request.board)

@@ -134,12 +134,12 @@ async def measure_strength(
 
 def _opening(snapshot: Snapshot, first: PlayedDecision, tokens: Tokens | None) -> Opening:
     assert tokens is not None, "a drawn decision needs a tokenizer"
-    generation = first.answer.generation
+    generation = first.drawn.generation
     logprobs = tokens.tables.order_logprobs(generation.token_ids.tolist(), generation.logprobs.tolist())
     return Opening(
         snapshot=snapshot,
         power=first.power,
-        orders=tuple(first.answer.orders),
+        orders=tuple(first.drawn.orders),
         probabilities=tuple(round(math.exp(logprob), 6) for logprob in logprobs),
     )
 

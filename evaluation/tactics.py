@@ -27,7 +27,7 @@ from game.board import Board
 from game.legal import LegalOrders
 from game.players import player
 from game.snapshot import Snapshot, make_snapshot
-from rollouts.deciders import Decider, Question
+from rollouts.deciders import Decider, DecisionRequest
 from rollouts.seeds import dice
 from storage.files import make_directory
 from storage.runs import RunPaths, durable_write
@@ -172,7 +172,7 @@ async def _draw_orders(
     dice_name = f"tactical/{_SEED}/{position.name}/{number}"
     if decider is None:
         return player(name)(legal, dice(dice_name, position.power), board)
-    question = Question(
+    request = DecisionRequest(
         game=f"{dice_name}/{name}",
         dice=dice_name,
         ply=0,
@@ -181,7 +181,7 @@ async def _draw_orders(
         board=board,
         snapshot_id=position.snapshot.snapshot_id,
     )
-    return await decider.decide(question)
+    return await decider.decide(request)
 
 
 def compare_scores(score: TacticsScore, other: TacticsScore) -> Estimate:

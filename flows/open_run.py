@@ -26,7 +26,7 @@ from flows.recovery.settle_runs import settle_those_before
 from inference.engine import Engine
 from inference.host import EngineHost
 from pipeline.cancel_on_sigterm import cancelled_by_sigterm
-from pipeline.frozen_opponent import NOBODY, open_frozen
+from pipeline.frozen_opponent import NO_FROZEN_OPPONENT, open_frozen
 from pipeline.plans.find_model import check_room
 from pipeline.resources import Resources
 from pipeline.rollout_side import SideSettings
@@ -41,7 +41,7 @@ from pipeline.run_settings import (
     settings_of,
 )
 from pipeline.threads import apply_threads
-from pipeline.work_record import note_work
+from pipeline.work_record import record_work
 from rollouts.fork import Tokens
 from state_cache.store import StateCache, find_cache, open_cache
 from storage.control import ControlDesk
@@ -176,7 +176,7 @@ async def open_run(settings: RunSettings, *, resume: bool = False, fork_lineage:
         there_before = {each.name for each in paths.root.iterdir()} - {paths.lock.name}
         paths.create()
         if flow_run.id is not None:
-            note_work(paths, flow_run.id)
+            record_work(paths, flow_run.id)
             stack.callback(asyncio.create_task(settle_those_before(paths)).cancel)
         if not resume:
             stack.push(partial(_free_the_name, paths, there_before))  # registered first, so it comes last
@@ -203,7 +203,7 @@ async def open_run(settings: RunSettings, *, resume: bool = False, fork_lineage:
         _check_resume_point(settings, resume_point)
         durable_write(paths.settings, settings.model_dump_json(indent=1).encode())
         durable_write(paths.environment, json.dumps(environment(), indent=1).encode())
-        provenance, tokens, frozen = _provenance(settings, model), Tokens(Codec(model), settings.prompts), NOBODY
+        provenance, tokens, frozen = _provenance(settings, model), Tokens(Codec(model), settings.prompts), NO_FROZEN_OPPONENT
         if not simulated:
             frozen = await open_frozen(stack, paths, model, host, engine, tokens, settings.rollouts, settings.inference)
         control = _control(settings, provenance["base_model"])

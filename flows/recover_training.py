@@ -37,8 +37,8 @@ from flows.recovery.settle_runs import settle_children
 from flows.run_names import recovery_name
 from pipeline.recovery_rule import Attempts, Facts, RecoveryAction, decide
 from pipeline.run_settings import RunSettings, settings_of
-from pipeline.settings_form import folded, unfolded
-from pipeline.work_record import WORK_FOLDER, Work, work_of
+from pipeline.settings_form import merge_more, split_more
+from pipeline.work_record import WORK_FOLDER, Work, read_work
 from storage.lineages import last_step, lineage_path
 from storage.runs import RunPaths, check_name, durable_write, held
 from tasks.alerts import raise_alert, with_hooks
@@ -95,7 +95,7 @@ async def _worth_a_look(client: PrefectClient, runs_root: Path) -> list[UUID]:
     busy = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.RUNNING, StateType.PENDING]))
     found = [run.id for run in ended]
     for run in await client.read_flow_runs(flow_run_filter=FlowRunFilter(tags=tagged, state=busy)):
-        work = work_of(runs_root, str(run.id))
+        work = read_work(runs_root, str(run.id))
         assert run.state is not None
         since = (now("UTC") - run.state.timestamp).total_seconds()
         never_began = run.state.is_pending() and work is None and since > _PENDING_S
@@ -125,7 +125,7 @@ async def _look_at(client: PrefectClient, flow_run: UUID, runs_root: Path) -> st
     ended = await client.read_flow_run(flow_run)
     if ended.state is None or not (ended.state.is_crashed() or ended.state.is_failed()) or ended.deployment_id is None:
         return f"'{ended.name}' is left as it is: it did not crash or fail, or was started by hand"
-    settings, work = _settings(ended), work_of(runs_root, str(flow_run))
+    settings, work = _settings(ended), read_work(runs_root, str(flow_run))
     if settings is None:
         return f"'{ended.name}' is left as it is: its parameters are not those of a training run"
     settings = settings.model_copy(update={"runs_root": runs_root, "run": work.run if work else settings.run})
@@ -161,7 +161,7 @@ async def _start_again(client: PrefectClient, ended: FlowRun, settings: RunSetti
     if lineage and lineage_path(settings.paths, lineage).is_file():
         lineage = ""  # it was opened, and is the one that the run goes on in
     told = ended.parameters | {
-        "settings": folded(settings.model_dump(mode="json", exclude={"alerts": {"command", "webhook"}})),
+        "settings": split_more(settings.model_dump(mode="json", exclude={"alerts": {"command", "webhook"}})),
         "resume": bool(begun),
         "fork_lineage": lineage,
     }
@@ -180,7 +180,7 @@ async def _start_again(client: PrefectClient, ended: FlowRun, settings: RunSetti
 def _settings(ended: FlowRun) -> RunSettings | None:
     """What the flow run was given; None if no training run can have been begun by it."""
     try:
-        settings = RunSettings.model_validate(unfolded(ended.parameters.get("settings")))
+        settings = RunSettings.model_validate(merge_more(ended.parameters.get("settings")))
         if settings.run:
             check_name(settings.run, "run")
     except (ValueError, InputError):

@@ -27,7 +27,7 @@ from pipeline.run_settings import RunSettings
 from pipeline.run_summary import run_summary
 from pipeline.run_tables import step_tables
 from pipeline.settings_form import SettingsParameter
-from pipeline.step_figures import StepClock, producer_figures, seen_in
+from pipeline.step_figures import StepClock, observe_step, producer_figures
 from storage.retention import drop_old_adapters
 from storage.runs import durable_write
 from tasks.alerts import AlertDesk
@@ -76,7 +76,7 @@ async def train_policy(settings: SettingsParameter, resume: bool = False, fork_l
                     await track.measure(step)
                     figures |= await clock.end_step(rollouts, trained)
                     figures |= producer_figures(fleet.standing()) | track.figures()
-                    await fleet.ask_for(queue.learn(seen_in(figures)).producers)
+                    await fleet.ask_for(queue.learn(observe_step(figures)).producers)
                     for place in (log.log, desk.step, page.step):
                         place(step, figures)
                     reporter().step(step, settings.steps, figures)

@@ -20,7 +20,7 @@ from pipeline.cancel_on_sigterm import cancelled_by_sigterm
 from pipeline.plans.plan_tuning import TUNING_FOLDER, TuningPlan, identity_of, plan_tuning
 from pipeline.settings_form import SettingsParameter
 from pipeline.threads import apply_threads
-from pipeline.tuning_folder import claim_folder, keep, kept, recorded_rows
+from pipeline.tuning_folder import claim_folder, read_result, recorded_rows, write_result
 from reports.tuning_plot import Point, tuning_plot
 from storage.runs import RunPaths, durable_write, held
 from tasks.artifacts import show_page, show_table
@@ -68,7 +68,7 @@ async def tune_inference(
         model = await prepare_model(plan.settings)
         requests = claim_folder(plan.folder, identity_of(plan, model, tuning), partial(_rows, plan, model, tuning))
         await _measure_missing(plan, tuning, model, requests)
-        found = {each.key: measured for each in plan.candidates if (measured := kept(plan.folder, each)) is not None}
+        found = {each.key: measured for each in plan.candidates if (measured := read_result(plan.folder, each)) is not None}
         choice = await _confirmed(choose(plan.candidates, found, tuning), plan, tuning, model, requests)
         return await _conclude(plan, tuning, choice, found)
 
@@ -86,7 +86,7 @@ def _rows(plan: TuningPlan, model: Path, tuning: TuneSettings) -> list[AskedRow]
 async def _measure_missing(plan: TuningPlan, tuning: TuneSettings, model: Path, requests: Path) -> None:
     for candidate in plan.candidates:
         if candidate.key in plan.refused:
-            keep(plan.folder, candidate, Measured(state="refused", reason=plan.refused[candidate.key], arms={}))
+            write_result(plan.folder, candidate, Measured(state="refused", reason=plan.refused[candidate.key], arms={}))
     missing = plan.missing(retry_failed=tuning.retry_failed)
     if before := len(plan.candidates) - len(plan.refused) - len(missing):
         reporter().say(f"{before} candidates were measured before; {len(missing)} are left")
@@ -141,7 +141,7 @@ async def _confirmed(choice: Choice, plan: TuningPlan, tuning: TuneSettings, mod
     again = []
     for candidate in (current, chosen):
         name = f"{candidate.key}-beside-{chosen.key if candidate.current else current.key}"
-        measured = kept(plan.folder, candidate, name)
+        measured = read_result(plan.folder, candidate, name)
         if measured is None:
             label = f"{candidate.label(plan.varied)} again"
             job = _job(plan, tuning, model, requests, candidate)

@@ -1,1 +1,1 @@
-"""How a run works, without Prefect: settings, threads, what is in flight between rollouts and training, dry runs."""
+"""The parts of a run that need no Prefect: settings, threads, the queue between rollouts and training, dry runs."""

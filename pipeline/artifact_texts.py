@@ -1,7 +1,4 @@
-"""The words, tables and boards that Prefect's pages show: from results to rows and markdown, and nothing else.
-
-Never: send anything, or read more of a run than it is given.
-"""
+"""Makes the markdown, tables and boards of Prefect's artifact pages from results."""
 
 import base64
 from collections import Counter
@@ -32,21 +29,19 @@ _STEP_COLUMNS = (
     ("GPU", "{0:.0%}", "gpu/utilisation"),
 )
 _LEADS = ((4, "up to 4"), (5, "5"), (6, "6"), (8, "7 or 8"), (34, "9 and more"))
-"""Most centres of the strongest power, and the words for it; all powers begin with 3 or 4."""
-
-
+"""(largest number of centres, label) of the classes of the strongest power; all powers start with 3 or 4 centres."""
 _BOARD_WIDTH = 450
-"""Pixels; Prefect's page is about 940 wide in a window of 1500."""
+"""Pixels. Prefect's page is about 940 wide in a window of 1500."""
 
 
 def step_row(step: int, figures: Mapping[str, float]) -> dict[str, str]:
-    """A step's row of the table; a figure that the step lacks is left empty."""
+    """A row of the table of steps. Missing metrics are empty."""
     row = {"step": str(step)}
     return row | {title: form.format(figures[name]) if name in figures else "" for title, form, name in _STEP_COLUMNS}
 
 
 def cache_rows(cache: StateCache) -> list[dict[str, str | int]]:
-    """Positions of both parts, counted by game year and by the centres of the strongest power."""
+    """Number of positions in both parts by game year and centres of the strongest power."""
     counts = {
         part: Counter((snapshot.year, _lead(max(snapshot.centres))) for snapshot in snapshots)
         for part, snapshots in (("to train from", cache.train), ("held out", cache.held_out))
@@ -60,7 +55,7 @@ def cache_rows(cache: StateCache) -> list[dict[str, str | int]]:
 
 
 def result_page(paths: RunPaths, summary: Mapping[str, Any], scores: Mapping[str, Score]) -> str:
-    """A finished run in markdown."""
+    """The result of a finished run as markdown."""
     base, trained = scores["base"], scores["trained"]
     report = paths.root / "report.html"
     parts = [
@@ -70,14 +65,14 @@ def result_page(paths: RunPaths, summary: Mapping[str, Any], scores: Mapping[str
         f"policy lag at most {summary.get('max_policy_lag_seen', 0)}; "
         f"Prefect's share of the steps' time: {summary.get('orchestration_share', 0):.1%}.",
         _score_table({_in_words(label): score for label, score in scores.items()}),
-        f"The report is `{report.resolve()}`." if report.exists() else f"The run lies in `{paths.root.resolve()}`.",
+        f"The report is `{report.resolve()}`." if report.exists() else f"The run is in `{paths.root.resolve()}`.",
         _opening_part({"base": base.openings[:1], "trained": trained.openings[:1]}),
     ]
     return "\n\n".join(part for part in parts if part)
 
 
 def score_page(run: str, version: int, scores: Mapping[str, Score]) -> str:
-    """Scores of one policy version, by opponents, in markdown."""
+    """Scores of one policy version, by opponents, as markdown."""
     who = "the base" if version == 0 else f"version {version}"
     first = next(iter(scores.values()))
     parts = [
@@ -93,13 +88,13 @@ def score_page(run: str, version: int, scores: Mapping[str, Score]) -> str:
 def _verdict(base: Score, trained: Score) -> str:
     ours, theirs = trained.estimate.interval, base.estimate.interval
     if ours is None or theirs is None:
-        few = describe_shortage(min(base.source_games, trained.source_games), "source games")
-        return f"**No difference from its base is shown**: there are no intervals ({few})."
+        shortage = describe_shortage(min(base.source_games, trained.source_games), "source games")
+        return f"**No difference from its base is shown**: there are no intervals ({shortage})."
     if ours[0] > theirs[1]:
-        return "**It plays better than its base**: the two 95 % intervals do not meet."
+        return "**It plays better than its base**: the two 95 % intervals do not overlap."
     if ours[1] < theirs[0]:
-        return "**It plays worse than its base**: the two 95 % intervals do not meet."
-    return "**No difference from its base is shown**: the two 95 % intervals meet."
+        return "**It plays worse than its base**: the two 95 % intervals do not overlap."
+    return "**No difference from its base is shown**: the two 95 % intervals overlap."
 
 
 def _in_words(label: str) -> str:
@@ -121,7 +116,7 @@ def _ends(score: Score) -> str:
 
 
 def _opening_part(openings: Mapping[str, Sequence[Opening]]) -> str:
-    """The first decision of each player, side by side: its orders, how sure it was of them, and the board."""
+    """The first decision of each player, side by side: orders, their probabilities, and the board."""
     found = {who: opening for who, some in openings.items() for opening in some}
     if not found:
         return ""
@@ -130,24 +125,24 @@ def _opening_part(openings: Mapping[str, Sequence[Opening]]) -> str:
     found = {who: each for who, each in found.items() if (each.snapshot, each.power) == (last.snapshot, last.power)}
     board = Board.restore(last.snapshot)
     frame = frame_around(place for each in found.values() for place in order_locations(board, each.power, each.orders))
-    cells = [[f"{order} | {chance:.1%}" for order, chance in _sure(each)] for each in found.values()]
+    cells = [[f"{order} | {probability:.1%}" for order, probability in _probabilities(each)] for each in found.values()]
     rows = [f"| {' | '.join(row)} |" for row in zip_longest(*cells, fillvalue=" | ")]
-    head = [f"| {' | '.join(f'{who} | how sure' for who in found)} |", "|" + "---|---:|" * len(found)]
+    head = [f"| {' | '.join(f'{who} | probability' for who in found)} |", "|" + "---|---:|" * len(found)]
     boards = " ".join(_board(board, who, each, frame) for who, each in found.items())
-    how_sure = "How sure: the probability of an order, given the orders above it; an arrow is as thick as sure."
+    legend = "Probability: of an order, given the orders above it. Thicker arrows are more probable."
     which = f"The boards: {', then '.join(found)}." if len(found) > 1 else ""
     title = f"## First held-out position: {last.power}, {board.long_phase.lower()}"
-    return "\n\n".join([title, "\n".join([*head, *rows]), f"{how_sure} {which}", boards])
+    return "\n\n".join([title, "\n".join([*head, *rows]), f"{legend} {which}", boards])
 
 
 def _board(board: Board, who: str, opening: Opening, frame: Frame) -> str:
-    drawn = draw_board(board, {opening.power: opening.orders}, certainty=dict(_sure(opening)), frame=frame)
+    drawn = draw_board(board, {opening.power: opening.orders}, certainty=dict(_probabilities(opening)), frame=frame)
     address = "data:image/svg+xml;base64," + base64.b64encode(drawn.encode()).decode()
-    # Markdown's own pictures are as wide as the page; these two fit beside each other.
+    # A Markdown image would be as wide as the page; two of these fit side by side.
     return f'<img alt="Board with the orders of {opening.power} by {who}" width="{_BOARD_WIDTH}" src="{address}">'
 
 
-def _sure(opening: Opening) -> list[tuple[str, float]]:
+def _probabilities(opening: Opening) -> list[tuple[str, float]]:
     return list(zip(opening.orders, opening.probabilities, strict=True))
 
 

@@ -1,9 +1,9 @@
-"""The scheduler of runs that need not repeat: a step takes whichever start groups are ready, and as many more are ready or in
-flight as the controller allows.
+"""The scheduler of runs that are not deterministic. A step takes the start groups that are ready.
 
-A stretch that takes far longer than others no longer counts as in flight, so another takes its place; what it brings is used if
-the staleness budget allows. Once its rows would be too old for the budget it is cancelled, and its start groups are played anew:
-which positions are trained on does not depend on how long their games take. Several failures in a row end the run.
+The controller limits how many more are ready or in flight. A stretch that takes far longer than the others is a straggler:
+another stretch is started in its place, and its rows are used if the staleness budget allows. If its rows would be too old, it is
+cancelled and its start groups are played again. So the positions trained on do not depend on the length of their games. Several
+failures in a row end the run.
 """
 
 import asyncio
@@ -12,27 +12,27 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from pipeline.controller import Bounds, Controller, QueueTarget, Seen
+from pipeline.controller import Bounds, Controller, QueueTarget, StepObservation
 from pipeline.resources import Resources
 from pipeline.rollout_queue import InFlight, RolloutQueue
 from pipeline.rollout_source import RolloutSource
 from pipeline.run_settings import PipelineSettings
-from pipeline.stretches import Numbers, groups_per_task
+from pipeline.stretches import GroupNumbers, groups_per_task
 from records.policy_version import BASE, PolicyVersion
 from telemetry.progress import reporter
 
 BACKFILL_MAX = 1.0
-"""Start groups that may be played for a step in place of ones that taught nothing, failed or hang, as a share of its own."""
+"""Extra start groups per step, as a share of its own, that may replace those without spread, failed ones and stragglers."""
 STRAGGLER_FACTOR = 3.0
-"""Times its usual duration after which a rollout task is no longer waited for; what it brings late is used if it is fresh."""
-LOOK_S = 1.0
-"""Seconds between two looks at what other producers have published, and at stragglers, while a step waits."""
+"""A rollout task that takes this many times the median duration is a straggler."""
+POLL_S = 1.0
+"""Seconds between two checks for stragglers and for shards of other producers, while a step waits."""
 FAILURES_IN_A_ROW = 3
-"""Stretches that failed for good, with no success between, after which the run ends with the last one's sentence."""
+"""The run ends with the last error after this many failed stretches without a success between."""
 
 
 class BufferedQueue(RolloutQueue):
-    """Keeps start groups in flight for the steps to come."""
+    """Keeps start groups in flight for later steps."""
 
     in_step = False
 
@@ -46,7 +46,7 @@ class BufferedQueue(RolloutQueue):
         step_done: int = 0,
         elsewhere: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`elsewhere`: how many start groups rollout producers play now for the same run."""
+        """`elsewhere`: returns the number of start groups that rollout producers play now for the same run."""
         super().__init__(resources, source, pipeline, last_step, step_done=step_done)
         self._elsewhere = elsewhere
         self._controller = Controller(
@@ -58,29 +58,29 @@ class BufferedQueue(RolloutQueue):
                 producers_max=pipeline.producers_max,
             )
         )
-        self._numbers = Numbers(self._wanted, resources.rollouts.family)
+        self._numbers = GroupNumbers(self._wanted, resources.rollouts.family)
         self._group_s: deque[float] = deque(maxlen=32)  # seconds per start group of the newest stretches
-        self._credit: float = self._wanted * pipeline.buffer_depth  # start groups that may be begun
+        self._credit: float = self._wanted * pipeline.buffer_depth  # start groups that may be started
         self._full = False  # pipeline.ready_groups_max is reached
         self._failures = 0  # in a row
 
     @property
     def target(self) -> QueueTarget:
-        """What the controller wants now."""
+        """The controller's current target."""
         return self._controller.target
 
-    def learn(self, seen: Seen) -> QueueTarget:
-        """See `RolloutQueue.learn`; a change is said once."""
+    def learn(self, seen: StepObservation) -> QueueTarget:
+        """See `RolloutQueue.learn`. A change is reported."""
         target = self._controller.after(seen)
         if target.reason:
             reporter().say(target.reason)
         return target
 
     def play_ahead(self, step: int) -> None:
-        """Nothing to do: stretches for later steps are in flight all the time."""
+        """Does nothing: stretches for later steps are always in flight."""
 
     async def hand_over(self, published: PolicyVersion, *, at_once: bool) -> None:
-        """See `RolloutQueue.hand_over`; with nothing ahead, the next rollouts wait for the version anyway."""
+        """See `RolloutQueue.hand_over`. With a buffer depth of 0 it always returns when the version is served."""
         await self._publisher.publish(published, at_once=at_once or not self._pipeline.buffer_depth)
 
     async def _resume(self) -> None:
@@ -91,17 +91,17 @@ class BufferedQueue(RolloutQueue):
             reporter().say(f"set aside, to be played again: {sentence}")
 
     def _on_served(self, version: int) -> None:
-        """Cancel what can only bring rows that are too old for the next step."""
+        """Cancel stretches whose rows would be too old for the next step."""
         super()._on_served(version)
         for each in self._in_flight:
             if each.version < version - self._resources.max_policy_lag and not each.task.done():
                 each.task.cancel()
 
     async def _collect(self, step: int) -> float:
-        """Wait until the trainer finds enough for `step`; the share of it that was ready at first."""
-        self._earn(self._wanted * (1 + BACKFILL_MAX))
-        self._take_in()
-        await self._ask(step)
+        """Wait until enough start groups are ready for `step`. Returns the share that was ready on request."""
+        self._add_credit(self._wanted * (1 + BACKFILL_MAX))
+        self._collect_ended()
+        await self._count_ready(step)
         at_first = min(1.0, self.ready / self._wanted)
         while True:
             self._fill(step)
@@ -109,46 +109,46 @@ class BufferedQueue(RolloutQueue):
             if self.ready >= self._wanted or not (waited_for or self._elsewhere()):
                 return at_first
             if waited_for:
-                await asyncio.wait([each.task for each in waited_for], timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait([each.task for each in waited_for], timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
             else:
-                with self._resources.spans.span("rollout"):  # producers elsewhere play
-                    await asyncio.sleep(LOOK_S)
-            if self._take_in() or self.target.producers > 0 or self._elsewhere():
-                await self._ask(step)
+                with self._resources.spans.span("rollout"):  # only producers elsewhere play
+                    await asyncio.sleep(POLL_S)
+            if self._collect_ended() or self.target.producers > 0 or self._elsewhere():
+                await self._count_ready(step)
 
-    async def _ask(self, step: int) -> None:
-        """Ask the trainer how much is ready: it will choose the rows."""
+    async def _count_ready(self, step: int) -> None:
+        """Ask the trainer, which selects the rows, how many start groups are ready."""
         found = await asyncio.to_thread(self._resources.trainer.eligible, step, self._wanted)
         self.ready = found.start_groups
         self._expired_before = found.expired if self._expired_before < 0 else self._expired_before
         self._expired = found.expired
         self._full = 0 < self._pipeline.ready_groups_max <= found.advantage_groups
 
-    def _earn(self, start_groups: float) -> None:
-        """So many more may be begun; credit that is not spent is kept, up to a bound."""
+    def _add_credit(self, start_groups: float) -> None:
+        """Allow more start groups to be started. Unused credit is kept, up to a limit."""
         most = self._wanted * (1 + BACKFILL_MAX + self._pipeline.buffer_depth)
         self._credit = min(self._credit + start_groups, most)
 
     def _fill(self, step: int) -> None:
-        """Begin stretches until as many start groups are ready or in flight as the step and the target want."""
-        coming = self._wanted * (self._last_step - step)
-        wanted = self._wanted + (0 if self._full else min(self.target.ahead, coming))
+        """Start stretches until the start groups ready or in flight are enough for the step and the target."""
+        later_steps = self._wanted * (self._last_step - step)
+        wanted = self._wanted + (0 if self._full else min(self.target.ahead, later_steps))
         busy = self._elsewhere() + sum(each.stretch.count for each in self._in_flight if not each.passed_over)
         while (most := min(wanted - self.ready - busy, int(self._credit))) > 0:
-            stretch = self._numbers.next(min(self._each, max(self._resources.rollouts.family, most)))
+            stretch = self._numbers.next(min(self._task_size, max(self._resources.rollouts.family, most)))
             self._begin(stretch)
             busy += stretch.count
             self._credit -= stretch.count
 
     @property
-    def _each(self) -> int:
-        """Start groups that a task takes: whole families."""
+    def _task_size(self) -> int:
+        """Start groups per task, a multiple of the family size."""
         family = self._resources.rollouts.family
         measured = statistics.median(self._group_s) if self._group_s else None
         return -(-groups_per_task(self._wanted, self._pipeline, measured) // family) * family
 
-    def _take_in(self) -> bool:
-        """Take in whatever ended; whether anything was published."""
+    def _collect_ended(self) -> bool:
+        """Process the stretches that ended. Returns whether any was published."""
         reports = len(self._reports)
         for each in [each for each in self._in_flight if each.task.done()]:
             self._in_flight.remove(each)
@@ -157,10 +157,10 @@ class BufferedQueue(RolloutQueue):
         return len(self._reports) > reports
 
     def _settle(self, ended: InFlight) -> None:
-        """Take in what a stretch brought, or have it played again.
+        """Collect the report of a stretch that ended, or return its start groups to be played again.
 
         Raises:
-            Exception: what it failed with, if several failed with no success between.
+            Exception: the error of the stretch, if too many failed in a row.
         """
         if ended.task.cancelled():
             self._counts["cancelled"] += 1
@@ -182,15 +182,15 @@ class BufferedQueue(RolloutQueue):
     def _play_again(self, ended: InFlight) -> None:
         self._numbers.give_back(ended.stretch)
         if not ended.passed_over:
-            self._earn(ended.stretch.count)
+            self._add_credit(ended.stretch.count)
 
     def _pass_over_stragglers(self) -> None:
-        """Stop counting on what takes far longer than others did."""
+        """Mark stragglers and allow other start groups in their place."""
         if len(self._group_s) < 2:
             return
-        usual, now = statistics.median(self._group_s), time.monotonic()
+        median, now = statistics.median(self._group_s), time.monotonic()
         for each in self._in_flight:
-            if not each.passed_over and now - each.began > STRAGGLER_FACTOR * usual * each.stretch.count:
+            if not each.passed_over and now - each.began > STRAGGLER_FACTOR * median * each.stretch.count:
                 each.passed_over = True
                 self._counts["passed_over"] += 1
-                self._earn(each.stretch.count)
+                self._add_credit(each.stretch.count)

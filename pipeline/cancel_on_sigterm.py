@@ -1,7 +1,7 @@
-"""SIGTERM ends a flow as Ctrl-C does: its task is cancelled, what is open is closed, and nothing is left behind.
+"""SIGTERM cancels a flow's task, as Ctrl-C does, so that the flow closes its engine and its trainer.
 
-Prefect's own handler raises wherever the main thread happens to be, most often inside the event loop, which then ends before
-the flow could close its engine and its trainer. A worker that cancels a run sends SIGTERM too, and Prefect tells the two apart.
+Prefect's own handler raises in the main thread, most often inside the event loop. The loop then ends before the flow can close
+anything. A Prefect worker that cancels a flow run also sends SIGTERM; Prefect distinguishes the two cases.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def cancelled_by_sigterm() -> Iterator[None]:
-    """For the length of the block SIGTERM cancels the current task; where signals do not arrive, nothing changes."""
+    """SIGTERM cancels the current task inside the block. No effect outside the main thread, which receives no signals."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None, "a flow runs in a task"
     before = signal.getsignal(signal.SIGTERM)

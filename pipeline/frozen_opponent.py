@@ -1,11 +1,11 @@
-"""The frozen version that opponents of a share of the start groups are played by.
+"""The frozen policy version that plays the opponents in a share of the start groups. Its decisions are not recorded.
 
-Where the engine serves versions side by side it holds this one too, for as long as the run plays; where it serves merged weights,
-one version at a time, a second engine holds it. Its decisions are played and never kept.
+An engine with adapter slots serves this version beside the run's own. An engine with merged weights serves one version at a time,
+so a second engine serves the frozen one.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,13 +28,15 @@ from workers.make_engine import make_engine, serving
 
 @dataclass(frozen=True, kw_only=True)
 class FrozenOpponent:
-    """Who plays for the frozen version, and which versions the run's engine must therefore keep."""
+    """The decider of the frozen version."""
 
     deciders: Mapping[str, Decider] = field(default_factory=dict)
+    """By name of the seat; empty if there is no frozen opponent."""
     kept: frozenset[int] = frozenset()
+    """Versions that the run's engine must not retire."""
 
 
-NOBODY = FrozenOpponent()
+NO_FROZEN_OPPONENT = FrozenOpponent()
 
 
 async def open_frozen(
@@ -47,36 +49,32 @@ async def open_frozen(
     rollouts: RolloutSettings,
     inference: InferenceSettings,
 ) -> FrozenOpponent:
-    """Have the frozen version served, by `engine`, which serves the base and nothing else yet, or by one that `stack` closes.
+    """Serve the frozen version on `engine`, or on a second engine that `stack` closes.
+
+    Args:
+        engine: the run's engine; it must serve only the base model yet.
 
     Raises:
-        InputError: the run has no such version, or its workers cannot hold it.
+        InputError: the run has no such version, or its workers cannot serve it.
     """
     if not rollouts.frozen_share:
-        return NOBODY
+        return NO_FROZEN_OPPONENT
     version = resolve_version(paths, paths.root.name, rollouts.frozen_version)
     kind = None if inference.urls else engine_here(inference)[0]
     side_by_side = serving(kind, inference.adapters, 2) == "one"
     if kind is None and version != BASE_VERSION:
         raise InputError(
-            f"rollouts.frozen_version {version} needs an engine in this process: workers by URL can freeze the base alone, 0"
+            f"rollouts.frozen_version {version} needs an engine in this process: with inference.urls only version 0 can be frozen"
         )
     player = engine
     if not side_by_side:
         player = make_engine(inference.model_copy(update={"adapters": "merge_reload"}), model)
-        stack.push_async_callback(_closed(host, player))
+        stack.push_async_callback(lambda: host.run(player.close()))
         reporter().say(f"starting a second engine, for policy version {version} as an opponent")
         await asyncio.wait_for(host.run(player.start()), inference.start_timeout_s)
     if version != BASE_VERSION:
         await host.run(player.publish(await asyncio.to_thread(read_adapter, paths, version)))
-        if side_by_side:  # what is drawn without a version named is the base's until the run's own version comes
+        if side_by_side:  # requests without a version use the base model until the run's own version is published
             await host.run(engine.publish(BASE))
     decider = PolicyDecider(player, tokens, version)
     return FrozenOpponent(deciders={frozen_name(rollouts): decider}, kept=frozenset({version}) if side_by_side else frozenset())
-
-
-def _closed(host: EngineHost, engine: Engine) -> Callable[[], Awaitable[None]]:
-    async def close() -> None:
-        await host.run(engine.close())
-
-    return close

@@ -1,15 +1,15 @@
-"""The scheduler of deterministic runs: each step trains on exactly its own start groups, whoever is faster.
+"""The scheduler of deterministic runs: each step trains on exactly its own start groups.
 
-With `pipeline.buffer_depth` 0, rollouts and training alternate. With 1 they overlap: while a step trains, the next step's start
-groups are played by the version before the one in training, all of them. They are published only after the step at work has
-chosen its rows. So a seed repeats a whole CPU run. A task that fails for good ends the run.
+With `pipeline.buffer_depth` 0, rollouts and training alternate. With 1 they overlap: while a step trains, the version before it
+plays all start groups of the next step. These are published only after the current step has selected its rows. So two CPU runs
+with one seed are equal. A task that fails after its retries ends the run.
 """
 
 import asyncio
 from collections.abc import Iterable
 from dataclasses import replace
 
-from pipeline.controller import QueueTarget, Seen
+from pipeline.controller import QueueTarget, StepObservation
 from pipeline.play import report_of
 from pipeline.resources import PRODUCER
 from pipeline.rollout_queue import RolloutQueue
@@ -25,28 +25,28 @@ from telemetry.progress import reporter
 
 
 class LockstepQueue(RolloutQueue):
-    """Plays all start groups of a step, then gives them to the step."""
+    """Plays all start groups of a step before the step trains."""
 
     in_step = True
-    _begun = 0  # the newest step whose start groups were begun
-    _paused_at = -1
+    _begun = 0  # newest step whose start groups were started
+    _paused_at = -1  # newest step that played nothing
 
     @property
     def _overlapped(self) -> bool:
-        """The rollouts of a step are played while the step before it trains."""
+        """Whether the rollouts of a step are played while the previous step trains."""
         return self._pipeline.buffer_depth > 0
 
     @property
     def target(self) -> QueueTarget:
-        """Nothing is decided by measured time, so it never changes."""
+        """Constant, because nothing may depend on measured time."""
         return QueueTarget(ahead=self._wanted * self._pipeline.buffer_depth, producers=0, reason="")
 
-    def learn(self, seen: Seen) -> QueueTarget:
-        """See `RolloutQueue.learn`; what a step showed changes nothing here."""
+    def learn(self, seen: StepObservation) -> QueueTarget:
+        """See `RolloutQueue.learn`. Observations have no effect."""
         return self.target
 
     def play_ahead(self, step: int) -> None:
-        """Overlapped: begin the start groups of the step after `step`, by the version that is served now."""
+        """If overlapped, start the rollouts of the step after `step` under the version that is served now."""
         if self._overlapped and step < self._last_step:
             chosen = ledger_path(self._resources.paths, self._resources.resume_point.lineage, step)
             for stretch in self._missing(step + 1):
@@ -54,7 +54,7 @@ class LockstepQueue(RolloutQueue):
             self._begun = step + 1
 
     async def hand_over(self, published: PolicyVersion, *, at_once: bool) -> None:
-        """See `RolloutQueue.hand_over`. Overlapped, it is held back until the rollouts of the version before are played."""
+        """See `RolloutQueue.hand_over`. If overlapped, the version is held until the previous version's rollouts have ended."""
         if not self._overlapped:
             await self._publisher.publish(published, at_once=True)
             return
@@ -68,7 +68,7 @@ class LockstepQueue(RolloutQueue):
         if newest == BASE:
             return
         if self._overlapped and newest.version == 1:
-            self._publisher.hold(newest)  # the engines begin with the base model, which is the version before
+            self._publisher.hold(newest)  # the engines start with the base model, the version before
             return
         if self._overlapped:
             try:
@@ -85,7 +85,7 @@ class LockstepQueue(RolloutQueue):
         await self._publisher.publish(newest, at_once=True)
 
     async def _collect(self, step: int) -> float:
-        """Play what is missing of the step's own start groups, unless enough is ready; wait for all of it."""
+        """Play the missing start groups of the step, unless enough are ready, and wait for all."""
         if self._may_pause(step) and await self._is_full(step):
             reporter().say(f"step {step} plays nothing: enough advantage groups are ready")
             self._paused_at = step
@@ -94,14 +94,14 @@ class LockstepQueue(RolloutQueue):
             for stretch in self._missing(step):
                 self._begin(stretch)
             self._begun = step
-        at_first = [each.stretch.count * each.task.done() for each in self._in_flight]
+        ready = sum(each.stretch.count for each in self._in_flight if each.task.done())
         wanted = sum(each.stretch.count for each in self._in_flight)
         self._reports += await asyncio.gather(*(each.task for each in self._in_flight))
         self._in_flight.clear()
-        return sum(at_first) / wanted if wanted else 1.0
+        return ready / wanted if wanted else 1.0
 
     def _may_pause(self, step: int) -> bool:
-        """Not in two steps running, nor over more numbers than an index looks ahead: it would find later shards late."""
+        """Not in two steps in a row, and not over more numbers than an index looks ahead, or it would find later shards late."""
         return self._pipeline.ready_groups_max > 0 and self._paused_at != step - 1 and self._wanted < LOOKAHEAD
 
     async def _is_full(self, step: int) -> bool:
@@ -110,17 +110,17 @@ class LockstepQueue(RolloutQueue):
         return found.advantage_groups >= self._pipeline.ready_groups_max
 
     def _missing(self, step: int) -> Iterable[Stretch]:
-        """Stretches of the step that no shard holds: all of them, except in a run that is resumed."""
+        """Stretches of the step that no shard contains: all of them, except in a resumed run."""
         if ledger_path(self._resources.paths, self._resources.resume_point.lineage, step).exists():
-            return []  # its rows were chosen already, and the trainer will ask for these very rows
+            return []  # the rows are selected already, and the trainer will use exactly these
         published = coverage(self._resources.paths, PRODUCER, (step - 1) * self._wanted, self._wanted)
         self._note_published(published)
         family = self._resources.rollouts.family
-        each = -(-groups_per_task(self._wanted, self._pipeline, None) // family) * family
+        task_size = -(-groups_per_task(self._wanted, self._pipeline, None) // family) * family
         return [
-            Stretch(first + offset, min(each, count - offset), step)
+            Stretch(first + offset, min(task_size, count - offset), step)
             for first, count in published.missing
-            for offset in range(0, count, each)
+            for offset in range(0, count, task_size)
         ]
 
     def _note_published(self, published: Coverage) -> None:

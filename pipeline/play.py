@@ -1,7 +1,7 @@
-"""Play some start groups of a step and publish them as one shard; read what is published already.
+"""Plays start groups and publishes them as shards.
 
-Promise: start groups that have a shard are never played again, whoever published them. A damaged shard is set aside, and its
-groups are played again.
+Start groups that have a shard are never played again, whichever process published them. A damaged shard is set aside, and its
+start groups are played again.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from game.snapshot import Snapshot
-from pipeline.resources import PROBE, PRODUCER, Playing, Resources
+from pipeline.resources import PROBE, PRODUCER, Resources, RolloutResources
 from rollouts.roll_out import plan_start_groups, roll_out
 from rollouts.settings import RolloutSettings
 from state_cache.sampling import sample_start_positions
@@ -24,15 +24,15 @@ from storage.shards import Coverage, Shard, coverage, open_shard, publish_shard
 from telemetry.errors import disk_full
 from telemetry.progress import reporter
 
-_LOOK_S = 2.0
-"""Seconds between two tries to publish on a full disk."""
-_CHOSEN_S = 0.05
-"""Seconds between two looks whether a step has chosen its rows."""
+_RETRY_S = 2.0
+"""Seconds between two attempts to publish on a full disk."""
+_POLL_S = 0.05
+"""Seconds between two checks for a step's ledger."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineWork:
-    """What inference engines did for some decisions, whichever process they were in: from the rows themselves."""
+    """Work of the inference engines for some decisions, computed from the rows."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -50,60 +50,67 @@ class EngineWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutReport:
-    """What a rollout task did."""
+    """Result of a rollout task."""
 
     start_groups: int
     decisions: int
     failed_forks: int
     orders_rejected: int
     set_aside: int
-    """Damaged shards that were found in their place."""
+    """Number of damaged shards that were set aside."""
     seconds: float
-    """Wall time of playing, publishing included; 0 where nothing had to be played."""
+    """Seconds of playing and publishing; 0 if nothing had to be played."""
     engine_work: EngineWork | None
-    """None where there are no decisions, or no engine drew them."""
+    """None if there are no decisions, or no engine drew them."""
     engine_ms: float | None
-    """Median over decisions: the game engine at their ply. None where there are no decisions."""
+    """Milliseconds in the game engine at a ply, median over decisions; None if there are no decisions."""
 
 
-async def play_stretch(playing: Playing, step: int, first_group: int, count: int, after: Path | None = None) -> RolloutReport:
-    """Play start groups `first_group` .. `first_group + count - 1` of `step` and publish their shard; see `Stretch.after`.
+async def play_stretch(
+    resources: RolloutResources, step: int, first_group: int, count: int, after: Path | None = None
+) -> RolloutReport:
+    """Play start groups `first_group` .. `first_group + count - 1` of `step` and publish their shard.
 
-    A retry after the shard was published finds it and plays nothing.
+    A retry after the shard was published plays nothing. For `after` see `Stretch`.
     """
-    began, first_of_step = time.monotonic(), (step - 1) * playing.rollouts.start_groups
-    with playing.spans.span("rollout"):
-        positions = await asyncio.to_thread(start_positions, playing, step)
+    began, first_of_step = time.monotonic(), (step - 1) * resources.rollouts.start_groups
+    with resources.spans.span("rollout"):
+        positions = await asyncio.to_thread(start_positions, resources, step)
         mine = positions[first_group - first_of_step :][:count]
-        report = await play_missing(playing, f"rollout {step}", PRODUCER, mine, first_group, after)
+        report = await play_missing(resources, f"rollout {step}", PRODUCER, mine, first_group, after)
     return replace(report, seconds=time.monotonic() - began)
 
 
 async def play_missing(
-    playing: Playing,
+    resources: RolloutResources,
     stage: str,
     producer: str,
     positions: list[tuple[Snapshot, str]],
     first_group: int,
     after: Path | None = None,
 ) -> RolloutReport:
-    """Play those of the producer's start groups from `first_group` on, one for each position, that no shard holds; they are
-    published once the ledger `after` stands, if one is named."""
+    """Play the producer's start groups from `first_group` on, one per position, except those already published.
+
+    Args:
+        stage: name of the progress display.
+        positions: (snapshot, power that the policy plays) pairs.
+        after: publish only once this ledger exists.
+    """
     began, count = time.monotonic(), len(positions)
-    found = await asyncio.to_thread(coverage, playing.paths, producer, first_group, count)
+    found = await asyncio.to_thread(coverage, resources.paths, producer, first_group, count)
     for first, stretch in found.missing:
         mine = positions[first - first_group : first - first_group + stretch]
-        await play_groups(playing, stage, producer, mine, first, after=after)
-    whole = found if not found.missing else await asyncio.to_thread(coverage, playing.paths, producer, first_group, count)
+        await play_groups(resources, stage, producer, mine, first, after=after)
+    whole = found if not found.missing else await asyncio.to_thread(coverage, resources.paths, producer, first_group, count)
     report = await asyncio.to_thread(report_of, whole, count)
     return replace(report, set_aside=len(found.set_aside), seconds=time.monotonic() - began)
 
 
 async def play_probe(resources: Resources, version: int) -> None:
-    """Play some start groups under the version that engine and trainer hold, to compare them on.
+    """Play start groups under the trainer's version, for the comparison of engine and trainer.
 
-    A resumed run whose rollouts ran ahead has no row of its trainer's version. Each of these start groups has a single fork, from
-    which nothing can be learned: no step ever chooses one, so what is trained on does not depend on where a run was resumed.
+    A resumed run whose rollouts were ahead has no rows of its trainer's version. These start groups have a single fork, so they
+    have no advantage and no step selects them. Training therefore does not depend on where a run was resumed.
     """
     alone = resources.rollouts.model_copy(update={"forks_per_group": 1, "branch_at": ()})
     count = resources.rollouts.forks_per_group
@@ -114,23 +121,23 @@ async def play_probe(resources: Resources, version: int) -> None:
             await play_groups(resources, "probe", PROBE, positions, version * count, rollouts=alone)
 
 
-def start_positions(resources: Playing, step: int) -> list[tuple[Snapshot, str]]:
-    """The positions of `step`, and the power that the policy plays in each; the same whenever it is asked.
+def start_positions(resources: RolloutResources, step: int) -> list[tuple[Snapshot, str]]:
+    """(snapshot, power that the policy plays) of each start group of `step`. Repeated calls return the same.
 
-    What past groups taught counts up to the newest step that was whole before any task of this one could begin: rollouts run
-    ahead of the trainer by at most the policy lag, whatever buffer depth a resumed run is given.
+    Past spreads count only up to a step that is complete before any task of `step` can start. Rollouts are ahead of the trainer
+    by at most the largest policy lag, for every buffer depth.
     """
-    wanted, spreads = resources.rollouts, None
-    if wanted.sampling == "learnable":
-        whole = max(0, step - 1 - resources.max_policy_lag)
-        spreads = resources.past_spreads.before(PRODUCER, whole * wanted.start_groups)
+    rollouts, spreads = resources.rollouts, None
+    if rollouts.sampling == "learnable":
+        complete = max(0, step - 1 - resources.max_policy_lag)
+        spreads = resources.past_spreads.before(PRODUCER, complete * rollouts.start_groups)
     return sample_start_positions(
-        resources.cache.train, wanted.start_groups, resources.seed, step, sampling=wanted.sampling, spreads=spreads
+        resources.cache.train, rollouts.start_groups, resources.seed, step, sampling=rollouts.sampling, spreads=spreads
     )
 
 
 async def play_groups(
-    playing: Playing,
+    resources: RolloutResources,
     stage: str,
     producer: str,
     positions: list[tuple[Snapshot, str]],
@@ -142,55 +149,55 @@ async def play_groups(
     """Play these positions as the producer's start groups from `first_group` on, and publish their shard.
 
     Args:
-        rollouts: how, if not as the run does.
-        after: a step's ledger that must stand before.
+        rollouts: settings to use instead of the run's.
+        after: publish only once this ledger exists.
     """
     done: list[int] = []
-    wanted = rollouts or playing.rollouts
+    settings = rollouts or resources.rollouts
 
     def on_group(number: int) -> None:
         done.append(number)
         reporter().stage(stage, len(done), len(positions))
 
-    played = await playing.host.run(
+    played = await resources.host.run(
         roll_out(
-            plan_start_groups(positions, first_group, wanted),
-            playing.engine,
-            playing.tokens,
-            wanted,
+            plan_start_groups(positions, first_group, settings),
+            resources.engine,
+            resources.tokens,
+            settings,
             producer=producer,
-            seed=playing.seed,
+            seed=resources.seed,
             on_group=on_group,
-            frozen=playing.frozen.deciders,
+            frozen=resources.frozen.deciders,
         )
     )
-    await chosen(after)
+    await wait_for_ledger(after)
     await publish_when_there_is_room(
         partial(
             publish_shard,
-            playing.paths,
+            resources.paths,
             producer,
             first_group,
             played.decisions,
             played.plies,
-            playing.provenance,
+            resources.provenance,
             next_start_group=first_group + len(positions),
         ),
-        playing.full_disk_wait_s,
+        resources.full_disk_wait_s,
     )
 
 
-async def chosen(ledger: Path | None) -> None:
-    """Wait until a step's ledger stands, if one is named: from then on nothing that is published can change its rows."""
+async def wait_for_ledger(ledger: Path | None) -> None:
+    """Wait until a step's ledger exists. After that, published shards cannot change its rows. None: return at once."""
     while ledger is not None and not await asyncio.to_thread(ledger.exists):
-        await asyncio.sleep(_CHOSEN_S)
+        await asyncio.sleep(_POLL_S)
 
 
 async def publish_when_there_is_room(publish: Callable[[], Shard], wait_s: float) -> Shard:
-    """Publish what was played; while the disk is full it stays in memory and nothing more is played in its place.
+    """Call `publish`, and try again while the disk is full. The rows stay in memory, and rollouts pause.
 
     Raises:
-        OSError: there was no room for `wait_s` seconds.
+        OSError: publishing failed for another reason, or the disk was full for `wait_s` seconds.
     """
     until = time.monotonic() + wait_s
     while True:
@@ -201,11 +208,11 @@ async def publish_when_there_is_room(publish: Callable[[], Shard], wait_s: float
             if full is None or left <= 0:
                 raise
             reporter().say(f"{full}; rollouts pause, for {left:.0f} s at most")
-            await asyncio.sleep(min(_LOOK_S, left))
+            await asyncio.sleep(min(_RETRY_S, left))
 
 
 def report_of(found: Coverage, count: int) -> RolloutReport:
-    """What the published shards say of the rollouts of `count` start groups."""
+    """The report of `count` start groups, computed from their published shards."""
     columns = [
         "start_group", "fork", "status", "orders_rejected", "engine_ms", "prompt_len", "cached_tokens", "legal_offsets",
         "queue_ms", "prefill_ms", "decode_ms",
@@ -231,7 +238,7 @@ def report_of(found: Coverage, count: int) -> RolloutReport:
 def _engine_work(rows: pa.Table) -> EngineWork:
     bounds = as_array(rows["legal_offsets"])
     starts = bounds.offsets.to_numpy() - bounds.offsets[0].as_py()
-    # A row has one bound more than completion tokens; the step from its last bound to the next row's first is no token.
+    # A row has one offset more than completion tokens. The difference from its last offset to the next row's first is no token.
     legal_ids = np.diff(bounds.flatten().to_numpy())
     is_token = np.ones(len(legal_ids), bool)
     is_token[starts[1:-1] - 1] = False

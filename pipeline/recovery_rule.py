@@ -1,6 +1,6 @@
-"""What is to be done about a training run whose flow run ended, decided from what its files and its process say.
+"""Decides what to do with a training run whose flow run ended, from facts about its files and its process.
 
-Pure: knows neither Prefect nor a file. `flows/recover_training.py` gathers the facts and does what is decided.
+The rule is pure. `flows/recover_training.py` gathers the facts and carries out the decision.
 """
 
 from dataclasses import dataclass, replace
@@ -10,39 +10,39 @@ from pipeline.work_record import Process
 
 Action = Literal["leave", "revive", "resume", "give_up"]
 HOPELESS = ("InputError", "DataError")
-"""Errors that another try would only meet again: the user's input, a damaged file that no one can mend."""
+"""Errors that would occur again on every attempt: wrong input, or a damaged file."""
 PAUSE_S = 30.0
-"""Seconds that the second try waits; each further one waits that much longer."""
+"""Seconds before the second attempt. Each further attempt waits this much longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempts:
-    """How often in a row a run was started again without a step between."""
+    """How often a run was started again without recording a new step."""
 
     count: int = 0
     step: int = 0
-    """The newest recorded step at that time."""
+    """The newest recorded step at the last attempt."""
 
     def at(self, step: int) -> "Attempts":
-        """As they count once the run stands at `step`: progress makes them good."""
+        """The attempts that count at the recorded step `step`: none if the run has made progress."""
         return self if step <= self.step else Attempts(count=0, step=step)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What is known of the run."""
+    """What is known about the run."""
 
     run: str
     finished: bool
-    """It has all its steps and its summary."""
+    """All steps are done and the summary exists."""
     held: bool
-    """A process holds its lock: somebody trains it."""
+    """A process holds the run's lock."""
     process: Process | None
-    """Of the flow run that ended; None if it never came to say which it is."""
+    """Process of the flow run that ended; None if it was never recorded."""
     silent: bool
-    """Prefect calls the flow run crashed only because no sign of life came from it."""
+    """Prefect calls the flow run crashed only because its heartbeats stopped."""
     error: str
-    """Name of the error that it ended with; empty for none."""
+    """Name of the error that ended it; empty for none."""
     step: int
     """The newest recorded step."""
     attempts: Attempts
@@ -51,45 +51,47 @@ class Facts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryAction:
-    """What to do, and why, in a sentence."""
+    """What to do."""
 
     action: Action
     because: str
+    """The reason, in one sentence."""
     kill: bool = False
-    """End the stopped process first."""
+    """Kill the stopped process first."""
     attempts: Attempts = Attempts()
     wait_s: float = 0.0
-    """Seconds until the run is started again."""
+    """Seconds to wait before the run is started again."""
 
 
 def decide(facts: Facts) -> RecoveryAction:
-    """What is to be done about the run."""
+    """The action for these facts."""
     run = f"run '{facts.run}'" if facts.run else "a run without a name yet"
     if facts.finished:
         return RecoveryAction(action="leave", because=f"{run} is done")
     if facts.silent and facts.process == "alive":
-        return RecoveryAction(
-            action="revive", because=f"{run} is being trained all the time: only its signs of life did not arrive"
-        )
+        return RecoveryAction(action="revive", because=f"{run} is still being trained: only its heartbeats did not arrive")
     if facts.held and facts.process != "stopped":
         return RecoveryAction(action="leave", because=f"{run} is being trained by another process")
     if facts.error in HOPELESS:
         return RecoveryAction(
-            action="give_up", because=f"{run} ended with an {facts.error}, which another try would only meet again"
+            action="give_up", because=f"{run} ended with an {facts.error}, which would occur again on every attempt"
         )
     attempts = facts.attempts.at(facts.step)
     if attempts.count >= facts.attempts_max:
-        times = f"{attempts.count} times" if attempts.count else "never, as pipeline.recoveries_max says,"
+        if attempts.count:
+            tried = f"was started again {attempts.count} times at step {facts.step} and made no progress"
+        else:
+            tried = f"stopped at step {facts.step} and is not started again, because pipeline.recoveries_max is 0"
         return RecoveryAction(
             action="give_up",
-            because=f"{run} was started again {times} at step {facts.step} and got no further: look at its log, then resume it",
+            because=f"{run} {tried}: read its log, then resume it",
             attempts=attempts,
         )
-    mended = replace(attempts, count=attempts.count + 1, step=max(attempts.step, facts.step))
+    counted = replace(attempts, count=attempts.count + 1, step=max(attempts.step, facts.step))
     return RecoveryAction(
         action="resume",
-        because=f"{run} goes on after step {facts.step}, attempt {mended.count} of {facts.attempts_max}",
+        because=f"{run} continues after step {facts.step}, attempt {counted.count} of {facts.attempts_max}",
         kill=facts.process == "stopped",
-        attempts=mended,
-        wait_s=PAUSE_S * (mended.count - 1),
+        attempts=counted,
+        wait_s=PAUSE_S * (counted.count - 1),
     )

@@ -1,7 +1,7 @@
-"""Settings that earlier versions had and that nobody should turn: constants now, each beside the code that uses it.
+"""Settings of earlier versions that are constants now, each beside the code that uses it.
 
-A file, a deployment or a stored run may still name one with the value that is fixed now. Another value is refused in one
-sentence; a run that exists opens all the same, with a sentence, where neither its rows nor its weights depend on it.
+A file, a deployment or a stored run may still contain one with the constant's value. Any other value is refused. Exception: a
+stored run opens with a message if its rows and weights do not depend on that setting.
 """
 
 from collections.abc import Mapping
@@ -34,34 +34,34 @@ REMOVED: Mapping[str, Any] = {
     "retention.damaged_days": 30.0,
     "retention.wandb_days": 30.0,
 }
-"""Dotted name -> the value that is fixed now."""
-_SHAPED = frozenset(
+"""Dotted name -> value of the constant."""
+_ROWS_AND_WEIGHTS = frozenset(
     {"storage.balance_powers", "storage.freshness", "storage.min_spread", "training.outlier_high", "training.outlier_low"}
 )
-"""Those that a run's steps depend on."""
+"""Removed settings on which the rows and weights of a run depend."""
 
 
 def without_removed(tree: Any, *, stored: str = "") -> Any:
-    """Settings as a mapping, without those that were removed; what is no mapping stays as it is.
+    """A copy of a settings tree without removed settings. A value that is no mapping is returned unchanged.
 
     Args:
-        stored: the run that they are of, where they were stored with it.
+        stored: name of the run, if the settings are those of a stored run.
 
     Raises:
-        ValueError: one has another value than the one that is fixed now.
+        ValueError: a removed setting has another value than the constant.
     """
     if not isinstance(tree, Mapping):
         return tree
-    left = {section: dict(inner) if isinstance(inner, Mapping) else inner for section, inner in tree.items()}
-    for name, fixed in REMOVED.items():
+    remaining = {section: dict(inner) if isinstance(inner, Mapping) else inner for section, inner in tree.items()}
+    for name, constant in REMOVED.items():
         section, _, last = name.partition(".")
-        inner = left.get(section)
+        inner = remaining.get(section)
         if not isinstance(inner, dict) or last not in inner:
             continue
         given = inner.pop(last)
-        if given == fixed:
+        if given == constant:
             continue
-        if not stored or name in _SHAPED:
-            raise ValueError(f"{name} is no setting any more: it is {fixed!r} always, not {given!r}; leave it out")
-        reporter().say(f"run '{stored}' was begun with {name} {given!r}, which is {fixed!r} always by now")
-    return left
+        if not stored or name in _ROWS_AND_WEIGHTS:
+            raise ValueError(f"{name} is no longer a setting: it is always {constant!r}, not {given!r}; leave it out")
+        reporter().say(f"run '{stored}' was started with {name} {given!r}; it is always {constant!r} now")
+    return remaining

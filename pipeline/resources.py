@@ -1,9 +1,9 @@
-"""The live handles that a run's tasks share: engine, trainer process, tokens, positions, clocks.
+"""The open objects that the tasks of a run share: engine, trainer process, tokens, positions, clocks.
 
-Those that rollouts need are a class of their own, because rollouts are also played where there is no trainer.
+`RolloutResources` is a class of its own because rollouts are also played where there is no trainer.
 
-The flow holds them and hands them to tasks as one object, which Prefect neither copies nor stores (`tasks/quoted.py`). This
-module owns nothing: whoever opened a handle closes it.
+The flow passes them to tasks as one object, which Prefect neither copies nor stores (`tasks/quoted.py`). The code that opened an
+object closes it.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from inference.engine import Engine
 from inference.host import EngineHost
-from pipeline.frozen_opponent import NOBODY, FrozenOpponent
+from pipeline.frozen_opponent import NO_FROZEN_OPPONENT, FrozenOpponent
 from records.policy_version import PolicyVersion
 from rollouts.fork import Tokens
 from rollouts.settings import RolloutSettings
@@ -26,14 +26,14 @@ from training.messages import ResumePoint
 from training.process import TrainerProcess
 
 PRODUCER = "local"
-"""Producer name of the rollouts that the training flow itself makes."""
+"""Producer name of the training flow's own rollouts."""
 PROBE = "probe"
-"""Producer name of the rollouts that compare engine and trainer when a run is resumed."""
+"""Producer name of the rollouts on which engine and trainer are compared when a run is resumed."""
 
 
 @dataclass(kw_only=True)
-class Playing:
-    """What rollouts of one run are played with, wherever that is."""
+class RolloutResources:
+    """What a process needs to play rollouts of one run."""
 
     paths: RunPaths
     model: Path
@@ -46,36 +46,36 @@ class Playing:
     """Draws the rollouts."""
     tokens: Tokens
     provenance: dict[str, str]
-    """What every shard says of its origin."""
+    """Written into the metadata of every shard."""
     past_spreads: PastSpreadsAside
-    """What the run's start groups taught so far, for the sampler."""
+    """Spreads of the run's past start groups, for the sampler."""
     max_policy_lag: int
     """The staleness budget, versions."""
     full_disk_wait_s: float = 0.0
-    """Seconds for which finished rollouts wait for room on a full disk."""
-    frozen: FrozenOpponent = NOBODY
-    """The version that opponents of some start groups are played by."""
+    """Seconds for which finished rollouts wait for space on a full disk."""
+    frozen: FrozenOpponent = NO_FROZEN_OPPONENT
+    """The frozen version that plays the opponents in some start groups."""
     spans: Spans = field(default_factory=Spans)
 
 
 @dataclass(kw_only=True)
-class Resources(Playing):
-    """What the tasks of the training flow work with."""
+class Resources(RolloutResources):
+    """What the tasks of the training flow need."""
 
     scorer: Engine
-    """Draws for evaluation: the same, or workers kept for it, so that the rollouts' prefixes stay warm."""
+    """The engine for evaluation: `engine`, or separate workers, so that evaluation does not evict the rollouts' prefixes."""
     trainer: TrainerProcess
     resume_point: ResumePoint
-    """Where the run went on when it was opened."""
+    """State of the run when it was opened."""
     control: ControlDesk | None = None
-    """Tells those who play elsewhere what is served; None where nobody does."""
+    """Publishes the served version to rollout producers; None if there are none."""
     gpus: GpuSampler | None = None
-    """Reads this machine's GPUs."""
+    """Reads this machine's GPUs; None without GPUs."""
 
     async def serve(self, policy: PolicyVersion) -> None:
-        """Let the engine play `policy` from now on, and nothing that is too old to train on.
+        """Publish `policy` to the engines and retire versions beyond the staleness budget.
 
-        Requests in flight under such a version are cancelled, and drawn again under the newest: no straggler pins a slot.
+        Requests in flight under a retired version are cancelled and drawn again under the newest, so a straggler keeps no slot.
         """
         with self.spans.span("publish"):
             for engine in (self.engine,) if self.scorer is self.engine else (self.engine, self.scorer):

@@ -1,10 +1,10 @@
-"""Rollouts in flight, as the training flow sees them: what both schedulers share.
+"""The interface and the shared parts of the two rollout schedulers.
 
-`LockstepQueue` (pipeline.deterministic) plays exactly a step's own start groups. `BufferedQueue` keeps as many start groups in
-flight as a controller allows, and a step takes whichever are ready. A queue also decides when the engines begin to serve a new
-policy version, because that decides which version draws which rows.
+`LockstepQueue` (pipeline.deterministic) plays exactly the start groups of a step. `BufferedQueue` keeps as many start groups in
+flight as a controller allows, and a step takes those that are ready. A queue also decides when the engines serve a new policy
+version, because this determines which version draws which rows.
 
-Promise: a start-group number never stands for two positions, and a published start group is never played again (`play.py`).
+A start-group number always means the same position. A published start group is never played again (`play.py`).
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from pipeline.controller import QueueTarget, Seen
+from pipeline.controller import QueueTarget, StepObservation
 from pipeline.play import RolloutReport
 from pipeline.publisher import Publisher
 from pipeline.resources import Resources
@@ -27,13 +27,13 @@ class StepRollouts:
     """The rollouts of one step."""
 
     reports: tuple[RolloutReport, ...]
-    """Reports that came in since the step before."""
+    """Reports received since the previous step."""
     waited: tuple[float, float]
-    """When the flow asked for the rollouts and when it had them, monotonic seconds."""
+    """When the flow requested the rollouts and when it received them, monotonic seconds."""
     ready_share: float
-    """Share of what the step wanted that was ready when the flow asked; 1 where there was nothing to wait for."""
+    """Share of the step's start groups that were ready on request; 1 if none were needed."""
     queue: dict[str, float]
-    """Registered `queue/` figures."""
+    """Registered `queue/` metrics."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,24 +45,24 @@ class InFlight:
     began: float
     """Monotonic seconds."""
     version: int
-    """Newest policy version when it began: its rows are of this version or newer ones."""
+    """Newest policy version at the start; its rows have this version or newer ones."""
     passed_over: bool = False
-    """It takes so long that another stretch was begun in its place."""
+    """It is a straggler, and another stretch may be started in its place."""
 
 
 class RolloutQueue(ABC):
-    """Keeps a source busy, gives each step its rollouts, and has the engines serve what was trained.
+    """Starts rollouts, collects them for each step, and publishes trained versions to the engines.
 
     Use it as an async context manager around the steps.
     """
 
     in_step: ClassVar[bool]
-    """Whether a step waits for everything in flight."""
+    """Whether a step waits for all start groups in flight."""
 
     def __init__(
         self, resources: Resources, source: RolloutSource, pipeline: PipelineSettings, last_step: int, *, step_done: int = 0
     ) -> None:
-        """`step_done`: steps that are trained already."""
+        """`step_done`: number of steps already trained."""
         self._resources, self._source, self._pipeline, self._last_step = resources, source, pipeline, last_step
         self._wanted = resources.rollouts.start_groups
         self._version = step_done
@@ -70,10 +70,10 @@ class RolloutQueue(ABC):
         self._in_flight: list[InFlight] = []
         self._reports: list[RolloutReport] = []
         self._counts = {"failed": 0, "passed_over": 0, "cancelled": 0}
-        self._expired = -1  # of the whole run; -1 until a step asked
+        self._expired = -1  # total of the run; -1 before the first request to the trainer
         self._expired_before = -1
         self.ready = 0
-        """Start groups that the trainer could train on when it was last asked."""
+        """Start groups that were ready to train on at the last request to the trainer."""
 
     # -- what the flow calls, in this order ------------------------------------------------------------------------------
 
@@ -81,7 +81,7 @@ class RolloutQueue(ABC):
         """Wait until `step` can be trained.
 
         Raises:
-            Exception: what a rollout task failed with for good.
+            Exception: the error of a rollout task that failed after its retries.
         """
         asked = time.monotonic()
         share = await self._collect(step)
@@ -101,41 +101,41 @@ class RolloutQueue(ABC):
 
     @abstractmethod
     def play_ahead(self, step: int) -> None:
-        """Begin what may be played while `step` trains, if it is not in flight already."""
+        """Start what may be played while `step` trains."""
 
     @abstractmethod
     async def hand_over(self, published: PolicyVersion, *, at_once: bool) -> None:
-        """Have the engines serve a version that was trained.
+        """Publish a trained version to the engines.
 
         Args:
-            at_once: return only when the engines serve it, even if rollouts in flight must be waited for first.
+            at_once: return only when the engines serve it, even if rollouts in flight must end first.
         """
 
     @abstractmethod
-    def learn(self, seen: Seen) -> QueueTarget:
-        """Take in what a step showed; what is aimed at until the next step is done."""
+    def learn(self, seen: StepObservation) -> QueueTarget:
+        """The target until the next step is done, given the observation of a step."""
 
     async def all_played(self) -> None:
-        """Wait for everything in flight, without taking it."""
+        """Wait until everything in flight has ended."""
         await asyncio.gather(*(each.task for each in self._in_flight), return_exceptions=True)
 
     @property
     @abstractmethod
     def target(self) -> QueueTarget:
-        """What is aimed at now."""
+        """The current target."""
 
     # -- what the two schedulers implement -------------------------------------------------------------------------------
 
     @abstractmethod
     async def _collect(self, step: int) -> float:
-        """Wait for the rollouts of `step`; the share of them that was ready at first. Fills `_reports`."""
+        """Wait for the rollouts of `step` and fill `_reports`. Returns the share that was ready on request."""
 
     @abstractmethod
     async def _resume(self) -> None:
-        """Go on where the run's files stand: serve the version that the next rollouts are to be drawn by."""
+        """Continue from the run's files: serve the version for the next rollouts."""
 
     def _on_served(self, version: int) -> None:
-        """The engines serve `version` from now on."""
+        """Called when all engines serve `version`."""
         self._version = version
 
     # -- shared ----------------------------------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ class RolloutQueue(ABC):
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Cancel what is in flight. Where the run ends well, the newest version is served: the scores are played by it."""
+        """Cancel what is in flight. After a success the newest version is served, because it plays the scores."""
         try:
             await self._publisher.close(failed=kind is not None)
         finally:

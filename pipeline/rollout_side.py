@@ -1,7 +1,7 @@
-"""Playing without a trainer: everything that rollouts need, opened from a run's folder alone, and following the run as it trains.
+"""Rollouts in a process without a trainer, opened from a run's folder.
 
-A rollout side has an engine of its own, or workers by URL, and reads `control.json` on a beat: it serves the newest version, lets
-go what is too old, and says when the run wants no more. It writes shards and nothing else. Whoever opens one closes it.
+A rollout side has its own engine, or uses workers by URL. It reads `control.json` every `FOLLOW_S` seconds, publishes the newest
+version to its engine and retires old ones. It writes only shards.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -23,7 +23,7 @@ from inference.host import EngineHost
 from inference.settings import InferenceSettings
 from pipeline.frozen_opponent import open_frozen
 from pipeline.removed_settings import without_removed
-from pipeline.resources import PRODUCER, Playing
+from pipeline.resources import PRODUCER, RolloutResources
 from rollouts.fork import Tokens
 from rollouts.seeds import seed_of
 from rollouts.settings import RolloutSettings
@@ -42,11 +42,11 @@ from training.settings import TinyModelSettings
 from workers.make_engine import make_engine
 
 FOLLOW_S = 1.0
-"""Seconds between two looks at the control file."""
+"""Seconds between two reads of the control file."""
 
 
 class SidePipeline(BaseModel):
-    """What rollouts elsewhere need of the run's `pipeline` settings."""
+    """The run's `pipeline` settings that a rollout side needs."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -56,7 +56,7 @@ class SidePipeline(BaseModel):
 
 
 class SideSettings(BaseModel):
-    """What of a run's settings shapes its rollouts, read from its settings.json."""
+    """The run's settings that a rollout side needs, read from settings.json."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -72,16 +72,16 @@ class SideSettings(BaseModel):
 
     @property
     def plays(self) -> str:
-        """Hash of what shapes the rows that are played: who plays under another one plays for another run."""
-        told = self.model_dump_json(include={"seed", "tiny_model", "cache", "prompts", "rollouts"})
-        return hashlib.sha256(f"{told} {self.inference.model}".encode()).hexdigest()[:16]
+        """Hash of the settings on which rows depend. A side may play for a run only if its hash is the run's."""
+        content = self.model_dump_json(include={"seed", "tiny_model", "cache", "prompts", "rollouts"})
+        return hashlib.sha256(f"{content} {self.inference.model}".encode()).hexdigest()[:16]
 
 
 def side_settings(paths: RunPaths) -> SideSettings:
     """The settings of the run in this folder.
 
     Raises:
-        InputError: there is no run there, or one of another version.
+        InputError: there is no run in the folder, or its settings are of another version.
     """
     if not paths.settings.is_file():
         raise InputError(f"there is no run in '{paths.root}': it has no settings.json; is its folder shared with this machine?")
@@ -90,7 +90,7 @@ def side_settings(paths: RunPaths) -> SideSettings:
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
-        raise InputError(f"'{paths.settings}' is not of this version or was altered: {name}: {first['msg']}") from error
+        raise InputError(f"'{paths.settings}' is not of this version or was changed: {name}: {first['msg']}") from error
     except ValueError as error:
         raise InputError(f"'{paths.settings}' cannot be used: {error}") from error
 
@@ -98,13 +98,13 @@ def side_settings(paths: RunPaths) -> SideSettings:
 class RolloutSide:
     """One run's rollouts, played in this process; made by `open`."""
 
-    def __init__(self, playing: Playing, settings: SideSettings, stack: AsyncExitStack) -> None:
-        self.playing = playing
+    def __init__(self, resources: RolloutResources, settings: SideSettings, stack: AsyncExitStack) -> None:
+        self.resources = resources
         self.settings = settings
         self.control: Control
-        """As last followed."""
+        """The control file as last read."""
         self.trouble = ""
-        """Why the last look at the control file failed; empty where it did not."""
+        """Why the last read of the control file failed; empty if it succeeded."""
         self._stack = stack
         self._followed = -1
         self._version = 0
@@ -116,12 +116,12 @@ class RolloutSide:
         """Open the run in this folder and serve its newest version.
 
         Args:
-            urls: workers that draw, in the place of those of the run's settings.
-            worker: name for this side in the shards' provenance.
+            urls: inference workers to use instead of those in the run's settings.
+            worker: name of this side in the shards' metadata.
 
         Raises:
-            InputError: there is no such run, it is not at work, or what it plays with is not on this machine.
-            DataError: its control file, or something that it plays with, is damaged.
+            InputError: there is no such run, it is not training, or its model or state cache is not on this machine.
+            DataError: the control file, the state cache or the adapter is damaged.
         """
         paths = RunPaths(root.resolve())
         settings = side_settings(paths)
@@ -131,7 +131,7 @@ class RolloutSide:
         if (found := model_fingerprint(model)) != control.base_model:
             raise InputError(
                 f"run '{settings.run}' trains the model {control.base_model}, but '{settings.inference.model}' is {found} here: "
-                "bring the same model to this machine"
+                "copy the same model to this machine"
             )
         cache = await asyncio.to_thread(_cache, paths, settings)
         inference = settings.inference.model_copy(update={"urls": tuple(urls)} if urls else {})
@@ -141,11 +141,11 @@ class RolloutSide:
             host = EngineHost()
             stack.callback(host.close)
             engine = make_engine(inference, model)
-            stack.push_async_callback(_close_engine, host, engine)
+            stack.push_async_callback(lambda: host.run(engine.close()))
             await asyncio.wait_for(host.run(engine.start()), inference.start_timeout_s)
             tokens = Tokens(Codec(model), settings.prompts)
             frozen = await open_frozen(stack, paths, model, host, engine, tokens, settings.rollouts, inference)
-            playing = Playing(
+            resources = RolloutResources(
                 paths=paths,
                 model=model,
                 seed=settings.seed,
@@ -160,7 +160,7 @@ class RolloutSide:
                 max_policy_lag=settings.storage.max_policy_lag,
                 full_disk_wait_s=settings.pipeline.full_disk_wait_s,
             )
-            side = cls(playing, settings, stack.pop_all())
+            side = cls(resources, settings, stack.pop_all())
         try:
             await side.follow()
         except BaseException:
@@ -171,46 +171,46 @@ class RolloutSide:
 
     @property
     def version(self) -> int:
-        """Newest policy version that is served here."""
+        """The policy version that this side serves."""
         return self._version
 
     async def follow(self) -> Control:
-        """Look at the control file now, and serve what it says.
+        """Read the control file now and serve its version.
 
         Raises:
-            InputError: the run plays under other settings by now.
+            InputError: the run has other settings now.
             DataError: the control file or the adapter is damaged.
-            EngineError: the engine could not take the version.
+            EngineError: the engine could not load the version.
         """
-        return await self.playing.host.run(self._follow())
+        return await self.resources.host.run(self._follow())
 
     async def close(self) -> None:
-        """Free the engine; what is being played is given up."""
+        """Close the engine. Rollouts in flight are lost."""
         await self._stack.aclose()
 
     async def _follow(self) -> Control:
         self._changing = self._changing or asyncio.Lock()
         async with self._changing:
-            paths = self.playing.paths
+            paths = self.resources.paths
             control = await asyncio.to_thread(read_control, paths)
             if control.counter != self._followed:
                 if control.plays != self.settings.plays:
-                    raise InputError(f"run '{self.settings.run}' plays under other settings by now: begin its producers again")
+                    raise InputError(f"run '{self.settings.run}' has other settings now: start its producers again")
                 if control.version != self._version:
                     policy = await asyncio.to_thread(read_adapter, paths, control.version)
                     if policy != control.policy:
                         raise DataError(
-                            f"{policy.adapter} is not the adapter that {paths.control} names: wait for the next version"
+                            f"{policy.adapter} is not the adapter named in {paths.control}: wait for the next version"
                         )
-                    await self.playing.engine.publish(policy)
+                    await self.resources.engine.publish(policy)
                     self._version = control.version
-                await self.playing.engine.retire(control.oldest, self.playing.frozen.kept)
+                await self.resources.engine.retire(control.oldest, self.resources.frozen.kept)
                 self._followed = control.counter
             self.control, self.trouble = control, ""
             return control
 
     async def _follow_on(self) -> None:
-        """On a beat, so that long games are played on by new versions, too. A stretch looks for itself before it begins."""
+        """Follow every `FOLLOW_S` seconds, so that long games also use new versions. Each stretch follows before it starts."""
         while True:
             await asyncio.sleep(FOLLOW_S)
             try:
@@ -222,39 +222,39 @@ class RolloutSide:
 
 
 def check_wanted(paths: RunPaths, settings: SideSettings, control: Control) -> None:
-    """Refuse to play for a run that wants nothing.
+    """Check that the run needs rollouts.
 
     Raises:
-        InputError: it is done or stopped, or its control file is of other settings.
+        InputError: it is done or stopped, or its control file belongs to other settings.
     """
     if paths.summary.is_file() and control.stop:
-        raise InputError(
-            f"run '{settings.run}' has done its steps: there is nothing to play for; give it more with --steps first"
-        )
+        raise InputError(f"run '{settings.run}' has done all its steps and needs no rollouts: resume it with more --steps first")
     if control.stop:
-        raise InputError(f"run '{settings.run}' is not at work ({control.reason}): resume its training first")
+        raise InputError(f"run '{settings.run}' is not training ({control.reason}): resume it first")
     if control.plays != settings.plays:
-        raise InputError(f"{paths.control} is of other settings than {paths.settings}: resume the run's training first")
+        raise InputError(f"{paths.control} belongs to other settings than {paths.settings}: resume the run's training first")
 
 
-def producer_positions(playing: Playing, producer: str, first_group: int, count: int, version: int) -> list[tuple[Snapshot, str]]:
-    """Positions of a producer's start groups, and the power that the policy plays in each.
+def producer_positions(
+    resources: RolloutResources, producer: str, first_group: int, count: int, version: int
+) -> list[tuple[Snapshot, str]]:
+    """(snapshot, power that the policy plays) of each start group of a producer.
 
-    Drawn in rounds of a step's size, as the training flow draws its own, but under the producer's name: so two producers begin at
-    the same positions no more often than two steps do. A round is the same whenever it is drawn, but for what was learnt of
-    positions since.
+    Positions are drawn in rounds of a step's size, like the training flow's own, but seeded by the producer's name: two producers
+    share positions no more often than two steps do. A round is the same on each call, unless sampling is "learnable".
+
+    Args:
+        version: policy version up to whose step past spreads count.
     """
-    rollouts, size, spreads = playing.rollouts, playing.rollouts.start_groups, None
+    rollouts, size, spreads = resources.rollouts, resources.rollouts.start_groups, None
     if rollouts.sampling == "learnable":
-        spreads = playing.past_spreads.before(PRODUCER, version * size)
-    seed, found = seed_of("producer", producer, playing.seed), []
+        spreads = resources.past_spreads.before(PRODUCER, version * size)
+    seed, found = seed_of("producer", producer, resources.seed), []
     for number in range(first_group // size, (first_group + count - 1) // size + 1):
-        found += sample_start_positions(playing.cache.train, size, seed, number + 1, sampling=rollouts.sampling, spreads=spreads)
+        found += sample_start_positions(
+            resources.cache.train, size, seed, number + 1, sampling=rollouts.sampling, spreads=spreads
+        )
     return found[first_group % size :][:count]
-
-
-async def _close_engine(host: EngineHost, engine: Any) -> None:
-    await host.run(engine.close())
 
 
 def _model(paths: RunPaths, settings: SideSettings) -> Path:
@@ -263,9 +263,7 @@ def _model(paths: RunPaths, settings: SideSettings) -> Path:
     root = paths.root.parent / MODEL_FOLDER
     found = find_tiny(root, settings.tiny_model, settings.prompts)
     if found is None:
-        raise InputError(
-            f"the model of run '{settings.run}' is not in '{root}': share the whole folder of runs with this machine"
-        )
+        raise InputError(f"the model of run '{settings.run}' is not in '{root}': share the whole runs folder with this machine")
     return found.resolve()
 
 
@@ -273,5 +271,5 @@ def _cache(paths: RunPaths, settings: SideSettings) -> StateCache:
     root = paths.root.parent / CACHE_FOLDER
     found = find_cache(root, settings.cache)
     if found is None:
-        raise InputError(f"the state cache of run '{settings.run}' is not in '{root}': share the whole folder of runs")
+        raise InputError(f"the state cache of run '{settings.run}' is not in '{root}': share the whole runs folder")
     return open_cache(found, settings.cache)

@@ -1,7 +1,4 @@
-"""Where rollouts come from, as the flow sees it: something that takes start groups and has their shard published.
-
-A source may be this process, a Dask cluster or the shards of an earlier run; the flow keeps it busy and never asks which it is.
-"""
+"""The interface of rollout sources: this process, a Dask cluster, or the shards of an earlier run."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,24 +9,24 @@ from pipeline.play import RolloutReport
 
 @dataclass(frozen=True, slots=True, order=True)
 class Stretch:
-    """Start groups that one rollout task plays: they lie next to one another and belong to one step's positions."""
+    """Consecutive start groups that one rollout task plays. All start from the positions of one step."""
 
     first_group: int
-    """Number of the first."""
+    """Number of the first start group."""
     count: int
-    """How many."""
+    """Number of start groups."""
     step: int
-    """The step whose positions they begin from: numbers and positions belong together, whichever step trains on the rows."""
+    """The step whose positions they start from. Any step may train on the rows."""
     after: Path | None = None
-    """A step's ledger, without which nothing of it is published: what that step chooses from does not depend on who is faster."""
+    """Ledger of a step. The shard is published only once this file exists, so it cannot change what that step selects."""
 
 
 class RolloutSource(Protocol):
     """Plays start groups and publishes them."""
 
     async def play(self, stretch: Stretch) -> RolloutReport:
-        """Have the shards of `stretch` published by the time this returns; what is published already is not played again.
+        """Play and publish the start groups of `stretch`, except those already published.
 
-        Cancelling the call gives up what is not published yet. Two calls for one stretch are harmless: the first shard stands.
+        A cancelled call publishes nothing more. Two calls for one stretch are harmless: the first published shard counts.
         """
         ...

@@ -1,6 +1,6 @@
-"""The settings tree of a run: each room's settings under its name, checked against one another.
+"""The settings tree of a run: the settings of each room under its name, and checks across rooms.
 
-Layers, later ones win: a preset, then TOML files, then command-line flags. The resolved tree is written beside the run.
+Layers, later ones win: a preset, TOML files, command-line flags. The resolved tree is written to the run's folder.
 """
 
 import json
@@ -34,84 +34,81 @@ from training.loss_name import check_loss_name
 from training.settings import TinyModelSettings, TrainingSettings
 
 CACHE_FOLDER, MODEL_FOLDER = "_state_cache", "_models"
-"""Beside the runs, under `runs_root`: state caches, and models made on the spot."""
+"""Folders under `runs_root`: state caches, and models made on this machine."""
 _PRESETS = Path(__file__).with_name("presets")
 
 
 class PipelineSettings(BaseModel):
-    """How rollouts and training are interleaved, and what Prefect is told."""
+    """How rollouts and training overlap, and how Prefect runs them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     buffer_depth: Annotated[int, Field(ge=0, le=64)] = 2
-    """Steps of rollouts in flight while the trainer trains; 0 alternates the two: no policy lag."""
+    """Steps of rollouts in flight while the trainer trains; 0: rollouts and training alternate, without policy lag."""
     ready_groups_max: Annotated[int, Field(ge=0)] = 0
-    """Advantage groups left ready for later steps at which rollouts pause: none run ahead, and every other step plays none of its
-    own. 0: no bound; a step plays about as much as it trains on anyway."""
+    """Ready advantage groups at which rollouts ahead pause; a deterministic run then plays in every other step only; 0: no
+    limit."""
     full_disk_wait_s: Annotated[float, Field(ge=0)] = 60.0
-    """Seconds for which finished rollouts wait in memory for room on a full disk, before the run ends, to be resumed."""
+    """Seconds for which finished rollouts wait for space on a full disk before the run ends; it can be resumed."""
     deterministic: bool = False
-    """One rollout task a step and nothing decided by measured time, so that a seed repeats a whole CPU run. Needs a buffer_depth
-    of 0, or of 1: the next step's rollouts are then all of the version before the one in training, whoever is faster."""
+    """Decide nothing by measured time, so that two CPU runs with one seed are equal; needs a buffer_depth of 0 or 1."""
     groups_per_task: Annotated[int, Field(ge=0)] = 0
-    """Start groups per rollout task; 0: as many as keep Prefect's cost under 2 %, from measured times."""
+    """Start groups per rollout task; 0: enough to keep Prefect's cost under 2 %, from measured times."""
     producers_min: Annotated[int, Field(ge=0, le=64)] = 0
-    """Rollout producers on further workers that play for the run from its beginning."""
+    """Rollout producers that play on other workers from the start of the run."""
     producers_max: Annotated[int, Field(ge=0, le=64)] = 0
-    """Rollout producers that may be started while the trainer waits for rollouts; at least producers_min."""
+    """Rollout producers at most; more than producers_min are started while the trainer waits for rollouts."""
     task_runner: Literal["threads", "dask"] = "threads"
-    """Where the flow's own rollouts are played: beside it in its process, or by processes of a Dask cluster (extra `dask`), each
-    with an engine of its own or the workers of inference.urls."""
+    """Where the flow's own rollouts are played: in its process, or in processes of a Dask cluster (extra `dask`)."""
     dask_address: str = ""
-    """Address of a running Dask scheduler, such as 'tcp://10.0.0.5:8786', whose workers share the run's folder; empty: a cluster
-    on this machine, for as long as the run."""
+    """Address of a Dask scheduler whose workers share the run's folder; empty: a cluster on this machine for this run."""
     dask_workers: Annotated[int, Field(ge=1, le=256)] = 2
-    """Processes of the cluster on this machine; they share the cores that the trainer leaves."""
+    """Processes of the cluster on this machine; they share the cores not used by the trainer."""
     rollout_timeout_s: Annotated[float, Field(gt=0)] = 900.0
-    """Seconds until a rollout task is given up and retried."""
+    """Seconds after which a rollout task is cancelled and retried."""
     recoveries_max: Annotated[int, Field(ge=0, le=100)] = 3
-    """Times in a row that a deployment's run which was lost is started again at the same step, before an alert; 0: never."""
+    """Automatic restarts of a deployment's lost run at the same step before an alert; 0: none."""
 
 
 class RunSettings(BaseModel):
-    """Everything that shapes a training run."""
+    """All settings of a training run."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, title="Training run")
 
     run: Annotated[str, MAY_CHANGE] = ""
-    """Name of the run, its folder under `runs_root`; empty: model, seed and time."""
+    """Name of the run and of its folder under `runs_root`; empty: made from model, seed and time."""
     runs_root: Annotated[Path, MAY_CHANGE] = Path("runs")
-    """Folder of all runs, of the state caches and of made models."""
+    """Folder of all runs, state caches and made models."""
     seed: int = 0
-    """Seed of start positions, draws, opponents' dice and adapter weights."""
+    """Seed of start positions, draws, scripted players and adapter weights."""
     steps: Annotated[int, MAY_CHANGE, Field(ge=1)] = 200
     """Training steps; each publishes one policy version."""
     inference: InferenceSettings = InferenceSettings()
-    """The model that plays, and where."""
+    """The model and its engines."""
     tiny_model: TinyModelSettings = TinyModelSettings()
-    """Recipe of the model made on the spot, used where inference.model is 'tiny'."""
+    """Recipe of the small model, used if inference.model is 'tiny'."""
     cache: CacheSettings = CacheSettings()
-    """Frozen positions that forks start from."""
+    """The state cache: positions from which forks start."""
     prompts: PromptSettings = PromptSettings()
-    """How prompts and answers are written, in imitation, play and evaluation alike."""
+    """Format of prompts and completions."""
     rollouts: Annotated[RolloutSettings, MAY_CHANGE_IN_A_FORK] = RolloutSettings()
-    """What one step plays."""
+    """The rollouts of one step."""
     storage: Annotated[StorageSettings, MAY_CHANGE_IN_A_FORK] = StorageSettings()
     """Returns and the staleness budget."""
     training: Annotated[TrainingSettings, MAY_CHANGE_IN_A_FORK] = TrainingSettings()
     """The GRPO step."""
     evaluation: Annotated[EvaluationSettings, MAY_CHANGE] = EvaluationSettings()
-    """How strength is measured, before and after."""
+    """How playing strength is measured."""
     pipeline: Annotated[PipelineSettings, MAY_CHANGE] = PipelineSettings()
-    """How it is interleaved."""
+    """How rollouts and training overlap."""
     simulated: SimulatedSettings = SimulatedSettings()
-    """Rollouts that are replayed from an earlier run instead of being played, to measure everything but the engine."""
+    """Simulated rollouts, to measure everything except the engine."""
     telemetry: Annotated[TelemetrySettings, MAY_CHANGE] = TelemetrySettings()
-    """Where figures go."""
+    """Where metrics are written."""
     alerts: Annotated[AlertSettings, MAY_CHANGE] = AlertSettings()
-    """When the run calls for help, and how."""
+    """When and how alerts are sent."""
     retention: Annotated[RetentionSettings, MAY_CHANGE] = RetentionSettings()
-    """How long what grows is kept; a run at work lets old adapters go, `entente runs clean` all the rest."""
+    """How long files are kept; a run removes old adapters, `entente runs clean` everything else."""
 
     @model_validator(mode="before")
     @classmethod
@@ -125,7 +122,7 @@ class RunSettings(BaseModel):
 
     @property
     def threads(self) -> tuple[int, int]:
-        """CPU threads of engine and trainer."""
+        """CPU threads of (engine, trainer)."""
         return plan_threads(
             cores=usable_cores(),
             engine=self.inference.threads,
@@ -135,15 +132,15 @@ class RunSettings(BaseModel):
 
 
 def preset_names() -> list[str]:
-    """Presets that ship."""
+    """Names of the presets, sorted."""
     return sorted(file.stem for file in _PRESETS.glob("*.toml"))
 
 
 def layered_settings(preset: str, files: Iterable[Path] = (), overrides: Mapping[str, Any] | None = None) -> RunSettings:
-    """Settings from a preset, TOML files and overrides, in rising precedence, checked.
+    """Checked settings from a preset, TOML files and overrides; later layers win.
 
     Raises:
-        InputError: unknown preset, unreadable file, unknown or impossible setting, or settings that contradict each other.
+        InputError: unknown preset, unreadable file, unknown or invalid setting, or settings that contradict each other.
     """
     if preset not in preset_names():
         raise InputError(f"there is no preset '{preset}'; known: {', '.join(preset_names())}")
@@ -163,27 +160,27 @@ def layered_settings(preset: str, files: Iterable[Path] = (), overrides: Mapping
 def resumed_settings(
     files: Iterable[Path] = (), overrides: Mapping[str, Any] | None = None, *, fork: bool = False
 ) -> RunSettings:
-    """Settings of a run that is to go on: its own, with files and overrides laid over them.
+    """Checked settings of a resumed run: its stored settings, changed by files and overrides.
 
     Args:
-        fork: in a lineage of its own, where more may change.
+        fork: the run continues in a new lineage, where more settings may change.
 
     Raises:
-        InputError: no run is named, it is not there, or something that its rows and weights rest on would change.
+        InputError: no run is named, it does not exist, or a setting that may not change would change.
     """
-    wished: dict[str, Any] = {}
+    changes: dict[str, Any] = {}
     for layer in [*(read_settings_file(file) for file in files), overrides or {}]:
-        wished = _merged(wished, layer)
-    run, root = wished.get("run"), wished.get("runs_root", "runs")
+        changes = _merged(changes, layer)
+    run, root = changes.get("run"), changes.get("runs_root", "runs")
     if not run or not isinstance(run, str):
-        raise InputError("--resume goes on with a run that exists: name it with --run")
+        raise InputError("--resume continues an existing run: name it with --run")
     if not isinstance(root, str | Path):
         raise InputError(f"runs_root: input is not a path, got {root!r}")
     root = Path(root)
-    wished["run"] = run = resolve_run(root, run)
+    changes["run"] = run = resolve_run(root, run)
     stored = settings_of(RunPaths(root / check_name(run, "run")))
     try:
-        settings = RunSettings.model_validate(_merged(stored.model_dump(), {**wished, "runs_root": root}))
+        settings = RunSettings.model_validate(_merged(stored.model_dump(), {**changes, "runs_root": root}))
     except ValidationError as error:
         raise InputError(one_sentence(error)) from error
     check_resumed(stored, settings, fork=fork)
@@ -193,7 +190,7 @@ def resumed_settings(
 
 
 def changed_settings(stored: RunSettings, wanted: RunSettings) -> dict[str, list[Any]]:
-    """Settings that differ and shape rows or weights, by their dotted names: [before, after]."""
+    """Dotted name -> [before, after] of settings that differ and affect rows or weights."""
     before, after = _leaves(stored.model_dump(mode="json")), _leaves(wanted.model_dump(mode="json"))
     differ = (name for name in before | after if before.get(name) != after.get(name))
     return {name: [before.get(name), after.get(name)] for name in differ if _rule(name) is not MAY_CHANGE}
@@ -204,23 +201,23 @@ def _rule(name: str) -> ChangeRule:
 
 
 def check_resumed(stored: RunSettings, wanted: RunSettings, *, fork: bool = False) -> None:
-    """Refuse to go on with a run under settings that would make it another run, or in a `fork` would not fit its checkpoint.
+    """Check that a run may be resumed with the settings `wanted`; with `fork`, in a new lineage.
 
     Raises:
-        InputError: names the first such setting, both values, and the cure.
+        InputError: a setting changed that may not; names it and both values.
     """
     for name, (before, after) in changed_settings(stored, wanted).items():
         forkable = _rule(name) is MAY_CHANGE_IN_A_FORK
         if not (fork and forkable):
-            cure = "leave it out, go on in a lineage of its own with --fork-lineage NAME," if forkable else "leave it out,"
+            cure = "leave it out, continue in a new lineage with --fork-lineage NAME," if forkable else "leave it out,"
             raise InputError(
-                f"run '{stored.run}' was begun with {name} {before!r} and cannot go on with {after!r}: "
-                f"{cure} or begin another run"
+                f"run '{stored.run}' was started with {name} {before!r} and cannot continue with {after!r}: "
+                f"{cure} or start another run"
             )
 
 
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The tree's values by their dotted names."""
+    """Dotted name -> value."""
     found: dict[str, Any] = {}
     for key, value in tree.items():
         found |= _leaves(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
@@ -228,19 +225,19 @@ def _leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def settings_of(paths: RunPaths) -> RunSettings:
-    """The resolved settings of a run that exists; its name, its root and a model beside it are those of where it lies now.
+    """The resolved settings of an existing run. Its name, its root and the path of its model are adapted to its current folder.
 
     Raises:
-        InputError: there is no such run.
+        InputError: there is no such run, or its settings cannot be used.
     """
     if not paths.settings.is_file():
         others = sorted(path.parent.name for path in paths.root.parent.glob("*/settings.json"))
         there = f"; runs there: {', '.join(others[-5:])}" if others else ""
         raise InputError(f"there is no run in '{paths.root}': it has no settings.json{there}")
     try:
-        return _as_it_lies(_stored_settings(paths.settings, paths), paths)
+        return _relocated(_stored_settings(paths.settings, paths), paths)
     except ValidationError as error:
-        raise InputError(f"'{paths.settings}' is not of this version or was altered: {one_sentence(error)}") from error
+        raise InputError(f"'{paths.settings}' is not of this version or was changed: {one_sentence(error)}") from error
     except ValueError as error:
         raise InputError(f"'{paths.settings}' cannot be used: {error}") from error
 
@@ -249,8 +246,8 @@ def _stored_settings(file: Path, paths: RunPaths) -> RunSettings:
     return RunSettings.model_validate(without_removed(json.loads(file.read_bytes()), stored=paths.root.name))
 
 
-def _as_it_lies(settings: RunSettings, paths: RunPaths) -> RunSettings:
-    """Settings of a run that may have been copied from elsewhere."""
+def _relocated(settings: RunSettings, paths: RunPaths) -> RunSettings:
+    """The settings with paths adapted to the run's current folder, because a run may have been copied."""
     root, model = paths.root.parent, settings.inference.model
     if settings.runs_root.parts and Path(model).is_relative_to(settings.runs_root):
         copied = root / Path(model).relative_to(settings.runs_root)
@@ -260,27 +257,31 @@ def _as_it_lies(settings: RunSettings, paths: RunPaths) -> RunSettings:
 
 
 def settings_at(paths: RunPaths, step: int) -> RunSettings:
-    """The settings under which a step was, or will be, made: a run may have forked since."""
+    """The settings of a step's lineage; the run may have forked after the step.
+
+    Raises:
+        InputError: see `settings_of`.
+    """
     settings = settings_of(paths)
-    left = paths.ledger / lineage_at(paths, step) / "settings.json"
-    return _as_it_lies(_stored_settings(left, paths), paths) if left.is_file() else settings
+    file = paths.ledger / lineage_at(paths, step) / "settings.json"
+    return _relocated(_stored_settings(file, paths), paths) if file.is_file() else settings
 
 
 def check_settings(settings: RunSettings) -> None:
-    """Refuse settings that contradict one another, naming both values and the cure.
+    """Check that settings do not contradict each other.
 
     Raises:
-        InputError: they do.
+        InputError: names the settings, their values and the cure.
     """
     pipeline, storage = settings.pipeline, settings.storage
     if settings.run:
         check_run_name(settings.run)
     if "\0" in str(settings.runs_root):
-        raise InputError(f"runs_root {str(settings.runs_root)!r} cannot name a folder: no name holds a zero byte")
+        raise InputError(f"runs_root {str(settings.runs_root)!r} cannot name a folder: remove the zero byte")
     if pipeline.buffer_depth > storage.max_policy_lag:
         raise InputError(
             f"pipeline.buffer_depth {pipeline.buffer_depth} exceeds storage.max_policy_lag {storage.max_policy_lag}: "
-            f"rows would be rolled out to be thrown away; set buffer_depth to at most {storage.max_policy_lag}, "
+            f"rows would be too old to train on; set buffer_depth to at most {storage.max_policy_lag}, "
             "or raise max_policy_lag"
         )
     if pipeline.producers_min > pipeline.producers_max:
@@ -300,8 +301,8 @@ def check_settings(settings: RunSettings) -> None:
         )
     if pipeline.deterministic and pipeline.buffer_depth and pipeline.ready_groups_max:
         raise InputError(
-            f"pipeline.ready_groups_max {pipeline.ready_groups_max} would pause rollouts, which pipeline.deterministic with "
-            "pipeline.buffer_depth 1 begins before it is known what lies ready: set buffer_depth to 0, or ready_groups_max to 0"
+            f"pipeline.ready_groups_max {pipeline.ready_groups_max} cannot pause rollouts, because pipeline.deterministic with "
+            "pipeline.buffer_depth 1 starts them before ready groups are counted: set buffer_depth or ready_groups_max to 0"
         )
     for name in {
         *settings.rollouts.scripted_opponents,
@@ -317,11 +318,11 @@ def check_settings(settings: RunSettings) -> None:
         )
     _check_slots(settings)
     _check_simulated(settings)
-    _ = settings.threads
+    _ = settings.threads  # raises InputError if they do not fit the cores
 
 
 def check_objective(settings: RunSettings) -> None:
-    """Refuse a loss or a reward that is neither ours nor brought by an installed package; a loss is not loaded for this.
+    """Check that the loss and the reward components exist, here or in an installed package. The loss is not loaded.
 
     Raises:
         InputError: names it, its package if there is one, and the cure.
@@ -337,11 +338,11 @@ def _check_simulated(settings: RunSettings) -> None:
     check_name(source, "simulated.from_run")
     if rate > LEARNING_RATE_MAX:
         raise InputError(
-            f"simulated.from_run replays what the base drew, and training.learning_rate {rate:g} would train another policy: "
+            f"simulated.from_run replays rows of the base model, but training.learning_rate {rate:g} would change the policy: "
             f"set learning_rate to at most {LEARNING_RATE_MAX:g}"
         )
     if settings.inference.urls or settings.inference.evaluation_urls:
-        raise InputError("simulated.from_run does without an engine: leave inference.urls and inference.evaluation_urls out")
+        raise InputError("simulated.from_run uses no engine: leave inference.urls and inference.evaluation_urls out")
 
 
 def _check_slots(settings: RunSettings) -> None:
@@ -362,7 +363,7 @@ def _check_slots(settings: RunSettings) -> None:
 
 
 def one_sentence(error: ValidationError) -> str:
-    """The first complaint of pydantic, with the setting's dotted name; how many more there are."""
+    """Pydantic's first error with the setting's dotted name, and the number of further errors."""
     first, *others = error.errors()
     name = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
@@ -370,7 +371,7 @@ def one_sentence(error: ValidationError) -> str:
         meant = " or ".join(similar_names(name, known))
         text = f"there is no setting '{name}'" + (f"; did you mean {meant}?" if meant else "")
     elif first["type"] == "value_error":
-        # A settings class's own rule says it all; the whole table that it looked at would only drown it.
+        # The message of a settings class's own check is enough. The input would be the whole table.
         text = f"{name}: {first.get('ctx', {}).get('error', first['msg'])}".removeprefix(": ")
     else:
         text = f"{name}: {first['msg'][0].lower()}{first['msg'][1:]}, got {first.get('input')!r}"

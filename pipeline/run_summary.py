@@ -1,4 +1,4 @@
-"""The summary of a run: the figures that `summary.json` keeps and the command line prints."""
+"""The summary of a run: the figures in `summary.json`, which the command line prints."""
 
 from typing import Any
 
@@ -10,7 +10,14 @@ from storage.totals import Totals
 def run_summary(
     settings: RunSettings, totals: Totals, scores: dict[str, Score], orchestration_share: float, wall_s: float
 ) -> dict[str, Any]:
-    """A finished run in figures. What was played and trained is counted from the run's files, whichever process made them."""
+    """Figures of a finished run.
+
+    Args:
+        totals: counted from the run's files, whichever process wrote them.
+        scores: by label, such as "base" or "trained_vs_mover".
+        orchestration_share: share of the steps' time spent in Prefect and the flow, from 0 to 1.
+        wall_s: seconds of the run.
+    """
     summary: dict[str, Any] = {}
     if settings.simulated.from_run:
         summary["simulated_from"] = settings.simulated.from_run

@@ -1,7 +1,6 @@
-"""What W&B shows of a step beside its figures: a game that was sampled for it, with boards, what workers said of themselves, and
-what workers and trainer logged.
+"""Tables of a step for W&B: a sampled game with boards, readings of workers, and logs of workers and trainer.
 
-Never: send anything, or read more than one game of one shard and the ends of a few files.
+Only one game of one shard and the ends of a few files are read.
 """
 
 import json
@@ -19,9 +18,9 @@ from storage.shards import open_plies
 from telemetry.wandb_run import Picture, Table
 
 WORKER_LINES = 200
-"""Newest readings of workers, and newest lines of their logs, that are shown."""
+"""Number of newest readings of workers, and of newest lines of their logs."""
 TRAINER_LINES = 50
-"""Newest lines of the trainer's log that are shown."""
+"""Number of newest lines of the trainer's log."""
 _TAIL_BYTES = 1 << 20
 _GAME = (
     "step", "policy version", "start group", "fork", "phase", "power", "orders", "others' orders", "results", "return", "board",
@@ -30,7 +29,7 @@ _ONE_GAME = ("shard", "start_group", "fork")
 
 
 def step_tables(paths: RunPaths, step: int) -> list[Table]:
-    """The tables of a step that was trained."""
+    """The tables of a trained step."""
     tables = [Table(name="sampled_game", columns=_GAME, rows=_sampled_game(paths, step))]
     if readings := _readings(paths.workers):
         tables.append(Table(name="workers", columns=("time", "worker", "series", "value"), rows=readings))
@@ -40,7 +39,7 @@ def step_tables(paths: RunPaths, step: int) -> list[Table]:
 
 
 def _sampled_game(paths: RunPaths, step: int) -> list[list[Any]]:
-    """The decisions of one fork that the step trained on, in its order: of the first row's, whose rows come by chance."""
+    """The decisions of the first row's fork that the step trained on, in game order. The ledger's order is random."""
     rows = read_ledger(paths, lineage_at(paths, step), step)
     if rows is None or not rows.num_rows:
         return []
@@ -60,12 +59,12 @@ def _decision(step: int, row: dict[str, Any], ply: dict[str, Any]) -> list[Any]:
     orders = all_orders.get(power, [])
     others = "; ".join(f"{other}: {', '.join(given)}" for other, given in all_orders.items() if other != power and given)
     mine = {" ".join(order.split()[:2]) for order in orders}
-    said = "; ".join(f"{unit}: {', '.join(map(str, told))}" for unit, told in results.items() if unit in mine and told)
+    own_results = "; ".join(f"{unit}: {', '.join(map(str, found))}" for unit, found in results.items() if unit in mine and found)
     who = f"policy:{row['policy_version']}"
     board = Board.restore(make_snapshot(ply["position"], ply["phase"], source=who, game_id=ply["snapshot_id"], seed=0))
     drawn = draw_board(board, {power: orders}, frame=frame_around(order_locations(board, power, orders)))
     return [
-        step, row["policy_version"], row["start_group"], row["fork"], ply["phase"], power, "; ".join(orders), others, said,
+        step, row["policy_version"], row["start_group"], row["fork"], ply["phase"], power, "; ".join(orders), others, own_results,
         row["return"], Picture(drawn),
     ]  # fmt: skip
 
@@ -76,21 +75,23 @@ def _readings(file: Path) -> list[list[Any]]:
 
 
 def _logged(paths: RunPaths) -> list[list[Any]]:
-    """(time, worker, level, text) of the newest lines of the workers' logs, and of the trainer's: it tells no times, so they get
-    that of the newest."""
+    """(time, worker, level, text) of the newest log lines of workers and trainer.
+
+    The trainer's lines have no times, so all get the time of the newest.
+    """
     rows: list[list[Any]] = []
     for line in _tail(paths.worker_log, WORKER_LINES):
         try:
-            told = json.loads(line)
-            rows.append([float(told["time"]), str(told["worker"]), str(told["level"]), str(told["text"])])
-        except (ValueError, KeyError, TypeError):  # the first of them was cut
+            entry = json.loads(line)
+            rows.append([float(entry["time"]), str(entry["worker"]), str(entry["level"]), str(entry["text"])])
+        except (ValueError, KeyError, TypeError):  # the first line may be incomplete
             continue
     lines = [line for line in _tail(paths.trainer_log, TRAINER_LINES) if line.strip()]
     return rows + [[paths.trainer_log.stat().st_mtime, "trainer", "", line] for line in lines]
 
 
 def _tail(file: Path, count: int) -> list[str]:
-    """The newest lines of a file that may be long, or not there."""
+    """The newest lines of a file; empty if there is no file."""
     if not file.is_file():
         return []
     with file.open("rb") as lines:
@@ -103,5 +104,5 @@ def _series(line: str) -> Iterable[list[Any]]:
         reading = json.loads(line)
         when, worker = float(reading.pop("time")), str(reading.pop("worker"))
         return [[when, worker, name, float(value)] for name, value in sorted(reading.items())]
-    except (ValueError, KeyError, TypeError, AttributeError):  # the first of them was cut
+    except (ValueError, KeyError, TypeError, AttributeError):  # the first line may be incomplete
         return []

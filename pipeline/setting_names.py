@@ -1,4 +1,4 @@
-"""Names of settings: which of a run's settings matter first, and which one a misspelled name probably means."""
+"""Names of settings: the twenty most important ones, and suggestions for a misspelled name."""
 
 from collections.abc import Collection, Iterator
 from difflib import SequenceMatcher
@@ -29,10 +29,10 @@ FIRST_SETTINGS = (
 )
 """The twenty settings that `entente train --help` and Prefect's form of a training run show first, in this order."""
 
-_ALIKE = 0.6
-"""Least likeness of two last parts that is worth a question; `SequenceMatcher.ratio`, of 1."""
-_SHOWN = 3
-"""Places that are named where several sections have a setting of the name."""
+_SIMILARITY_MIN = 0.6
+"""Lowest similarity of two last parts for a suggestion (`SequenceMatcher.ratio`, 0 to 1)."""
+_SUGGESTIONS_MAX = 3
+"""Suggestions at most, if several sections have a setting of that name."""
 
 
 def setting_names(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
@@ -45,24 +45,24 @@ def setting_names(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 
 def similar_names(name: str, known: Collection[str]) -> list[str]:
-    """The known settings, or the section, that `name` most resembles; none where nothing is alike enough.
+    """The known settings or the section most similar to `name`; empty if none is similar enough.
 
-    A setting of exactly that name in another section comes before one that is spelled a little differently.
+    A setting with exactly that last part in another section ranks before a similar spelling.
     """
     sections = {each.rpartition(".")[0] for each in known} - {""}
     section, _, last = name.rpartition(".")
 
-    def likeness(other: str) -> tuple[float, float]:
+    def similarity(other: str) -> tuple[float, float]:
         its_section, _, its_last = other.rpartition(".")
-        return _likeness(last, its_last), _likeness(section, its_section)
+        return _similarity(last, its_last), _similarity(section, its_section)
 
-    ranked = sorted(sorted({*known, *sections} - {name}), key=likeness, reverse=True)
-    if not ranked or likeness(ranked[0])[0] < _ALIKE:
+    ranked = sorted(sorted({*known, *sections} - {name}), key=similarity, reverse=True)
+    if not ranked or similarity(ranked[0])[0] < _SIMILARITY_MIN:
         return []
-    return [each for each in ranked if each.rpartition(".")[2] == last][:_SHOWN] or ranked[:1]
+    return [each for each in ranked if each.rpartition(".")[2] == last][:_SUGGESTIONS_MAX] or ranked[:1]
 
 
-def _likeness(one: str, other: str) -> float:
-    """1 for equal words; a word that begins the other is alike enough to be asked about."""
+def _similarity(one: str, other: str) -> float:
+    """1 for equal words; at least _SIMILARITY_MIN if `one` is a prefix of `other`."""
     ratio = SequenceMatcher(None, one, other).ratio()
-    return max(ratio, _ALIKE) if one and other.startswith(one) else ratio
+    return max(ratio, _SIMILARITY_MIN) if one and other.startswith(one) else ratio

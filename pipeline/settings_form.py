@@ -1,6 +1,6 @@
-"""Run settings as a parameter of a flow: Prefect's form shows the twenty that matter first, and the rest below `more`.
+"""Run settings as a flow parameter: Prefect's form shows the twenty most important ones, and the others under `more`.
 
-Both places may be filled, and a whole tree without `more` stays valid, so stored parameters of earlier runs do too.
+A setting may be given in its usual place or under `more`. A tree without `more` is valid, so stored parameters stay valid.
 """
 
 from collections.abc import Mapping
@@ -16,31 +16,31 @@ from pipeline.setting_names import FIRST_SETTINGS
 MORE = "more"
 
 
-def unfolded(given: Any) -> Any:
-    """Parameters as a form has them, as one tree; what is no mapping stays as it is.
+def merge_more(given: Any) -> Any:
+    """The settings tree of a form's parameters, without `more`. A value that is no mapping is returned unchanged.
 
     Raises:
-        ValueError: a setting stands in both places, with two values.
+        ValueError: a setting has different values in its usual place and under `more`.
     """
     if not isinstance(given, Mapping) or not isinstance(given.get(MORE), Mapping):
         return given
-    return _both({name: value for name, value in given.items() if name != MORE}, given[MORE])
+    return _merge({name: value for name, value in given.items() if name != MORE}, given[MORE])
 
 
-def _both(one: Mapping[str, Any], other: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _merge(one: Mapping[str, Any], other: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     tree = dict(one)
     for name, value in other.items():
         if isinstance(tree.get(name), Mapping) and isinstance(value, Mapping):
-            tree[name] = _both(tree[name], value, f"{prefix}{name}.")
+            tree[name] = _merge(tree[name], value, f"{prefix}{name}.")
         elif name in tree and tree[name] != value:
-            raise ValueError(f"{prefix}{name} is {tree[name]!r}, and {value!r} below '{MORE}': give it once")
+            raise ValueError(f"{prefix}{name} is {tree[name]!r}, and {value!r} under '{MORE}': give it once")
         else:
             tree[name] = value
     return tree
 
 
-def folded(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """A whole tree as the form has it: what it does not show first lies below `more`. The inverse of `unfolded`."""
+def split_more(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """A settings tree in the form's layout, with less important settings under `more`. The inverse of `merge_more`."""
     first: dict[str, Any] = {}
     more: dict[str, Any] = {}
     for name, value in tree.items():
@@ -56,9 +56,9 @@ def folded(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Form:
-    """The JSON schema of such a parameter; Prefect's form sorts what it shows by `position`.
+    """The JSON schema of the parameter. Prefect's form sorts properties by `position`.
 
-    What stands below `more` is accepted in its usual place too, by `patternProperties`, which the form does not show.
+    `patternProperties`, which the form does not show, also accepts the settings under `more` in their usual places.
     """
 
     def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
@@ -70,13 +70,13 @@ class _Form:
         shown, more, hidden = {}, {}, {}
         for section, schema in whole["properties"].items():
             inner = handler.resolve_ref_schema(schema) if "$ref" in schema else schema
-            said = {"title": section.replace("_", " ").title(), "description": schema.get("description", "")}
+            heading = {"title": section.replace("_", " ").title(), "description": schema.get("description", "")}
             if "properties" not in inner:
                 (shown if section in firsts else more)[section] = schema
             elif section in firsts:
-                shown[section] = _part(inner, firsts[section], others_too=True) | said
+                shown[section] = _part(inner, firsts[section], others_too=True) | heading
                 rest = [name for name in inner["properties"] if name not in firsts[section]]
-                more[section] = _part(inner, rest) | said
+                more[section] = _part(inner, rest) | heading
             else:
                 more[section] = schema
             if section not in firsts:
@@ -85,30 +85,30 @@ class _Form:
         shown[MORE] = {
             "type": "object",
             "title": "All Other Settings",
-            "description": "Left as they are, these are the defaults of every setting.",
-            "properties": _placed(more),
+            "description": "All other settings, with their defaults.",
+            "properties": _number_properties(more),
             "additionalProperties": False,
         }
         return {name: value for name, value in whole.items() if name != "properties"} | {
-            "properties": _placed(shown),
+            "properties": _number_properties(shown),
             "patternProperties": hidden,
         }
 
 
 def _part(schema: JsonSchemaValue, names: list[str], *, others_too: bool = False) -> JsonSchemaValue:
-    """The schema of a section with these settings alone; `others_too` accepts the others without showing them."""
+    """The schema of a section with only these settings. With `others_too` the others are accepted but not shown."""
     every = schema["properties"]
     part = {name: value for name, value in schema.items() if name not in ("properties", "default")}
-    part["properties"] = _placed({name: every[name] for name in names})
+    part["properties"] = _number_properties({name: every[name] for name in names})
     if others_too:
         part["patternProperties"] = {f"^{name}$": value for name, value in every.items() if name not in names}
     return part
 
 
-def _placed(properties: Mapping[str, JsonSchemaValue]) -> dict[str, JsonSchemaValue]:
-    """The properties in this order, as the form reads it."""
+def _number_properties(properties: Mapping[str, JsonSchemaValue]) -> dict[str, JsonSchemaValue]:
+    """The properties with their positions in the form."""
     return {name: {**value, "position": place} for place, (name, value) in enumerate(properties.items())}
 
 
-SettingsParameter = Annotated[RunSettings, BeforeValidator(unfolded), _Form()]
-"""What a flow that takes run settings declares."""
+SettingsParameter = Annotated[RunSettings, BeforeValidator(merge_more), _Form()]
+"""Type of a flow's parameter for run settings."""

@@ -1,4 +1,4 @@
-"""Every setting of a run, as the classes that own them tell it: for `entente settings` and docs/settings.md."""
+"""The reference of all settings, generated from the settings classes for `entente settings` and docs/settings.md."""
 
 import re
 from collections.abc import Iterator
@@ -17,19 +17,19 @@ class Setting:
     """One setting."""
 
     name: str
-    """Dotted, as in a file, a flag or the SQL of a run."""
+    """Dotted name, as in a file or a flag."""
     kind: str
-    """What it takes, in a few words."""
+    """Type and bounds in words."""
     default: str
-    """As TOML would have it."""
-    says: str
-    """Its docstring, on one line."""
+    """The default in TOML."""
+    description: str
+    """The field's docstring on one line."""
     changes: ChangeRule
-    """When a run that goes on may be given another value."""
+    """When a resumed run may change it."""
 
 
 def settings_in(model: type[BaseModel] = RunSettings, prefix: str = "") -> Iterator[Setting]:
-    """Every setting below a class, in the order in which they are written."""
+    """All settings of a class, nested ones included, in the order of declaration."""
     for name, field in model.model_fields.items():
         inner = field.annotation
         if isinstance(inner, type) and issubclass(inner, BaseModel):
@@ -39,13 +39,13 @@ def settings_in(model: type[BaseModel] = RunSettings, prefix: str = "") -> Itera
             name=prefix + name,
             kind=_kind(field),
             default=_toml(field.get_default(call_default_factory=True)),
-            says=" ".join((field.description or "").split()),
+            description=" ".join((field.description or "").split()),
             changes=change_rule(RunSettings, [*prefix.split(".")[:-1], name]),
         )
 
 
 def value_at(settings: RunSettings, name: str) -> str:
-    """The value of the setting with this dotted name, as TOML would have it."""
+    """The value of the setting with this dotted name, in TOML."""
     value: Any = settings
     for part in name.split("."):
         value = getattr(value, part)
@@ -53,28 +53,28 @@ def value_at(settings: RunSettings, name: str) -> str:
 
 
 def reference() -> str:
-    """docs/settings.md: a table for each room's settings, with what each class says of itself."""
+    """The text of docs/settings.md: a table per section, under the docstring of its class."""
     parts = [_HEAD]
     rows = [setting for setting in settings_in() if "." not in setting.name]
     parts += ["## The run itself", _table(rows, cut=0)]
     for name, field in RunSettings.model_fields.items():
         inner = field.annotation
         if isinstance(inner, type) and issubclass(inner, BaseModel):
-            said = " ".join((inner.__doc__ or field.description or "").split())
-            parts += [f"## `{name}`", said, _table(list(settings_in(inner, f"{name}.")), cut=len(name) + 1)]
+            heading = " ".join((inner.__doc__ or field.description or "").split())
+            parts += [f"## `{name}`", heading, _table(list(settings_in(inner, f"{name}.")), cut=len(name) + 1)]
     return "\n\n".join(parts) + "\n"
 
 
 _HEAD = """# Settings
 
-Every setting of a training run. This page is written by `entente settings --markdown`, from the docstrings of the classes that
-own them, and a test holds the two together.
+All settings of a training run. `entente settings --markdown` writes this page from the docstrings of the settings classes. A test
+compares the two.
 
 Layers, later ones win: a preset (`--preset`), TOML files (`--config`), flags. A dotted name is a flag with dashes
 (`--rollouts.forks-per-group 16`), a place in a TOML file (`[rollouts]`, `forks_per_group = 16`) and a name in a deployment's
-parameters. `entente train --help` shows the twenty settings that matter first, as the preset has them, and `--help-all` all of
-them. `entente settings --preset laptop` prints what a preset comes to. A setting marked ↻ may change when a run is resumed, one
-marked ⑂ only in a lineage of its own (`--fork-lineage`), any other never."""
+parameters. `entente train --help` shows the twenty most important settings with the preset's values, and `--help-all` all of
+them. `entente settings --preset laptop` prints all values of a preset. A setting marked ↻ may change when a run is resumed. One
+marked ⑂ may change only in a new lineage (`--fork-lineage`). Any other may not change."""
 
 
 _MARKS = {ChangeRule.ON_RESUME: " ↻", ChangeRule.IN_A_FORK: " ⑂", ChangeRule.NEVER: ""}
@@ -84,7 +84,7 @@ def _table(settings: list[Setting], cut: int) -> str:
     lines = ["|setting|takes|default| |", "|---|---|---|---|"]
     for each in settings:
         mark = _MARKS[each.changes]
-        cells = [f"`{each.name[cut:]}`{mark}", each.kind, f"`{each.default}`", each.says]
+        cells = [f"`{each.name[cut:]}`{mark}", each.kind, f"`{each.default}`", each.description]
         lines.append("|" + "|".join(cell.replace("|", r"\|") for cell in cells) + "|")
     return "\n".join(lines)
 

@@ -1,7 +1,4 @@
-"""The figures of a step, put together from what rollouts, trainer, engine and clocks report.
-
-Owns the running sums of a run; decides nothing.
-"""
+"""Collects the metrics of a step from rollouts, trainer, engine and clocks."""
 
 import os
 import time
@@ -11,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from inference.engine import EngineStats, ScrapedEngine, TroubledEngine
-from pipeline.controller import Seen
+from pipeline.controller import StepObservation
 from pipeline.play import EngineWork
 from pipeline.resources import Resources
 from pipeline.rollout_queue import StepRollouts
@@ -21,27 +18,27 @@ from training.messages import TrainedStep
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetStatus:
-    """Who plays for a run beside its own process."""
+    """Rollout producers of a run beside its own process."""
 
     asked: int
-    """Producers that there should be."""
+    """Target number of producers."""
     alive: int
-    """At work according to their own status files, whoever started them."""
+    """Producers at work according to their status files, whoever started them."""
     starting: int
-    """Started, with no status file yet."""
+    """Producers started that have no status file yet."""
     lost: int
-    """Since the fleet was opened: ended without saying so, or failed."""
+    """Producers that failed or ended without a final status since the fleet was opened."""
     published: int
-    """Start groups that producers have published, over all their lives."""
+    """Start groups that producers have published in total."""
     in_flight: int
-    """Start groups that they play now."""
+    """Start groups that producers play now."""
 
 
 class StepClock:
-    """Begins with the first step; `end_step` closes a step and begins the next."""
+    """Measures steps. Create it when the first step starts; `end_step` ends a step and starts the next."""
 
     def __init__(self, resources: Resources, stats: EngineStats) -> None:
-        """`stats`: the engine's counts as the first step begins."""
+        """`stats`: the engine's counts at the start of the first step."""
         self._resources = resources
         self._step_began = time.monotonic()
         self._stats = stats
@@ -51,11 +48,11 @@ class StepClock:
 
     @property
     def orchestration_share(self) -> float:
-        """Share of all these steps' wall time that was neither rollouts, trainer nor publishing: Prefect and the flow."""
+        """Share of the steps' wall time spent in Prefect and the flow: neither rollouts, training nor publishing."""
         return self._orchestration_s / self._steps_s if self._steps_s else 0.0
 
     async def end_step(self, rolled: StepRollouts, trained: TrainedStep) -> dict[str, float]:
-        """All registered figures of the step that ends now."""
+        """All registered metrics of the step that ends now."""
         began, now = self._step_began, time.monotonic()
         self._step_began = now
         figures = trained.metrics | self._times(rolled, began, now) | await self._rollout_figures(rolled, began, now)
@@ -94,10 +91,9 @@ class StepClock:
         return times
 
     async def _rollout_figures(self, rolled: StepRollouts, began: float, now: float) -> dict[str, float]:
-        """Counts of what came in for this step, and the flow's engine's own counts over the step's wall time.
+        """Metrics of the rollouts received for this step, and of the flow's engine during the step.
 
-        What nobody counted is absent: a step for which nothing came in has no figures of rollouts, and an engine that drew
-        nothing, because rollouts are played elsewhere or none is left to play, has none of its own.
+        Without received rollouts their metrics are absent. If the flow's engine drew nothing, its metrics are absent.
         """
         reports = rolled.reports
         after = await self._resources.host.run(self._resources.engine.stats())
@@ -121,7 +117,7 @@ class StepClock:
 
 
 def _token_figures(work: Sequence[EngineWork], seconds: float) -> dict[str, float]:
-    """Tokens of the decisions that came in over `seconds`; {} where no engine drew any."""
+    """Token metrics of the decisions received within `seconds`; empty if no engine drew any."""
     if not work:
         return {}
     prompt, cached = sum(each.prompt_tokens for each in work), sum(each.cached_tokens for each in work)
@@ -140,29 +136,29 @@ def _token_figures(work: Sequence[EngineWork], seconds: float) -> dict[str, floa
 
 
 def _events(resources: Resources) -> dict[str, int]:
-    """What went wrong with engines or workers so far, and was mended."""
+    """Counts of failures of engines or workers that were recovered from."""
     engine = resources.engine
     return engine.events() if isinstance(engine, TroubledEngine) else {}
 
 
-def seen_in(figures: Mapping[str, float]) -> Seen:
-    """What a step's figures say to the controller of the queue."""
-    ready, took = figures.get("queue/ready", 0.0), figures.get("train/start_groups", 0.0)
-    return Seen(
+def observe_step(figures: Mapping[str, float]) -> StepObservation:
+    """The controller's observation of a step, from the step's metrics."""
+    ready, trained = figures.get("queue/ready", 0.0), figures.get("train/start_groups", 0.0)
+    return StepObservation(
         waited_share=figures["time/rollout_wait_s"] / max(figures["time/step_s"], 1e-9),
         lag_max=figures.get("train/policy_lag_max", 0.0),
         expired=figures["queue/expired"],
-        ready=max(0, int(ready - took)),
+        ready=max(0, int(ready - trained)),
     )
 
 
-def producer_figures(standing: FleetStatus) -> dict[str, float]:
-    """Registered figures of rollout producers, where there is or should be one."""
-    if not (standing.asked or standing.alive or standing.published):
+def producer_figures(fleet: FleetStatus) -> dict[str, float]:
+    """Registered metrics of rollout producers; empty if the run has none."""
+    if not (fleet.asked or fleet.alive or fleet.published):
         return {}
     return {
-        "queue/producers": float(standing.alive),
-        "queue/producers_asked": float(standing.asked),
-        "queue/producers_lost": float(standing.lost),
-        "queue/in_flight_elsewhere": float(standing.in_flight),
+        "queue/producers": float(fleet.alive),
+        "queue/producers_asked": float(fleet.asked),
+        "queue/producers_lost": float(fleet.lost),
+        "queue/in_flight_elsewhere": float(fleet.in_flight),
     }

@@ -1,7 +1,7 @@
-"""Which start groups a rollout task takes: how many at a time, and by which numbers.
+"""Assigns start groups to rollout tasks: how many per task, and with which numbers.
 
-Numbers are handed out once and in order; those that were given back, because nothing was published under them, go first. A number
-says from which step's positions it begins, so it means the same position whenever it is played.
+Numbers are assigned in ascending order. Numbers that were given back because nothing was published under them are assigned again
+first. A number determines the step whose positions it starts from, so it always means the same position.
 """
 
 import heapq
@@ -15,24 +15,24 @@ from storage.runs import RunPaths
 from storage.shards import SHARD_NAME, coverage
 
 ROLLOUT_RETRIES = 2
-"""Retries of a rollout task; its shard's name makes a second success harmless."""
+"""Retries of a rollout task. A second success is harmless, because its shard's name is taken."""
 TASK_COST_S = 0.026
-"""What Prefect adds to a task, seconds: measured with the ephemeral server; see docs/architecture.md."""
+"""Seconds that Prefect adds to a task, measured with the temporary server; see docs/architecture.md."""
 TASK_COST_SHARE = 0.02
-"""Share of a task's time that this may be."""
+"""Largest share of a task's time that Prefect's cost may be."""
 LOOK_BACK_STEPS = 8
-"""Steps' worth of numbers below the newest shard in which a resumed run looks for start groups that were never published."""
+"""Steps before the newest shard in which a resumed run searches for start groups that were never published."""
 
 
 def groups_per_task(start_groups: int, pipeline: PipelineSettings, group_s: float | None) -> int:
-    """Start groups that one rollout task takes.
+    """Number of start groups per rollout task.
 
     Args:
-        start_groups: of the step.
-        group_s: measured seconds of a start group; None before any was measured.
+        start_groups: number per step.
+        group_s: measured seconds per start group; None if none was measured.
 
     Returns:
-        all of them where a run must repeat or nothing is measured yet; else as many as make Prefect's cost a small share.
+        all of a step if the run is deterministic or nothing was measured; otherwise enough to make Prefect's cost a small share.
     """
     if pipeline.groups_per_task:
         return min(start_groups, pipeline.groups_per_task)
@@ -41,21 +41,21 @@ def groups_per_task(start_groups: int, pipeline: PipelineSettings, group_s: floa
     return min(start_groups, max(1, math.ceil(TASK_COST_S / TASK_COST_SHARE / group_s)))
 
 
-class Numbers:
-    """Hands out start-group numbers."""
+class GroupNumbers:
+    """Assigns start-group numbers."""
 
     def __init__(self, start_groups: int, family: int = 1) -> None:
         """
         Args:
-            start_groups: of a step; positions are drawn for so many numbers at a time.
-            family: start groups that are played together, from a multiple of that number.
+            start_groups: number per step.
+            family: number of start groups that are played together; the first number of a family is a multiple of it.
         """
         self._start_groups, self._family = start_groups, family
         self._next = 0
         self._given_back: list[Stretch] = []
 
     def next(self, count: int) -> Stretch:
-        """At most `count` start groups next to one another, of one step's positions, whole families."""
+        """At most `count` consecutive start groups of one step."""
         if self._given_back:
             stretch = heapq.heappop(self._given_back)
             if stretch.count > count:
@@ -69,14 +69,14 @@ class Numbers:
         return Stretch(first, taken, step)
 
     def give_back(self, stretch: Stretch) -> None:
-        """Nothing was published under these numbers, or not all of it: they go out again before new ones."""
+        """Assign these numbers again, before new ones, because not all of them were published."""
         heapq.heappush(self._given_back, stretch)
 
     def resume(self, paths: RunPaths) -> tuple[str, ...]:
-        """Go on after the newest published number; gaps below it are given back.
+        """Continue after the newest published number. Unpublished numbers before it are assigned again.
 
         Returns:
-            sentences about damaged shards, which were set aside and whose groups are played again.
+            sentences about damaged shards, which are set aside; their start groups are played again.
         """
         published = [int(found[1]) for name in FILES.names(paths.shards / PRODUCER) if (found := SHARD_NAME.fullmatch(name))]
         if not published:
@@ -85,7 +85,7 @@ class Numbers:
         first = max(0, newest // self._start_groups - LOOK_BACK_STEPS) * self._start_groups
         found = coverage(paths, PRODUCER, first, newest - first + 1)
         end = max([newest + 1, *(shard.next_start_group for shard in found.published)])
-        # What is left of the newest step's positions after the last shard is handed out as usual.
+
         self._next = -(-end // self._family) * self._family
         for start, count in found.missing:
             for number in range(start, start + count):

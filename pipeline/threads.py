@@ -1,8 +1,7 @@
-"""CPU threads in one place, decided before torch is imported anywhere.
+"""Plans CPU threads before torch is imported.
 
-Processes that compute at the same time must together have no more threads than there are cores: OpenMP threads spin
-while they wait,
-and 2 + 2 threads on two cores cost three and a half times the time. Processes that alternate may each use every core.
+Processes that compute at the same time must not have more threads in total than there are cores. OpenMP threads spin while they
+wait: 2 + 2 threads on two cores took 3.5 times as long as 1 + 1. Processes that alternate may each use all cores.
 """
 
 import os
@@ -12,15 +11,15 @@ from telemetry.errors import InputError
 
 
 def plan_threads(*, cores: int, engine: int, trainer: int, overlap: bool) -> tuple[int, int]:
-    """Threads of engine and trainer.
+    """Threads of (engine, trainer).
 
     Args:
-        cores: cores this process may use.
-        engine, trainer: what the settings ask for; 0 means whatever fits.
+        cores: number of usable cores.
+        engine, trainer: threads from the settings; 0 means as many as fit.
         overlap: the two compute at the same time.
 
     Raises:
-        InputError: the wish does not fit the cores.
+        InputError: more threads are requested than the cores allow.
     """
     if not overlap:
         wanted = (engine or cores, trainer or cores)
@@ -42,15 +41,15 @@ def plan_threads(*, cores: int, engine: int, trainer: int, overlap: bool) -> tup
 
 
 def usable_cores() -> int:
-    """Cores that this process may use."""
+    """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def apply_threads(threads: int) -> None:
-    """Give this process, and those it starts, `threads` for torch, if torch is not loaded yet; what the user has set stands.
+    """Set the number of torch threads for this process and its children. Does nothing once torch is loaded.
 
-    Waiting threads sleep instead of spinning: beside any other load, spinning made a training step cost four times its CPU
-    seconds and more.
+    Variables that the user has set are kept. Waiting threads sleep instead of spinning: under other load, spinning made a
+    training step take four times its CPU seconds or more.
     """
     if "torch" not in sys.modules:
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))

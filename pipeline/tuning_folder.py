@@ -1,7 +1,7 @@
-"""What a tuning run measures on, and what it keeps: requests read from a run's shards, and results as Arrow files.
+"""The folder of a tuning run: requests from a run's shards, and results as Arrow files.
 
-Promise: a candidate's result is published whole, under a name that follows from the candidate's values; a second run finds it.
-A folder of results belongs to one set of requests and shared settings, and refuses any other.
+The name of a result file follows from the candidate's values, so a second run finds it. A result file is complete or absent. A
+folder belongs to one set of requests and shared settings; with others it is refused.
 """
 
 import json
@@ -30,10 +30,14 @@ CANDIDATES, LOGS = "candidates", "logs"
 
 
 def recorded_rows(paths: RunPaths, most: int, *, max_model_length: int) -> list[AskedRow]:
-    """Prompts and masks of a run's newest decisions, whole shards, in the order in which rollouts ask: by ply, then fork.
+    """Prompts and legal sets of a run's newest decisions, in the order of rollouts: by ply, then fork.
+
+    Args:
+        most: number of rows at most.
+        max_model_length: longest allowed row, tokens.
 
     Raises:
-        InputError: the run has no rows, or they are longer than the engine takes.
+        InputError: the run has no rows, or a row is too long.
     """
     found: list[tuple[tuple[int, ...], AskedRow]] = []
     shards = [
@@ -46,7 +50,7 @@ def recorded_rows(paths: RunPaths, most: int, *, max_model_length: int) -> list[
         try:
             found += [((number, *place), row) for place, row in _rows(open_shard(shard))]
         except DataError:
-            continue  # a damaged shard is the run's to tell of; others will do
+            continue  # other shards are enough; the run itself reports a damaged one
         if len(found) >= most:
             break
     if not found:
@@ -56,13 +60,13 @@ def recorded_rows(paths: RunPaths, most: int, *, max_model_length: int) -> list[
     rows = [row for _, row in islice(sorted(found, key=lambda pair: pair[0]), most)]
     if (longest := max(row.length for row in rows)) > max_model_length:
         raise InputError(
-            f"the run's decisions have up to {longest} tokens, but inference.max_model_length is {max_model_length}: raise that"
+            f"the run's decisions have up to {longest} tokens, but inference.max_model_length is {max_model_length}: raise it"
         )
     return rows
 
 
 def _rows(decisions: pa.Table) -> list[tuple[tuple[int, int, int], AskedRow]]:
-    """Rows of a shard, each with its place in the order of asking."""
+    """Rows of a shard, each with its sort key (ply, start group, fork)."""
     single = {name: decisions[name].to_pylist() for name in ("ply", "fork", "start_group", "prompt_len", "seed", "snapshot_id")}
     lists = {}
     for name in ("input_ids", "legal_ids", "legal_offsets"):
@@ -84,14 +88,14 @@ def _rows(decisions: pa.Table) -> list[tuple[tuple[int, int, int], AskedRow]]:
 
 
 def claim_folder(folder: Path, identity: dict[str, Any], rows: Callable[[], list[AskedRow]]) -> Path:
-    """Make the folder of these results, or go on with it; its file of requests.
+    """Make or reuse the folder for these results. Returns its file of requests.
 
     Args:
-        identity: what its results were, or are to be, measured on.
-        rows: the requests, asked for where the folder is new.
+        identity: what all results in the folder have in common.
+        rows: returns the requests; called if the folder has none yet.
 
     Raises:
-        InputError: it holds results of something else.
+        InputError: the folder contains results for another identity, or something else.
     """
     file, requests = folder / IDENTITY_FILE, folder / REQUESTS_FILE
     identity = json.loads(json.dumps(identity))
@@ -103,30 +107,33 @@ def claim_folder(folder: Path, identity: dict[str, Any], rows: Callable[[], list
         for name in sorted({*before, *identity}):
             if before.get(name) != identity.get(name):
                 raise InputError(
-                    f"'{folder}' holds results for {name.replace('_', ' ')} {_told(before.get(name))}, not "
-                    f"{_told(identity.get(name))}: give another --output, or remove the folder"
+                    f"'{folder}' has results for {name.replace('_', ' ')} {_shortened(before.get(name))}, not "
+                    f"{_shortened(identity.get(name))}: give another --output, or remove the folder"
                 )
     elif folder.is_dir() and any(not entry.name.startswith(".") for entry in folder.iterdir()):
-        raise InputError(f"'{folder}' is no folder of results: give another --output")
+        raise InputError(f"'{folder}' is not a folder of tuning results: give another --output")
     if not requests.is_file():
-        table = as_table(rows())
-        write_arrow(table, requests, {})
+        write_arrow(as_table(rows()), requests, {})
     durable_write(file, json.dumps(identity, indent=1).encode())
     return requests
 
 
-def _told(value: Any) -> str:
+def _shortened(value: Any) -> str:
     return json.dumps(value)[:120]
 
 
-def keep(folder: Path, candidate: Candidate, measured: Measured, name: str = "") -> None:
-    """Publish a candidate's result in the place of an earlier one that failed."""
+def write_result(folder: Path, candidate: Candidate, measured: Measured, name: str = "") -> None:
+    """Write a candidate's result. Replaces an earlier result.
+
+    Args:
+        name: name of the file without suffix; empty: the candidate's key.
+    """
     file = folder / CANDIDATES / f"{name or candidate.key}.arrow"
     FILES.remove(file)
     arms = list(measured.arms.items())
     columns: dict[str, pa.Array] = {"arm": pa.array([arm for arm, _ in arms], pa.string())}
     for name, value in candidate.values.items():
-        # A file's checksums cover whole bytes, which truth values do not have.
+        # Checksums of a file cover whole bytes, but Arrow stores a boolean as one bit.
         plain = int(value) if isinstance(value, bool) else value
         columns[name] = pa.array([plain] * len(arms), _kind(plain))
     for name in FIGURES:
@@ -136,8 +143,8 @@ def keep(folder: Path, candidate: Candidate, measured: Measured, name: str = "")
     write_arrow(pa.table(columns), file, facts | {"candidate": json.dumps(candidate.values)})
 
 
-def kept(folder: Path, candidate: Candidate, name: str = "") -> Measured | None:
-    """What was kept of a candidate; None where there is nothing, or nothing that is whole."""
+def read_result(folder: Path, candidate: Candidate, name: str = "") -> Measured | None:
+    """A candidate's result; None if there is no complete one. `name`: see `write_result`."""
     file = folder / CANDIDATES / f"{name or candidate.key}.arrow"
     try:
         table = read_arrow(file)

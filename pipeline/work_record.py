@@ -1,9 +1,8 @@
-"""Which process works at which run, and for which flow run: one small file each, beside the runs.
+"""Records which process works on which run for which flow run: one small file per flow run, beside the runs.
 
-A run that is started without a name gets one inside its flow, and a flow run that was killed can no longer tell it. So whoever
-trains writes it down first, where another host finds it too.
-Promise: a record is whole or absent, and says nothing of the run's state; that is for locks and ledgers to say. Never: decide
-anything.
+A run started without a name gets its name inside the flow, and a killed flow run cannot report it. So the flow writes a record
+before it trains, where other hosts can read it. A record is complete or absent. It does not contain the state of the run; the
+locks and ledgers do.
 """
 
 import json
@@ -22,26 +21,27 @@ from storage.runs import RunPaths, durable_write
 WORK_FOLDER = "_flow_runs"
 """Beside the runs, under `runs_root`."""
 _KEPT_S = 30 * 86_400.0
-"""Seconds for which a record is kept: as long as Prefect keeps the flow run."""
+"""Seconds for which a record is kept, as long as Prefect keeps the flow run."""
 
 Process = Literal["alive", "stopped", "gone", "elsewhere"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """A process that works, or worked, at a run."""
+    """A process that works, or worked, on a run."""
 
     flow_run: str
-    """Its flow run's id."""
+    """Id of its flow run."""
     run: str
     """Name of the run, its folder under `runs_root`."""
     machine: str
+    """See `machine`."""
     pid: int
     began: float
-    """When the process began, seconds of 1970, as its system tells it: numbers are given out again."""
+    """Start time of the process, Unix seconds. It distinguishes processes with the same pid."""
 
     def process(self) -> Process:
-        """What became of it; `elsewhere` if that cannot be seen from here."""
+        """State of the process; "elsewhere" if it is on another machine."""
         if self.machine != machine():
             return "elsewhere"
         try:
@@ -54,7 +54,7 @@ class Work:
 
 
 def machine() -> str:
-    """This host since it was booted, and its space of process numbers: what a process number means something in."""
+    """Identifies where a pid is valid: host name, boot and pid namespace."""
     try:
         boot, numbers = Path("/proc/sys/kernel/random/boot_id").read_text()[:8], os.stat("/proc/self/ns/pid").st_ino
     except OSError:
@@ -62,8 +62,8 @@ def machine() -> str:
     return f"{socket.gethostname()} {boot} {numbers}"
 
 
-def note_work(paths: RunPaths, flow_run: str) -> None:
-    """Write down that this process works at the run for that flow run; records that nobody will ask for go."""
+def record_work(paths: RunPaths, flow_run: str) -> None:
+    """Record that this process works on the run for that flow run, and remove old records."""
     folder = paths.root.parent / WORK_FOLDER
     make_directory(folder)
     mine = Work(
@@ -79,13 +79,13 @@ def note_work(paths: RunPaths, flow_run: str) -> None:
             file.unlink(missing_ok=True)
 
 
-def work_of(runs_root: Path, flow_run: str) -> Work | None:
-    """Who worked for that flow run; None if it was killed before it could say so."""
+def read_work(runs_root: Path, flow_run: str) -> Work | None:
+    """The record of that flow run; None if it was killed before it wrote one."""
     return _read(runs_root / WORK_FOLDER / f"{flow_run}.json")
 
 
-def works_at(paths: RunPaths) -> list[Work]:
-    """All that worked at this run, the latest first."""
+def list_works(paths: RunPaths) -> list[Work]:
+    """All records of this run, the latest first."""
     files = (paths.root.parent / WORK_FOLDER).glob("[0-9a-f]*.json")
     found = [work for file in files if (work := _read(file)) is not None and work.run == paths.root.name]
     return sorted(found, key=lambda work: work.began, reverse=True)
@@ -94,5 +94,5 @@ def works_at(paths: RunPaths) -> list[Work]:
 def _read(file: Path) -> Work | None:
     try:
         return Work(**json.loads(file.read_bytes()))
-    except (FileNotFoundError, ValueError, TypeError):  # another version's, or nobody's
+    except (FileNotFoundError, ValueError, TypeError):  # absent, or written by another version
         return None

@@ -1,1 +1,1 @@
-"""Play and record: forks of frozen positions, decisions drawn from the policy, rows with all that training will ask."""
+"""Rollouts: play forks of frozen positions, draw the policy's decisions, and make the rows that training reads."""

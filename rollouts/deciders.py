@@ -1,7 +1,7 @@
-"""Who decides for a seat that no script plays: one question, one legal set of orders.
+"""Deciders choose the orders of one power. This module also draws one decision from a policy version.
 
-Owns the way from a board to a drawn decision (prompt, legal table, request, orders), whoever asks: the policy being trained, a
-version frozen as an opponent, a version that is measured. Never keeps what was drawn; whoever wants it for a row keeps it.
+`draw` does all steps from a board to orders: prompt, legal table, generation request, orders. The trained policy, frozen
+opponents and evaluated versions all use it. It stores nothing.
 """
 
 from collections.abc import Sequence
@@ -21,12 +21,12 @@ from records.generation import Generation, GenerationRequest
 from rollouts.seeds import seed_of
 from telemetry.errors import VersionGoneError
 
-_VERSIONS_MISSED = 3
-"""Versions that may be retired under one request before its fork gives up."""
+_RETIRED_VERSIONS_MAX = 3
+"""Versions that may be retired while one request waits. After one more, the fork fails."""
 
 
 class Tokens:
-    """What turns a decision into tokens and back, for one model: how prompts are written, their ids, the legal tables."""
+    """Converts decisions to tokens and back for one model: prompt format, codec and legal tables."""
 
     def __init__(self, codec: Codec, prompts: PromptSettings = DEFAULT_PROMPTS) -> None:
         self.codec, self.prompts = codec, prompts
@@ -34,112 +34,118 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """One decision that is asked for."""
+class DecisionRequest:
+    """A request for one decision."""
 
     game: str
-    """Name of the fork or game, unique among those that an engine plays at a time; request ids derive from it."""
+    """Name of the fork or game, unique among those in progress on an engine. Request ids contain it."""
     dice: str
-    """Name that draws derive from: equal for players that are to meet the same luck."""
+    """Name from which the draw's seed derives. Equal names give equal random numbers."""
     ply: int
     power: str
     legal: LegalOrders
     board: Board
-    """The position, only looked at."""
+    """The position. A decider does not change it."""
     snapshot_id: str
-    """Where the game began."""
+    """Snapshot from which the game started."""
     temperature: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """One decision as it was drawn."""
+class DrawnDecision:
+    """One decision with its tokens, legal sets and seed."""
 
     seed: int
     prompt_ids: list[int]
     generation: Generation
     orders: list[str]
     legal_ids: np.ndarray
-    """int32: legal sets of the completion's positions, one after another."""
+    """int32: legal sets of the completion's positions, concatenated."""
     legal_offsets: np.ndarray
     """int32 [completion tokens + 1]: position i allows legal_ids[legal_offsets[i]:legal_offsets[i + 1]]."""
 
 
 class Decider(Protocol):
-    """Anything that orders for a power and may take its time."""
+    """Chooses the orders of a power asynchronously."""
 
-    async def decide(self, question: Question) -> Sequence[str]:
+    async def decide(self, request: DecisionRequest) -> Sequence[str]:
         """One legal set of orders in canonical form.
 
         Raises:
-            EngineError, DataError: it cannot be had.
+            EngineError, DataError: the decision failed.
         """
         ...
 
 
 class PolicyDecider:
-    """A policy version as a player: one draw, nothing kept."""
+    """Draws the orders from a policy version."""
 
     def __init__(self, engine: Engine, tokens: Tokens, version: int | None) -> None:
-        """`version`: the engine's number of it; None: whatever is newest there."""
+        """`version`: the policy version; None: the engine's newest."""
         self._engine, self._tokens, self._version = engine, tokens, version
 
-    async def decide(self, question: Question) -> list[str]:
+    async def decide(self, request: DecisionRequest) -> list[str]:
         """See `Decider`."""
-        return (await draw(question, self._engine, self._tokens, version=self._version)).orders
+        return (await draw(request, self._engine, self._tokens, version=self._version)).orders
 
 
 def position_texts(board: Board, tokens: Tokens) -> tuple[str, str]:
-    """The parts of a prompt that all powers of a position share: rules and board."""
+    """The parts of a prompt that all powers of a position share: (rules, board)."""
     return rules_text(tokens.prompts), board_text(board)
 
 
 async def draw(
-    question: Question,
+    request: DecisionRequest,
     engine: Engine,
     tokens: Tokens,
     *,
     version: int | None = None,
     texts: tuple[str, str] | None = None,
     repetition: int = 0,
-) -> Answer:
+) -> DrawnDecision:
     """Draw one decision.
 
     Args:
-        version: the engine's number of the policy version; None: the newest.
-        texts: `position_texts` of the board, where several powers share them.
-        repetition: which of several draws for one question; each has dice of its own.
+        version: the policy version; None: the newest.
+        texts: `position_texts` of the board, if the caller has computed them.
+        repetition: number of the draw, from 0, if one request is drawn several times. Each draw has its own seed.
+
+    Raises:
+        EngineError, DataError: the engine could not generate the decision.
     """
-    choice, again = question.legal, (repetition,) if repetition else ()
-    table = tokens.tables.table(choice)
-    shared = texts or position_texts(question.board, tokens)
-    prompt_ids = tokens.codec.encode_prompt((*shared, power_text(choice, question.board, tokens.prompts)))
-    seed = seed_of(question.dice, question.ply, question.power, *again)
-    request = GenerationRequest(
-        request_id="/".join(str(part) for part in (question.game, question.ply, question.power, *again)),
+    legal, suffix = request.legal, (repetition,) if repetition else ()
+    table = tokens.tables.table(legal)
+    shared = texts or position_texts(request.board, tokens)
+    prompt_ids = tokens.codec.encode_prompt((*shared, power_text(legal, request.board, tokens.prompts)))
+    seed = seed_of(request.dice, request.ply, request.power, *suffix)
+    generation_request = GenerationRequest(
+        request_id="/".join(str(part) for part in (request.game, request.ply, request.power, *suffix)),
         prompt_ids=prompt_ids,
         table=table,
         seed=seed,
-        temperature=question.temperature,
-        snapshot_id=question.snapshot_id,
+        temperature=request.temperature,
+        snapshot_id=request.snapshot_id,
         version=version,
     )
-    generation = await (_drawn_by_the_newest(engine, request) if version is None else engine.generate(request))
+    if version is None:
+        generation = await _generate_under_newest(engine, generation_request)
+    else:
+        generation = await engine.generate(generation_request)
     completion = generation.token_ids.tolist()
     legal_ids, legal_offsets = table.legal_sets(completion)
-    return Answer(
+    return DrawnDecision(
         seed=seed,
         prompt_ids=prompt_ids,
         generation=generation,
-        orders=tokens.tables.read(completion, choice),
+        orders=tokens.tables.read(completion, legal),
         legal_ids=legal_ids,
         legal_offsets=legal_offsets,
     )
 
 
-async def _drawn_by_the_newest(engine: Engine, request: GenerationRequest) -> Generation:
-    """Draw under the newest version; again where that was retired while the request waited."""
-    for _ in range(_VERSIONS_MISSED):
+async def _generate_under_newest(engine: Engine, request: GenerationRequest) -> Generation:
+    """Generate under the newest version. Try again if that version was retired while the request waited."""
+    for _ in range(_RETIRED_VERSIONS_MAX):
         try:
             return await engine.generate(request)
         except VersionGoneError:

@@ -1,6 +1,6 @@
-"""Roll out start groups: every fork of every group at once, and the rows and plies that come of them.
+"""Rolls out start groups: plays all their forks concurrently and makes the rows and plies.
 
-Every decision of the policy in a start group becomes a row. A group is never split. Rows of a fork that failed say so, with the
+Every decision of the policy in a start group becomes a row. A group is never split. Rows of a failed fork have its status and
 reason. Reward components are computed here: each covers the time from a decision to the same power's next decision in that fork,
 or to the fork's end.
 """
@@ -27,17 +27,18 @@ from telemetry.errors import EngineError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartGroup:
-    """One snapshot to be forked, and the power whose decisions the policy makes (None: all seven)."""
+    """One snapshot to fork."""
 
     number: int
-    """Handed out once per producer, growing."""
+    """Unique per producer, ascending."""
     snapshot: Snapshot
     power: str | None
+    """The power that the policy plays; None: all seven."""
     branch_at: int = 0
-    """Movement phases after which it branches off the newest start group before it that does not branch; 0: it begins at its own
+    """Movement phases after which this group branches off the last earlier group that does not branch; 0: it starts at its own
     snapshot."""
     counted_from: str = ""
-    """Phase from which its horizon is counted; empty: its snapshot's."""
+    """Phase from which the horizon is counted; empty: the snapshot's phase."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +51,6 @@ class RolledOut:
     failed_forks: int
 
 
-OnGroup = Callable[[int], None]
-"""Told the number of each start group as it becomes whole."""
-
-
 async def roll_out(
     groups: Sequence[StartGroup],
     engine: Engine,
@@ -62,15 +59,16 @@ async def roll_out(
     *,
     producer: str,
     seed: int,
-    on_group: OnGroup | None = None,
+    on_group: Callable[[int], None] | None = None,
     frozen: Mapping[str, Decider] | None = None,
 ) -> RolledOut:
     """Play `settings.forks_per_group` forks of each group to the horizon.
 
     Args:
-        frozen: who plays as `frozen_name(settings)`, needed where `settings.frozen_share` is above 0.
-        producer: name of the producer that hands out these group numbers; part of every id and seed.
+        producer: name of the producer of these groups; part of every id and seed.
         seed: the run's seed.
+        on_group: called with the number of each start group when all its forks have ended.
+        frozen: the decider named `frozen_name(settings)`; needed if `settings.frozen_share` is above 0.
 
     Raises:
         EngineError: more than `settings.max_failed_share` of the forks failed.
@@ -79,8 +77,8 @@ async def roll_out(
     async def roll_out_group(group: StartGroup) -> tuple[StartGroup, list[PlayedFork]]:
         board = Board.restore(group.snapshot, settings.board_path)
         shared = f"{producer}/{seed}/{group.number}"
-        others = opponents_of(shared, settings)
-        seats = {power: POLICY if group.power in (None, power) else others for power in POWERS}
+        opponents = draw_opponents(shared, settings)
+        seats = {power: POLICY if group.power in (None, power) else opponents for power in POWERS}
         forks = await asyncio.gather(
             *(
                 play_fork(
@@ -109,7 +107,7 @@ async def roll_out(
 
     async def roll_out_family(family: Sequence[StartGroup]) -> list[tuple[StartGroup, list[PlayedFork]]]:
         first = await roll_out_group(family[0])
-        rest = (roll_out_group(branched_off(group, *first, f"{producer}/{seed}/{group.number}")) for group in family[1:])
+        rest = (roll_out_group(branch_off(group, *first, f"{producer}/{seed}/{group.number}")) for group in family[1:])
         return [first, *await asyncio.gather(*rest)]
 
     families = await asyncio.gather(*(roll_out_family(family) for family in _families(groups)))
@@ -130,16 +128,16 @@ async def roll_out(
 def _rows(
     group: StartGroup, number: int, fork: PlayedFork, settings: RolloutSettings, producer: str, seed: int
 ) -> list[Decision]:
-    """Rows of one fork, each with the components of the time until its power's next decision."""
+    """Rows of one fork, each with the reward components until the next decision of its power."""
     assert fork.end is not None
     following: dict[str, Standing] = {}
     rows = []
-    opponents = POLICY if group.power is None else opponents_of(f"{producer}/{seed}/{group.number}", settings)
+    opponents = POLICY if group.power is None else draw_opponents(f"{producer}/{seed}/{group.number}", settings)
     for decision in reversed(fork.decisions):
         after = following.get(decision.power, fork.end)
         following[decision.power] = decision.before
         parts: dict[str, Any] = components(decision.before, after, decision.power)
-        answer, generation = decision.answer, decision.answer.generation
+        drawn, generation = decision.drawn, decision.drawn.generation
         rows.append(
             Decision(
                 decision_id=decision_id(producer, group.number, number, decision.ply, decision.power),
@@ -150,18 +148,18 @@ def _rows(
                 power=decision.power,
                 phase=decision.phase,
                 game_id=group.snapshot.game_id,
-                seed=answer.seed,
+                seed=drawn.seed,
                 opponents=opponents,
                 policy_version=generation.policy.version,
                 adapter_hash=generation.policy.adapter_hash,
                 worker=generation.worker,
-                input_ids=np.concatenate([np.asarray(answer.prompt_ids, np.int32), generation.token_ids]),
-                prompt_len=len(answer.prompt_ids),
+                input_ids=np.concatenate([np.asarray(drawn.prompt_ids, np.int32), generation.token_ids]),
+                prompt_len=len(drawn.prompt_ids),
                 behaviour_logprobs=generation.logprobs,
-                legal_ids=answer.legal_ids,
-                legal_offsets=answer.legal_offsets,
+                legal_ids=drawn.legal_ids,
+                legal_offsets=drawn.legal_offsets,
                 temperature=settings.temperature,
-                orders=answer.orders,
+                orders=drawn.orders,
                 orders_rejected=decision.rejected,
                 status=fork.status,
                 reason=fork.reason,
@@ -191,12 +189,12 @@ def _plies(group: StartGroup, number: int, fork: PlayedFork) -> list[Ply]:
 
 
 def frozen_name(settings: RolloutSettings) -> str:
-    """The seat, and the name in rows, of the frozen version: "policy:12"."""
+    """Name of the frozen version in seats and rows, such as "policy:12"."""
     return f"{POLICY}:{settings.frozen_version}"
 
 
-def opponents_of(shared: str, settings: RolloutSettings) -> str:
-    """Who plays the other powers of the start group of this name: the frozen version, or one of the scripted players, by lot."""
+def draw_opponents(shared: str, settings: RolloutSettings) -> str:
+    """The player of the other powers in the start group named `shared`: the frozen version or a scripted player, at random."""
     if settings.frozen_share and dice(shared, "frozen").random() < settings.frozen_share:
         return frozen_name(settings)
     names = settings.scripted_opponents
@@ -204,7 +202,7 @@ def opponents_of(shared: str, settings: RolloutSettings) -> str:
 
 
 def _families(groups: Sequence[StartGroup]) -> list[list[StartGroup]]:
-    """Each start group that begins at its own snapshot, with those that branch off it."""
+    """Each start group that starts at its own snapshot, followed by the groups that branch off it."""
     families: list[list[StartGroup]] = []
     for group in groups:
         if group.branch_at:
@@ -214,11 +212,11 @@ def _families(groups: Sequence[StartGroup]) -> list[list[StartGroup]]:
     return families
 
 
-def branched_off(group: StartGroup, origin: StartGroup, forks: Sequence[PlayedFork], name: str) -> StartGroup:
-    """`group`, to begin at the board that one of these forks of `origin` reached after its number of movement phases.
+def branch_off(group: StartGroup, origin: StartGroup, forks: Sequence[PlayedFork], name: str) -> StartGroup:
+    """`group` with the board that one fork of `origin` reached after `group.branch_at` movement phases.
 
-    Which fork is drawn by `name`, from those that played on from there: not by what became of it. Where none got so far,
-    `group` begins at its own snapshot.
+    `name` seeds the choice among the forks that gave orders there; their results have no influence. If no fork got so far,
+    `group` starts at its own snapshot.
     """
     reached = [ply for fork in forks if fork.status == "complete" and (ply := _movement(fork, group.branch_at)) is not None]
     if not reached:
@@ -236,7 +234,7 @@ def branched_off(group: StartGroup, origin: StartGroup, forks: Sequence[PlayedFo
 
 
 def _movement(fork: PlayedFork, number: int) -> PlayedPly | None:
-    """The fork's movement phase of this number after its first ply, if it gave orders in it."""
+    """The fork's movement phase with this number, counted from 1 after its first ply; None if it has no orders."""
     later = [ply for ply in fork.plies[1:] if ply.phase.endswith("M") and ply.orders]
     return later[number - 1] if len(later) >= number else None
 
@@ -246,10 +244,10 @@ def plan_start_groups(
 ) -> list[StartGroup]:
     """Start groups for sampled (snapshot, power) pairs, numbered from `first_number`.
 
-    With branches, all but one of each family branch off that one, and have their position only for want of a better. Families
-    begin at multiples of their size; one whose first is not among these has no branches.
+    With `settings.branch_at`, each family of start groups has one that starts at its position; the others branch off it. The
+    first number of a family is a multiple of its size. If the first group of a family is not in `positions`, it has no branches.
     """
-    alone = settings.policy_powers == "one"
+    one_power = settings.policy_powers == "one"
     groups = []
     for index, (snapshot, power) in enumerate(positions):
         number = first_number + index
@@ -258,7 +256,7 @@ def plan_start_groups(
             StartGroup(
                 number=number,
                 snapshot=snapshot,
-                power=power if alone else None,
+                power=power if one_power else None,
                 branch_at=settings.branch_at[place - 1] if 0 < place <= index else 0,
             )
         )

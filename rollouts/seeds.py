@@ -1,4 +1,4 @@
-"""Random numbers by name: a seed depends on what it is for, never on the order in which things happen."""
+"""Named random numbers: a seed depends only on its name, not on the order of events."""
 
 import hashlib
 import random
@@ -11,5 +11,5 @@ def seed_of(*parts: object) -> int:
 
 
 def dice(*parts: object) -> random.Random:
-    """A generator of its own for the names in `parts`."""
+    """A random generator seeded by the names in `parts`."""
     return random.Random(seed_of(*parts))

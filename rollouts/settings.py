@@ -1,4 +1,4 @@
-"""Settings of rollouts: how many forks of how many positions, how far, and against whom."""
+"""Settings of rollouts: number of start groups and forks, horizon, opponents."""
 
 from typing import Annotated, Literal
 
@@ -9,66 +9,63 @@ from telemetry.setting_marks import STAYS
 
 
 class RolloutSettings(BaseModel):
-    """What one training step plays."""
+    """The rollouts of one training step."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     start_groups: Annotated[int, STAYS, Field(ge=1, le=4096)] = 16
-    """Start groups rolled out for each training step."""
+    """Start groups per training step."""
     sampling: Literal["uniform", "stratified", "learnable"] = "uniform"
-    """How a step's positions are drawn: all alike; every year, kind of phase and balance of power alike; or preferring those
-    whose past groups had spread in their returns.
+    """How positions are drawn: uniformly; equally often from each year, kind of phase and balance of power; or more often where
+    past returns had a spread.
     """
     forks_per_group: Annotated[int, Field(ge=2, le=256)] = 8
-    """Forks of each snapshot; more lowers the variance of advantages for little, since they share their prefix."""
+    """Forks of each snapshot; they share a prompt prefix, so more forks lower the variance of advantages cheaply."""
     branch_at: tuple[Annotated[int, Field(ge=1)], ...] = ()
-    """Movement phases after the first, as 1 for the next one, at each of which one fork of every position is forked again: that
-    board becomes a start group of its own, which ends when the first would have. So later phases have groups of truly one board,
-    too. They count among start_groups, which must divide by one more than these."""
+    """Movement phases after the first (1: the next) at which one fork of each position becomes a start group of its own, with the
+    same end; start_groups counts these and must be a multiple of one plus their number."""
     horizon_years: Annotated[int, Field(ge=1, le=20)] = 3
-    """Game years from the fork's phase to its end."""
+    """Game years from the start of a fork to its end."""
     settled_years: Annotated[int, Field(ge=0, le=20)] = 2
-    """Game years without any centre changing hands after which a fork ends early; 0: it plays to its horizon."""
+    """Game years without a change of centres after which a fork ends early; 0: it ends at its horizon."""
     policy_powers: Literal["one", "all"] = "one"
-    """'one': the policy plays one power of each group, scripted players the others; 'all': it plays all seven."""
+    """'one': the policy plays one power of each group and opponents play the others; 'all': it plays all seven."""
     opponents: str = "random"
-    """Scripted player of the powers that the policy does not play, or several with commas, as 'random,mover,territorial': each
-    start group then draws one of them. Random numbers are shared within a group."""
+    """Scripted player of the other powers; of several, such as 'random,mover,territorial', each start group draws one."""
     frozen_share: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Share of start groups whose opponents are one frozen version of the run instead; its decisions are not trained on. Where
-    versions are served as merged weights it takes an engine of its own."""
+    """Share of start groups whose opponents are a frozen policy version; merged weights need a second engine for it."""
     frozen_version: Annotated[int, Field(ge=0)] = 0
-    """That version: 0 is the base; another one must be published already, so it is for a run that goes on in another lineage."""
+    """The frozen version: 0, the base model, or a published version when a run is continued in another lineage."""
     temperature: Annotated[float, Field(gt=0, le=4)] = 1.0
-    """Softmax temperature of the draws; 1, so that the policy trained is the policy that plays."""
+    """Softmax temperature of the draws; at 1 the trained policy is the policy that plays."""
     max_failed_share: Annotated[float, Field(ge=0, le=1)] = 0.25
-    """Share of a task's forks that may fail before the task itself does."""
+    """Largest share of failed forks with which a rollout task succeeds."""
     board_path: BoardPath = BoardPath.FAST
-    """'fast', or 'plain': the game engine's public calls only, several times slower, the same games."""
+    """'fast', or 'plain': the same games by the game engine's public calls only, several times slower."""
 
     @property
     def scripted_opponents(self) -> tuple[str, ...]:
-        """The scripted players that a start group may draw."""
+        """Names of the scripted players that a start group may draw."""
         return tuple(name.strip() for name in self.opponents.split(",") if name.strip())
 
     @property
     def family(self) -> int:
-        """Start groups that come of one position: its own, and one for each branch."""
+        """Number of start groups from one position: its own and one per branch."""
         return 1 + len(self.branch_at)
 
     @model_validator(mode="after")
-    def _somebody_plays(self) -> "RolloutSettings":
+    def _check_opponents(self) -> "RolloutSettings":
         if not self.scripted_opponents:
             raise ValueError(
-                f"rollouts.opponents {self.opponents!r} names nobody: name a scripted player, or several with commas"
+                f"rollouts.opponents {self.opponents!r} has no name: give one scripted player, or several with commas"
             )
         return self
 
     @model_validator(mode="after")
-    def _whole_families(self) -> "RolloutSettings":
+    def _check_families(self) -> "RolloutSettings":
         if self.start_groups % self.family:
             raise ValueError(
-                f"rollouts.start_groups {self.start_groups} does not divide by {self.family}, the start groups of a position "
-                f"with rollouts.branch_at {list(self.branch_at)}: take a multiple"
+                f"rollouts.start_groups {self.start_groups} is not a multiple of {self.family}, the start groups of a position "
+                f"with rollouts.branch_at {list(self.branch_at)}: give a multiple"
             )
         return self

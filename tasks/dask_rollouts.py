@@ -96,7 +96,7 @@ async def play_here(root: Path, step: int, first_group: int, count: int, call: s
     with _may_be_given_up(call):
         side = await _side_of(root)
         await side.follow()
-        return await play_stretch(side.playing, step, first_group, count, after)
+        return await play_stretch(side.resources, step, first_group, count, after)
 
 
 async def give_up(call: str) -> None:

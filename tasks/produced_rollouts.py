@@ -37,8 +37,8 @@ _BEYOND_A_SHARD = 4096
 async def produce_groups(side: RolloutSide, producer: str, first_group: int, count: int) -> RolloutReport:
     """Play the producer's start groups from `first_group` on, under the newest version, and publish their shard."""
     await side.follow()
-    positions = await asyncio.to_thread(producer_positions, side.playing, producer, first_group, count, side.version)
-    return await play_missing(side.playing, f"rollout {first_group}", producer, positions, first_group)
+    positions = await asyncio.to_thread(producer_positions, side.resources, producer, first_group, count, side.version)
+    return await play_missing(side.resources, f"rollout {first_group}", producer, positions, first_group)
 
 
 def next_free(paths: RunPaths, producer: str) -> int:

@@ -18,7 +18,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from inference.engine import EngineStats
-from pipeline.play import RolloutReport, chosen, publish_when_there_is_room, report_of
+from pipeline.play import RolloutReport, publish_when_there_is_room, report_of, wait_for_ledger
 from pipeline.resources import PRODUCER, Resources
 from pipeline.rollout_source import Stretch
 from pipeline.simulated_settings import SimulatedSettings
@@ -157,7 +157,7 @@ async def replay_groups(
         found = await asyncio.to_thread(coverage, resources.paths, PRODUCER, first_group, count)
         for first, stretch in found.missing:
             rows = await asyncio.gather(*(source.replay(number) for number in range(first, first + stretch)))
-            await chosen(after)
+            await wait_for_ledger(after)
             await publish_when_there_is_room(
                 partial(
                     publish_shard,

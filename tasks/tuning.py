@@ -1,11 +1,11 @@
-"""The tuning task: one candidate measured and kept."""
+"""The tuning task: one candidate measured and its result written."""
 
 from pathlib import Path
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from pipeline.tuning_folder import LOGS, keep
+from pipeline.tuning_folder import LOGS, write_result
 from tuning.candidates import Candidate
 from tuning.job import Job, Measured
 from tuning.process import measure_in_process
@@ -22,8 +22,8 @@ from tuning.process import measure_in_process
 async def measure_candidate(
     label: str, folder: Path, candidate: Candidate, job: Job, timeout_s: float, name: str = ""
 ) -> Measured:
-    """Measure a candidate in a process of its own, and keep what came of it: under `name`, or as its measurement in the grid."""
+    """Measure a candidate in a process of its own, and write its result: under `name`, or as its measurement in the grid."""
     log = folder / LOGS / f"{name or candidate.key}.log"
     measured = await measure_in_process(job, log, timeout_s=timeout_s)
-    keep(folder, candidate, measured, name)
+    write_result(folder, candidate, measured, name)
     return measured

@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from cli.commands import command_line, current_spelling
 from flows.producer_fleet import PRODUCER_DEPLOYMENT
 from pipeline.run_settings import RunSettings, layered_settings
-from pipeline.settings_form import unfolded
+from pipeline.settings_form import merge_more
 from storage.asking import ask, connect, ready
 from storage.runs import RunPaths
 from tasks.evaluation import DEPLOYMENT as EVALUATED_BY
@@ -293,7 +293,7 @@ def test_each_flow_is_deployed_once_under_the_name_that_prefect_yaml_tells():
 def test_what_is_deployed_is_the_laptop_preset():
     given = {d["entrypoint"].split(":")[1]: d["parameters"].get("settings") for d in DEPLOYMENTS}
     laptop = layered_settings("laptop")
-    assert differing(RunSettings.model_validate(unfolded(given["train_policy"])), laptop) == {}
+    assert differing(RunSettings.model_validate(merge_more(given["train_policy"])), laptop) == {}
     assert differing(type(laptop.cache).model_validate(given["build_state_cache"]), laptop.cache) == {}
 
 

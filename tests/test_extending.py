@@ -239,7 +239,7 @@ def test_a_run_whose_package_is_gone_can_be_read_and_says_what_it_needs_to_go_on
     with pytest.raises(InputError, match=r"training.loss: There is no loss 'plain_ratio'.* install that package here"):
         resumed_settings((), {"run": "mine", "runs_root": tmp_path / "runs"})
     other = settings_of(paths).model_copy(update={"training": settings_of(paths).training.model_copy(update={"loss": "gspo"})})
-    with pytest.raises(InputError, match=r"training.loss 'plain_ratio' and cannot go on with 'gspo'"):
+    with pytest.raises(InputError, match=r"training.loss 'plain_ratio' and cannot continue with 'gspo'"):
         check_resumed(settings_of(paths), other)
 
 

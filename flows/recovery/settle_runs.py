@@ -23,7 +23,7 @@ from prefect.client.schemas.objects import StateType
 from prefect.context import FlowRunContext
 from prefect.states import Crashed
 
-from pipeline.work_record import works_at
+from pipeline.work_record import list_works
 from storage.runs import RunPaths
 from telemetry.progress import reporter
 
@@ -75,7 +75,7 @@ async def settle_those_before(paths: RunPaths) -> None:
     if context is None or context.flow_run is None:
         return
     mine = str(context.flow_run.id)
-    earlier = [UUID(work.flow_run) for work in works_at(paths) if work.flow_run != mine]
+    earlier = [UUID(work.flow_run) for work in list_works(paths) if work.flow_run != mine]
     try:
         async with asyncio.timeout(_WITHIN_S), get_client() as client:
             await settle_flow_runs(client, earlier, "its process ended, and another goes on with the run")

@@ -1,1 +1,1 @@
-"""What a command is about to do, told in figures before anything is started."""
+"""Plans of commands for `--dry-run`: amounts of work, memory, disk and time, computed before anything is started."""

@@ -1,7 +1,6 @@
-"""Where a run's model lies and how large it is, told without loading, making or fetching it.
+"""Finds a run's model on this machine and its size, without loading, making or downloading it.
 
-Promise: loads neither torch nor Prefect, and fetches nothing: of a hub id it finds only what was fetched before. A plan asks the
-hub whether it has the rest.
+Neither torch nor Prefect is loaded. For a hub id only an earlier download is found; a plan asks the hub whether it has the model.
 """
 
 from pathlib import Path
@@ -25,14 +24,17 @@ from training.recipe import find_tiny, longest_sequence
 from training.settings import CPU_TOKENS, TinyModelSettings
 
 TINY = "tiny"
-"""The model that is made on the spot."""
+"""Name of the small model that is made on this machine."""
 
 
 def check_room(settings: RunSettings, *, trains: bool) -> None:
-    """Refuse a model and a cache that cannot fit this machine; a model that must be fetched first is not known yet.
+    """Check that the model fits the memory of this machine. A model that is not downloaded yet is not checked.
+
+    Args:
+        trains: include the trainer.
 
     Raises:
-        InputError: with what is needed and what to lower.
+        InputError: it does not fit; names the memory needed and the setting to lower.
     """
     if trains:
         check_device(settings.training.device)
@@ -44,10 +46,10 @@ def check_room(settings: RunSettings, *, trains: bool) -> None:
 
 
 def model_here(name: str) -> Path | None:
-    """Folder of a model that lies on this machine, the hub's copies among them; None for a hub id not fetched yet.
+    """Folder of a model on this machine, or of an earlier download; None for a hub id that is not downloaded.
 
     Raises:
-        InputError: neither a folder nor a hub id, or a folder without config or tokenizer.
+        InputError: `name` is neither a folder nor a hub id, or the folder has no config or tokenizer.
     """
     if Path(name).is_dir() or not may_be_hub_id(name):
         return resolve_model(name)
@@ -60,15 +62,15 @@ def model_here(name: str) -> Path | None:
         raise InputError(
             f"model '{name}' is neither a folder that exists nor a hub id such as 'Qwen/Qwen2.5-7B-Instruct'"
         ) from error
-    except (OSError, InputError):  # nothing of it here, or only in part
+    except (OSError, InputError):  # not downloaded, or only in part
         return None
 
 
 def model_for_plan(name: str) -> Path | None:
-    """The same, for a plan that must not promise what is not there: a hub id that was not fetched yet is asked for.
+    """Like `model_here`, and if the model is not downloaded, checks that the hub has it.
 
     Raises:
-        InputError: as above, or the hub does not have it or does not answer.
+        InputError: see `model_here`; or the hub does not have the model or does not answer.
     """
     found = model_here(name)
     if found is None:
@@ -77,20 +79,20 @@ def model_for_plan(name: str) -> Path | None:
 
 
 def check_device(device: str) -> None:
-    """Refuse a trainer's device that is not there.
+    """Check that the trainer's device exists.
 
     Raises:
-        InputError: it is 'cuda', and torch has no GPU here.
+        InputError: `device` is 'cuda', and torch has no GPU here.
     """
     if device == "cuda" and not has_cuda():
         raise InputError("training.device is 'cuda' but torch has no GPU here: set training.device to 'auto' or 'cpu'")
 
 
 def model_of(settings: RunSettings, runs_root: Path, run: str) -> Path:
-    """The model that the run of this name under `runs_root`, with these settings, was trained on.
+    """Folder of the base model of the run `run`, which has these settings.
 
     Raises:
-        InputError: it is not on this machine any more.
+        InputError: it is no longer on this machine.
     """
     name = settings.inference.model
     found = find_tiny(runs_root / MODEL_FOLDER, settings.tiny_model, settings.prompts) if name == TINY else model_here(name)
@@ -100,7 +102,7 @@ def model_of(settings: RunSettings, runs_root: Path, run: str) -> Path:
 
 
 def model_or_none(settings: RunSettings, runs_root: Path, run: str) -> Path | None:
-    """The same, for who can do without it."""
+    """Like `model_of`; None if the model is no longer on this machine."""
     try:
         return model_of(settings, runs_root, run)
     except InputError:
@@ -108,7 +110,7 @@ def model_or_none(settings: RunSettings, runs_root: Path, run: str) -> Path | No
 
 
 def tiny_shape(recipe: TinyModelSettings, prompts: PromptSettings = DEFAULT_PROMPTS) -> ModelShape:
-    """The shape that `recipe` gives; checked against a model that was made."""
+    """The shape of the model that `recipe` makes. A test compares it with a real one."""
     heads, keys = recipe.hidden // 32, max(1, recipe.hidden // 64)
     inner, width = 3 * recipe.hidden, 32
     block = 2 * recipe.hidden * heads * width + 2 * recipe.hidden * keys * width + 3 * recipe.hidden * inner
@@ -128,7 +130,7 @@ def tiny_shape(recipe: TinyModelSettings, prompts: PromptSettings = DEFAULT_PROM
 
 
 def model_shape(name: str, recipe: TinyModelSettings, prompts: PromptSettings) -> ModelShape | None:
-    """The shape of the model `name`; None where it must be fetched first, or does not tell."""
+    """The shape of the model `name`; None if it is not downloaded, or its config does not contain the shape."""
     if name == TINY:
         return tiny_shape(recipe, prompts)
     folder = model_here(name)
@@ -136,10 +138,10 @@ def model_shape(name: str, recipe: TinyModelSettings, prompts: PromptSettings) -
 
 
 def check_length(settings: InferenceSettings, shape: ModelShape | None, name: str) -> None:
-    """Refuse sequences longer than the model's.
+    """Check that inference.max_model_length fits the model.
 
     Raises:
-        InputError: they are.
+        InputError: it is longer than the model's positions.
     """
     if shape is not None and settings.max_model_length > shape.positions:
         raise InputError(
@@ -149,29 +151,27 @@ def check_length(settings: InferenceSettings, shape: ModelShape | None, name: st
 
 
 def trainer_bytes(settings: RunSettings, shape: ModelShape | None) -> int:
-    """Main memory that the trainer's process takes at least; 0 where the shape is not known."""
+    """Main memory of the trainer's process at least, bytes; 0 if the shape is not known."""
     return 0 if shape is None else trainer_memory(shape, rank=settings.training.lora_rank, dtype=settings.training.dtype)
 
 
 def trainer_bytes_about(settings: RunSettings, shape: ModelShape | None, machine: Machine) -> int:
-    """Main memory that the trainer's process takes in a full micro-batch; 0 where the shape is not known."""
+    """Main memory of the trainer's process with a full micro-batch, bytes; 0 if the shape is not known."""
+    if shape is None:
+        return 0
     training = settings.training
     on_gpu = machine.gpu_total > 0 and training.device != "cpu"
-    return (
-        0
-        if shape is None
-        else trainer_memory(
-            shape,
-            rank=training.lora_rank,
-            dtype=training.dtype,
-            tokens=0 if on_gpu else training.token_budget or CPU_TOKENS,
-            recompute=training.recompute,
-        )
+    return trainer_memory(
+        shape,
+        rank=training.lora_rank,
+        dtype=training.dtype,
+        tokens=0 if on_gpu else training.token_budget or CPU_TOKENS,
+        recompute=training.recompute,
     )
 
 
 def trainer_gpu_bytes(settings: RunSettings, shape: ModelShape | None, machine: Machine) -> int:
-    """Memory of the GPU that the trainer takes at least, for one micro-batch; 0 where it computes elsewhere."""
+    """GPU memory of the trainer for one micro-batch at least, bytes; 0 if it uses no GPU or the shape is not known."""
     training = settings.training
     if shape is None or not machine.gpu_total or training.device == "cpu":
         return 0

@@ -1,6 +1,6 @@
-"""Dry runs of commands that read a run's past: `runs losses`, `runs replay-step`, `cache refresh`.
+"""Plans of commands that read recorded steps: `runs losses`, `runs replay-step`, `cache refresh`.
 
-Nothing is started, computed or written. Raises what the command itself would refuse its input with.
+Nothing is started or written. Wrong input raises the same errors as in the command itself.
 """
 
 from pathlib import Path
@@ -19,7 +19,11 @@ Forecast = dict[str, Any]
 
 
 def plan_lab(paths: RunPaths, model: Path, settings: RunSettings, steps: int, caps: list[float]) -> Forecast:
-    """The plan of comparing losses on the newest `steps` recorded steps.
+    """The plan of comparing losses on the newest recorded steps.
+
+    Args:
+        steps: number of steps at most.
+        caps: see `training.lab.variants`.
 
     Raises:
         InputError: the run has no finished step.
@@ -29,16 +33,15 @@ def plan_lab(paths: RunPaths, model: Path, settings: RunSettings, steps: int, ca
 
     check_comparable(paths)
     newest, names = checkpoint_steps(paths)[-1], [each.name for each in variants(settings.training, caps)]
-    held = [step for step in reversed(recorded_steps(paths, MAIN)) if step <= newest][:steps]
-    decisions = {step: _decisions(paths, MAIN, step) for step in held}
-    trained_s = _trained_s(paths, held)
+    recorded = [step for step in reversed(recorded_steps(paths, MAIN)) if step <= newest][:steps]
+    trained_s = _trained_s(paths, recorded)
     return {
         "command": "runs losses",
         "run": {"name": paths.root.name, "folder": str(paths.root), "checkpoint_step": newest, "model": str(model)},
         "work": {
-            "steps_at_most": len(held),
-            "recorded_steps": ", ".join(map(str, sorted(held))),
-            "decisions": sum(decisions.values()),
+            "steps_at_most": len(recorded),
+            "recorded_steps": ", ".join(map(str, sorted(recorded))),
+            "decisions": sum(_decisions(paths, MAIN, step) for step in recorded),
             "losses": len(names),
             "names": ", ".join(names),
             "forward_passes_of_each_decision": 1,
@@ -51,10 +54,10 @@ def plan_lab(paths: RunPaths, model: Path, settings: RunSettings, steps: int, ca
 
 
 def plan_replay_step(paths: RunPaths, step: int, model: Path, settings: RunSettings) -> Forecast:
-    """The plan of running `step` again.
+    """The plan of replaying `step`.
 
     Raises:
-        InputError: the step never was, is not done, or what it rests on is gone.
+        InputError: there is no such finished step, or files that it needs are missing.
     """
     from training.checkpoint import checkpoint_steps
     from training.replay import recorded_outcome
@@ -80,7 +83,7 @@ def plan_refresh(run: str, runs_root: Path, share: float) -> Forecast:
     """The plan of refreshing the cache of `run`.
 
     Raises:
-        InputError: no such run, none of its steps is trained, or `share` is none.
+        InputError: no such run, none of its steps is trained, or `share` is not between 0 and 1.
     """
     name = newest_run(runs_root) if run == "newest" else run
     settings = refreshed_settings(runs_root, name, share)
@@ -104,12 +107,12 @@ def _decisions(paths: RunPaths, lineage: str, step: int) -> int:
 
 
 def _trained_s(paths: RunPaths, steps: "range | list[int]") -> float:
-    """Seconds that the trainer took for these steps, as the run's figures tell; 0 where they do not."""
+    """Seconds that the trainer took for these steps, from the run's metrics; 0 if they are missing."""
     figures = read_figures(paths)[1]
     return sum(figures.get(step, {}).get("time/train_s", 0.0) for step in steps)
 
 
 def _time(seconds: float) -> Forecast:
     if not seconds:
-        return {"about": "unknown: the run has no figures of these steps"}
+        return {"about": "unknown: the run has no metrics of these steps"}
     return {"seconds_about": max(1, round(seconds)), "basis": "the seconds that the run's trainer took for these steps"}

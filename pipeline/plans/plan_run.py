@@ -1,8 +1,8 @@
-"""What a command is going to do, in figures, before anything is started or written: the resolved plan of a run.
+"""Plans of commands: what a command will do, in figures, before anything is started.
 
-Owns the reckoning and the checks that need no server, no engine and no model in memory. Loads neither Prefect nor vLLM,
-fetches nothing from a hub, writes nothing. A plan is a tree of sections; `bytes` in a name means bytes, `_at_most` a bound,
-`_about` an estimate.
+Checks that need no server, no engine and no loaded model are made here. Neither Prefect nor vLLM is loaded, and nothing is
+downloaded or written. A plan is a tree of sections. In names, `bytes` is the unit, `_at_most` means a bound and `_about` an
+estimate.
 """
 
 import os
@@ -53,16 +53,16 @@ from training.settings import TinyModelSettings
 
 Forecast = dict[str, Any]
 _GENERATORS_BYTES = 10_000
-"""Random generators in a checkpoint: about what torch and numpy keep."""
+"""Approximate size of the states of torch's and numpy's random generators in a checkpoint."""
 _ADAPTER_FILES_BYTES = 12_000
-"""Config, manifest and the head of the weight file."""
+"""Approximate size of an adapter's config, manifest and weight file header."""
 
 
 def plan_train(settings: RunSettings, *, resume: bool = False) -> Forecast:
-    """The plan of a training run; with `resume`, of the steps that are left of one that exists.
+    """The plan of a training run; with `resume`, of the remaining steps of an existing run.
 
     Raises:
-        InputError: what the run itself would refuse: settings, a name that is taken, no such model, too little memory.
+        InputError: the run itself would raise it: wrong settings, a name that is taken, no such model, too little memory.
     """
     check_settings(settings)
     check_objective(settings)
@@ -155,10 +155,10 @@ def plan_serve(model: str, settings: InferenceSettings, address: str, adapters_r
 
 
 def plan_cache(settings: CacheSettings, runs_root: Path) -> Forecast:
-    """The plan of building a state cache; one that stands is read and verified.
+    """The plan of building a state cache. An existing cache is read and verified.
 
     Raises:
-        DataError: the cache that stands is damaged.
+        DataError: the existing cache is damaged.
     """
     found = find_cache(runs_root / CACHE_FOLDER, settings)
     if found is not None:
@@ -166,8 +166,8 @@ def plan_cache(settings: CacheSettings, runs_root: Path) -> Forecast:
         sizes = sum(file.stat().st_size for file in found.iterdir())
     else:
         some = some_positions(settings)
-        row = sum(len(snapshot.position) + len(snapshot.source) + len(snapshot.game_id) + 100 for snapshot in some) / len(some)
-        sizes = int(row * (settings.train_snapshots + settings.held_out_snapshots))
+        row_bytes = sum(len(each.position) + len(each.source) + len(each.game_id) + 100 for each in some) / len(some)
+        sizes = int(row_bytes * (settings.train_snapshots + settings.held_out_snapshots))
     return {
         "command": "cache build",
         "cache": {
@@ -210,7 +210,7 @@ def plan_model(recipe: TinyModelSettings, runs_root: Path, prompts: PromptSettin
 
 
 def _model(settings: RunSettings) -> tuple[Path | None, ModelShape | None]:
-    """Where the model lies, if it does, and its shape, if that can be known."""
+    """(folder of the model, None if it is not here yet; its shape, None if unknown)."""
     name = settings.inference.model
     found = (
         find_tiny(settings.runs_root / MODEL_FOLDER, settings.tiny_model, settings.prompts)
@@ -251,9 +251,9 @@ def _tokens(settings: RunSettings, rehearsal: Rehearsal, decisions: int, *, exac
         "completion_about": round(rehearsal.completion_tokens),
         "prompts_of_the_run_about": round(rehearsal.prompt_tokens * decisions),
         "completions_of_the_run_about": round(rehearsal.completion_tokens * decisions),
-        "basis": "some forks played by lot, with this model's tokenizer"
+        "basis": "some forks with uniform draws, with this model's tokenizer"
         if exact
-        else "some forks played by lot; no tokenizer is here yet, so each byte counts as a token: bounds",
+        else "some forks with uniform draws; without a tokenizer each byte counts as a token, so these are upper bounds",
     }
     if exact and rehearsal.longest_request > longest:
         plan["warning"] = (
@@ -316,9 +316,9 @@ def _memory(
     *,
     flow: bool = True,
 ) -> Forecast:
-    """Resident memory by process; `flow`: the command is a flow, which brings a Prefect server unless one is there."""
+    """Resident memory by process. `flow`: the command runs a flow, which starts a Prefect server if there is none."""
     if shape is None:
-        return {"needed": "unknown: the model is not here yet, or its config does not tell", "available_bytes": machine.memory}
+        return {"needed": "unknown: the model is not here yet, or its config has no shape", "available_bytes": machine.memory}
     server = 0 if os.environ.get("PREFECT_API_URL") or not flow else SERVER_PROCESS_BYTES
     if settings.urls:
         return {"trainer_bytes_about": trainer, "prefect_server_bytes_about": server, "available_bytes": machine.memory}
@@ -354,8 +354,8 @@ def _engine(settings: InferenceSettings, machine: Machine) -> Forecast:
         return {"kind": "workers", "urls": ", ".join(settings.urls), "model": settings.model}
     build = vllm_build()
     kind, reason = engine_kind(settings.engine, has_vllm=build is not None, has_cuda=machine.gpu_total > 0)
-    told = reason if kind == "torch" else f"{reason}; it is built for {str(build).upper()}"
-    plan: Forecast = {"kind": told, "model": settings.model, "dtype": settings.dtype}
+    text = reason if kind == "torch" else f"{reason}; it is built for {str(build).upper()}"
+    plan: Forecast = {"kind": text, "model": settings.model, "dtype": settings.dtype}
     return plan if kind == "torch" else plan | {"block_tokens": settings.block_size}
 
 
@@ -385,7 +385,9 @@ def _figures(settings: RunSettings, folder: Path) -> Forecast:
 
 def _prefect() -> Forecast:
     url = os.environ.get("PREFECT_API_URL")
-    return {"server": url or f"one of its own for this command, its database in {os.environ.get('PREFECT_HOME', '~/.prefect')}"}
+    return {
+        "server": url or f"a temporary one for this command, with its database in {os.environ.get('PREFECT_HOME', '~/.prefect')}"
+    }
 
 
 def _free(folder: Path) -> int:

@@ -1,6 +1,6 @@
-"""What a tuning flow is about to do: candidates, what of them cannot fit, where results lie, and what is measured already.
+"""The plan of a tuning flow: candidates, refused candidates, folder of results, and results that exist.
 
-Nothing is started, made or fetched for it, and nothing is written: `entente bench tune --dry-run` shows just this.
+Nothing is started, downloaded or written. `entente bench tune --dry-run` prints the plan.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from inference.settings import InferenceSettings
 from pipeline.plans.find_model import TINY, check_length, model_here, model_shape
 from pipeline.refresh_settings import newest_run
 from pipeline.run_settings import RunSettings, check_settings, layered_settings, settings_of
-from pipeline.tuning_folder import kept
+from pipeline.tuning_folder import read_result
 from records.policy_version import PolicyVersion
 from storage.adapters import published_versions, read_adapter
 from storage.runs import RunPaths
@@ -24,46 +24,59 @@ from tuning.requests import check_shape
 from tuning.settings import TuneSettings
 
 TUNING_FOLDER = "_tuning"
-"""Beside the runs, under `runs_root`."""
+"""Folder under `runs_root`."""
 NEWEST = "newest"
 _GUESS_S = 30.0
-"""Seconds of a candidate, as long as none was measured."""
+"""Seconds per candidate, if none was measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuningPlan:
-    """What is to be measured, known without starting anything."""
+    """What a tuning flow will measure."""
 
     settings: RunSettings
     run: str
-    """Run whose requests are asked; empty: random ones."""
+    """Run whose requests are used; empty: random requests."""
     folder: Path
     candidates: list[Candidate]
     refused: dict[str, str]
-    """Why candidates are not started, by key."""
+    """Key of a candidate -> why it is not started."""
     varied: list[str]
+    """Names of the settings that vary."""
     adapter: PolicyVersion | None
-    """Of the run."""
+    """Newest adapter of the run; None: random weights."""
     adapter_rank: int
     on_gpu: bool
 
     def missing(self, *, retry_failed: bool) -> list[Candidate]:
-        """Candidates that are still to be measured."""
-        found = {each.key: kept(self.folder, each) for each in self.candidates if each.key not in self.refused}
-        return [
-            each
-            for each in self.candidates
-            if each.key in found and ((measured := found[each.key]) is None or (retry_failed and not measured.arms))
-        ]
+        """Candidates without a result, and with `retry_failed` also those whose measurement failed."""
+        missing = []
+        for candidate in self.candidates:
+            if candidate.key in self.refused:
+                continue
+            result = read_result(self.folder, candidate)
+            if result is None or (retry_failed and not result.arms):
+                missing.append(candidate)
+        return missing
 
     def seconds_each(self) -> float:
-        """Seconds that a candidate takes, by those measured before."""
-        seconds = [m.seconds for each in self.candidates if (m := kept(self.folder, each)) is not None and m.arms]
+        """Mean seconds per candidate, from existing results."""
+        results = [read_result(self.folder, candidate) for candidate in self.candidates]
+        seconds = [result.seconds for result in results if result is not None and result.arms]
         return sum(seconds) / len(seconds) if seconds else _GUESS_S
 
 
 def plan_tuning(run: str, settings: RunSettings | None, tuning: TuneSettings, runs_root: Path, output: Path | None) -> TuningPlan:
-    """What would be measured; refuses what can be refused at once."""
+    """The plan of a tuning flow.
+
+    Args:
+        run: a run's name, NEWEST, or empty for random requests.
+        settings: None: those of the run, or of the laptop preset.
+        output: folder of the results; None: a folder under `runs_root`.
+
+    Raises:
+        InputError: there is no such run, or settings contradict each other or do not fit the model.
+    """
     run, settings = settings_for(run, settings, runs_root)
     base, machine = settings.inference, this_machine()
     shape = model_shape(base.model, settings.tiny_model, settings.prompts)
@@ -88,7 +101,7 @@ def plan_tuning(run: str, settings: RunSettings | None, tuning: TuneSettings, ru
 
 
 def settings_for(run: str, settings: RunSettings | None, runs_root: Path) -> tuple[str, RunSettings]:
-    """The run that is meant, and the settings to begin with: the engine is one on this machine, whoever else played.
+    """The run's name and the settings to vary, with an engine on this machine.
 
     Raises:
         InputError: there is no such run, or settings contradict each other.
@@ -112,11 +125,13 @@ def _adapter(paths: RunPaths) -> PolicyVersion | None:
 
 
 def identity_of(plan: TuningPlan, model: Path, tuning: TuneSettings) -> dict[str, Any]:
-    """What results in one folder have in common."""
-    asked: dict[str, Any] = {"requests_of": plan.run or "nobody: random", "requests": tuning.asked, "rounds": tuning.rounds}
+    """What all results in one folder have in common; stored in the folder."""
+    identity: dict[str, Any] = {"requests_of": plan.run or "nobody: random", "requests": tuning.asked, "rounds": tuning.rounds}
     if not plan.run:
-        asked |= {name: getattr(tuning, name) for name in ("random_prompt_tokens", "random_completion_tokens", "random_shared")}
-    return asked | {
+        identity |= {
+            name: getattr(tuning, name) for name in ("random_prompt_tokens", "random_completion_tokens", "random_shared")
+        }
+    return identity | {
         "seed": tuning.seed,
         "base_model": model_fingerprint(model),
         "adapter": plan.adapter.adapter_hash if plan.adapter else f"random weights of rank {plan.adapter_rank}",
@@ -124,38 +139,38 @@ def identity_of(plan: TuningPlan, model: Path, tuning: TuneSettings) -> dict[str
     }
 
 
-def planned(plan: TuningPlan, tuning: TuneSettings) -> dict[str, Any]:
-    """What `--dry-run` shows."""
+def describe_plan(plan: TuningPlan, tuning: TuneSettings) -> dict[str, Any]:
+    """The plan as `--dry-run` prints it."""
     missing = {each.key for each in plan.missing(retry_failed=tuning.retry_failed)}
     seconds = plan.seconds_each()
-    told = [
-        (
-            each.label(plan.varied),
-            f"refused: {plan.refused[each.key]}"
-            if each.key in plan.refused
-            else "to be measured"
-            if each.key in missing
-            else "measured before",
-        )
-        for each in plan.candidates
-    ]
+
+    def state(candidate: Candidate) -> str:
+        if candidate.key in plan.refused:
+            return f"refused: {plan.refused[candidate.key]}"
+        return "to be measured" if candidate.key in missing else "measured before"
+
     model = plan.settings.inference.model
-    there = model == TINY or model_here(model) is not None
+    found = model == TINY or model_here(model) is not None
     return {
         "command": "bench tune",
         "requests": {
-            "of": plan.run or "nobody: random ones",
+            "of": plan.run or "no run: random requests",
             "each_pass": tuning.asked,
             "passes_of_a_candidate": tuning.passes,
-            "model": model if there else f"{model}, to be fetched first",
+            "model": model if found else f"{model}, to be downloaded first",
             "adapter": f"policy version {plan.adapter.version}"
             if plan.adapter
             else f"random weights of rank {plan.adapter_rank}",
         },
-        "candidates": {f"{number} {label}": state for number, (label, state) in enumerate(told, start=1)},
+        "candidates": {
+            f"{number} {candidate.label(plan.varied)}": state(candidate)
+            for number, candidate in enumerate(plan.candidates, start=1)
+        },
         "time": {
             "left_s": round(seconds * len(missing)),
-            "basis": "those measured before" if seconds != _GUESS_S else f"a guess of {_GUESS_S:g} s each, until one is measured",
+            "basis": "those measured before"
+            if seconds != _GUESS_S
+            else f"a guess of {_GUESS_S:g} s each, because none is measured",
         },
         "files": {"folder": str(plan.folder)},
     }

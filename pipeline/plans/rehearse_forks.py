@@ -1,8 +1,7 @@
-"""A few forks played without any model, to learn what a run's forks will hold: decisions, plies, tokens, bytes.
+"""Plays a few forks without a model, to estimate a run's decisions, plies, tokens and bytes.
 
-Every legal token is drawn with the same chance, from real positions, through the same code that plays a run; nothing is
-written. Where no tokenizer is there yet, each byte counts as a token: no byte-level tokenizer makes more, so the figures
-are then bounds.
+The forks start from real positions and use the code that plays a run, but draw legal tokens uniformly. Nothing is written.
+Without a tokenizer each byte counts as a token. No byte-level tokenizer makes more tokens, so the figures are then upper bounds.
 """
 
 import asyncio
@@ -31,39 +30,41 @@ from state_cache.settings import CacheSettings
 from storage.schema import to_table
 
 PLIES_A_YEAR = 5
-"""Phases of a game year: two of movement, each with its retreats, and adjustments."""
+"""Phases of a game year at most: two of movement, each with retreats, and adjustments."""
 _GROUPS, _FORKS, _YEARS, _LAST_YEAR = {"one": 12, "all": 2}, 2, 2, 1906
 _SOURCE_GAMES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
-    """Means over the forks played, per fork and per row."""
+    """Means over the rehearsed forks, scaled to the horizon."""
 
     decisions_per_fork: float
     plies_per_fork: float
     prompt_tokens: float
-    """Mean of a decision."""
+    """Per decision."""
     completion_tokens: float
+    """Per decision."""
     longest_request: int
     """Tokens of the longest prompt with the longest completion that its legal orders allow."""
     decision_bytes: float
-    """Of one row of a shard."""
+    """Bytes per row of a shard."""
     ply_bytes: float
+    """Bytes per row of a plies file."""
     file_bytes: int
-    """Of a shard and its plies file without any row."""
+    """Bytes of a shard and its plies file without rows."""
 
 
 def rehearse(positions: Sequence[Snapshot], tokens: Tokens, settings: RolloutSettings, longest: int, seed: int) -> Rehearsal:
-    """Play a few forks as `settings` say, each of two years at most, and scale to the horizon.
+    """Play a few forks with these settings, of two game years at most, and scale the figures to the horizon.
 
     Args:
-        longest: tokens of a row, at most; where a byte counts as a token, longer rows are cut to it.
+        longest: largest number of tokens of a row. Longer rows are cut, which occurs if bytes count as tokens.
     """
     years = min(_YEARS, settings.horizon_years)
     shorter = settings.model_copy(update={"horizon_years": years, "forks_per_group": _FORKS, "max_failed_share": 1.0})
     starts = sample_start_positions(positions, _GROUPS[settings.policy_powers], seed, 1)
-    engine = _DrawsByLot()
+    engine = _UniformEngine()
     groups = plan_start_groups(starts, 0, shorter)
     played = asyncio.run(roll_out(groups, engine, tokens, shorter, producer="rehearsal", seed=seed))
     rows = [replace(row, input_ids=row.input_ids[:longest]) for row in played.decisions]
@@ -82,7 +83,7 @@ def rehearse(positions: Sequence[Snapshot], tokens: Tokens, settings: RolloutSet
 
 
 def some_positions(settings: CacheSettings) -> list[Snapshot]:
-    """A few positions like those that a cache with these settings will hold, from its first source games."""
+    """A few positions from the first source games of a cache with these settings."""
     years = {"first_year": min(settings.first_year, _LAST_YEAR), "last_year": min(settings.last_year, _LAST_YEAR)}
     nearer = settings.model_copy(update=years)
     found = [snapshot for game in range(_SOURCE_GAMES) for snapshot in play_source_game(game, nearer)]
@@ -90,7 +91,7 @@ def some_positions(settings: CacheSettings) -> list[Snapshot]:
 
 
 class BytesAsTokens(Codec):
-    """Stands in for a tokenizer that is not there yet: one token per byte."""
+    """Replaces a tokenizer that is not downloaded: one token per byte."""
 
     def __init__(self) -> None:
         self.eos_id, self.separator_id, self.vocabulary_size = 256, ord("\n"), 257
@@ -101,12 +102,12 @@ class BytesAsTokens(Codec):
 
 
 def codec_of(model: Path | None) -> Codec:
-    """The model's own codec, or the stand-in."""
+    """The model's codec; `BytesAsTokens` if there is no model yet."""
     return BytesAsTokens() if model is None else Codec(model)
 
 
-class _DrawsByLot:
-    """An engine without a model: any legal token with the same chance."""
+class _UniformEngine:
+    """An engine without a model. Draws legal tokens uniformly."""
 
     name = "rehearsal"
 

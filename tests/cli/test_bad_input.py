@@ -75,7 +75,7 @@ REFUSED = [
     ),
     (["train", "--pipeline.buffer-depth", "2"], "pipeline.deterministic needs pipeline.buffer_depth 0 or 1, not 2"),
     (["train", "--run", "taken"], "run 'taken' exists already in runs: go on with it by --resume, or choose"),
-    (["train", "--resume"], "--resume goes on with a run that exists: name it with --run"),
+    (["train", "--resume"], "--resume continues an existing run: name it with --run"),
     (
         ["train", "--resume", "--run", "nothing"],
         "there is no run in 'runs/nothing': it has no settings.json; runs there: taken",

@@ -112,7 +112,7 @@ def test_a_grid_outlives_a_kill_a_candidate_that_does_not_start_and_other_settin
     assert "max_num_batched_tokens" in failed["log"] and "max_num_batched_tokens" in failed["reason"]
     assert outcome["after"]["current"]
     other = workplace.process(*words, "--seed", "1")
-    assert other.returncode == 2 and "holds results for seed 0, not 1: give another --output" in other.stderr
+    assert other.returncode == 2 and "has results for seed 0, not 1: give another --output" in other.stderr
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from flows.play_match import told
 from game.board import POWERS, Board
 from game.players import player
 from game.scores import Standing
-from rollouts.deciders import PolicyDecider, Question
+from rollouts.deciders import DecisionRequest, PolicyDecider
 from rollouts.seeds import dice
 from storage.runs import RunPaths
 from telemetry.errors import EngineError, InputError
@@ -60,8 +60,8 @@ def test_players_that_are_compared_meet_the_same_starts_powers_and_luck(position
 class Holds:
     """Decides what the scripted player 'hold' would, under whatever name it sits."""
 
-    async def decide(self, question: Question) -> list[str]:
-        return list(player("hold")(question.legal, dice(question.game), question.board))
+    async def decide(self, request: DecisionRequest) -> list[str]:
+        return list(player("hold")(request.legal, dice(request.game), request.board))
 
 
 def test_players_that_decide_alike_play_the_same_games():

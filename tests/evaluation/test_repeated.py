@@ -9,7 +9,7 @@ from evaluation.repeated import RepeatedDecider, choose_by_playout, is_settled, 
 from game.board import Board
 from game.legal import LegalOrders, OrderKind
 from game.players import player
-from rollouts.deciders import Question
+from rollouts.deciders import DecisionRequest
 
 MOVES = LegalOrders(
     power="FRANCE",
@@ -23,9 +23,9 @@ BUILDS = LegalOrders(
 )
 
 
-def question(board: Board, power: str) -> Question:
+def request_for(board: Board, power: str) -> DecisionRequest:
     legal = board.legal_orders()[power]
-    return Question(game="g", dice="g", ply=0, power=power, legal=legal, board=board, snapshot_id="")
+    return DecisionRequest(game="g", dice="g", ply=0, power=power, legal=legal, board=board, snapshot_id="")
 
 
 def test_each_unit_takes_the_order_that_most_draws_gave_it():
@@ -60,7 +60,7 @@ def test_an_early_end_gives_what_drawing_to_the_end_would_give(uniform_engine, t
     for snapshot in positions[:4]:
         board = Board.restore(snapshot)
         for power in list(board.legal_orders())[:3]:
-            asked, engine = question(board, power), uniform_engine()
+            asked, engine = request_for(board, power), uniform_engine()
             decider = RepeatedDecider(engine, tokens, None, 15)
             chosen = asyncio.run(decider.decide(asked))
             full = asyncio.run(RepeatedDecider(uniform_engine(), tokens, None, 15)._draws(asked, 0, 15))
@@ -73,12 +73,12 @@ def test_an_early_end_gives_what_drawing_to_the_end_would_give(uniform_engine, t
 
 def test_equal_draws_stop_after_little_more_than_half(uniform_engine, tokens, positions):
     class Same(RepeatedDecider):
-        async def _draws(self, question, first, count):
+        async def _draws(self, request, first, count):
             self.drawn += count
-            return [[options[0] for options in question.legal.options]] * count
+            return [[options[0] for options in request.legal.options]] * count
 
     decider = Same(uniform_engine(), tokens, None, 25)
-    asyncio.run(decider.decide(question(Board.start(), "FRANCE")))
+    asyncio.run(decider.decide(request_for(Board.start(), "FRANCE")))
     assert decider.drawn == 13
 
 
@@ -89,7 +89,7 @@ def test_playing_out_prefers_the_set_that_takes_centres():
         {"FRANCE": ["A PAR - PIC"]}
         | {p: player("hold")(legal, dice) for p, legal in board.legal_orders().items() if p != "FRANCE"}
     )
-    asked = question(board, "FRANCE")
+    asked = request_for(board, "FRANCE")
     by_unit = dict(zip([site[2:] for site in asked.legal.sites], asked.legal.options, strict=True))
     hold = [f"{site} H" for site in asked.legal.sites]
     take = ["A PIC - BEL" if site == "A PIC" else f"{site} H" for site in asked.legal.sites]

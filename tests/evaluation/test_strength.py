@@ -13,7 +13,7 @@ from evaluation.settings import EvaluationSettings
 from evaluation.strength import POLICY, measure_strength
 from game.board import POWERS, Board
 from game.players import player
-from rollouts.deciders import Question
+from rollouts.deciders import DecisionRequest
 from rollouts.seeds import dice
 from storage.runs import RunPaths
 from telemetry.errors import DataError, EngineError, InputError
@@ -66,8 +66,8 @@ def test_every_player_meets_the_same_opponents_dice(uniform_engine, tokens, posi
 class Holds:
     """Decides what the scripted player 'hold' would, under whatever name it sits."""
 
-    async def decide(self, question: Question) -> list[str]:
-        return list(player("hold")(question.legal, dice(question.game), question.board))
+    async def decide(self, request: DecisionRequest) -> list[str]:
+        return list(player("hold")(request.legal, dice(request.game), request.board))
 
 
 def test_players_that_decide_alike_score_alike(positions):

@@ -71,10 +71,10 @@ def test_a_player_is_scored_by_the_share_of_its_draws_that_are_best():
         def __init__(self, first: int) -> None:
             self.first = first
 
-        async def decide(self, question):
-            position = POSITIONS[question.snapshot_id and question.game.split("/")[2]]
-            number = int(question.dice.split("/")[-1])
-            return list(position.best[0]) if number < self.first else list(next(order_sets(question.legal)))
+        async def decide(self, request):
+            position = POSITIONS[request.snapshot_id and request.game.split("/")[2]]
+            number = int(request.dice.split("/")[-1])
+            return list(position.best[0]) if number < self.first else list(next(order_sets(request.legal)))
 
     some = [POSITIONS["munich-by-two"], POSITIONS["retreat-into-belgium"]]
     score = asyncio.run(solve("some", 3, some, Always(2), draws=8))

@@ -19,7 +19,7 @@ from flows.recover_training import recover_training
 from flows.train_policy import train_policy
 from flows.tune_inference import tune_inference
 from pipeline.run_settings import RunSettings, layered_settings
-from pipeline.settings_form import unfolded
+from pipeline.settings_form import merge_more
 from state_cache.settings import CacheSettings
 from tasks.alerts import with_hooks
 from telemetry.alerts import AlertSettings
@@ -143,7 +143,7 @@ def test_the_parameters_of_every_deployment_are_accepted(place: Path):
     for each in yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]:
         given = each["parameters"]
         training = each["entrypoint"].endswith(":train_policy")
-        run_settings = RunSettings.model_validate(unfolded(given["settings"])) if training else None
+        run_settings = RunSettings.model_validate(merge_more(given["settings"])) if training else None
         check_given(Path(given.get("runs_root", "runs")), settings=run_settings, addresses=given.get("urls", ()))
 
 

@@ -53,7 +53,7 @@ def test_a_run_that_another_process_made_while_this_one_prepared_is_left_as_it_i
         root.mkdir()
         (root / "settings.json").write_text(settings.model_dump_json())
     monkeypatch.setattr(open_run, "prepare_cache", prepared_late)
-    with pytest.raises(InputError, match="was begun with seed 77" if resume else "run 'mine' exists already"):
+    with pytest.raises(InputError, match="was started with seed 77" if resume else "run 'mine' exists already"):
         opened(settings, resume=resume)
     assert before and content(root) == before
 

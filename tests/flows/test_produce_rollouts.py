@@ -135,7 +135,7 @@ def test_what_a_producer_cannot_play_for_is_one_sentence(played: Played):
             asyncio.run(produce_rollouts.fn(**arguments))
     played.desk.stop("its training has ended")
     played.paths.summary.write_text("{}")
-    with pytest.raises(InputError, match="has done its steps: there is nothing to play for"):
+    with pytest.raises(InputError, match="has done all its steps and needs no rollouts"):
         asyncio.run(produce_rollouts.fn("mine", played.paths.root.parent, producer="x"))
     played.paths.control.unlink()
     with pytest.raises(DataError, match="never at work"):

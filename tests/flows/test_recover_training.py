@@ -22,7 +22,7 @@ from prefect.states import Crashed, Failed, Pending, Running
 from flows.recover_training import SILENT, recover_training
 from flows.train_policy import train_policy
 from pipeline.run_settings import RunSettings, layered_settings
-from pipeline.work_record import WORK_FOLDER, machine, note_work, work_of, works_at
+from pipeline.work_record import WORK_FOLDER, list_works, machine, read_work, record_work
 from storage.files import FILES
 from storage.runs import RunPaths, held
 
@@ -94,7 +94,7 @@ def recover(place: Place, run: FlowRun) -> str:
 
 def noted(paths: RunPaths, run: FlowRun, process: psutil.Process | None = None) -> None:
     """That process, by default one that is gone, works at the run for that flow run."""
-    note_work(paths, str(run.id))
+    record_work(paths, str(run.id))
     file = paths.root.parent / WORK_FOLDER / f"{run.id}.json"
     pid, began = (process.pid, process.create_time()) if process else (os.getpid(), 1.0)
     file.write_text(json.dumps(json.loads(file.read_text()) | {"pid": pid, "began": began}))
@@ -105,7 +105,7 @@ def test_a_killed_run_without_a_name_is_found_and_goes_on_once_however_often_it_
     killed = asyncio.run(place.ended(KILLED, place.settings()))
     noted(paths, killed)
     said = recover(place, killed)
-    assert "run 'tiny-7' goes on after step 2, attempt 1 of 3" in said
+    assert "run 'tiny-7' continues after step 2, attempt 1 of 3" in said
     assert "was seen to already" in recover(place, killed)
     (again,) = asyncio.run(place.started())
     assert again.parameters["resume"] is True and again.parameters["settings"]["run"] == "tiny-7"
@@ -138,7 +138,7 @@ def test_a_run_that_never_gets_further_is_given_up_with_an_alert(place: Place):
 def test_a_command_and_a_path_in_a_flow_run_s_parameters_come_to_nothing(place: Place):
     settings = place.settings(run="mine", pipeline={"recoveries_max": 0}, alerts={"command": f"touch {place.root}/told"})
     killed = asyncio.run(place.ended(KILLED, settings))
-    assert "was started again never" in recover(place, killed)
+    assert "pipeline.recoveries_max is 0" in recover(place, killed)
     assert not (place.root / "told").exists()
     outside = asyncio.run(place.ended(KILLED, settings.model_copy(update={"run": "../outside"})))
     assert "its parameters are not those of a training run" in recover(place, outside)
@@ -181,7 +181,7 @@ def test_a_process_that_was_stopped_is_ended_and_its_run_goes_on(place: Place, s
     quiet = asyncio.run(place.ended(Crashed(message=f"{SILENT} for 120 s"), place.settings(run="stopped")))
     noted(paths, quiet, sleeper)
     os.kill(sleeper.pid, signal.SIGSTOP)
-    assert "goes on after step 1" in recover(place, quiet)
+    assert "continues after step 1" in recover(place, quiet)
     assert len(asyncio.run(place.started())) == 1
     assert not sleeper.is_running() or sleeper.status() == psutil.STATUS_ZOMBIE
 
@@ -203,7 +203,7 @@ def test_the_sweep_finds_what_no_event_told_and_settles_what_runs_below_it(place
 
     task = asyncio.run(task_state())
     done = asyncio.run(recover_training(runs_root=place.root))
-    assert "goes on after step 1" in done[str(lost.id)]
+    assert "continues after step 1" in done[str(lost.id)]
     assert asyncio.run(task_state(task)) == StateType.CRASHED
 
 
@@ -213,20 +213,20 @@ def test_a_process_that_lives_and_does_nothing_for_long_is_ended_by_the_sweep(pl
     noted(paths, hung, sleeper)
     assert str(hung.id) not in asyncio.run(recover_training(runs_root=place.root)), "it began just now"
     paths.settings.write_text(place.settings(run="hung", alerts={"stalled_minutes": 1e-6}).model_dump_json())
-    assert "goes on after step 1" in asyncio.run(recover_training(runs_root=place.root))[str(hung.id)]
+    assert "continues after step 1" in asyncio.run(recover_training(runs_root=place.root))[str(hung.id)]
     assert not sleeper.is_running() or sleeper.status() == psutil.STATUS_ZOMBIE
 
 
 def test_who_works_at_a_run_is_told_by_more_than_a_process_number(tmp_path: Path, sleeper: psutil.Process):
     paths = RunPaths(tmp_path / "runs" / "mine").create()
-    note_work(paths, "1b2c")
-    mine = work_of(paths.root.parent, "1b2c")
-    assert mine is not None and mine.process() == "alive" and mine.machine == machine() and works_at(paths) == [mine]
+    record_work(paths, "1b2c")
+    mine = read_work(paths.root.parent, "1b2c")
+    assert mine is not None and mine.process() == "alive" and mine.machine == machine() and list_works(paths) == [mine]
     file = tmp_path / "runs" / WORK_FOLDER / "1b2c.json"
     for changed, what in [({"began": 1.0}, "gone"), ({"machine": "another 1 2"}, "elsewhere"), ({"pid": 2**22 + 1}, "gone")]:
         file.write_text(json.dumps(json.loads(file.read_text()) | {"began": mine.began} | changed))
-        found = work_of(paths.root.parent, "1b2c")
+        found = read_work(paths.root.parent, "1b2c")
         assert found is not None and found.process() == what
         file.write_text(json.dumps({name: getattr(mine, name) for name in ("flow_run", "run", "machine", "pid", "began")}))
     file.write_text("{")
-    assert work_of(paths.root.parent, "1b2c") is None
+    assert read_work(paths.root.parent, "1b2c") is None

@@ -72,12 +72,12 @@ def test_a_stored_value_that_no_row_depends_on_is_said_and_left_behind(tmp_path:
     caplog.set_level("INFO", "entente")
     paths = stored(tmp_path, {"inference.request_attempts": 9})
     assert settings_of(paths).inference == layered_settings("laptop").inference
-    assert caplog.messages == ["run 'old' was begun with inference.request_attempts 9, which is 4 always by now"]
+    assert caplog.messages == ["run 'old' was started with inference.request_attempts 9; it is always 4 now"]
 
 
 @pytest.mark.parametrize("name", ["storage.freshness", "training.outlier_low"])
 def test_a_stored_value_that_steps_depend_on_is_refused(tmp_path: Path, name: str):
-    with pytest.raises(InputError, match=rf"{name} is no setting any more: it is {REMOVED[name]!r} always, not 0.25"):
+    with pytest.raises(InputError, match=rf"{name} is no longer a setting: it is always {REMOVED[name]!r}, not 0.25"):
         settings_of(stored(tmp_path, {name: 0.25}))
 
 
@@ -86,6 +86,6 @@ def test_what_a_user_gives_must_be_the_value_that_is_fixed(tmp_path: Path):
     file.write_text("[retention]\ndamaged_days = 30\n")
     assert layered_settings("laptop", [file]) == layered_settings("laptop")
     file.write_text("[retention]\ndamaged_days = 3\n")
-    with pytest.raises(InputError, match=r"retention.damaged_days is no setting any more: it is 30.0 always, not 3"):
+    with pytest.raises(InputError, match=r"retention.damaged_days is no longer a setting: it is always 30.0, not 3"):
         layered_settings("laptop", [file])
     assert without_removed("no mapping") == "no mapping"

@@ -120,7 +120,7 @@ def test_a_finished_run_is_not_run_again_and_goes_on_when_more_steps_are_asked_f
 def test_what_would_make_it_another_run_is_refused_with_both_values(killed, workplace):
     done = workplace.process("train", "--run", "killed", "--resume", "--seed", "7")
     assert done.returncode == 2
-    assert "run 'killed' was begun with seed 13 and cannot go on with 7" in done.stderr
+    assert "run 'killed' was started with seed 13 and cannot continue with 7" in done.stderr
 
 
 @pytest.mark.system

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from pipeline.controller import PATIENCE, Bounds, Controller, Seen
+from pipeline.controller import PATIENCE, Bounds, Controller, StepObservation
 
 START_GROUPS = 16
 
@@ -68,7 +68,7 @@ class Pipeline:
             self.waited.append(waited / (now - began))
             self.lags.append(lag)
             self.expired.append(expired)
-            seen = Seen(waited_share=self.waited[-1], lag_max=lag, expired=expired, ready=len(ready))
+            seen = StepObservation(waited_share=self.waited[-1], lag_max=lag, expired=expired, ready=len(ready))
             plan = self.controller.after(seen)
             self.ahead.append(plan.ahead)
             self.said += [plan.reason] if plan.reason else []
@@ -174,7 +174,7 @@ def test_whatever_it_sees_it_stays_within_its_bounds(seed: int):
     controller = Controller(bounds)
     for _ in range(200):
         before = controller.target
-        seen = Seen(
+        seen = StepObservation(
             waited_share=dice.choice([0.0, dice.random()]),
             lag_max=dice.randint(0, bounds.max_policy_lag),
             expired=dice.choice([0, 0, dice.randint(0, 30)]),

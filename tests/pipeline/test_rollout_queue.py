@@ -10,7 +10,7 @@ import pytest
 
 from pipeline import buffered_queue
 from pipeline.buffered_queue import FAILURES_IN_A_ROW, BufferedQueue
-from pipeline.controller import Seen
+from pipeline.controller import StepObservation
 from pipeline.lockstep_queue import LockstepQueue
 from pipeline.play import RolloutReport
 from pipeline.rollout_queue import RolloutQueue
@@ -83,7 +83,7 @@ async def settled(task: "asyncio.Task[Any] | None" = None) -> None:
 
 @pytest.fixture
 def field(monkeypatch: pytest.MonkeyPatch) -> Field:
-    monkeypatch.setattr(buffered_queue, "LOOK_S", 0.01)
+    monkeypatch.setattr(buffered_queue, "POLL_S", 0.01)
     return Field()
 
 
@@ -237,7 +237,7 @@ def test_what_can_only_bring_rows_beyond_the_budget_is_cancelled_and_its_start_g
 
 
 def test_the_controller_lowers_what_is_ahead_where_rows_come_late(field: Field):
-    late = Seen(waited_share=0.0, lag_max=2.0, expired=4.0, ready=START_GROUPS)
+    late = StepObservation(waited_share=0.0, lag_max=2.0, expired=4.0, ready=START_GROUPS)
 
     async def run() -> None:
         async with queue(field, buffer_depth=2, groups_per_task=1) as rollouts:

@@ -36,8 +36,8 @@ def test_a_side_follows_the_run_and_its_rows_are_of_the_version_it_serves(run, s
                 serve(paths, desk, version)
                 await side.follow()
                 assert side.version == version
-                positions = producer_positions(side.playing, "x", group, 1, side.version)
-                await play_missing(side.playing, "rollout", "x", positions, group)
+                positions = producer_positions(side.resources, "x", group, 1, side.version)
+                await play_missing(side.resources, "rollout", "x", positions, group)
         finally:
             await side.close()
 
@@ -75,11 +75,11 @@ def altered(paths: RunPaths, **changes: Any) -> None:
     "spoil, kind, said",
     [
         (lambda paths: paths.settings.unlink(), InputError, "there is no run in"),
-        (lambda paths: paths.settings.write_text("{}"), InputError, "not of this version or was altered"),
+        (lambda paths: paths.settings.write_text("{}"), InputError, "not of this version or was changed"),
         (lambda paths: paths.control.unlink(), DataError, "never at work"),
-        (lambda paths: altered(paths, stop=True, reason="its training has ended"), InputError, "is not at work"),
-        (lambda paths: altered(paths, base_model="0123456789abcdef"), InputError, "bring the same model"),
-        (lambda paths: altered(paths, plays="other"), InputError, "of other settings"),
+        (lambda paths: altered(paths, stop=True, reason="its training has ended"), InputError, "is not training"),
+        (lambda paths: altered(paths, base_model="0123456789abcdef"), InputError, "copy the same model"),
+        (lambda paths: altered(paths, plays="other"), InputError, "other settings"),
         (lambda paths: altered(paths, version=1, adapter_hash="other"), DataError, "not the adapter"),
         (lambda paths: altered(paths, version=9), DataError, "Policy version 9 is not published"),
         (lambda paths: (paths.root.parent / "_models").unlink(), InputError, "share the whole folder"),
@@ -101,7 +101,7 @@ def test_producers_begin_elsewhere_than_the_flow_and_one_another_and_the_same_wh
     async def draw() -> Any:
         side = await RolloutSide.open(paths.root)
         try:
-            playing = side.playing
+            playing = side.resources
             playing.rollouts = RolloutSettings(start_groups=4, forks_per_group=2, horizon_years=1)
             whole = {name: producer_positions(playing, name, 0, 12, 0) for name in ("a", "b")}
             parts = producer_positions(playing, "a", 0, 3, 0) + producer_positions(playing, "a", 3, 9, 0)
@@ -143,7 +143,7 @@ def test_a_number_is_never_used_twice_whatever_is_left_of_a_producer(run):
     async def shard() -> None:
         side = await RolloutSide.open(paths.root)
         try:
-            await play_missing(side.playing, "rollout", "x", producer_positions(side.playing, "x", 8, 2, 0), 8)
+            await play_missing(side.resources, "rollout", "x", producer_positions(side.resources, "x", 8, 2, 0), 8)
         finally:
             await side.close()
 

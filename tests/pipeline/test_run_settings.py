@@ -274,7 +274,7 @@ def test_what_would_make_a_resumed_run_another_one_is_refused_with_both_values(b
         if isinstance(before, float)
         else 7
     )
-    with pytest.raises(InputError, match=f"begun with {re.escape(name)} {before!r} and cannot go on with {after!r}"):
+    with pytest.raises(InputError, match=f"started with {re.escape(name)} {before!r} and cannot continue with {after!r}"):
         resumed_settings((), {**begun, room: {leaf: after}} if room else {**begun, leaf: after})
 
 
@@ -286,5 +286,5 @@ def test_a_resumed_run_may_have_more_steps_and_another_engine_s_limits(begun: di
 def test_a_fork_may_change_what_it_learns_by_and_nothing_that_its_weights_rest_on(begun: dict[str, Any]):
     assert resumed_settings((), {**begun, "training": {"clip_low": 0.1}}, fork=True).training.clip_low == 0.1
     for name, changed in {"training.lora_rank": {"training": {"lora_rank": 3}}, "seed": {"seed": 7}}.items():
-        with pytest.raises(InputError, match=f"begun with {re.escape(name)} "):
+        with pytest.raises(InputError, match=f"started with {re.escape(name)} "):
             resumed_settings((), {**begun, **changed}, fork=True)

@@ -7,7 +7,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from pipeline.run_settings import RunSettings, layered_settings
 from pipeline.setting_names import FIRST_SETTINGS, setting_names
-from pipeline.settings_form import MORE, SettingsParameter, folded, unfolded
+from pipeline.settings_form import MORE, SettingsParameter, merge_more, split_more
 
 PARAMETER = TypeAdapter(SettingsParameter)
 
@@ -48,11 +48,11 @@ def test_a_whole_tree_and_a_form_give_the_same_run(preset: str, schema: dict[str
 
     settings = layered_settings(preset)
     tree = settings.model_dump(mode="json", exclude={"alerts": {"command", "webhook"}})
-    for given in (tree, folded(tree), settings):
+    for given in (tree, split_more(tree), settings):
         assert PARAMETER.validate_python(given) == settings
         if given is not settings:
             assert validate({"settings": given}, schema, raise_on_error=True) == []
-    assert unfolded(folded(tree)) == tree
+    assert merge_more(split_more(tree)) == tree
 
 
 @pytest.mark.parametrize(
@@ -75,5 +75,5 @@ def test_the_server_refuses_what_cannot_be_wherever_it_stands(given: dict[str, A
 
 
 def test_a_setting_with_two_values_is_refused():
-    with pytest.raises(ValidationError, match=r"training.lora_alpha is 8, and 9 below 'more': give it once"):
+    with pytest.raises(ValidationError, match=r"training.lora_alpha is 8, and 9 under 'more': give it once"):
         PARAMETER.validate_python({"training": {"lora_alpha": 8}, MORE: {"training": {"lora_alpha": 9}}})

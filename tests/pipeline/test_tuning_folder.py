@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from inference.settings import InferenceSettings
-from pipeline.tuning_folder import CANDIDATES, claim_folder, keep, kept, recorded_rows
+from pipeline.tuning_folder import CANDIDATES, claim_folder, read_result, recorded_rows, write_result
 from storage.arrow_files import read_arrow
 from storage.runs import RunPaths
 from storage.shards import open_shard
@@ -34,9 +34,9 @@ def whole() -> Measured:
     ],
 )
 def test_a_result_is_found_again_as_it_was_and_can_be_read_by_anything_that_reads_arrow(tmp_path: Path, result: Measured):
-    assert kept(tmp_path, CANDIDATE) is None
-    keep(tmp_path, CANDIDATE, result)
-    assert kept(tmp_path, CANDIDATE) == result
+    assert read_result(tmp_path, CANDIDATE) is None
+    write_result(tmp_path, CANDIDATE, result)
+    assert read_result(tmp_path, CANDIDATE) == result
     table = read_arrow(tmp_path / CANDIDATES / f"{CANDIDATE.key}.arrow")
     assert table["arm"].to_pylist() == list(result.arms) and set(FIGURES) | {"max_sequences", "concurrency"} <= set(
         table.column_names
@@ -44,16 +44,16 @@ def test_a_result_is_found_again_as_it_was_and_can_be_read_by_anything_that_read
 
 
 def test_a_result_takes_the_place_of_one_that_failed(tmp_path: Path):
-    keep(tmp_path, CANDIDATE, Measured(state="died", reason="once", arms={}))
-    keep(tmp_path, CANDIDATE, whole())
-    assert kept(tmp_path, CANDIDATE) == whole()
+    write_result(tmp_path, CANDIDATE, Measured(state="died", reason="once", arms={}))
+    write_result(tmp_path, CANDIDATE, whole())
+    assert read_result(tmp_path, CANDIDATE) == whole()
 
 
 def test_a_damaged_result_is_measured_again(tmp_path: Path):
-    keep(tmp_path, CANDIDATE, whole())
+    write_result(tmp_path, CANDIDATE, whole())
     file = tmp_path / CANDIDATES / f"{CANDIDATE.key}.arrow"
     file.write_bytes(file.read_bytes()[:-40])
-    assert kept(tmp_path, CANDIDATE) is None
+    assert read_result(tmp_path, CANDIDATE) is None
 
 
 ROW = AskedRow(prompt_ids=[5, 6], legal_ids=[4, 7, 2], legal_offsets=[0, 2, 3], seed=1)
@@ -70,7 +70,7 @@ def test_a_folder_keeps_its_requests_and_refuses_other_settings_by_name_and_valu
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path):
     (tmp_path / "thesis.txt").write_text("mine")
-    with pytest.raises(InputError, match="is no folder of results"):
+    with pytest.raises(InputError, match="is not a folder of tuning results"):
         claim_folder(tmp_path, {}, lambda: [ROW])
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
@@ -103,7 +103,7 @@ def test_requests_of_a_run_can_be_drawn_with_its_model_and_have_its_lengths(trai
 
 def test_requests_longer_than_the_engine_takes_and_runs_without_any_are_refused(trained: Any, tmp_path: Path):
     _, paths, _ = trained
-    with pytest.raises(InputError, match=r"tokens, but inference.max_model_length is 64: raise that"):
+    with pytest.raises(InputError, match=r"tokens, but inference.max_model_length is 64: raise it"):
         recorded_rows(paths, 6, max_model_length=64)
     with pytest.raises(InputError, match="has no decisions to tune on"):
         recorded_rows(RunPaths(tmp_path), 6, max_model_length=512)

@@ -12,7 +12,7 @@ import pytest
 from game.board import Board
 from records.rows import Decision, Ply
 from rollouts.fork import PlayedFork
-from rollouts.roll_out import RolledOut, StartGroup, branched_off, plan_start_groups, roll_out
+from rollouts.roll_out import RolledOut, StartGroup, branch_off, plan_start_groups, roll_out
 from rollouts.settings import RolloutSettings
 from storage.index import Index, SelectionQuery
 from storage.runs import RunPaths
@@ -101,7 +101,7 @@ def test_the_same_branches_come_out_again(branched, uniform_engine, tokens, posi
 
 def branches(forks: list[PlayedFork], origin: StartGroup) -> list[str]:
     own = StartGroup(number=origin.number + 1, snapshot=origin.snapshot, power="ITALY", branch_at=1)
-    return [branched_off(own, origin, forks, f"name-{seed}").snapshot.snapshot_id for seed in range(20)]
+    return [branch_off(own, origin, forks, f"name-{seed}").snapshot.snapshot_id for seed in range(20)]
 
 
 def test_which_board_is_taken_does_not_hang_on_what_came_after_it(branched, tokens, positions, uniform_engine):
@@ -143,7 +143,7 @@ def test_a_failed_fork_is_no_origin(tokens, positions):
     failed = PlayedFork(status="failed")
     origin = StartGroup(number=0, snapshot=positions[0], power="FRANCE")
     own = StartGroup(number=1, snapshot=positions[1], power="ITALY", branch_at=1)
-    assert branched_off(own, origin, [failed], "x") == replace(own, branch_at=0)
+    assert branch_off(own, origin, [failed], "x") == replace(own, branch_at=0)
 
 
 def test_a_branch_without_its_origin_is_a_group_of_its_own(positions):
@@ -154,7 +154,7 @@ def test_a_branch_without_its_origin_is_a_group_of_its_own(positions):
 
 
 def test_start_groups_that_do_not_divide_are_refused_with_both_numbers():
-    with pytest.raises(ValueError, match=r"start_groups 8 does not divide by 3.*branch_at \[1, 2\]: take a multiple"):
+    with pytest.raises(ValueError, match=r"start_groups 8 is not a multiple of 3.*branch_at \[1, 2\]: give a multiple"):
         RolloutSettings(start_groups=8, branch_at=(1, 2))
 
 

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from game.board import POWERS
 from rollouts.deciders import PolicyDecider
-from rollouts.roll_out import StartGroup, frozen_name, opponents_of, roll_out
+from rollouts.roll_out import StartGroup, draw_opponents, frozen_name, roll_out
 from rollouts.settings import RolloutSettings
 
 MIX = RolloutSettings(start_groups=4, forks_per_group=3, horizon_years=1, opponents="hold, mover,territorial")
@@ -22,9 +22,9 @@ def rolled(positions, engine, tokens, settings: RolloutSettings, frozen=None):
 
 
 def test_each_start_group_draws_one_of_the_players_named_and_all_are_drawn_alike():
-    drawn = Counter(opponents_of(f"p/3/{number}", MIX) for number in range(600))
+    drawn = Counter(draw_opponents(f"p/3/{number}", MIX) for number in range(600))
     assert set(drawn) == {"hold", "mover", "territorial"} and min(drawn.values()) > 160
-    assert opponents_of("p/3/7", MIX) == opponents_of("p/3/7", MIX)
+    assert draw_opponents("p/3/7", MIX) == draw_opponents("p/3/7", MIX)
 
 
 def test_rows_name_the_opponents_and_the_forks_of_a_group_share_them(uniform_engine, tokens, positions):
@@ -32,7 +32,7 @@ def test_rows_name_the_opponents_and_the_forks_of_a_group_share_them(uniform_eng
     by_group: dict[int, set[str]] = {}
     for row in played.decisions:
         by_group.setdefault(row.start_group, set()).add(row.opponents)
-    assert by_group == {number: {opponents_of(f"p/3/{number}", MIX)} for number in by_group}
+    assert by_group == {number: {draw_opponents(f"p/3/{number}", MIX)} for number in by_group}
     assert len({name for names in by_group.values() for name in names}) > 1
 
 
@@ -58,11 +58,11 @@ def test_a_frozen_version_decides_for_six_powers_and_none_of_it_becomes_a_row(un
 
 def test_the_frozen_share_is_a_share_of_start_groups():
     half = MIX.model_copy(update={"frozen_share": 0.5, "frozen_version": 12})
-    names = Counter(opponents_of(f"p/3/{number}", half) for number in range(600))
+    names = Counter(draw_opponents(f"p/3/{number}", half) for number in range(600))
     assert 240 < names["policy:12"] < 360 and set(names) == {"policy:12", "hold", "mover", "territorial"}
-    assert "policy:12" not in {opponents_of(f"p/3/{number}", MIX) for number in range(100)}
+    assert "policy:12" not in {draw_opponents(f"p/3/{number}", MIX) for number in range(100)}
 
 
 def test_opponents_that_name_nobody_are_refused():
-    with pytest.raises(ValidationError, match="names nobody"):
+    with pytest.raises(ValidationError, match="has no name"):
         RolloutSettings(opponents=" , ")
