@@ -2,7 +2,7 @@
 
 uvicorn bounds the idle time between two requests and no more. `BoundedConnection` stands between a socket and uvicorn's own HTTP
 protocol and times what comes before a request is known; `RequestReader` stands around the app and reads each body whole, within a
-time and a budget of bytes. Every refusal is a status and a sentence; a client that hangs up is no error.
+time and a budget of bytes. Every refusal is a status and a error_response; a client that hangs up is no error.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ MAX_BYTES_IN_FLIGHT = 64 << 20
 _CONNECTION = "bounded_connection"
 
 
-def sentence(
+def error_response(
     status: int, kind: str, text: str, more: Mapping[str, int | str] = MappingProxyType({}), *, close: bool = False
 ) -> JSONResponse:
     """A refusal; with `close` the connection ends with it."""
@@ -124,7 +124,7 @@ class BoundedConnection(asyncio.Protocol):
     def _end(self, status: int, kind: str, text: str) -> None:
         self._refused = True
         assert self._transport is not None
-        body = bytes(sentence(status, kind, text).body)
+        body = bytes(error_response(status, kind, text).body)
         head = f"HTTP/1.1 {status} Refused\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
         self._transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
         self._transport.close()
@@ -161,7 +161,7 @@ class RequestReader:
         length = int(dict(scope["headers"]).get(b"content-length", b"0"))
         if self._bytes + length > MAX_BYTES_IN_FLIGHT:
             text = f"requests of nearly {MAX_BYTES_IN_FLIGHT:,} bytes are in flight here: try again"
-            await sentence(429, "busy", text)(scope, receive, send)
+            await error_response(429, "busy", text)(scope, receive, send)
             return False
         self._bytes += length
         try:
@@ -170,7 +170,7 @@ class RequestReader:
                     body = await _read(receive)
             except TimeoutError:
                 text = f"the body of a request must be whole within {BODY_TIMEOUT_S:g} s"
-                await sentence(408, "slow", text, close=True)(scope, receive, send)
+                await error_response(408, "slow", text, close=True)(scope, receive, send)
                 return False
             if body is None:  # the client hung up
                 return False

@@ -1,7 +1,7 @@
 """The client of a pool of workers: one `Engine` whose completions are drawn elsewhere.
 
 Every request is answered once, by whichever worker; retried elsewhere with the same seed under the same name; and what is handed
-out was checked against what was asked: version, adapter, table, log-probabilities. Requests wait here, not at the workers: older
+out was checked against what was expected: version, adapter, table, log-probabilities. Requests wait here, not at the workers: older
 versions first, then in the order of arrival. A position stays with the worker whose cache knows it while the loads allow it.
 The pool lives on one event loop and never sees text.
 """
@@ -30,11 +30,11 @@ AFFINITY_MARGIN = 16
 prefixes warm."""
 REQUEST_ATTEMPTS = 4
 """Workers that may fail one request, with the same seed, before it fails for good."""
-STRIKES = 3
+MAX_FAILURES = 3
 """Failures in a row after which a worker is ejected; one that nobody listens for is at once."""
-MOVES = 32
+MAX_MOVES = 32
 """Times that one request may find its version gone because a newer one came."""
-LOOK_PAST = 64
+MAX_SKIPPED = 64
 """Requests that may be passed over for want of a worker of their own, in one go."""
 
 
@@ -46,7 +46,7 @@ class _Job:
     name: str
     """Id on the wire: unique to this call, the same in all its retries."""
     place: tuple[int, int]
-    """Version it was asked under, number of arrival."""
+    """Version it was expected under, number of arrival."""
     is_long: bool
     arrived: float
     answer: asyncio.Future[Generation]
@@ -75,7 +75,7 @@ class RemoteEngine:
         self._settings = settings
         self._roster = Roster(settings, key, model_fingerprint)
         self._roster.on_change = self._dispatch
-        self._roster.on_ejected = self._take_back
+        self._roster.on_ejected = self._reassign
         self._roster.on_given_up = self._fail_waiting
         self._waiting: dict[bool, list[_Job]] = {False: [], True: []}
         self._sent: dict[PoolWorker, set[_Job]] = {worker: set() for worker in self._roster.workers}
@@ -172,7 +172,7 @@ class RemoteEngine:
         """Send what waits, first things first, for as long as workers have room."""
         for queue in self._waiting.values():
             passed: list[_Job] = []
-            while queue and len(passed) < LOOK_PAST and any(self._has_room(worker) for worker in self._roster.living):
+            while queue and len(passed) < MAX_SKIPPED and any(self._has_room(worker) for worker in self._roster.living):
                 job = heapq.heappop(queue)
                 if job.answer.done():
                     continue
@@ -211,71 +211,75 @@ class RemoteEngine:
 
     def _send(self, job: _Job, worker: PoolWorker) -> None:
         version = job.request.version
-        asked = worker.newest if version is None else worker.served.get(version, BASE)
+        expected = worker.newest if version is None else worker.served.get(version, BASE)
         worker.in_flight += 1
         worker.flow.sent(worker.in_flight)
         job.worker = worker
         self._sent[worker].add(job)
-        job.call = asyncio.get_running_loop().create_task(self._call(job, worker, asked))
+        job.call = asyncio.get_running_loop().create_task(self._call(job, worker, expected))
 
-    async def _call(self, job: _Job, worker: PoolWorker, asked: PolicyVersion) -> None:
+    async def _call(self, job: _Job, worker: PoolWorker, expected: PolicyVersion) -> None:
         try:
-            generation = await self._draw(job, worker, asked)
+            generation = await self._draw(job, worker, expected)
         except asyncio.CancelledError:
-            self._let_go(job, worker)
+            self._release(job, worker)
             self._dispatch()
             raise
         except Exception as error:
-            self._let_go(job, worker)
-            self._went_wrong(job, worker, asked, error)
+            self._release(job, worker)
+            self._handle_failure(job, worker, expected, error)
         else:
-            self._let_go(job, worker)
+            self._release(job, worker)
             if not job.answer.done():
                 job.answer.set_result(generation)
         self._dispatch()
 
-    async def _draw(self, job: _Job, worker: PoolWorker, asked: PolicyVersion) -> Generation:
+    async def _draw(self, job: _Job, worker: PoolWorker, expected: PolicyVersion) -> Generation:
         sent = asyncio.get_running_loop().time()
-        body = pack_request(replace(job.request, request_id=job.name), asked)
+        body = pack_request(replace(job.request, request_id=job.name), expected)
         if len(body) > MAX_BODY:
             raise EngineError(f"request '{job.request.request_id}' has {len(body)} bytes: a worker reads at most {MAX_BODY}")
         generation, load = await worker.generate(self._roster.session, body)
         try:
-            check_answer(generation, job.request.table, asked)
+            check_answer(generation, job.request.table, expected)
         except DataError as error:
             self._roster.events["rejected_answers"] += 1
             raise CallFailed(f"its answer was rejected: {error}") from error
-        worker.strikes = worker.missed = 0
-        worker.relapses = max(0, worker.relapses - 1)
+        worker.failures = worker.missed_probes = 0
+        worker.recent_ejections = max(0, worker.recent_ejections - 1)
         worker.flow.answered(load, worker.in_flight)
         waited_ms = generation.cost.queue_ms + 1e3 * (sent - job.arrived)
         return replace(generation, cost=replace(generation.cost, queue_ms=waited_ms))
 
-    def _let_go(self, job: _Job, worker: PoolWorker) -> None:
+    def _release(self, job: _Job, worker: PoolWorker) -> None:
         """The job's call on `worker` is over, unless it was taken back before."""
         if job in self._sent[worker]:
             self._sent[worker].discard(job)
             worker.in_flight -= 1
             job.call = job.worker = None
 
-    def _went_wrong(self, job: _Job, worker: PoolWorker, asked: PolicyVersion, error: Exception) -> None:
+    def _handle_failure(self, job: _Job, worker: PoolWorker, expected: PolicyVersion, error: Exception) -> None:
         if isinstance(error, VersionMoved):
-            self._version_moved(job, worker, asked, error)
+            self._version_moved(job, worker, expected, error)
         elif isinstance(error, CallFailed):
             self._roster.events["timeouts"] += error.timed_out
-            worker.strikes += 1
-            if error.lost or worker.strikes >= STRIKES:
-                self._roster.eject(worker, str(error), blamed=True, take_back=not error.lost)
-            self._again(job, worker, str(error))
+            worker.failures += 1
+            if error.lost or worker.failures >= MAX_FAILURES:
+                self._roster.eject(worker, str(error), blamed=True, reassign=not error.lost)
+            self._retry(job, worker, str(error))
         elif isinstance(error, EntenteError):
             job.fail(error)  # the request itself was refused
         else:
             job.fail(EngineLostError(f"request '{job.request.request_id}' met a defect: {error!r}"))
 
-    def _version_moved(self, job: _Job, worker: PoolWorker, asked: PolicyVersion, error: VersionMoved) -> None:
+    def _version_moved(self, job: _Job, worker: PoolWorker, expected: PolicyVersion, error: VersionMoved) -> None:
         """Retired, overtaken by a newer one, or lost by a worker that began again: only the last is the worker's fault."""
         fits = error.newest == worker.newest or worker.changing
-        if self._roster.versions.is_gone(asked.version) or job.moves >= MOVES or (fits and job.request.version is not None):
+        if (
+            self._roster.versions.is_gone(expected.version)
+            or job.moves >= MAX_MOVES
+            or (fits and job.request.version is not None)
+        ):
             job.fail(VersionGoneError(str(error)))
             return
         self._roster.events["moved_versions"] += 1
@@ -284,7 +288,7 @@ class RemoteEngine:
         if not fits and worker.state == "living":
             self._roster.eject(worker, f"it serves version {error.newest.version}, not {worker.newest.version}: it was restarted")
 
-    def _again(self, job: _Job, worker: PoolWorker, reason: str) -> None:
+    def _retry(self, job: _Job, worker: PoolWorker, reason: str) -> None:
         """Wait for another worker, unless too many failed already."""
         if job.answer.done():
             return
@@ -300,15 +304,15 @@ class RemoteEngine:
             return
         heapq.heappush(self._waiting[job.is_long], job)
 
-    def _take_back(self, worker: PoolWorker, blamed: bool) -> None:
-        """Have others answer what an ejected worker was asked."""
+    def _reassign(self, worker: PoolWorker, blamed: bool) -> None:
+        """Have others answer what an ejected worker was expected."""
         for job in list(self._sent[worker]):
             call = job.call
-            self._let_go(job, worker)
+            self._release(job, worker)
             if call is not None:
                 call.cancel()
             if blamed:
-                self._again(job, worker, worker.reason)
+                self._retry(job, worker, worker.reason)
             else:
                 heapq.heappush(self._waiting[job.is_long], job)
         self._dispatch()

@@ -16,7 +16,7 @@ from records.policy_version import BASE, PolicyVersion
 from telemetry.errors import DataError, EngineError, EngineLostError, InputError
 from telemetry.progress import reporter
 from workers.pool_versions import PublishedVersions
-from workers.pool_worker import CallFailed, KeyRefused, PoolWorker, holds, newest_of
+from workers.pool_worker import CallFailed, KeyRefused, PoolWorker, newest_of, serves
 
 FIRST_PROBE_S = 0.25
 READY_POLL_S = 0.5
@@ -44,9 +44,9 @@ class Roster:
         self._publishing = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._changes: dict[PoolWorker, set[asyncio.Task[None]]] = {worker: set() for worker in self.workers}
-        self._patience: asyncio.TimerHandle | None = None
-        self._alone_since = 0.0
-        self._someone = asyncio.Event()
+        self._give_up_timer: asyncio.TimerHandle | None = None
+        self._empty_since = 0.0
+        self._any_living = asyncio.Event()
 
     @property
     def session(self) -> aiohttp.ClientSession:
@@ -80,8 +80,8 @@ class Roster:
             for wait in waits:
                 wait.cancel()
         if not self.living:
-            told = "; ".join(f"worker {worker.url} is not ready: {worker.reason}" for worker in self.workers)
-            raise InputError(f"{told}; is `entente serve` running there?")
+            health = "; ".join(f"worker {worker.url} is not ready: {worker.reason}" for worker in self.workers)
+            raise InputError(f"{health}; is `entente serve` running there?")
         if len(self.living) < len(self.workers):  # an onlooker learns that the waiting is over
             reporter().stage("workers ready", len(self.living), len(self.living))
         for worker in self.workers:
@@ -91,37 +91,37 @@ class Roster:
 
     async def close(self) -> None:
         """End all probing and close the connections; the workers go on."""
-        if self._patience is not None:
-            self._patience.cancel()
+        if self._give_up_timer is not None:
+            self._give_up_timer.cancel()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._session is not None:
             await self._session.close()
 
-    def eject(self, worker: PoolWorker, reason: str, *, blamed: bool = False, take_back: bool = True) -> None:
+    def eject(self, worker: PoolWorker, reason: str, *, blamed: bool = False, reassign: bool = True) -> None:
         """Give `worker` no more work until a probe finds it well.
 
         Args:
             blamed: the requests that it has may be the cause.
-            take_back: others answer these; else they may still be answered there, as by a worker that was told to end.
+            reassign: others answer these; else they may still be answered there, as by a worker that was health to end.
         """
         if worker.state == "ejected":
             return
         worker.state, worker.reason = "ejected", reason
         worker.served.clear()
-        worker.relapses += 1
+        worker.recent_ejections += 1
         self.events["ejections"] += 1
         left = len(self.living)
         reporter().say(f"worker {worker.url} gets no more work: {reason}; {left} of {len(self.workers)} workers left")
         if not left:
-            self._someone.clear()
+            self._any_living.clear()
             loop, patience = asyncio.get_running_loop(), self._settings.no_worker_timeout_s
-            self._alone_since = loop.time()
-            self._patience = loop.call_later(patience, self._give_up)
+            self._empty_since = loop.time()
+            self._give_up_timer = loop.call_later(patience, self._give_up)
         for change in self._changes[worker]:
             change.cancel()
-        if take_back:
+        if reassign:
             self.on_ejected(worker, blamed)
         self._spawn(self._recover(worker))
 
@@ -131,18 +131,18 @@ class Roster:
         A worker that fails is ejected, and so is one that refuses what another took.
         """
         async with self._publishing:
-            await self._wait_for_one()
+            await self._wait_for_any_worker()
             refusals: dict[PoolWorker, DataError] = {}
             # Again, for those that were readmitted meanwhile.
-            while wanting := [worker for worker in self.living if worker not in refusals and worker.newest != policy]:
-                await asyncio.gather(*(self._publish_on(worker, policy, refusals) for worker in wanting))
+            while outdated := [worker for worker in self.living if worker not in refusals and worker.newest != policy]:
+                await asyncio.gather(*(self._publish_on(worker, policy, refusals) for worker in outdated))
             self.events["publish_refusals"] += len(refusals)
             if refusals and not any(worker not in refusals for worker in self.living):
                 raise next(iter(refusals.values()))
             self.versions.add(policy)
             for worker, refusal in refusals.items():
                 self.eject(worker, f"it refused what others took: {refusal}")
-            await self._wait_for_one()
+            await self._wait_for_any_worker()
 
     async def retire(self, oldest: int, keep: Collection[int]) -> None:
         """Serve nothing before `oldest` but `keep` and the newest, anywhere."""
@@ -183,7 +183,7 @@ class Roster:
         while True:
             refused = False
             try:
-                told = await worker.health(self.session, self._settings.heartbeat_s)
+                health = await worker.health(self.session, self._settings.heartbeat_s)
             except KeyRefused as error:
                 raise InputError(
                     f"worker {worker.url}: {error}; set {self._settings.key_variable} to the key that it was started with"
@@ -193,11 +193,11 @@ class Roster:
             except EngineError as error:
                 raise InputError(str(error)) from error
             else:
-                self._check_model(worker, told)
+                self._check_model(worker, health)
                 worker.reason = "it is still warming up"
-                if told.get("ready"):
+                if health.get("ready"):
                     worker.state = "living"
-                    self._someone.set()
+                    self._any_living.set()
                     reporter().stage("workers ready", len(self.living), len(self.workers))
                     return
             now = loop.time()
@@ -206,64 +206,64 @@ class Roster:
                 return
             await asyncio.sleep(READY_POLL_S)
 
-    def _check_model(self, worker: PoolWorker, told: dict[str, Any]) -> None:
-        if told.get("model") != self._fingerprint:
+    def _check_model(self, worker: PoolWorker, health: dict[str, Any]) -> None:
+        if health.get("model") != self._fingerprint:
             raise InputError(f"worker {worker.url} serves another model than this run's: start it with the same --model")
 
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(self._settings.heartbeat_s)
-            await asyncio.gather(*(self._look_at(worker) for worker in self.living))
+            await asyncio.gather(*(self._probe(worker) for worker in self.living))
 
-    async def _look_at(self, worker: PoolWorker) -> None:
+    async def _probe(self, worker: PoolWorker) -> None:
         changes, newest = worker.changes, worker.newest
         try:
-            told = await worker.health(self.session, self._settings.heartbeat_s)
+            health = await worker.health(self.session, self._settings.heartbeat_s)
         except (CallFailed, EngineError) as error:
-            worker.missed += 1
+            worker.missed_probes += 1
             lost = isinstance(error, CallFailed) and error.lost
-            if lost or worker.missed >= 2:
-                self.eject(worker, str(error), blamed=True, take_back=not lost)
+            if lost or worker.missed_probes >= 2:
+                self.eject(worker, str(error), blamed=True, reassign=not lost)
             return
-        worker.missed = 0
-        if not told.get("ready"):
+        worker.missed_probes = 0
+        if not health.get("ready"):
             self.eject(worker, "its engine is not ready", blamed=True)
-        elif worker.changes == changes and not worker.changing and not holds(told, newest):
-            self.eject(worker, f"it serves version {told.get('policy_version')}, not {newest.version}: it was restarted")
+        elif worker.changes == changes and not worker.changing and not serves(health, newest):
+            self.eject(worker, f"it serves version {health.get('policy_version')}, not {newest.version}: it was restarted")
 
     async def _recover(self, worker: PoolWorker) -> None:
         """Probe an ejected worker, ever more rarely; once it is well, publish on it and give it work again."""
         longest = self._settings.heartbeat_s
-        delay = min(longest, FIRST_PROBE_S * 2 ** min(worker.relapses - 1, 10))
+        delay = min(longest, FIRST_PROBE_S * 2 ** min(worker.recent_ejections - 1, 10))
         while True:
             await asyncio.sleep(delay)
             delay = min(longest, 2 * delay)
             try:
-                told = await worker.health(self.session, self._settings.heartbeat_s)
-                self._check_model(worker, told)
-                worker.warming = not told.get("ready") and bool(told.get("alive"))
-                if not told.get("ready"):
+                health = await worker.health(self.session, self._settings.heartbeat_s)
+                self._check_model(worker, health)
+                worker.warming = not health.get("ready") and bool(health.get("alive"))
+                if not health.get("ready"):
                     worker.reason = "its engine is not ready"
                     continue
-                await self._publish_again(worker, told)
+                await self._publish_again(worker, health)
             except (CallFailed, EngineError, DataError, InputError) as error:
                 worker.reason, worker.warming = str(error), False
                 worker.served.clear()
                 continue
             break
         # No await from here on: what was published is still the newest.
-        worker.state, worker.strikes, worker.missed = "living", 0, 0
+        worker.state, worker.failures, worker.missed_probes = "living", 0, 0
         worker.flow.restart()
         self.events["readmissions"] += 1
-        if self._patience is not None:
-            self._patience.cancel()
-        self._patience = self.given_up = None
-        self._someone.set()
+        if self._give_up_timer is not None:
+            self._give_up_timer.cancel()
+        self._give_up_timer = self.given_up = None
+        self._any_living.set()
         reporter().say(f"worker {worker.url} gets work again, under policy version {worker.newest.version}")
         self.on_change()
 
-    async def _publish_again(self, worker: PoolWorker, told: dict[str, Any]) -> None:
-        if self.versions.newest == BASE and newest_of(told) != BASE:
+    async def _publish_again(self, worker: PoolWorker, health: dict[str, Any]) -> None:
+        if self.versions.newest == BASE and newest_of(health) != BASE:
             await worker.publish(self.session, BASE)
         while worker.newest != self.versions.newest:
             newest = self.versions.newest
@@ -279,21 +279,21 @@ class Roster:
 
     def _give_up(self) -> None:
         loop = asyncio.get_running_loop()
-        waited = loop.time() - self._alone_since
+        waited = loop.time() - self._empty_since
         if waited < self._settings.start_timeout_s and any(worker.warming for worker in self.workers):
-            self._patience = loop.call_later(READY_POLL_S, self._give_up)
+            self._give_up_timer = loop.call_later(READY_POLL_S, self._give_up)
             return
-        told = "; ".join(f"{worker.url}: {worker.reason}" for worker in self.workers)
+        health = "; ".join(f"{worker.url}: {worker.reason}" for worker in self.workers)
         self.given_up = EngineLostError(
-            f"no worker came back within {round(waited, int(waited < 1)):g} s ({told}): "
+            f"no worker came back within {round(waited, int(waited < 1)):g} s ({health}): "
             "start one again with `entente serve`, or raise inference.no_worker_timeout_s"
         )
-        self._someone.set()
+        self._any_living.set()
         self.on_given_up(self.given_up)
 
-    async def _wait_for_one(self) -> None:
+    async def _wait_for_any_worker(self) -> None:
         if not self.living and self.given_up is None:
-            await self._someone.wait()
+            await self._any_living.wait()
         if self.given_up is not None:
             raise self.given_up
 
@@ -307,5 +307,5 @@ class Roster:
         if not task.cancelled() and (error := task.exception()) is not None:
             # A defect here must not look like workers that stay away.
             self.given_up = EngineLostError(f"the pool's watch over its workers failed: {error!r}")
-            self._someone.set()
+            self._any_living.set()
             self.on_given_up(self.given_up)

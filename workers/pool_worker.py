@@ -60,11 +60,11 @@ class PoolWorker:
         """Versions that this pool published there, the newest last; the base model needs no publishing."""
         self.flow = FlowControl(settings.max_in_flight)
         self.in_flight = 0
-        self.strikes = 0
+        self.failures = 0
         """Failures since the last good answer."""
-        self.relapses = 0
+        self.recent_ejections = 0
         """Ejections since it last did well: the more, the longer until it is looked at."""
-        self.missed = 0
+        self.missed_probes = 0
         """Looks in a row that it did not answer."""
         self.changing = 0
         """Calls under way that change what it serves; it gets no work meanwhile."""
@@ -76,7 +76,7 @@ class PoolWorker:
         """Why it was ejected."""
         self._timeout_s = settings.request_timeout_s
         self._last: dict[str, int] = dict.fromkeys(_COUNTS, 0)
-        self._gone_by: dict[str, int] = dict.fromkeys(_COUNTS, 0)
+        self._earlier_counts: dict[str, int] = dict.fromkeys(_COUNTS, 0)
 
     @property
     def newest(self) -> PolicyVersion:
@@ -145,9 +145,9 @@ class PoolWorker:
             found = self._last
         now = {name: int(found.get(name, 0)) for name in _COUNTS}
         if now["requests"] < self._last["requests"]:  # it began again at nothing
-            self._gone_by = {name: self._gone_by[name] + self._last[name] for name in _COUNTS}
+            self._earlier_counts = {name: self._earlier_counts[name] + self._last[name] for name in _COUNTS}
         self._last = now
-        return {name: self._gone_by[name] + now[name] for name in _COUNTS}
+        return {name: self._earlier_counts[name] + now[name] for name in _COUNTS}
 
     async def page(self, session: aiohttp.ClientSession, timeout_s: float) -> str:
         """Its Prometheus page; raises as `health`."""
@@ -175,7 +175,7 @@ class PoolWorker:
                 content = await answer.read()
                 if answer.status == 200:
                     return content
-                raise self._meaning(answer.status, content, path)
+                raise self._error_for(answer.status, content, path)
         except aiohttp.ClientConnectorError as error:
             reason = os.strerror(error.errno).lower() if error.errno else "no connection"
             raise CallFailed(f"nobody listens there ({reason})", lost=True) from error
@@ -184,15 +184,15 @@ class PoolWorker:
         except (aiohttp.ClientError, OSError) as error:
             raise CallFailed(f"the connection broke at {path} ({type(error).__name__})") from error
 
-    def _meaning(self, status: int, content: bytes, path: str) -> Exception:
+    def _error_for(self, status: int, content: bytes, path: str) -> Exception:
         """What a status other than 200 says; one without our own words comes from something in between, and is a failure."""
         try:
-            told = json.loads(content)
-            sentence, kind = str(told["sentence"]), str(told["kind"])
+            answer_fields = json.loads(content)
+            sentence, kind = str(answer_fields["sentence"]), str(answer_fields["kind"])
         except (ValueError, TypeError, KeyError):
             return CallFailed(f"it answered {path} with status {status}")
         if status == 410:
-            return VersionMoved(f"worker {self.url}: {sentence}", newest_of(told))
+            return VersionMoved(f"worker {self.url}: {sentence}", newest_of(answer_fields))
         if status == 401:
             return KeyRefused(sentence, lost=True)
         if status == 503:
@@ -202,12 +202,14 @@ class PoolWorker:
         return EngineError(f"worker {self.url} refused {path} with {status}: {sentence}")
 
 
-def holds(told: dict[str, Any], policy: PolicyVersion) -> bool:
+def serves(answer_fields: dict[str, Any], policy: PolicyVersion) -> bool:
     """Does a worker say that it serves this? Others may have published there too; the base is asked for when it is needed."""
-    versions = told.get("versions")
+    versions = answer_fields.get("versions")
     return policy == BASE or (isinstance(versions, dict) and versions.get(str(policy.version)) == policy.adapter_hash)
 
 
-def newest_of(told: dict[str, Any]) -> PolicyVersion:
+def newest_of(answer_fields: dict[str, Any]) -> PolicyVersion:
     """The newest version that a worker says it serves."""
-    return PolicyVersion(version=int(told.get("policy_version", -1)), adapter_hash=str(told.get("adapter_hash", "")))
+    return PolicyVersion(
+        version=int(answer_fields.get("policy_version", -1)), adapter_hash=str(answer_fields.get("adapter_hash", ""))
+    )

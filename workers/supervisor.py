@@ -17,7 +17,7 @@ from records.policy_version import PolicyVersion
 from telemetry.errors import DataError, EngineError, EngineLostError
 from telemetry.progress import reporter
 
-_SUMMED = tuple(field.name for field in fields(EngineStats) if field.name not in ("running", "policy_version"))
+_COUNTS = tuple(field.name for field in fields(EngineStats) if field.name not in ("running", "policy_version"))
 
 ENGINE_RESTARTS = 3
 """Times in a row that an engine which failed is built again, with no request answered in between."""
@@ -36,12 +36,12 @@ class EngineSupervisor:
         """Why no engine will be built any more."""
         self.restarts = 0
         """Engines built after the first."""
-        self._in_vain = 0
+        self._failures = 0
         self._closed = False
         self._published: dict[int, PolicyVersion] = {}
-        self._before = dict.fromkeys(_SUMMED, 0)
+        self._earlier_counts = dict.fromkeys(_COUNTS, 0)
         self._repair: asyncio.Task[None] | None = None
-        self._last_try = asyncio.Lock()
+        self._last_attempt = asyncio.Lock()
         """Held while one request is asked for the last time, so that a request which makes the engine fail does not take along
         others that were in flight with it."""
 
@@ -52,23 +52,23 @@ class EngineSupervisor:
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """Draw one completion, by a later engine if need be; see `Engine.generate`."""
-        tries = max(2, self._bound)
-        for number in range(1, tries + 1):
-            async with self._last_try if number == tries else nullcontext():
-                engine = await self._standing()
+        attempts = max(2, self._bound)
+        for number in range(1, attempts + 1):
+            async with self._last_attempt if number == attempts else nullcontext():
+                engine = await self._current_engine()
                 try:
                     generation = await engine.generate(request)
                 except EngineLostError as error:
-                    await self._mend(engine, error)
+                    await self._replace_engine(engine, error)
                 except EngineError as error:
                     if self._closed:
                         raise EngineLostError(f"engine '{self.name}' was closed") from error
                     if engine is self._engine and self.ready:
                         raise
                     # It was closed under the request, to be built again, or could not be.
-                    await self._mend(engine, EngineLostError(str(error)))
+                    await self._replace_engine(engine, EngineLostError(str(error)))
                 else:
-                    self._in_vain = 0
+                    self._failures = 0
                     return generation
         # It may be the cause: the engine stands again, and goes on without it.
         raise EngineLostError(
@@ -78,11 +78,11 @@ class EngineSupervisor:
     async def publish(self, policy: PolicyVersion) -> None:
         """See `Engine.publish`."""
         while True:
-            engine = await self._standing()
+            engine = await self._current_engine()
             try:
                 await engine.publish(policy)
             except EngineLostError as error:
-                await self._mend(engine, error)
+                await self._replace_engine(engine, error)
             else:
                 break
         self._published.pop(policy.version, None)  # the newest stands last
@@ -98,18 +98,18 @@ class EngineSupervisor:
             for version, found in self._published.items()
             if version >= oldest or version in keep or version == newest
         }
-        await (await self._standing()).retire(oldest, keep)
+        await (await self._current_engine()).retire(oldest, keep)
 
     async def reset(self) -> None:
         """Serve the base model alone, as when it started."""
-        await self._standing()
+        await self._current_engine()
         self._published.clear()
-        await self._repaired(self._build_again(self._engine))
+        await self._run_repair(self._rebuild(self._engine))
 
     async def stats(self) -> EngineStats:
         """Counts over all engines so far."""
         now = await self._engine.stats()
-        sums = {name: self._before[name] + getattr(now, name) for name in _SUMMED}
+        sums = {name: self._earlier_counts[name] + getattr(now, name) for name in _COUNTS}
         return EngineStats(running=now.running, policy_version=now.policy_version, **sums)
 
     def events(self) -> dict[str, int]:
@@ -123,7 +123,7 @@ class EngineSupervisor:
             self._repair.cancel()
         await self._engine.close()
 
-    async def _standing(self) -> Engine:
+    async def _current_engine(self) -> Engine:
         """The engine, once nobody builds at it."""
         if self._repair is not None and not self._repair.done():
             await asyncio.shield(self._repair)
@@ -131,7 +131,7 @@ class EngineSupervisor:
             raise self.lost
         return self._engine
 
-    async def _mend(self, failed: Engine, error: EngineLostError) -> None:
+    async def _replace_engine(self, failed: Engine, error: EngineLostError) -> None:
         """Build another engine after `failed`, unless someone did already, or does.
 
         Raises:
@@ -139,11 +139,11 @@ class EngineSupervisor:
         """
         if self._closed:
             raise error
-        standing = await self._standing()
-        if standing is failed:
-            await self._repaired(self._build_until_it_stands(failed, error))
+        current = await self._current_engine()
+        if current is failed:
+            await self._run_repair(self._rebuild_until_it_starts(failed, error))
 
-    async def _repaired(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _run_repair(self, work: Coroutine[Any, Any, None]) -> None:
         """Await `work` as a task of its own: who waits for it may give up, and it goes on."""
         self.ready = False
         self._repair = asyncio.get_running_loop().create_task(work)
@@ -151,21 +151,21 @@ class EngineSupervisor:
         self._repair.add_done_callback(lambda task: task.cancelled() or task.exception())
         await asyncio.shield(self._repair)
 
-    async def _build_until_it_stands(self, failed: Engine, error: EngineLostError) -> None:
+    async def _rebuild_until_it_starts(self, failed: Engine, error: EngineLostError) -> None:
         while self._engine is failed:
-            if self._in_vain >= self._bound:
+            if self._failures >= self._bound:
                 self.lost = EngineLostError(
-                    f"engine '{self.name}' failed {self._in_vain + 1} times in a row, the last time so: {error}"
+                    f"engine '{self.name}' failed {self._failures + 1} times in a row, the last time so: {error}"
                 )
                 raise self.lost from error
-            self._in_vain += 1
+            self._failures += 1
             reporter().say(f"engine '{self.name}' failed and is built again: {error}")
             try:
-                await self._build_again(failed)
+                await self._rebuild(failed)
             except EngineError as again:
                 error = EngineLostError(str(again))
 
-    async def _build_again(self, old: Engine) -> None:
+    async def _rebuild(self, old: Engine) -> None:
         counts = await old.stats()
         try:
             await old.close()
@@ -181,7 +181,7 @@ class EngineSupervisor:
                 if version == newest:
                     raise EngineLostError(f"version {version} could not be published again: {error}") from error
                 del self._published[version]  # an old one, whose folder may be gone: asking for it says so
-        for name in _SUMMED:
-            self._before[name] += getattr(counts, name)
+        for name in _COUNTS:
+            self._earlier_counts[name] += getattr(counts, name)
         self._engine, self.ready = fresh, True
         self.restarts += 1

@@ -5,7 +5,7 @@ before the engine sees them; bodies are bounded and checked; a page in a browser
 vLLM's own server and its development routes are not part of it.
 
 What it answers: 200; 400 malformed; 401 key; 403 path; 408 too slow; 409 refused, with its kind; 410 the version is not served,
-with the newest that is; 413 and 431 too long; 429 too many in flight; 503 no engine now. Each but the first is a sentence and a
+with the newest that is; 413 and 431 too long; 429 too many in flight; 503 no engine now. Each but the first is a error_response and a
 kind.
 """
 
@@ -31,9 +31,9 @@ from inference.engine import Engine
 from inference.host import EngineHost
 from telemetry.errors import DataError, EngineLostError, EntenteError, InputError, VersionGoneError
 from telemetry.log_tail import LogTail
-from workers.http_bounds import BoundedConnection, RequestReader, sentence
+from workers.http_bounds import BoundedConnection, RequestReader, error_response
 from workers.wire import CONTENT_TYPE, MAX_BODY, MAX_JSON, version_fields
-from workers.worker_memory import AnotherBody, Busy
+from workers.worker_memory import Busy, IdConflict
 from workers.worker_metrics import CONTENT_TYPE as METRICS_TYPE
 from workers.worker_service import ForbiddenPath, PublishBody, RetireBody, Worker
 
@@ -65,14 +65,14 @@ def _refusal(scope: Scope, key: str | None) -> Response | None:
     """Before any route: the key, no browser, and a body of bounded, told length."""
     headers = dict(scope["headers"])
     if key and not hmac.compare_digest(headers.get(b"authorization", b""), b"Bearer " + key.encode()):
-        return sentence(401, "key", "the worker's key is missing or wrong")
+        return error_response(401, "key", "the worker's key is missing or wrong")
     if b"origin" in headers:
-        return sentence(403, "browser", "a page in a browser is no client of a worker")
+        return error_response(403, "browser", "a page in a browser is no client of a worker")
     # A body of untold length is not read at all.
     length = headers.get(b"content-length", b"" if scope["method"] == "POST" else b"0")
     most = MAX_BODY if scope["path"] == "/generate" else MAX_JSON
     if not length.isdigit() or int(length) > most or b"transfer-encoding" in headers:
-        return sentence(413, "too_long", f"this request may have at most {most} bytes, and must tell how many")
+        return error_response(413, "too_long", f"this request may have at most {most} bytes, and must tell how many")
     return None
 
 
@@ -103,11 +103,11 @@ def worker_app(
     @app.exception_handler(RequestValidationError)
     async def malformed(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
-        return sentence(400, "malformed", f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
+        return error_response(400, "malformed", f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:
-        return sentence(error.status_code, "malformed" if error.status_code == 400 else "no_route", str(error.detail))
+        return error_response(error.status_code, "malformed" if error.status_code == 400 else "no_route", str(error.detail))
 
     @app.post("/generate")
     async def generate(request: Request) -> Response:
@@ -118,9 +118,9 @@ def worker_app(
         gone.cancel()
         if not answer.done():  # the client hung up: what nobody waits for need not be drawn
             answer.cancel()
-            return _refused(worker, Busy())
+            return _failure_response(worker, Busy())
         if (error := answer.exception()) is not None:
-            return _refused(worker, error)
+            return _failure_response(worker, error)
         return Response(answer.result(), media_type=CONTENT_TYPE)
 
     @app.post("/publish")
@@ -128,7 +128,7 @@ def worker_app(
         try:
             await worker.publish(body)
         except EntenteError as error:
-            return _refused(worker, error, kind="adapter")
+            return _failure_response(worker, error, kind="adapter")
         return JSONResponse(version_fields(worker.newest))
 
     @app.post("/retire")
@@ -136,13 +136,13 @@ def worker_app(
         try:
             await worker.retire(body)
         except EntenteError as error:
-            return _refused(worker, error)
+            return _failure_response(worker, error)
         return JSONResponse(version_fields(worker.newest))
 
     @app.get("/stats")
     async def stats() -> Response:
         if not worker.started:
-            return _refused(worker, EngineLostError("the worker is still warming up"))
+            return _failure_response(worker, EngineLostError("the worker is still warming up"))
         return JSONResponse(asdict(await host.run(engine.stats())))
 
     @app.get("/health")
@@ -152,7 +152,7 @@ def worker_app(
     @app.get("/metrics")
     async def metrics() -> Response:
         if not worker.started:
-            return _refused(worker, EngineLostError("the worker is still warming up"))
+            return _failure_response(worker, EngineLostError("the worker is still warming up"))
         told = worker.metrics.text(await host.run(engine.stats()), int(str(worker.health()["restarts"])))
         return Response(told, media_type=METRICS_TYPE)
 
@@ -197,15 +197,15 @@ def serve(
         raise worker.failure
 
 
-def _refused(worker: Worker, error: BaseException, kind: str = "refused") -> Response:
-    """The status, kind and sentence of what went wrong."""
+def _failure_response(worker: Worker, error: BaseException, kind: str = "refused") -> Response:
+    """The status, kind and error_response of what went wrong."""
     more: dict[str, int | str] = {}
     match error:
         case ForbiddenPath():
             status, kind = 403, "path"
         case DataError() if kind != "adapter":
             status, kind = 400, "malformed"
-        case AnotherBody():
+        case IdConflict():
             status, kind, error = 409, "another_body", EntenteError("this request id belongs to another request")
         case Busy():
             status, kind, error = 429, "busy", EntenteError("too many requests are in flight here, or this one was left alone")
@@ -218,4 +218,4 @@ def _refused(worker: Worker, error: BaseException, kind: str = "refused") -> Res
         case _:
             raise error
     worker.metrics.refused(kind)
-    return sentence(status, kind, str(error), more)
+    return error_response(status, kind, str(error), more)

@@ -18,7 +18,7 @@ REMEMBERED = 2048
 MOST_IN_FLIGHT = 4096
 
 
-class AnotherBody(Exception):
+class IdConflict(Exception):
     """The id belongs to another request."""
 
 
@@ -39,7 +39,7 @@ class AnswerMemory:
     def __init__(self, draw: Callable[[GenerationRequest], Coroutine[Any, Any, bytes]]) -> None:
         self._draw = draw
         self._flights: dict[str, _Flight] = {}
-        self._last: OrderedDict[str, tuple[bytes, bytes]] = OrderedDict()
+        self._answers: OrderedDict[str, tuple[bytes, bytes]] = OrderedDict()
         self._draws = itertools.count()
 
     @property
@@ -51,14 +51,14 @@ class AnswerMemory:
         """The packed answer to `request`; `body` is what tells it from another one of its id.
 
         Raises:
-            AnotherBody: the id was given to another request.
+            IdConflict: the id was given to another request.
             Busy: too many are in flight.
         """
         name = request.request_id
-        if name in self._last:
-            known, answer = self._last[name]
+        if name in self._answers:
+            known, answer = self._answers[name]
             if known != body:
-                raise AnotherBody(name)
+                raise IdConflict(name)
             return answer
         flight = self._flights.get(name)
         if flight is None:
@@ -68,9 +68,9 @@ class AnswerMemory:
             drawn = replace(request, request_id=f"{name}#{next(self._draws)}")
             flight = _Flight(body, asyncio.get_running_loop().create_task(self._draw(drawn)))
             self._flights[name] = flight
-            flight.task.add_done_callback(lambda task: self._landed(name, flight, task))
+            flight.task.add_done_callback(lambda task: self._finish(name, flight, task))
         elif flight.body != body:
-            raise AnotherBody(name)
+            raise IdConflict(name)
         flight.waiting += 1
         try:
             return await asyncio.shield(flight.task)
@@ -80,12 +80,12 @@ class AnswerMemory:
                 flight.task.cancel()
                 self._forget(name, flight)
 
-    def _landed(self, name: str, flight: _Flight, task: asyncio.Task[bytes]) -> None:
+    def _finish(self, name: str, flight: _Flight, task: asyncio.Task[bytes]) -> None:
         self._forget(name, flight)
         if not task.cancelled() and task.exception() is None:
-            self._last[name] = (flight.body, task.result())
-            if len(self._last) > REMEMBERED:
-                self._last.popitem(last=False)
+            self._answers[name] = (flight.body, task.result())
+            if len(self._answers) > REMEMBERED:
+                self._answers.popitem(last=False)
 
     def _forget(self, name: str, flight: _Flight) -> None:
         if self._flights.get(name) is flight:

@@ -23,7 +23,7 @@ _RUNNING, _WAITING, _CACHE = "entente_running", "vllm:num_requests_waiting", "vl
 _GPU, _SUMMED = "entente_gpu_", ("entente_gpu_power_w", "entente_gpu_memory_used_mib")
 
 
-def log_beside(readings: Path) -> Path:
+def log_file_for(readings: Path) -> Path:
     """The file of the workers' log lines, beside that of their readings."""
     return readings.with_suffix(f".log{readings.suffix}")
 
@@ -53,18 +53,18 @@ def read_series(page: str) -> dict[str, float]:
 class WorkerScrape:
     """Reads pages on a beat and keeps what a step is told of them; lives on one event loop."""
 
-    def __init__(self, beat_s: float, file: Path | None = None) -> None:
+    def __init__(self, interval_s: float, file: Path | None = None) -> None:
         """Begin with nothing read.
 
         Args:
-            beat_s: seconds between two readings of a worker, above 0.
+            interval_s: seconds between two readings of a worker, above 0.
             file: takes each reading as a line of JSON, of the series that changed since the worker's line before; what the
-                workers log goes into the file of `log_beside`.
+                workers log goes into the file of `log_file_for`.
         """
-        self._beat_s, self._file = beat_s, file
-        self._told: dict[str, dict[str, float]] = {}
+        self._interval_s, self._file = interval_s, file
+        self._previous: dict[str, dict[str, float]] = {}
         self._logged: dict[str, int] = {}
-        self._unread = 0
+        self._pages_unread = 0
         self._readings: list[dict[str, float]] = []
 
     async def run(
@@ -76,29 +76,29 @@ class WorkerScrape:
         """Read the pages of `workers()` (addresses) by `read` on every beat, and by `log` what they logged, until cancelled."""
         while True:
             began = time.monotonic()
-            await asyncio.gather(*(self._one(worker, read) for worker in workers()))
+            await asyncio.gather(*(self._read_page(worker, read) for worker in workers()))
             if log is not None and self._file is not None:
-                await asyncio.gather(*(self._lines(worker, log, log_beside(self._file)) for worker in workers()))
-            await asyncio.sleep(max(0.0, self._beat_s - (time.monotonic() - began)))
+                await asyncio.gather(*(self._read_log(worker, log, log_file_for(self._file)) for worker in workers()))
+            await asyncio.sleep(max(0.0, self._interval_s - (time.monotonic() - began)))
 
-    async def _one(self, worker: str, read: Callable[[str], Awaitable[str]]) -> None:
+    async def _read_page(self, worker: str, read: Callable[[str], Awaitable[str]]) -> None:
         try:
-            series = read_series(await asyncio.wait_for(read(worker), self._beat_s))
+            series = read_series(await asyncio.wait_for(read(worker), self._interval_s))
         except Exception:  # whatever is wrong with a worker is the pool's to find and to say
-            self._unread += 1
+            self._pages_unread += 1
             return
         self._readings.append(series)
         if self._file is not None:
-            before = self._told.get(worker, {})
+            before = self._previous.get(worker, {})
             changed = {name: value for name, value in series.items() if before.get(name) != value}
-            self._told[worker] = series
+            self._previous[worker] = series
             line = {"time": round(time.time(), 3), "worker": worker, **changed}
             await asyncio.to_thread(append_line, self._file, json.dumps(line), LARGEST_FILE)
 
-    async def _lines(self, worker: str, log: Callable[[str, int], Awaitable[list[dict[str, Any]]]], file: Path) -> None:
+    async def _read_log(self, worker: str, log: Callable[[str, int], Awaitable[list[dict[str, Any]]]], file: Path) -> None:
         after = self._logged.get(worker, 0)
         try:
-            lines = await asyncio.wait_for(log(worker, after), self._beat_s)
+            lines = await asyncio.wait_for(log(worker, after), self._interval_s)
             told = [
                 (int(line["number"]), json.dumps({"worker": worker} | {name: line[name] for name in ("time", "level", "text")}))
                 for line in lines
@@ -111,7 +111,7 @@ class WorkerScrape:
 
     def take(self) -> dict[str, float]:
         """Registered `workers/` figures since the last call."""
-        readings, self._readings, unread, self._unread = self._readings, [], self._unread, 0
+        readings, self._readings, unread, self._pages_unread = self._readings, [], self._pages_unread, 0
         figures = {"pages_read": float(len(readings)), "pages_unread": float(unread)}
         for name, series, fold in (
             ("running_mean", _RUNNING, _mean),

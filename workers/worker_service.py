@@ -108,7 +108,7 @@ class Worker:
         async with self._changing:
             if not body.adapter and body.version == BASE_VERSION:
                 return await self._reset()
-            adapter = self._confined(body.adapter)
+            adapter = self._adapter_folder(body.adapter)
             policy = PolicyVersion(version=body.version, adapter_hash=body.adapter_hash, adapter=adapter)
             from inference.adapter_check import check_adapter
 
@@ -167,20 +167,20 @@ class Worker:
         await self.host.run(self.engine.reset())
         self._served.clear()
 
-    def _confined(self, told: str) -> Path:
+    def _adapter_folder(self, told: str) -> Path:
         """The adapter's folder, if it and all in it lie under the root, links followed, and all in it are regular files."""
         adapter = None
         try:
             adapter = (self._root / told).resolve()
             inside = adapter.is_relative_to(self._root) and adapter != self._root and adapter.is_dir()
-            inside = inside and all(self._is_ours(file) for file in adapter.iterdir())
+            inside = inside and all(self._is_file_under_root(file) for file in adapter.iterdir())
         except (OSError, ValueError):  # too long for a path, or none at all
             inside = False
         if adapter is None or not inside:
             raise ForbiddenPath(f"adapter '{told[:200]}' is no folder of regular files under this worker's root")
         return adapter
 
-    def _is_ours(self, file: Path) -> bool:
+    def _is_file_under_root(self, file: Path) -> bool:
         """Is it a regular file under the root, links followed? Nothing is opened: a named pipe would have the worker wait."""
         target = file.resolve()
         return target.is_relative_to(self._root) and target.is_file()
