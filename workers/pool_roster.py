@@ -1,7 +1,7 @@
-"""Which workers of a pool are living, and what they serve: ejecting, probing, readmitting, publishing.
+"""Tracks which workers of a pool are living and what they serve: ejects, probes and readmits workers, and publishes versions.
 
-Promise: a worker that is living serves the newest version published in this pool; one that was ejected, or began again on other
-weights, gets the versions published again before it is living again. Each event is counted and said. No request is known here.
+A living worker serves the newest version published in this pool. An ejected or restarted worker gets the versions published
+again before it is living. Each event is counted and reported. This module does not handle requests.
 """
 
 import asyncio
@@ -21,14 +21,14 @@ from workers.pool_worker import CallFailed, KeyRefused, PoolWorker, newest_of, s
 FIRST_PROBE_S = 0.25
 READY_POLL_S = 0.5
 GONE_AFTER_S = 10.0
-"""Seconds of refused connections after which a worker that should start counts as gone."""
+"""Seconds of refused connections at the start after which a worker counts as absent."""
 
 
 class Roster:
-    """The workers of one pool; lives on one event loop.
+    """The workers of one pool; used on one event loop.
 
-    `on_change` hears that there may be room for work, `on_ejected` which worker gets none any more and whether its requests may
-    have been the cause, `on_given_up` the error that ends all waiting.
+    `on_change` is called when a worker may have room, `on_ejected` with an ejected worker and whether its requests may be the
+    cause, `on_given_up` with the error that ends all waiting.
     """
 
     def __init__(self, settings: InferenceSettings, key: str | None, model_fingerprint: str) -> None:
@@ -61,17 +61,17 @@ class Roster:
         return [worker for worker in self.workers if worker.state == "living"]
 
     async def start(self) -> None:
-        """Wait until the workers are ready; those that are not by then join when they are, if one is.
+        """Wait until the workers are ready. If at least one is, workers that are not ready in time join later.
 
         Raises:
-            InputError: none became ready, or one rejects the key or serves another model.
+            InputError: no worker became ready, or one rejects the key or serves another model.
         """
         headers = {"authorization": f"Bearer {self._key}"} if self._key else {}
         timeout = aiohttp.ClientTimeout(total=self._settings.request_timeout_s)
-        # The pool bounds what is in flight; idle connections close before a worker closes them under a request.
+        # The pool itself bounds requests in flight. Idle connections close here before a worker would close them.
         connector = aiohttp.TCPConnector(limit=0, limit_per_host=0, keepalive_timeout=15)
         self._session = aiohttp.ClientSession(headers=headers, timeout=timeout, connector=connector)
-        # Whoever waits for this start has the same bound, and no sentence.
+        # The caller's timeout for this start is as long but has no explanation, so this one ends a little earlier.
         deadline = asyncio.get_running_loop().time() + 0.95 * self._settings.start_timeout_s
         waits = [asyncio.create_task(self._await_ready(worker, deadline)) for worker in self.workers]
         try:
@@ -80,9 +80,9 @@ class Roster:
             for wait in waits:
                 wait.cancel()
         if not self.living:
-            health = "; ".join(f"worker {worker.url} is not ready: {worker.reason}" for worker in self.workers)
-            raise InputError(f"{health}; is `entente serve` running there?")
-        if len(self.living) < len(self.workers):  # an onlooker learns that the waiting is over
+            reasons = "; ".join(f"worker {worker.url} is not ready: {worker.reason}" for worker in self.workers)
+            raise InputError(f"{reasons}; is `entente serve` running there?")
+        if len(self.living) < len(self.workers):  # the progress display ends the stage
             reporter().stage("workers ready", len(self.living), len(self.living))
         for worker in self.workers:
             if worker.state != "living":
@@ -90,7 +90,7 @@ class Roster:
         self._spawn(self._watch())
 
     async def close(self) -> None:
-        """End all probing and close the connections; the workers go on."""
+        """Stop probing and close the connections. The workers keep running."""
         if self._give_up_timer is not None:
             self._give_up_timer.cancel()
         for task in list(self._tasks):
@@ -100,11 +100,11 @@ class Roster:
             await self._session.close()
 
     def eject(self, worker: PoolWorker, reason: str, *, blamed: bool = False, reassign: bool = True) -> None:
-        """Give `worker` no more work until a probe finds it well.
+        """Give `worker` no more work until a probe succeeds.
 
         Args:
-            blamed: the requests that it has may be the cause.
-            reassign: others answer these; else they may still be answered there, as by a worker that was health to end.
+            blamed: its requests may be the cause.
+            reassign: send its requests to other workers; if False it may still answer them, as a worker that drains does.
         """
         if worker.state == "ejected":
             return
@@ -126,14 +126,14 @@ class Roster:
         self._spawn(self._recover(worker))
 
     async def publish(self, policy: PolicyVersion) -> None:
-        """Serve `policy` on every living worker, and on others when they come back; see `Engine.publish`.
+        """Serve `policy` on every living worker, and on others when they are readmitted; see `Engine.publish`.
 
-        A worker that fails is ejected, and so is one that refuses what another took.
+        A worker that fails is ejected, and so is one that refuses an adapter that another worker accepted.
         """
         async with self._publishing:
             await self._wait_for_any_worker()
             refusals: dict[PoolWorker, DataError] = {}
-            # Again, for those that were readmitted meanwhile.
+            # Repeated for workers that were readmitted meanwhile.
             while outdated := [worker for worker in self.living if worker not in refusals and worker.newest != policy]:
                 await asyncio.gather(*(self._publish_on(worker, policy, refusals) for worker in outdated))
             self.events["publish_refusals"] += len(refusals)
@@ -141,11 +141,11 @@ class Roster:
                 raise next(iter(refusals.values()))
             self.versions.add(policy)
             for worker, refusal in refusals.items():
-                self.eject(worker, f"it refused what others took: {refusal}")
+                self.eject(worker, f"it refused an adapter that others accepted: {refusal}")
             await self._wait_for_any_worker()
 
     async def retire(self, oldest: int, keep: Collection[int]) -> None:
-        """Serve nothing before `oldest` but `keep` and the newest, anywhere."""
+        """Retire versions on every living worker; see `Engine.retire`."""
         self.versions.retire(oldest, keep)
         await asyncio.gather(*(self._retire_on(worker, oldest, keep) for worker in self.living))
 
@@ -165,7 +165,7 @@ class Roster:
             self.eject(worker, f"it could not retire versions before {oldest}: {error}")
 
     async def _while_living(self, worker: PoolWorker, change: Coroutine[Any, Any, None]) -> None:
-        """Await a change of what `worker` serves, but no longer than it lives: nobody waits for one that is stopped."""
+        """Await a change of the versions of `worker`; raises CallFailed as soon as the worker is ejected."""
         task = asyncio.get_running_loop().create_task(change)
         self._changes[worker].add(task)
         try:
@@ -232,7 +232,7 @@ class Roster:
             self.eject(worker, f"it serves version {health.get('policy_version')}, not {newest.version}: it was restarted")
 
     async def _recover(self, worker: PoolWorker) -> None:
-        """Probe an ejected worker, ever more rarely; once it is well, publish on it and give it work again."""
+        """Probe an ejected worker with growing delays; once it is ready, publish on it and make it living again."""
         longest = self._settings.heartbeat_s
         delay = min(longest, FIRST_PROBE_S * 2 ** min(worker.recent_ejections - 1, 10))
         while True:
@@ -251,7 +251,7 @@ class Roster:
                 worker.served.clear()
                 continue
             break
-        # No await from here on: what was published is still the newest.
+        # There is no await from here on, so the published version is still the newest.
         worker.state, worker.failures, worker.missed_probes = "living", 0, 0
         worker.flow.restart()
         self.events["readmissions"] += 1
@@ -283,10 +283,10 @@ class Roster:
         if waited < self._settings.start_timeout_s and any(worker.warming for worker in self.workers):
             self._give_up_timer = loop.call_later(READY_POLL_S, self._give_up)
             return
-        health = "; ".join(f"{worker.url}: {worker.reason}" for worker in self.workers)
+        reasons = "; ".join(f"{worker.url}: {worker.reason}" for worker in self.workers)
         self.given_up = EngineLostError(
-            f"no worker came back within {round(waited, int(waited < 1)):g} s ({health}): "
-            "start one again with `entente serve`, or raise inference.no_worker_timeout_s"
+            f"no worker came back within {round(waited, int(waited < 1)):g} s ({reasons}): "
+            "restart one with `entente serve`, or raise inference.no_worker_timeout_s"
         )
         self._any_living.set()
         self.on_given_up(self.given_up)
@@ -305,7 +305,7 @@ class Roster:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            # A defect here must not look like workers that stay away.
-            self.given_up = EngineLostError(f"the pool's watch over its workers failed: {error!r}")
+            # A bug here must not look like absent workers.
+            self.given_up = EngineLostError(f"a background task of the pool failed: {error!r}")
             self._any_living.set()
             self.on_given_up(self.given_up)

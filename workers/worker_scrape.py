@@ -1,8 +1,7 @@
-"""The workers' Prometheus pages and logs, read on a beat: what happened at them between two steps, not only at the step's end.
+"""Reads the workers' Prometheus pages and logs at regular intervals, also between steps.
 
-Every worker has the same few series of ours; one over vLLM has vLLM's beside them, of which the key-value cache's use and the
-queue are the ones that tell why it is slow. A page that cannot be read is counted and never an error: the pool notices by itself
-when a worker is gone.
+Every worker has the series of this project; one with vLLM also has vLLM's, of which cache use and queue length explain most slow
+workers. A page that cannot be read is counted and is not an error, because the pool detects lost workers itself.
 """
 
 import asyncio
@@ -18,24 +17,24 @@ from telemetry.bounded_file import append_line
 
 OURS, VLLMS = "entente_", "vllm:"
 LARGEST_FILE = 32 << 20
-"""Bytes after which the file of readings begins anew; the one before is kept beside it."""
+"""Size at which a new file of readings is begun, bytes; the previous file is kept."""
 _RUNNING, _WAITING, _CACHE = "entente_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"
 _GPU, _SUMMED = "entente_gpu_", ("entente_gpu_power_w", "entente_gpu_memory_used_mib")
 
 
 def log_file_for(readings: Path) -> Path:
-    """The file of the workers' log lines, beside that of their readings."""
+    """The file for the workers' log lines, next to the file of their readings."""
     return readings.with_suffix(f".log{readings.suffix}")
 
 
 def read_series(page: str) -> dict[str, float]:
-    """Value by name of a page's series of ours and of vLLM's; labels are summed over, but of shares the largest counts,
-    and so of what GPUs show, power and memory in use apart.
+    """Values of this project's and vLLM's series on a page, by name.
 
-    Histograms keep their sum and count. Buckets, times of creation and other programs' series are left out.
+    Values of different labels are added. For shares and GPU series, except power and memory in use, the largest is kept.
+    Histograms keep their sum and count. Buckets, creation times and other series are left out.
 
     Raises:
-        ValueError: the text is not in Prometheus's format.
+        ValueError: `page` is not in Prometheus's text format.
     """
     found: dict[str, float] = {}
     for family in text_string_to_metric_families(page):
@@ -51,15 +50,15 @@ def read_series(page: str) -> dict[str, float]:
 
 
 class WorkerScrape:
-    """Reads pages on a beat and keeps what a step is told of them; lives on one event loop."""
+    """Reads pages at regular intervals and keeps the readings until a step takes them; used on one event loop."""
 
     def __init__(self, interval_s: float, file: Path | None = None) -> None:
-        """Begin with nothing read.
+        """Create a reader without readings.
 
         Args:
             interval_s: seconds between two readings of a worker, above 0.
-            file: takes each reading as a line of JSON, of the series that changed since the worker's line before; what the
-                workers log goes into the file of `log_file_for`.
+            file: file for readings, one JSON line each with the series that changed since the worker's previous line; the
+                workers' log lines go to `log_file_for(file)`.
         """
         self._interval_s, self._file = interval_s, file
         self._previous: dict[str, dict[str, float]] = {}
@@ -73,7 +72,7 @@ class WorkerScrape:
         read: Callable[[str], Awaitable[str]],
         log: Callable[[str, int], Awaitable[list[dict[str, Any]]]] | None = None,
     ) -> None:
-        """Read the pages of `workers()` (addresses) by `read` on every beat, and by `log` what they logged, until cancelled."""
+        """Read the pages of `workers()` (addresses) with `read`, and their logs with `log`, every interval until cancelled."""
         while True:
             began = time.monotonic()
             await asyncio.gather(*(self._read_page(worker, read) for worker in workers()))
@@ -84,7 +83,7 @@ class WorkerScrape:
     async def _read_page(self, worker: str, read: Callable[[str], Awaitable[str]]) -> None:
         try:
             series = read_series(await asyncio.wait_for(read(worker), self._interval_s))
-        except Exception:  # whatever is wrong with a worker is the pool's to find and to say
+        except Exception:  # counted only: the pool detects and reports a failing worker
             self._pages_unread += 1
             return
         self._readings.append(series)
@@ -99,13 +98,13 @@ class WorkerScrape:
         after = self._logged.get(worker, 0)
         try:
             lines = await asyncio.wait_for(log(worker, after), self._interval_s)
-            told = [
+            numbered = [
                 (int(line["number"]), json.dumps({"worker": worker} | {name: line[name] for name in ("time", "level", "text")}))
                 for line in lines
             ]
-        except Exception:  # as with its page; one that knows no such route has no log to show
+        except Exception:  # see `_read_page`; an older worker has no such route
             return
-        for number, line in told:
+        for number, line in numbered:
             await asyncio.to_thread(append_line, file, line, LARGEST_FILE)
             self._logged[worker] = number
 
