@@ -83,7 +83,10 @@ SPOILT = {
         "layers.2.* does not have",
     ),
     "weights of a wider base": (change_weights(lambda tensors: tensors.update({Q_A: torch.zeros(8, 65)})), r"\(8, 64\)"),
-    "a value that is no number": (change_weights(lambda tensors: tensors[Q_A][0].fill_(float("nan"))), "values that are not finite"),
+    "a value that is no number": (
+        change_weights(lambda tensors: tensors[Q_A][0].fill_(float("nan"))),
+        "are not finite",
+    ),
 }
 
 
