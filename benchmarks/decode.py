@@ -221,16 +221,16 @@ def table_ms(tokens: Tokens, warm_up: Sequence[LegalOrders], asked: Sequence[Leg
 
     `warm_up` fills the cache of encoded orders. As in a rollout, some forks share tables.
     """
-    from inference.legal_admission import KnownTables
+    from inference.legal_admission import TableCache
 
     spent = []
     for _ in range(rounds):
-        builder, known = TableBuilder(tokens.codec, tokens.prompts.order_notation), KnownTables()
+        builder, known = TableBuilder(tokens.codec, tokens.prompts.order_notation), TableCache()
         for legal in warm_up:
-            known.find(known.keep(builder.table(legal)))
+            known.decode(known.encode(builder.table(legal)))
         began = time.process_time()
         for legal in asked:
-            known.find(known.keep(builder.table(legal)))
+            known.decode(known.encode(builder.table(legal)))
         spent.append(time.process_time() - began)
     return 1e3 * median(spent) / len(asked)
 

@@ -177,13 +177,13 @@ def _make_adapter(scratch: Path, version: int) -> PolicyVersion:
     import torch
 
     from inference.adapter_check import version_in
-    from inference.calibrate import write_noise
+    from inference.calibrate import write_random_adapter
 
     folder = scratch / f"adapter-{version}"
     if not folder.is_dir():
         folder.mkdir()
         torch.manual_seed(version)
-        write_noise(folder, scratch / "model", RANK, 0.01)
+        write_random_adapter(folder, scratch / "model", RANK, 0.01)
     return version_in(folder, version)
 
 

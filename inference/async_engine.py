@@ -1,7 +1,7 @@
-"""vLLM with its engine core in a process of its own (`AsyncLLM`): what a GPU wants, where Python here and steps there overlap.
+"""vLLM with its engine core in another process (`AsyncLLM`), so that Python here overlaps with GPU steps there.
 
-On a CPU the two more processes cost a slow start and win nothing; there the embedded engine is the default. Engine steps are
-not seen from here, so `engine_steps`, and with it occupancy, stays 0; `metrics` of the worker has vLLM's own series.
+On a CPU the extra processes only slow the start, so the embedded engine is the default there. This process does not see engine
+steps: `engine_steps` stays 0. The worker's `/metrics` page has vLLM's own series.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ class AsyncEngine(VllmEngine):
         except refusals() as error:
             raise EngineError(f"request '{request.request_id}' was refused: {error}") from error
         if final is None or not final.finished:
-            raise EngineLostError(f"engine '{self.name}' gave up request '{request.request_id}'")
+            raise EngineLostError(f"engine '{self.name}' did not finish request '{request.request_id}'")
         return final
 
     async def _abort(self, request_id: str) -> None:

@@ -1,7 +1,7 @@
-"""What LoRA slots cost on this machine: a few interleaved passes with and without an adapter, before the engine is ready.
+"""Measures the cost of LoRA slots on this machine: interleaved passes with and without an adapter, before the engine is ready.
 
-On a GPU slots cost little and hold several versions; on a CPU every token gathers its adapter's weights, ten times the base's
-cost. Merged weights are an alternative in float32 only, where they lose nothing.
+On a GPU slots cost little. On a CPU every token gathers its adapter's weights, which makes a pass about ten times slower.
+Merged weights are an alternative in float32 only, where merging loses nothing.
 """
 
 import asyncio
@@ -24,59 +24,56 @@ from telemetry.progress import reporter
 if TYPE_CHECKING:
     from inference.vllm_engine import VllmEngine
 
-DEAR = 1.5
-"""Times the base's seconds from which slots are dear."""
+MAX_COST_RATIO = 1.5
+"""Slots are used if a pass with an adapter takes less than this many times the base model's time."""
 _PASSES, _REQUESTS, _PROMPT, _COMPLETION = 3, 16, 128, 16
+_slots_cheap: dict[tuple[str, int], bool] = {}
+"""Results of this process by model and slot rank; a restarted engine does not measure again."""
 
 
-_measured: dict[tuple[str, int], bool] = {}
-"""By model and slot rank, for as long as the process lives: an engine that is built again need not measure again."""
-
-
-def known_to_be_dear(model: Path, settings: InferenceSettings) -> bool:
-    """Whether slots were measured in this process already, and found dear."""
-    return not _measured.get((str(model), settings.adapter_rank), True)
+def slots_known_expensive(model: Path, settings: InferenceSettings) -> bool:
+    """Whether this process has measured slots and found them too slow."""
+    return not _slots_cheap.get((str(model), settings.adapter_rank), True)
 
 
 async def slots_are_cheap(engine: "VllmEngine", model: Path, settings: InferenceSettings) -> bool:
-    """Whether `engine`, started with slots, should keep them; says what it measured.
-
-    Without an alternative (weights that are not float32) nothing is measured.
-    """
+    """Whether `engine`, started with slots, should keep them. Weights other than float32 keep them without a measurement."""
     if settings.dtype != "float32":
         reporter().say(f"adapters: slots, because merged weights in {settings.dtype} would lose small updates to rounding")
         return True
-    place = (str(model), settings.adapter_rank)
-    if place in _measured:
-        return _measured[place]
+    key = (str(model), settings.adapter_rank)
+    if key in _slots_cheap:
+        return _slots_cheap[key]
     folder = Path(tempfile.mkdtemp(prefix="entente-calibration-"))
     try:
-        noise = write_noise(folder, model, settings.adapter_rank)
-        adapter = LoadedVersion(policy=PolicyVersion(version=-1, adapter_hash="", adapter=noise), slot=1)
+        write_random_adapter(folder, model, settings.adapter_rank)
+        adapter = LoadedVersion(policy=PolicyVersion(version=-1, adapter_hash="", adapter=folder), slot=1)
         await engine.load(adapter)
         ratio = await _ratio(engine, adapter, eos_token_id(model))
     finally:
         shutil.rmtree(folder)
-    cheap = _measured[place] = ratio < DEAR
+    cheap = _slots_cheap[key] = ratio < MAX_COST_RATIO
     chosen = "slots" if cheap else "merge_reload"
-    reporter().say(f"adapters: {chosen}, because slots take {ratio:.1f} times the base model's time here (bound {DEAR:g})")
+    reporter().say(
+        f"adapters: {chosen}, because slots take {ratio:.1f} times the base model's time here (bound {MAX_COST_RATIO:g})"
+    )
     return cheap
 
 
 async def _ratio(engine: "VllmEngine", adapter: LoadedVersion, eos_id: int) -> float:
-    """Median seconds of a batch under `adapter` over that of the base, in interleaved passes; the first is not counted."""
+    """Median time of a batch with `adapter` over that of the base model. The first pass of each is not counted."""
     base = LoadedVersion(policy=BASE)
     seconds: dict[int, list[float]] = {base.slot: [], adapter.slot: []}
     for number in range(_PASSES + 1):
         for served in (base, adapter):
             began = time.perf_counter()
-            await asyncio.gather(*(engine.draw(request, served) for request in _batch(eos_id, number, served.slot)))
+            await asyncio.gather(*(engine.draw(request, served) for request in _make_batch(eos_id, number, served.slot)))
             seconds[served.slot].append(time.perf_counter() - began)
     return statistics.median(seconds[1][1:]) / statistics.median(seconds[0][1:])
 
 
-def _batch(eos_id: int, number: int, slot: int) -> list[GenerationRequest]:
-    """Requests whose prompts share nothing with any other batch's."""
+def _make_batch(eos_id: int, number: int, slot: int) -> list[GenerationRequest]:
+    """Requests whose first tokens differ, so that no prefix is cached."""
     return [
         throwaway_request(
             f"calibration/{number}/{slot}/{each}", eos_id, prompt=_PROMPT, tokens=_COMPLETION, first=number * _REQUESTS + each
@@ -85,8 +82,8 @@ def _batch(eos_id: int, number: int, slot: int) -> list[GenerationRequest]:
     ]
 
 
-def write_noise(folder: Path, model: Path, rank: int, spread: float = 1e-3) -> Path:
-    """An adapter of random weights, N(0, spread), on every linear layer of the model's blocks, in peft's layout; its folder."""
+def write_random_adapter(folder: Path, model: Path, rank: int, spread: float = 1e-3) -> Path:
+    """Write a peft adapter with weights from N(0, spread) on every linear layer of the model's blocks; return `folder`."""
     import torch
     from safetensors.torch import save_file
 

@@ -1,6 +1,6 @@
-"""Which engine draws in this process, and why: one rule for runs, workers and whoever asks.
+"""Chooses the engine of this process: vLLM if it is installed, else torch, unless a setting names one.
 
-vLLM where it is installed, the torch engine elsewhere; a setting decides otherwise. Loads neither before it is chosen.
+An engine's library is imported only after the engine was chosen.
 """
 
 import importlib.util
@@ -15,10 +15,10 @@ EngineKind = Literal["vllm", "vllm_async", "torch"]
 
 
 def engine_kind(wanted: Literal["auto"] | EngineKind, *, has_vllm: bool, has_cuda: bool) -> tuple[EngineKind, str]:
-    """The engine that the setting `wanted` means here, and one sentence that says why.
+    """The engine for `inference.engine = wanted`, and the reason as one sentence.
 
     Raises:
-        InputError: vLLM is asked for and not installed.
+        InputError: `wanted` is a vLLM engine and vLLM is not installed.
     """
     if wanted in ("vllm", "vllm_async") and not has_vllm:
         raise InputError(
@@ -35,22 +35,18 @@ def engine_kind(wanted: Literal["auto"] | EngineKind, *, has_vllm: bool, has_cud
 
 
 def engine_here(settings: InferenceSettings) -> tuple[EngineKind, str]:
-    """`engine_kind` for `settings` on this machine.
-
-    Raises:
-        InputError: vLLM is asked for and not installed.
-    """
+    """`engine_kind` for `settings` on this machine; raises the same."""
     return engine_kind(settings.engine, has_vllm=importlib.util.find_spec("vllm") is not None, has_cuda=_has_cuda())
 
 
 def choose_engine(settings: InferenceSettings, model: Path, *, name: str = "", series: bool = True) -> Engine:
-    """The engine for `settings` over the model in `model`, not started yet.
+    """The engine for `settings` and the model in the folder `model`, not started yet.
 
     Args:
-        series: it keeps vLLM's Prometheus series, which a worker shows and nobody else reads.
+        series: keep vLLM's Prometheus series; only a worker shows them.
 
     Raises:
-        InputError: vLLM is asked for and not installed.
+        InputError: the settings name a vLLM engine and vLLM is not installed.
     """
     kind, _ = engine_here(settings)
     if kind == "vllm_async":

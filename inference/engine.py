@@ -1,7 +1,7 @@
-"""The contract of every inference engine: token ids in, token ids and processed logprobs out.
+"""The contract of every inference engine: token ids in, token ids and log-probabilities out.
 
-An engine serves one policy version at a time or several, but each completion is drawn whole under one version, and says which.
-It never sees text, never truncates a prompt, and never returns a token outside the table that came with the request.
+An engine serves one or several policy versions. Each completion is drawn under one version, which the generation names. An
+engine sees no text, truncates no prompt, and returns only tokens that the request's legal table allows.
 """
 
 from collections.abc import Collection
@@ -14,21 +14,21 @@ from records.policy_version import PolicyVersion
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """Counts since the engine started: requests as they come, tokens as completions end, so that shares of tokens are shares."""
+    """Counts since the engine started. Requests count on arrival; all kinds of tokens count when a completion ends."""
 
     requests: int
     prompt_tokens: int
     cached_tokens: int
-    """Prompt tokens found in the prefix cache; the share is the ratio of differences."""
+    """Prompt tokens found in the prefix cache."""
     completion_tokens: int
     drawn_tokens: int
-    """Those of them that took a row of a pass; the others were forced, and taken with the one before them."""
+    """Completion tokens that took a row of a forward pass; the others were forced and added without one."""
     engine_steps: int
     """Forward passes; drawn_tokens / engine_steps is the mean batch occupancy of decoding."""
     forced_tokens: int
-    """Completion tokens whose probability was 1: those with a single legal id."""
+    """Completion tokens with a single legal id, so with probability 1."""
     preemptions: int
-    """Requests put back because the key-value cache was full."""
+    """Requests preempted because the key-value cache was full."""
     running: int
     """Requests in flight now."""
     policy_version: int
@@ -36,17 +36,17 @@ class EngineStats:
 
 
 @runtime_checkable
-class TroubledEngine(Protocol):
-    """An engine that has something to tell of what went wrong and was mended."""
+class EngineWithEvents(Protocol):
+    """An engine that counts failures from which it recovered."""
 
     def events(self) -> dict[str, int]:
-        """Counts since it started, by the event's name."""
+        """Counts since the start, by event name."""
         ...
 
 
 @runtime_checkable
-class ScrapedEngine(Protocol):
-    """An engine whose workers' Prometheus pages are read on a beat."""
+class EngineWithWorkerFigures(Protocol):
+    """An engine that reads its workers' Prometheus pages at regular intervals."""
 
     def scraped(self) -> dict[str, float]:
         """Registered `workers/` figures since the last call."""
@@ -54,40 +54,40 @@ class ScrapedEngine(Protocol):
 
 
 class Engine(Protocol):
-    """What rollouts ask of inference. All methods run on the client's one event loop."""
+    """The interface between rollouts and inference. All methods run on one event loop."""
 
     name: str
 
     async def start(self) -> None:
-        """Load the base model and warm up; ready when it returns."""
+        """Load the base model and warm up; the engine is ready when this returns."""
         ...
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        """Draw one completion, whole under one version: the one asked for, else the newest.
+        """Draw one completion under the requested version, or the newest if none is requested.
 
         Raises:
-            VersionGoneError: the version is not served, or was retired while this request was in flight.
+            VersionGoneError: the version is not served, or was retired while the request was in flight.
             EngineLostError: the engine failed.
             EngineError: the request was refused.
         """
         ...
 
     async def publish(self, policy: PolicyVersion) -> None:
-        """Serve `policy` from now on; requests in flight finish under the version they began with.
+        """Serve `policy` as the newest version. Requests in flight finish under the version they began with.
 
-        Publishing a version that is served already, with the same number and hash, makes it the newest and changes nothing else.
+        A version that is already served, with the same number and hash, only becomes the newest.
 
         Raises:
-            DataError: the adapter cannot be served here (unreadable, another base, a rank too high, another hash);
-                nothing has changed.
+            DataError: the adapter cannot be served (unreadable, another base model, rank too high, another hash); nothing
+                changed.
             EngineLostError: the engine failed.
         """
         ...
 
     async def retire(self, oldest: int, keep: Collection[int] = ()) -> None:
-        """Serve no version before `oldest` any more, but for those in `keep` and the newest.
+        """Stop serving versions before `oldest`, except those in `keep` and the newest.
 
-        Requests in flight under a retired one end with `VersionGoneError`.
+        Requests in flight under a retired version fail with `VersionGoneError`.
         """
         ...
 

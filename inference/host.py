@@ -1,8 +1,8 @@
-"""The engine client's one thread and event loop.
+"""One thread with one event loop, on which engines and rollouts run.
 
-Prefect runs every async task in a loop of its own, so nothing asyncio may be shared between tasks. Engines, and the rollouts that
-talk to them, therefore live on this thread's loop; tasks hand coroutines over and await the result from wherever they are.
-With one engine in the process, games and engine share the thread: the order of requests, and so every draw, is repeatable.
+Prefect runs every async task in its own event loop, so tasks cannot share asyncio objects. They submit coroutines to this loop
+and await the results. With one engine in the process, games and engine share the thread, so the order of requests, and with it
+every draw, is repeatable.
 """
 
 import asyncio
@@ -29,14 +29,14 @@ class EngineHost:
         try:
             with sampled("engine"):
                 self._loop.run_forever()
-        except BaseException:  # a request to exit that was raised here: nobody may wait for ever for what is left
+        except BaseException:  # an exit request raised on this thread: cancel the rest, so that nothing waits for it
             self._loop.run_until_complete(_cancel_others())
             raise
         finally:
             self._loop.close()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Start `work` on the host's loop; the future may be waited on from any thread, and cancelling it cancels the work."""
+        """Start `work` on the host's loop. Any thread may wait for the future; cancelling it cancels the work."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -44,7 +44,7 @@ class EngineHost:
         return await asyncio.wrap_future(self.submit(work))
 
     def close(self) -> None:
-        """Cancel what still runs, stop the loop and join the thread."""
+        """Cancel running work, stop the loop and join the thread."""
         if not self._thread.is_alive():
             return
         asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result(timeout=30)

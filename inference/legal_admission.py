@@ -1,8 +1,7 @@
-"""What is checked of a request's legal table before an engine may see it, and where checked tables are kept.
+"""Checks the legal table of a vLLM request at admission, and caches checked tables.
 
-A table travels to vLLM as bytes, in `SamplingParams.extra_args`. Forks of a position send the same bytes, and in one process
-sender and engine are the same program: each table is therefore read and checked once, and known by its bytes from then on.
-Whatever is wrong with it is said here, at admission; an exception inside the engine's loop would leave its request unfinished
+A table is passed to vLLM as bytes, in `SamplingParams.extra_args`. Forks of a position send the same bytes, so each table is
+decoded and checked once. A bad table must be refused here: an exception in the engine's loop would leave the request unfinished
 for ever.
 """
 
@@ -16,31 +15,30 @@ if TYPE_CHECKING:
     from vllm import SamplingParams
 
 TABLE_KEY = "legal_table"
-"""Where a request's table travels, as bytes, in `SamplingParams.extra_args`."""
+"""Key of the table's bytes in `SamplingParams.extra_args`."""
 START_KEY = "legal_start"
-"""Where the node travels at which its first token is drawn, if that is not the table's first: what must be said up to there
-stands in the prompt already."""
+"""Key of the table's node at which the first token is drawn. Forced tokens before it are already in the prompt."""
 
 
-class KnownTables:
-    """Checked tables by their bytes; bounded, the longest unused goes first."""
+class TableCache:
+    """Checked tables by their bytes; the least recently used is dropped first."""
 
     def __init__(self, size: int = 4096) -> None:
         self._size = size
         self._tables: OrderedDict[bytes, LegalTable] = OrderedDict()
 
-    def keep(self, table: LegalTable) -> bytes:
-        """The bytes of `table`, under which `find` gives this very object back, unless it has yet to be checked."""
+    def encode(self, table: LegalTable) -> bytes:
+        """The bytes of `table`; a checked table is cached, so `decode` returns the same object."""
         data = table.to_bytes()
         if table.is_sound:
             self._put(data, table)
         return data
 
-    def find(self, data: bytes) -> LegalTable:
-        """The table spelled by `data`.
+    def decode(self, data: bytes) -> LegalTable:
+        """The table with the bytes `data`.
 
         Raises:
-            DataError: it is not a table.
+            DataError: `data` is not a sound table.
         """
         table = self._tables.get(data)
         if table is None:
@@ -55,15 +53,15 @@ class KnownTables:
             self._tables.popitem(last=False)
 
 
-known_tables = KnownTables()
-"""The tables of this process."""
+table_cache = TableCache()
+"""The cache of this process."""
 
 
 def admit(parameters: "SamplingParams", vocabulary_size: int | None) -> None:
-    """Refuse a request whose table is none, leaves the vocabulary (where its size is known), or could be cut.
+    """Refuse a request with an invalid table, tokens outside the vocabulary (None: not known), or too small a `max_tokens`.
 
     Raises:
-        ValueError: as vLLM asks of `validate_params`; the sentence says which rule is broken.
+        ValueError: the request is refused; vLLM's `validate_params` requires this type.
     """
     data = (parameters.extra_args or {}).get(TABLE_KEY)
     if data is None:
@@ -71,13 +69,13 @@ def admit(parameters: "SamplingParams", vocabulary_size: int | None) -> None:
     if not isinstance(data, bytes):
         raise ValueError(f"{TABLE_KEY} must be bytes, not {type(data).__name__}")
     try:
-        table = known_tables.find(data)
+        table = table_cache.decode(data)
     except DataError as error:
         raise ValueError(str(error)) from error
     if vocabulary_size is not None and table.token_ids.max() >= vocabulary_size:
         raise ValueError(f"legal table allows token {table.token_ids.max()} outside the vocabulary of {vocabulary_size}")
     head, after = table.forced(0)
-    start = start_of(parameters)
+    start = start_node(parameters)
     if start not in (0, after) or start == END:
         raise ValueError(f"{START_KEY} must be 0 or {after}, where the table's first choice is, not {start!r}")
     longest = table.longest - (len(head) if start else 0)
@@ -85,20 +83,20 @@ def admit(parameters: "SamplingParams", vocabulary_size: int | None) -> None:
         raise ValueError(f"max_tokens {parameters.max_tokens} would cut a completion of {longest} tokens")
 
 
-def start_of(parameters: "SamplingParams") -> int:
-    """The node of its table at which an admitted request's first token is drawn."""
+def start_node(parameters: "SamplingParams") -> int:
+    """The table node at which an admitted request's first token is drawn."""
     return (parameters.extra_args or {}).get(START_KEY, 0)
 
 
-def table_of(parameters: "SamplingParams", vocabulary_size: int) -> LegalTable | None:
-    """The table of a request that is in the engine already; None if it carries none. Raises nothing.
+def admitted_table(parameters: "SamplingParams", vocabulary_size: int) -> LegalTable | None:
+    """The table of a request that is already in the engine; None if it has none. Raises nothing.
 
-    Admission has refused what is malformed. Should it have run where the vocabulary's size was not known, a table beyond it is
-    no table either: the request then runs unconstrained, and whoever reads its answer finds it illegal.
+    Admission may have run in a process that does not know the vocabulary's size. A table beyond the vocabulary is then dropped:
+    the request runs unconstrained, and the client rejects its completion as illegal.
     """
     data = (parameters.extra_args or {}).get(TABLE_KEY)
     try:
-        table = None if data is None else known_tables.find(data)
+        table = None if data is None else table_cache.decode(data)
     except (DataError, TypeError):
         return None
     return None if table is None or table.token_ids.max() >= vocabulary_size else table

@@ -1,11 +1,10 @@
-"""The tables of all requests in an engine, side by side on its device, and where each request stands in its own.
+"""The legal tables of all requests in an engine, on its device, and each request's node in its table.
 
-The pure core of every vLLM logits processor: torch and nothing of vLLM. Tables lie end to end as one flat automaton, a request
-is a slot, and a slot's state is one node. Walking and masking are a handful of tensor operations over the whole batch with
-nothing read back, so that a GPU is never waited for. Tables go up once, however many requests share them; their room is taken
-back when it is needed.
+This is the core of both vLLM logits processors; it imports torch and not vLLM. The tables form one flat automaton. A request is
+a slot, and a slot's state is one node. Advancing and masking are a few tensor operations over the whole batch; nothing is copied
+to the host, so the GPU never waits. Requests with equal tables share one copy. Memory of unused tables is reused when needed.
 
-It never raises on a sampled token: a slot that left its table is free to end, and counted.
+A sampled token outside the table raises nothing: the slot is counted and becomes unconstrained.
 """
 
 from collections.abc import Sequence
@@ -18,46 +17,46 @@ from torch import Tensor
 from decoding.legal_table import END, LegalTable
 
 FREE, LOST = 0, 1
-"""The nodes of a slot that nothing constrains: it carries no table or is past its end, or it left its table."""
+"""Nodes of an unconstrained slot. FREE: without a table, or past its end. LOST: it left its table."""
 _TABLES = 2
 """The first node of the first table."""
 _WIDTH = 1 << 32
-"""An edge's key is its node times this plus its token; tokens are 32-bit numbers, so that none looks like another node's."""
+"""An edge's key is node * _WIDTH + token; tokens are 32-bit numbers, so keys are unique."""
 _NEVER = torch.iinfo(torch.int64).max
 LEAST_EDGES = 1 << 14
-"""Room for so many edges at least: some hundred tables of a usual size."""
+"""Smallest capacity, in edges: about a hundred tables of the usual size."""
 
 
 @dataclass(slots=True)
-class _Placed:
+class _ArenaTable:
     table: LegalTable
     users: int = 0
     root: int = 0
-    """Its first node in the arena; 0 while it has no place."""
+    """Its first node in the arena; 0 before it is copied there."""
 
 
 class LegalArena:
-    """Slots, each under a legal table or free."""
+    """Slots, each with a legal table or without."""
 
     def __init__(self, slots: int, device: torch.device | str) -> None:
         self._device = torch.device(device)
         self._nodes = torch.zeros(slots, dtype=torch.int64, device=self._device)
-        self._strays = torch.zeros((), dtype=torch.int64, device=self._device)
-        """Of slots that have been given to others since."""
-        self._slots: list[_Placed | None] = [None] * slots
+        self._illegal_tokens = torch.zeros((), dtype=torch.int64, device=self._device)
+        """Count over slots that were reassigned since."""
+        self._slots: list[_ArenaTable | None] = [None] * slots
         self._starts = [0] * slots
-        self._placed: dict[int, _Placed] = {}
-        self._new: list[_Placed] = []
+        self._placed: dict[int, _ArenaTable] = {}
+        self._new: list[_ArenaTable] = []
         self._reset: set[int] = set()
         self._make_room([], edges=LEAST_EDGES)
 
     @property
-    def strays(self) -> int:
-        """Tokens sampled outside their table; must stay 0. Waits for the device."""
-        return int(self._strays + (self._nodes == LOST).sum())
+    def illegal_tokens(self) -> int:
+        """Requests that sampled a token outside their table; must stay 0. Waits for the device."""
+        return int(self._illegal_tokens + (self._nodes == LOST).sum())
 
     def assign(self, slot: int, table: LegalTable | None, start: int = 0) -> None:
-        """Slot `slot` now belongs to a request at node `start` of `table`, or to one without (None); `flush` makes it so."""
+        """Assign `slot` to a request at node `start` of `table` (None: no table). Takes effect at the next `flush`."""
         before = self._slots[slot]
         if before is not None:
             before.users -= 1
@@ -66,47 +65,47 @@ class LegalArena:
         if table is not None:
             placed = self._placed.get(id(table))
             if placed is None:
-                placed = self._placed[id(table)] = _Placed(table)
+                placed = self._placed[id(table)] = _ArenaTable(table)
                 self._new.append(placed)
             placed.users += 1
         self._slots[slot], self._starts[slot] = placed, start
 
     def flush(self) -> None:
-        """Bring what was assigned to the device."""
+        """Copy new assignments to the device."""
         if self._new:
             self._place_new()
         if self._reset:
             slots = list(self._reset)
             held = [self._slots[slot] for slot in slots]
             at = self._upload(slots)
-            self._strays += (self._nodes[at] == LOST).sum()
+            self._illegal_tokens += (self._nodes[at] == LOST).sum()
             starts = [self._starts[slot] for slot in slots]
             at_start = [FREE if placed is None else placed.root + start for placed, start in zip(held, starts, strict=True)]
             self._nodes[at] = self._upload(at_start)
             self._reset.clear()
 
-    def put(self, slots: Sequence[int], nodes: Sequence[int | None]) -> None:
-        """Slots, whose tables have been flushed, stand at these nodes of theirs now: END past the end, None if they left them."""
-        held = (self._slots[slot] for slot in slots)
-        stand = [
+    def set_nodes(self, slots: Sequence[int], nodes: Sequence[int | None]) -> None:
+        """Set the nodes of flushed slots, each within its table: END past its end, None outside the table."""
+        tables = (self._slots[slot] for slot in slots)
+        arena_nodes = [
             LOST if node is None else FREE if node == END or placed is None else placed.root + node
-            for placed, node in zip(held, nodes, strict=True)
+            for placed, node in zip(tables, nodes, strict=True)
         ]
-        self._nodes[self._upload(slots)] = self._upload(stand)
+        self._nodes[self._upload(slots)] = self._upload(arena_nodes)
 
     def advance(self, slots: Tensor, tokens: Tensor, moved: Tensor | None = None) -> None:
-        """Slots `slots` int64 [n], each named once, go on by `tokens` int64 [n]; only where `moved` bool [n], if given."""
+        """Advance `slots` int64 [n], which are distinct, by `tokens` int64 [n]; only where `moved` bool [n] is True, if given."""
         nodes = self._nodes[slots]
         wanted = nodes * _WIDTH + tokens
         edges = torch.searchsorted(self._keys, wanted)
-        # What is no edge of a free node leaves it free, and any other node lost.
+        # A token that is not an edge leaves a free slot free; any other slot becomes lost.
         reached = torch.where(self._keys[edges] == wanted, self._targets[edges], nodes.clamp(max=LOST))
         self._nodes[slots] = reached if moved is None else torch.where(moved, reached, nodes)
 
     def mask(self, logits: Tensor, slots: Tensor) -> Tensor:
-        """logits [rows, vocabulary], changed in place: -inf outside the legal set of each row's slot; slots int64 [rows]."""
+        """Set logits [rows, vocabulary] to -inf in place outside the legal set of each row's slot; slots int64 [rows]."""
         nodes = self._nodes[slots]
-        # Every row names as many tokens as the widest node; a narrower one repeats its last, which is harmless.
+        # Every row lists as many tokens as the widest node has; a narrower node repeats its last token.
         place = torch.minimum(self._up_to_widest, self._lasts[nodes].unsqueeze(1))
         tokens = self._tokens[self._firsts[nodes].unsqueeze(1) + place]
         legal = logits.gather(1, tokens)
@@ -125,23 +124,23 @@ class LegalArena:
             self._placed = {key: placed for key, placed in self._placed.items() if placed.users or placed.root}
         self._new.clear()
 
-    def _make_room(self, live: Sequence[_Placed], *, edges: int) -> None:
-        """New, larger or emptier, arrays that hold the `live` tables alone; slots keep their place in their table."""
+    def _make_room(self, live: Sequence[_ArenaTable], *, edges: int) -> None:
+        """Allocate new arrays with the `live` tables only; slots keep their node within their table."""
         roots = [0 if placed is None else placed.root for placed in self._slots]
-        # No table has more nodes than edges, so one bound serves both; a search may end on the key after the last.
+        # No table has more nodes than edges, so one bound serves both. A search may end one past the last key.
         room = _TABLES + max(edges, LEAST_EDGES) + 1
         self._firsts, self._lasts, self._tokens, self._targets = (
             torch.zeros(room, dtype=torch.int64, device=self._device) for _ in range(4)
         )
         self._keys = torch.full((room,), _NEVER, dtype=torch.int64, device=self._device)
-        # Nodes that constrain nothing keep the token at place 0, whatever it is, so that they need no case of their own.
+        # For unconstrained nodes `mask` rewrites the logit of the token at index 0 with itself, so they need no special case.
         self._used_nodes, self._used_edges = _TABLES, 0
         self._widest, self._up_to_widest = 1, torch.zeros(1, dtype=torch.int64, device=self._device)
         self._append(live)
         moves = [(0 if placed is None else placed.root) - root for placed, root in zip(self._slots, roots, strict=True)]
         self._nodes += torch.where(self._nodes < _TABLES, 0, self._upload(moves))
 
-    def _append(self, added: Sequence[_Placed]) -> None:
+    def _append(self, added: Sequence[_ArenaTable]) -> None:
         if not added:
             return
         tables = [placed.table for placed in added]
@@ -155,7 +154,7 @@ class LegalArena:
         counts = np.diff(firsts, append=edges)
         tokens = np.concatenate([table.token_ids for table in tables]).astype(np.int64)
         targets = np.concatenate([table.next_nodes for table in tables])
-        # Sorted, because nodes rise through the arena and tokens rise within a node: one search finds any edge.
+        # Nodes ascend in the arena and tokens ascend within a node, so the keys are sorted and can be searched.
         keys = np.repeat(np.arange(self._used_nodes, nodes), counts) * _WIDTH + tokens
         targets = np.where(targets == END, FREE, targets + np.repeat(roots, edge_counts))
         for array, start, values in (

@@ -1,10 +1,9 @@
-"""Completions being drawn from logits over their legal sets: numbers in, tokens and log-probabilities out.
+"""Draws completions from logits over legal sets: numbers in, tokens and log-probabilities out.
 
 log pi(a) = z_a / T - log sum_{b legal} exp(z_b / T)        (the masked policy; z: logits, T: temperature of the request)
 
-A token that is the only legal one is taken at once, with log-probability 0 and no draw: whole runs of them are known before the
-model has seen any. Each completion has dice of its own, one throw for each branching token, so that nothing else in a batch can
-change it. It knows nothing of torch, prompts or versions.
+A forced token is appended at once, with log-probability 0 and without a draw. Each completion has its own random source and uses
+one number for each branching token, so it does not depend on the rest of the batch.
 """
 
 import random
@@ -15,35 +14,35 @@ import numpy as np
 from decoding.legal_table import END, LegalTable
 
 
-class Course:
-    """One completion on its way through its table."""
+class PartialCompletion:
+    """A completion that is being drawn: its tokens so far and its node in the table."""
 
     def __init__(self, table: LegalTable, seed: int, temperature: float) -> None:
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
         self.forced = 0
-        """How many of its tokens were the only legal ones."""
+        """Number of its forced tokens."""
         self.temperature = temperature
         self._table = table
         self._node = 0
-        self._dice = random.Random(seed)
+        self._rng = random.Random(seed)
         self._take_forced()
 
     @property
     def done(self) -> bool:
-        """The completion is whole."""
+        """Whether the completion is complete."""
         return self._node == END
 
     def allowed(self) -> np.ndarray:
         """The legal tokens of the next position, two or more."""
         return self._table.allowed(self._node)
 
-    def throw(self) -> float:
-        """The next of its random numbers, in [0, 1)."""
-        return self._dice.random()
+    def draw_uniform(self) -> float:
+        """The next random number, in [0, 1)."""
+        return self._rng.random()
 
     def take(self, token: int, logprob: float) -> None:
-        """Go on with `token`, which was drawn, and with whatever must follow it."""
+        """Append the drawn `token`, and the forced tokens after it."""
         self.token_ids.append(token)
         self.logprobs.append(logprob)
         self._node = self._table.advance(self._node, token)
@@ -56,35 +55,38 @@ class Course:
         self.forced += len(tokens)
 
 
-def draw(courses: Sequence[Course], allowed: Sequence[np.ndarray], logits: np.ndarray) -> list[int]:
-    """Take one drawn token on each course; `logits` float32 [sum of legal tokens] belong to `allowed`, one after another.
+def draw(partials: Sequence[PartialCompletion], allowed: Sequence[np.ndarray], logits: np.ndarray) -> list[int]:
+    """Draw one token for each completion.
+
+    Args:
+        allowed: legal tokens of each completion, int32 [n_i].
+        logits: float32 [sum of n_i], in the order of `allowed`.
 
     Returns:
-        the places of courses from which nothing can be drawn, because a logit is not a number or plus infinity; they are left as
-        they were.
+        indices of completions with a logit that is NaN or plus infinity; they are unchanged.
     """
     counts = np.fromiter((len(tokens) for tokens in allowed), np.int64, len(allowed))
     ends = np.cumsum(counts)
     starts = ends - counts
-    wide = logits.astype(np.float64)
-    largest = np.maximum.reduceat(wide, starts)
+    values = logits.astype(np.float64)
+    largest = np.maximum.reduceat(values, starts)
     finite = np.isfinite(largest)
-    wide[~np.repeat(finite, counts)] = largest[~finite] = 0.0  # these rows are left out
-    # Taken off first: divided by a small temperature it could overflow, while the others only become minus infinity.
-    scaled = wide - np.repeat(largest, counts)
+    values[~np.repeat(finite, counts)] = largest[~finite] = 0.0  # these rows are not drawn from
+    # The largest is subtracted first: a large logit divided by a small temperature could overflow.
+    scaled = values - np.repeat(largest, counts)
     with np.errstate(over="ignore"):
-        scaled /= np.repeat([course.temperature for course in courses], counts)
+        scaled /= np.repeat([partial.temperature for partial in partials], counts)
     weights = np.exp(scaled)
     totals = np.add.reduceat(weights, starts)
     reached = np.cumsum(weights)
-    throws = np.fromiter(
-        (course.throw() if can else 0.0 for course, can in zip(courses, finite, strict=True)), np.float64, len(courses)
+    uniforms = np.fromiter(
+        (partial.draw_uniform() if can else 0.0 for partial, can in zip(partials, finite, strict=True)), np.float64, len(partials)
     )
-    chosen = np.searchsorted(reached, reached[ends - 1] - totals * (1.0 - throws), side="right")
+    chosen = np.searchsorted(reached, reached[ends - 1] - totals * (1.0 - uniforms), side="right")
     chosen = np.clip(chosen, starts, ends - 1)
     logprobs = (scaled[chosen] - np.log(totals)).tolist()
     tokens = np.concatenate(allowed)[chosen].tolist()
-    for course, token, logprob, can in zip(courses, tokens, logprobs, finite, strict=True):
+    for partial, token, logprob, can in zip(partials, tokens, logprobs, finite, strict=True):
         if can:
-            course.take(token, logprob)
+            partial.take(token, logprob)
     return np.flatnonzero(~finite).tolist()

@@ -1,7 +1,7 @@
-"""Legal orders for vLLM's V1 model runner: an adapter from its batch updates to `LegalRows`.
+"""The logits processor for vLLM's V1 model runner: passes its batch updates to `LegalRows`.
 
-V1 runs on the CPU, and on CUDA too as long as V2 has not been tried on a real card. Nothing here may raise while the engine
-steps: see `legal_admission`.
+V1 is used on the CPU, and on CUDA by default because V2 was never run on a real card. Nothing here may raise while the engine
+steps; see `legal_admission`.
 """
 
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -10,7 +10,7 @@ import torch
 from vllm import SamplingParams
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDirectionality
 
-from inference.legal_admission import TABLE_KEY, admit, start_of, table_of
+from inference.legal_admission import TABLE_KEY, admit, admitted_table, start_node
 from inference.legal_rows import LegalRows
 from telemetry.errors import EngineError
 
@@ -24,11 +24,11 @@ class LegalOrderProcessor(LogitsProcessor):
     """Leaves finite only the logits of tokens that continue a legal order set."""
 
     _vocabulary_size: ClassVar[int | None] = None
-    """Known to admission where it shares the engine's process."""
+    """Known to admission if it runs in the engine's process."""
 
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
-        """Refuse a request whose table is not one (ValueError, as vLLM asks)."""
+        """Refuse a request with an invalid table; raises ValueError."""
         admit(sampling_params, cls._vocabulary_size)
 
     def __init__(self, vllm_config: "VllmConfig", device: torch.device, is_pin_memory: bool) -> None:
@@ -37,31 +37,31 @@ class LegalOrderProcessor(LogitsProcessor):
 
     @property
     def rows(self) -> LegalRows:
-        """The batch's rows and where each stands."""
+        """The rows of the batch."""
         return self._rows
 
     @property
-    def strays(self) -> int:
-        """Tokens sampled outside their table; must stay 0."""
-        return self._rows.strays
+    def illegal_tokens(self) -> int:
+        """Requests that sampled a token outside their table; must stay 0."""
+        return self._rows.illegal_tokens
 
     def is_argmax_invariant(self) -> bool:
-        """A mask changes which token is likeliest."""
+        """False: a mask changes the most likely token."""
         return False
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        """Follow the engine's repacking, in the order that it demands: removed, added, moved."""
+        """Apply a batch update in the order that vLLM requires: removed, added, moved."""
         if batch_update is None:
             return
         for row in batch_update.removed:
             self._rows.remove(row)
         for row, params, _prompt, output in batch_update.added:
-            self._rows.add(row, table_of(params, self._size), output, start_of(params))
+            self._rows.add(row, admitted_table(params, self._size), output, start_node(params))
         for source, target, direction in batch_update.moved:
             self._rows.move(source, target, direction == MoveDirectionality.SWAP)
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        """logits [rows, vocabulary], changed in place: -inf outside each constrained row's legal set."""
+        """Set logits [rows, vocabulary] to -inf in place outside each constrained row's legal set."""
         return self._rows.mask(logits)
 
 
@@ -69,7 +69,7 @@ def legal_processor(*, runs_v2: bool) -> type[Any]:
     """The class for vLLM's V1 or V2 model runner.
 
     Raises:
-        EngineError: this vLLM's V2 takes no logits processors as we know them.
+        EngineError: the installed vLLM's V2 runner has another interface for logits processors.
     """
     if not runs_v2:
         return LegalOrderProcessor
@@ -77,6 +77,6 @@ def legal_processor(*, runs_v2: bool) -> type[Any]:
         from inference.legal_processor_v2 import LegalOrderProcessorV2
     except ImportError as error:
         raise EngineError(
-            f"this vLLM's V2 model runner takes no legal orders ({error}): set inference.model_runner to 'v1'"
+            f"this vLLM's V2 model runner does not support legal orders ({error}): set inference.model_runner to 'v1'"
         ) from error
     return LegalOrderProcessorV2

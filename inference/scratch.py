@@ -1,6 +1,6 @@
-"""Folders for merged weights that outlive no process: one is locked while its owner lives, and what lost its owner is removed.
+"""Temporary folders for merged weights. A folder is locked while its process lives.
 
-The lock is the kernel's, so a kill -9 frees it; the next engine that starts on the machine sweeps.
+The kernel releases the lock even after kill -9. Each engine that starts removes the folders that are not locked.
 """
 
 import fcntl
@@ -21,12 +21,12 @@ class Scratch:
             self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
             self._held = os.open(self.path, os.O_RDONLY)
             fcntl.flock(self._held, fcntl.LOCK_EX)
-            if self.path.exists():  # or another's sweep came between making and holding it
+            if self.path.exists():  # another process may have removed it before it was locked
                 break
             os.close(self._held)
 
     def close(self) -> None:
-        """Remove the folder; nothing the second time."""
+        """Remove the folder. A second call does nothing."""
         if self._held >= 0:
             shutil.rmtree(self.path, ignore_errors=True)
             os.close(self._held)
@@ -34,16 +34,16 @@ class Scratch:
 
 
 def _sweep(root: Path) -> None:
-    """Remove our folders under `root` that nobody holds."""
+    """Remove the folders under `root` that no process has locked."""
     for folder in root.glob(f"{_PREFIX}*"):
         try:
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        except OSError:  # gone meanwhile, another user's, or no folder
+        except OSError:  # removed meanwhile, another user's, or not a folder
             continue
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder, ignore_errors=True)
         except BlockingIOError:
-            pass  # its owner lives
+            pass  # its process lives
         finally:
             os.close(descriptor)

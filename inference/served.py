@@ -1,7 +1,7 @@
-"""Which policy versions an engine serves: pure bookkeeping that every engine of several versions shares.
+"""The policy versions that a vLLM engine serves.
 
-The newest is the one published last. A version is never served under two adapters, and a slot number is never used twice: vLLM
-keys its prefix cache on an adapter's name and path, so each version has its own of both, and its own number.
+The newest is the one published last. A version has one adapter, and a slot number is never reused: vLLM keys its prefix cache on
+an adapter's name and path, so each version needs its own.
 """
 
 from collections.abc import Collection
@@ -13,18 +13,18 @@ from telemetry.errors import EngineError, VersionGoneError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedVersion:
-    """One policy version that an engine has loaded and draws from."""
+    """A policy version that an engine has loaded."""
 
     policy: PolicyVersion
     slot: int = 0
-    """Number under which the engine knows it; 0: the weights that are loaded, base or merged."""
+    """vLLM's number of the adapter; 0: the loaded weights, base or merged."""
 
 
 class ServedVersions:
-    """The versions that one engine serves, from the base model on."""
+    """The versions that one engine serves; at first the base model."""
 
     def __init__(self, engine: str, slots: int) -> None:
-        """`slots`: adapters held at a time; 0: whatever comes replaces the weights, and is the only one."""
+        """`slots`: adapters held at a time; 0: each version replaces the weights, so one is served at a time."""
         self._engine, self._slots, self._last_slot = engine, slots, 0
         self.newest = LoadedVersion(policy=BASE)
         self._by_version = {BASE_VERSION: self.newest}
@@ -33,7 +33,7 @@ class ServedVersions:
         return iter(self._by_version.values())
 
     def find(self, version: int | None) -> LoadedVersion:
-        """The version asked for, or the newest.
+        """The version `version`, or the newest for None.
 
         Raises:
             VersionGoneError: it is not served.
@@ -46,16 +46,16 @@ class ServedVersions:
             )
         return found
 
-    def holds(self, policy: PolicyVersion) -> bool:
-        """Whether these weights are served under this number already."""
+    def serves(self, policy: PolicyVersion) -> bool:
+        """Whether this version is served with these weights."""
         found = self._by_version.get(policy.version)
         return found is not None and found.policy == policy
 
     def next_slot(self) -> int:
-        """A slot number for one more adapter; 0 where weights are replaced.
+        """A slot number for a new adapter; 0 if weights are replaced.
 
         Raises:
-            EngineError: all slots hold versions that nobody retired.
+            EngineError: all slots hold versions that are not retired.
         """
         if not self._slots:
             return 0
@@ -69,7 +69,7 @@ class ServedVersions:
         return self._last_slot
 
     def add(self, served: LoadedVersion) -> list[LoadedVersion]:
-        """Serve this one from now on, as the newest; those that it replaces."""
+        """Serve this version as the newest; returns the versions that it replaces."""
         if self._slots:
             replaced = [self._by_version.pop(served.policy.version)] if served.policy.version in self._by_version else []
         else:
@@ -77,12 +77,12 @@ class ServedVersions:
         self._by_version[served.policy.version] = self.newest = served
         return replaced
 
-    def touch(self, version: int) -> None:
-        """Make a version that is served the newest."""
+    def make_newest(self, version: int) -> None:
+        """Make a served version the newest."""
         self.newest = self._by_version[version]
 
     def retire(self, oldest: int, keep: Collection[int]) -> list[LoadedVersion]:
-        """Take out what is before `oldest`, but for those in `keep` and the newest; what was taken out."""
+        """Remove versions before `oldest`, except those in `keep` and the newest; returns the removed versions."""
         gone = [
             served
             for served in self

@@ -21,72 +21,66 @@ class InferenceSettings(BaseModel):
     key_variable: Annotated[str, MAY_CHANGE] = "ENTENTE_KEY"
     """Name of the environment variable that holds the workers' key; the key itself is never written to a file."""
     engine: Literal["auto", "vllm", "vllm_async", "torch"] = "auto"
-    """What draws on this machine: vLLM where it is installed, else the smaller torch engine, which needs nothing beyond what
-    training needs; or always the one named. 'vllm' computes in this process, as suits a CPU, 'vllm_async' beside it, as suits
-    a GPU."""
+    """Engine on this machine: 'vllm' in this process (for a CPU), 'vllm_async' in its own process (for a GPU), 'torch' without
+    vLLM; 'auto': vLLM if installed, else torch."""
     adapters: AdapterMode = "auto"
-    """How policy versions are served: 'slots', each a LoRA adapter beside the others; 'merge_reload', one at a time as merged
-    weights, much faster on a CPU and exact in float32 only; 'auto': slots, unless a short calibration finds them dear."""
+    """'slots': several versions as LoRA adapters; 'merge_reload': one version at a time as merged weights, faster on a CPU and
+    exact in float32 only; 'auto': slots, unless a short measurement finds them too slow."""
     adapter_slots: Annotated[int, Field(ge=1, le=64)] = 4
-    """Adapters held at a time (vLLM's max_loras): the staleness budget and two more, and one for each version that plays beside
-    training."""
+    """Adapters held at a time (vLLM's max_loras): staleness budget plus 2, plus 1 for each other version that plays."""
     adapter_rank: Annotated[int, Field(ge=1, le=512)] = 16
-    """Highest adapter rank that slots take (vLLM's max_lora_rank); what exceeds the adapters' own rank is padding that costs."""
+    """Highest adapter rank that slots accept (vLLM's max_lora_rank); adapters of lower rank are padded, which costs time."""
     dtype: Literal["float32", "bfloat16", "auto"] = "float32"
-    """Number format of weights and activations; float32 on the CPU, where merged updates must not be rounded away."""
+    """Number format of weights and activations; float32 on the CPU, so that merging does not round updates away."""
     max_sequences: Annotated[int, MAY_CHANGE, Field(ge=1, le=4096)] = 128
-    """Requests decoded together, at most (vLLM's max_num_seqs)."""
+    """Most requests decoded together (vLLM's max_num_seqs)."""
     max_batched_tokens: Annotated[int, MAY_CHANGE, Field(ge=256)] = 4096
-    """Tokens of one forward pass, at most (vLLM's max_num_batched_tokens); on the CPU prompts are not cut, so at least
-    max_model_length."""
+    """Most tokens in one forward pass (vLLM's max_num_batched_tokens); on the CPU at least max_model_length."""
     max_model_length: Annotated[int, Field(ge=64)] = 1024
-    """Longest prompt plus completion, tokens; a longer prompt is an error, never cut."""
+    """Longest prompt plus completion, tokens; a longer prompt is an error."""
     block_size: Annotated[int, MAY_CHANGE, Field(ge=16, le=128, multiple_of=16)] = 32
     """Tokens of one prefix-cache block; only whole blocks are shared, and vLLM on the CPU needs a multiple of 32."""
     prefix_caching: bool = True
-    """Keep the key-value blocks of prompts for later prompts that begin alike (vLLM's enable_prefix_caching)."""
+    """Keep prompts' key-value blocks for later prompts with the same prefix (vLLM's enable_prefix_caching)."""
     long_prefill_tokens: Annotated[int, Field(ge=0)] = 0
-    """Prompts of more tokens are prefilled beside others only in part (vLLM's long_prefill_token_threshold); 0: no such rule."""
+    """Prompts longer than this are prefilled in parts (vLLM's long_prefill_token_threshold); 0: never."""
     quantization: str = ""
-    """vLLM's name of a weight format, such as 'fp8'; empty: as the weights are. Rows of a quantised policy must agree with the
-    unquantised trainer within the run's mismatch bounds, or the run does not start."""
+    """vLLM's name of a weight format, such as 'fp8'; empty: none. The run does not start if the mismatch with the unquantised
+    trainer exceeds its bounds."""
     model_runner: Literal["v1", "v2"] = "v1"
-    """vLLM's model runner: 'v2' needs Triton, and its legal-order adapter was never run on a real card."""
+    """vLLM's model runner; 'v2' needs Triton, and legal orders were never tested with it on a real card."""
     jump_forced: Literal["auto", "on", "off"] = "auto"
-    """Take tokens that are the only legal ones together with the drawn one before them, instead of a forward pass each; on a GPU
-    it switches asynchronous scheduling off, and what it wins there was never measured. 'auto': on the CPU only."""
+    """Append forced tokens to the drawn token before them instead of one forward pass each; on a GPU this turns asynchronous
+    scheduling off, and its gain there was never measured; 'auto': on the CPU only."""
     enforce_eager: Literal["auto", "on", "off"] = "auto"
-    """Run without CUDA graphs and compiling (vLLM's enforce_eager): slower, quick to start; 'auto': on the CPU only."""
+    """Run without CUDA graphs and compilation (vLLM's enforce_eager): slower, but quick to start; 'auto': on the CPU only."""
     compile_cache: str = ""
-    """Folder where vLLM keeps what it compiled (VLLM_CACHE_ROOT), on a disk that outlives the machine; empty: vLLM's own."""
+    """Folder for vLLM's compiled code (VLLM_CACHE_ROOT), on a disk that outlives the machine; empty: vLLM's default."""
     kv_cache_gib: Annotated[int, MAY_CHANGE, Field(ge=1)] = 1
     """Memory of the key-value cache on the CPU, GiB."""
     gpu_memory_share: Annotated[float, MAY_CHANGE, Field(gt=0, lt=1)] = 0.85
-    """Share of the GPU's memory that the engine may take; lower it where the trainer sits on the same card."""
+    """Share of the GPU's memory that the engine may take; lower it if the trainer uses the same GPU."""
     threads: Annotated[int, MAY_CHANGE, Field(ge=0)] = 0
-    """CPU threads of the engine; 0: planned from the cores and from what computes at the same time."""
+    """CPU threads of the engine; 0: planned from the cores and the other work."""
     start_timeout_s: Annotated[float, MAY_CHANGE, Field(gt=0)] = 300.0
-    """Seconds until an engine or a worker must be ready."""
+    """Seconds within which an engine or a worker must be ready."""
     request_timeout_s: Annotated[float, MAY_CHANGE, Field(gt=0)] = 120.0
-    """Seconds until a worker must have answered one request."""
+    """Seconds within which a worker must answer a request."""
     max_in_flight: Annotated[int, MAY_CHANGE, Field(ge=1, le=4096)] = 128
-    """Requests that one worker may have in flight, at most; lowered while it queues or preempts, and raised again."""
+    """Most requests in flight at one worker; lowered while the worker queues or preempts."""
     long_prompt_tokens: Annotated[int, MAY_CHANGE, Field(ge=0)] = 0
-    """Prompts of so many tokens and more go to the last of `urls`, all others to the others, so that short ones do not wait
-    behind long ones; while one side has no worker left the other takes both. 0: any prompt to any worker."""
+    """Prompts of at least this many tokens go to the last worker of `urls` and shorter ones to the others, if those have a
+    living worker; 0: any prompt to any worker."""
     evaluation_urls: Annotated[tuple[str, ...], MAY_CHANGE] = ()
-    """Addresses of workers kept for evaluation, so that scoring leaves the rollouts' prefixes warm; none: those of `urls`."""
+    """Addresses of workers for evaluation only, so that it does not displace the rollouts' prefixes; none: `urls`."""
     heartbeat_s: Annotated[float, MAY_CHANGE, Field(gt=0)] = 10.0
-    """Seconds between two looks at a worker, and until it must have answered; after two in vain it gets no more work and its
-    requests go elsewhere. One that was lost is looked at sooner, and then ever more rarely, up to this."""
+    """Seconds between health checks of a worker, and their timeout; after two failures it gets no work until it recovers."""
     scrape_s: Annotated[float, MAY_CHANGE, Field(ge=0)] = 10.0
-    """Seconds between two readings of a worker's Prometheus page (its queue, its key-value cache), which go into the run's
-    figures and into its workers.jsonl; 0: never."""
+    """Seconds between readings of a worker's Prometheus page, for the run's metrics and workers.jsonl; 0: never."""
     no_worker_timeout_s: Annotated[float, MAY_CHANGE, Field(ge=0)] = 120.0
-    """Seconds to wait for a worker to come back when none is left, or start_timeout_s for one that says that it warms up; then
-    requests fail with a sentence."""
+    """Seconds without a living worker after which requests fail (start_timeout_s while a worker warms up)."""
 
     @property
     def for_evaluation(self) -> "InferenceSettings":
-        """These settings with the workers kept for evaluation, where there are any."""
+        """These settings with `evaluation_urls` as `urls`, if there are any."""
         return self.model_copy(update={"urls": self.evaluation_urls}) if self.evaluation_urls else self

@@ -1,9 +1,8 @@
-"""A small engine without vLLM: for other platforms, for GPU machines that lack it, and as the oracle of parity.
+"""A small engine without vLLM: for platforms that lack vLLM, and as the reference in parity tests.
 
-Stepped by the event loop that its requests live on, as the embedded one is: a step is one prefill or one decoding pass of one
-policy version, then whatever became ready runs, so batches fill themselves and no request waits for another's answer. Tokens
-that must follow one another are computed together, and a prompt's beginning that any row in memory shares is not computed again.
-Several versions may be in flight; each step runs under one of them, and each completion under one from end to end.
+The event loop of its requests steps it. A step is one prefill or one decoding pass of one policy version; then other coroutines
+run and may add requests. Forced tokens are computed together with the drawn token before them. A prefix that a row in memory
+already holds is not computed again. Several versions may be in flight; each completion is drawn under one.
 """
 
 import asyncio
@@ -16,9 +15,9 @@ import torch
 
 from inference.adapter_check import check_adapter
 from inference.engine import EngineStats
-from inference.legal_draw import Course
+from inference.legal_draw import PartialCompletion
 from inference.settings import InferenceSettings
-from inference.torch_lane import Draw, Lane
+from inference.torch_lane import Lane, LaneRequest
 from inference.torch_model import TorchModel
 from records.generation import Generation, GenerationCost, GenerationRequest
 from records.policy_version import BASE, BASE_HASH, BASE_VERSION, PolicyVersion
@@ -26,7 +25,7 @@ from telemetry.errors import EngineError, EngineLostError, VersionGoneError
 
 _COUNTED = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "drawn_tokens", "forced_tokens")
 MAX_RANK = 512
-"""Adapters have no slots here; this is the highest rank that training knows."""
+"""Highest adapter rank: the highest that training can produce."""
 
 
 def best_device() -> torch.device:
@@ -49,15 +48,15 @@ class TorchEngine:
         self._served: dict[int, Lane] = {}
         self._newest = BASE_VERSION
         self._lanes: list[Lane] = []
-        """Those served, and those replaced that still have requests in flight; the one whose turn is next comes first."""
-        self._draws: dict[str, Draw] = {}
+        """Lanes that are served, and replaced lanes with requests in flight; the next to step comes first."""
+        self._requests: dict[str, LaneRequest] = {}
         self._stepping = False
         self._publishing = asyncio.Lock()
         self._counts = dict.fromkeys(_COUNTED, 0)
         self._steps = 0
 
     async def start(self) -> None:
-        """Load the base model and run one token through it."""
+        """Load the base model; see `Engine.start`."""
         try:
             self._model = await asyncio.to_thread(TorchModel, self._folder, self._settings.dtype, self._device)
         except (OSError, RuntimeError, ValueError) as error:
@@ -66,18 +65,18 @@ class TorchEngine:
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """Draw one completion; see `Engine.generate`."""
-        task = self._admit(request)
+        pending = self._admit(request)
         if not self._stepping:
             self._stepping = True
             asyncio.get_running_loop().call_soon(self._step)
         try:
-            return await task.answer
+            return await pending.answer
         finally:
-            if self._draws.get(request.request_id) is task:
-                del self._draws[request.request_id]
+            if self._requests.get(request.request_id) is pending:
+                del self._requests[request.request_id]
 
     async def publish(self, policy: PolicyVersion) -> None:
-        """Check the adapter, hold it beside the others, and draw under it from now on."""
+        """Check and add the adapter; see `Engine.publish`."""
         async with self._publishing:
             model = self._running_model()
             lane = self._served.get(policy.version)
@@ -87,7 +86,7 @@ class TorchEngine:
                     model.add_adapter(policy.adapter_hash, policy.folder, facts)
                 self._add_lane(policy)
             self._newest = policy.version
-            self._tidy()
+            self._free_unused()
 
     async def retire(self, oldest: int, keep: Collection[int] = ()) -> None:
         """Drop versions before `oldest`; see `Engine.retire`."""
@@ -95,15 +94,15 @@ class TorchEngine:
             del self._served[version]
             gone = VersionGoneError(f"policy version {version} was retired from engine '{self.name}': ask for a newer one")
             for lane in [lane for lane in self._lanes if lane.policy.version == version]:
-                for task in (*lane.waiting, *lane.running):
-                    if not task.answer.done():
-                        task.answer.set_exception(gone)
-                lane.forget()
-        self._tidy()
+                for pending in (*lane.waiting, *lane.running):
+                    if not pending.answer.done():
+                        pending.answer.set_exception(gone)
+                lane.clear()
+        self._free_unused()
 
     async def stats(self) -> EngineStats:
         """Counts since the start."""
-        running = len(self._draws)
+        running = len(self._requests)
         return EngineStats(policy_version=self._newest, running=running, engine_steps=self._steps, preemptions=0, **self._counts)
 
     async def close(self) -> None:
@@ -123,10 +122,10 @@ class TorchEngine:
         self._served[policy.version] = lane
         self._lanes.append(lane)
 
-    def _admit(self, request: GenerationRequest) -> Draw:
+    def _admit(self, request: GenerationRequest) -> LaneRequest:
         vocabulary = self._running_model().vocabulary_size
         where = f"request '{request.request_id}'"
-        same = self._draws.get(request.request_id)
+        same = self._requests.get(request.request_id)
         if same is not None and not same.answer.done():
             raise EngineError(f"{where} is already in flight")
         length, longest = len(request.prompt_ids) + request.table.longest, self._settings.max_model_length
@@ -138,7 +137,7 @@ class TorchEngine:
         ids = np.concatenate((prompt, request.table.token_ids))
         if not len(prompt) or ids.min() < 0 or ids.max() >= vocabulary:
             raise EngineError(
-                f"{where} has an empty prompt or ids outside the vocabulary of {vocabulary}: it is for another model"
+                f"{where} has an empty prompt or ids outside the vocabulary of {vocabulary}: it was made for another model"
             )
         if not request.temperature > 0:
             raise EngineError(f"{where} has temperature {request.temperature}: it must be above 0")
@@ -146,17 +145,19 @@ class TorchEngine:
         lane = self._served.get(version)
         if lane is None:
             raise VersionGoneError(f"engine '{self.name}' does not serve policy version {version}: ask for {self._newest}")
-        course = Course(request.table, request.seed, request.temperature)
-        known = np.concatenate((prompt, np.array(course.token_ids, np.int64))).astype(np.int32)
+        completion = PartialCompletion(request.table, request.seed, request.temperature)
+        prefill_ids = np.concatenate((prompt, np.array(completion.token_ids, np.int64))).astype(np.int32)
         answer: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
-        task = Draw(request=request, course=course, answer=answer, known=known, arrived=time.monotonic())
-        self._draws[request.request_id] = task
-        lane.waiting.append(task)
+        pending = LaneRequest(
+            request=request, completion=completion, answer=answer, prefill_ids=prefill_ids, arrived=time.monotonic()
+        )
+        self._requests[request.request_id] = pending
+        lane.waiting.append(pending)
         self._counts["requests"] += 1
-        return task
+        return pending
 
     def _step(self) -> None:
-        """One step of the version whose turn it is; then again after whatever became ready, while anything is in flight."""
+        """Run one step of the next lane, and schedule another while requests are in flight."""
         lane = next((lane for lane in self._lanes if lane.busy), None)
         if lane is None:
             self._stepping = False
@@ -173,52 +174,52 @@ class TorchEngine:
             self._fail_all(EngineLostError(f"engine '{self.name}' failed in a step: {error}"))
             return
         self._steps += lane.steps - before
-        for task in ended:
-            self._finish(task, lane)
+        for pending in ended:
+            self._finish(pending, lane)
         if not lane.busy:
-            self._tidy()
+            self._free_unused()
         asyncio.get_running_loop().call_soon(self._step)
 
-    def _finish(self, task: Draw, lane: Lane) -> None:
-        if task.answer.done():
+    def _finish(self, pending: LaneRequest, lane: Lane) -> None:
+        if pending.answer.done():
             return
         now = time.monotonic()
-        scheduled, first = task.scheduled or now, task.first or now
-        course = task.course
-        self._counts["completion_tokens"] += len(course.token_ids)
-        self._counts["prompt_tokens"] += len(task.request.prompt_ids)
-        self._counts["cached_tokens"] += task.cached
-        self._counts["forced_tokens"] += course.forced
-        self._counts["drawn_tokens"] += len(course.token_ids) - course.forced
-        task.answer.set_result(
+        scheduled, first = pending.scheduled or now, pending.first or now
+        completion = pending.completion
+        self._counts["completion_tokens"] += len(completion.token_ids)
+        self._counts["prompt_tokens"] += len(pending.request.prompt_ids)
+        self._counts["cached_tokens"] += pending.cached
+        self._counts["forced_tokens"] += completion.forced
+        self._counts["drawn_tokens"] += len(completion.token_ids) - completion.forced
+        pending.answer.set_result(
             Generation(
-                token_ids=np.array(course.token_ids, np.int32),
-                logprobs=np.array(course.logprobs, np.float32),
+                token_ids=np.array(completion.token_ids, np.int32),
+                logprobs=np.array(completion.logprobs, np.float32),
                 policy=lane.policy,
                 worker=self.name,
                 cost=GenerationCost(
-                    queue_ms=1e3 * (scheduled - task.arrived),
+                    queue_ms=1e3 * (scheduled - pending.arrived),
                     prefill_ms=1e3 * (first - scheduled),
                     decode_ms=1e3 * (now - first),
-                    cached_tokens=task.cached,
+                    cached_tokens=pending.cached,
                 ),
             )
         )
 
-    def _tidy(self) -> None:
-        """Free what nobody needs: rows of idle versions but the newest's, and adapters of those served no more."""
+    def _free_unused(self) -> None:
+        """Free the rows of idle versions except the newest, and the adapters of versions that are no longer served."""
         served = list(self._served.values())
         for lane in self._lanes:
             if not lane.busy and lane is not self._served.get(self._newest):
-                lane.forget()
+                lane.clear()
         dropped = [lane for lane in self._lanes if not lane.busy and lane not in served]
         self._lanes = [lane for lane in self._lanes if lane not in dropped]
         for name in {lane.adapter for lane in dropped} - {lane.adapter for lane in self._lanes}:
             self._running_model().remove_adapter(name)
 
     def _fail_all(self, error: EngineError) -> None:
-        for task in self._draws.values():
-            if not task.answer.done():
-                task.answer.set_exception(error)
+        for pending in self._requests.values():
+            if not pending.answer.done():
+                pending.answer.set_exception(error)
         for lane in self._lanes:
-            lane.forget()
+            lane.clear()

@@ -1,7 +1,7 @@
-"""The requests of one policy version in the torch engine: which row each has, and what is computed for them next.
+"""The requests of one policy version in the torch engine, and their rows of keys and values.
 
-Rows stand without gaps: those in flight first, each at its place in `running`; rows of requests that ended stay behind them until
-they are overwritten, so that later prompts can go on from their beginnings. One call is one prefill or one decoding step.
+Row i belongs to the request `running[i]`. The rows after those of running requests hold ended requests until they are
+overwritten, so that later prompts can copy their prefixes.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inference.legal_draw import Course, draw
+from inference.legal_draw import PartialCompletion, draw
 from inference.prefix_plan import PrefixPlan, plan_prefixes
 from inference.torch_model import KeyValueRows, Step, TorchModel
 from records.generation import Generation, GenerationRequest
@@ -23,100 +23,113 @@ from telemetry.errors import EngineError
 
 
 @dataclass(slots=True, eq=False)
-class Draw:
-    """One request on its way."""
+class LaneRequest:
+    """A request in a lane."""
 
     request: GenerationRequest
-    course: Course
+    completion: PartialCompletion
     answer: asyncio.Future[Generation]
-    known: np.ndarray
-    """int32 token ids that prefill computes: the prompt, and what must follow it."""
+    prefill_ids: np.ndarray
+    """int32 token ids of the prompt and the forced tokens after it; prefill computes these."""
     arrived: float
     scheduled: float = 0.0
     first: float = 0.0
     computed: int = 0
     """Columns of its row that hold keys and values."""
     cached: int = 0
-    """Prompt tokens that were taken over from other rows."""
+    """Prompt tokens that were copied from other rows."""
 
     @property
-    def over(self) -> bool:
-        """Nothing is left to do: it is whole, or nobody waits for it any more."""
-        return self.course.done or self.answer.done()
+    def finished(self) -> bool:
+        """Whether the completion is complete, or the request failed or was cancelled."""
+        return self.completion.done or self.answer.done()
 
 
 class Lane:
-    """One policy version's rows and queue."""
+    """The rows and the queue of one policy version."""
 
-    def __init__(self, model: TorchModel, most: int, policy: PolicyVersion) -> None:
-        """A lane of at most `most` rows that draws under `policy`."""
+    def __init__(self, model: TorchModel, max_rows: int, policy: PolicyVersion) -> None:
+        """Create a lane that draws under `policy`, with at most `max_rows` rows."""
         self.policy = policy
         self.adapter = "" if policy.adapter_hash == BASE_HASH else policy.adapter_hash
         """Name of the adapter in the model; empty: none."""
-        self.waiting: deque[Draw] = deque()
-        self.running: list[Draw] = []
+        self.waiting: deque[LaneRequest] = deque()
+        self.running: list[LaneRequest] = []
         self.steps = 0
         """Forward passes so far."""
-        self._model, self._most = model, most
-        self._rows: KeyValueRows = model.new_rows(most)
-        self._standing: list[np.ndarray] = []
-        """What the rows were filled with, those of requests that ended too."""
+        self._model, self._max_rows = model, max_rows
+        self._rows: KeyValueRows = model.new_rows(max_rows)
+        self._row_tokens: list[np.ndarray] = []
+        """Prefilled tokens of each row, those of ended requests included."""
 
     @property
     def busy(self) -> bool:
-        """Somebody waits for something here."""
+        """Whether it has requests."""
         return bool(self.waiting or self.running)
 
-    def forget(self) -> None:
-        """Give the rows' memory back; nothing may be in flight."""
-        self._rows, self._standing = self._model.new_rows(self._most), []
+    def clear(self) -> None:
+        """Drop all requests and free the rows."""
+        self._rows, self._row_tokens = self._model.new_rows(self._max_rows), []
         self.waiting.clear()
         self.running.clear()
 
-    def advance(self, room: int, budget: int) -> list[Draw]:
-        """Prefill some of what waits, if `room` rows are free, else decode what runs; returns what has ended, whole or not."""
-        ended = [task for task in self.waiting if task.over]
+    def advance(self, room: int, budget: int) -> list[LaneRequest]:
+        """Run one prefill if requests wait and `room` rows are free, else one decoding pass.
+
+        Args:
+            room: free rows of the engine.
+            budget: most new tokens of a prefill pass.
+
+        Returns:
+            requests that ended, complete or not.
+        """
+        ended = [pending for pending in self.waiting if pending.finished]
         if ended:
-            self.waiting = deque(task for task in self.waiting if not task.over)
+            self.waiting = deque(pending for pending in self.waiting if not pending.finished)
         ended += self._release()
-        self._model.choose(self.adapter)
+        self._model.activate(self.adapter)
         if self.waiting and room > 0:
             self._prefill(list(islice(self.waiting, room)), budget)
         elif self.running:
             self._decode()
         return ended + self._release()
 
-    def _prefill(self, tasks: list[Draw], budget: int) -> None:
+    def _prefill(self, batch: list[LaneRequest], budget: int) -> None:
         now = time.monotonic()
-        plan = plan_prefixes([task.known for task in tasks], self._standing, budget)
-        tasks = tasks[: len(plan.fill_of)]
-        for _ in tasks:
+        plan = plan_prefixes([pending.prefill_ids for pending in batch], self._row_tokens, budget)
+        batch = batch[: len(plan.fill_of)]
+        for _ in batch:
             self.waiting.popleft()
         fillers = [fill.request for fill in plan.fills]
-        order = fillers + sorted(set(range(len(tasks))).difference(fillers))
+        order = fillers + sorted(set(range(len(batch))).difference(fillers))
         first = len(self.running)
-        self._rows.reserve(first + len(tasks), max(len(task.known) + task.request.table.longest for task in tasks))
-        states = self._fill(plan, tasks, first, budget)
+        self._rows.reserve(
+            first + len(batch),
+            max(len(pending.prefill_ids) + pending.request.table.longest for pending in batch),
+        )
+        states = self._fill(plan, batch, first, budget)
         copied = [plan.fill_of[number] for number in order[len(fillers) :]]
         if copied:
             targets = range(first + len(fillers), first + len(order))
-            self._rows.copy([first + fill for fill in copied], list(targets), max(len(task.known) for task in tasks))
-        self._standing[first : first + len(order)] = [tasks[number].known for number in order]
+            self._rows.copy([first + fill for fill in copied], list(targets), max(len(pending.prefill_ids) for pending in batch))
+        self._row_tokens[first : first + len(order)] = [batch[number].prefill_ids for number in order]
         for number in order:
-            task, fill = tasks[number], plan.fills[plan.fill_of[number]]
-            task.scheduled, task.computed = now, len(task.known)
-            task.cached = min(fill.start if fill.request == number else len(task.known), len(task.request.prompt_ids))
-            self.running.append(task)
-        self._draw([tasks[number] for number in order], states[[plan.fill_of[number] for number in order]])
+            pending, fill = batch[number], plan.fills[plan.fill_of[number]]
+            pending.scheduled, pending.computed = now, len(pending.prefill_ids)
+            pending.cached = min(
+                fill.start if fill.request == number else len(pending.prefill_ids), len(pending.request.prompt_ids)
+            )
+            self.running.append(pending)
+        self._draw([batch[number] for number in order], states[[plan.fill_of[number] for number in order]])
         now = time.monotonic()
-        for task in tasks:
-            task.first = now
+        for pending in batch:
+            pending.first = now
 
-    def _fill(self, plan: PrefixPlan, tasks: list[Draw], first: int, budget: int) -> Tensor:
-        """Compute the fills of `plan` in rows from `first` on; the state after each one's last token, [fills, hidden]."""
+    def _fill(self, plan: PrefixPlan, batch: list[LaneRequest], first: int, budget: int) -> Tensor:
+        """Compute the fills of `plan` in rows from `first` on; returns the state of each last token [fills, hidden]."""
         states: list[Tensor] = []
         starts = [fill.start for fill in plan.fills]
-        known = [tasks[fill.request].known[fill.start :] for fill in plan.fills]
+        prefill_ids = [batch[fill.request].prefill_ids[fill.start :] for fill in plan.fills]
         for stage in range(plan.fills[-1].stage + 1):
             places = [place for place, fill in enumerate(plan.fills) if fill.stage == stage]
             continued = [place for place in places if starts[place]]
@@ -125,21 +138,21 @@ class Lane:
                 self._rows.copy(sources, [first + place for place in continued], max(starts[place] for place in continued))
             done, end = places[0], places[-1] + 1
             while done < end:
-                # Attention pads to the longest, which is the last: what it pads is bounded as what is computed is.
+                # Attention pads all rows to the longest, which is the last; the budget bounds the padded size.
                 until = done + 1
-                while until < end and (until + 1 - done) * len(known[until]) <= budget:
+                while until < end and (until + 1 - done) * len(prefill_ids[until]) <= budget:
                     until += 1
-                states.append(self._forward(first + done, starts[done:until], known[done:until]))
+                states.append(self._forward(first + done, starts[done:until], prefill_ids[done:until]))
                 done = until
         return torch.cat(states)
 
     def _decode(self) -> None:
         starts, fresh = [], []
-        for task in self.running:
-            starts.append(task.computed)
-            tail = task.course.token_ids[task.computed - len(task.request.prompt_ids) :]
+        for pending in self.running:
+            starts.append(pending.computed)
+            tail = pending.completion.token_ids[pending.computed - len(pending.request.prompt_ids) :]
             fresh.append(np.array(tail, np.int32))
-            task.computed += len(tail)
+            pending.computed += len(tail)
         self._draw(self.running, self._forward(0, starts, fresh))
 
     def _forward(self, first: int, starts: list[int], fresh: list[np.ndarray]) -> Tensor:
@@ -148,30 +161,30 @@ class Lane:
         step = Step(self._rows, first, np.array(starts, np.int64), lengths, self._model.device)
         return self._model.forward(np.concatenate(fresh), step)
 
-    def _draw(self, tasks: list[Draw], states: Tensor) -> None:
-        allowed = [task.course.allowed() for task in tasks]
+    def _draw(self, batch: list[LaneRequest], states: Tensor) -> None:
+        allowed = [pending.completion.allowed() for pending in batch]
         counts = np.fromiter((len(tokens) for tokens in allowed), np.int64, len(allowed))
         logits = self._model.legal_logits(states, counts, np.concatenate(allowed))
-        for place in draw([task.course for task in tasks], allowed, logits):
-            if not tasks[place].answer.done():
-                tasks[place].answer.set_exception(
+        for place in draw([pending.completion for pending in batch], allowed, logits):
+            if not batch[place].answer.done():
+                batch[place].answer.set_exception(
                     EngineError(
-                        f"request '{tasks[place].request.request_id}' was refused: the model's logits for it are not finite, so "
+                        f"request '{batch[place].request.request_id}' was refused: the model's logits for it are not finite, so "
                         "nothing can be drawn; its weights or its adapter may be broken"
                     )
                 )
 
-    def _release(self) -> list[Draw]:
-        """Take what has ended out of its rows, and close the gaps with rows from the end."""
-        left = [place for place, task in enumerate(self.running) if not task.over]
+    def _release(self) -> list[LaneRequest]:
+        """Remove ended requests from `running`, and move rows from the end into the gaps; returns the ended requests."""
+        left = [place for place, pending in enumerate(self.running) if not pending.finished]
         if len(left) == len(self.running):
             return []
-        ended = [task for task in self.running if task.over]
+        ended = [pending for pending in self.running if pending.finished]
         gaps = sorted(set(range(len(left))).difference(left))
         movers = [place for place in left if place >= len(left)]
         if movers:
             self._rows.copy(movers, gaps, max(self.running[place].computed for place in movers))
         for gap, mover in zip(gaps, movers, strict=True):
-            self.running[gap], self._standing[gap] = self.running[mover], self._standing[mover]
+            self.running[gap], self._row_tokens[gap] = self.running[mover], self._row_tokens[mover]
         del self.running[len(left) :]
         return ended

@@ -1,7 +1,7 @@
-"""A causal model of the Llama family run by transformers over rows of keys and values of our own, with switchable LoRA adapters.
+"""A causal model of the Llama family in transformers, with its own key-value rows and switchable LoRA adapters.
 
-One forward takes tokens of many rows, of any number each, packed without padding; only attention sees them row by row. Weights
-of the base never change: an adapter adds its low-rank product where it is the chosen one. Knows nothing of tables or requests.
+One forward pass takes any number of tokens of each of many rows, packed without padding; only attention handles rows separately.
+The base weights never change: the active adapter adds its low-rank product.
 """
 
 import json
@@ -22,14 +22,14 @@ from telemetry.errors import InputError
 MODEL_TYPES = ("llama", "qwen2", "qwen3")
 _ATTENTION = "entente_rows"
 _COLUMNS = 64
-"""Rows grow by whole multiples of this many columns."""
+"""The number of columns is a multiple of this."""
 
 
 class KeyValueRows:
-    """Keys and values of many token sequences, one row each, column = position; grows as asked."""
+    """Keys and values of token sequences: one row for each sequence, one column for each position."""
 
     def __init__(self, config: Any, most: int, dtype: torch.dtype, device: torch.device) -> None:
-        """Room for no row yet, and for `most` at the most."""
+        """Create storage without rows, which can grow to `most` rows."""
         heads = config.num_attention_heads
         self._head = getattr(config, "head_dim", None) or config.hidden_size // heads
         self._layers, self._heads = config.num_hidden_layers, config.num_key_value_heads
@@ -42,7 +42,7 @@ class KeyValueRows:
         return torch.zeros(shape, dtype=self._dtype, device=self._device)
 
     def reserve(self, rows: int, columns: int) -> None:
-        """Make room for that many; what stands is kept."""
+        """Grow to at least `rows` and `columns`; existing values are kept."""
         old_rows, old_columns = self.values.shape[2], self.values.shape[4]
         if rows <= old_rows and columns <= old_columns:
             return
@@ -53,23 +53,23 @@ class KeyValueRows:
         self.values = grown
 
     def copy(self, sources: list[int], targets: list[int], columns: int) -> None:
-        """Copy the first `columns` of each source row to its target row; all are read before any is written."""
+        """Copy the first `columns` of each source row to its target row; all rows are read before any is written."""
         read = torch.tensor(sources, device=self._device)
         taken = self.values[:, :, :, :, :columns].index_select(2, read)
         self.values[:, :, torch.tensor(targets, device=self._device), :, :columns] = taken
 
 
 class Step:
-    """Where the packed tokens of one forward stand: rows [first, first + len(lengths)), each from its own column on."""
+    """Rows and columns of the packed tokens of one forward pass; the rows are [first, first + len(lengths))."""
 
     def __init__(self, store: KeyValueRows, first: int, starts: np.ndarray, lengths: np.ndarray, device: torch.device) -> None:
-        """`starts` and `lengths` int64 [rows]: the first new column of each row and how many."""
+        """`starts` and `lengths`, int64 [rows]: first new column of each row, and number of new columns."""
         rows = len(lengths)
         ends = np.cumsum(lengths)
         row = np.repeat(np.arange(rows), lengths)
         offset = np.arange(int(ends[-1])) - np.repeat(ends - lengths, lengths)
         self.last = torch.from_numpy(ends - 1).to(device)
-        """int64 [rows]: each row's last token in the pack."""
+        """int64 [rows]: index of each row's last packed token."""
         self.positions = torch.from_numpy(starts[row] + offset).to(device)
         self._columns = int((starts + lengths).max())
         self._store, self._first, self._rows = store, first, rows
@@ -80,7 +80,11 @@ class Step:
         self._mask: Tensor | None = None
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """Attention of packed `query` [heads, tokens, size] over the rows, after `key` and `value` were written to them."""
+        """Write `key` and `value` [key heads, tokens, size] to the rows, then attend from `query` [heads, tokens, size].
+
+        Returns:
+            [tokens, heads, size].
+        """
         rows = slice(self._first, self._first + self._rows)
         keys, values = self._store.values[layer].unbind(0)
         where = self._row + self._first
@@ -90,7 +94,7 @@ class Step:
         shared = heads // key.shape[0]
         if self._mask is None:
             mask = torch.zeros(self._seen.shape, dtype=query.dtype, device=query.device).masked_fill_(~self._seen, float("-inf"))
-            self._mask = mask.repeat(1, shared, 1)[:, None]  # query heads that share a key head stand one below the other
+            self._mask = mask.repeat(1, shared, 1)[:, None]  # query heads that share a key head are stacked along dimension 1
         found = nn.functional.scaled_dot_product_attention(
             self._by_row(query.transpose(0, 1).reshape(tokens, key.shape[0], shared, size)),
             keys[rows, :, : self._columns],
@@ -104,7 +108,7 @@ class Step:
         return found[self._row, :, :, self._offset].reshape(tokens, heads, size)
 
     def _by_row(self, packed: Tensor) -> Tensor:
-        """[tokens, key heads, shared, size] -> [rows, key heads, shared * longest, size], what is beyond a row's end is zero."""
+        """[tokens, key heads, shared, size] -> [rows, key heads, shared * longest, size], padded with zeros."""
         _, heads, shared, size = packed.shape
         if self._longest == 1:
             return packed
@@ -125,24 +129,24 @@ AttentionInterface.register(_ATTENTION, _attend_rows)
 
 
 @dataclass(slots=True)
-class _Chosen:
-    """Which adapter the layers add; shared by all of them."""
+class _ActiveAdapter:
+    """Name of the active adapter, shared by all layers."""
 
     name: str = ""
 
 
 class _AdaptedLinear(nn.Module):
-    """A frozen linear layer that adds scale * B @ A of the adapter that is chosen, if that one has a part here."""
+    """A frozen linear layer plus scale * B @ A of the active adapter, if that adapter changes this layer."""
 
-    def __init__(self, base: nn.Linear, chosen: _Chosen) -> None:
+    def __init__(self, base: nn.Linear, active: _ActiveAdapter) -> None:
         super().__init__()
-        self.base, self.chosen = base, chosen
+        self.base, self.active = base, active
         self.parts: dict[str, tuple[Tensor, Tensor]] = {}
         """Adapter -> A transposed [in, rank], and scale * B transposed [rank, out]."""
 
     def forward(self, inputs: Tensor) -> Tensor:
         outputs = self.base(inputs)
-        part = self.parts.get(self.chosen.name)
+        part = self.parts.get(self.active.name)
         if part is None:
             return outputs
         flat = outputs.view(-1, outputs.shape[-1])
@@ -153,17 +157,17 @@ class TorchModel:
     """The model on its device, in inference mode, with its adapters by name."""
 
     def __init__(self, folder: Path, dtype: str, device: torch.device) -> None:
-        """Load it.
+        """Load the model.
 
         Raises:
-            InputError: its kind is not one whose attention is known to fit.
+            InputError: the model type or its attention is not supported.
         """
         config = json.loads((folder / "config.json").read_bytes())
         kind, layers = config.get("model_type"), set(config.get("layer_types") or ["full_attention"])
         if kind not in MODEL_TYPES or layers != {"full_attention"} or config.get("use_sliding_window"):
             raise InputError(
                 f"the torch engine runs models of the kinds {', '.join(MODEL_TYPES)} with full attention, and '{folder}' is "
-                f"{kind!r}: choose another model, or inference.engine vllm"
+                f"{kind!r}: choose another model, or set inference.engine to 'vllm'"
             )
         wanted = dtype if dtype == "auto" else getattr(torch, dtype)
         logging.disable_progress_bar()
@@ -171,16 +175,16 @@ class TorchModel:
         self.device = device
         self._model = model.to(device).eval().requires_grad_(False)
         self._head = self._model.get_output_embeddings()
-        self._chosen = _Chosen()
+        self._active = _ActiveAdapter()
         self._linear: dict[str, _AdaptedLinear] = {}
         self.vocabulary_size = int(self._head.weight.shape[0])
 
     def new_rows(self, most: int) -> KeyValueRows:
-        """Keys and values for this model, of no rows yet and of `most` at the most."""
+        """Key-value storage for this model, without rows, which can grow to `most` rows."""
         return KeyValueRows(self._model.config, most, self._model.dtype, self.device)
 
     def add_adapter(self, name: str, folder: Path, facts: AdapterFacts) -> None:
-        """Hold the checked adapter in `folder` under `name`."""
+        """Load the checked adapter in `folder` under `name`."""
         tensors = load_file(folder / WEIGHTS_FILE)
         for key in tensors:
             if ".lora_A." in key:
@@ -190,16 +194,17 @@ class TorchModel:
                 self._adapted(module).parts[name] = (a.T.contiguous(), b.T.contiguous())
 
     def remove_adapter(self, name: str) -> None:
-        """Free it."""
+        """Free the adapter `name`."""
         for linear in self._linear.values():
             linear.parts.pop(name, None)
 
-    def choose(self, name: str) -> None:
-        """Run under this adapter from now on; a name that was not added means the base alone."""
-        self._chosen.name = name
+    def activate(self, name: str) -> None:
+        """Use the adapter `name` from now on; a name that was not added means the base model alone."""
+        self._active.name = name
 
     def forward(self, token_ids: np.ndarray, step: Step) -> Tensor:
-        """Final hidden state [rows, hidden] of each row's last token; keys and values of all tokens are written."""
+        """Compute the packed int32 `token_ids`, store their keys and values, and return the final state of each row's last
+        token [rows, hidden]."""
         packed = torch.from_numpy(token_ids).to(self.device)[None]
         states = self._model.model(
             input_ids=packed, position_ids=step.positions[None], use_cache=False, step=step
@@ -207,7 +212,7 @@ class TorchModel:
         return states[0, step.last]
 
     def legal_logits(self, states: Tensor, counts: np.ndarray, token_ids: np.ndarray) -> np.ndarray:
-        """float32 logits [sum of counts] of `token_ids`, `counts` of them for each of `states` [rows, hidden]."""
+        """float32 logits [sum of counts] of `token_ids`; `counts` of them belong to each of `states` [rows, hidden]."""
         row = torch.from_numpy(np.repeat(np.arange(len(counts)), counts)).to(self.device)
         column = torch.from_numpy(token_ids).to(self.device)
         logits = (states.float()[row] * self._head.weight[column].float()).sum(-1)
@@ -218,7 +223,7 @@ class TorchModel:
     def _adapted(self, module: str) -> _AdaptedLinear:
         if module not in self._linear:
             parent, _, child = module.rpartition(".")
-            linear = _AdaptedLinear(self._model.get_submodule(module), self._chosen)
+            linear = _AdaptedLinear(self._model.get_submodule(module), self._active)
             setattr(self._model.get_submodule(parent), child, linear)
             self._linear[module] = linear
         return self._linear[module]

@@ -1,4 +1,4 @@
-"""How vLLM is started, the same for both of our engines over it; and the environment that it reads when it is imported."""
+"""Arguments of both vLLM engines, and the environment variables that vLLM reads when it is imported."""
 
 import os
 from pathlib import Path
@@ -8,7 +8,7 @@ from inference.settings import InferenceSettings
 from telemetry.errors import InputError
 
 SLOT_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Ranks that vLLM makes LoRA slots of; padding costs, so the smallest that an adapter fits is taken."""
+"""Slot ranks that vLLM supports."""
 
 _ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -17,18 +17,18 @@ _ENVIRONMENT = {
     "TRANSFORMERS_VERBOSITY": "error",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
 }
-"""Quiet, and threads placed by us."""
+"""Turns off messages, usage reports and vLLM's thread binding; this project sets the threads itself."""
 
 
 def prepare_environment(settings: InferenceSettings, *, own_process: bool) -> None:
-    """Set what vLLM reads when it is imported.
+    """Set the environment variables that vLLM reads when it is imported.
 
     Args:
-        own_process: its engine core runs beside this process, not in it.
+        own_process: the engine core runs in its own process.
     """
     os.environ.update(_ENVIRONMENT, VLLM_ENABLE_V1_MULTIPROCESSING=str(int(own_process)))
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(settings.model_runner == "v2"))
-    # A compiled kernel per shape of a product, and batches have any shape: 1,024 of them, oneDNN's own bound, are 150 MB.
+    # oneDNN caches one compiled kernel for each matrix shape, and batches have many shapes; its default of 1,024 takes 150 MB.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(settings.kv_cache_gib)
     if settings.compile_cache:
@@ -36,10 +36,10 @@ def prepare_environment(settings: InferenceSettings, *, own_process: bool) -> No
 
 
 def may_jump(settings: InferenceSettings) -> bool:
-    """Whether this engine is to take forced tokens with the drawn ones; vLLM is imported by now.
+    """Whether this engine appends forced tokens to drawn ones (`inference.forced_jump`). vLLM must be imported already.
 
     Raises:
-        InputError: it is told to, on a runner that cannot.
+        InputError: `jump_forced` is 'on' and the model runner does not support it.
     """
     from vllm.platforms import current_platform
 
@@ -53,7 +53,11 @@ def may_jump(settings: InferenceSettings) -> bool:
 
 
 def engine_arguments(model: Path, settings: InferenceSettings, *, slots: bool) -> dict[str, Any]:
-    """Arguments of vLLM's engine for the model in `model`, with LoRA slots or without; vLLM is imported by now."""
+    """Arguments of vLLM's engine for the model in the folder `model`. `prepare_environment` must run first.
+
+    Raises:
+        InputError: `model_runner` is 'v2' on a CPU.
+    """
     from vllm.platforms import current_platform
 
     from inference.legal_processor import legal_processor
@@ -73,11 +77,11 @@ def engine_arguments(model: Path, settings: InferenceSettings, *, slots: bool) -
         "block_size": settings.block_size,
         "gpu_memory_utilization": settings.gpu_memory_share,
         "enable_prefix_caching": settings.prefix_caching,
-        # A prompt cut in two rewinds its seeded generator, which torch's CPU generators cannot.
+        # A prompt prefilled in parts must rewind its seeded generator, which torch's CPU generators do not support.
         "enable_chunked_prefill": not on_cpu,
         "long_prefill_token_threshold": settings.long_prefill_tokens,
         "logprobs_mode": "processed_logprobs",
-        # By name, so that an engine core in a process of its own can import it.
+        # By name, so that an engine core in another process can import it.
         "logits_processors": [f"{processor.__module__}:{processor.__qualname__}"],
         "generation_config": "vllm",
         "use_tqdm_on_load": False,
@@ -100,12 +104,12 @@ def engine_arguments(model: Path, settings: InferenceSettings, *, slots: bool) -
 
 
 def slot_rank(rank: int) -> int:
-    """The smallest slot that takes adapters of this rank."""
+    """The smallest slot rank of at least `rank`; larger slots are padded, which costs time."""
     return next((each for each in SLOT_RANKS if each >= rank), SLOT_RANKS[-1])
 
 
 def refusals() -> tuple[type[Exception], ...]:
-    """What vLLM raises for a request that it does not take: ValueError once, an error of its own in later releases."""
+    """Exceptions that vLLM raises for a refused request: ValueError, and VLLMClientError in later releases."""
     try:
         from vllm.exceptions import VLLMClientError
     except ImportError:

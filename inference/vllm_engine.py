@@ -1,13 +1,13 @@
-"""What the two vLLM engines share: admission, policy versions, publishing, counts. How a forward pass comes about is theirs.
+"""The common part of both vLLM engines: admission, policy versions, publishing and counts.
 
 Policy versions are served in one of two ways (`inference.adapters`):
 
-    slots         each version is a LoRA adapter with a name, a path and a number of its own; requests in flight finish under
-                  theirs, and several versions are drawn side by side
-    merge_reload  base plus adapter as merged weights, one version at a time: publishing waits until requests in flight are
-                  done, reloads and empties the prefix cache; requests that arrive meanwhile wait their few milliseconds
+    slots         each version is a LoRA adapter with its own name, path and number; several versions are drawn side by side, and
+                  requests in flight finish under theirs
+    merge_reload  one version at a time, as merged weights; publishing waits until no request is in flight, reloads the weights
+                  and empties the prefix cache; requests that arrive meanwhile wait
 
-An adapter is looked at before vLLM hears of it, because a bad one in a request ends the engine.
+An adapter is checked before it is passed to vLLM, because a bad adapter ends the engine.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ import numpy as np
 
 from decoding.legal_table import END
 from decoding.model_files import eos_token_id
-from inference.calibrate import known_to_be_dear, slots_are_cheap
+from inference.calibrate import slots_are_cheap, slots_known_expensive
 from inference.engine import EngineStats
 from inference.scratch import Scratch
 from inference.served import LoadedVersion, ServedVersions
@@ -36,7 +36,7 @@ from telemetry.errors import DataError, EngineError, EngineLostError, VersionGon
 from telemetry.progress import reporter
 
 MERGE_LOSS_MAX = 0.05
-"""Share of an update that merging may lose to rounding; ten small updates merged into bfloat16 lost 0.96."""
+"""Largest share of an update that merging may lose to rounding; ten small updates merged into bfloat16 lost 0.96."""
 _COUNTED = (
     "requests", "prompt_tokens", "cached_tokens", "completion_tokens", "drawn_tokens", "forced_tokens", "engine_steps",
     "preemptions",
@@ -46,20 +46,20 @@ _COUNTED = (
 @dataclass(slots=True)
 class _InFlight:
     answer: asyncio.Future[Any]
-    """vLLM's whole output, when it comes."""
+    """vLLM's final output."""
     served: LoadedVersion
     arrived: float
     error: EngineError | None = None
-    """Why the answer was cancelled, if it was not the caller."""
+    """Why the engine cancelled `answer`; None if the caller did."""
 
 
 class VllmEngine(ABC):
-    """The `Engine` contract but for the forward passes; lives on one event loop."""
+    """The `Engine` contract without the forward passes; used on one event loop."""
 
     def __init__(self, model: Path, settings: InferenceSettings, *, name: str) -> None:
         self.name = name
         self.adapters: AdapterMode = "merge_reload"
-        """How versions are served; known once it has started."""
+        """How versions are served; valid after `start`."""
         self._model, self._settings = model, settings
         self._eos_id = eos_token_id(model)
         self._versions = ServedVersions(name, 0)
@@ -71,7 +71,7 @@ class VllmEngine(ABC):
         self._base: dict[str, Any] = {}
         self._scratch = Scratch()
 
-    # -- what an engine of this kind must do ----------------------------------------------------------------------------
+    # -- implemented by each engine -------------------------------------------------------------------------------------
 
     @abstractmethod
     async def _start(self, *, slots: bool) -> None:
@@ -79,11 +79,11 @@ class VllmEngine(ABC):
 
     @abstractmethod
     def _submit(self, request: GenerationRequest, served: LoadedVersion) -> asyncio.Future[Any]:
-        """Hand a request to vLLM; the future gives its final output. One of `refusals` where vLLM refuses it."""
+        """Pass a request to vLLM; the future gives its final output. Raises one of `refusals` if vLLM refuses it."""
 
     @abstractmethod
     async def _abort(self, request_id: str) -> None:
-        """Have vLLM forget a request; nothing where it is done."""
+        """Abort a request in vLLM; does nothing if it has ended."""
 
     @abstractmethod
     async def _call(self, method: str, *arguments: Any, **named: Any) -> Any:
@@ -96,13 +96,13 @@ class VllmEngine(ABC):
     # -- the contract ---------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Load the base model, choose how versions are served, and warm up; ready when it returns.
+        """Load the base model, choose how versions are served, and warm up.
 
-        An engine that failed may be started again; it then serves the base alone.
+        A failed engine may be started again; it then serves the base model alone.
         """
         await self._stop()
         self._lost, mode = None, self._settings.adapters
-        if mode == "auto" and known_to_be_dear(self._model, self._settings):
+        if mode == "auto" and slots_known_expensive(self._model, self._settings):
             mode = "merge_reload"
         await self._start(slots=mode != "merge_reload")
         self._idle.set()
@@ -128,7 +128,7 @@ class VllmEngine(ABC):
         await self._open.wait()
         served = self._check(request)
         if request.table.is_sound and request.table.forced(0)[1] == END:
-            return self._known(request, served)
+            return self._forced_generation(request, served)
         in_flight = self._admit(request, served)
         try:
             output = await in_flight.answer
@@ -141,7 +141,7 @@ class VllmEngine(ABC):
             del self._in_flight[request.request_id]
             if not self._in_flight:
                 self._idle.set()
-        return self._generation(output, request, in_flight)
+        return self._to_generation(output, request, in_flight)
 
     async def publish(self, policy: PolicyVersion) -> None:
         """Serve a version; see `Engine.publish`."""
@@ -149,8 +149,8 @@ class VllmEngine(ABC):
 
         async with self._publishing:
             self._check_alive()
-            if self._versions.holds(policy):
-                self._versions.touch(policy.version)
+            if self._versions.serves(policy):
+                self._versions.make_newest(policy.version)
                 return
             most = self._settings.adapter_rank if self.adapters == "slots" else SLOT_RANKS[-1]
             await asyncio.to_thread(check_adapter, policy, self._model, most)
@@ -164,16 +164,16 @@ class VllmEngine(ABC):
         """Free old versions; see `Engine.retire`."""
         async with self._publishing:
             for served in self._versions.retire(oldest, keep):
-                await self._drop(served, f"policy version {served.policy.version} was retired while it was being drawn from")
+                await self._drop(served, f"policy version {served.policy.version} was retired during the request")
 
     async def jump_forced(self, on: bool) -> None:
-        """Take forced tokens with the drawn ones from now on, or draw them one by one.
+        """Append forced tokens to drawn ones from now on, or draw them one by one.
 
         Raises:
-            EngineError: this engine cannot, or requests are in flight.
+            EngineError: this engine does not support it, or requests are in flight.
         """
         if self._in_flight:
-            raise EngineError(f"{len(self._in_flight)} requests are in flight: whether to jump is settled while none is")
+            raise EngineError(f"{len(self._in_flight)} requests are in flight: jumping can change only while none is")
         reasons = await self._call("collective_rpc", "jump_forced_tokens", args=(on,))
         if any(reasons):
             raise EngineError(
@@ -198,7 +198,7 @@ class VllmEngine(ABC):
             raise self._lost
 
     def _check(self, request: GenerationRequest) -> LoadedVersion:
-        """What serves a request that may be asked here."""
+        """Check a request; returns the version that will draw it."""
         self._check_alive()
         served = self._versions.find(request.version)
         if request.request_id in self._in_flight:
@@ -221,8 +221,8 @@ class VllmEngine(ABC):
         self._idle.clear()
         return in_flight
 
-    def _known(self, request: GenerationRequest, served: LoadedVersion) -> Generation:
-        """The one completion that there is."""
+    def _forced_generation(self, request: GenerationRequest, served: LoadedVersion) -> Generation:
+        """The only legal completion of a request without a branching position."""
         token_ids = np.array(request.table.forced(0)[0], np.int32)
         self._counts["requests"] += 1
         self._counts["prompt_tokens"] += len(request.prompt_ids)
@@ -235,10 +235,10 @@ class VllmEngine(ABC):
             worker=self.name,
         )
 
-    def _generation(self, output: Any, request: GenerationRequest, in_flight: _InFlight) -> Generation:
-        from inference.sampling import known_head
+    def _to_generation(self, output: Any, request: GenerationRequest, in_flight: _InFlight) -> Generation:
+        from inference.sampling import forced_prefix
 
-        completion, (head, _) = output.outputs[0], known_head(request.table)
+        completion, (head, _) = output.outputs[0], forced_prefix(request.table)
         token_ids = np.array([*head, *completion.token_ids], np.int32)
         logprobs = np.zeros(len(token_ids), np.float32)
         logprobs[len(head) :] = [
@@ -251,7 +251,7 @@ class VllmEngine(ABC):
         self._counts["forced_tokens"] += int(np.count_nonzero(logprobs == 0))
         self._counts["drawn_tokens"] += int(np.count_nonzero(logprobs)) if self._jumping else len(completion.token_ids)
         self._counts["preemptions"] += int(getattr(output.metrics, "num_preemptions", 0) or 0)
-        scheduled, first, last = _clocks(output, in_flight.arrived)
+        scheduled, first, last = _timestamps(output, in_flight.arrived)
         return Generation(
             token_ids=token_ids,
             logprobs=logprobs,
@@ -278,14 +278,14 @@ class VllmEngine(ABC):
             await self._drop(replaced, f"policy version {served.policy.version} was published anew with other weights")
 
     async def load(self, served: LoadedVersion) -> None:
-        """Load an adapter into its slot, whether it is to be served or not."""
+        """Load an adapter into its slot without serving it."""
         try:
             await self._call("add_lora", lora_request(served))
         except (RuntimeError, ValueError) as error:
             raise DataError(f"vLLM cannot serve adapter '{served.policy.adapter}': {error}") from error
 
     async def draw(self, request: GenerationRequest, served: LoadedVersion) -> None:
-        """Draw a throw-away request, which no count knows of."""
+        """Draw a request whose result is discarded and not counted."""
         output = await self._submit(request, served)
         if len(output.outputs[0].token_ids) != request.table.longest:
             raise EngineLostError(f"engine '{self.name}' did not draw what '{request.request_id}' asked for")
@@ -314,17 +314,17 @@ class VllmEngine(ABC):
         shutil.rmtree(target)
 
     async def _drop(self, served: LoadedVersion, reason: str) -> None:
-        """Cancel what is in flight under a version that is not served any more, and free its slot."""
-        under_it = [in_flight for in_flight in self._in_flight.values() if in_flight.served is served]
-        for in_flight in under_it:
+        """Cancel the requests in flight under a version that is no longer served, and free its slot."""
+        affected = [in_flight for in_flight in self._in_flight.values() if in_flight.served is served]
+        for in_flight in affected:
             _cancel(in_flight, VersionGoneError(f"{reason}: ask for {self._versions.newest.policy.version}"))
-        while any(in_flight in self._in_flight.values() for in_flight in under_it):
+        while any(in_flight in self._in_flight.values() for in_flight in affected):
             await asyncio.sleep(0)
         if served.slot:
             await self._call("remove_lora", served.slot)
 
     async def _warm_up(self) -> None:
-        """Draw a throw-away completion: legal-order mask, logprobs and all, which compiles what is lazy."""
+        """Draw throw-away completions with mask and log-probabilities, so that lazy compilation happens now."""
         for length in (8, 2 * self._settings.block_size + 8):
             await self.draw(throwaway_request(f"warm-up/{length}", self._eos_id, prompt=length), self._versions.newest)
         await self._call("reset_prefix_cache")
@@ -332,7 +332,7 @@ class VllmEngine(ABC):
 
 
 def lora_request(served: LoadedVersion) -> Any:
-    """vLLM's name for a version that is a LoRA adapter; None for the weights that are loaded."""
+    """vLLM's LoRA request for a version in a slot; None for the loaded weights."""
     from vllm.lora.request import LoRARequest
 
     return (
@@ -346,8 +346,8 @@ def _cancel(in_flight: _InFlight, error: EngineError) -> None:
         in_flight.answer.cancel()
 
 
-def _clocks(output: Any, arrived: float) -> tuple[float, float, float]:
-    """Monotonic times of first scheduling, first token and last, by vLLM's own record; never before the arrival."""
+def _timestamps(output: Any, arrived: float) -> tuple[float, float, float]:
+    """Monotonic times of scheduling, first token and last token, from vLLM's metrics; none is before `arrived`."""
     times, latest = [], arrived
     for name in ("scheduled_ts", "first_token_ts", "last_token_ts"):
         latest = max(latest, getattr(output.metrics, name, 0.0) if output.metrics is not None else 0.0)

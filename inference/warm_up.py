@@ -1,4 +1,4 @@
-"""Throw-away requests that touch what a first real one would otherwise wait for: mask, seeded draw, logprobs, a forced token."""
+"""Throw-away requests for warming up an engine: they use mask, seeded draw, log-probabilities and a forced token."""
 
 import numpy as np
 
@@ -7,7 +7,10 @@ from records.generation import GenerationRequest
 
 
 def throwaway_request(request_id: str, eos_id: int, *, prompt: int = 8, tokens: int = 2, first: int = 0) -> GenerationRequest:
-    """A request of `prompt` prompt ids, told apart by the `first`, and `tokens` tokens of three legal ids each but the last."""
+    """A request with `prompt` prompt ids, of which the first is `first`, and `tokens` completion tokens.
+
+    Each token but the last has three legal ids; the last is forced.
+    """
     others = [token for token in range(4) if token != eos_id][:3]
     nodes = tokens - 1
     table = LegalTable(

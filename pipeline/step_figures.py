@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from inference.engine import EngineStats, ScrapedEngine, TroubledEngine
+from inference.engine import EngineStats, EngineWithEvents, EngineWithWorkerFigures
 from pipeline.controller import StepObservation
 from pipeline.play import EngineWork
 from pipeline.resources import Resources
@@ -59,7 +59,7 @@ class StepClock:
         before, self._events = self._events, _events(self._resources)
         figures |= rolled.queue
         figures |= {f"engine/{name}": float(count - before.get(name, 0)) for name, count in self._events.items()}
-        if isinstance(self._resources.engine, ScrapedEngine):
+        if isinstance(self._resources.engine, EngineWithWorkerFigures):
             figures |= self._resources.engine.scraped()
         self._steps += 1
         if self._steps % GIVE_BACK_STEPS == 0:
@@ -138,7 +138,7 @@ def _token_figures(work: Sequence[EngineWork], seconds: float) -> dict[str, floa
 def _events(resources: Resources) -> dict[str, int]:
     """Counts of failures of engines or workers that were recovered from."""
     engine = resources.engine
-    return engine.events() if isinstance(engine, TroubledEngine) else {}
+    return engine.events() if isinstance(engine, EngineWithEvents) else {}
 
 
 def observe_step(figures: Mapping[str, float]) -> StepObservation:

@@ -97,11 +97,11 @@ async def measure(given: dict[str, Any], say: Say) -> None:
 def policy_of(job: Job, scratch: Path) -> PolicyVersion:
     """The adapter to serve as version 1: that of the run, or random weights written to `scratch`."""
     from inference.adapter_check import version_in
-    from inference.calibrate import write_noise
+    from inference.calibrate import write_random_adapter
 
     if job.policy is not None:
         return replace(job.policy, version=1)
-    return version_in(write_noise(scratch, job.model, job.adapter_rank), 1)
+    return version_in(write_random_adapter(scratch, job.model, job.adapter_rank), 1)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""How many requests one worker may have in flight: additive increase, multiplicative decrease, on the worker's own figures.
+"""The limit of requests in flight at one worker: additive increase, multiplicative decrease, from the load that it reports.
 
-A pure state machine: no clock, no tasks, no client. Its rounds are counted in answers: one round is as many answers as the limit
-allowed in flight when it began, so a slow worker's rounds take longer by themselves. At the end of a round
+A pure state machine without clock, tasks or client. A round is as many answers as the limit was when the round began, so a slow
+worker's rounds take longer. At the end of a round the limit is
 
-    cut   x 0.7   if more than 2 % of its answers met a preemption, or they waited longer in the worker than they were served
-    grow  + 1/16  of the ceiling, if the limit was in the way and they waited less than half as long as they were served
+    cut   x 0.7                  if preemptions exceed 2 % of the answers, or the mean wait in the worker exceeds the mean service
+    grown + 1/16 of the ceiling  if the limit was reached, nothing was preempted, and the mean wait is below half the mean service
 
-and otherwise the limit stands. A worker whose requests wait as long as they are served has as many waiting as running: it is
-full, and what waits is better kept in the pool, where older versions go first and another worker may take it.
+and otherwise unchanged. If requests wait as long as they are served, as many wait as run: the worker is full. Requests should
+then wait in the pool, which orders them by version and may send them to another worker.
 """
 
 from dataclasses import dataclass
@@ -15,28 +15,28 @@ from dataclasses import dataclass
 CUT = 0.7
 GROWTH_SHARE = 1 / 16
 PREEMPTED_SHARE = 0.02
-"""Preemptions per answer that a full key-value cache may cost before the limit is cut."""
+"""Preemptions per answer above which the limit is cut."""
 WAIT_TO_CUT = 1.0
 WAIT_TO_GROW = 0.5
-"""Mean wait over mean service, in a round."""
+"""Ratios of the mean wait to the mean service of a round."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLoad:
-    """What a worker says of itself with an answer."""
+    """The load that a worker reports with an answer."""
 
     queue_ms: float
     """Milliseconds that this request waited in the worker."""
     service_ms: float
-    """Milliseconds that it was served, prefill and decode."""
+    """Milliseconds of prefill and decode."""
     running: int
-    """Requests in flight at the worker, whoever asked."""
+    """Requests in flight at the worker, from all clients."""
     preemptions: int
-    """Requests put back for want of cache, since the worker started."""
+    """Requests preempted for lack of cache since the worker started."""
 
 
 class FlowControl:
-    """The limit of one worker; `limit` moves between a sixteenth of the ceiling and the ceiling, where it begins."""
+    """The limit of one worker. `limit` starts at the ceiling and never falls below a sixteenth of it."""
 
     def __init__(self, ceiling: int) -> None:
         self._ceiling = ceiling
@@ -45,26 +45,29 @@ class FlowControl:
         self.restart()
 
     def restart(self) -> None:
-        """Forget everything: another process answers now."""
+        """Reset all state, because another process answers now."""
         self.limit = self._ceiling
         self.others = 0
         self._preemptions: int | None = None
         self._begin_round(skip=0)
 
     def has_room(self, in_flight: int) -> bool:
-        """May one more be sent, with `in_flight` of ours there? Other clients' requests count, down to a floor of our own."""
+        """Whether one more request may be sent with `in_flight` of this client there.
+
+        Other clients' requests reduce the limit, but not below the floor.
+        """
         return in_flight < max(self._floor, self.limit - self.others)
 
     def sent(self, in_flight: int) -> None:
-        """One more was sent, and `in_flight` of ours are there now."""
+        """Record that a request was sent; `in_flight` requests of this client are there now."""
         self._peak = max(self._peak, in_flight)
 
     def answered(self, load: WorkerLoad, in_flight: int) -> None:
-        """One answer came; `in_flight` of ours, this one included, were there until now."""
+        """Record an answer; `in_flight` requests of this client, this one included, were there until now."""
         self.others = max(0, load.running - in_flight)
         fresh = 0 if self._preemptions is None else max(0, load.preemptions - self._preemptions)
         self._preemptions = load.preemptions
-        if self._skip:  # sent before the last cut: says nothing of the new limit
+        if self._skip:  # sent before the last cut, so it does not reflect the new limit
             self._skip -= 1
             return
         self._answers += 1

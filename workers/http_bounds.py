@@ -1,8 +1,8 @@
-"""How long and how much a client of a worker may take: connections, seconds for a header and a body, bytes in flight.
+"""Bounds of a worker's HTTP server: connections, time for a header and a body, bytes in flight.
 
-uvicorn bounds the idle time between two requests and no more. `BoundedConnection` stands between a socket and uvicorn's own HTTP
-protocol and times what comes before a request is known; `RequestReader` stands around the app and reads each body whole, within a
-time and a budget of bytes. Every refusal is a status and a sentence; a client that hangs up is no error.
+uvicorn bounds only the idle time between two requests. `BoundedConnection` wraps uvicorn's HTTP protocol and limits the time and
+size of a header. `RequestReader` wraps the app and reads each body completely, within a time and a budget of bytes. Every refusal
+has a status and a sentence. A client that disconnects is not an error.
 """
 
 import asyncio
@@ -16,33 +16,33 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 HEAD_TIMEOUT_S = 10.0
-"""Seconds from a connection's first moment, or from the first byte of a later request, until the header is whole."""
+"""Seconds for a complete header, from the connection's start or the first byte of a later request."""
 BODY_TIMEOUT_S = 30.0
-"""Seconds until a body is whole: 8 MiB at 280 KB a second. A usual request has some kilobytes."""
+"""Seconds for a complete body: 8 MiB at 280 KB a second. A usual request has a few kilobytes."""
 MAX_HEAD = 1 << 16
-"""Bytes of the longest header, besides what one reading of the socket brings."""
+"""Longest header, bytes; one read from the socket may exceed it."""
 MAX_CONNECTIONS = 4608
-"""Connections held at a time: a request that a worker may have in flight has one each, and some are left to ask how it is."""
+"""Most open connections: one for each request in flight (`worker_memory.MOST_IN_FLIGHT`), and some for health checks."""
 MAX_BYTES_IN_FLIGHT = 64 << 20
-"""Bytes of the bodies of all requests that are being read or answered."""
+"""Total bytes of the bodies that are being read or answered."""
 _CONNECTION = "bounded_connection"
 
 
-def sentence(
+def error_response(
     status: int, kind: str, text: str, more: Mapping[str, int | str] = MappingProxyType({}), *, close: bool = False
 ) -> JSONResponse:
-    """A refusal; with `close` the connection ends with it."""
+    """A refusal as JSON; `close` also closes the connection."""
     headers = {"connection": "close"} if close else None
     return JSONResponse({"sentence": text, "kind": kind, **more}, status_code=status, headers=headers)
 
 
 class BoundedConnection(asyncio.Protocol):
-    """One connection: uvicorn's protocol, with a clock until each request's header is whole, and after a refused body."""
+    """uvicorn's protocol for one connection, with a timer for each header and for the rest of a refused body."""
 
     def __init__(
         self, config: Any, server_state: Any, app_state: dict[str, Any], _loop: asyncio.AbstractEventLoop | None = None
     ) -> None:
-        make: Any = AutoHTTPProtocol  # uvicorn's protocols take these arguments, which their common type does not say
+        make: Any = AutoHTTPProtocol  # uvicorn's protocols take these arguments, but their common type does not declare them
         self._inner: asyncio.Protocol = make(
             config=config, server_state=server_state, app_state=app_state | {_CONNECTION: self}, _loop=_loop
         )
@@ -55,8 +55,8 @@ class BoundedConnection(asyncio.Protocol):
         self._head = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the connection, or refuse one too many."""
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one by its methods alone
+        """Accept the connection, or refuse it if there are too many."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport has the methods but not the base class
         most = most_connections()
         if len(self._held) >= most:
             self._end(429, "busy", f"this worker holds {most} connections already: try again")
@@ -65,7 +65,7 @@ class BoundedConnection(asyncio.Protocol):
         self._await_head()
 
     def data_received(self, data: bytes) -> None:
-        """Hand bytes on."""
+        """Pass bytes to uvicorn, unless the header is too long."""
         if self._refused:
             return
         if not self._answering and not self._discarding:
@@ -78,34 +78,34 @@ class BoundedConnection(asyncio.Protocol):
         self._inner.data_received(data)
 
     def eof_received(self) -> bool | None:
-        """Hand it on."""
+        """Pass the event to uvicorn."""
         return None if self._refused else self._inner.eof_received()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Hand it on, and stop the clock."""
+        """Pass the event to uvicorn, and stop the timer."""
         self._stop_clock()
         if not self._refused or self._inner in self._held:
             self._inner.connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Hand it on."""
+        """Pass the event to uvicorn."""
         self._inner.pause_writing()
 
     def resume_writing(self) -> None:
-        """Hand it on."""
+        """Pass the event to uvicorn."""
         self._inner.resume_writing()
 
     def begin_request(self) -> None:
-        """The header is whole, and the app has the request."""
+        """The header is complete, and the app handles the request."""
         self._answering += 1
         self._discarding = False
         self._stop_clock()
 
     def end_request(self, *, whole: bool) -> None:
-        """The app is done, with a body that was read to its end or not; the time between two requests is uvicorn's to bound."""
+        """The app has answered; `whole`: the body was read completely. uvicorn bounds the time until the next request."""
         self._answering -= 1
         if not whole and not self._answering and self._transport is not None and not self._refused:
-            # The client has its answer; what is left of the body is thrown away, for a while.
+            # The client has its answer; the rest of the body is discarded until the timer closes the connection.
             self._discarding = True
             self._stop_clock()
             self._clock = self._loop.call_later(HEAD_TIMEOUT_S, self._transport.close)
@@ -124,18 +124,20 @@ class BoundedConnection(asyncio.Protocol):
     def _end(self, status: int, kind: str, text: str) -> None:
         self._refused = True
         assert self._transport is not None
-        body = bytes(sentence(status, kind, text).body)
+        body = bytes(error_response(status, kind, text).body)
         head = f"HTTP/1.1 {status} Refused\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
         self._transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
         self._transport.close()
 
 
 class RequestReader:
-    """Around the app: what `refuse` does not answer is handed on once its body is whole, and holds a share of the bytes in flight
-    until it is answered."""
+    """ASGI middleware that reads each body completely before the app handles the request.
+
+    The body counts as bytes in flight until the request is answered.
+    """
 
     def __init__(self, app: ASGIApp, refuse: Callable[[Scope], Response | None]) -> None:
-        """`refuse` looks at a request's header; it must refuse a body whose length is not told."""
+        """`refuse` checks a request's header; it must refuse a body without a content length."""
         self._app, self._refuse = app, refuse
         self._bytes = 0
 
@@ -157,11 +159,11 @@ class RequestReader:
                 connection.end_request(whole=whole)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> bool:
-        """Serve a request that may be read; was its body read to its end?"""
+        """Serve a request whose header was accepted; returns whether its body was read completely."""
         length = int(dict(scope["headers"]).get(b"content-length", b"0"))
         if self._bytes + length > MAX_BYTES_IN_FLIGHT:
             text = f"requests of nearly {MAX_BYTES_IN_FLIGHT:,} bytes are in flight here: try again"
-            await sentence(429, "busy", text)(scope, receive, send)
+            await error_response(429, "busy", text)(scope, receive, send)
             return False
         self._bytes += length
         try:
@@ -170,9 +172,9 @@ class RequestReader:
                     body = await _read(receive)
             except TimeoutError:
                 text = f"the body of a request must be whole within {BODY_TIMEOUT_S:g} s"
-                await sentence(408, "slow", text, close=True)(scope, receive, send)
+                await error_response(408, "slow", text, close=True)(scope, receive, send)
                 return False
-            if body is None:  # the client hung up
+            if body is None:  # the client disconnected
                 return False
             given: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
             del body
@@ -187,7 +189,7 @@ class RequestReader:
 
 
 async def _read(receive: Receive) -> bytes | None:
-    """The whole body; None where the client hung up before its end."""
+    """The complete body; None if the client disconnected before its end."""
     parts: list[bytes] = []
     while True:
         message = await receive()
@@ -199,6 +201,6 @@ async def _read(receive: Receive) -> bytes | None:
 
 
 def most_connections() -> int:
-    """Connections that this process may hold: `MAX_CONNECTIONS`, or what its limit of open files leaves."""
+    """Most connections of this process: `MAX_CONNECTIONS`, or fewer if its limit of open files is low."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MAX_CONNECTIONS if limit == resource.RLIM_INFINITY else min(MAX_CONNECTIONS, max(16, limit - 256))

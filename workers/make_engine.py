@@ -1,4 +1,4 @@
-"""The engine that settings mean, for whoever plays: workers by URL, or one in this process that outlives its own death."""
+"""Makes the engine that the settings name: a pool of remote workers, or a supervised engine in this process."""
 
 import os
 from pathlib import Path
@@ -15,10 +15,11 @@ from workers.supervisor import EngineSupervisor
 
 
 def make_engine(settings: InferenceSettings, model: Path, *, scraped_into: Path | None = None) -> Engine:
-    """The engine that the settings mean: workers by URL, or one in this process, which is built again if it fails.
+    """The engine for `settings`, not started yet: a pool of `settings.urls`, or a supervised engine in this process.
 
     Args:
-        scraped_into: file that keeps what workers' Prometheus pages say.
+        model: folder of the base model.
+        scraped_into: file for readings of the workers' Prometheus pages.
     """
     if settings.urls:
         key = os.environ.get(settings.key_variable)
@@ -28,13 +29,13 @@ def make_engine(settings: InferenceSettings, model: Path, *, scraped_into: Path 
 
 
 def serving(kind: EngineKind | None, adapters: AdapterMode, versions: int) -> Literal["one", "each"]:
-    """Whether one engine serves all these versions, or each needs its own.
+    """Whether one engine can serve that many `versions` at a time, or each version needs its own engine.
 
     Args:
-        kind: the engine of this machine; None: workers by URL.
+        kind: the engine of this machine; None: remote workers.
 
     Raises:
-        InputError: workers by URL that do not say that they have slots.
+        InputError: remote workers may hold one version at a time.
     """
     if versions < 2 or kind == "torch" or adapters == "slots":
         return "one"

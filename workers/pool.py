@@ -1,9 +1,9 @@
-"""The client of a pool of workers: one `Engine` whose completions are drawn elsewhere.
+"""The client of a pool of workers: an `Engine` whose completions are drawn by remote workers.
 
-Every request is answered once, by whichever worker; retried elsewhere with the same seed under the same name; and what is handed
-out was checked against what was asked: version, adapter, table, log-probabilities. Requests wait here, not at the workers: older
-versions first, then in the order of arrival. A position stays with the worker whose cache knows it while the loads allow it.
-The pool lives on one event loop and never sees text.
+Every request is answered once. A failed request is retried on another worker with the same seed and id. Each answer is checked:
+version, adapter, table and log-probabilities. Requests wait here, not at the workers: older versions first, then in the order of
+arrival. Requests of one position go to the same worker, whose prefix cache has it, unless that worker is much busier than others.
+The pool runs on one event loop.
 """
 
 import asyncio
@@ -26,27 +26,27 @@ from workers.wire import MAX_BODY, check_answer, pack_request
 from workers.worker_scrape import WorkerScrape
 
 AFFINITY_MARGIN = 16
-"""Requests that a position's own worker may have in flight beyond the least loaded one's: fewer balance better, more keep
-prefixes warm."""
+"""Requests that a position's preferred worker may have in flight beyond the least loaded worker. A smaller margin balances
+better; a larger one keeps prefixes cached."""
 REQUEST_ATTEMPTS = 4
-"""Workers that may fail one request, with the same seed, before it fails for good."""
-STRIKES = 3
-"""Failures in a row after which a worker is ejected; one that nobody listens for is at once."""
-MOVES = 32
-"""Times that one request may find its version gone because a newer one came."""
-LOOK_PAST = 64
-"""Requests that may be passed over for want of a worker of their own, in one go."""
+"""Failed attempts after which a request fails."""
+MAX_FAILURES = 3
+"""Consecutive failures after which a worker is ejected; a worker that refuses connections is ejected at once."""
+MAX_MOVES = 32
+"""Times that one request may be sent again because its worker serves another version."""
+MAX_SKIPPED = 64
+"""Requests that one dispatch may skip because no worker that may answer them has room."""
 
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """One request on its way to an answer."""
+    """A request that waits for an answer."""
 
     request: GenerationRequest
     name: str
-    """Id on the wire: unique to this call, the same in all its retries."""
+    """Id sent to workers: unique to this request, the same in all retries."""
     place: tuple[int, int]
-    """Version it was asked under, number of arrival."""
+    """Sort key: version, then number of arrival."""
     is_long: bool
     arrived: float
     answer: asyncio.Future[Generation]
@@ -65,17 +65,17 @@ class _Job:
 
 
 class RemoteEngine:
-    """The `Engine` contract over HTTP, by as many workers as `settings.urls` names."""
+    """The `Engine` contract over HTTP, with the workers of `settings.urls`."""
 
     def __init__(
         self, settings: InferenceSettings, key: str | None, model_fingerprint: str, *, scraped_into: Path | None = None
     ) -> None:
-        """`scraped_into`: file that keeps what the workers' Prometheus pages said."""
+        """`scraped_into`: file for readings of the workers' Prometheus pages."""
         self.name = "remote"
         self._settings = settings
         self._roster = Roster(settings, key, model_fingerprint)
         self._roster.on_change = self._dispatch
-        self._roster.on_ejected = self._take_back
+        self._roster.on_ejected = self._reassign
         self._roster.on_given_up = self._fail_waiting
         self._waiting: dict[bool, list[_Job]] = {False: [], True: []}
         self._sent: dict[PoolWorker, set[_Job]] = {worker: set() for worker in self._roster.workers}
@@ -85,7 +85,7 @@ class RemoteEngine:
         self._scraping: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Wait until the workers are ready, accept the key, and serve this run's model; see `Roster.start`."""
+        """Wait until the workers are ready, accept the key and serve this run's model; see `Roster.start`."""
         await self._roster.start()
         if self._settings.scrape_s:
             self._scraping = asyncio.create_task(self._scrape.run(lambda: self._by_url, self._page, self._log))
@@ -111,19 +111,20 @@ class RemoteEngine:
         try:
             return await job.answer
         finally:
-            if job.call is not None:  # the caller gave up: the worker hears of it as its connection closes
+            if job.call is not None:  # the caller was cancelled: closing the connection cancels the request at the worker
                 job.call.cancel()
 
     async def publish(self, policy: PolicyVersion) -> None:
-        """Serve `policy` on all workers; they must see its folder under their own adapters' root."""
+        """Serve `policy` on all workers; its folder must lie under each worker's adapter root."""
         await self._roster.publish(replace(policy, adapter=policy.adapter and policy.adapter.resolve()))
 
     async def retire(self, oldest: int, keep: Collection[int] = ()) -> None:
-        """Serve nothing before `oldest` but `keep` and the newest, on all workers."""
+        """Retire versions on all workers; see `Engine.retire`."""
         await self._roster.retire(max(oldest, BASE_VERSION), keep)
 
     async def stats(self) -> EngineStats:
-        """Sums over the workers, restarts bridged; `running` are this pool's own requests, waiting ones included."""
+        """Sums over the workers, including counts from before a worker's restart. `running` counts this pool's own requests,
+        waiting ones included."""
         roster = self._roster
         each = await asyncio.gather(*(worker.counts(roster.session, self._settings.heartbeat_s) for worker in roster.workers))
         sums = {name: sum(counts[name] for counts in each) for name in each[0]}
@@ -131,17 +132,17 @@ class RemoteEngine:
         return EngineStats(policy_version=roster.versions.newest.version, running=unanswered, **sums)
 
     def events(self) -> dict[str, int]:
-        """What went wrong so far, by name: retries, ejections, readmissions, timeouts, rejected_answers, moved_versions,
+        """Counts since the start: retries, ejections, readmissions, timeouts, rejected_answers, moved_versions and
         publish_refusals."""
         names = ("retries", "ejections", "readmissions", "timeouts", "rejected_answers", "moved_versions", "publish_refusals")
         return {name: self._roster.events[name] for name in names}
 
     def scraped(self) -> dict[str, float]:
-        """Registered `workers/` figures of the pages read since the last call; {} where none are read."""
+        """Registered `workers/` figures of the pages read since the last call; {} if pages are not read."""
         return self._scrape.take() if self._scraping is not None else {}
 
     async def close(self) -> None:
-        """Close the connections, fail what waits; the workers go on."""
+        """Close the connections and fail waiting requests. The workers keep running."""
         if self._scraping is not None:
             self._scraping.cancel()
             await asyncio.gather(self._scraping, return_exceptions=True)
@@ -169,10 +170,10 @@ class RemoteEngine:
         return [job for queue in self._waiting.values() for job in queue]
 
     def _dispatch(self) -> None:
-        """Send what waits, first things first, for as long as workers have room."""
+        """Send waiting requests in order while workers have room."""
         for queue in self._waiting.values():
             passed: list[_Job] = []
-            while queue and len(passed) < LOOK_PAST and any(self._has_room(worker) for worker in self._roster.living):
+            while queue and len(passed) < MAX_SKIPPED and any(self._has_room(worker) for worker in self._roster.living):
                 job = heapq.heappop(queue)
                 if job.answer.done():
                     continue
@@ -181,7 +182,7 @@ class RemoteEngine:
                     self._send(job, worker)
                 elif not job.answer.done():
                     passed.append(job)
-                    if not job.failed_on and job.request.version is None:  # those behind it would fare no better
+                    if not job.failed_on and job.request.version is None:  # no worker has room for any later request either
                         break
             for job in passed:
                 heapq.heappush(queue, job)
@@ -191,12 +192,12 @@ class RemoteEngine:
         return not worker.changing and worker.flow.has_room(worker.in_flight)
 
     def _choose(self, job: _Job) -> PoolWorker | None:
-        """The worker nearest to the job's position whose load is within the margin of the least loaded one's."""
+        """The preferred worker of the job's position among those within AFFINITY_MARGIN of the least loaded; None: no room."""
         living, version = self._roster.living, job.request.version
         if version is not None and version != BASE_VERSION:
             living = [worker for worker in living if version in worker.served]
             if not living:
-                job.fail(VersionGoneError(f"no living worker serves version {version} any more"))
+                job.fail(VersionGoneError(f"no living worker serves version {version}"))
                 return None
         if self._settings.long_prompt_tokens and len(self._roster.workers) > 1:
             last = self._roster.workers[-1]
@@ -211,71 +212,75 @@ class RemoteEngine:
 
     def _send(self, job: _Job, worker: PoolWorker) -> None:
         version = job.request.version
-        asked = worker.newest if version is None else worker.served.get(version, BASE)
+        expected = worker.newest if version is None else worker.served.get(version, BASE)
         worker.in_flight += 1
         worker.flow.sent(worker.in_flight)
         job.worker = worker
         self._sent[worker].add(job)
-        job.call = asyncio.get_running_loop().create_task(self._call(job, worker, asked))
+        job.call = asyncio.get_running_loop().create_task(self._call(job, worker, expected))
 
-    async def _call(self, job: _Job, worker: PoolWorker, asked: PolicyVersion) -> None:
+    async def _call(self, job: _Job, worker: PoolWorker, expected: PolicyVersion) -> None:
         try:
-            generation = await self._draw(job, worker, asked)
+            generation = await self._draw(job, worker, expected)
         except asyncio.CancelledError:
-            self._let_go(job, worker)
+            self._release(job, worker)
             self._dispatch()
             raise
         except Exception as error:
-            self._let_go(job, worker)
-            self._went_wrong(job, worker, asked, error)
+            self._release(job, worker)
+            self._handle_failure(job, worker, expected, error)
         else:
-            self._let_go(job, worker)
+            self._release(job, worker)
             if not job.answer.done():
                 job.answer.set_result(generation)
         self._dispatch()
 
-    async def _draw(self, job: _Job, worker: PoolWorker, asked: PolicyVersion) -> Generation:
+    async def _draw(self, job: _Job, worker: PoolWorker, expected: PolicyVersion) -> Generation:
         sent = asyncio.get_running_loop().time()
-        body = pack_request(replace(job.request, request_id=job.name), asked)
+        body = pack_request(replace(job.request, request_id=job.name), expected)
         if len(body) > MAX_BODY:
-            raise EngineError(f"request '{job.request.request_id}' has {len(body)} bytes: a worker reads at most {MAX_BODY}")
+            raise EngineError(f"request '{job.request.request_id}' has {len(body)} bytes: a worker accepts at most {MAX_BODY}")
         generation, load = await worker.generate(self._roster.session, body)
         try:
-            check_answer(generation, job.request.table, asked)
+            check_answer(generation, job.request.table, expected)
         except DataError as error:
             self._roster.events["rejected_answers"] += 1
             raise CallFailed(f"its answer was rejected: {error}") from error
-        worker.strikes = worker.missed = 0
-        worker.relapses = max(0, worker.relapses - 1)
+        worker.failures = worker.missed_probes = 0
+        worker.recent_ejections = max(0, worker.recent_ejections - 1)
         worker.flow.answered(load, worker.in_flight)
         waited_ms = generation.cost.queue_ms + 1e3 * (sent - job.arrived)
         return replace(generation, cost=replace(generation.cost, queue_ms=waited_ms))
 
-    def _let_go(self, job: _Job, worker: PoolWorker) -> None:
-        """The job's call on `worker` is over, unless it was taken back before."""
+    def _release(self, job: _Job, worker: PoolWorker) -> None:
+        """Record that the job's call on `worker` ended, unless the job was reassigned before."""
         if job in self._sent[worker]:
             self._sent[worker].discard(job)
             worker.in_flight -= 1
             job.call = job.worker = None
 
-    def _went_wrong(self, job: _Job, worker: PoolWorker, asked: PolicyVersion, error: Exception) -> None:
+    def _handle_failure(self, job: _Job, worker: PoolWorker, expected: PolicyVersion, error: Exception) -> None:
         if isinstance(error, VersionMoved):
-            self._version_moved(job, worker, asked, error)
+            self._version_moved(job, worker, expected, error)
         elif isinstance(error, CallFailed):
             self._roster.events["timeouts"] += error.timed_out
-            worker.strikes += 1
-            if error.lost or worker.strikes >= STRIKES:
-                self._roster.eject(worker, str(error), blamed=True, take_back=not error.lost)
-            self._again(job, worker, str(error))
+            worker.failures += 1
+            if error.lost or worker.failures >= MAX_FAILURES:
+                self._roster.eject(worker, str(error), blamed=True, reassign=not error.lost)
+            self._retry(job, worker, str(error))
         elif isinstance(error, EntenteError):
             job.fail(error)  # the request itself was refused
         else:
-            job.fail(EngineLostError(f"request '{job.request.request_id}' met a defect: {error!r}"))
+            job.fail(EngineLostError(f"request '{job.request.request_id}' failed because of a bug in the pool: {error!r}"))
 
-    def _version_moved(self, job: _Job, worker: PoolWorker, asked: PolicyVersion, error: VersionMoved) -> None:
-        """Retired, overtaken by a newer one, or lost by a worker that began again: only the last is the worker's fault."""
+    def _version_moved(self, job: _Job, worker: PoolWorker, expected: PolicyVersion, error: VersionMoved) -> None:
+        """Fail or retry a job whose version the worker does not serve; eject the worker if it lost what was published there."""
         fits = error.newest == worker.newest or worker.changing
-        if self._roster.versions.is_gone(asked.version) or job.moves >= MOVES or (fits and job.request.version is not None):
+        if (
+            self._roster.versions.is_gone(expected.version)
+            or job.moves >= MAX_MOVES
+            or (fits and job.request.version is not None)
+        ):
             job.fail(VersionGoneError(str(error)))
             return
         self._roster.events["moved_versions"] += 1
@@ -284,8 +289,8 @@ class RemoteEngine:
         if not fits and worker.state == "living":
             self._roster.eject(worker, f"it serves version {error.newest.version}, not {worker.newest.version}: it was restarted")
 
-    def _again(self, job: _Job, worker: PoolWorker, reason: str) -> None:
-        """Wait for another worker, unless too many failed already."""
+    def _retry(self, job: _Job, worker: PoolWorker, reason: str) -> None:
+        """Queue the job for another worker, unless it failed too often."""
         if job.answer.done():
             return
         job.attempts += 1
@@ -300,15 +305,15 @@ class RemoteEngine:
             return
         heapq.heappush(self._waiting[job.is_long], job)
 
-    def _take_back(self, worker: PoolWorker, blamed: bool) -> None:
-        """Have others answer what an ejected worker was asked."""
+    def _reassign(self, worker: PoolWorker, blamed: bool) -> None:
+        """Queue the requests of an ejected worker for other workers; `blamed` counts a failed attempt for each."""
         for job in list(self._sent[worker]):
             call = job.call
-            self._let_go(job, worker)
+            self._release(job, worker)
             if call is not None:
                 call.cancel()
             if blamed:
-                self._again(job, worker, worker.reason)
+                self._retry(job, worker, worker.reason)
             else:
                 heapq.heappush(self._waiting[job.is_long], job)
         self._dispatch()

@@ -1,7 +1,7 @@
-"""Which workers of a pool are living, and what they serve: ejecting, probing, readmitting, publishing.
+"""Tracks which workers of a pool are living and what they serve: ejects, probes and readmits workers, and publishes versions.
 
-Promise: a worker that is living serves the newest version published in this pool; one that was ejected, or began again on other
-weights, gets the versions published again before it is living again. Each event is counted and said. No request is known here.
+A living worker serves the newest version published in this pool. An ejected or restarted worker gets the versions published
+again before it is living. Each event is counted and reported. This module does not handle requests.
 """
 
 import asyncio
@@ -16,19 +16,19 @@ from records.policy_version import BASE, PolicyVersion
 from telemetry.errors import DataError, EngineError, EngineLostError, InputError
 from telemetry.progress import reporter
 from workers.pool_versions import PublishedVersions
-from workers.pool_worker import CallFailed, KeyRefused, PoolWorker, holds, newest_of
+from workers.pool_worker import CallFailed, KeyRefused, PoolWorker, newest_of, serves
 
 FIRST_PROBE_S = 0.25
 READY_POLL_S = 0.5
 GONE_AFTER_S = 10.0
-"""Seconds of refused connections after which a worker that should start counts as gone."""
+"""Seconds of refused connections at the start after which a worker counts as absent."""
 
 
 class Roster:
-    """The workers of one pool; lives on one event loop.
+    """The workers of one pool; used on one event loop.
 
-    `on_change` hears that there may be room for work, `on_ejected` which worker gets none any more and whether its requests may
-    have been the cause, `on_given_up` the error that ends all waiting.
+    `on_change` is called when a worker may have room, `on_ejected` with an ejected worker and whether its requests may be the
+    cause, `on_given_up` with the error that ends all waiting.
     """
 
     def __init__(self, settings: InferenceSettings, key: str | None, model_fingerprint: str) -> None:
@@ -44,9 +44,9 @@ class Roster:
         self._publishing = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._changes: dict[PoolWorker, set[asyncio.Task[None]]] = {worker: set() for worker in self.workers}
-        self._patience: asyncio.TimerHandle | None = None
-        self._alone_since = 0.0
-        self._someone = asyncio.Event()
+        self._give_up_timer: asyncio.TimerHandle | None = None
+        self._empty_since = 0.0
+        self._any_living = asyncio.Event()
 
     @property
     def session(self) -> aiohttp.ClientSession:
@@ -61,17 +61,17 @@ class Roster:
         return [worker for worker in self.workers if worker.state == "living"]
 
     async def start(self) -> None:
-        """Wait until the workers are ready; those that are not by then join when they are, if one is.
+        """Wait until the workers are ready. If at least one is, workers that are not ready in time join later.
 
         Raises:
-            InputError: none became ready, or one rejects the key or serves another model.
+            InputError: no worker became ready, or one rejects the key or serves another model.
         """
         headers = {"authorization": f"Bearer {self._key}"} if self._key else {}
         timeout = aiohttp.ClientTimeout(total=self._settings.request_timeout_s)
-        # The pool bounds what is in flight; idle connections close before a worker closes them under a request.
+        # The pool itself bounds requests in flight. Idle connections close here before a worker would close them.
         connector = aiohttp.TCPConnector(limit=0, limit_per_host=0, keepalive_timeout=15)
         self._session = aiohttp.ClientSession(headers=headers, timeout=timeout, connector=connector)
-        # Whoever waits for this start has the same bound, and no sentence.
+        # The caller's timeout for this start is as long but has no explanation, so this one ends a little earlier.
         deadline = asyncio.get_running_loop().time() + 0.95 * self._settings.start_timeout_s
         waits = [asyncio.create_task(self._await_ready(worker, deadline)) for worker in self.workers]
         try:
@@ -80,9 +80,9 @@ class Roster:
             for wait in waits:
                 wait.cancel()
         if not self.living:
-            told = "; ".join(f"worker {worker.url} is not ready: {worker.reason}" for worker in self.workers)
-            raise InputError(f"{told}; is `entente serve` running there?")
-        if len(self.living) < len(self.workers):  # an onlooker learns that the waiting is over
+            reasons = "; ".join(f"worker {worker.url} is not ready: {worker.reason}" for worker in self.workers)
+            raise InputError(f"{reasons}; is `entente serve` running there?")
+        if len(self.living) < len(self.workers):  # the progress display ends the stage
             reporter().stage("workers ready", len(self.living), len(self.living))
         for worker in self.workers:
             if worker.state != "living":
@@ -90,62 +90,62 @@ class Roster:
         self._spawn(self._watch())
 
     async def close(self) -> None:
-        """End all probing and close the connections; the workers go on."""
-        if self._patience is not None:
-            self._patience.cancel()
+        """Stop probing and close the connections. The workers keep running."""
+        if self._give_up_timer is not None:
+            self._give_up_timer.cancel()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._session is not None:
             await self._session.close()
 
-    def eject(self, worker: PoolWorker, reason: str, *, blamed: bool = False, take_back: bool = True) -> None:
-        """Give `worker` no more work until a probe finds it well.
+    def eject(self, worker: PoolWorker, reason: str, *, blamed: bool = False, reassign: bool = True) -> None:
+        """Give `worker` no more work until a probe succeeds.
 
         Args:
-            blamed: the requests that it has may be the cause.
-            take_back: others answer these; else they may still be answered there, as by a worker that was told to end.
+            blamed: its requests may be the cause.
+            reassign: send its requests to other workers; if False it may still answer them, as a worker that drains does.
         """
         if worker.state == "ejected":
             return
         worker.state, worker.reason = "ejected", reason
         worker.served.clear()
-        worker.relapses += 1
+        worker.recent_ejections += 1
         self.events["ejections"] += 1
         left = len(self.living)
         reporter().say(f"worker {worker.url} gets no more work: {reason}; {left} of {len(self.workers)} workers left")
         if not left:
-            self._someone.clear()
+            self._any_living.clear()
             loop, patience = asyncio.get_running_loop(), self._settings.no_worker_timeout_s
-            self._alone_since = loop.time()
-            self._patience = loop.call_later(patience, self._give_up)
+            self._empty_since = loop.time()
+            self._give_up_timer = loop.call_later(patience, self._give_up)
         for change in self._changes[worker]:
             change.cancel()
-        if take_back:
+        if reassign:
             self.on_ejected(worker, blamed)
         self._spawn(self._recover(worker))
 
     async def publish(self, policy: PolicyVersion) -> None:
-        """Serve `policy` on every living worker, and on others when they come back; see `Engine.publish`.
+        """Serve `policy` on every living worker, and on others when they are readmitted; see `Engine.publish`.
 
-        A worker that fails is ejected, and so is one that refuses what another took.
+        A worker that fails is ejected, and so is one that refuses an adapter that another worker accepted.
         """
         async with self._publishing:
-            await self._wait_for_one()
+            await self._wait_for_any_worker()
             refusals: dict[PoolWorker, DataError] = {}
-            # Again, for those that were readmitted meanwhile.
-            while wanting := [worker for worker in self.living if worker not in refusals and worker.newest != policy]:
-                await asyncio.gather(*(self._publish_on(worker, policy, refusals) for worker in wanting))
+            # Repeated for workers that were readmitted meanwhile.
+            while outdated := [worker for worker in self.living if worker not in refusals and worker.newest != policy]:
+                await asyncio.gather(*(self._publish_on(worker, policy, refusals) for worker in outdated))
             self.events["publish_refusals"] += len(refusals)
             if refusals and not any(worker not in refusals for worker in self.living):
                 raise next(iter(refusals.values()))
             self.versions.add(policy)
             for worker, refusal in refusals.items():
-                self.eject(worker, f"it refused what others took: {refusal}")
-            await self._wait_for_one()
+                self.eject(worker, f"it refused an adapter that others accepted: {refusal}")
+            await self._wait_for_any_worker()
 
     async def retire(self, oldest: int, keep: Collection[int]) -> None:
-        """Serve nothing before `oldest` but `keep` and the newest, anywhere."""
+        """Retire versions on every living worker; see `Engine.retire`."""
         self.versions.retire(oldest, keep)
         await asyncio.gather(*(self._retire_on(worker, oldest, keep) for worker in self.living))
 
@@ -165,7 +165,7 @@ class Roster:
             self.eject(worker, f"it could not retire versions before {oldest}: {error}")
 
     async def _while_living(self, worker: PoolWorker, change: Coroutine[Any, Any, None]) -> None:
-        """Await a change of what `worker` serves, but no longer than it lives: nobody waits for one that is stopped."""
+        """Await a change of the versions of `worker`; raises CallFailed as soon as the worker is ejected."""
         task = asyncio.get_running_loop().create_task(change)
         self._changes[worker].add(task)
         try:
@@ -183,7 +183,7 @@ class Roster:
         while True:
             refused = False
             try:
-                told = await worker.health(self.session, self._settings.heartbeat_s)
+                health = await worker.health(self.session, self._settings.heartbeat_s)
             except KeyRefused as error:
                 raise InputError(
                     f"worker {worker.url}: {error}; set {self._settings.key_variable} to the key that it was started with"
@@ -193,11 +193,11 @@ class Roster:
             except EngineError as error:
                 raise InputError(str(error)) from error
             else:
-                self._check_model(worker, told)
+                self._check_model(worker, health)
                 worker.reason = "it is still warming up"
-                if told.get("ready"):
+                if health.get("ready"):
                     worker.state = "living"
-                    self._someone.set()
+                    self._any_living.set()
                     reporter().stage("workers ready", len(self.living), len(self.workers))
                     return
             now = loop.time()
@@ -206,64 +206,64 @@ class Roster:
                 return
             await asyncio.sleep(READY_POLL_S)
 
-    def _check_model(self, worker: PoolWorker, told: dict[str, Any]) -> None:
-        if told.get("model") != self._fingerprint:
+    def _check_model(self, worker: PoolWorker, health: dict[str, Any]) -> None:
+        if health.get("model") != self._fingerprint:
             raise InputError(f"worker {worker.url} serves another model than this run's: start it with the same --model")
 
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(self._settings.heartbeat_s)
-            await asyncio.gather(*(self._look_at(worker) for worker in self.living))
+            await asyncio.gather(*(self._probe(worker) for worker in self.living))
 
-    async def _look_at(self, worker: PoolWorker) -> None:
+    async def _probe(self, worker: PoolWorker) -> None:
         changes, newest = worker.changes, worker.newest
         try:
-            told = await worker.health(self.session, self._settings.heartbeat_s)
+            health = await worker.health(self.session, self._settings.heartbeat_s)
         except (CallFailed, EngineError) as error:
-            worker.missed += 1
+            worker.missed_probes += 1
             lost = isinstance(error, CallFailed) and error.lost
-            if lost or worker.missed >= 2:
-                self.eject(worker, str(error), blamed=True, take_back=not lost)
+            if lost or worker.missed_probes >= 2:
+                self.eject(worker, str(error), blamed=True, reassign=not lost)
             return
-        worker.missed = 0
-        if not told.get("ready"):
+        worker.missed_probes = 0
+        if not health.get("ready"):
             self.eject(worker, "its engine is not ready", blamed=True)
-        elif worker.changes == changes and not worker.changing and not holds(told, newest):
-            self.eject(worker, f"it serves version {told.get('policy_version')}, not {newest.version}: it was restarted")
+        elif worker.changes == changes and not worker.changing and not serves(health, newest):
+            self.eject(worker, f"it serves version {health.get('policy_version')}, not {newest.version}: it was restarted")
 
     async def _recover(self, worker: PoolWorker) -> None:
-        """Probe an ejected worker, ever more rarely; once it is well, publish on it and give it work again."""
+        """Probe an ejected worker with growing delays; once it is ready, publish on it and make it living again."""
         longest = self._settings.heartbeat_s
-        delay = min(longest, FIRST_PROBE_S * 2 ** min(worker.relapses - 1, 10))
+        delay = min(longest, FIRST_PROBE_S * 2 ** min(worker.recent_ejections - 1, 10))
         while True:
             await asyncio.sleep(delay)
             delay = min(longest, 2 * delay)
             try:
-                told = await worker.health(self.session, self._settings.heartbeat_s)
-                self._check_model(worker, told)
-                worker.warming = not told.get("ready") and bool(told.get("alive"))
-                if not told.get("ready"):
+                health = await worker.health(self.session, self._settings.heartbeat_s)
+                self._check_model(worker, health)
+                worker.warming = not health.get("ready") and bool(health.get("alive"))
+                if not health.get("ready"):
                     worker.reason = "its engine is not ready"
                     continue
-                await self._publish_again(worker, told)
+                await self._publish_again(worker, health)
             except (CallFailed, EngineError, DataError, InputError) as error:
                 worker.reason, worker.warming = str(error), False
                 worker.served.clear()
                 continue
             break
-        # No await from here on: what was published is still the newest.
-        worker.state, worker.strikes, worker.missed = "living", 0, 0
+        # There is no await from here on, so the published version is still the newest.
+        worker.state, worker.failures, worker.missed_probes = "living", 0, 0
         worker.flow.restart()
         self.events["readmissions"] += 1
-        if self._patience is not None:
-            self._patience.cancel()
-        self._patience = self.given_up = None
-        self._someone.set()
+        if self._give_up_timer is not None:
+            self._give_up_timer.cancel()
+        self._give_up_timer = self.given_up = None
+        self._any_living.set()
         reporter().say(f"worker {worker.url} gets work again, under policy version {worker.newest.version}")
         self.on_change()
 
-    async def _publish_again(self, worker: PoolWorker, told: dict[str, Any]) -> None:
-        if self.versions.newest == BASE and newest_of(told) != BASE:
+    async def _publish_again(self, worker: PoolWorker, health: dict[str, Any]) -> None:
+        if self.versions.newest == BASE and newest_of(health) != BASE:
             await worker.publish(self.session, BASE)
         while worker.newest != self.versions.newest:
             newest = self.versions.newest
@@ -279,21 +279,21 @@ class Roster:
 
     def _give_up(self) -> None:
         loop = asyncio.get_running_loop()
-        waited = loop.time() - self._alone_since
+        waited = loop.time() - self._empty_since
         if waited < self._settings.start_timeout_s and any(worker.warming for worker in self.workers):
-            self._patience = loop.call_later(READY_POLL_S, self._give_up)
+            self._give_up_timer = loop.call_later(READY_POLL_S, self._give_up)
             return
-        told = "; ".join(f"{worker.url}: {worker.reason}" for worker in self.workers)
+        reasons = "; ".join(f"{worker.url}: {worker.reason}" for worker in self.workers)
         self.given_up = EngineLostError(
-            f"no worker came back within {round(waited, int(waited < 1)):g} s ({told}): "
-            "start one again with `entente serve`, or raise inference.no_worker_timeout_s"
+            f"no worker came back within {round(waited, int(waited < 1)):g} s ({reasons}): "
+            "restart one with `entente serve`, or raise inference.no_worker_timeout_s"
         )
-        self._someone.set()
+        self._any_living.set()
         self.on_given_up(self.given_up)
 
-    async def _wait_for_one(self) -> None:
+    async def _wait_for_any_worker(self) -> None:
         if not self.living and self.given_up is None:
-            await self._someone.wait()
+            await self._any_living.wait()
         if self.given_up is not None:
             raise self.given_up
 
@@ -305,7 +305,7 @@ class Roster:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            # A defect here must not look like workers that stay away.
-            self.given_up = EngineLostError(f"the pool's watch over its workers failed: {error!r}")
-            self._someone.set()
+            # A bug here must not look like absent workers.
+            self.given_up = EngineLostError(f"a background task of the pool failed: {error!r}")
+            self._any_living.set()
             self.on_given_up(self.given_up)

@@ -1,4 +1,4 @@
-"""Which policy versions a pool has published and not retired: pure bookkeeping, no worker is known here."""
+"""The policy versions that a pool has published and not retired."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from records.policy_version import BASE, BASE_VERSION, PolicyVersion
 
 REPUBLISHED = 8
-"""Versions before the newest that a worker gets again when it comes back."""
+"""Versions before the newest that are published again on a readmitted worker."""
 
 
 @dataclass(slots=True)
 class PublishedVersions:
-    """Versions by their numbers, the newest last; the base model needs no publishing."""
+    """Versions by number, the newest last; the base model needs no publishing."""
 
     _published: dict[int, PolicyVersion] = field(default_factory=dict)
     _oldest: int = BASE_VERSION
@@ -26,23 +26,23 @@ class PublishedVersions:
         return next(reversed(self._published.values()), BASE)
 
     def add(self, policy: PolicyVersion) -> None:
-        """`policy` is the newest from now on."""
+        """Add `policy` as the newest version."""
         self._published.pop(policy.version, None)
         self._published[policy.version] = policy
 
     def retire(self, oldest: int, keep: Collection[int]) -> None:
-        """Forget versions before `oldest`, but for `keep` and the newest."""
+        """Remove versions before `oldest`, except `keep` and the newest."""
         kept = {*keep, self.newest.version}
         self._oldest, self._kept = max(self._oldest, oldest), frozenset(keep)
         self._published = {version: found for version, found in self._published.items() if version >= oldest or version in kept}
 
     def is_gone(self, version: int) -> bool:
-        """Was it retired, or never published here?"""
+        """Whether the version was retired, or never published here."""
         if version == self.newest.version:
             return False
         retired = version < self._oldest and version not in self._kept
         return retired or (version != BASE_VERSION and version not in self._published)
 
     def last(self) -> list[PolicyVersion]:
-        """What a worker that comes back must serve again, the newest last."""
+        """Versions that a readmitted worker must serve, the newest last."""
         return list(self._published.values())[-1 - REPUBLISHED :]

@@ -1,7 +1,7 @@
-"""One worker as its client sees it: where it is, what it is believed to serve, and what its answers over HTTP mean.
+"""One worker as its client sees it: its address, its state, the versions published there, and the HTTP calls to it.
 
-Every failure of HTTP becomes one of few: the request was refused, the version is gone, the worker is lost, or failed this once.
-The key goes into a header and nowhere else. What follows from a failure is the pool's to decide.
+Every HTTP failure becomes one of a few errors: the request was refused, the version is gone, the worker is lost, or one call
+failed. The pool decides what follows. The key is sent in a header only.
 """
 
 import hashlib
@@ -23,27 +23,27 @@ from workers.flow_control import FlowControl, WorkerLoad
 from workers.wire import CONTENT_TYPE, unpack_generation
 
 LARGE_BODY = 1 << 20
-"""Bytes beyond which a body is sent in pieces, so that the event loop goes on."""
+"""Bytes above which a body is sent in parts, so that it does not block the event loop."""
 State = Literal["unknown", "living", "ejected"]
 _COUNTS = tuple(field.name for field in fields(EngineStats) if field.name not in ("running", "policy_version"))
 
 
 class CallFailed(Exception):
-    """A worker failed one call; nothing says that the call was at fault, and another worker may answer it."""
+    """A worker failed one call; another worker may answer it."""
 
     def __init__(self, reason: str, *, lost: bool = False, timed_out: bool = False) -> None:
         super().__init__(reason)
         self.lost = lost
-        """The worker needs no second chance: nobody listens there, or it says itself that it cannot."""
+        """The worker is lost: it refuses connections, or reports that it cannot answer."""
         self.timed_out = timed_out
 
 
 class KeyRefused(CallFailed):
-    """The worker wants another key, and waiting changes nothing."""
+    """The worker rejects the key."""
 
 
 class VersionMoved(VersionGoneError):
-    """The version asked for is not served; `newest` is what the worker serves instead."""
+    """The requested version is not served; `newest` is the newest that is."""
 
     def __init__(self, reason: str, newest: PolicyVersion) -> None:
         super().__init__(reason)
@@ -60,23 +60,23 @@ class PoolWorker:
         """Versions that this pool published there, the newest last; the base model needs no publishing."""
         self.flow = FlowControl(settings.max_in_flight)
         self.in_flight = 0
-        self.strikes = 0
+        self.failures = 0
         """Failures since the last good answer."""
-        self.relapses = 0
-        """Ejections since it last did well: the more, the longer until it is looked at."""
-        self.missed = 0
-        """Looks in a row that it did not answer."""
+        self.recent_ejections = 0
+        """Ejections, less one for each good answer since; more of them delay the next probe."""
+        self.missed_probes = 0
+        """Consecutive failed probes."""
         self.changing = 0
-        """Calls under way that change what it serves; it gets no work meanwhile."""
+        """Publish calls in progress; the worker gets no work meanwhile."""
         self.changes = 0
-        """Such calls so far."""
+        """Publish calls so far."""
         self.warming = False
-        """It was ejected, and said since that its engine is being built."""
+        """It was ejected, and its engine is starting."""
         self.reason = ""
-        """Why it was ejected."""
+        """Why it was ejected, or is not ready."""
         self._timeout_s = settings.request_timeout_s
         self._last: dict[str, int] = dict.fromkeys(_COUNTS, 0)
-        self._gone_by: dict[str, int] = dict.fromkeys(_COUNTS, 0)
+        self._earlier_counts: dict[str, int] = dict.fromkeys(_COUNTS, 0)
 
     @property
     def newest(self) -> PolicyVersion:
@@ -84,16 +84,16 @@ class PoolWorker:
         return next(reversed(self.served.values()), BASE)
 
     def rank(self, snapshot_id: str) -> bytes:
-        """How near this worker is to a position; the same in every process, whichever other workers come and go."""
+        """Preference of a position for this worker (rendezvous hashing): the same in every process and for any other workers."""
         return hashlib.blake2b(f"{self.url}\0{snapshot_id}".encode(), digest_size=8).digest()
 
     async def generate(self, session: aiohttp.ClientSession, body: bytes) -> tuple[Generation, WorkerLoad]:
-        """Have one packed request answered.
+        """Send one packed request; returns the generation and the worker's load.
 
         Raises:
-            CallFailed: the worker did not answer, or not with an answer.
-            VersionMoved: it does not serve the version.
-            EngineError: it refused the request.
+            CallFailed: the worker did not answer, or its answer cannot be read.
+            VersionMoved: the worker does not serve the version.
+            EngineError: the worker refused the request.
         """
         content = body if len(body) < LARGE_BODY else io.BytesIO(body)
         answer = await self._call(session, "POST", "/generate", data=content, headers={"content-type": CONTENT_TYPE})
@@ -103,11 +103,11 @@ class PoolWorker:
             raise CallFailed(f"its answer cannot be read: {error}") from error
 
     async def publish(self, session: aiohttp.ClientSession, policy: PolicyVersion) -> None:
-        """Serve `policy` there from now on; one without an adapter is the base model alone.
+        """Publish `policy` on the worker; without an adapter, reset it to the base model.
 
         Raises:
-            CallFailed: as above.
-            DataError: the worker refuses the adapter.
+            CallFailed: the worker did not answer.
+            DataError: the worker refused the adapter.
         """
         self.changing, self.changes = self.changing + 1, self.changes + 1
         try:
@@ -123,38 +123,34 @@ class PoolWorker:
             self.served[policy.version] = policy
 
     async def retire(self, session: aiohttp.ClientSession, oldest: int, keep: Collection[int]) -> None:
-        """Serve nothing before `oldest` there but `keep`; raises CallFailed."""
+        """Retire versions before `oldest` except `keep` and the newest; raises CallFailed."""
         body = {"oldest": oldest, "keep": sorted(keep)}
         await self._json(session, "POST", "/retire", self._timeout_s, json=body)
-        self.forget(oldest, keep)
-
-    def forget(self, oldest: int, keep: Collection[int]) -> None:
-        """Believe no longer that it serves what was retired."""
         newest = self.newest.version
         self.served = {v: found for v, found in self.served.items() if v >= oldest or v in keep or v == newest}
 
     async def health(self, session: aiohttp.ClientSession, timeout_s: float) -> dict[str, Any]:
-        """What it says of itself; raises CallFailed, or EngineError where it refuses us."""
+        """The worker's health report; raises CallFailed, or EngineError if the worker refuses the call."""
         return await self._json(session, "GET", "/health", timeout_s)
 
     async def counts(self, session: aiohttp.ClientSession, timeout_s: float) -> dict[str, int]:
-        """Its counts since this pool began, over restarts of its process; the last known where it does not answer."""
+        """Its counts since this pool started, summed over restarts; the last known counts if it does not answer."""
         try:
             found = await self._json(session, "GET", "/stats", timeout_s)
         except (CallFailed, EngineError):
             found = self._last
         now = {name: int(found.get(name, 0)) for name in _COUNTS}
-        if now["requests"] < self._last["requests"]:  # it began again at nothing
-            self._gone_by = {name: self._gone_by[name] + self._last[name] for name in _COUNTS}
+        if now["requests"] < self._last["requests"]:  # it was restarted
+            self._earlier_counts = {name: self._earlier_counts[name] + self._last[name] for name in _COUNTS}
         self._last = now
-        return {name: self._gone_by[name] + now[name] for name in _COUNTS}
+        return {name: self._earlier_counts[name] + now[name] for name in _COUNTS}
 
     async def page(self, session: aiohttp.ClientSession, timeout_s: float) -> str:
         """Its Prometheus page; raises as `health`."""
         return (await self._call(session, "GET", "/metrics", timeout=aiohttp.ClientTimeout(total=timeout_s))).decode()
 
     async def log(self, session: aiohttp.ClientSession, after: int, timeout_s: float) -> list[dict[str, Any]]:
-        """Lines of its log after that number; raises as `health`."""
+        """Its log lines with numbers above `after`; raises as `health`."""
         return (await self._json(session, "GET", f"/log?after={after}", timeout_s))["lines"]
 
     async def _json(
@@ -175,7 +171,7 @@ class PoolWorker:
                 content = await answer.read()
                 if answer.status == 200:
                     return content
-                raise self._meaning(answer.status, content, path)
+                raise self._error_for(answer.status, content, path)
         except aiohttp.ClientConnectorError as error:
             reason = os.strerror(error.errno).lower() if error.errno else "no connection"
             raise CallFailed(f"nobody listens there ({reason})", lost=True) from error
@@ -184,15 +180,15 @@ class PoolWorker:
         except (aiohttp.ClientError, OSError) as error:
             raise CallFailed(f"the connection broke at {path} ({type(error).__name__})") from error
 
-    def _meaning(self, status: int, content: bytes, path: str) -> Exception:
-        """What a status other than 200 says; one without our own words comes from something in between, and is a failure."""
+    def _error_for(self, status: int, content: bytes, path: str) -> Exception:
+        """The error for a status other than 200. A body without kind and sentence comes from a proxy, and is a failed call."""
         try:
-            told = json.loads(content)
-            sentence, kind = str(told["sentence"]), str(told["kind"])
+            answer_fields = json.loads(content)
+            sentence, kind = str(answer_fields["sentence"]), str(answer_fields["kind"])
         except (ValueError, TypeError, KeyError):
             return CallFailed(f"it answered {path} with status {status}")
         if status == 410:
-            return VersionMoved(f"worker {self.url}: {sentence}", newest_of(told))
+            return VersionMoved(f"worker {self.url}: {sentence}", newest_of(answer_fields))
         if status == 401:
             return KeyRefused(sentence, lost=True)
         if status == 503:
@@ -202,12 +198,14 @@ class PoolWorker:
         return EngineError(f"worker {self.url} refused {path} with {status}: {sentence}")
 
 
-def holds(told: dict[str, Any], policy: PolicyVersion) -> bool:
-    """Does a worker say that it serves this? Others may have published there too; the base is asked for when it is needed."""
-    versions = told.get("versions")
+def serves(answer_fields: dict[str, Any], policy: PolicyVersion) -> bool:
+    """Whether a health report lists this version. True for the base model; other clients may have published more versions."""
+    versions = answer_fields.get("versions")
     return policy == BASE or (isinstance(versions, dict) and versions.get(str(policy.version)) == policy.adapter_hash)
 
 
-def newest_of(told: dict[str, Any]) -> PolicyVersion:
-    """The newest version that a worker says it serves."""
-    return PolicyVersion(version=int(told.get("policy_version", -1)), adapter_hash=str(told.get("adapter_hash", "")))
+def newest_of(answer_fields: dict[str, Any]) -> PolicyVersion:
+    """The newest version that a worker reports."""
+    return PolicyVersion(
+        version=int(answer_fields.get("policy_version", -1)), adapter_hash=str(answer_fields.get("adapter_hash", ""))
+    )

@@ -1,8 +1,8 @@
-"""An engine that outlives its own death: built again in place, its versions published again, its requests asked again.
+"""Restarts an engine that failed: builds a new one, publishes its versions again and repeats its requests.
 
-Promise: a request that an engine lost is drawn by the next one with the same seed, so nobody sees the difference but in time; and
-an engine that fails again and again without answering anything in between is given up, with a sentence. It stands around any
-`Engine`, in a worker as in the flow's own process, and lives on the engine's event loop.
+A repeated request has the same seed, so its completion is the same. After several failures in a row without an answer in between
+the supervisor gives up with an error. It wraps any `Engine`, in a worker or in the flow's process, and runs on the engine's event
+loop.
 """
 
 import asyncio
@@ -17,33 +17,32 @@ from records.policy_version import PolicyVersion
 from telemetry.errors import DataError, EngineError, EngineLostError
 from telemetry.progress import reporter
 
-_SUMMED = tuple(field.name for field in fields(EngineStats) if field.name not in ("running", "policy_version"))
+_COUNTS = tuple(field.name for field in fields(EngineStats) if field.name not in ("running", "policy_version"))
 
 ENGINE_RESTARTS = 3
-"""Times in a row that an engine which failed is built again, with no request answered in between."""
+"""Restarts in a row without an answered request, before the supervisor gives up."""
 
 
 class EngineSupervisor:
-    """The `Engine` contract over engines that `make` builds, one at a time, at most `restarts` in a row in vain."""
+    """The `Engine` contract over engines that `make` builds, one at a time; gives up after `restarts` failures in a row."""
 
     def __init__(self, make: Callable[[], Engine], *, restarts: int = ENGINE_RESTARTS) -> None:
         self._make, self._bound = make, restarts
         self._engine = make()
         self.name = self._engine.name
         self.ready = False
-        """An engine is up and serves all that was published."""
+        """An engine is running and serves all published versions."""
         self.lost: EngineLostError | None = None
-        """Why no engine will be built any more."""
+        """Why the supervisor gave up."""
         self.restarts = 0
         """Engines built after the first."""
-        self._in_vain = 0
+        self._failures = 0
         self._closed = False
         self._published: dict[int, PolicyVersion] = {}
-        self._before = dict.fromkeys(_SUMMED, 0)
+        self._earlier_counts = dict.fromkeys(_COUNTS, 0)
         self._repair: asyncio.Task[None] | None = None
-        self._last_try = asyncio.Lock()
-        """Held while one request is asked for the last time, so that a request which makes the engine fail does not take along
-        others that were in flight with it."""
+        self._last_attempt = asyncio.Lock()
+        """Held during a request's last attempt, so that a request which makes the engine fail does not fail others with it."""
 
     async def start(self) -> None:
         """See `Engine.start`."""
@@ -51,26 +50,26 @@ class EngineSupervisor:
         self.ready = True
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        """Draw one completion, by a later engine if need be; see `Engine.generate`."""
-        tries = max(2, self._bound)
-        for number in range(1, tries + 1):
-            async with self._last_try if number == tries else nullcontext():
-                engine = await self._standing()
+        """Draw one completion, after a restart if the engine fails; see `Engine.generate`."""
+        attempts = max(2, self._bound)
+        for number in range(1, attempts + 1):
+            async with self._last_attempt if number == attempts else nullcontext():
+                engine = await self._current_engine()
                 try:
                     generation = await engine.generate(request)
                 except EngineLostError as error:
-                    await self._mend(engine, error)
+                    await self._replace_engine(engine, error)
                 except EngineError as error:
                     if self._closed:
                         raise EngineLostError(f"engine '{self.name}' was closed") from error
                     if engine is self._engine and self.ready:
                         raise
-                    # It was closed under the request, to be built again, or could not be.
-                    await self._mend(engine, EngineLostError(str(error)))
+                    # The engine was closed during the request, for a restart.
+                    await self._replace_engine(engine, EngineLostError(str(error)))
                 else:
-                    self._in_vain = 0
+                    self._failures = 0
                     return generation
-        # It may be the cause: the engine stands again, and goes on without it.
+        # The request may be the cause. The engine was restarted and continues without it.
         raise EngineLostError(
             f"request '{request.request_id}' was in flight each time that engine '{self.name}' failed, and is given up"
         )
@@ -78,16 +77,16 @@ class EngineSupervisor:
     async def publish(self, policy: PolicyVersion) -> None:
         """See `Engine.publish`."""
         while True:
-            engine = await self._standing()
+            engine = await self._current_engine()
             try:
                 await engine.publish(policy)
             except EngineLostError as error:
-                await self._mend(engine, error)
+                await self._replace_engine(engine, error)
             else:
                 break
-        self._published.pop(policy.version, None)  # the newest stands last
+        self._published.pop(policy.version, None)  # the newest is last
         self._published[policy.version] = policy
-        if engine is not self._engine:  # built again meanwhile, without this version
+        if engine is not self._engine:  # restarted meanwhile, without this version
             await self.publish(policy)
 
     async def retire(self, oldest: int, keep: Collection[int] = ()) -> None:
@@ -98,22 +97,22 @@ class EngineSupervisor:
             for version, found in self._published.items()
             if version >= oldest or version in keep or version == newest
         }
-        await (await self._standing()).retire(oldest, keep)
+        await (await self._current_engine()).retire(oldest, keep)
 
     async def reset(self) -> None:
-        """Serve the base model alone, as when it started."""
-        await self._standing()
+        """Restart the engine with the base model alone."""
+        await self._current_engine()
         self._published.clear()
-        await self._repaired(self._build_again(self._engine))
+        await self._run_repair(self._rebuild(self._engine))
 
     async def stats(self) -> EngineStats:
-        """Counts over all engines so far."""
+        """Sums over all engines so far."""
         now = await self._engine.stats()
-        sums = {name: self._before[name] + getattr(now, name) for name in _SUMMED}
+        sums = {name: self._earlier_counts[name] + getattr(now, name) for name in _COUNTS}
         return EngineStats(running=now.running, policy_version=now.policy_version, **sums)
 
     def events(self) -> dict[str, int]:
-        """What went wrong so far, by name."""
+        """Counts since the start, by event name."""
         return {"engine_restarts": self.restarts}
 
     async def close(self) -> None:
@@ -123,54 +122,54 @@ class EngineSupervisor:
             self._repair.cancel()
         await self._engine.close()
 
-    async def _standing(self) -> Engine:
-        """The engine, once nobody builds at it."""
+    async def _current_engine(self) -> Engine:
+        """The engine, after a restart in progress has ended."""
         if self._repair is not None and not self._repair.done():
             await asyncio.shield(self._repair)
         if self.lost is not None:
             raise self.lost
         return self._engine
 
-    async def _mend(self, failed: Engine, error: EngineLostError) -> None:
-        """Build another engine after `failed`, unless someone did already, or does.
+    async def _replace_engine(self, failed: Engine, error: EngineLostError) -> None:
+        """Restart the engine after `failed`, unless another request has already done so.
 
         Raises:
             EngineLostError: it failed too often in a row.
         """
         if self._closed:
             raise error
-        standing = await self._standing()
-        if standing is failed:
-            await self._repaired(self._build_until_it_stands(failed, error))
+        current = await self._current_engine()
+        if current is failed:
+            await self._run_repair(self._rebuild_until_it_starts(failed, error))
 
-    async def _repaired(self, work: Coroutine[Any, Any, None]) -> None:
-        """Await `work` as a task of its own: who waits for it may give up, and it goes on."""
+    async def _run_repair(self, work: Coroutine[Any, Any, None]) -> None:
+        """Await `work` as a separate task, which continues if the caller is cancelled."""
         self.ready = False
         self._repair = asyncio.get_running_loop().create_task(work)
-        # Its failure is kept in `lost`, or told to who waits; if nobody does, it is no defect.
+        # Reads the exception, so that asyncio does not report it as unhandled; it is kept in `lost` or raised to the callers.
         self._repair.add_done_callback(lambda task: task.cancelled() or task.exception())
         await asyncio.shield(self._repair)
 
-    async def _build_until_it_stands(self, failed: Engine, error: EngineLostError) -> None:
+    async def _rebuild_until_it_starts(self, failed: Engine, error: EngineLostError) -> None:
         while self._engine is failed:
-            if self._in_vain >= self._bound:
+            if self._failures >= self._bound:
                 self.lost = EngineLostError(
-                    f"engine '{self.name}' failed {self._in_vain + 1} times in a row, the last time so: {error}"
+                    f"engine '{self.name}' failed {self._failures + 1} times in a row, the last time so: {error}"
                 )
                 raise self.lost from error
-            self._in_vain += 1
-            reporter().say(f"engine '{self.name}' failed and is built again: {error}")
+            self._failures += 1
+            reporter().say(f"engine '{self.name}' failed and is restarted: {error}")
             try:
-                await self._build_again(failed)
+                await self._rebuild(failed)
             except EngineError as again:
                 error = EngineLostError(str(again))
 
-    async def _build_again(self, old: Engine) -> None:
+    async def _rebuild(self, old: Engine) -> None:
         counts = await old.stats()
         try:
             await old.close()
         except Exception as error:
-            reporter().say(f"engine '{self.name}' could not be closed, and is left behind: {error!r}")
+            reporter().say(f"engine '{self.name}' could not be closed: {error!r}")
         fresh = self._make()
         await fresh.start()
         newest = next(reversed(self._published), None)
@@ -180,8 +179,8 @@ class EngineSupervisor:
             except DataError as error:
                 if version == newest:
                     raise EngineLostError(f"version {version} could not be published again: {error}") from error
-                del self._published[version]  # an old one, whose folder may be gone: asking for it says so
-        for name in _SUMMED:
-            self._before[name] += getattr(counts, name)
+                del self._published[version]  # an old version, whose folder may be removed; requests for it will fail
+        for name in _COUNTS:
+            self._earlier_counts[name] += getattr(counts, name)
         self._engine, self.ready = fresh, True
         self.restarts += 1

@@ -1,6 +1,6 @@
-"""How requests and answers travel between client and worker: msgpack maps, arrays as little-endian bytes.
+"""The format of requests and answers between client and worker: msgpack maps, with arrays as little-endian bytes.
 
-Everything that comes in is checked here, types and sizes first, so that nothing malformed reaches an engine or a row.
+Every message is checked here, types and sizes first, so that no malformed message reaches an engine or a row.
 """
 
 from dataclasses import asdict
@@ -17,24 +17,23 @@ from workers.flow_control import WorkerLoad
 
 CONTENT_TYPE = "application/msgpack"
 MAX_BODY = 8 << 20
-"""Bytes of the largest request a worker reads."""
+"""Largest generation request, bytes."""
 MAX_JSON = 1 << 17
-"""Bytes of the largest request that is JSON: one to publish or to retire."""
+"""Largest JSON request (publish or retire), bytes."""
 MAX_PROMPT = 1 << 18
-"""Tokens of the longest prompt that is looked at; the engine's own bound is far below."""
+"""Longest prompt, tokens; the engine's own limit is far lower."""
 MAX_TABLE_BYTES = 4 << 20
-"""Bytes of the largest table: half a million edges, where ten units with 400 orders each have some ten thousand."""
+"""Largest table, bytes: half a million edges. Ten units with 400 orders each have about ten thousand."""
 MAX_ID = 200
-"""Characters of the longest request id."""
+"""Longest request id, characters."""
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 4.0
-"""Range of the draw's temperature. Below 0.01 vLLM draws at 0.01 and does not say so, and a division by a very small number
-overflows."""
+"""Allowed temperatures. Below 0.01 vLLM silently uses 0.01, and dividing by a very small number overflows."""
 _MAX_FIELDS = 32
-"""Fields of the largest message."""
+"""Most fields of a message."""
 
 
 def pack_request(request: GenerationRequest, asked: PolicyVersion | None = None) -> bytes:
-    """One request as bytes. `asked` is the version that must draw it; None: what the request itself says."""
+    """Pack a request. `asked` is the version that must draw it; None: the request's own version."""
     return _pack(
         {
             "request_id": request.request_id,
@@ -50,17 +49,17 @@ def pack_request(request: GenerationRequest, asked: PolicyVersion | None = None)
 
 
 def unpack_request(body: bytes, vocabulary_size: int) -> tuple[GenerationRequest, PolicyVersion | None]:
-    """The request in `body`, and the version that must draw it, where both its number and its hash are given.
+    """The request in `body`, and the version that must draw it (None unless its number and hash are both given).
 
     Raises:
-        DataError: it is not one; the sentence names the field.
+        DataError: `body` is not a valid request; the message names the field.
     """
     fields = _unpack(body)
     prompt, table = _of(fields, "prompt_ids", bytes), _of(fields, "table", bytes)
     if len(prompt) > 4 * MAX_PROMPT or len(table) > MAX_TABLE_BYTES:
         raise DataError(
             f"request has a prompt of {len(prompt)} bytes and a table of {len(table)}: "
-            f"at most {4 * MAX_PROMPT} and {MAX_TABLE_BYTES} are read"
+            f"at most {4 * MAX_PROMPT} and {MAX_TABLE_BYTES} are allowed"
         )
     request_id, snapshot_id = _of(fields, "request_id", str), _of(fields, "snapshot_id", str)
     if not 0 < len(request_id) <= MAX_ID or len(snapshot_id) > MAX_ID:
@@ -85,7 +84,7 @@ def unpack_request(body: bytes, vocabulary_size: int) -> tuple[GenerationRequest
         raise DataError(f"request '{request_id}' has an empty prompt or ids outside the vocabulary of {vocabulary_size}")
     if not 0 <= request.seed < 2**63:
         raise DataError(f"request '{request_id}' has seed {request.seed}: 0 to 2**63 - 1 are allowed")
-    if not MIN_TEMPERATURE <= request.temperature <= MAX_TEMPERATURE:  # not a number fails this too
+    if not MIN_TEMPERATURE <= request.temperature <= MAX_TEMPERATURE:  # also refuses NaN
         raise DataError(
             f"request '{request_id}' has temperature {request.temperature}: {MIN_TEMPERATURE} to {MAX_TEMPERATURE} are allowed"
         )
@@ -96,7 +95,7 @@ def unpack_request(body: bytes, vocabulary_size: int) -> tuple[GenerationRequest
 
 
 def pack_generation(generation: Generation, *, running: int, preemptions: int) -> bytes:
-    """One answer as it travels, with what its worker says of itself: requests in flight now, preemptions so far."""
+    """Pack an answer with its worker's load: requests in flight now and preemptions so far."""
     return _pack(
         {
             "token_ids": generation.token_ids.astype("<i4").tobytes(),
@@ -114,7 +113,7 @@ def unpack_generation(body: bytes) -> tuple[Generation, WorkerLoad]:
     """The answer in `body`, and the worker's load.
 
     Raises:
-        DataError: it is not one.
+        DataError: `body` is not a valid answer.
     """
     fields = _unpack(body)
     try:
@@ -143,34 +142,34 @@ def unpack_generation(body: bytes) -> tuple[Generation, WorkerLoad]:
 
 
 def version_fields(policy: PolicyVersion) -> dict[str, int | str]:
-    """Number and hash under the names that an answer of a worker gives them."""
+    """Number and hash of `policy`, with the field names of a worker's answer."""
     return {"policy_version": policy.version, "adapter_hash": policy.adapter_hash}
 
 
 def check_answer(generation: Generation, table: LegalTable, asked: PolicyVersion) -> None:
-    """Refuse an answer that no row may hold, whatever worker gave it.
+    """Refuse an answer that must not become a row.
 
     Raises:
-        DataError: it was drawn under another version or adapter than was asked for, its tokens leave the table or stop before
-            its end, or a log-probability is not one.
+        DataError: another version or adapter than `asked` drew it, its tokens are not a complete path through the table, or a
+            log-probability is impossible.
     """
     if generation.policy != asked:
-        raise DataError(f"{generation.policy} drew what was asked of {asked}")
+        raise DataError(f"{generation.policy} drew a request for {asked}")
     node = 0
     for position, (token, logprob) in enumerate(zip(generation.token_ids.tolist(), generation.logprobs.tolist(), strict=True)):
         if node == END:
-            raise DataError(f"the answer goes on after its end, at position {position}")
+            raise DataError(f"the answer continues after its end, at position {position}")
         forced = table.offsets[node + 1] - table.offsets[node] == 1
         node = table.advance(node, token)
-        # Not a number fails this too.
+        # The first condition also refuses NaN.
         if not -1e4 < logprob < 1e-3 or (forced and logprob < -1e-3):
-            raise DataError(f"the log-probability at position {position} is {logprob}, where that is impossible")
+            raise DataError(f"the log-probability at position {position} is {logprob}, which is impossible")
     if node != END:
         raise DataError(f"the answer of {len(generation.token_ids)} tokens stops before its end")
 
 
 def _of(fields: dict[str, Any], name: str, *kinds: type) -> Any:
-    """The field `name`, of one of these types exactly: a flag is no number."""
+    """The field `name`, whose type must be exactly one of `kinds`; a bool is not an int."""
     value = fields.get(name)
     if type(value) not in kinds:
         raise DataError(f"no usable field '{name}' ({type(value).__name__})")
@@ -187,11 +186,11 @@ def _unpack(body: bytes) -> dict[str, Any]:
     maps = 0
 
     def count_map(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
-        # Millions of small maps or lists in a body would take a hundred times its bytes.
+        # Millions of nested maps would take a hundred times the body's bytes.
         nonlocal maps
         maps += 1
         if maps > 1:
-            raise ValueError("a map stands inside the map")
+            raise ValueError("the map contains another map")
         return dict(pairs)
 
     try:

@@ -1,12 +1,11 @@
 """The inference worker: one engine behind a small authenticated HTTP app.
 
-Loopback unless a key is set; the key is compared in constant time; adapters load from under one folder only, and are looked at
-before the engine sees them; bodies are bounded and checked; a page in a browser is no client. Every request id is drawn once.
-vLLM's own server and its development routes are not part of it.
+Without a key it listens on loopback only; the key is compared in constant time. Adapters are loaded from one folder only, and
+checked before the engine loads them. Bodies are bounded and checked. Requests from web pages are refused. Every request id is
+drawn once. vLLM's own server and its development routes are not used.
 
-What it answers: 200; 400 malformed; 401 key; 403 path; 408 too slow; 409 refused, with its kind; 410 the version is not served,
-with the newest that is; 413 and 431 too long; 429 too many in flight; 503 no engine now. Each but the first is a sentence and a
-kind.
+Status codes: 200; 400 malformed; 401 key; 403 path; 408 too slow; 409 refused, with its kind; 410 version not served, with the
+newest that is; 413 and 431 too long; 429 too many in flight; 503 no engine now. Each except 200 has a sentence and a kind.
 """
 
 import asyncio
@@ -31,19 +30,19 @@ from inference.engine import Engine
 from inference.host import EngineHost
 from telemetry.errors import DataError, EngineLostError, EntenteError, InputError, VersionGoneError
 from telemetry.log_tail import LogTail
-from workers.http_bounds import BoundedConnection, RequestReader, sentence
+from workers.http_bounds import BoundedConnection, RequestReader, error_response
 from workers.wire import CONTENT_TYPE, MAX_BODY, MAX_JSON, version_fields
-from workers.worker_memory import AnotherBody, Busy
+from workers.worker_memory import Busy, IdConflict
 from workers.worker_metrics import CONTENT_TYPE as METRICS_TYPE
 from workers.worker_service import ForbiddenPath, PublishBody, RetireBody, Worker
 
 DRAIN_S = 20.0
-"""Seconds that a worker told to end gives to requests in flight; one that is ended by its system has about thirty."""
+"""Seconds for requests in flight after a termination signal; schedulers usually allow about thirty before they kill."""
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def bind(host: str, port: int, key: str | None) -> socket.socket:
-    """A listening socket, taken before anything expensive starts.
+    """A listening socket, opened before the engine starts.
 
     Raises:
         InputError: the port is taken, or the address is not loopback and there is no key.
@@ -62,17 +61,17 @@ def bind(host: str, port: int, key: str | None) -> socket.socket:
 
 
 def _refusal(scope: Scope, key: str | None) -> Response | None:
-    """Before any route: the key, no browser, and a body of bounded, told length."""
+    """The refusal of a request with a wrong key, from a web page, or without a bounded content length; None: accepted."""
     headers = dict(scope["headers"])
     if key and not hmac.compare_digest(headers.get(b"authorization", b""), b"Bearer " + key.encode()):
-        return sentence(401, "key", "the worker's key is missing or wrong")
+        return error_response(401, "key", "the worker's key is missing or wrong")
     if b"origin" in headers:
-        return sentence(403, "browser", "a page in a browser is no client of a worker")
-    # A body of untold length is not read at all.
+        return error_response(403, "browser", "a page in a browser is no client of a worker")
+    # A body without a content length is not read.
     length = headers.get(b"content-length", b"" if scope["method"] == "POST" else b"0")
     most = MAX_BODY if scope["path"] == "/generate" else MAX_JSON
     if not length.isdigit() or int(length) > most or b"transfer-encoding" in headers:
-        return sentence(413, "too_long", f"this request may have at most {most} bytes, and must tell how many")
+        return error_response(413, "too_long", f"this request may have at most {most} bytes, and must state its content-length")
     return None
 
 
@@ -87,7 +86,15 @@ def worker_app(
     max_rank: int = 512,
     log: LogTail | None = None,
 ) -> FastAPI:
-    """The app over `engine`, which lives on `host`'s loop and is started with the app; `log` is what it tells of its own."""
+    """The app over `engine`, which runs on `host`'s loop and starts with the app.
+
+    Args:
+        model: folder of the base model.
+        adapters_root: folder that must contain every adapter.
+        key: the key that clients must send; None: none.
+        max_rank: highest adapter rank.
+        log: the worker's log lines, served at `/log`.
+    """
     worker = Worker(engine, host, model, adapters_root, vocabulary_size, max_rank)
 
     @asynccontextmanager
@@ -103,11 +110,11 @@ def worker_app(
     @app.exception_handler(RequestValidationError)
     async def malformed(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
-        return sentence(400, "malformed", f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
+        return error_response(400, "malformed", f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:
-        return sentence(error.status_code, "malformed" if error.status_code == 400 else "no_route", str(error.detail))
+        return error_response(error.status_code, "malformed" if error.status_code == 400 else "no_route", str(error.detail))
 
     @app.post("/generate")
     async def generate(request: Request) -> Response:
@@ -116,11 +123,11 @@ def worker_app(
         gone = asyncio.ensure_future(request.receive())
         await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
         gone.cancel()
-        if not answer.done():  # the client hung up: what nobody waits for need not be drawn
+        if not answer.done():  # the client disconnected
             answer.cancel()
-            return _refused(worker, Busy())
+            return _failure_response(worker, Busy())
         if (error := answer.exception()) is not None:
-            return _refused(worker, error)
+            return _failure_response(worker, error)
         return Response(answer.result(), media_type=CONTENT_TYPE)
 
     @app.post("/publish")
@@ -128,7 +135,7 @@ def worker_app(
         try:
             await worker.publish(body)
         except EntenteError as error:
-            return _refused(worker, error, kind="adapter")
+            return _failure_response(worker, error, kind="adapter")
         return JSONResponse(version_fields(worker.newest))
 
     @app.post("/retire")
@@ -136,13 +143,13 @@ def worker_app(
         try:
             await worker.retire(body)
         except EntenteError as error:
-            return _refused(worker, error)
+            return _failure_response(worker, error)
         return JSONResponse(version_fields(worker.newest))
 
     @app.get("/stats")
     async def stats() -> Response:
         if not worker.started:
-            return _refused(worker, EngineLostError("the worker is still warming up"))
+            return _failure_response(worker, EngineLostError("the worker is still warming up"))
         return JSONResponse(asdict(await host.run(engine.stats())))
 
     @app.get("/health")
@@ -152,9 +159,9 @@ def worker_app(
     @app.get("/metrics")
     async def metrics() -> Response:
         if not worker.started:
-            return _refused(worker, EngineLostError("the worker is still warming up"))
-        told = worker.metrics.text(await host.run(engine.stats()), int(str(worker.health()["restarts"])))
-        return Response(told, media_type=METRICS_TYPE)
+            return _failure_response(worker, EngineLostError("the worker is still warming up"))
+        text = worker.metrics.text(await host.run(engine.stats()), int(str(worker.health()["restarts"])))
+        return Response(text, media_type=METRICS_TYPE)
 
     @app.get("/log")
     async def lines(after: int = 0) -> Response:
@@ -166,7 +173,7 @@ def worker_app(
 def serve(
     app: FastAPI, listener: socket.socket, *, drain_s: float = DRAIN_S, on_ready: Callable[[], None] = lambda: None
 ) -> None:
-    """Serve until SIGTERM, Ctrl-C or the loss of the engine; requests in flight get `drain_s` seconds to end.
+    """Serve until SIGTERM, Ctrl-C or the loss of the engine. Requests in flight get `drain_s` seconds to finish.
 
     Raises:
         EntenteError: the engine did not start, or was lost for good.
@@ -185,30 +192,31 @@ def serve(
     worker: Worker = app.state.worker
     worker.on_ready = on_ready
     worker.on_failure = lambda: setattr(server, "should_exit", True)
-    # uvicorn raises a signal again after it has ended by it, and what stands below us has an engine to close.
-    mine = threading.current_thread() is threading.main_thread()
-    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT) if mine}
+    # uvicorn raises a signal again after it has shut down; it is ignored, so that the caller can close the engine.
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    signals = (signal.SIGTERM, signal.SIGINT) if in_main_thread else ()
+    handlers = {number: signal.signal(number, lambda *_: None) for number in signals}
     try:
         server.run(sockets=[listener])
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
     if worker.failure is not None:
         raise worker.failure
 
 
-def _refused(worker: Worker, error: BaseException, kind: str = "refused") -> Response:
-    """The status, kind and sentence of what went wrong."""
+def _failure_response(worker: Worker, error: BaseException, kind: str = "refused") -> Response:
+    """The response for `error`; counts it in the metrics. `kind` applies where the error has none of its own."""
     more: dict[str, int | str] = {}
     match error:
         case ForbiddenPath():
             status, kind = 403, "path"
         case DataError() if kind != "adapter":
             status, kind = 400, "malformed"
-        case AnotherBody():
+        case IdConflict():
             status, kind, error = 409, "another_body", EntenteError("this request id belongs to another request")
         case Busy():
-            status, kind, error = 429, "busy", EntenteError("too many requests are in flight here, or this one was left alone")
+            status, kind, error = 429, "busy", EntenteError("too many requests are in flight here, or the client disconnected")
         case VersionGoneError():
             status, kind, more = 410, "version_gone", version_fields(worker.newest)
         case EngineLostError():
@@ -218,4 +226,4 @@ def _refused(worker: Worker, error: BaseException, kind: str = "refused") -> Res
         case _:
             raise error
     worker.metrics.refused(kind)
-    return sentence(status, kind, str(error), more)
+    return error_response(status, kind, str(error), more)

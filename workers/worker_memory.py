@@ -1,7 +1,7 @@
-"""Each request is drawn once: who asks again for what is in flight waits with the first, and who asks later gets the same answer.
+"""Draws each request once. A repeated request waits for the draw in flight, or gets the stored answer.
 
-An id stands for one body; the same id with another body is refused, since one of the two would get the other's answer. A request
-that nobody waits for any more is cancelled and forgotten. Lives on the HTTP server's event loop.
+An id belongs to one body; the same id with another body is refused. A request that no client waits for is cancelled and removed.
+This module runs on the HTTP server's event loop.
 """
 
 import asyncio
@@ -14,16 +14,16 @@ from typing import Any
 from records.generation import GenerationRequest
 
 REMEMBERED = 2048
-"""Answers kept, each a few hundred bytes; a retry comes within seconds."""
+"""Answers kept, each a few hundred bytes. Retries come within seconds."""
 MOST_IN_FLIGHT = 4096
 
 
-class AnotherBody(Exception):
+class IdConflict(Exception):
     """The id belongs to another request."""
 
 
 class Busy(Exception):
-    """More requests are in flight than a worker takes."""
+    """Too many requests are in flight."""
 
 
 @dataclass(slots=True, eq=False)
@@ -34,12 +34,12 @@ class _Flight:
 
 
 class AnswerMemory:
-    """Requests in flight and the last answers, by request id."""
+    """Requests in flight and the latest answers, by request id."""
 
     def __init__(self, draw: Callable[[GenerationRequest], Coroutine[Any, Any, bytes]]) -> None:
         self._draw = draw
         self._flights: dict[str, _Flight] = {}
-        self._last: OrderedDict[str, tuple[bytes, bytes]] = OrderedDict()
+        self._answers: OrderedDict[str, tuple[bytes, bytes]] = OrderedDict()
         self._draws = itertools.count()
 
     @property
@@ -48,29 +48,29 @@ class AnswerMemory:
         return len(self._flights)
 
     async def answer(self, request: GenerationRequest, body: bytes) -> bytes:
-        """The packed answer to `request`; `body` is what tells it from another one of its id.
+        """The packed answer to `request`; `body` is the request's content or its hash.
 
         Raises:
-            AnotherBody: the id was given to another request.
-            Busy: too many are in flight.
+            IdConflict: the id belongs to another request.
+            Busy: too many requests are in flight.
         """
         name = request.request_id
-        if name in self._last:
-            known, answer = self._last[name]
+        if name in self._answers:
+            known, answer = self._answers[name]
             if known != body:
-                raise AnotherBody(name)
+                raise IdConflict(name)
             return answer
         flight = self._flights.get(name)
         if flight is None:
             if len(self._flights) >= MOST_IN_FLIGHT:
                 raise Busy
-            # The engine knows each draw by a name of its own: one that was cancelled may still be leaving it.
+            # Each draw has its own id in the engine, because a cancelled draw of this request may still be there.
             drawn = replace(request, request_id=f"{name}#{next(self._draws)}")
             flight = _Flight(body, asyncio.get_running_loop().create_task(self._draw(drawn)))
             self._flights[name] = flight
-            flight.task.add_done_callback(lambda task: self._landed(name, flight, task))
+            flight.task.add_done_callback(lambda task: self._finish(name, flight, task))
         elif flight.body != body:
-            raise AnotherBody(name)
+            raise IdConflict(name)
         flight.waiting += 1
         try:
             return await asyncio.shield(flight.task)
@@ -80,12 +80,12 @@ class AnswerMemory:
                 flight.task.cancel()
                 self._forget(name, flight)
 
-    def _landed(self, name: str, flight: _Flight, task: asyncio.Task[bytes]) -> None:
+    def _finish(self, name: str, flight: _Flight, task: asyncio.Task[bytes]) -> None:
         self._forget(name, flight)
         if not task.cancelled() and task.exception() is None:
-            self._last[name] = (flight.body, task.result())
-            if len(self._last) > REMEMBERED:
-                self._last.popitem(last=False)
+            self._answers[name] = (flight.body, task.result())
+            if len(self._answers) > REMEMBERED:
+                self._answers.popitem(last=False)
 
     def _forget(self, name: str, flight: _Flight) -> None:
         if self._flights.get(name) is flight:

@@ -1,6 +1,6 @@
-"""What a worker tells Prometheus: its engine's counts, how long requests queued, were prefilled and decoded, and its GPUs.
+"""A worker's Prometheus page: its engine's counts, seconds of queue, prefill and decode, and its GPUs.
 
-Each worker has a registry of its own; vLLM's series, where an engine feeds them, are those of the process.
+Each worker has its own registry. vLLM's series, if the engine keeps them, come from the process's registry.
 """
 
 from collections.abc import Iterator
@@ -44,14 +44,14 @@ class WorkerMetrics:
         self._refusals = Counter("entente_refusals", "Requests not answered, by kind", ["kind"], registry=self._registry)
 
     def answered(self, generation: Generation) -> None:
-        """A request was answered."""
+        """Record an answered request."""
         for stage, ms in (
             ("queue", generation.cost.queue_ms), ("prefill", generation.cost.prefill_ms), ("decode", generation.cost.decode_ms)
         ):  # fmt: skip
             self._stages[stage].observe(1e-3 * ms)
 
     def refused(self, kind: str) -> None:
-        """A request was not answered."""
+        """Count a refused request."""
         self._refusals.labels(kind).inc()
 
     def text(self, stats: EngineStats, restarts: int) -> bytes:
@@ -61,7 +61,7 @@ class WorkerMetrics:
 
 
 class _Stats(Collector):
-    """An engine's own counts, as they stood when last asked."""
+    """The engine's counts at the last read."""
 
     def __init__(self) -> None:
         self.now: EngineStats | None = None
@@ -78,13 +78,13 @@ class _Stats(Collector):
 
 
 class _Gpus(Collector):
-    """The machine's GPUs as they are when the page is asked for; hardware counters cover the time since it was last asked for."""
+    """The machine's GPUs, read with each page; hardware counters cover the time since the previous page."""
 
     def __init__(self) -> None:
         self._nvml: Nvml | None = None
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing beforehand: registering a collector must not read devices."""
+        """Nothing, so that registering the collector does not read devices."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:

@@ -1,8 +1,7 @@
-"""The workers' Prometheus pages and logs, read on a beat: what happened at them between two steps, not only at the step's end.
+"""Reads the workers' Prometheus pages and logs at regular intervals, also between steps.
 
-Every worker has the same few series of ours; one over vLLM has vLLM's beside them, of which the key-value cache's use and the
-queue are the ones that tell why it is slow. A page that cannot be read is counted and never an error: the pool notices by itself
-when a worker is gone.
+Every worker has the series of this project; one with vLLM also has vLLM's, of which cache use and queue length explain most slow
+workers. A page that cannot be read is counted and is not an error, because the pool detects lost workers itself.
 """
 
 import asyncio
@@ -18,24 +17,24 @@ from telemetry.bounded_file import append_line
 
 OURS, VLLMS = "entente_", "vllm:"
 LARGEST_FILE = 32 << 20
-"""Bytes after which the file of readings begins anew; the one before is kept beside it."""
+"""Size at which a new file of readings is begun, bytes; the previous file is kept."""
 _RUNNING, _WAITING, _CACHE = "entente_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"
 _GPU, _SUMMED = "entente_gpu_", ("entente_gpu_power_w", "entente_gpu_memory_used_mib")
 
 
-def log_beside(readings: Path) -> Path:
-    """The file of the workers' log lines, beside that of their readings."""
+def log_file_for(readings: Path) -> Path:
+    """The file for the workers' log lines, next to the file of their readings."""
     return readings.with_suffix(f".log{readings.suffix}")
 
 
 def read_series(page: str) -> dict[str, float]:
-    """Value by name of a page's series of ours and of vLLM's; labels are summed over, but of shares the largest counts,
-    and so of what GPUs show, power and memory in use apart.
+    """Values of this project's and vLLM's series on a page, by name.
 
-    Histograms keep their sum and count. Buckets, times of creation and other programs' series are left out.
+    Values of different labels are added. For shares and GPU series, except power and memory in use, the largest is kept.
+    Histograms keep their sum and count. Buckets, creation times and other series are left out.
 
     Raises:
-        ValueError: the text is not in Prometheus's format.
+        ValueError: `page` is not in Prometheus's text format.
     """
     found: dict[str, float] = {}
     for family in text_string_to_metric_families(page):
@@ -51,20 +50,20 @@ def read_series(page: str) -> dict[str, float]:
 
 
 class WorkerScrape:
-    """Reads pages on a beat and keeps what a step is told of them; lives on one event loop."""
+    """Reads pages at regular intervals and keeps the readings until a step takes them; used on one event loop."""
 
-    def __init__(self, beat_s: float, file: Path | None = None) -> None:
-        """Begin with nothing read.
+    def __init__(self, interval_s: float, file: Path | None = None) -> None:
+        """Create a reader without readings.
 
         Args:
-            beat_s: seconds between two readings of a worker, above 0.
-            file: takes each reading as a line of JSON, of the series that changed since the worker's line before; what the
-                workers log goes into the file of `log_beside`.
+            interval_s: seconds between two readings of a worker, above 0.
+            file: file for readings, one JSON line each with the series that changed since the worker's previous line; the
+                workers' log lines go to `log_file_for(file)`.
         """
-        self._beat_s, self._file = beat_s, file
-        self._told: dict[str, dict[str, float]] = {}
+        self._interval_s, self._file = interval_s, file
+        self._previous: dict[str, dict[str, float]] = {}
         self._logged: dict[str, int] = {}
-        self._unread = 0
+        self._pages_unread = 0
         self._readings: list[dict[str, float]] = []
 
     async def run(
@@ -73,45 +72,45 @@ class WorkerScrape:
         read: Callable[[str], Awaitable[str]],
         log: Callable[[str, int], Awaitable[list[dict[str, Any]]]] | None = None,
     ) -> None:
-        """Read the pages of `workers()` (addresses) by `read` on every beat, and by `log` what they logged, until cancelled."""
+        """Read the pages of `workers()` (addresses) with `read`, and their logs with `log`, every interval until cancelled."""
         while True:
             began = time.monotonic()
-            await asyncio.gather(*(self._one(worker, read) for worker in workers()))
+            await asyncio.gather(*(self._read_page(worker, read) for worker in workers()))
             if log is not None and self._file is not None:
-                await asyncio.gather(*(self._lines(worker, log, log_beside(self._file)) for worker in workers()))
-            await asyncio.sleep(max(0.0, self._beat_s - (time.monotonic() - began)))
+                await asyncio.gather(*(self._read_log(worker, log, log_file_for(self._file)) for worker in workers()))
+            await asyncio.sleep(max(0.0, self._interval_s - (time.monotonic() - began)))
 
-    async def _one(self, worker: str, read: Callable[[str], Awaitable[str]]) -> None:
+    async def _read_page(self, worker: str, read: Callable[[str], Awaitable[str]]) -> None:
         try:
-            series = read_series(await asyncio.wait_for(read(worker), self._beat_s))
-        except Exception:  # whatever is wrong with a worker is the pool's to find and to say
-            self._unread += 1
+            series = read_series(await asyncio.wait_for(read(worker), self._interval_s))
+        except Exception:  # counted only: the pool detects and reports a failing worker
+            self._pages_unread += 1
             return
         self._readings.append(series)
         if self._file is not None:
-            before = self._told.get(worker, {})
+            before = self._previous.get(worker, {})
             changed = {name: value for name, value in series.items() if before.get(name) != value}
-            self._told[worker] = series
+            self._previous[worker] = series
             line = {"time": round(time.time(), 3), "worker": worker, **changed}
             await asyncio.to_thread(append_line, self._file, json.dumps(line), LARGEST_FILE)
 
-    async def _lines(self, worker: str, log: Callable[[str, int], Awaitable[list[dict[str, Any]]]], file: Path) -> None:
+    async def _read_log(self, worker: str, log: Callable[[str, int], Awaitable[list[dict[str, Any]]]], file: Path) -> None:
         after = self._logged.get(worker, 0)
         try:
-            lines = await asyncio.wait_for(log(worker, after), self._beat_s)
-            told = [
+            lines = await asyncio.wait_for(log(worker, after), self._interval_s)
+            numbered = [
                 (int(line["number"]), json.dumps({"worker": worker} | {name: line[name] for name in ("time", "level", "text")}))
                 for line in lines
             ]
-        except Exception:  # as with its page; one that knows no such route has no log to show
+        except Exception:  # see `_read_page`; an older worker has no such route
             return
-        for number, line in told:
+        for number, line in numbered:
             await asyncio.to_thread(append_line, file, line, LARGEST_FILE)
             self._logged[worker] = number
 
     def take(self) -> dict[str, float]:
         """Registered `workers/` figures since the last call."""
-        readings, self._readings, unread, self._unread = self._readings, [], self._unread, 0
+        readings, self._readings, unread, self._pages_unread = self._readings, [], self._pages_unread, 0
         figures = {"pages_read": float(len(readings)), "pages_unread": float(unread)}
         for name, series, fold in (
             ("running_mean", _RUNNING, _mean),

@@ -1,7 +1,7 @@
-"""What stands behind a worker's routes: an engine on its host's loop, what it serves, and which adapters it may be given.
+"""The worker behind the HTTP routes: its engine, the versions it serves, and the adapters it accepts.
 
-Promise: no adapter from outside the root, and none that was not looked at, reaches the engine; no request is drawn under another
-version or adapter than it names. HTTP is not known here.
+Only checked adapters from under the root folder reach the engine. A request is drawn under the version and adapter that it names.
+This module does not handle HTTP.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ _Version = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 class PublishBody(BaseModel):
-    """What `publish` is told."""
+    """The body of a publish request."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -37,7 +37,7 @@ class PublishBody(BaseModel):
 
 
 class RetireBody(BaseModel):
-    """What `retire` is told."""
+    """The body of a retire request."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -46,7 +46,7 @@ class RetireBody(BaseModel):
 
 
 class Worker:
-    """What stands behind the routes: the engine on its host's loop, what it serves, and whether it is up."""
+    """An engine on its host's event loop, and the versions that it serves."""
 
     def __init__(
         self, engine: Engine, host: EngineHost, model: Path, adapters_root: Path, vocabulary_size: int, max_rank: int
@@ -67,7 +67,7 @@ class Worker:
 
     @property
     def ready(self) -> bool:
-        """May requests come? Asked without waiting for the engine's thread, which may be at work for long."""
+        """Whether requests are accepted. Does not wait for the engine's thread, which may be busy."""
         return self.started and (not isinstance(self.engine, EngineSupervisor) or self.engine.ready)
 
     @property
@@ -86,7 +86,7 @@ class Worker:
         self.on_ready()
 
     def fail(self, error: Exception) -> None:
-        """The engine is lost for good: the worker ends, and whoever started it learns why."""
+        """End the worker because its engine is lost; `serve` raises the error."""
         if isinstance(error, EntenteError):
             self.failure = error
         else:
@@ -103,22 +103,22 @@ class Worker:
         return await self.answers.answer(request, hashlib.blake2b(body, digest_size=16).digest())
 
     async def publish(self, body: PublishBody) -> None:
-        """Look at the adapter, then have the engine serve it; version 0 without an adapter is the base model again."""
+        """Check the adapter and serve it. Version 0 without an adapter resets the worker to the base model."""
         self._check_up()
         async with self._changing:
             if not body.adapter and body.version == BASE_VERSION:
                 return await self._reset()
-            adapter = self._confined(body.adapter)
+            adapter = self._adapter_folder(body.adapter)
             policy = PolicyVersion(version=body.version, adapter_hash=body.adapter_hash, adapter=adapter)
             from inference.adapter_check import check_adapter
 
             await asyncio.to_thread(check_adapter, policy, self._model, self._max_rank)
             await self.host.run(self.engine.publish(policy))
-            self._served.pop(policy.version, None)  # the newest stands last
+            self._served.pop(policy.version, None)  # the newest is last
             self._served[policy.version] = policy
 
     async def retire(self, body: RetireBody) -> None:
-        """Have the engine serve nothing before `oldest` but what is kept, and the newest."""
+        """Retire versions before `oldest`, except those in `keep` and the newest."""
         self._check_up()
         async with self._changing:
             await self.host.run(self.engine.retire(body.oldest, body.keep))
@@ -128,7 +128,7 @@ class Worker:
             }
 
     def health(self) -> dict[str, object]:
-        """Whether it is ready, and what it serves."""
+        """The worker's state and the versions that it serves."""
         supervised = self.engine if isinstance(self.engine, EngineSupervisor) else None
         alive = self.failure is None and (supervised is None or supervised.lost is None)
         return {
@@ -163,28 +163,28 @@ class Worker:
         if not self._served:
             return
         if not isinstance(self.engine, EngineSupervisor):
-            raise DataError("this worker cannot go back to the base model: start it again")
+            raise DataError("this worker cannot return to the base model: restart it")
         await self.host.run(self.engine.reset())
         self._served.clear()
 
-    def _confined(self, told: str) -> Path:
-        """The adapter's folder, if it and all in it lie under the root, links followed, and all in it are regular files."""
+    def _adapter_folder(self, path: str) -> Path:
+        """The folder of an adapter. It and its files, with links resolved, must lie under the root; its files must be regular."""
         adapter = None
         try:
-            adapter = (self._root / told).resolve()
+            adapter = (self._root / path).resolve()
             inside = adapter.is_relative_to(self._root) and adapter != self._root and adapter.is_dir()
-            inside = inside and all(self._is_ours(file) for file in adapter.iterdir())
-        except (OSError, ValueError):  # too long for a path, or none at all
+            inside = inside and all(self._is_file_under_root(file) for file in adapter.iterdir())
+        except (OSError, ValueError):  # not a valid path
             inside = False
         if adapter is None or not inside:
-            raise ForbiddenPath(f"adapter '{told[:200]}' is no folder of regular files under this worker's root")
+            raise ForbiddenPath(f"adapter '{path[:200]}' is not a folder of regular files under this worker's root")
         return adapter
 
-    def _is_ours(self, file: Path) -> bool:
-        """Is it a regular file under the root, links followed? Nothing is opened: a named pipe would have the worker wait."""
+    def _is_file_under_root(self, file: Path) -> bool:
+        """Whether `file`, with links resolved, is a regular file under the root. It is not opened: a named pipe would block."""
         target = file.resolve()
         return target.is_relative_to(self._root) and target.is_file()
 
 
 class ForbiddenPath(EntenteError):
-    """A path that leads where adapters may not come from."""
+    """The path of an adapter is not allowed."""

@@ -69,9 +69,9 @@ SPOILT = {
     "a config of another rank than the weights": (change_config(r=4), r"has shape .* rank 4"),
     "cut weights": (
         lambda folder: (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:-100]),
-        "no whole safetensors",
+        "not a complete safetensors",
     ),
-    "empty weights": (lambda folder: (folder / WEIGHTS).write_bytes(b""), "no whole safetensors"),
+    "empty weights": (lambda folder: (folder / WEIGHTS).write_bytes(b""), "not a complete safetensors"),
     "no tensors": (change_weights(lambda tensors: tensors.clear()), "lacks any weights"),
     "half a pair": (change_weights(lambda tensors: tensors.pop(Q_A)), "half of the pair .*layers.0.self_attn.q_proj"),
     "a module that is not there": (
@@ -83,7 +83,10 @@ SPOILT = {
         "layers.2.* does not have",
     ),
     "weights of a wider base": (change_weights(lambda tensors: tensors.update({Q_A: torch.zeros(8, 65)})), r"\(8, 64\)"),
-    "a value that is no number": (change_weights(lambda tensors: tensors[Q_A][0].fill_(float("nan"))), "no finite numbers"),
+    "a value that is no number": (
+        change_weights(lambda tensors: tensors[Q_A][0].fill_(float("nan"))),
+        "are not finite",
+    ),
 }
 
 

@@ -148,7 +148,7 @@ def test_a_cancelled_request_leaves_nothing_behind(host, vllm_engine, positions,
 
     answers = host.submit(cancel_half()).result(timeout=60)
     assert all(isinstance(answer, Generation) for answer in answers[1::2])
-    assert not vllm_engine._in_flight and not vllm_engine._answers
+    assert not vllm_engine._in_flight and not vllm_engine._futures
     assert len(draw(host, vllm_engine, requests_for(positions[:1], tokens, label="after"))) == 7
 
 

@@ -17,7 +17,7 @@ from vllm.v1.outputs import LogprobsLists
 from decoding.legal_table import END, LegalTable
 from inference.embedded import EmbeddedEngine
 from inference.engine import EngineStats
-from inference.forced_jump import ForcedJump, _room, _with_certain
+from inference.forced_jump import ForcedJump, _add_forced_logprobs, _jump_limit
 from inference.host import EngineHost
 from inference.settings import InferenceSettings
 from inference.vllm_arguments import may_jump
@@ -159,7 +159,7 @@ def test_whether_to_jump_is_not_changed_under_a_request(host, vllm_engine, posit
 
 def test_logprobs_of_a_row_are_those_that_were_drawn_and_zeros():
     drawn = LogprobsLists(np.array([[3], [4], [5]]), np.array([[-0.5], [-1.5], [-2.5]], np.float32), np.array([2, 1, 7]))
-    spread = _with_certain(drawn, {0: [8, 9], 2: [7]})
+    spread = _add_forced_logprobs(drawn, {0: [8, 9], 2: [7]})
     expected: Sequence[tuple[list[int], list[float]]] = (([3, 8, 9], [-0.5, 0, 0]), ([4], [-1.5]), ([5, 7], [-2.5, 0]))
     for row, (ids, logprobs) in enumerate(expected):
         part = spread.slice_request(row, len(ids))
@@ -170,7 +170,7 @@ def test_logprobs_of_a_row_are_those_that_were_drawn_and_zeros():
 @pytest.mark.parametrize(("tokens", "rows", "long_prompts", "room"), [(4096, 128, 0, 31), (256, 256, 0, 0), (4096, 128, 8, 7)])
 def test_every_row_may_jump_at_once(tokens: int, rows: int, long_prompts: int, room: int):
     scheduling = SimpleNamespace(max_num_batched_tokens=tokens, max_num_seqs=rows, long_prefill_token_threshold=long_prompts)
-    assert _room(SimpleNamespace(vllm_config=SimpleNamespace(scheduler_config=scheduling))) == room
+    assert _jump_limit(SimpleNamespace(vllm_config=SimpleNamespace(scheduler_config=scheduling))) == room
 
 
 class Runner:
@@ -189,7 +189,7 @@ class Runner:
         ({"use_async_scheduling": True}, "schedules asynchronously"),
         ({"speculative_config": "ngram"}, "speculates"),
         ({"parallel_config": SimpleNamespace(pipeline_parallel_size=2)}, "several devices"),
-        ({"input_batch": SimpleNamespace()}, "not the one that is known"),
+        ({"input_batch": SimpleNamespace()}, "not the known one"),
     ],
 )
 def test_a_runner_that_works_otherwise_is_left_alone(differs: dict, sentence: str):

@@ -7,7 +7,7 @@ import pytest
 
 from decoding.legal_table import END, LegalTable
 from game.legal import LegalOrders, OrderKind
-from inference.legal_admission import KnownTables
+from inference.legal_admission import TableCache
 from records.generation import GenerationRequest
 from telemetry.errors import DataError, EngineError
 
@@ -31,35 +31,35 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 
 def test_a_table_that_was_built_here_is_known_by_its_bytes_and_never_read(tokens, reads: list[bytes]):
     orders = LegalOrders(power="ITALY", kind=OrderKind.RETREAT, sites=("A VEN",), options=(("A VEN D", "A VEN R ROM"),), picks=1)
-    known, own = KnownTables(), tokens.tables.table(orders)
-    data = known.keep(own)
-    assert known.find(data) is own and known.find(bytes(bytearray(data))) is own
+    known, own = TableCache(), tokens.tables.table(orders)
+    data = known.encode(own)
+    assert known.decode(data) is own and known.decode(bytes(bytearray(data))) is own
     assert not reads
 
 
 def test_a_table_that_was_put_together_by_hand_is_checked_like_any_other(reads: list[bytes]):
-    known, broken = KnownTables(), replace(table(3), next_nodes=np.array([7], np.int32))
+    known, broken = TableCache(), replace(table(3), next_nodes=np.array([7], np.int32))
     with pytest.raises(DataError, match="to an earlier node or outside"):
-        known.find(known.keep(broken))
-    assert known.find(known.keep(table(3))).is_sound and len(reads) == 2
+        known.decode(known.encode(broken))
+    assert known.decode(known.encode(table(3))).is_sound and len(reads) == 2
 
 
 def test_foreign_bytes_are_read_once_and_refused_each_time(reads: list[bytes]):
-    known, data = KnownTables(), table(3).to_bytes()
-    assert known.find(data) is known.find(data) and reads == [data]
+    known, data = TableCache(), table(3).to_bytes()
+    assert known.decode(data) is known.decode(data) and reads == [data]
     for _ in range(2):
         with pytest.raises(DataError):
-            known.find(data[:-4])
+            known.decode(data[:-4])
     assert len(reads) == 3
 
 
 def test_the_longest_unused_is_forgotten_first(reads: list[bytes]):
-    known = KnownTables(size=2)
+    known = TableCache(size=2)
     first, second, third = (table(salt).to_bytes() for salt in range(3))
     for data in (first, second, first, third, first):
-        known.find(data)
+        known.decode(data)
     assert reads == [first, second, third]
-    known.find(second)
+    known.decode(second)
     assert reads[-1] == second
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from decoding.legal_table import END, LegalTable
-from inference.legal_draw import Course, draw
+from inference.legal_draw import PartialCompletion, draw
 
 
 def table(*nodes: dict[int, int]) -> LegalTable:
@@ -28,66 +28,66 @@ def test_tokens_come_as_often_as_the_policy_says(temperature: float):
     logits = np.array([0.3, -1.0, 1.1], np.float32)
     exact = np.exp(logits.astype(np.float64) / temperature)
     exact /= exact.sum()
-    courses = [Course(ONE_CHOICE, seed, temperature) for seed in range(20_000)]
-    draw(courses, [course.allowed() for course in courses], np.tile(logits, len(courses)))
+    partials = [PartialCompletion(ONE_CHOICE, seed, temperature) for seed in range(20_000)]
+    draw(partials, [partial.allowed() for partial in partials], np.tile(logits, len(partials)))
     for token, share in zip((3, 5, 8), exact, strict=True):
-        seen = [course for course in courses if course.token_ids == [token]]
-        assert abs(len(seen) / len(courses) - share) < 4 * math.sqrt(share * (1 - share) / len(courses))
+        seen = [partial for partial in partials if partial.token_ids == [token]]
+        assert abs(len(seen) / len(partials) - share) < 4 * math.sqrt(share * (1 - share) / len(partials))
         assert seen[0].logprobs == [pytest.approx(math.log(share), abs=1e-9)]
 
 
 def test_a_draw_is_that_of_the_seed_whatever_else_is_drawn_with_it():
     logits = np.random.default_rng(0).normal(size=300).astype(np.float32)
-    together = [Course(ONE_CHOICE, seed, 1.0) for seed in range(100)]
-    draw(together, [course.allowed() for course in together], logits)
-    for seed, course in enumerate(together):
-        alone = Course(ONE_CHOICE, seed, 1.0)
+    together = [PartialCompletion(ONE_CHOICE, seed, 1.0) for seed in range(100)]
+    draw(together, [partial.allowed() for partial in together], logits)
+    for seed, partial in enumerate(together):
+        alone = PartialCompletion(ONE_CHOICE, seed, 1.0)
         draw([alone], [alone.allowed()], logits[3 * seed : 3 * seed + 3])
-        assert (alone.token_ids, alone.logprobs) == (course.token_ids, pytest.approx(course.logprobs, abs=1e-12))
+        assert (alone.token_ids, alone.logprobs) == (partial.token_ids, pytest.approx(partial.logprobs, abs=1e-12))
 
 
 @pytest.mark.parametrize("thrown", [0.0, 1 - 2**-53], ids=["lowest", "highest"])
 def test_the_ends_of_the_dice_stay_within_their_own_legal_set(thrown: float):
-    courses = [Course(ONE_CHOICE, 0, 1.0) for _ in range(50)]
-    for course in courses:
-        course.throw = lambda: thrown  # type: ignore[method-assign]
-    draw(courses, [course.allowed() for course in courses], np.random.default_rng(1).normal(size=150).astype(np.float32))
-    assert {tuple(course.token_ids) for course in courses} == {(3,) if thrown == 0 else (8,)}
+    partials = [PartialCompletion(ONE_CHOICE, 0, 1.0) for _ in range(50)]
+    for partial in partials:
+        partial.draw_uniform = lambda: thrown  # type: ignore[method-assign]
+    draw(partials, [partial.allowed() for partial in partials], np.random.default_rng(1).normal(size=150).astype(np.float32))
+    assert {tuple(partial.token_ids) for partial in partials} == {(3,) if thrown == 0 else (8,)}
 
 
 def test_what_must_follow_is_taken_without_a_draw_and_counted():
-    course = Course(table({1: 1}, {2: 2}, {4: 3, 6: 4}, {7: END}, {8: 5}, {9: END}), 0, 1.0)
-    assert course.token_ids == [1, 2] and not course.done
-    draw([course], [course.allowed()], np.array([50.0, -50.0], np.float32))
-    assert course.token_ids == [1, 2, 4, 7] and course.done and course.forced == 3
-    assert course.logprobs == [0.0, 0.0, pytest.approx(0.0, abs=1e-12), 0.0]
+    partial = PartialCompletion(table({1: 1}, {2: 2}, {4: 3, 6: 4}, {7: END}, {8: 5}, {9: END}), 0, 1.0)
+    assert partial.token_ids == [1, 2] and not partial.done
+    draw([partial], [partial.allowed()], np.array([50.0, -50.0], np.float32))
+    assert partial.token_ids == [1, 2, 4, 7] and partial.done and partial.forced == 3
+    assert partial.logprobs == [0.0, 0.0, pytest.approx(0.0, abs=1e-12), 0.0]
 
 
 def test_a_completion_without_a_choice_is_whole_at_once():
-    course = Course(table({1: 1}, {2: END}), 0, 1.0)
-    assert course.done and course.token_ids == [1, 2] and course.forced == 2
+    partial = PartialCompletion(table({1: 1}, {2: END}), 0, 1.0)
+    assert partial.done and partial.token_ids == [1, 2] and partial.forced == 2
 
 
 def test_logits_far_apart_neither_overflow_nor_draw_the_impossible():
-    courses = [Course(ONE_CHOICE, seed, 0.1) for seed in range(500)]
-    draw(courses, [course.allowed() for course in courses], np.tile(np.array([-3e4, 3e4, -np.inf], np.float32), 500))
-    assert {tuple(course.token_ids) for course in courses} == {(5,)}
+    partials = [PartialCompletion(ONE_CHOICE, seed, 0.1) for seed in range(500)]
+    draw(partials, [partial.allowed() for partial in partials], np.tile(np.array([-3e4, 3e4, -np.inf], np.float32), 500))
+    assert {tuple(partial.token_ids) for partial in partials} == {(5,)}
 
 
 @pytest.mark.parametrize("broken", [np.nan, np.inf], ids=["nan", "inf"])
 def test_a_row_whose_logits_are_no_numbers_is_not_drawn_from_and_the_others_are(broken: float):
-    courses = [Course(ONE_CHOICE, seed, 1.0) for seed in range(3)]
-    alone = [Course(ONE_CHOICE, seed, 1.0) for seed in range(3)]
+    partials = [PartialCompletion(ONE_CHOICE, seed, 1.0) for seed in range(3)]
+    alone = [PartialCompletion(ONE_CHOICE, seed, 1.0) for seed in range(3)]
     good = np.array([0.5, -0.5, 1.0], np.float32)
     logits = np.concatenate((good, np.array([0.0, broken, 1.0], np.float32), good))
-    assert draw(courses, [course.allowed() for course in courses], logits) == [1]
-    draw(alone, [course.allowed() for course in alone], np.tile(good, 3))
-    assert courses[1].token_ids == [] and courses[1].throw() == Course(ONE_CHOICE, 1, 1.0).throw()
-    assert [courses[place].token_ids for place in (0, 2)] == [alone[place].token_ids for place in (0, 2)]
+    assert draw(partials, [partial.allowed() for partial in partials], logits) == [1]
+    draw(alone, [partial.allowed() for partial in alone], np.tile(good, 3))
+    assert partials[1].token_ids == [] and partials[1].draw_uniform() == PartialCompletion(ONE_CHOICE, 1, 1.0).draw_uniform()
+    assert [partials[place].token_ids for place in (0, 2)] == [alone[place].token_ids for place in (0, 2)]
 
 
 def test_the_smallest_temperature_there_is_draws_the_likeliest():
-    courses = [Course(ONE_CHOICE, seed, 5e-324) for seed in range(9)]
-    assert draw(courses, [course.allowed() for course in courses], np.tile(np.array([1.0, 2.0, -3.0], np.float32), 9)) == []
-    assert {tuple(course.token_ids) for course in courses} == {(5,)}
-    assert {course.logprobs[0] for course in courses} == {0.0}
+    partials = [PartialCompletion(ONE_CHOICE, seed, 5e-324) for seed in range(9)]
+    assert draw(partials, [partial.allowed() for partial in partials], np.tile(np.array([1.0, 2.0, -3.0], np.float32), 9)) == []
+    assert {tuple(partial.token_ids) for partial in partials} == {(5,)}
+    assert {partial.logprobs[0] for partial in partials} == {0.0}

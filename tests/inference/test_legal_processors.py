@@ -152,7 +152,7 @@ class JumpingV1(RunnerV1):
 
     def __init__(self) -> None:
         super().__init__()
-        self.processor.rows.walk_here(True)
+        self.processor.rows.walk_on_host(True)
         self.jumped = 0
 
     def noted(self, dice: random.Random) -> None:
@@ -290,7 +290,7 @@ def follow_requests(engine: Any, tokens: Tokens, choices: list[LegalOrders], dic
                 dice.randrange(100, VOCABULARY) if unbound else dice.choice(sorted(allowed or [tokens.codec.eos_id]))
             )
         engine.noted(dice)
-    assert finished and engine.processor.strays == 0
+    assert finished and engine.processor.illegal_tokens == 0
 
 
 def simple_table(*tokens: int) -> LegalTable:
@@ -318,7 +318,7 @@ def test_a_token_outside_its_table_frees_its_row_alone_and_is_counted(runner: ty
     assert torch.isfinite(masked[rows[good]]).nonzero().flatten().tolist() == [9]
     if token >= 0 or runner is RunnerV2:  # V1 shows a token that it does not know yet as -1
         assert torch.isfinite(masked[rows[strayed]]).all()
-        assert engine.processor.strays == 1
+        assert engine.processor.illegal_tokens == 1
 
 
 def test_v1_waits_for_a_token_that_is_not_known_yet():
@@ -328,7 +328,7 @@ def test_v1_waits_for_a_token_that_is_not_known_yet():
         request.output[:] = output
         list(engine.step([], [request] if not output else [], dice))
         assert torch.isfinite(engine.apply(torch.zeros(1, VOCABULARY))[0]).nonzero().flatten().tolist() == allowed
-    assert engine.processor.strays == 0
+    assert engine.processor.illegal_tokens == 0
 
 
 @RUNNERS

@@ -22,7 +22,7 @@ def test_an_engine_begins_with_the_base_and_the_newest_is_the_one_published_last
     for version in (3, 5, 4):
         served(versions, version)
         assert versions.find(None).policy.version == version
-    versions.touch(5)
+    versions.make_newest(5)
     assert versions.find(None).policy.version == 5
     assert {each.policy.version for each in versions} == {0, 3, 4, 5}
 
@@ -69,7 +69,7 @@ def test_other_weights_under_a_number_that_is_served_replace_it():
     versions = ServedVersions("e", slots=3)
     first = served(versions, 1, "one")
     moved = PolicyVersion(version=1, adapter_hash="one", adapter=Path("elsewhere"))
-    assert versions.holds(moved), "the same weights may lie in another folder"
+    assert versions.serves(moved), "the same weights may lie in another folder"
     other = LoadedVersion(policy=PolicyVersion(version=1, adapter_hash="other"), slot=versions.next_slot())
-    assert not versions.holds(other.policy)
+    assert not versions.serves(other.policy)
     assert versions.add(other) == [first] and versions.find(1).policy.adapter_hash == "other"

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from inference import calibrate
 from inference.adapter_check import check_adapter, version_in
 from inference.async_engine import AsyncEngine
-from inference.calibrate import write_noise
+from inference.calibrate import write_random_adapter
 from inference.embedded import EmbeddedEngine
 from inference.merge import load_base, merge_adapter
 from inference.settings import InferenceSettings
@@ -35,7 +35,7 @@ def test_rounding_swallows_small_updates_in_bfloat16_and_none_in_float32(model: 
 
 
 def test_the_noise_of_a_calibration_is_an_adapter_that_any_engine_would_take(model: Path, tmp_path: Path):
-    facts = check_adapter(version_in(write_noise(tmp_path, model, rank=8), 1), model, max_rank=8)
+    facts = check_adapter(version_in(write_random_adapter(tmp_path, model, rank=8), 1), model, max_rank=8)
     assert facts.rank == 8 and len(facts.modules) == 7
 
 

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from decoding.model_files import model_fingerprint
-from inference.engine import EngineStats, ScrapedEngine
+from inference.engine import EngineStats, EngineWithWorkerFigures
 from inference.host import EngineHost
 from inference.settings import InferenceSettings
 from storage.asking import ask, connect
@@ -80,7 +80,7 @@ def wait_for(true: Callable[[], bool], seconds: float = 20.0) -> None:
 def test_pages_are_read_on_the_beat_and_kept_for_sql_and_a_worker_that_is_gone_is_counted(pair, host: EngineHost, tmp_path: Path):
     paths = RunPaths(tmp_path / "run").create()
     pool, workers = pair(scrape_s=0.3, into=paths.workers)  # a page has a beat to come, on a busy machine too
-    assert isinstance(pool, ScrapedEngine)
+    assert isinstance(pool, EngineWithWorkerFigures)
     wait_for(lambda: paths.workers.is_file() and len(paths.workers.read_text().splitlines()) >= 6)
     figures = pool.scraped()
     assert figures["workers/pages_read"] >= 6 and figures["workers/pages_unread"] == 0
