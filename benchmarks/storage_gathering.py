@@ -147,7 +147,7 @@ def _plain_copy(target: np.ndarray, source: np.ndarray) -> None:
 
 def _look_again(shards: list[MappedShard]) -> bool:
     """What gathering does to find a shard that changed since it was mapped."""
-    return all(shard.as_verified() for shard in shards)
+    return all(shard.is_unchanged() for shard in shards)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -65,13 +65,13 @@ def sql(
         entente sql --run mine "from tokens where not forced" --output tokens.parquet
     """
     from pipeline.run_settings import settings_at, settings_of
-    from storage.asking import QUERIES, ask, connect, ready
+    from storage.asking import QUERIES, ask, connect, ready_query
     from storage.in_time import in_time
 
     if query == "@":
         return _show(["ready question", "answers"], ((f"@{name}", _answers(text)) for name, text in QUERIES.items()))
     form = _form(format, output)
-    question = ready(query[1:]) if query.startswith("@") else query
+    question = ready_query(query[1:]) if query.startswith("@") else query
     from storage.runs import RunPaths
 
     paths = RunPaths(runs_root / which_run(run, runs_root))

@@ -121,7 +121,7 @@ def _runs(rows: pa.Table, open_shard: Callable[[str], MappedShard]) -> list[_Run
 
 
 def _verified(shard: MappedShard) -> MappedShard:
-    if not shard.as_verified():
+    if not shard.is_unchanged():
         raise ShardDamaged(
             f"Shard {shard.name} changed since it was opened: its checksum is wrong; remove the shard or restore it.", shard.name
         )

@@ -45,7 +45,7 @@ class MappedShard:
     def __init__(self, name: str, file: MappedFile) -> None:
         self.name = name
         self.n_rows = file.table.num_rows
-        self.as_verified = file.as_verified
+        self.is_unchanged = file.is_unchanged
         self.columns: dict[str, npt.NDArray[Any]] = {}
         self.lists: dict[str, tuple[npt.NDArray[np.int32], npt.NDArray[Any]]] = {}
         for column in _COLUMNS:

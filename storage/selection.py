@@ -49,14 +49,14 @@ class SelectionQuery:
     draw: Literal["start_group", "advantage_group"] = "start_group"
     """What is drawn, each whole."""
 
-    def told(self) -> str:
+    def to_json(self) -> str:
         """The query as JSON, for a ledger."""
         return json.dumps(asdict(self))
 
     @classmethod
-    def of(cls, told: str) -> "SelectionQuery":
+    def from_json(cls, text: str) -> "SelectionQuery":
         """A query that a ledger tells of."""
-        return cls(**json.loads(told))
+        return cls(**json.loads(text))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ _OF_DUCKDB = re.compile(r'^Did you mean ("[^"\n]+")', re.MULTILINE)
 _MOST, _LIKE = 3, 0.65
 
 
-def meant(connection: duckdb.DuckDBPyConnection, question: str, message: str, views: Sequence[str]) -> str:
+def suggest_names(connection: duckdb.DuckDBPyConnection, question: str, message: str, views: Sequence[str]) -> str:
     """The end of the sentence about DuckDB's `message`: '; did you mean ...?', or nothing."""
     if (unknown := _UNKNOWN_VIEW.search(message)) is not None:
         near = [f'"{view}"' for view in _near(unknown["name"] or unknown["other"], views)]

@@ -87,7 +87,7 @@ def test_json_has_no_number_that_is_none_and_no_control_character(run: duckdb.Du
     ],
 )
 def test_a_wrong_name_is_answered_with_a_right_one(run: duckdb.DuckDBPyConnection, question: str, near: str):
-    with pytest.raises(InputError, match=f"; did you mean {near}\\?; there are the views decisions, "):
+    with pytest.raises(InputError, match=f"; did you mean {near}\\?; the views are decisions, "):
         ask(run, question)
 
 
