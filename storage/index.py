@@ -92,32 +92,32 @@ class Index:
         self._ahead.settle()  # the look-ahead must not change the tables after this call
         return self._refresh(listed=listed)
 
-    @_alone
+    @_locked
     def _refresh(self, *, listed: bool = False) -> int:
         return self._intake.refresh(listed=listed)
 
     @property
-    @_alone
+    @_locked
     def refused(self) -> list[tuple[str, str]]:
         """Shards and snapshots that were set aside, each with the reason."""
         return self._tables.refused()
 
-    @_alone
+    @_locked
     def seen(self) -> str:
         """The start groups of all shards read, as JSON: producer -> [first, one after the last] of each range."""
         return self._intake.seen()
 
-    @_alone
+    @_locked
     def select_batch(self, query: SelectionQuery) -> Selection:
         """Rows for one step, as `select_batch.sql` defines them. Call `refresh` first to include new shards."""
         return replace(select(self.connection, query, counts_as_used(self._paths, query.lineage)), seen=self.seen())
 
-    @_alone
+    @_locked
     def eligible(self, query: SelectionQuery) -> Eligible:
         """How much `select_batch` could choose from. Call `refresh` first to include new shards."""
         return eligible(self.connection, query, counts_as_used(self._paths, query.lineage))
 
-    @_alone
+    @_locked
     def fresh_rows(self, *, policy_version: int, limit: int) -> pa.Table:
         """At most `limit` complete rows of exactly this version, as a selection without advantage groups (-1)."""
         return self._tables.chosen(
@@ -130,7 +130,7 @@ class Index:
             {"policy_version": policy_version, "limit": limit},
         )
 
-    @_alone
+    @_locked
     def totals(self) -> Totals:
         """Counts over all rows read."""
         return self._tables.totals()
@@ -153,7 +153,7 @@ class Index:
         """
         self._ahead.begin(lambda: self._prepare(query))
 
-    @_alone
+    @_locked
     def _prepare(self, query: SelectionQuery) -> tuple[pa.Table, Batch]:
         self._refresh()
         rows = self.select_batch(query).rows
@@ -168,7 +168,7 @@ class Index:
                     self._intake.set_aside(error.shard, str(error))
             raise
 
-    @_alone
+    @_locked
     def verified_shards(self) -> list[pa.Table]:
         """The decisions of all shards, mapped and verified, sorted by shard name.
 
@@ -188,12 +188,12 @@ class Index:
         """The shard of this name, if it is in `shards/` and was not retired."""
         return self._intake.shards.get(shard)
 
-    @_alone
+    @_locked
     def retired(self) -> list[CoveredShard]:
         """Retired shards: the index has the facts of their rows; their tokens are in the archive, or gone."""
         return list(self._intake.retired.values())
 
-    @_alone
+    @_locked
     def facts_of(self, shards: Sequence[CoveredShard]) -> IndexSnapshot:
         """The facts of these shards."""
         among_them = pc.field("shard").isin([shard.name for shard in shards])
@@ -201,12 +201,12 @@ class Index:
         decisions, plies = (table.filter(among_them) for table in (facts.decisions, facts.plies))
         return IndexSnapshot(shards=tuple(shards), decisions=decisions.combine_chunks(), plies=plies.combine_chunks())
 
-    @_alone
+    @_locked
     def answers(self, query: str, values: Mapping[str, object] | None = None) -> list[tuple]:
         """The rows of a query over the tables."""
         return self.connection.sql(query, params=dict(values or {})).fetchall()
 
-    @_alone
+    @_locked
     def snapshot_if_due(self, every_shards: int) -> Path | None:
         """Write an index snapshot if enough shards are new since the last one; returns its path, or None.
 
@@ -232,7 +232,5 @@ class Index:
             try:
                 return MappedShard(shard, archived(self._paths, shard))
             except DataError as missing:
-                sentence = (
-                    f"Shard {shard} was given up because its rows were too old, and the archive does not have it: {missing}"
-                )
+                sentence = f"Shard {shard} was given up because its rows were too old, and it is not in the archive: {missing}"
                 raise ShardDamaged(sentence, shard) from error

@@ -82,14 +82,12 @@ def read_outcome(paths: RunPaths, lineage: str, step: int) -> Outcome | None:
     try:
         stored = read_object(path)
         # Older versions did not write them: then the file name counts.
-        owner = stored.pop("lineage", lineage), stored.pop("step", step)
+        owner, number = stored.pop("lineage", lineage), stored.pop("step", step)
         outcome = Outcome(**{**stored, "updates": [UpdateOutcome(**update) for update in stored["updates"]]})
     except FileNotFoundError:
         return None
     except (DataError, TypeError, KeyError) as error:
         raise DataError(f"'{path}' is no outcome of a step ({error}): restore it from a copy") from error
-    if owner != (lineage, step):
-        raise DataError(
-            f"'{path}' is the outcome of step {owner[1]} of lineage '{owner[0]}': it is a copy or was renamed; remove it"
-        )
+    if (owner, number) != (lineage, step):
+        raise DataError(f"'{path}' is the outcome of step {number} of lineage '{owner}': it is a copy or was renamed; remove it")
     return outcome
