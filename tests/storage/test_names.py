@@ -73,7 +73,7 @@ def test_plies_of_other_rows_are_not_read_under_a_shard_s_name(paths: RunPaths, 
     other, _ = publish(range(1, 2))
     one.plies_path.unlink()
     shutil.copyfile(other.plies_path, one.plies_path)
-    with pytest.raises(DataError, match="holds other plies than its name says"):
+    with pytest.raises(DataError, match="does not have the plies of its name"):
         open_plies(one.path)
 
 
