@@ -66,7 +66,7 @@ def sql(
     """
     from pipeline.run_settings import settings_at, settings_of
     from storage.asking import QUERIES, ask, connect, ready_query
-    from storage.in_time import in_time
+    from storage.interruptible import run_interruptible
 
     if query == "@":
         return _show(["ready question", "answers"], ((f"@{name}", _answers(text)) for name, text in QUERIES.items()))
@@ -88,7 +88,7 @@ def sql(
         token_text=text,
     )
     first = _ROWS_SHOWN + 1 if form == "table" else None
-    answer = in_time(
+    answer = run_interruptible(
         opened,
         lambda connection: ask(connection, question, form, first=first, memory_gib=memory_gib),
         seconds=max_seconds,

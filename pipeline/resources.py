@@ -18,7 +18,7 @@ from rollouts.fork import Tokens
 from rollouts.settings import RolloutSettings
 from state_cache.store import StateCache
 from storage.control import ControlDesk
-from storage.learnable_aside import PastSpreadsAside
+from storage.learnable_process import PastSpreadsProcess
 from storage.runs import RunPaths
 from telemetry.devices import GpuSampler
 from telemetry.timing import Spans
@@ -47,7 +47,7 @@ class Playing:
     tokens: Tokens
     provenance: dict[str, str]
     """What every shard says of its origin."""
-    past_spreads: PastSpreadsAside
+    past_spreads: PastSpreadsProcess
     """What the run's start groups taught so far, for the sampler."""
     max_policy_lag: int
     """The staleness budget, versions."""

@@ -6,6 +6,7 @@ names and types, and a CRC32 over the metadata. `read_arrow` verifies both; Arro
 """
 
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -58,7 +59,7 @@ def write_arrow(table: pa.Table, final: Path, metadata: dict[str, str], sums: _S
         sums: its row checksums, if already known.
     """
     sealed = {**metadata, "schema_version": str(SCHEMA_VERSION), "content_crc32": str(content_crc(table, sums))}
-    sealed["metadata_crc32"] = str(_metadata_crc(sealed))
+    sealed["metadata_crc32"] = str(metadata_crc(sealed))
     schema = table.schema.with_metadata(sealed)
     batch = pa.RecordBatch.from_arrays([as_array(column) for column in table.columns], schema=schema)
 
@@ -100,7 +101,7 @@ def map_arrow(path: Path, schema: pa.Schema | None = None) -> MappedFile:
         raise DataError(
             f"{path} has schema version {version}, this program reads {SCHEMA_VERSION}; use the release that wrote the run."
         )
-    if found.get("metadata_crc32") != str(_metadata_crc(found)):
+    if found.get("metadata_crc32") != str(metadata_crc(found)):
         raise DataError(f"{path} has damaged metadata; {_CURE}")
     if schema is not None and not table.schema.equals(schema):
         raise DataError(f"{path} does not have the columns of schema version {SCHEMA_VERSION}; {_CURE}")
@@ -113,6 +114,12 @@ def map_arrow(path: Path, schema: pa.Schema | None = None) -> MappedFile:
 def metadata_of(table: pa.Table) -> dict[str, str]:
     """The table's metadata as text."""
     return {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
+
+
+def metadata_crc(metadata: Mapping[str, str]) -> int:
+    """CRC32 of all entries except the one that stores it."""
+    entries = sorted(f"{key}={value}" for key, value in metadata.items() if key != "metadata_crc32")
+    return zlib.crc32("\0".join(entries).encode())
 
 
 _CURE = "remove the file, or restore it from a copy."
@@ -128,8 +135,3 @@ def _read_whole(content: pa.Buffer) -> pa.Table:
     if any(column.null_count for column in table.columns):
         raise ValueError("it holds nulls")
     return table
-
-
-def _metadata_crc(metadata: dict[str, str]) -> int:
-    entries = sorted(f"{key}={value}" for key, value in metadata.items() if key != "metadata_crc32")
-    return zlib.crc32("\0".join(entries).encode())

@@ -173,7 +173,7 @@ def _stacked(tables: list[pa.Table], columns: tuple[str, ...]) -> pa.Table:
 
 
 def _archived(paths: RunPaths, index: Index) -> pa.Table | ds.Dataset:
-    """The same columns of archived shards that were given up; read from disk only when a query needs them."""
+    """The same columns of retired shards in the archive; read from disk only when a query needs them."""
     files = [path for shard in index.retired() if (path := archive_path(paths, shard.name)).is_file()]
     wanted = _stacked([], _LISTS).schema
     return ds.dataset([str(file) for file in files], schema=wanted, format="parquet") if files else wanted.empty_table()
@@ -203,8 +203,8 @@ def _worker_log(file: Path) -> pa.Table:
     rows: list[dict[str, Any]] = []
     for line in file.read_text().splitlines() if file.is_file() else ():
         try:
-            told = json.loads(line)
-            rows.append({name: told[name] for name in kinds})
+            entry = json.loads(line)
+            rows.append({name: entry[name] for name in kinds})
         except (ValueError, KeyError, TypeError):  # a truncated line
             continue
     return pa.Table.from_pylist(rows, pa.schema(list(kinds.items())))

@@ -5,7 +5,6 @@ every few seconds. A reader always finds a complete file, old or new, and needs 
 """
 
 import json
-import os
 import socket
 import threading
 import time
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from records.policy_version import BASE, PolicyVersion
-from storage.files import FILES, make_directory
+from storage.files import FILES, is_running, make_directory
 from storage.runs import RunPaths, check_name, durable_write
 from telemetry.errors import DataError
 
@@ -100,7 +99,7 @@ class ProducerStatus:
         silent = (time.time() if now is None else now) - self.alive_at
         if self.state == "ended" or silent <= GONE_AFTER_S:
             return False
-        return silent > LOST_AFTER_S or (self.host == socket.gethostname() and not _is_process(self.pid))
+        return silent > LOST_AFTER_S or (self.host == socket.gethostname() and not is_running(self.pid))
 
     def at_work(self, now: float | None = None) -> bool:
         """Whether it has neither ended nor been lost."""
@@ -238,13 +237,3 @@ def _parsed(kind: type[_T], content: bytes, path: Path, cure: str) -> _T:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(f"{path} is damaged ({error}): {cure}") from error
     return kind(**values)
-
-
-def _is_process(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        return True
-    return True

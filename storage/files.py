@@ -157,6 +157,17 @@ def name_aside(final: Path) -> Path:
     return final.with_name(f".{final.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
 
 
+def is_running(pid: int) -> bool:
+    """Whether this machine has a process `pid`, such as the one in a temporary name; True for a number too large to be one."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        pass
+    return True
+
+
 def sync_file(path: Path) -> None:
     """Write the file's content to the disk."""
     with open(path, "rb") as file:

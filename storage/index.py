@@ -232,5 +232,5 @@ class Index:
             try:
                 return MappedShard(shard, archived(self._paths, shard))
             except DataError as missing:
-                sentence = f"Shard {shard} was given up because its rows were too old, and it is not in the archive: {missing}"
+                sentence = f"Shard {shard} was retired because its rows were too old, and it is not in the archive: {missing}"
                 raise ShardDamaged(sentence, shard) from error

@@ -21,7 +21,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from storage.adapters import published_versions
-from storage.files import name_aside
+from storage.files import is_running, name_aside
 from storage.ledger import STEP_NAME, read_ledger_file
 from storage.runs import RunPaths
 from telemetry.errors import DataError
@@ -217,7 +217,7 @@ def _aged(folder: Path, pattern: re.Pattern[str], age_s: float, now: float, why:
         if match is None or _kind(entry) == "other" or now - _last_touched(entry) < age_s:
             continue
         maker = match.groupdict().get("maker")
-        if maker is None or not _is_running(int(maker)):
+        if maker is None or not is_running(int(maker)):
             yield Removable(path=entry, why=why, size=size_of(entry))
 
 
@@ -282,13 +282,3 @@ def _last_touched(path: Path) -> float:
     """Latest write time of it and everything below it, Unix seconds."""
     own = path.lstat().st_mtime
     return max([own, *(_last_touched(entry) for entry in _entries(path))])
-
-
-def _is_running(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        return True
-    return True

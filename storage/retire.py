@@ -72,10 +72,8 @@ def preview_retirement(
 
     For a run that is not in use.
     """
-    now = [
-        Removable(path=path, why="shard retired before", size=bytes_of([path]))
-        for path in files_to_remove(paths, _grace_s(settings))
-    ]
+    retired = files_to_remove(paths, _grace_s(settings))
+    now = [Removable(path=path, why="shard retired before", size=bytes_of([path])) for path in retired]
     if settings.shards_gb == 0:
         return now, []
     index = Index(paths)

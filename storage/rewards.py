@@ -31,7 +31,7 @@ def _accept(found: Reward, extension: Extension) -> Reward:
         raise Misfit(f"gives values of shape {whole.shape} for {_ROWS} rows")
     alone = [np.asarray(found({name: values[[row]] for name, values in tried.items()}), np.float64) for row in range(_ROWS)]
     if not np.array_equal(whole, np.concatenate(alone)):
-        raise Misfit("gives a row another value where other rows stand beside it, or no number")
+        raise Misfit("gives a row another value if other rows are computed with it, or no number")
 
     def reward(components: Components) -> npt.NDArray[np.float64]:
         try:

@@ -161,7 +161,7 @@ def check_run_name(name: str) -> str:
         InputError: it cannot be a folder name, or is 'latest'.
     """
     if name == LATEST:
-        raise InputError(f"a run cannot be named '{LATEST}', which stands for the run that was at work last: choose another name")
+        raise InputError(f"a run cannot be named '{LATEST}', which means the run that wrote last: choose another name")
     return check_name(name, "run")
 
 
@@ -189,9 +189,7 @@ def resolve_run(runs_root: Path, run: str) -> str:
         return run
     runs = runs_in(runs_root)
     if any(paths.root.name == LATEST for paths in runs):
-        raise InputError(
-            f"'{runs_root / LATEST}' bears the name that stands for the run that was at work last: rename that folder"
-        )
+        raise InputError(f"'{runs_root / LATEST}' has the name that means the run that wrote last: rename that folder")
     whole = (paths.root.name for paths in reversed(runs) if _has_whole_settings(paths))
     if (name := next(whole, None)) is None:
         raise InputError(

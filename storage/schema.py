@@ -73,7 +73,7 @@ def check_tokens(table: pa.Table) -> None:
     starts, values = bounds.offsets.to_numpy(), _numpy(bounds.values)
     n_bounds = np.diff(starts)
     rules = {
-        "prompt_len lies between 0 and the number of input_ids": (prompt >= 0) & (n_completion >= 0),
+        "prompt_len is between 0 and the number of input_ids": (prompt >= 0) & (n_completion >= 0),
         "there is one behaviour_logprob per completion token": _lengths(table["behaviour_logprobs"]) == n_completion,
         "legal_offsets holds n_completion + 1 numbers": n_bounds == n_completion + 1,
     }
@@ -137,11 +137,8 @@ def _text(array: pa.StringArray) -> tuple[npt.NDArray[np.int32], int, bytes]:
     _, offsets, text = array.buffers()
     if offsets is None or text is None or len(array) == 0:
         return np.zeros(len(array) + 1, np.int32), 1, b""
-    return (
-        np.frombuffer(offsets, np.int32, len(array) + 1, array.offset * 4),
-        1,
-        bytes(text),
-    )  # slices of bytes are cheaper than views
+    ends = np.frombuffer(offsets, np.int32, len(array) + 1, array.offset * 4)
+    return ends, 1, bytes(text)  # slices of bytes are cheaper than views
 
 
 def _content(array: pa.Array) -> tuple[int, memoryview]:

@@ -13,7 +13,7 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from storage.arrow_files import metadata_of
+from storage.arrow_files import metadata_crc, metadata_of
 from storage.facts import DECISION_FACTS, PLY_FACTS
 from storage.files import FILES
 from storage.runs import RunPaths
@@ -107,7 +107,7 @@ def write_snapshot(folder: Path, snapshot: IndexSnapshot) -> Path | None:
         "plies_crc32": str(plies_crc),
         "content_crc32": str(_content_crc(snapshot.decisions)),
     }
-    metadata["metadata_crc32"] = str(_metadata_crc(metadata))
+    metadata["metadata_crc32"] = str(metadata_crc(metadata))
     return final if _publish(snapshot.decisions, final, metadata) else None
 
 
@@ -148,7 +148,7 @@ def read_snapshot(path: Path) -> IndexSnapshot:
     decisions, found = _read_parquet(path)
     if "layout" not in found or "metadata_crc32" not in found:
         raise DataError(f"{path} is no index snapshot of Entente; {_CURE}")
-    if found["metadata_crc32"] != str(_metadata_crc(found)):
+    if found["metadata_crc32"] != str(metadata_crc(found)):
         raise DataError(f"{path} has damaged metadata; {_CURE}")
     if (found["layout"], found["schema_version"]) != (_LAYOUT, str(SCHEMA_VERSION)):
         raise DataError(
@@ -220,11 +220,6 @@ def _text(array: pa.StringArray) -> tuple[npt.NDArray[np.int32], memoryview]:
         return np.zeros(len(array) + 1, np.int32), memoryview(b"")
     ends = np.frombuffer(offsets, np.int32, len(array) + 1, array.offset * 4)
     return ends, memoryview(text)[ends[0] : ends[-1]]
-
-
-def _metadata_crc(metadata: Mapping[str, str]) -> int:
-    entries = sorted(f"{key}={value}" for key, value in metadata.items() if key != "metadata_crc32")
-    return zlib.crc32("\0".join(entries).encode())
 
 
 def _shards_text(shards: Sequence[CoveredShard]) -> str:

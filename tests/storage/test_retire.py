@@ -143,7 +143,7 @@ def test_a_step_on_rows_that_went_repeats_from_the_archive_or_says_why_not(run: 
     content = bytearray(path.read_bytes())
     content[len(content) // 3] ^= 4
     path.write_bytes(content)
-    with pytest.raises(DataError, match=r"000001\.arrow was given up.*000001\.parquet"):
+    with pytest.raises(DataError, match=r"000001\.arrow was retired.*000001\.parquet"):
         opened(run).gather(rows)
     assert opened(run).refused == []
 

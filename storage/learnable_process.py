@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from storage.learnable import PastSpreads
 
 
-class PastSpreadsAside:
+class PastSpreadsProcess:
     """`PastSpreads` in a separate process.
 
     The process starts with the first call. If it dies, a new one is started; it holds nothing that is not in files.

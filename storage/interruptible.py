@@ -20,7 +20,7 @@ STOPS_WITHIN_S = 3.0
 _Found = TypeVar("_Found")
 
 
-def in_time(
+def run_interruptible(
     open_run: Callable[[], AbstractContextManager[duckdb.DuckDBPyConnection]],
     work: Callable[[duckdb.DuckDBPyConnection], _Found],
     *,
