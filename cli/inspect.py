@@ -129,7 +129,7 @@ def _chosen_from(number: int, run: str, runs_root: Path) -> None:
     counts = rewind_index(index, paths, then).counts
     trained = set(zip(*(then.rows[name].to_pylist() for name in ("shard", "start_group", "power", "phase")), strict=True))
     table = Table("start group", "power", "phase", "decisions", "spread", "lag", "trained on", box=None)
-    for shard, group, power, phase, decisions, spread, lag in index.answers(_ELIGIBLE):
+    for shard, group, power, phase, decisions, spread, lag in index.fetch(_ELIGIBLE):
         chosen = "yes" if (shard, group, power, phase) in trained else ""
         table.add_row(str(group), power, phase, str(decisions), f"{spread:.3g}", str(lag), chosen)
     asked = then.query

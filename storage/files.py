@@ -1,4 +1,4 @@
-"""The file store: publish, look up, list, open and remove files. The rest of this room has no other access to its files.
+"""The file store: publish, look up, list, open and remove files. Immutable files are written and mapped only through it.
 
 A name is published once, complete and durable, or not at all. A second publication under the name changes nothing and returns
 False. Another store (an object store with conditional put and a local copy to map) can implement `FileStore`. `FILES` is the

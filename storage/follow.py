@@ -31,8 +31,8 @@ class NumberedFiles:
         self._seen: set[int] = set()
         self._listed_at: float | None = None
 
-    def arrivals(self) -> Iterator[tuple[int, Path]]:
-        """Files not returned before. The caller may call `covers` or `lost_track` between two of them."""
+    def new_files(self) -> Iterator[tuple[int, Path]]:
+        """Files not returned before. The caller may call `skip_covered` or `list_again` between two of them."""
         if self._listed_at is None or time.monotonic() - self._listed_at >= RELIST_SECONDS:
             self._listed_at = time.monotonic()
             for number in self._listed():
@@ -43,19 +43,19 @@ class NumberedFiles:
         while (ahead := next(filter(self._exists, range(self._next, self._next + LOOKAHEAD)), None)) is not None:
             yield self._return_once(ahead)
 
-    def covers(self, first: int, after: int) -> None:
+    def skip_covered(self, first: int, after: int) -> None:
         """The file `first` covers all numbers before `after`, which is the next name."""
         self._gaps.difference_update(range(first, after))
         self._next = max(self._next, after)
 
-    def lost_track(self) -> None:
+    def list_again(self) -> None:
         """List the folder at the next visit, because the last file did not say which name is next."""
         self._listed_at = None
 
-    def put_back(self, number: int) -> None:
+    def retry(self, number: int) -> None:
         """Return this file again at the next visit, because it could not be read."""
         self._seen.discard(number)
-        self.lost_track()
+        self.list_again()
 
     def _return_once(self, number: int) -> tuple[int, Path]:
         self._seen.add(number)

@@ -184,7 +184,7 @@ class Index:
                     self._intake.set_aside(shard, str(error))
         return tables
 
-    def holds(self, shard: str) -> CoveredShard | None:
+    def find_shard(self, shard: str) -> CoveredShard | None:
         """The shard of this name, if it is in `shards/` and was not retired."""
         return self._intake.shards.get(shard)
 
@@ -194,7 +194,7 @@ class Index:
         return list(self._intake.retired.values())
 
     @_locked
-    def facts_of(self, shards: Sequence[CoveredShard]) -> IndexSnapshot:
+    def snapshot_of(self, shards: Sequence[CoveredShard]) -> IndexSnapshot:
         """The facts of these shards."""
         among_them = pc.field("shard").isin([shard.name for shard in shards])
         facts = self._tables.facts()
@@ -202,7 +202,7 @@ class Index:
         return IndexSnapshot(shards=tuple(shards), decisions=decisions.combine_chunks(), plies=plies.combine_chunks())
 
     @_locked
-    def answers(self, query: str, values: Mapping[str, object] | None = None) -> list[tuple]:
+    def fetch(self, query: str, values: Mapping[str, object] | None = None) -> list[tuple]:
         """The rows of a query over the tables."""
         return self.connection.sql(query, params=dict(values or {})).fetchall()
 
@@ -217,7 +217,7 @@ class Index:
         if every_shards == 0 or new < max(every_shards, len(self._intake.shards) // 8):
             return None
         self._intake.in_snapshot = len(self._intake.shards)
-        written = write_snapshot(self._paths.index, self.facts_of(list(self._intake.shards.values())))
+        written = write_snapshot(self._paths.index, self.snapshot_of(list(self._intake.shards.values())))
         drop_old_snapshots(self._paths)
         return written
 

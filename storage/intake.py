@@ -56,11 +56,11 @@ class Intake:
         follow_folders(self._paths.shards, self._producers, SHARD_NAME, "{:06d}.arrow")
         for producer, files in self._producers.items():
             if listed:
-                files.lost_track()
-            for number, path in files.arrivals():
+                files.list_again()
+            for number, path in files.new_files():
                 name = f"{producer}/{path.name}"
                 if known := self.shards.get(name) or self.retired.get(name):  # from a snapshot or a tombstone
-                    files.covers(number, known.next_start_group)
+                    files.skip_covered(number, known.next_start_group)
                     continue
                 try:
                     facts = self._facts_of(producer, number, path)
@@ -68,9 +68,9 @@ class Intake:
                     new_rows += self.take_in_tombstones()  # it may have been retired just now
                     if name not in self.retired:
                         self._refuse(name, str(error))
-                        files.lost_track()
+                        files.list_again()
                     continue
-                files.covers(number, self.shards[name].next_start_group)
+                files.skip_covered(number, self.shards[name].next_start_group)
                 waiting.append(facts)
                 new_rows += facts.decisions.num_rows
                 if len(waiting) == _SHARDS_PER_INSERT:
@@ -103,7 +103,7 @@ class Intake:
 
     def take_in_tombstones(self) -> int:
         """Mark retired shards and keep the facts of their rows; returns the number of rows that were not known before."""
-        found, damaged = self._tombstones.arrivals()
+        found, damaged = self._tombstones.read_new()
         for path, sentence in damaged:
             self._tables.refuse(f"{path.parent.name}/{path.name}", sentence)
         new_rows = 0
@@ -116,7 +116,7 @@ class Intake:
                 self.retired[shard.name] = shard
                 self._known_groups.setdefault(shard.producer, set()).update(shard.start_groups)
             if unknown:
-                part = tombstone.only(unknown)
+                part = tombstone.subset(unknown)
                 self._tables.add_shards([ShardFacts(decisions=part.decisions, plies=part.plies)])
                 new_rows += part.decisions.num_rows
         return new_rows
@@ -126,11 +126,11 @@ class Intake:
         waiting: list[pa.Table] = []
         try:
             for lineage, files in self._lineages.items():
-                for step, path in files.arrivals():
+                for step, path in files.new_files():
                     try:
                         waiting.append(record_rows(lineage, step, read_ledger_file(path)))
                     except DataError:
-                        files.put_back(step)  # else the next refresh would treat its rows as unused
+                        files.retry(step)  # else the next refresh would treat its rows as unused
                         raise
         finally:  # the ledgers before it are not returned again
             self._tables.add_records(waiting)
@@ -144,7 +144,7 @@ class Intake:
             return 0
         folder = str(self._paths.shards)
         there = [shard for shard in found.shards if shard.name not in self.retired and shard.still_there(folder)]
-        part = found.only(there)
+        part = found.subset(there)
         for shard in part.shards:
             self.shards[shard.name] = shard
             self._known_groups.setdefault(shard.producer, set()).update(shard.start_groups)

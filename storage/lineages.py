@@ -20,7 +20,7 @@ from storage.ledger import MAIN, recorded_steps
 from storage.runs import RunPaths, check_name
 from telemetry.errors import DataError, InputError
 
-EVER = 2**31 - 1
+NO_STEP_LIMIT = 2**31 - 1
 """A larger step number than any run reaches."""
 
 
@@ -122,7 +122,7 @@ def counts_as_used(paths: RunPaths, name: str, before_step: int | None = None) -
     Args:
         before_step: count only earlier steps; None: all.
     """
-    until = EVER if before_step is None else before_step - 1
+    until = NO_STEP_LIMIT if before_step is None else before_step - 1
     counted = {name: until}
     while (fork := read_lineage(paths, name)) is not None and fork.parent not in counted:
         name, until = fork.parent, min(until, fork.after_step)

@@ -63,10 +63,7 @@ class MappedShards:
     """The shards of one run, mapped on demand."""
 
     def __init__(self, folder: Path, bound: int = MAPPED) -> None:
-        """Args:
-        folder: the run's `shards/`.
-        bound: shards that stay mapped, those used last.
-        """
+        """At most `bound` shards of the run's `shards/` folder stay mapped, those used last."""
         self._folder = folder
         self._bound = bound
         self._mapped: OrderedDict[str, MappedShard] = OrderedDict()

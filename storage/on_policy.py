@@ -35,7 +35,7 @@ def reached_positions(paths: RunPaths, *, producer: str, before: int, held_out: 
     index.refresh()
     index.connection.register("held_out", pa.table({"snapshot_id": pa.array(sorted(held_out), pa.string())}))
     values = {"producer": producer, "before": before, "recent": RECENT}
-    found = [row for row in index.connection.execute(_REACHED, values).fetchall() if index.holds(row[0]) is not None]
+    found = [row for row in index.connection.execute(_REACHED, values).fetchall() if index.find_shard(row[0]) is not None]
     positions = dict(_positions(paths, sorted({shard for shard, *_ in found})))
     return [
         _snapshot(positions[shard, row], name, phase, f"{paths.root.name}-{producer}-{group:06d}", version, seed)

@@ -49,17 +49,17 @@ def retirable(paths: RunPaths, index: Index, age: RunAge, settings: RetentionSet
     if settings.shards_gb == 0:
         return []
     over = shard_bytes(paths) - bytes_of(files_of(paths, index.retired())) - settings.shards_gb * _GB
-    ((newest,),) = index.answers("SELECT coalesce(max(step), 0) FROM batches")
+    ((newest,),) = index.fetch("SELECT coalesce(max(step), 0) FROM batches")
     values = {
         "policy_version": age.policy_version,
         "behind": age.max_policy_lag + settings.stale_versions,
         "replay_from": min(int(newest) - settings.replay_steps, age.oldest_checkpoint),
     }
     going = []
-    for (name,) in index.answers(_SQL, values):
+    for (name,) in index.fetch(_SQL, values):
         if over <= 0:
             break
-        if (shard := index.holds(name)) is not None:
+        if (shard := index.find_shard(name)) is not None:
             going.append(shard)
             over -= bytes_of(files_of(paths, [shard]))
     return going
@@ -99,7 +99,7 @@ def retire(paths: RunPaths, index: Index, age: RunAge, settings: RetentionSettin
             continue  # damaged: kept for inspection
         going.append(shard)
     if going:
-        publish_tombstone(paths, index.facts_of(going))
+        publish_tombstone(paths, index.snapshot_of(going))
         index.refresh()
     return remove_retired_files(paths, _grace_s(settings))
 

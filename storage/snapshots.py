@@ -74,7 +74,7 @@ class IndexSnapshot:
     plies: pa.Table
     """Their plies, with the columns of `facts.PLY_FACTS`."""
 
-    def only(self, shards: Sequence[CoveredShard]) -> "IndexSnapshot":
+    def subset(self, shards: Sequence[CoveredShard]) -> "IndexSnapshot":
         """The part of it for these shards."""
         if len(shards) == len(self.shards):
             return self

@@ -27,10 +27,10 @@ class Tombstones:
     def __init__(self, paths: RunPaths) -> None:
         self._files = NumberedFiles(paths.retired, TOMBSTONE_NAME, "snap-{:06d}.parquet".format)
 
-    def arrivals(self) -> tuple[list[IndexSnapshot], list[tuple[Path, str]]]:
+    def read_new(self) -> tuple[list[IndexSnapshot], list[tuple[Path, str]]]:
         """New tombstones, oldest first, and damaged ones, each with a sentence."""
         found, damaged = [], []
-        for _, path in self._files.arrivals():
+        for _, path in self._files.new_files():
             try:
                 found.append(read_snapshot(path))
             except DataError as error:

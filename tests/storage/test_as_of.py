@@ -88,7 +88,7 @@ def test_every_step_asked_later_shows_what_was_eligible_then(paths: RunPaths, ro
         index = Index(paths)
         index.refresh()
         again = rewind_index(index, paths, read_past_choice(paths, step_of))
-        found = index.answers("SELECT producer, start_group, power, phase, standing FROM standings")
+        found = index.fetch("SELECT producer, start_group, power, phase, standing FROM standings")
         assert {tuple(row[:4]): row[4] for row in found} == expected[step]
         assert again.rows["decision_id"].to_pylist() == chosen[step], "and the choice is the same"
         with connect(paths.root, as_of=step_of) as asked:

@@ -15,6 +15,7 @@ import pytest
 
 from game.board import POWERS
 from game.scores import Standing
+from records import rows
 from storage import schema
 from storage.asking import VIEWS
 from storage.runs import RunPaths
@@ -33,7 +34,7 @@ def told(mark: str) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("mark", "row"), [("decisions", "Decision"), ("plies", "Ply")])
 def test_every_column_is_told_with_the_words_of_its_class(mark: str, row: str):
-    tree = ast.parse(Path(schema.__file__).read_text())
+    tree = ast.parse(Path(rows.__file__).read_text())
     (body,) = [node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == row]
     said = [
         (field.target.id, ast.literal_eval(words.value))

@@ -95,7 +95,7 @@ def test_an_index_snapshot_is_no_tombstone(paths: RunPaths, publish: Callable[..
     index.refresh()
     assert index.snapshot_if_due(1) is not None
     shutil.copytree(paths.index, paths.retired)
-    found, damaged = Tombstones(paths).arrivals()
+    found, damaged = Tombstones(paths).read_new()
     assert not found and "was written as index/snap-000001.parquet" in damaged[0][1]
     fresh = Index(paths)
     fresh.refresh()
