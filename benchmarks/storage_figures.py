@@ -274,7 +274,7 @@ def _plain_copy(target: np.ndarray, source: np.ndarray) -> None:
 
 def _check_unchanged(shards: list[MappedShard]) -> bool:
     """The check of gathering for shards that changed since they were mapped."""
-    return all(shard.as_verified() for shard in shards)
+    return all(shard.is_unchanged() for shard in shards)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -98,11 +98,11 @@ def _old_shards(paths: RunPaths, settings: RetentionSettings, *, dry_run: bool) 
         return [], []
     from pipeline.run_settings import settings_of
     from storage.index import Index
-    from storage.retire import RunAge, retire, to_be_given_up
+    from storage.retire import RunAge, preview_retirement, retire
 
     try:
         storage = settings_of(paths).storage
-        found = to_be_given_up(paths, storage, settings)
+        found = preview_retirement(paths, storage, settings)
         if not dry_run:
             retire(paths, Index(paths), RunAge.of(paths, storage), settings)
         return found

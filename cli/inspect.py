@@ -118,18 +118,18 @@ def step(
 
 def _chosen_from(number: int, run: str, runs_root: Path) -> None:
     from pipeline.run_settings import settings_at
-    from storage.as_of import go_back, step_then
+    from storage.as_of import read_past_choice, rewind_index
     from storage.index import Index
     from storage.runs import RunPaths
 
     paths = RunPaths(runs_root / run)
-    storage, then = settings_at(paths, number).storage, step_then(paths, number)
+    storage, then = settings_at(paths, number).storage, read_past_choice(paths, number)
     index = Index(paths, blend=storage.blend, discount=storage.discount)
     index.refresh()
-    counts = go_back(index, paths, then).counts
+    counts = rewind_index(index, paths, then).counts
     trained = set(zip(*(then.rows[name].to_pylist() for name in ("shard", "start_group", "power", "phase")), strict=True))
     table = Table("start group", "power", "phase", "decisions", "spread", "lag", "trained on", box=None)
-    for shard, group, power, phase, decisions, spread, lag in index.answers(_ELIGIBLE):
+    for shard, group, power, phase, decisions, spread, lag in index.fetch(_ELIGIBLE):
         chosen = "yes" if (shard, group, power, phase) in trained else ""
         table.add_row(str(group), power, phase, str(decisions), f"{spread:.3g}", str(lag), chosen)
     asked = then.query

@@ -65,13 +65,13 @@ def sql(
         entente sql --run mine "from tokens where not forced" --output tokens.parquet
     """
     from pipeline.run_settings import settings_at, settings_of
-    from storage.asking import QUERIES, ask, connect, ready
-    from storage.in_time import in_time
+    from storage.asking import QUERIES, ask, connect, ready_query
+    from storage.interruptible import run_interruptible
 
     if query == "@":
         return _show(["ready question", "answers"], ((f"@{name}", _answers(text)) for name, text in QUERIES.items()))
     form = _form(format, output)
-    question = ready(query[1:]) if query.startswith("@") else query
+    question = ready_query(query[1:]) if query.startswith("@") else query
     from storage.runs import RunPaths
 
     paths = RunPaths(runs_root / which_run(run, runs_root))
@@ -88,7 +88,7 @@ def sql(
         token_text=text,
     )
     first = _ROWS_SHOWN + 1 if form == "table" else None
-    answer = in_time(
+    answer = run_interruptible(
         opened,
         lambda connection: ask(connection, question, form, first=first, memory_gib=memory_gib),
         seconds=max_seconds,

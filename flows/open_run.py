@@ -45,7 +45,7 @@ from pipeline.work_record import record_work
 from rollouts.fork import Tokens
 from state_cache.store import StateCache, find_cache, open_cache
 from storage.control import ControlDesk
-from storage.learnable_aside import PastSpreadsAside
+from storage.learnable_process import PastSpreadsProcess
 from storage.lineages import check_new_lineage, current_lineage
 from storage.runs import RunPaths, durable_write, held, set_aside
 from tasks.alerts import with_hooks
@@ -185,7 +185,7 @@ async def open_run(settings: RunSettings, *, resume: bool = False, fork_lineage:
         fork = _fork(settings, fork_lineage) if fork_lineage else None
         trainer = TrainerProcess(paths, model, training, settings.storage, trainer_threads, fork)
         stack.push_async_callback(asyncio.to_thread, trainer.close)
-        past_spreads = PastSpreadsAside(paths, blend=settings.storage.blend, discount=settings.storage.discount)
+        past_spreads = PastSpreadsProcess(paths, blend=settings.storage.blend, discount=settings.storage.discount)
         stack.callback(past_spreads.close)
         host = EngineHost()
         stack.callback(host.close)

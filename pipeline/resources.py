@@ -18,7 +18,7 @@ from rollouts.fork import Tokens
 from rollouts.settings import RolloutSettings
 from state_cache.store import StateCache
 from storage.control import ControlDesk
-from storage.learnable_aside import PastSpreadsAside
+from storage.learnable_process import PastSpreadsProcess
 from storage.runs import RunPaths
 from telemetry.devices import GpuSampler
 from telemetry.timing import Spans
@@ -47,7 +47,7 @@ class RolloutResources:
     tokens: Tokens
     provenance: dict[str, str]
     """Written into the metadata of every shard."""
-    past_spreads: PastSpreadsAside
+    past_spreads: PastSpreadsProcess
     """Spreads of the run's past start groups, for the sampler."""
     max_policy_lag: int
     """The staleness budget, versions."""

@@ -32,7 +32,7 @@ from state_cache.settings import CacheSettings
 from state_cache.store import StateCache, find_cache, open_cache
 from storage.adapters import read_adapter
 from storage.control import Control, read_control
-from storage.learnable_aside import PastSpreadsAside
+from storage.learnable_process import PastSpreadsProcess
 from storage.runs import CACHE_FOLDER, MODEL_FOLDER, RunPaths
 from storage.settings import StorageSettings
 from telemetry.errors import DataError, EntenteError, InputError
@@ -136,7 +136,7 @@ class RolloutSide:
         cache = await asyncio.to_thread(_cache, paths, settings)
         inference = settings.inference.model_copy(update={"urls": tuple(urls)} if urls else {})
         async with AsyncExitStack() as stack:
-            spreads = PastSpreadsAside(paths, blend=settings.storage.blend, discount=settings.storage.discount)
+            spreads = PastSpreadsProcess(paths, blend=settings.storage.blend, discount=settings.storage.discount)
             stack.callback(spreads.close)
             host = EngineHost()
             stack.callback(host.close)

@@ -1,1 +1,1 @@
-"""Types that rooms on one floor share, each defined once: a policy version, a request and its completion, the rows of a run."""
+"""Types that several rooms share: policy versions, generation requests and generations, and the rows of a run."""

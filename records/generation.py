@@ -1,6 +1,6 @@
-"""A request for one completion, and the completion: what rollouts, workers and engines hand to one another.
+"""Generation requests and generations: what rollouts, inference workers and engines exchange.
 
-Token ids only: no text and no orders. How requests and completions travel between machines is in `workers/wire.py`.
+They hold token ids only, no text and no orders. `workers/wire.py` defines their form on the network.
 """
 
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ from records.policy_version import PolicyVersion
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """One decision to be drawn: a prompt and what may follow it."""
+    """A request for one decision: a prompt and the legal completions."""
 
     request_id: str
-    """Unique within a run; the same id asked again with the same seed gives the same completion."""
+    """Unique within a run. The same id with the same seed gives the same completion."""
     prompt_ids: Sequence[int]
     """Token ids of the whole prompt."""
     table: LegalTable
@@ -25,16 +25,16 @@ class GenerationRequest:
     seed: int
     """Seed of this completion's random draws, 63 bits."""
     temperature: float = 1.0
-    """Softmax temperature of the draw; the logprobs returned are those after mask and temperature."""
+    """Softmax temperature of the draw."""
     snapshot_id: str = ""
-    """Position the prompt belongs to; a pool keeps one position on one worker, where its prefix is warm."""
+    """Snapshot of the prompt. A pool sends all requests of one snapshot to one worker, which has its prefix in the cache."""
     version: int | None = None
-    """Policy version to draw under, which must be served; None: the newest."""
+    """Policy version to draw with; the engine must serve it. None: the newest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationCost:
-    """What one completion took. A decision row has columns of the same names."""
+    """Time and cache use of one completion. A decision row has columns of the same names."""
 
     queue_ms: float = 0.0
     """Milliseconds from the request's arrival at the engine to its first scheduling."""
@@ -48,14 +48,14 @@ class GenerationCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """One completion and how it was drawn."""
+    """One completion with its logprobs and its policy version."""
 
     token_ids: np.ndarray
-    """int32 [completion tokens], end mark included."""
+    """int32 [completion tokens], with the end token."""
     logprobs: np.ndarray
-    """float32 [completion tokens], nats, of the tokens under the masked policy that drew them; 0 where forced."""
+    """float32 [completion tokens], nats, under the masked policy after temperature; 0 where forced."""
     policy: PolicyVersion
-    """Version that drew every token."""
+    """Version that drew all tokens."""
     worker: str
     """Name of the engine that drew it."""
     cost: GenerationCost = GenerationCost()

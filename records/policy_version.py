@@ -1,7 +1,4 @@
-"""A policy version: its number, its weights and where they lie.
-
-It is built where a version is published or read, and passed on whole. Nothing here reads a file.
-"""
+"""A policy version: its number, the hash of its weights and its adapter folder. This module reads no files."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,25 +13,25 @@ BASE_HASH = "base"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyVersion:
-    """Weights under the number of the trainer step that made them.
+    """The weights after a number of trainer steps.
 
-    Two are equal if number and hash are equal: the same weights may lie in several folders, and whoever answers over the network
-    does not name one.
+    Two versions are equal if number and hash are equal. The folder does not count: the same weights may be in several folders,
+    and a version received over the network has none.
     """
 
     version: int
-    """Trainer steps in these weights; 0: the base model."""
+    """Number of trainer steps; 0: the base model."""
     adapter_hash: str
-    """32 hex digits over both adapter files; 'base' for the base model. Decision rows carry it beside the number."""
+    """32 hex digits over both adapter files; 'base' for the base model. Decision rows store it beside the number."""
     adapter: Path | None = field(default=None, compare=False)
-    """Folder of the adapter, in peft's layout. None for the base model, and where only number and hash are known."""
+    """Adapter folder in peft's layout. None for the base model, and where only number and hash are known."""
 
     @property
     def folder(self) -> Path:
-        """Folder of the adapter.
+        """The adapter folder.
 
         Raises:
-            DataError: it has none, or none is known here.
+            DataError: the version has no known folder.
         """
         if self.adapter is None:
             raise DataError(f"policy {self} has no adapter folder here: publish it with its folder")
@@ -44,12 +41,12 @@ class PolicyVersion:
         return f"version {self.version} ({self.adapter_hash})"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for JSON; no folder is the empty string."""
+        """Plain values for JSON; a missing folder becomes the empty string."""
         return {"version": self.version, "adapter": str(self.adapter or ""), "adapter_hash": self.adapter_hash}
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> "PolicyVersion":
-        """What `to_json` wrote.
+        """The inverse of `to_json`.
 
         Raises:
             KeyError: a field is missing.

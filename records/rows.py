@@ -1,7 +1,7 @@
-"""The rows of a run: one decision and one ply.
+"""The rows of a run: `Decision` and `Ply`.
 
-Each field names its Arrow type; `storage/schema.py` builds the files' schemas from them. A change of a field raises
-`storage.schema.SCHEMA_VERSION`. Rollouts make these rows, `storage` writes and reads them.
+Each field names its Arrow type. `storage/schema.py` builds the Arrow schemas from these classes. Whoever changes a field raises
+`storage.schema.SCHEMA_VERSION`.
 """
 
 from collections.abc import Sequence
@@ -27,17 +27,17 @@ TextList = Annotated[Sequence[str], pa.list_(pa.string())]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """One power's whole order set at one ply of one fork: one prompt, one completion, one row.
+    """The order set of one power at one ply of one fork: one prompt, one completion, one row.
 
-    The decisions of a fork that failed later are whole, but their status says so and they are not trained on.
+    If a fork fails, its earlier decisions are kept, but their status is "failed" and they are not trained on.
     """
 
     decision_id: Int64
-    """Stable identity, positive: see decision_id()."""
+    """Positive number that identifies the decision; see decision_id()."""
     snapshot_id: Text
     """The snapshot that the fork started from."""
     start_group: Int64
-    """Number of the start group, unique and growing within its producer."""
+    """Number of the start group: unique and increasing within its producer."""
     fork: Int16
     """Number of the fork within its start group, from 0."""
     ply: Int16
@@ -49,76 +49,76 @@ class Decision:
     game_id: Text
     """Source game of the snapshot."""
     seed: Int64
-    """Seed of this decision's draws."""
+    """Seed of this decision's random draws."""
     opponents: Text
-    """Who plays the other powers, e.g. random, mover or policy."""
+    """What plays the other powers, e.g. random, mover or policy."""
     policy_version: Int32
-    """Trainer steps in the adapter that drew every token of the completion; 0 is the base model."""
+    """Trainer steps of the adapter that drew all tokens of the completion; 0: the base model."""
     worker: Text
-    """Inference worker that answered."""
+    """Name of the inference worker that drew the completion."""
     adapter_hash: Text
-    """Hash of that adapter's files; of the base model for version 0."""
+    """Hash of the adapter files; 'base' for version 0."""
     input_ids: Int32List
-    """[prompt_len + n_completion] token ids, prompt then completion."""
+    """[prompt_len + n_completion] token ids: prompt, then completion."""
     prompt_len: Int32
     """Tokens of the prompt."""
     behaviour_logprobs: Float32List
-    """[n_completion] nats, after legal mask and temperature."""
+    """[n_completion] nats, after the legal mask and temperature."""
     legal_ids: Int32List
-    """[legal_offsets[-1]] token ids allowed, position after position."""
+    """[legal_offsets[-1]] legal token ids of all positions, one position after another."""
     legal_offsets: Int32List
-    """[n_completion + 1] position i allowed legal_ids[legal_offsets[i]:legal_offsets[i + 1]]."""
+    """[n_completion + 1] the legal set of position i is legal_ids[legal_offsets[i]:legal_offsets[i + 1]]."""
     temperature: Float32
     """Sampling temperature."""
     orders: TextList
-    """The orders as given to the engine, in the order of the sites."""
+    """The orders as given to the game engine, in the order of the sites."""
     centres_gained: Float32
-    """Centres, from this decision to the power's next in this fork or the fork's end."""
+    """Change of the number of centres, from this decision to the power's next in this fork, or to the fork's end."""
     sos_share: Float32
-    """Change of the sum-of-squares share over the same span."""
+    """Change of the power's share of the sum of squared centres over the same span."""
     draw_share: Float32
-    """Change of the share of a draw among the survivors over the same span."""
+    """Change of the power's share in a draw of all survivors over the same span."""
     survival: Float32
-    """Change of being alive (0 or 1) over the same span."""
+    """Change of being alive (1) or not (0) over the same span."""
     leader_gap: Float32
-    """Change of the distance to the leader (0 within three centres, then -1/18 a centre) over the same span."""
+    """Change of the distance to the leader over the same span: 0 within three centres, then -1/18 per centre."""
     balance: Float32
-    """Change of how evenly the survivors' centres lie (0 to 1; 0 for a leader) over the same span."""
+    """Change of how evenly the survivors' centres are distributed (0 to 1; 0 for a leader) over the same span."""
     units_dislodged: Float32
-    """Units of others that its moves drove out in that span."""
+    """Other powers' units that its moves dislodged in that span."""
     units_driven_out: Float32
-    """Own units that others drove out in that span, whether they could retreat or not."""
+    """Own units that other powers dislodged in that span, with or without a retreat."""
     orders_void: Float32
-    """Own orders in that span that came to nothing, as a support of a move that was not made."""
+    """Own orders in that span without effect, such as a support of a move that was not made."""
     orders_bounced: Float32
-    """Own moves and retreats in that span that another unit kept out."""
+    """Own moves and retreats in that span that another unit blocked."""
     orders_rejected: Int16
-    """Orders that the engine did not accept; must be 0 to be trained on."""
+    """Orders that the game engine did not accept; rows with more than 0 are not trained on."""
     status: Text
     """complete | failed."""
     reason: Text
-    """Why it failed, empty when complete."""
+    """Why it failed; empty if complete."""
     ended: Text
     """Why the fork ended: horizon | won | drawn | eliminated | settled | failed."""
     queue_ms: Float32
-    """Milliseconds between the request and its first scheduling."""
+    """Milliseconds from the request to its first scheduling."""
     prefill_ms: Float32
-    """Milliseconds from the first scheduling to the first token."""
+    """Milliseconds from first scheduling to the first token."""
     decode_ms: Float32
     """Milliseconds from the first token to the last."""
     engine_ms: Float32
-    """Milliseconds that the game engine took for this ply."""
+    """Milliseconds of the game engine for this ply."""
     cached_tokens: Int32
-    """Prompt tokens that came from the prefix cache."""
+    """Prompt tokens found in the prefix cache."""
     checksum: UInt32 = 0
-    """CRC32 over all other columns of the row; to_table fills it in."""
+    """CRC32 over all other columns of the row; to_table() fills it in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ply:
-    """One phase of one fork as it was played: what replay, boards and on-policy snapshots read.
+    """One played phase of one fork, for replays, boards and on-policy snapshots.
 
-    The last of a fork that ran to its end is the position it ended at, without orders; a game that is over has none.
+    The last ply of a completed fork is its final position, without orders. A game that is over has no such ply.
     """
 
     start_group: Int64
@@ -132,14 +132,14 @@ class Ply:
     snapshot_id: Text
     """Id of the position before the orders."""
     position: Text
-    """That position, canonical JSON."""
+    """The position before the orders, canonical JSON."""
     orders: Text
-    """JSON object: power -> list of orders, scripted players too."""
+    """JSON object: power -> list of orders, including those of scripted players."""
     results: Text
     """JSON object: unit -> list of results."""
 
 
 def decision_id(producer: str, start_group: int, fork: int, ply: int, power: str) -> int:
-    """The same decision gets the same positive 63-bit number in every attempt and on every machine."""
+    """A positive 63-bit number that is the same for the same decision in every attempt and on every machine."""
     identity = "\0".join((producer, str(start_group), str(fork), str(ply), power)).encode()
     return int.from_bytes(blake2b(identity, digest_size=8).digest(), "big") >> 1 or 1

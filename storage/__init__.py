@@ -1,1 +1,1 @@
-"""Trajectories, batches and adapters as immutable files, and an in-memory DuckDB lens over them."""
+"""Rows, ledgers and adapters of a run as immutable files, and an in-memory DuckDB index over them."""

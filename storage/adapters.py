@@ -1,10 +1,9 @@
-"""Published adapters: the LoRA weights of one policy version, in peft's layout, with a manifest.
+"""Published adapters: the LoRA weights of one policy version in peft's layout, with a manifest.
 
-Promise: ``adapters/v000123/`` appears whole by one rename and never changes; the manifest, written last,
-carries sizes and SHA-256 of both files, and reading verifies them. Publishing the same weights again returns
-what stands, so a trainer that was killed between checkpoint and publishing may simply publish; other weights
-under a taken number are refused.
-Never: load weights into a model, or remove an old version.
+`adapters/v000123/` gets its name by one rename, when it is complete, and never changes. The manifest holds the sizes and
+SHA-256 hashes of both files; reading verifies them. To publish the same weights again returns the published version, so a
+trainer that was killed between checkpoint and publication can publish again. Other weights under an existing version number are
+an error.
 """
 
 import hashlib
@@ -24,12 +23,12 @@ _VERSION_NAME = re.compile(r"v(\d{6,})")
 
 
 def publish_adapter(paths: RunPaths, version: int, source_dir: Path) -> PolicyVersion:
-    """Copy the adapter files of ``source_dir`` and publish them as ``version``, the trainer step.
+    """Copy the adapter files from `source_dir` and publish them as `version`, the number of trainer steps.
 
-    A damaged one that bears the number is set aside first.
+    A damaged adapter of that version is set aside first.
 
     Raises:
-        DataError: a file is missing, or the version exists with other weights.
+        DataError: a file is missing, or the version is published with other weights.
     """
     final = paths.adapter(version)
     if final.exists():
@@ -39,7 +38,7 @@ def publish_adapter(paths: RunPaths, version: int, source_dir: Path) -> PolicyVe
             set_aside(final)
         else:
             if published.adapter_hash != _combined(_measure(source_dir)):
-                raise DataError(f"{final} holds other weights than {source_dir}; a version never changes, use a new run.")
+                raise DataError(f"{final} holds other weights than {source_dir}; a version never changes: use a new run.")
             return published
     make_directory(final.parent)
     aside = name_aside(final)
@@ -60,7 +59,11 @@ def publish_adapter(paths: RunPaths, version: int, source_dir: Path) -> PolicyVe
 
 
 def read_adapter(paths: RunPaths, version: int) -> PolicyVersion:
-    """The adapter of ``version``, verified by size and hash; DataError says which file is wrong."""
+    """The adapter of `version`, verified by size and hash.
+
+    Raises:
+        DataError: it is not published, or a file is damaged.
+    """
     folder = paths.adapter(version)
     try:
         manifest = read_object(folder / "manifest.json")
@@ -72,14 +75,14 @@ def read_adapter(paths: RunPaths, version: int) -> PolicyVersion:
     found = _measure(folder)
     for name in ADAPTER_FILES:
         if recorded.get(name) != found[name]:
-            raise DataError(f"{folder / name} is not the file of its manifest; remove {folder} and publish again.")
+            raise DataError(f"{folder / name} does not match its manifest; remove {folder} and publish again.")
     if manifest.get("version") != version or adapter_hash != _combined(found):
         raise DataError(f"{folder / 'manifest.json'} belongs to other weights; remove {folder} and publish again.")
     return PolicyVersion(version=version, adapter=folder, adapter_hash=adapter_hash)
 
 
 def published_versions(paths: RunPaths) -> list[int]:
-    """Policy versions that have an adapter, ascending."""
+    """Policy versions that have an adapter, in ascending order."""
     if not paths.adapters.is_dir():
         return []
     return sorted(int(match[1]) for entry in paths.adapters.iterdir() if (match := _VERSION_NAME.fullmatch(entry.name)))

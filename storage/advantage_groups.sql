@@ -1,4 +1,4 @@
--- The advantage groups of the decisions in `valued`: same start group, power and phase name. One row each:
+-- The advantage groups of the decisions in `valued` (equal start group, power and phase name), one row each:
 --   n, oldest_version, newest_version
 --   spread  = largest minus smallest return
 --   usable  = at least 2 decisions, all complete, no order rejected, every return a number

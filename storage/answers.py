@@ -1,8 +1,7 @@
-"""The forms in which an answer leaves DuckDB: Arrow as it is, or values that a person, CSV, JSON or Parquet can hold.
+"""Conversion of query results: Arrow unchanged, or values that a terminal, CSV, JSON or Parquet can hold.
 
-Promise: DuckDB itself writes what the form cannot hold as text, so an infinite date, an interval or a variant reads as
-DuckDB's own client shows it. Columns keep their places, and columns of one name keep their own values.
-Never: run the question.
+DuckDB itself converts a value that the format cannot hold to text. So an infinite date, an interval or a variant looks as in
+DuckDB's own client. Columns keep their order, and columns of equal name keep their own values.
 """
 
 import json
@@ -18,17 +17,17 @@ _FLOATS = {"float", "double"}
 _PLAIN = _FLOATS | {
     "boolean", "tinyint", "smallint", "integer", "bigint", "utinyint", "usmallint", "uinteger", "ubigint", "varchar",
 }  # fmt: skip
-"""Types that a CSV writer, too, writes as they are."""
+"""Types that a CSV writer can write unchanged."""
 _NESTED = {"list", "array", "struct", "map", "union", "variant"}
 _NOT_IN_PARQUET = {"interval", "union", "variant", "bit", "bignum", "time with time zone", "geometry"}
-"""Types for which Arrow's Parquet writer has no column, or one of bytes that only DuckDB can read."""
+"""Types that Arrow's Parquet writer cannot write, or writes as bytes that only DuckDB can read."""
 
 
-def in_form(relation: duckdb.DuckDBPyRelation, form: Form) -> duckdb.DuckDBPyRelation:
+def convert(relation: duckdb.DuckDBPyRelation, form: Form) -> duckdb.DuckDBPyRelation:
     """The same answer with columns that `form` can hold; files get column names that differ."""
     if form == "arrow":
         return relation
-    names = relation.columns if form == "table" else distinct(relation.columns)
+    names = relation.columns if form == "table" else unique_names(relation.columns)
     columns = [
         f"{_column(f'#{place}', kind, form)} AS {_quoted(name)}"
         for place, (kind, name) in enumerate(zip(relation.types, names, strict=True), start=1)
@@ -36,7 +35,7 @@ def in_form(relation: duckdb.DuckDBPyRelation, form: Form) -> duckdb.DuckDBPyRel
     return relation.project(", ".join(columns))
 
 
-def distinct(names: Sequence[str]) -> list[str]:
+def unique_names(names: Sequence[str]) -> list[str]:
     """The names with a number behind those that came before: a, a_1."""
     found: list[str] = []
     for name in names:
@@ -49,7 +48,7 @@ def distinct(names: Sequence[str]) -> list[str]:
 
 
 def json_lines(answer: pa.Table) -> Iterator[str]:
-    """The rows of an answer in the form "json", each as one JSON object without a line break; no number (NaN) is null."""
+    """Rows of a result in the form "json", each as one JSON object on one line; NaN becomes null."""
     names = [json.dumps(name) for name in answer.column_names]
     for batch in answer.to_batches(max_chunksize=10_000):
         for values in zip(*(column.to_pylist() for column in batch.columns), strict=True):
@@ -58,7 +57,7 @@ def json_lines(answer: pa.Table) -> Iterator[str]:
 
 
 def _json(text: str | None) -> str:
-    """JSON of DuckDB's, with what only Python's reader takes for a number left out and every control character escaped."""
+    """DuckDB's JSON as strict ASCII JSON: NaN and infinities become null, control characters are escaped."""
     if text is None:
         return "null"
     if "NaN" in text or "Infinity" in text or not text.isascii():
@@ -67,7 +66,7 @@ def _json(text: str | None) -> str:
 
 
 def _column(column: str, kind: DuckDBPyType, form: Form) -> str:
-    """SQL of a column in a form."""
+    """SQL expression of a column in a form."""
     if form == "table":
         return column if _id(kind) in _FLOATS else f"{column}::VARCHAR"
     if form == "json":
@@ -86,7 +85,7 @@ def _id(kind: DuckDBPyType) -> str:
 
 
 def _holds(kind: DuckDBPyType, ids: set[str]) -> bool:
-    """It is one of these types, or holds one."""
+    """Whether the type, or a type nested in it, has one of these ids."""
     if _id(kind) in ids:
         return True
     inside = kind.children if _id(kind) in _NESTED - {"variant"} else []

@@ -1,8 +1,7 @@
-"""The archive: whole shards as zstd Parquet, which stock DuckDB reads, for rows that nothing will train on again.
+"""The archive: complete shards as zstd Parquet, for rows that no step will train on again. Stock DuckDB reads them.
 
-Promise: ``archive/<producer>/000012.parquet`` has every column of the shard's decisions, with ``shard`` and ``row`` in front, and
-``000012.plies.parquet`` its plies; both appear whole, and rows that come back were verified by their own checksums.
-Never: decide what goes there, or take a shard away.
+`archive/<producer>/000012.parquet` has all columns of the shard's decisions, after the columns `shard` and `row`;
+`000012.plies.parquet` has its plies. Reading verifies the row checksums.
 """
 
 from pathlib import Path
@@ -20,20 +19,20 @@ from telemetry.errors import DataError
 
 
 def archive_path(paths: RunPaths, shard: str) -> Path:
-    """Where the archived decisions of a shard, named as below ``shards/``, lie or will lie."""
+    """Path of the archived decisions of a shard, which is named as below `shards/`."""
     return (paths.archive / shard).with_suffix(".parquet")
 
 
 def archive_shard(paths: RunPaths, shard: str) -> None:
-    """Put a shard and its plies into the archive, if they are not there.
+    """Copy a shard and its plies into the archive, unless they are there.
 
     Raises:
-        DataError: it is damaged.
+        DataError: the shard is damaged.
     """
     decisions = open_shard(paths.shards / shard)
     plies = open_plies(paths.shards / shard, decisions)
     final = archive_path(paths, shard)
-    # The plies come first: where the decisions stand, all is there.
+    # Plies first: if the decisions exist, the archive of the shard is complete.
     for table, path in ((plies, final.with_suffix(".plies.parquet")), (decisions, final)):
         if not FILES.exists(path):
             located = with_constants(numbered(_plain(table), "row"), shard=shard)
@@ -41,10 +40,10 @@ def archive_shard(paths: RunPaths, shard: str) -> None:
 
 
 def archived(paths: RunPaths, shard: str) -> MappedFile:
-    """An archived shard's decisions, as if it were mapped.
+    """The decisions of an archived shard.
 
     Raises:
-        DataError: it is not in the archive, or damaged.
+        DataError: it is not in the archive, or is damaged.
     """
     path = archive_path(paths, shard)
     try:
@@ -63,11 +62,11 @@ def archived(paths: RunPaths, shard: str) -> MappedFile:
     sums = row_checksums(table)
     if (sums != as_array(table["checksum"]).to_numpy()).any():
         raise DataError(f"{path} has damaged rows: their checksum is wrong; restore it from a copy.")
-    return MappedFile.of_memory(table, sums)
+    return MappedFile.from_memory(table, sums)
 
 
 def _plain(table: pa.Table) -> pa.Table:
-    """With text in the place of dictionaries, which stock DuckDB would show as its own kind of column."""
+    """The table with text instead of dictionaries, which stock DuckDB would show as an enum."""
     table = table.replace_schema_metadata(None)
     for place, field in enumerate(table.schema):
         if pa.types.is_dictionary(field.type):

@@ -1,13 +1,12 @@
-"""Arrow IPC files that notice their own damage: how every table of this room is written, named and read.
+"""Arrow IPC files with checksums: how the tables of a run are written, named and read.
 
-Promise: a file is uncompressed IPC *file* format with one record batch, so that reading it is a memory
-mapping. Its metadata is sealed: a CRC32 over the row checksums (content, lengths, number of rows, column
-names and types) and one over the metadata itself. ``read_arrow`` returns a table only if both are right; a
-flipped byte is otherwise read without a word.
-Never: the *stream* format, which a cut at a batch boundary shortens silently; and never a compressed body.
+A file is an uncompressed IPC *file* with one record batch, so it can be memory-mapped. It is not the *stream* format, which
+reads a file cut at a batch boundary as a shorter table. Its metadata holds a CRC32 over the row checksums and the columns'
+names and types, and a CRC32 over the metadata. `read_arrow` verifies both; Arrow itself does not notice a flipped byte.
 """
 
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -23,43 +22,44 @@ _Sums = npt.NDArray[np.uint32]
 
 
 class MappedFile:
-    """A file that was verified as it was mapped.
+    """A file that was verified when it was mapped.
 
     Attributes:
-        table: what it holds; its columns lie in the mapping.
-        sums: ``schema.row_checksums`` of the table, as found.
+        table: its content; the columns are views of the mapping.
+        sums: `schema.row_checksums` of the table, computed from the content.
     """
 
     def __init__(self, content: pa.Buffer, table: pa.Table, sums: _Sums, mark: int) -> None:
-        """``mark`` is the hash of ``content``, taken before it was verified."""
+        """`mark` is the hash of `content`, computed before the verification."""
         self.table = table
         self.sums = sums
         self._content = memoryview(content)
         self._mark = mark
 
     @classmethod
-    def of_memory(cls, table: pa.Table, sums: _Sums) -> "MappedFile":
-        """A table that was verified and lies in memory, where nobody else writes."""
+    def from_memory(cls, table: pa.Table, sums: _Sums) -> "MappedFile":
+        """A verified table in this process's memory."""
         return cls(pa.py_buffer(b""), table, sums, xxh3_64_intdigest(b""))
 
-    def as_verified(self) -> bool:
-        """True if no byte of the file has changed since; looking runs about as fast as memory is read."""
+    def is_unchanged(self) -> bool:
+        """Whether no byte of the file has changed since it was verified; runs at about memory bandwidth."""
         return xxh3_64_intdigest(self._content) == self._mark
 
 
 def content_crc(table: pa.Table, sums: _Sums | None = None) -> int:
-    """CRC32 of what the table holds, apart from its metadata; ``sums`` are its row checksums, if they are known."""
+    """CRC32 of the content without the metadata; `sums` are the row checksums, if already known."""
     layout = ";".join(f"{field.name} {field.type}" for field in table.schema)
     return zlib.crc32((row_checksums(table) if sums is None else sums).tobytes(), zlib.crc32(layout.encode()))
 
 
 def write_arrow(table: pa.Table, final: Path, metadata: dict[str, str], sums: _Sums | None = None) -> bool:
-    """Seal the table and publish it as ``final``; False if that name was taken, whose file then stands.
+    """Add the checksums to the metadata and publish the table as `final`; False if a file of that name exists, which is kept.
 
-    ``sums`` are its row checksums, where they were made already.
+    Args:
+        sums: its row checksums, if already known.
     """
     sealed = {**metadata, "schema_version": str(SCHEMA_VERSION), "content_crc32": str(content_crc(table, sums))}
-    sealed["metadata_crc32"] = str(_metadata_crc(sealed))
+    sealed["metadata_crc32"] = str(metadata_crc(sealed))
     schema = table.schema.with_metadata(sealed)
     batch = pa.RecordBatch.from_arrays([as_array(column) for column in table.columns], schema=schema)
 
@@ -71,15 +71,18 @@ def write_arrow(table: pa.Table, final: Path, metadata: dict[str, str], sums: _S
 
 
 def read_arrow(path: Path, schema: pa.Schema | None = None) -> pa.Table:
-    """The table of ``map_arrow``; held, it stays valid, even if the file is unlinked."""
+    """The verified table in `path`; see `map_arrow`. It stays valid if the file is unlinked."""
     return map_arrow(path, schema).table
 
 
 def map_arrow(path: Path, schema: pa.Schema | None = None) -> MappedFile:
     """Map the file and verify all of it.
 
+    Args:
+        schema: the columns that it must have; None: any.
+
     Raises:
-        DataError: the file is missing, damaged, of another schema version, or of other columns.
+        DataError: the file is missing or damaged, or has another schema version or other columns.
     """
     try:
         content = FILES.open(path).read_buffer()
@@ -98,7 +101,7 @@ def map_arrow(path: Path, schema: pa.Schema | None = None) -> MappedFile:
         raise DataError(
             f"{path} has schema version {version}, this program reads {SCHEMA_VERSION}; use the release that wrote the run."
         )
-    if found.get("metadata_crc32") != str(_metadata_crc(found)):
+    if found.get("metadata_crc32") != str(metadata_crc(found)):
         raise DataError(f"{path} has damaged metadata; {_CURE}")
     if schema is not None and not table.schema.equals(schema):
         raise DataError(f"{path} does not have the columns of schema version {SCHEMA_VERSION}; {_CURE}")
@@ -113,6 +116,12 @@ def metadata_of(table: pa.Table) -> dict[str, str]:
     return {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
 
 
+def metadata_crc(metadata: Mapping[str, str]) -> int:
+    """CRC32 of all entries except the one that stores it."""
+    entries = sorted(f"{key}={value}" for key, value in metadata.items() if key != "metadata_crc32")
+    return zlib.crc32("\0".join(entries).encode())
+
+
 _CURE = "remove the file, or restore it from a copy."
 
 
@@ -121,13 +130,8 @@ def _read_whole(content: pa.Buffer) -> pa.Table:
         if reader.num_record_batches != 1:
             raise ValueError(f"it has {reader.num_record_batches} record batches, not 1")
         table = pa.Table.from_batches([reader.get_batch(0)])
-    # offsets out of range would make later reads crash, so this comes before any other look at the columns
+    # First of all: to read columns whose offsets are out of range would crash the process.
     table.validate(full=True)
     if any(column.null_count for column in table.columns):
         raise ValueError("it holds nulls")
     return table
-
-
-def _metadata_crc(metadata: dict[str, str]) -> int:
-    entries = sorted(f"{key}={value}" for key, value in metadata.items() if key != "metadata_crc32")
-    return zlib.crc32("\0".join(entries).encode())

@@ -1,7 +1,7 @@
-"""Questions in SQL, asked of a run as it stands: views over its rows, tokens, plies, ledgers and figures.
+"""SQL queries over one run: views of its rows, tokens, plies, ledgers and metrics.
 
-Promise: all of it is in memory and reaches no file and no network, so it takes no lock, may be opened while the run writes, and
-can change nothing. Token lists stay in the mapped shards until a question names them.
+The database is in memory and has no access to files or the network. So it needs no lock, may be opened while the run writes,
+and cannot change anything. Token lists stay in the mapped shards until a query reads them.
 """
 
 import json
@@ -14,14 +14,14 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 from duckdb.func import ARROW, SPECIAL
 
-from storage.answers import Form, in_form
+from storage.answers import Form, convert
 from storage.archive import archive_path
-from storage.as_of import go_back, stand_now, step_then
+from storage.as_of import make_next_standings, read_past_choice, rewind_index
 from storage.index import Index
 from storage.lineages import counts_as_used, current_lineage
 from storage.runs import RunPaths
 from storage.schema import DECISION_SCHEMA
-from storage.suggestions import meant
+from storage.suggestions import suggest_names
 from telemetry.errors import InputError
 
 VIEWS = (
@@ -29,11 +29,11 @@ VIEWS = (
     "worker_log", "devices", "refused", "trained",
 )  # fmt: skip
 QUERIES = {file.stem: file.read_text() for file in sorted((Path(__file__).parent / "queries").glob("*.sql"))}
-"""Ready questions by name; the first line of each says what it answers."""
+"""Ready queries by name; the first line of each says what it answers."""
 _VIEWS_SQL = Path(__file__).with_name("views.sql").read_text()
 _LISTS = ("decision_id", "input_ids", "prompt_len", "behaviour_logprobs", "legal_offsets", "orders")
 _READ_ONLY = {duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN}
-_AT_ONCE = 10_000  # rows that are fetched from DuckDB together
+_FETCHED_ROWS = 10_000  # rows per record batch from DuckDB
 GIB = 2**30
 
 
@@ -49,14 +49,15 @@ def connect(
     """A DuckDB connection with the views of `VIEWS` over the run in `run_dir`, as it is now.
 
     Args:
-        blend: weights of the column "return"; the trainer's, or others.
-        as_of: a step: show what was there when its rows were chosen, and in `standings` which advantage groups it could train
-            on; else these are of the step that comes next.
-        memory_gib: GiB that DuckDB may take; None: its own limit, most of the machine's memory. Nothing spills to disk.
-        token_text: text of a token id, for the column "text" of `tokens`; called only for a question that asks for that column.
+        blend: weights of the reward components in the column "return"; None: centres alone.
+        discount: discount factor of the return.
+        as_of: a step. Show what existed when its rows were chosen; `standings` is for that step. None: everything, and
+            `standings` is for the next step.
+        memory_gib: GiB that DuckDB may use; None: DuckDB's own limit, most of the machine's memory. Nothing spills to disk.
+        token_text: text of a token id, for the column "text" of `tokens`; called only if a query reads that column.
 
     Raises:
-        InputError: it is no run, or there is no such step.
+        InputError: the folder is no run, or there is no such step.
     """
     paths = RunPaths(Path(run_dir))
     if not paths.shards.is_dir():
@@ -66,9 +67,9 @@ def connect(
     connection = index.connection
     payload = "FROM live UNION ALL BY NAME FROM archived"
     if as_of is None:
-        stand_now(index, paths)
+        make_next_standings(index, paths)
     else:
-        go_back(index, paths, step_then(paths, as_of))
+        rewind_index(index, paths, read_past_choice(paths, as_of))
         payload = f"FROM ({payload}) SEMI JOIN decisions USING (decision_id)"
     tables = [table.replace_schema_metadata(None) for table in index.verified_shards()]
     connection.register("live", _stacked(tables, _LISTS))
@@ -98,23 +99,23 @@ def ask(
     first: int | None = None,
     memory_gib: float | None = None,
 ) -> pa.Table:
-    """The answer to one question.
+    """The result of one query.
 
     Args:
-        form: what its columns must be able to hold; see `storage.answers`.
-        first: only so many rows of it, at least.
-        memory_gib: GiB that the answer itself may take; None: any.
+        form: output format that the columns must fit; see `storage.answers`.
+        first: stop after at least this many rows; None: all.
+        memory_gib: GiB that the result may take; None: no limit.
 
     Raises:
-        InputError: it is no single SELECT, DuckDB refuses it, or it takes too much memory; the sentence has DuckDB's message,
-            names that come close to an unknown one, and the views there are.
+        InputError: the query is not a single SELECT, DuckDB refuses it, or it takes too much memory. The message has DuckDB's
+            own message, similar names, and the views.
     """
     batches: list[pa.RecordBatch] = []
     try:
         statements = connection.extract_statements(question)
         if len(statements) != 1 or statements[0].type not in _READ_ONLY:
-            raise InputError("ask one question with SELECT: nothing of a run can be changed here")
-        with in_form(connection.sql(question), form).to_arrow_reader(_AT_ONCE) as reader:
+            raise InputError("ask one question with SELECT: a run cannot be changed here")
+        with convert(connection.sql(question), form).to_arrow_reader(_FETCHED_ROWS) as reader:
             schema, rows, size = reader.schema, 0, 0
             for batch in reader:
                 batches.append(batch)
@@ -123,27 +124,27 @@ def ask(
                     break
                 if memory_gib is not None and size > memory_gib * GIB:
                     raise InputError(
-                        f"the answer takes more than {memory_gib:g} GiB, after {rows:,} rows: ask for less, as with LIMIT, "
+                        f"the result takes more than {memory_gib:g} GiB, after {rows:,} rows: ask for less, as with LIMIT, "
                         "or raise --memory-gib"
                     )
         return pa.Table.from_batches(batches, schema)
-    except (duckdb.Error, pa.ArrowException, OSError) as error:  # what happens while rows are fetched comes through Arrow
+    except (duckdb.Error, pa.ArrowException, OSError) as error:  # errors while rows are fetched come through Arrow
         raise InputError(_refusal(connection, question, str(error).strip())) from error
 
 
 def _refusal(connection: duckdb.DuckDBPyConnection, question: str, message: str) -> str:
-    """DuckDB's complaint as one sentence."""
+    """DuckDB's error as one sentence."""
     said = message.splitlines()[0]
     if said.startswith("Out of Memory"):
         return f"SQL failed: {said}; ask for less, or raise --memory-gib"
-    return f"SQL failed: {said}{meant(connection, question, message, VIEWS)}; there are the views {', '.join(VIEWS)}"
+    return f"SQL failed: {said}{suggest_names(connection, question, message, VIEWS)}; the views are {', '.join(VIEWS)}"
 
 
-def ready(name: str) -> str:
-    """The SQL of a ready question.
+def ready_query(name: str) -> str:
+    """The SQL of a ready query.
 
     Raises:
-        InputError: there is none of that name.
+        InputError: there is no query of that name.
     """
     if name not in QUERIES:
         raise InputError(f"there is no ready question '{name}'; known: {', '.join(QUERIES)}")
@@ -151,7 +152,7 @@ def ready(name: str) -> str:
 
 
 def _texts(text_of: Callable[[int], str | None]) -> Callable[[pa.Array], pa.Array]:
-    """The function over a column of token ids; each id is looked up once."""
+    """A function from a column of token ids to their texts; each id is looked up once."""
     known: dict[int | None, str | None] = {None: None}
 
     def texts(ids: pa.Array | pa.ChunkedArray) -> pa.Array:
@@ -166,54 +167,56 @@ def _texts(text_of: Callable[[int], str | None]) -> Callable[[pa.Array], pa.Arra
 
 
 def _stacked(tables: list[pa.Table], columns: tuple[str, ...]) -> pa.Table:
-    """These columns of all shards, as one table that still lies in their files."""
+    """These columns of all shards as one table, without a copy."""
     wanted = pa.schema([DECISION_SCHEMA.field(name) for name in columns])
     return pa.concat_tables([table.select(columns) for table in tables]) if tables else wanted.empty_table()
 
 
 def _archived(paths: RunPaths, index: Index) -> pa.Table | ds.Dataset:
-    """The same columns of the shards that were given up and lie in the archive; read from there when a question names them."""
+    """The same columns of retired shards in the archive; read from disk only when a query needs them."""
     files = [path for shard in index.retired() if (path := archive_path(paths, shard.name)).is_file()]
     wanted = _stacked([], _LISTS).schema
     return ds.dataset([str(file) for file in files], schema=wanted, format="parquet") if files else wanted.empty_table()
 
 
 def _ancestry(paths: RunPaths) -> pa.Table:
-    """The lineage in which the run goes on and those it was forked from, each with the last step of it that counts."""
+    """The current lineage and those it was forked from, each with its last step that counts."""
     counted = counts_as_used(paths, current_lineage(paths))
     return pa.table({"lineage": list(counted), "until": pa.array(counted.values(), pa.int32())})
 
 
 def _metrics(file: Path) -> pa.Table:
-    """The run's figures as rows (step, name, value)."""
+    """The run's metrics as rows (step, name, value)."""
     return _long(file, {"step": pa.int32()})
 
 
 def _workers(file: Path) -> pa.Table:
-    """What workers' pages said as rows (time, worker, name, value): a series' value at its changes; time in seconds of 1970."""
+    """Metrics of the workers as rows (time, worker, name, value); a value is stored when it changes; time is Unix time in
+    seconds.
+    """
     return _long(file, {"time": pa.float64(), "worker": pa.string()})
 
 
 def _worker_log(file: Path) -> pa.Table:
-    """What workers logged as rows (time, worker, level, text)."""
+    """Log lines of the workers as rows (time, worker, level, text)."""
     kinds = {"time": pa.float64(), "worker": pa.string(), "level": pa.string(), "text": pa.string()}
     rows: list[dict[str, Any]] = []
     for line in file.read_text().splitlines() if file.is_file() else ():
         try:
-            told = json.loads(line)
-            rows.append({name: told[name] for name in kinds})
-        except (ValueError, KeyError, TypeError):  # cut
+            entry = json.loads(line)
+            rows.append({name: entry[name] for name in kinds})
+        except (ValueError, KeyError, TypeError):  # a truncated line
             continue
     return pa.Table.from_pylist(rows, pa.schema(list(kinds.items())))
 
 
 def _devices(file: Path) -> pa.Table:
-    """What the trainer host's GPUs showed as rows (time, device, name, value)."""
+    """Metrics of the trainer host's GPUs as rows (time, device, name, value)."""
     return _long(file, {"time": pa.float64(), "device": pa.string()})
 
 
 def _long(file: Path, keys: Mapping[str, pa.DataType]) -> pa.Table:
-    """Lines of JSON as rows: their keys, then the name and value of each figure; a line that was cut is left out."""
+    """JSON lines as rows: the values of `keys`, then name and value of each number; truncated lines are skipped."""
     rows: list[list[Any]] = []
     for line in file.read_text().splitlines() if file.is_file() else ():
         try:

@@ -1,8 +1,8 @@
-"""A step's rows under a run's settings: at once where there are enough; else after a wait, from further back, or fewer.
+"""Chooses the rows of a trainer step under a run's settings, and handles a shortage of fresh rows.
 
-Promise: never waits beyond ``storage.shortage_wait_s``, and never takes a row beyond the larger of ``storage.max_policy_lag`` and
-``storage.hard_policy_lag``. What was done about a shortage is a sentence, for the log and the step's ledger.
-Never: decide what is enough to train on; a step without rows is a step.
+If there are too few rows, the step waits up to `storage.shortage_wait_s`, then takes older rows, up to a lag of
+`storage.hard_policy_lag`, then trains on what there is, possibly on nothing. What was done is one sentence, for the log and the
+step's ledger.
 """
 
 import time
@@ -13,13 +13,13 @@ from storage.index import Index
 from storage.selection import Selection, SelectionQuery
 from storage.settings import StorageSettings
 
-_LOOK_S = 0.25
-"""Seconds between two looks for new shards."""
+_POLL_S = 0.25
+"""Seconds between two searches for new shards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """The rows for a step, and how they were come by."""
+    """The rows for a step, and what was done to get them."""
 
     selection: Selection
     waited_s: float
@@ -27,10 +27,10 @@ class Choice:
     shortage: str
     """What was done because there were too few; empty if there were enough."""
     patient: bool
-    """It waited, or reached back further than the budget says."""
+    """True if the step waited, or took rows older than `storage.max_policy_lag`."""
 
     def metrics(self) -> dict[str, float]:
-        """For the run's figures."""
+        """Metrics of the step, by name."""
         return {
             "train/start_groups": float(self.selection.start_groups),
             "train/shortage_wait_s": self.waited_s,
@@ -41,7 +41,7 @@ class Choice:
 def batch_query(
     settings: StorageSettings, *, step: int, policy_version: int, start_groups: int, lineage: str, seed: int
 ) -> SelectionQuery:
-    """What ``step`` asks for under a run's settings."""
+    """The query of `step` under a run's settings."""
     return SelectionQuery(
         step=step,
         policy_version=policy_version,
@@ -65,13 +65,20 @@ def choose_batch(
     seed: int,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Choice:
-    """Choose rows of ``start_groups`` start groups for ``step``; ``policy_version`` is what the trainer holds."""
+    """Choose rows of `start_groups` start groups for `step`.
+
+    Args:
+        policy_version: the version that the trainer holds.
+        lineage: the lineage of the step.
+        seed: seed of the draw.
+        sleep: waits for a number of seconds; tests replace it.
+    """
     query = batch_query(settings, step=step, policy_version=policy_version, start_groups=start_groups, lineage=lineage, seed=seed)
     began = time.monotonic()
     index.refresh()
     selection = index.select_batch(query)
     while not selection.enough and (left := began + settings.shortage_wait_s - time.monotonic()) > 0:
-        sleep(min(_LOOK_S, left))
+        sleep(min(_POLL_S, left))
         if index.refresh():
             selection = index.select_batch(query)
     waited = time.monotonic() - began if settings.shortage_wait_s else 0.0
@@ -82,14 +89,14 @@ def choose_batch(
     return Choice(
         selection=selection,
         waited_s=waited,
-        shortage=_sentence(selection, settings, waited),
-        patient=waited >= _LOOK_S or selection.query.max_policy_lag > settings.max_policy_lag,
+        shortage=_describe_shortage(selection, settings, waited),
+        patient=waited >= _POLL_S or selection.query.max_policy_lag > settings.max_policy_lag,
     )
 
 
-def _sentence(selection: Selection, settings: StorageSettings, waited_s: float) -> str:
+def _describe_shortage(selection: Selection, settings: StorageSettings, waited_s: float) -> str:
     lag, found, wanted = selection.query.max_policy_lag, selection.start_groups, selection.query.start_groups
-    done = [f"waited {waited_s:.1f} s"] if waited_s >= _LOOK_S else []
+    done = [f"waited {waited_s:.1f} s"] if waited_s >= _POLL_S else []
     done += [f"took rows of lag up to {lag}"] if lag > settings.max_policy_lag else []
     done += [] if selection.enough else [f"trains on {found} of {wanted} start groups"]
     return f"step {selection.query.step} found too few fresh rows: " + ", then ".join(done) if done else ""

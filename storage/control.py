@@ -1,12 +1,10 @@
-"""What a run tells those who play for it elsewhere, and what they tell of themselves: small files, and nothing but files.
+"""The control file of a run, and the status files of its producers.
 
-`control.json` is written by the process that trains, whenever something in it changes; `producers/<producer>.json` by each
-producer on a beat. Promise: either is whole whenever it is read, the one before or the one after; a reader needs no other word.
-Never: count rows (the index does), or decide anything.
+The training process writes `control.json` whenever something in it changes. Each producer writes `producers/<producer>.json`
+every few seconds. A reader always finds a complete file, old or new, and needs no other message.
 """
 
 import json
-import os
 import socket
 import threading
 import time
@@ -16,16 +14,16 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from records.policy_version import BASE, PolicyVersion
-from storage.files import FILES, make_directory
+from storage.files import FILES, is_running, make_directory
 from storage.runs import RunPaths, check_name, durable_write
 from telemetry.errors import DataError
 
 BEAT_S = 2.0
-"""Seconds between two writings of a producer's status."""
+"""Seconds between two writes of a producer's status."""
 LOST_AFTER_S = 30.0
-"""Seconds without a beat after which a producer counts as lost; clocks of machines may differ by less than that."""
+"""Seconds without a write after which a producer counts as lost. The clocks of the machines may differ by less than that."""
 GONE_AFTER_S = 3 * BEAT_S
-"""The same for one whose process is gone from this very machine."""
+"""The same for a producer of this machine whose process has ended."""
 
 ProducerState = Literal["opening", "playing", "waiting", "ended"]
 
@@ -35,77 +33,81 @@ class Control:
     """What a run tells its producers."""
 
     counter: int
-    """Grows with every writing, over resumed runs too."""
+    """Grows with every write, also when a run is resumed."""
     version: int
     """Newest policy version; 0 is the base model."""
     adapter: str
-    """Its folder, relative to the run's; empty for the base model."""
+    """Adapter folder, relative to the run's folder; empty for the base model."""
     adapter_hash: str
-    """Its hash, 'base' for the base model."""
+    """Hash of the adapter; 'base' for the base model."""
     oldest: int
-    """Oldest version that may still be trained on; what an older one would draw is not worth playing."""
+    """Oldest version that may still be trained on; producers do not play older ones."""
     quota: int
-    """Start groups that a producer may begin under one version; then it waits for the next."""
+    """Start groups that a producer may begin with one version; then it waits for the next version."""
     stop: bool
-    """No producer is to play on."""
+    """True if all producers must end."""
     reason: str
-    """Why, in a few words; empty while it goes on."""
+    """Why they must end, in a few words; empty while the run continues."""
     dismissed: tuple[str, ...]
-    """Producers that are to end, though others go on."""
+    """Producers that must end although others continue."""
     base_model: str
     """Fingerprint of the model that the run trains."""
     plays: str
-    """Hash of the settings that shape what is played; a producer under others must be opened again."""
+    """Hash of the settings that affect the play. A producer with other settings must be started again."""
 
     @property
     def policy(self) -> PolicyVersion:
-        """The newest version by number and hash; its folder is in `adapter`, relative to the run's."""
+        """Number and hash of the newest version, without the folder."""
         return PolicyVersion(version=self.version, adapter_hash=self.adapter_hash)
 
     def wants(self, producer: str) -> bool:
-        """May this producer play on?"""
+        """Whether this producer may continue."""
         return not self.stop and producer not in self.dismissed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerStatus:
-    """What a producer tells of itself."""
+    """What a producer reports about itself."""
 
     producer: str
     state: ProducerState
     published: int
-    """Start groups that it published, over all its lives."""
+    """Start groups that it has published, over all its starts."""
     in_flight: int
-    """Start groups that it plays now."""
+    """Start groups that it is playing."""
     next_group: int
-    """The number that its next start group will bear, at least: a number is never used twice."""
+    """Lower bound of the next start group's number; a number is never used twice."""
     version: int
-    """Policy version that it plays."""
+    """Policy version that it plays with."""
     alive_at: float
-    """Its own clock at the last beat, seconds of 1970."""
+    """Unix time of the last write, by its own clock, seconds."""
     began_at: float
-    """The same, at its start."""
+    """Unix time of its start, by its own clock, seconds."""
     host: str
     pid: int
     flow_run: str
     """Id of its flow run in Prefect; empty without one."""
     sentence: str
-    """Why it waits or ended; empty while it plays."""
+    """Why it waits or has ended; empty while it plays."""
 
     def lost(self, now: float | None = None) -> bool:
-        """Has it ended without a word?"""
+        """Whether it stopped writing without reporting its end.
+
+        Args:
+            now: Unix time, seconds; None: the clock.
+        """
         silent = (time.time() if now is None else now) - self.alive_at
         if self.state == "ended" or silent <= GONE_AFTER_S:
             return False
-        return silent > LOST_AFTER_S or (self.host == socket.gethostname() and not _is_process(self.pid))
+        return silent > LOST_AFTER_S or (self.host == socket.gethostname() and not is_running(self.pid))
 
     def at_work(self, now: float | None = None) -> bool:
-        """Neither ended nor lost."""
+        """Whether it has neither ended nor been lost."""
         return self.state != "ended" and not self.lost(now)
 
 
 def read_control(paths: RunPaths) -> Control:
-    """What the run tells its producers now.
+    """The newest control file.
 
     Raises:
         DataError: there is no such file, or it is damaged.
@@ -114,13 +116,13 @@ def read_control(paths: RunPaths) -> Control:
         content = paths.control.read_bytes()
     except FileNotFoundError as error:
         raise DataError(
-            f"{paths.control} is missing: the run was never at work, or under an older version; begin or resume its training"
+            f"{paths.control} is missing: the run has not begun, or an older version wrote it; begin or resume its training"
         ) from error
     return _parsed(Control, content, paths.control, "it is written again when the run trains on")
 
 
 def read_producer(paths: RunPaths, producer: str) -> ProducerStatus | None:
-    """What a producer last told of itself; None if it never did.
+    """The last status of a producer; None if it never wrote one.
 
     Raises:
         DataError: the file is damaged.
@@ -137,7 +139,7 @@ def read_producer(paths: RunPaths, producer: str) -> ProducerStatus | None:
 
 
 def read_producers(paths: RunPaths) -> tuple[list[ProducerStatus], list[str]]:
-    """All producers that ever told of themselves, by name, and a sentence about each file that is damaged."""
+    """The status of every producer, sorted by name, and one sentence per damaged file."""
     found, damaged = [], []
     for name in sorted(FILES.names(paths.producers)):
         if not name.endswith(".json"):
@@ -152,16 +154,16 @@ def read_producers(paths: RunPaths) -> tuple[list[ProducerStatus], list[str]]:
 
 
 def write_producer(paths: RunPaths, status: ProducerStatus) -> None:
-    """Replace what a producer tells of itself."""
+    """Replace the status of a producer."""
     make_directory(paths.producers)
     durable_write(_status_path(paths, status.producer), json.dumps(asdict(status), indent=1).encode())
 
 
 class ControlDesk:
-    """Writes a run's control file; only the process that trains has one, and any of its threads may use it."""
+    """Writes the control file of a run. Only the training process has one; any of its threads may use it."""
 
     def __init__(self, paths: RunPaths, *, base_model: str, plays: str, quota: int, max_policy_lag: int) -> None:
-        """Nothing is written before `serve`."""
+        """The first write is in `serve`."""
         self._paths, self._lag = paths, max_policy_lag
         self._lock = threading.Lock()
         self._control = Control(
@@ -180,11 +182,11 @@ class ControlDesk:
 
     @property
     def control(self) -> Control:
-        """As last written."""
+        """The content of the last write."""
         return self._control
 
     def serve(self, policy: PolicyVersion) -> None:
-        """Have producers play this version."""
+        """Tell producers to play with this version."""
         folder = str(policy.adapter.resolve().relative_to(self._paths.root.resolve())) if policy.adapter else ""
         self._write(
             version=policy.version,
@@ -194,7 +196,7 @@ class ControlDesk:
         )
 
     def dismiss(self, producers: Iterable[str]) -> None:
-        """Tell these producers to end; their names are not used again."""
+        """Tell these producers to end. Their names are not used again."""
         self._write(dismissed=tuple(sorted({*self._control.dismissed, *producers})))
 
     def stop(self, reason: str) -> None:
@@ -210,7 +212,7 @@ class ControlDesk:
 def _counter_of(paths: RunPaths) -> int:
     try:
         return read_control(paths).counter
-    except DataError:  # none yet; or damaged, and then the clock is beyond any count of writings
+    except DataError:  # missing, or damaged: then the clock is larger than any number of writes
         return int(time.time()) if paths.control.exists() else 0
 
 
@@ -223,10 +225,10 @@ _KINDS: Mapping[Any, tuple[type, ...]] = {int: (int,), str: (str,), bool: (bool,
 
 
 def _parsed(kind: type[_T], content: bytes, path: Path, cure: str) -> _T:
-    """The file's fields, each of its type: a file that was altered by hand is said to be, and never half believed."""
+    """The file's fields, checked for their types, so that a file edited by hand is refused as a whole."""
     try:
-        told = json.loads(content)
-        values = {field.name: told[field.name] for field in fields(kind)}
+        stored = json.loads(content)
+        values = {field.name: stored[field.name] for field in fields(kind)}
         for field in fields(kind):
             value, kinds = values[field.name], _KINDS.get(field.type, (str,))
             if not isinstance(value, kinds) or (isinstance(value, bool) and kinds != (bool,)):
@@ -235,13 +237,3 @@ def _parsed(kind: type[_T], content: bytes, path: Path, cure: str) -> _T:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(f"{path} is damaged ({error}): {cure}") from error
     return kind(**values)
-
-
-def _is_process(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        return True
-    return True

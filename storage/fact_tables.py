@@ -1,8 +1,8 @@
-"""The tables that an index asks: an in-memory DuckDB with the facts of every row, of every ply, and what ledgers recorded.
+"""The tables of an index: an in-memory DuckDB with the facts of every row and ply, and what the ledgers recorded.
 
-Promise: a table takes its columns from an empty instance of what is inserted, so schema and tables cannot drift. Returns never
-change once a start group is whole, so they and their advantage groups are made as its shard comes in, and kept.
-Never: touch a file, or choose rows.
+The columns of a table come from an empty instance of what is inserted, so schema and tables always agree. The return of a
+decision depends on its start group only, so returns and advantage groups are computed once, when the shard is added. This
+module touches no files and chooses no rows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ _USED_GROUP = ["lineage", "step", "shard", "start_group", "power", "phase"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardFacts:
-    """What verified shards give to the index."""
+    """What the index stores of verified shards."""
 
     decisions: pa.Table
     """Facts of their decisions."""
@@ -32,14 +32,20 @@ class ShardFacts:
 
 
 class FactTables:
-    """Tables ``decisions``, ``advantage_groups``, ``plies``, ``batches``, ``used_groups``, ``refused``, and the view ``groups``.
+    """Tables `decisions`, `advantage_groups`, `plies`, `batches`, `used_groups`, `refused`, and the view `groups`.
 
     Attributes:
-        connection: to be asked by one thread at a time.
+        connection: for one thread at a time.
     """
 
     def __init__(self, weights: Mapping[str, float], discount: float, threads: int) -> None:
-        """``weights`` and ``discount`` of the returns: see ``returns.returns_of``; ``threads``: of DuckDB, 0: one a core."""
+        """Create the empty tables.
+
+        Args:
+            weights: weight of each reward component; see `returns.returns_of`.
+            discount: see `returns.returns_of`.
+            threads: threads of DuckDB; 0: one per core.
+        """
         self._weights, self._discount = weights, discount
         self.connection = duckdb.connect(":memory:")
         self.connection.execute("SET enable_progress_bar = false")
@@ -62,7 +68,7 @@ class FactTables:
         self.connection.execute(_GROUPS_VIEW)
 
     def add_shards(self, shards: Sequence[ShardFacts]) -> None:
-        """Take in facts of shards, together, as statements cost more than their rows."""
+        """Add facts of shards, in one statement per table, because a statement costs more than its rows."""
         if not shards:
             return
         self._insert_decisions(
@@ -73,7 +79,7 @@ class FactTables:
         self._with(pa.concat_tables([shard.plies for shard in shards]), "arrow", "INSERT INTO plies BY NAME FROM arrow")
 
     def add_records(self, records: Sequence[pa.Table]) -> None:
-        """Take in what ledgers recorded, as ``record_rows`` gives it."""
+        """Add rows of ledgers, as `record_rows` returns them."""
         if not records:
             return
         self._with(
@@ -84,20 +90,20 @@ class FactTables:
         )
 
     def drop_shard(self, shard: str) -> None:
-        """Forget the rows of a shard; what ledgers recorded of them stands."""
+        """Delete the rows of a shard; what ledgers recorded stays."""
         for table in ("decisions", "advantage_groups", "plies"):
             self.connection.execute(f"DELETE FROM {table} WHERE shard = ?", [shard])
 
     def refuse(self, name: str, sentence: str) -> None:
-        """Note a shard or snapshot that is set aside."""
+        """Record a shard or snapshot that is set aside."""
         self.connection.execute("INSERT INTO refused VALUES (?, ?)", [name, sentence])
 
     def refused(self) -> list[tuple[str, str]]:
-        """What was set aside, each with its sentence."""
+        """Names of what was set aside, each with the reason."""
         return self.connection.sql("SELECT shard, sentence FROM refused ORDER BY shard").fetchall()
 
     def facts(self) -> ShardFacts:
-        """Everything that shards gave, without returns."""
+        """The facts of all shards, without returns."""
         decisions = self.connection.sql('SELECT * EXCLUDE ("return") FROM decisions').to_arrow_table()
         plies = self.connection.sql("FROM plies").to_arrow_table()
         return ShardFacts(
@@ -106,11 +112,11 @@ class FactTables:
         )
 
     def chosen(self, query: str, values: Mapping[str, object]) -> pa.Table:
-        """The rows that a query over the tables chooses, with the columns of ``ledger.ROWS_SCHEMA``."""
+        """The rows that a query selects, with the columns of `ledger.ROWS_SCHEMA`."""
         return self.connection.sql(query, params=dict(values)).to_arrow_table().cast(ROWS_SCHEMA).combine_chunks()
 
     def totals(self) -> Totals:
-        """Count over everything that was taken in."""
+        """Counts over everything in the tables."""
         (played,) = self.connection.sql("SELECT count(*), coalesce(sum(orders_rejected), 0) FROM decisions").fetchall()
         (trained,) = self.connection.sql("SELECT coalesce(max(policy_lag), 0) FROM batches").fetchall()
         return Totals(decisions=int(played[0]), orders_rejected=int(played[1]), max_policy_lag=int(trained[0]))
@@ -120,7 +126,7 @@ class FactTables:
         self._with(decisions.append_column("return", pa.array(returns, pa.float64())), "valued", *statements)
 
     def _with(self, table: pa.Table, name: str, *statements: str) -> None:
-        """Run the statements while the table bears that name."""
+        """Run the statements while `table` is registered as `name`."""
         self.connection.register(name, table)
         for statement in statements:
             self.connection.execute(statement)
@@ -138,5 +144,5 @@ FROM advantage_groups AS g
 
 
 def record_rows(lineage: str, step: int, rows: pa.Table) -> pa.Table:
-    """Rows of a ledger as ``batches`` shows them."""
+    """Rows of a ledger with the columns of `batches`."""
     return with_constants(numbered(rows.replace_schema_metadata(None), "place"), lineage=lineage, step=step)

@@ -1,6 +1,6 @@
-"""What the index keeps of a shard: its single values, where each row lies, and three counts of its tokens.
+"""The facts of a shard, which the index stores: scalar values, the place of each row, and three token counts.
 
-Never: keep a list or a ply's JSON; those stay in the mapped files, at ``shard`` and ``row``.
+Lists and the JSON of plies stay in the mapped files; the columns `shard` and `row` point to them.
 """
 
 import numpy as np
@@ -15,9 +15,9 @@ _PLY_FACTS = ["start_group", "fork", "ply", "phase", "snapshot_id"]
 
 
 def decision_facts(decisions: pa.Table, producer: str, shard: str) -> pa.Table:
-    """One row per decision; ``n_branching`` counts the positions at which more than one token was legal."""
+    """One row per decision; `n_branching` counts the positions where more than one token was legal."""
     facts = decisions.select(_DECISION_FACTS).replace_schema_metadata(None)
-    # shards differ in their dictionaries, and the index joins many shards in one insert
+    # The dictionaries of shards differ, and one insert takes many shards.
     place = facts.schema.get_field_index("power")
     facts = facts.set_column(place, "power", facts["power"].cast(pa.string()))
     n_prompt = as_array(decisions["prompt_len"]).to_numpy()
@@ -29,12 +29,12 @@ def decision_facts(decisions: pa.Table, producer: str, shard: str) -> pa.Table:
 
 
 def ply_facts(plies: pa.Table, producer: str, shard: str) -> pa.Table:
-    """One row per ply, without its texts; ``shard`` is that of the decisions (see ``shards.open_plies``)."""
+    """One row per ply, without its JSON; `shard` names the shard of the decisions (see `shards.open_plies`)."""
     return _located(plies.select(_PLY_FACTS).replace_schema_metadata(None), producer, shard)
 
 
 def with_constants(table: pa.Table, **constants: str | int) -> pa.Table:
-    """The table with columns in front that hold the same value in every row."""
+    """The table with constant columns in front."""
     for place, (name, value) in enumerate(constants.items()):
         kind = pa.string() if isinstance(value, str) else pa.int32()
         table = table.add_column(place, name, pa.repeat(pa.scalar(value, kind), table.num_rows))
@@ -42,7 +42,7 @@ def with_constants(table: pa.Table, **constants: str | int) -> pa.Table:
 
 
 def numbered(table: pa.Table, name: str) -> pa.Table:
-    """The table with the number of each row, from 0, as a column in front."""
+    """The table with the row number, from 0, as a column in front."""
     return table.add_column(0, name, pa.array(np.arange(table.num_rows, dtype=np.int32)))
 
 
@@ -56,7 +56,7 @@ def _branching(decisions: pa.Table) -> npt.NDArray[np.int32]:
     wide = np.zeros(len(values) + 1, np.int64)
     wide[1:-1] = np.diff(values) > 1
     total = np.cumsum(wide)
-    # the difference leaves out each row's first offset, which follows another row's last and is no position
+    # The first offset of a row follows the last one of another row: that difference is no position and is left out.
     counts: npt.NDArray[np.int32] = (total[starts[1:] - 1] - total[starts[:-1]]).astype(np.int32)
     return counts
 

@@ -1,9 +1,9 @@
-"""The one small interface between this room and whatever keeps its files: publish, look for, list, open, remove.
+"""The file store: publish, look up, list, open and remove files. Immutable files are written and mapped only through it.
 
-Promise: a name is published once, whole and durable, or not at all; who comes second learns it, and what stands is untouched.
-Whatever another store can do (an object store: a conditional put, and a local copy to map) can keep that promise behind
-``FileStore``; nothing else here knows how. ``FILES`` is the store in use: a POSIX file system, local or shared.
-Never: know what a file holds, or change a published one. A reader may have it mapped, and a truncated mapping kills the reader.
+A name is published once, complete and durable, or not at all. A second publication under the name changes nothing and returns
+False. Another store (an object store with conditional put and a local copy to map) can implement `FileStore`. `FILES` is the
+store in use: a POSIX file system, local or shared. A published file never changes, because a reader may have it mapped and a
+truncated mapping kills the reader.
 """
 
 import errno
@@ -19,38 +19,42 @@ import pyarrow as pa
 
 
 class FileStore(Protocol):
-    """What immutable files need; paths are names, and a name that begins with a dot is nobody's."""
+    """A store of immutable files. Names that begin with a dot are ignored."""
 
     def publish(self, final: Path, write: Callable[[Path], object]) -> bool:
-        """Let ``write`` fill a file of its own, then name that ``final`` if the name is free.
+        """Call `write` with a temporary path, then name that file `final` if the name is free.
 
-        False: the name was taken, and what bears it stands. Whatever ``write`` raises leaves nothing behind.
+        Returns False if the name was taken; the existing file is unchanged. If `write` raises, nothing is left behind.
         """
         ...
 
     def exists(self, path: Path | str) -> bool:
-        """Whether a file of this name was published."""
+        """Whether a file of this name is published."""
         ...
 
     def names(self, folder: Path) -> list[str]:
-        """Names of the published files in a folder, in any order; none where there is no such folder."""
+        """Names of the published files in a folder, in any order; none if there is no such folder."""
         ...
 
     def folders(self, parent: Path) -> list[str]:
-        """Names of the folders in a folder, sorted; none where there is no such folder."""
+        """Names of the folders in a folder, sorted; none if there is no such folder."""
         ...
 
     def open(self, path: Path) -> pa.NativeFile:
-        """The file, for reading at random and without a copy; FileNotFoundError if it is absent."""
+        """The file, opened for random access without a copy.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+        """
         ...
 
     def remove(self, path: Path) -> None:
-        """Take the name away, if it is there; who has the file open keeps what it has."""
+        """Remove the name, if it exists; whoever has the file open can still read it."""
         ...
 
 
 class PosixFiles:
-    """Files on a POSIX file system: written aside, synced, hard-linked to their name, and the folder synced after it."""
+    """A POSIX file system: write to a temporary file, sync it, hard-link it to its name, sync the folder."""
 
     def publish(self, final: Path, write: Callable[[Path], object]) -> bool:
         make_directory(final.parent)
@@ -58,7 +62,7 @@ class PosixFiles:
         try:
             write(temp)
         except BaseException:
-            temp.unlink(missing_ok=True)  # a full disk must not be filled further by what could not be finished
+            temp.unlink(missing_ok=True)  # leave no part of a file on a full disk
             raise
         return publish_file(temp, final)
 
@@ -95,12 +99,12 @@ FILES: FileStore = PosixFiles()
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """A file, open for reading. A pipe or a device under its name is refused instead of being waited for.
+    """Open a regular file for reading; a pipe or device is refused at once.
 
     Raises:
-        OSError: there is no such file, or it is no regular one.
+        OSError: there is no such file, or it is not a regular one.
     """
-    # Without the flag, opening a pipe waits for somebody who writes to it.
+    # Without O_NONBLOCK, opening a pipe waits for a writer.
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
@@ -109,9 +113,9 @@ def open_regular(path: Path) -> BufferedReader:
 
 
 def publish_file(temp: Path, final: Path) -> bool:
-    """Name a finished file ``final`` if that is free. False: another attempt was first, whose file stands.
+    """Name a finished file `final` if that name is free; False: another process was first, and its file is kept.
 
-    A hard link and not a rename, because a rename would silently replace what readers have already mapped.
+    A hard link, because a rename would silently replace a file that readers have mapped.
     """
     try:
         sync_file(temp)
@@ -123,8 +127,11 @@ def publish_file(temp: Path, final: Path) -> bool:
 
 
 def _link(temp: Path, final: Path) -> bool:
-    """Link if absent. A network file system may repeat a request whose answer it lost, and then say that the name was taken, by
-    the link itself: the number of links tells."""
+    """Link if the name is free.
+
+    A network file system may repeat a request whose answer was lost, and then report that the name is taken by this very link.
+    The number of links shows that.
+    """
     try:
         os.link(temp, final)
     except OSError as error:
@@ -137,7 +144,7 @@ def _link(temp: Path, final: Path) -> bool:
 
 
 def make_directory(path: Path) -> None:
-    """Make ``path`` and its missing parents; each is synced, else a crash could lose the files in it."""
+    """Create `path` and its missing parents. Each parent is synced, because a crash could otherwise lose the files in it."""
     if path.is_dir():
         return
     make_directory(path.parent)
@@ -146,18 +153,29 @@ def make_directory(path: Path) -> None:
 
 
 def name_aside(final: Path) -> Path:
-    """A name beside ``final`` for content in the making: no reader considers it, no two attempts share it."""
+    """A temporary name beside `final`: readers ignore it, and no two attempts share it."""
     return final.with_name(f".{final.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
 
 
+def is_running(pid: int) -> bool:
+    """Whether this machine has a process `pid`, such as the one in a temporary name; True for a number too large to be one."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        pass
+    return True
+
+
 def sync_file(path: Path) -> None:
-    """Return once the file's content is on the disk."""
+    """Write the file's content to the disk."""
     with open(path, "rb") as file:
         os.fsync(file.fileno())
 
 
 def sync_directory(path: Path) -> None:
-    """Return once the folder's names are on the disk."""
+    """Write the folder's names to the disk."""
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)

@@ -1,10 +1,9 @@
-"""Finding files whose names carry growing numbers, without listing their folder again and again.
+"""Finds new files whose names are growing numbers, without listing their folder each time.
 
-A folder of a long run holds many thousands of files. It is listed when it is met, then followed by name: a
-shard names its successor, so the next file is one ``stat`` away. Producers finish out of order, and a task
-may fail for good, so a few names ahead are tried too and the gaps are remembered; a listing at long
-intervals, or when the track was lost to a corrupt file, catches whatever that misses.
-Never: open a file, or say a number twice.
+The folder of a long run holds many thousands of files. It is listed once; after that, each shard names its successor, so the
+next file costs one `stat`. Producers finish out of order and a task may fail for good, so some further names are tried and gaps
+are remembered. The folder is listed again every RELIST_SECONDS, or after a damaged file. Each number is returned once. No file
+is opened.
 """
 
 import re
@@ -14,17 +13,17 @@ from pathlib import Path
 
 from storage.files import FILES
 
-LOOKAHEAD = 64  # names tried beyond the next one: more than the tasks one producer has in flight
-GAPS_KEPT = 256  # gaps looked at again at every visit; older ones are left to the listing
-RELIST_SECONDS = 30.0  # how late a file may be seen that neither way finds
+LOOKAHEAD = 64  # names tried after the next one; a producer has fewer tasks in flight
+GAPS_KEPT = 256  # gaps checked at every visit; older ones are found by the listing
+RELIST_SECONDS = 30.0  # delay after which any other file is found
 
 
 class NumberedFiles:
-    """The numbers of one folder's files, each said once, lowest first as far as they are there."""
+    """The numbers of one folder's files, each returned once, lowest first as far as they exist."""
 
     def __init__(self, folder: Path, pattern: re.Pattern[str], name_of: Callable[[int], str]) -> None:
         self._folder = folder
-        self._within = f"{folder}/"  # dozens of names are tried at every visit, and a path for each would cost more than asking
+        self._within = f"{folder}/"  # a string: to build a Path for each name would cost more than the stat
         self._pattern = pattern
         self._name_of = name_of
         self._next = 0
@@ -32,33 +31,33 @@ class NumberedFiles:
         self._seen: set[int] = set()
         self._listed_at: float | None = None
 
-    def arrivals(self) -> Iterator[tuple[int, Path]]:
-        """Files not said before; the caller may call ``covers`` or ``lost_track`` between two of them."""
+    def new_files(self) -> Iterator[tuple[int, Path]]:
+        """Files not returned before. The caller may call `skip_covered` or `list_again` between two of them."""
         if self._listed_at is None or time.monotonic() - self._listed_at >= RELIST_SECONDS:
             self._listed_at = time.monotonic()
             for number in self._listed():
-                yield self._say(number)
+                yield self._return_once(number)
         for number in sorted(self._gaps):
             if self._exists(number):
-                yield self._say(number)
+                yield self._return_once(number)
         while (ahead := next(filter(self._exists, range(self._next, self._next + LOOKAHEAD)), None)) is not None:
-            yield self._say(ahead)
+            yield self._return_once(ahead)
 
-    def covers(self, first: int, after: int) -> None:
-        """The file numbered ``first`` stands for all numbers before ``after``, which is the next name."""
+    def skip_covered(self, first: int, after: int) -> None:
+        """The file `first` covers all numbers before `after`, which is the next name."""
         self._gaps.difference_update(range(first, after))
         self._next = max(self._next, after)
 
-    def lost_track(self) -> None:
-        """The last file could not say which name comes next, so the folder is listed at the next visit."""
+    def list_again(self) -> None:
+        """List the folder at the next visit, because the last file did not say which name is next."""
         self._listed_at = None
 
-    def put_back(self, number: int) -> None:
-        """The file could not be taken in, so it counts as new at the next visit."""
+    def retry(self, number: int) -> None:
+        """Return this file again at the next visit, because it could not be read."""
         self._seen.discard(number)
-        self.lost_track()
+        self.list_again()
 
-    def _say(self, number: int) -> tuple[int, Path]:
+    def _return_once(self, number: int) -> tuple[int, Path]:
         self._seen.add(number)
         self._gaps.discard(number)
         if number >= self._next:
@@ -76,7 +75,7 @@ class NumberedFiles:
 
 
 def follow_folders(parent: Path, followed: dict[str, NumberedFiles], pattern: re.Pattern[str], layout: str) -> None:
-    """Begin to follow the folders of ``parent`` that are new; there are a few, each with very many files."""
+    """Add the new folders of `parent` to `followed`. There are few folders, each with very many files."""
     for folder in FILES.folders(parent):
         if folder not in followed:
             followed[folder] = NumberedFiles(parent / folder, pattern, layout.format)

@@ -1,11 +1,9 @@
-"""From chosen rows to arrays: tokens are copied once, out of the mapped shards into memory that is used again, in the recorded
-order.
+"""Copies chosen rows from the mapped shards into arrays, in the recorded order.
 
-Promise: a shard of which a row is used is looked at again: its mapped bytes are those that were verified row by row when it was
-mapped, every one of them, and the chosen rows' stored checksums are those that the choice recorded. A shard that differs is
-refused by name, never handed on; nor is anything in it interpreted, for changed offsets would lead anywhere. Rows that follow one
-another in a shard, as those of an advantage group do, are copied as one piece.
-Never: choose rows, compute advantages, pad, or touch a tensor.
+Before a row is used, the bytes of its whole shard are compared with those that were verified when it was mapped, and its
+checksum with the one that the choice recorded. A shard that differs is refused by name before anything in it is interpreted,
+because changed offsets could point anywhere. Consecutive rows of a shard, such as those of an advantage group, are copied in
+one piece. Each token is copied once, into reused memory (storage/packing.py).
 """
 
 from collections.abc import Callable
@@ -25,44 +23,48 @@ from storage.schema import as_array
 class Batch:
     """Decisions as flat arrays, in order: R rows, T tokens, C completion positions, L legal ids.
 
-    They are whoever's who holds them: nothing writes into them again (storage/packing.py).
+    The caller owns the arrays: nothing else writes into them (storage/packing.py).
     """
 
     decision_ids: npt.NDArray[np.int64]
-    """[R] identity of each row."""
+    """[R] decision id of each row."""
     input_ids: npt.NDArray[np.int32]
-    """[T] prompt then completion, row after row."""
+    """[T] prompt, then completion, row after row."""
     input_offsets: npt.NDArray[np.int64]
     """[R + 1] row r's tokens are input_ids[input_offsets[r]:input_offsets[r + 1]]."""
     prompt_lens: npt.NDArray[np.int32]
-    """[R] tokens of each prompt; the rest of a row is its completion."""
+    """[R] prompt tokens; the rest of the row is its completion."""
     behaviour_logprobs: npt.NDArray[np.float32]
-    """[C] nats under the policy that drew the token, completion positions of all rows one after another."""
+    """[C] nats under the policy that drew the token; completion positions, row after row."""
     completion_offsets: npt.NDArray[np.int64]
-    """[R + 1] row r's completion positions are completion_offsets[r] up to completion_offsets[r + 1]."""
+    """[R + 1] completion positions of row r are completion_offsets[r] to completion_offsets[r + 1]."""
     legal_ids: npt.NDArray[np.int32]
-    """[L] token ids allowed, position after position."""
+    """[L] legal token ids, position after position."""
     legal_offsets: npt.NDArray[np.int64]
-    """[C + 1] position c allowed legal_ids[legal_offsets[c]:legal_offsets[c + 1]]; one id: forced."""
+    """[C + 1] legal ids of position c are legal_ids[legal_offsets[c]:legal_offsets[c + 1]]; one id: forced."""
     temperatures: npt.NDArray[np.float32]
     """[R] sampling temperature."""
     returns: npt.NDArray[np.float64]
-    """[R] return of the decision, as selected."""
+    """[R] return of each decision, as selected."""
     advantage_groups: npt.NDArray[np.int32]
-    """[R] number of the advantage group, from 0 upwards; -1 where rows were not chosen by groups."""
+    """[R] number of the advantage group, from 0; -1 if rows were not chosen by group."""
     policy_versions: npt.NDArray[np.int32]
     """[R] policy version that drew each completion."""
 
 
 _Run = tuple[MappedShard, int, int]
-"""Rows of one shard that follow one another there and in the batch: the first, and the one after the last."""
+"""Rows that are consecutive in a shard and in the batch: shard, first row, one after the last."""
 
 
 def gather(rows: pa.Table, open_shard: Callable[[str], MappedShard], buffers: PackingBuffers) -> Batch:
-    """One batch of ``rows`` (of a selection or a ledger); ``open_shard`` maps a shard by its name and verifies it.
+    """The batch of `rows`, from a selection or a ledger.
+
+    Args:
+        open_shard: maps a shard by its name and verifies it.
+        buffers: the memory for the batch.
 
     Raises:
-        ShardDamaged: a row's bytes are not those that were published, or not those that were chosen.
+        ShardDamaged: a row differs from what was published, or from what was chosen.
     """
     runs = _runs(rows, open_shard)
     _refuse_replaced(rows, runs)
@@ -103,12 +105,12 @@ _PACKED = ("input_ids", "behaviour_logprobs", "legal_ids", "legal_offsets")
 
 
 def _runs(rows: pa.Table, open_shard: Callable[[str], MappedShard]) -> list[_Run]:
-    """The chosen rows in their order, as few runs as they make; every shard is verified."""
+    """The chosen rows in their order, as few runs as possible; every shard is verified."""
     names = rows["shard"].to_pylist()
     shards = {name: _verified(open_shard(name)) for name in dict.fromkeys(names)}
     found: list[tuple[str, int, int]] = []
     name, first, after = None, 0, 0
-    # a plain loop: at this length it costs less than a handful of calls into Arrow and numpy
+    # A plain loop: for so few rows it is faster than Arrow and numpy.
     for next_name, number in zip(names, rows["row"].to_pylist(), strict=True):
         if number != after or next_name != name:
             if name is not None:
@@ -121,7 +123,7 @@ def _runs(rows: pa.Table, open_shard: Callable[[str], MappedShard]) -> list[_Run
 
 
 def _verified(shard: MappedShard) -> MappedShard:
-    if not shard.as_verified():
+    if not shard.is_unchanged():
         raise ShardDamaged(
             f"Shard {shard.name} changed since it was opened: its checksum is wrong; remove the shard or restore it.", shard.name
         )
@@ -143,7 +145,7 @@ def _refuse_replaced(rows: pa.Table, runs: list[_Run]) -> None:
 
 
 def _single(runs: list[_Run], column: str, kind: type[np.generic]) -> npt.NDArray[Any]:
-    """[R] a column of single numbers."""
+    """[R] a scalar column."""
     return _join([shard.columns[column][first:after] for shard, first, after in runs], kind)
 
 
@@ -152,21 +154,21 @@ def _join(pieces: list[npt.NDArray[Any]], kind: type[np.generic]) -> npt.NDArray
 
 
 def _lengths(runs: list[_Run], column: str) -> npt.NDArray[np.int32]:
-    """[R] how many values each row's list has."""
+    """[R] length of each row's list."""
     starts = [shard.lists[column][0][first:after] for shard, first, after in runs]
     ends = [shard.lists[column][0][first + 1 : after + 1] for shard, first, after in runs]
     return _join(ends, np.int32) - _join(starts, np.int32)
 
 
 def _offsets(lengths: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-    """[R + 1] where each row begins, if they lie one after another."""
+    """[R + 1] start of each row in the concatenated rows."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
 
 
 def _pack(runs: list[_Run], column: str, packed: npt.NDArray[Any]) -> None:
-    """Copy the lists of all rows one after another."""
+    """Copy the lists of all rows into `packed`, row after row."""
     pieces = []
     for shard, first, after in runs:
         offsets, values = shard.lists[column]
@@ -181,7 +183,7 @@ def _rebase(
     legal_before: npt.NDArray[np.int64],
     legal_offsets: npt.NDArray[np.int64],
 ) -> None:
-    """Fill one CSR over all positions: each row's bounds without the leading 0, moved behind the legal ids before it."""
+    """Fill one CSR over all positions: each row's offsets without the leading 0, plus the number of legal ids before the row."""
     follow = np.ones(len(bounds), bool)
     follow[completion_offsets[:-1] + np.arange(len(completion_offsets) - 1)] = False
     legal_offsets[0] = 0

@@ -1,15 +1,15 @@
-"""The lens over a run's files: an in-memory DuckDB that knows every row's facts and none of its tokens.
+"""The index of a run: an in-memory DuckDB with the facts of every row, without tokens.
 
-Promise: shards and ledgers are the truth, and any process may build its own index over them at any time,
-without locks, while others write. It opens from the newest whole snapshot in ``index/``, if there is one, and newer
-shards. Every row that is gathered is verified; a shard is, as a whole, when it is first mapped: those that no snapshot
-covers as they come in, the others when a row of them is first gathered (storage/snapshots.py says what that leaves
-open). What cannot be verified is set aside with a sentence (``refused``) and the rest goes on; a ledger that
-cannot be verified is an error, since nobody could then say what was trained on. Selection is deterministic, and
-does not depend on whether there was a snapshot.
-Its methods may be called by several threads, and follow one another; ``connection`` is for one thread, which calls no
-method meanwhile (an open DuckDB result owns its connection).
-Never: let DuckDB hold or return token lists, or write into the run but for ``snapshot_if_due``.
+Shards and ledgers are the truth. Any process may build its own index at any time, without locks, while others write. An index
+opens from the newest intact snapshot in `index/`, if there is one, plus newer shards.
+
+A shard is verified when it is first mapped: without a snapshot, as it comes in; else when one of its rows is first gathered
+(storage/snapshots.py says what that leaves open). A damaged shard is set aside with a sentence (`refused`). A damaged ledger is
+an error, because it decides which rows are used. Selection is deterministic and does not depend on snapshots.
+
+Several threads may call the methods; a lock runs them one at a time. `connection` is for one thread, which calls no method
+meanwhile, because an open DuckDB result owns its connection. DuckDB neither holds nor returns token lists, and only
+`snapshot_if_due` writes into the run.
 """
 
 import threading
@@ -42,8 +42,8 @@ _Given = ParamSpec("_Given")
 _Answer = TypeVar("_Answer")
 
 
-def _alone(method: "Callable[Concatenate[Index, _Given], _Answer]") -> "Callable[Concatenate[Index, _Given], _Answer]":
-    """The method, run while no other of the index runs."""
+def _locked(method: "Callable[Concatenate[Index, _Given], _Answer]") -> "Callable[Concatenate[Index, _Given], _Answer]":
+    """The method, run under the index's lock."""
 
     @wraps(method)
     def run(self: "Index", *given: _Given.args, **named: _Given.kwargs) -> _Answer:
@@ -54,22 +54,22 @@ def _alone(method: "Callable[Concatenate[Index, _Given], _Answer]") -> "Callable
 
 
 class Index:
-    """One process's view of a run; ``refresh`` takes in what was published since."""
+    """One process's view of a run; `refresh` adds what was published since."""
 
     def __init__(
         self, paths: RunPaths, *, blend: Mapping[str, float] | None = None, discount: float = 1.0, threads: int = 1
     ) -> None:
-        """See what was published in a run.
+        """Create an empty index; `refresh` fills it.
 
         Args:
             blend: weight of each reward component in a decision's return; None: centres alone.
-            discount: of what comes after a decision, by ply.
-            threads: of DuckDB, 0 for a thread a core. With more than one, those that are idle have the allocator give back the
-                whole process's free memory, several times a second: a trainer then fetched its activations page by page from
-                the kernel, a tenth of its CPU seconds.
+            discount: factor per later decision of the same power in the fork.
+            threads: threads of DuckDB; 0: one per core. With more than one, DuckDB's idle threads make the allocator return the
+                free memory of the whole process several times a second. A trainer then spent a tenth of its CPU time on getting
+                its activations' pages back from the kernel.
 
         Raises:
-            InputError: the blend weighs what is no component.
+            InputError: the blend names an unknown component.
         """
         weights = {"centres_gained": 1.0} if blend is None else dict(blend)
         check_blend(weights)
@@ -83,43 +83,43 @@ class Index:
         self.connection = self._tables.connection
 
     def refresh(self, *, listed: bool = False) -> int:
-        """Take in new shards and ledger records; returns the number of new decisions.
+        """Take in new shards and ledgers; returns the number of new decisions.
 
         Args:
-            listed: list every producer's folder. A shard whose number lies far beyond the last one is else found up to
+            listed: list every producer's folder. Without that, a shard whose number is far beyond the last one is found up to
                 `RELIST_SECONDS` later (`storage/follow.py`).
         """
-        self._ahead.settle()  # so that nothing is taken in behind the back of whoever chooses now
+        self._ahead.settle()  # the look-ahead must not change the tables after this call
         return self._refresh(listed=listed)
 
-    @_alone
+    @_locked
     def _refresh(self, *, listed: bool = False) -> int:
         return self._intake.refresh(listed=listed)
 
     @property
-    @_alone
+    @_locked
     def refused(self) -> list[tuple[str, str]]:
-        """Shards and snapshots set aside, each with the sentence that says why."""
+        """Shards and snapshots that were set aside, each with the reason."""
         return self._tables.refused()
 
-    @_alone
+    @_locked
     def seen(self) -> str:
-        """The start groups that were looked at, as JSON: producer -> [first, after the last] of each stretch of shards."""
+        """The start groups of all shards read, as JSON: producer -> [first, one after the last] of each range."""
         return self._intake.seen()
 
-    @_alone
+    @_locked
     def select_batch(self, query: SelectionQuery) -> Selection:
-        """Rows for one step by the contract in ``select_batch.sql``; ``refresh`` before shows what is new."""
+        """Rows for one step, as `select_batch.sql` defines them. Call `refresh` first to include new shards."""
         return replace(select(self.connection, query, counts_as_used(self._paths, query.lineage)), seen=self.seen())
 
-    @_alone
+    @_locked
     def eligible(self, query: SelectionQuery) -> Eligible:
-        """How much ``select_batch`` could choose from; ``refresh`` before counts what is new."""
+        """How much `select_batch` could choose from. Call `refresh` first to include new shards."""
         return eligible(self.connection, query, counts_as_used(self._paths, query.lineage))
 
-    @_alone
+    @_locked
     def fresh_rows(self, *, policy_version: int, limit: int) -> pa.Table:
-        """At most ``limit`` complete rows of exactly this version, as a selection without groups (-1)."""
+        """At most `limit` complete rows of exactly this version, as a selection without advantage groups (-1)."""
         return self._tables.chosen(
             """
             SELECT shard, row, decision_id, start_group, fork, ply, power, phase, policy_version,
@@ -130,31 +130,31 @@ class Index:
             {"policy_version": policy_version, "limit": limit},
         )
 
-    @_alone
+    @_locked
     def totals(self) -> Totals:
-        """Count over everything that was taken in."""
+        """Counts over all rows read."""
         return self._tables.totals()
 
     def gather(self, selection_rows: pa.Table) -> Batch:
-        """Verified arrays of a selection's, or a recorded step's, rows.
+        """Verified arrays of the rows of a selection or of a recorded step.
 
         Raises:
-            DataError: a row is damaged. Its shard is set aside before, so a new selection does without it.
+            DataError: a row is damaged. Its shard was set aside, so a new selection does not use it.
         """
         if (ready := self._ahead.batch_of(selection_rows)) is not None:
             return ready
         return self._gather(selection_rows)
 
     def look_ahead(self, query: SelectionQuery) -> None:
-        """Make ready what the next step will likely ask, in another thread: take in what is new, choose, and gather.
+        """Prepare the next step's batch in another thread: refresh, choose and gather.
 
-        The next step asks all the same, of what is there by then; it is spared the work that was done already, and is handed the
-        batch if it chooses the same rows. So ``query`` may be a guess, and nothing that a step trains on depends on it.
+        `query` is a guess at the next step's query. The step still makes its own choice; it gets the prepared batch only if it
+        chooses the same rows. So the guess affects speed, and never what a step trains on.
         """
-        self._ahead.begin(lambda: self._likely(query))
+        self._ahead.begin(lambda: self._prepare(query))
 
-    @_alone
-    def _likely(self, query: SelectionQuery) -> tuple[pa.Table, Batch]:
+    @_locked
+    def _prepare(self, query: SelectionQuery) -> tuple[pa.Table, Batch]:
         self._refresh()
         rows = self.select_batch(query).rows
         return rows, self._gather(rows)
@@ -164,55 +164,60 @@ class Index:
             return gather(rows, self._open, self._buffers)
         except ShardDamaged as error:
             with self._busy:
-                if error.shard not in self._intake.retired:  # else its facts are whole
+                if error.shard not in self._intake.retired:  # the facts of a retired shard stay
                     self._intake.set_aside(error.shard, str(error))
             raise
 
-    @_alone
+    @_locked
     def verified_shards(self) -> list[pa.Table]:
-        """The decisions of all shards taken in, mapped and verified, in the order of their names; those that are damaged, which a
-        snapshot may have hidden, are set aside, so the index holds the rows of these tables and no others."""
+        """The decisions of all shards, mapped and verified, sorted by shard name.
+
+        Damaged shards, which a snapshot may have hidden, are set aside, so the index has exactly the rows of these tables.
+        """
         tables = []
         for shard in sorted(self._intake.shards):
             try:
                 tables.append(open_shard(self._paths.shards / shard))
             except DataError as error:
-                self._intake.take_in_tombstones()  # it may have been given up just now
+                self._intake.take_in_tombstones()  # it may have been retired just now
                 if shard not in self._intake.retired:
                     self._intake.set_aside(shard, str(error))
         return tables
 
-    def holds(self, shard: str) -> CoveredShard | None:
-        """The shard of this name, if its rows lie in ``shards/`` and were not given up."""
+    def find_shard(self, shard: str) -> CoveredShard | None:
+        """The shard of this name, if it is in `shards/` and was not retired."""
         return self._intake.shards.get(shard)
 
-    @_alone
+    @_locked
     def retired(self) -> list[CoveredShard]:
-        """Shards that were given up: facts of their rows are here, tokens at most in the archive."""
+        """Retired shards: the index has the facts of their rows; their tokens are in the archive, or gone."""
         return list(self._intake.retired.values())
 
-    @_alone
-    def facts_of(self, shards: Sequence[CoveredShard]) -> IndexSnapshot:
-        """What is known of these shards."""
+    @_locked
+    def snapshot_of(self, shards: Sequence[CoveredShard]) -> IndexSnapshot:
+        """The facts of these shards."""
         among_them = pc.field("shard").isin([shard.name for shard in shards])
         facts = self._tables.facts()
         decisions, plies = (table.filter(among_them) for table in (facts.decisions, facts.plies))
         return IndexSnapshot(shards=tuple(shards), decisions=decisions.combine_chunks(), plies=plies.combine_chunks())
 
-    @_alone
-    def answers(self, query: str, values: Mapping[str, object] | None = None) -> list[tuple]:
-        """What a query over the tables finds."""
+    @_locked
+    def fetch(self, query: str, values: Mapping[str, object] | None = None) -> list[tuple]:
+        """The rows of a query over the tables."""
         return self.connection.sql(query, params=dict(values or {})).fetchall()
 
-    @_alone
+    @_locked
     def snapshot_if_due(self, every_shards: int) -> Path | None:
-        """Write what is known to ``index/`` if enough shards came in since the snapshot before: ``every_shards``, and an eighth
-        of all; 0 is never. Of older snapshots the newest one stays. For one process of a run: its trainer's."""
+        """Write an index snapshot if enough shards are new since the last one; returns its path, or None.
+
+        Enough is `every_shards`, and at least an eighth of all; 0: never. Of the older snapshots the newest is kept. Only the
+        trainer's process may call this.
+        """
         new = len(self._intake.shards) - self._intake.in_snapshot
         if every_shards == 0 or new < max(every_shards, len(self._intake.shards) // 8):
             return None
         self._intake.in_snapshot = len(self._intake.shards)
-        written = write_snapshot(self._paths.index, self.facts_of(list(self._intake.shards.values())))
+        written = write_snapshot(self._paths.index, self.snapshot_of(list(self._intake.shards.values())))
         drop_old_snapshots(self._paths)
         return written
 
@@ -227,5 +232,5 @@ class Index:
             try:
                 return MappedShard(shard, archived(self._paths, shard))
             except DataError as missing:
-                sentence = f"Shard {shard} was given up as its rows were too old, and cannot be had from the archive: {missing}"
+                sentence = f"Shard {shard} was retired because its rows were too old, and it is not in the archive: {missing}"
                 raise ShardDamaged(sentence, shard) from error

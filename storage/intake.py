@@ -1,10 +1,8 @@
-"""What an index has taken in of a run's files, and how it takes in what comes: shards and ledgers by their names, once the newest
-snapshot, and tombstones.
+"""Reads new files of a run into the tables of an index: ledgers, tombstones, one snapshot at the start, and shards.
 
-Promise: every shard is verified, or covered by a snapshot, before a fact of it counts; a start group counts once. What cannot be
-verified is set aside with a sentence, and the rest goes on; a ledger that cannot be verified is an error, since nobody could then
-say what was trained on.
-Never: choose rows, gather, or write.
+The facts of a shard count only after the shard is verified or covered by a snapshot. A start group counts once. A damaged shard
+is set aside with a sentence. A damaged ledger is an error, because it decides which rows are used. This module chooses no rows
+and writes nothing.
 """
 
 import json
@@ -23,16 +21,16 @@ from storage.snapshots import CoveredShard, file_marks, newest_snapshot
 from storage.tombstones import Tombstones
 from telemetry.errors import DataError
 
-_LOADED_TOGETHER = 256  # shards inserted by one statement
+_SHARDS_PER_INSERT = 256
 
 
 class Intake:
-    """Fills the tables of an index; to be called by one thread at a time.
+    """Fills the tables of an index; for one thread at a time.
 
     Attributes:
-        shards: those whose rows lie in the tables and in ``shards/``, by name.
-        retired: those that were given up; the facts of their rows are kept.
-        in_snapshot: how many of ``shards`` the newest snapshot that this index read or wrote covers.
+        shards: shards in the tables whose files are in `shards/`, by name.
+        retired: retired shards, whose facts are kept.
+        in_snapshot: how many of `shards` the newest snapshot that this index read or wrote covers.
     """
 
     def __init__(self, paths: RunPaths, tables: FactTables, mapped: MappedShards) -> None:
@@ -58,31 +56,31 @@ class Intake:
         follow_folders(self._paths.shards, self._producers, SHARD_NAME, "{:06d}.arrow")
         for producer, files in self._producers.items():
             if listed:
-                files.lost_track()
-            for number, path in files.arrivals():
+                files.list_again()
+            for number, path in files.new_files():
                 name = f"{producer}/{path.name}"
                 if known := self.shards.get(name) or self.retired.get(name):  # from a snapshot or a tombstone
-                    files.covers(number, known.next_start_group)
+                    files.skip_covered(number, known.next_start_group)
                     continue
                 try:
                     facts = self._facts_of(producer, number, path)
                 except DataError as error:
-                    new_rows += self.take_in_tombstones()  # it may have been given up just now
+                    new_rows += self.take_in_tombstones()  # it may have been retired just now
                     if name not in self.retired:
                         self._refuse(name, str(error))
-                        files.lost_track()
+                        files.list_again()
                     continue
-                files.covers(number, self.shards[name].next_start_group)
+                files.skip_covered(number, self.shards[name].next_start_group)
                 waiting.append(facts)
                 new_rows += facts.decisions.num_rows
-                if len(waiting) == _LOADED_TOGETHER:
+                if len(waiting) == _SHARDS_PER_INSERT:
                     self._tables.add_shards(waiting)
                     waiting = []
         self._tables.add_shards(waiting)
         return new_rows
 
     def seen(self) -> str:
-        """The start groups that were looked at, as JSON: producer -> [first, after the last] of each stretch of shards."""
+        """The start groups of all shards read, as JSON: producer -> [first, one after the last] of each range."""
         spans: dict[str, list[list[int]]] = {}
         known = [*self.shards.values(), *self.retired.values()]
         for shard in sorted(known, key=lambda shard: (shard.producer, shard.number)):
@@ -94,7 +92,7 @@ class Intake:
         return json.dumps(spans, separators=(",", ":"))
 
     def set_aside(self, shard: str, sentence: str) -> None:
-        """Forget the rows of a shard that is damaged."""
+        """Delete the rows of a damaged shard."""
         self._tables.drop_shard(shard)
         self._refuse(shard, sentence)
 
@@ -104,8 +102,8 @@ class Intake:
         self._tables.refuse(shard, sentence)
 
     def take_in_tombstones(self) -> int:
-        """Know which shards were given up, and keep the facts of their rows; returns how many rows were not known before."""
-        found, damaged = self._tombstones.arrivals()
+        """Mark retired shards and keep the facts of their rows; returns the number of rows that were not known before."""
+        found, damaged = self._tombstones.read_new()
         for path, sentence in damaged:
             self._tables.refuse(f"{path.parent.name}/{path.name}", sentence)
         new_rows = 0
@@ -118,7 +116,7 @@ class Intake:
                 self.retired[shard.name] = shard
                 self._known_groups.setdefault(shard.producer, set()).update(shard.start_groups)
             if unknown:
-                part = tombstone.only(unknown)
+                part = tombstone.subset(unknown)
                 self._tables.add_shards([ShardFacts(decisions=part.decisions, plies=part.plies)])
                 new_rows += part.decisions.num_rows
         return new_rows
@@ -128,17 +126,17 @@ class Intake:
         waiting: list[pa.Table] = []
         try:
             for lineage, files in self._lineages.items():
-                for step, path in files.arrivals():
+                for step, path in files.new_files():
                     try:
                         waiting.append(record_rows(lineage, step, read_ledger_file(path)))
                     except DataError:
-                        files.put_back(step)  # or the next refresh would take its rows for unused
+                        files.retry(step)  # else the next refresh would treat its rows as unused
                         raise
-        finally:  # as those before it are not met again
+        finally:  # the ledgers before it are not returned again
             self._tables.add_records(waiting)
 
     def _take_in_snapshot(self) -> int:
-        """Begin with what a snapshot knows of the shards that are still there; the others come in as if there were none."""
+        """Load the facts of a snapshot for the shards that still exist; other shards are read one by one."""
         found, passed_over = newest_snapshot(self._paths)
         for path, sentence in passed_over:
             self._refuse(f"{path.parent.name}/{path.name}", sentence)
@@ -146,7 +144,7 @@ class Intake:
             return 0
         folder = str(self._paths.shards)
         there = [shard for shard in found.shards if shard.name not in self.retired and shard.still_there(folder)]
-        part = found.only(there)
+        part = found.subset(there)
         for shard in part.shards:
             self.shards[shard.name] = shard
             self._known_groups.setdefault(shard.producer, set()).update(shard.start_groups)
@@ -156,8 +154,12 @@ class Intake:
         return part.decisions.num_rows
 
     def _facts_of(self, producer: str, number: int, path: Path) -> ShardFacts:
-        """Verify a shard and its plies and take their facts; DataError if either cannot be relied on."""
-        marks = file_marks(path) or (0, 0)  # before it is read: another file under its name would have others
+        """Verify a shard and its plies and return their facts.
+
+        Raises:
+            DataError: one of them is damaged, or repeats a start group.
+        """
+        marks = file_marks(path) or (0, 0)  # read first: a file that replaces this one later has other marks
         file = map_shard(path)
         decisions = file.table
         shard = describe_shard(path, decisions, already=True)

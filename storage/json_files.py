@@ -1,8 +1,6 @@
-"""JSON files of a run: read without trust, and sealed where a changed digit must be noticed.
+"""JSON files of a run: reading with checks, and writing with a checksum.
 
-Promise: whatever lies under the name, reading it ends: a pipe, a folder, a file too large, text that is no JSON or is nested too
-deeply are each a `DataError` of one sentence.
-Never: know what a file says.
+Reading a pipe, a folder, a file too large, or text that is not JSON or is nested too deeply raises a `DataError`.
 """
 
 import hashlib
@@ -14,7 +12,7 @@ from typing import Any
 from storage.files import open_regular
 from telemetry.errors import DataError
 
-_LARGEST = 64 * 2**20  # bytes; the files of a run are thousands of times smaller
+_MAX_BYTES = 64 * 2**20  # a run's files are thousands of times smaller
 _SEAL = "checksum"
 
 
@@ -23,13 +21,13 @@ def read_object(path: Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: there is no such file.
-        DataError: it holds no JSON object.
+        DataError: the file holds no JSON object.
     """
     try:
         with open_regular(path) as file:
-            content = file.read(_LARGEST + 1)
-        if len(content) > _LARGEST:
-            raise ValueError(f"it has more than {_LARGEST} bytes")
+            content = file.read(_MAX_BYTES + 1)
+        if len(content) > _MAX_BYTES:
+            raise ValueError(f"it has more than {_MAX_BYTES} bytes")
         found = json.loads(content)
     except FileNotFoundError:
         raise
@@ -41,12 +39,12 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def sealed(record: Mapping[str, Any]) -> str:
-    """The record as JSON with a checksum over all its entries; float64 values keep every bit."""
+    """The record as JSON with a checksum over all its entries; float64 values are exact."""
     return json.dumps({**record, _SEAL: _checksum(record)}, indent=1)
 
 
 def is_sealed(record: Mapping[str, Any]) -> bool:
-    """Whether a record that was read carries the checksum of its entries."""
+    """Whether a record has the right checksum of its other entries."""
     return record.get(_SEAL) == _checksum({name: value for name, value in record.items() if name != _SEAL})
 
 

@@ -1,8 +1,7 @@
-"""Which snapshots still teach: the spread of the returns of the start groups that were played from them.
+"""The mean spread of returns of each snapshot's last start groups: a measure of how much the snapshot still teaches.
 
-Promise: the answer depends on the rows before a given start group and on nothing that is published later, so a step that is
-drawn again after a crash is drawn from the same figures.
-Never: weigh or draw; that is the sampler's.
+The result depends only on rows before a given start group. So a step that is repeated after a crash gets the same values. The
+sampler turns spreads into weights and draws.
 """
 
 import threading
@@ -13,21 +12,21 @@ from storage.index import Index
 from storage.runs import RunPaths
 
 RECENT = 4
-"""Start groups of a snapshot that count, the newest ones: the policy that played older ones is long gone."""
+"""Newest start groups of a snapshot that count; older ones were played by a policy that has changed since."""
 _SQL = Path(__file__).with_name("spread.sql").read_text()
 
 
 class PastSpreads:
-    """An index of its own over a run's rows, read on by whichever thread asks."""
+    """Computes spreads with an index of its own; any thread may call it."""
 
     def __init__(self, paths: RunPaths, *, blend: Mapping[str, float], discount: float) -> None:
-        """`blend` and `discount`: of the returns, as the trainer has them."""
+        """`blend` and `discount` of the returns, as in the trainer's settings."""
         self._index = Index(paths, blend=blend, discount=discount)
-        self._one_at_a_time = threading.Lock()
+        self._lock = threading.Lock()
 
     def before(self, producer: str, start_group: int) -> dict[str, float]:
-        """Mean spread by snapshot id over the `producer`'s start groups with smaller numbers."""
-        with self._one_at_a_time:
+        """Snapshot id -> mean spread over the `producer`'s start groups with smaller numbers than `start_group`."""
+        with self._lock:
             self._index.refresh()
             values = {"producer": producer, "before": start_group, "recent": RECENT}
             rows = self._index.connection.execute(_SQL, values).fetchall()

@@ -1,9 +1,8 @@
-"""The batch ledger: which rows a trainer step used, written before that step's forward pass.
+"""The ledger: which rows a trainer step used, written before the forward pass of that step.
 
-Promise: ``ledger/<lineage>/step-000137.arrow`` is immutable, and only one trainer can write it. Whoever finds
-the name taken is not alone on the run and must stop: the ledger is the fence. A step is repeated by reading
-its file, never by selecting again. A file counts only under the name that it was written for.
-Never: decide which rows to use.
+`ledger/<lineage>/step-000137.arrow` is written once, by one trainer. A trainer that finds the name taken is not alone on the
+run and must stop. A step is repeated by reading its ledger, never by selecting again. A file counts only under the name that it
+was written for.
 """
 
 import re
@@ -17,9 +16,9 @@ from storage.files import FILES
 from storage.runs import RunPaths, check_name
 from telemetry.errors import DataError
 
-MAIN = "main"  # the lineage of a run that was never branched
+MAIN = "main"  # the lineage of a run that was never forked
 STEP_NAME = re.compile(r"step-(\d{6,})\.arrow")
-ROWS_SCHEMA = pa.schema(  # a chosen row: where it lies, what it is, and what the choice made of it
+ROWS_SCHEMA = pa.schema(  # a chosen row: its place, its identity, and its lag, return and advantage group
     {
         "shard": pa.string(),
         "row": pa.int32(),
@@ -39,15 +38,15 @@ ROWS_SCHEMA = pa.schema(  # a chosen row: where it lies, what it is, and what th
 
 
 def ledger_path(paths: RunPaths, lineage: str, step: int) -> Path:
-    """Where the record of this step lies or will lie."""
+    """Path of the ledger of this step."""
     return paths.ledger / check_name(lineage, "The lineage") / f"step-{step:06d}.arrow"
 
 
 def write_ledger(paths: RunPaths, lineage: str, step: int, rows_table: pa.Table, metadata: Mapping[str, str]) -> bool:
-    """Record the rows of ``step`` in their order; False if another trainer holds it, whose record stands.
+    """Record the rows of `step` in their order; False if another trainer has recorded it, whose ledger is kept.
 
     Raises:
-        DataError: ``rows_table`` lacks a column of ``ROWS_SCHEMA``: the step could not be repeated from it.
+        DataError: `rows_table` lacks a column of `ROWS_SCHEMA`, so the step could not be repeated.
     """
     path = ledger_path(paths, lineage, step)
     if missing := [name for name in ROWS_SCHEMA.names if name not in rows_table.column_names]:
@@ -57,20 +56,24 @@ def write_ledger(paths: RunPaths, lineage: str, step: int, rows_table: pa.Table,
 
 
 def read_ledger(paths: RunPaths, lineage: str, step: int) -> pa.Table | None:
-    """The rows that ``step`` used, in their order, to be gathered again; None if the step is not recorded."""
+    """The rows of `step` in their order; None if the step is not recorded.
+
+    Raises:
+        DataError: the ledger is damaged.
+    """
     path = ledger_path(paths, lineage, step)
     return read_ledger_file(path) if FILES.exists(path) else None
 
 
 def read_ledger_file(path: Path) -> pa.Table:
-    """The rows of a ledger that lies under the name it was written for.
+    """The rows of a ledger.
 
     Raises:
-        DataError: it is missing or damaged, or it records another step or lineage: its rows would count twice.
+        DataError: it is missing or damaged, or was written under another name, so its rows would count twice.
     """
     rows = read_arrow(path, ROWS_SCHEMA)
-    told, match = metadata_of(rows), STEP_NAME.fullmatch(path.name)
-    lineage, step = told.get("lineage"), told.get("step")
+    metadata, match = metadata_of(rows), STEP_NAME.fullmatch(path.name)
+    lineage, step = metadata.get("lineage"), metadata.get("step")
     if match is None or (lineage, step) != (path.parent.name, str(int(match[1]))):
         raise DataError(
             f"{path} records step {step} of lineage '{lineage}', which its name does not say: it is a copy or was renamed; "
@@ -80,6 +83,6 @@ def read_ledger_file(path: Path) -> pa.Table:
 
 
 def recorded_steps(paths: RunPaths, lineage: str) -> list[int]:
-    """Numbers of the recorded steps, ascending."""
+    """Numbers of the recorded steps in ascending order."""
     folder = paths.ledger / check_name(lineage, "The lineage")
     return sorted(int(match[1]) for name in FILES.names(folder) if (match := STEP_NAME.fullmatch(name)))

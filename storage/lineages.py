@@ -1,12 +1,11 @@
-"""Lineages of a run: where its steps were forked from, so that settings may change without two histories becoming one.
+"""Lineages of a run: which lineage was forked from which, and after which step.
 
-A run begins in lineage ``main``. A run that goes on under other settings forks: its steps after the newest checkpoint are written
-to ``ledger/<name>/``, and ``ledger/<name>/lineage.json`` says what it was forked from, after which step, and why.
+A run begins in lineage `main`. A run that continues with other settings forks: its steps after the newest checkpoint are
+written to `ledger/<name>/`, and `ledger/<name>/lineage.json` records the parent, the last common step, and the changed
+settings. The file is published before the first step of the lineage and never changes.
 
-Promise: the record is published once and never changed, before the lineage's first step. What the parent used up to the fork
-counts as used, and what it recorded after that does not: those rows are free again. The lineage that was opened last is the one
-that a run goes on in.
-Never: decide whether settings may change, or touch a checkpoint.
+Rows that the parent used up to the fork count as used; rows that it used later do not. The current lineage of a run is the one
+opened last.
 """
 
 import json
@@ -21,37 +20,37 @@ from storage.ledger import MAIN, recorded_steps
 from storage.runs import RunPaths, check_name
 from telemetry.errors import DataError, InputError
 
-EVER = 2**31 - 1
-"""A step that no run reaches."""
+NO_STEP_LIMIT = 2**31 - 1
+"""A larger step number than any run reaches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lineage:
-    """A fork."""
+    """The record of a fork."""
 
     name: str
     number: int
-    """Forks of the run before it, and one."""
+    """1 for a run's first fork, then 2, and so on."""
     parent: str
-    """The lineage that it goes on from."""
+    """The lineage that it was forked from."""
     after_step: int
-    """The parent's last step that belongs to it."""
+    """Last step of the parent that belongs to it."""
     settings_hash: str = ""
-    """Of the settings that its steps are made under."""
+    """Hash of the settings of its steps."""
     changed: Mapping[str, Any] = field(default_factory=dict)
-    """Settings by their dotted names, each [before, after]."""
+    """Changed settings by dotted name, each [before, after]."""
 
 
 def lineage_path(paths: RunPaths, name: str) -> Path:
-    """Where the record of a fork lies or will lie."""
+    """Path of the record of a fork."""
     return paths.ledger / check_name(name, "The lineage") / "lineage.json"
 
 
 def read_lineage(paths: RunPaths, name: str) -> Lineage | None:
-    """The record of a fork; None for ``main`` and for what nobody opened.
+    """The record of a fork; None for `main` and for an unknown lineage.
 
     Raises:
-        DataError: it was altered: nobody could say what counts as used.
+        DataError: the file is damaged.
     """
     path = lineage_path(paths, name)
     if not FILES.exists(path):
@@ -74,15 +73,15 @@ def lineages(paths: RunPaths) -> list[Lineage]:
 
 
 def current_lineage(paths: RunPaths) -> str:
-    """The lineage in which a run goes on: the one that was opened last."""
+    """The lineage that was opened last, in which the run continues."""
     return max(lineages(paths), key=lambda fork: fork.number).name if lineages(paths) else MAIN
 
 
 def check_new_lineage(paths: RunPaths, name: str) -> None:
-    """Refuse a name that a lineage has already, but for the newest one before its first step, which may be opened again.
+    """Check that a new lineage may have this name. The newest lineage may be opened again before its first step.
 
     Raises:
-        InputError: another name is needed.
+        InputError: the name is taken.
     """
     check_name(name, "The lineage")
     begun = name == MAIN or recorded_steps(paths, name)
@@ -93,14 +92,14 @@ def check_new_lineage(paths: RunPaths, name: str) -> None:
 def open_lineage(
     paths: RunPaths, name: str, *, parent: str, after_step: int, settings_hash: str, changed: Mapping[str, Any] | None = None
 ) -> Lineage:
-    """Fork ``parent`` after a step; the same fork again, before it has a step, is the one that stands.
+    """Fork `parent` after a step. To open the same fork again before its first step returns the existing one.
 
     Raises:
         InputError: there is another lineage of that name.
     """
     check_new_lineage(paths, name)
-    standing = read_lineage(paths, name)
-    if standing is None:
+    opened = read_lineage(paths, name)
+    if opened is None:
         fork = Lineage(
             name=name,
             number=len(lineages(paths)) + 1,
@@ -110,20 +109,20 @@ def open_lineage(
             changed=dict(changed or {}),
         )
         FILES.publish(lineage_path(paths, name), lambda aside: aside.write_text(json.dumps(asdict(fork), indent=1)))
-        standing = read_lineage(paths, name)
-    same = (parent, after_step, settings_hash)
-    if standing is None or (standing.parent, standing.after_step, standing.settings_hash) != same:
+        opened = read_lineage(paths, name)
+    wanted = (parent, after_step, settings_hash)
+    if opened is None or (opened.parent, opened.after_step, opened.settings_hash) != wanted:
         raise InputError(f"run '{paths.root.name}' has a lineage '{name}' for other settings: choose another name for this one")
-    return standing
+    return opened
 
 
 def counts_as_used(paths: RunPaths, name: str, before_step: int | None = None) -> dict[str, int]:
-    """Lineages whose ledgers say what ``name`` has used, each with its last step that counts.
+    """Lineages whose ledgers count as used in lineage `name`, each with its last step that counts.
 
     Args:
-        before_step: count only what was used before that step.
+        before_step: count only earlier steps; None: all.
     """
-    until = EVER if before_step is None else before_step - 1
+    until = NO_STEP_LIMIT if before_step is None else before_step - 1
     counted = {name: until}
     while (fork := read_lineage(paths, name)) is not None and fork.parent not in counted:
         name, until = fork.parent, min(until, fork.after_step)
@@ -132,14 +131,18 @@ def counts_as_used(paths: RunPaths, name: str, before_step: int | None = None) -
 
 
 def last_step(paths: RunPaths) -> int:
-    """The newest step that the lineage in which a run goes on has recorded, or takes over from its parent; 0 if there is none."""
+    """The newest step of the current lineage, recorded or taken over from its parent; 0 if there is none."""
     name = current_lineage(paths)
     fork = read_lineage(paths, name)
     return max([fork.after_step if fork else 0, *recorded_steps(paths, name)])
 
 
 def lineage_at(paths: RunPaths, step: int, name: str | None = None) -> str:
-    """The lineage to which a step of ``name``, by default the current one, belongs: itself, or one that it was forked from."""
+    """The lineage whose ledger records `step` in the history of `name`: `name` itself, or one that it was forked from.
+
+    Args:
+        name: None: the current lineage.
+    """
     name = current_lineage(paths) if name is None else name
     while (fork := read_lineage(paths, name)) is not None and step <= fork.after_step:
         name = fork.parent

@@ -1,9 +1,8 @@
-"""The batch that the next step will likely ask for, made ready by a thread while the step before is computed.
+"""Prepares the batch that the next step will probably use, in a thread, while the current step is computed.
 
-Promise: it decides nothing. Whoever wants a batch says which rows; those that were made ready are handed over only if they are
-these very rows in this order, else they are forgotten. What goes wrong with the data meanwhile is left to the step itself, which
-meets it again; any other error is raised when the next batch is asked for.
-Never: write a ledger, or choose for a step.
+A prepared batch is used only if the step chooses exactly its rows in the same order; else it is dropped. A `DataError`
+meanwhile is ignored, because the step itself meets the same data again. Any other error is raised when the next batch is
+requested.
 """
 
 import threading
@@ -19,7 +18,7 @@ _Ready = tuple[pa.Table, Batch]
 
 
 class LookAhead:
-    """At most one batch, made ready or in the making; any thread may ask, and one is handed it."""
+    """Holds at most one batch, prepared or in preparation; any thread may call it."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="look-ahead")
@@ -27,13 +26,13 @@ class LookAhead:
         self._lock = threading.Lock()
 
     def begin(self, make: Callable[[], _Ready]) -> None:
-        """Let the thread ``make`` rows and their batch; what was made ready before is forgotten."""
+        """Start `make` in the thread; the previous batch is dropped."""
         self.settle()
         with self._lock:
-            self._work = self._thread.submit(_made, make)
+            self._work = self._thread.submit(_make_or_none, make)
 
     def settle(self) -> None:
-        """Wait for what is in the making; what has not begun is taken back, as waiting for it would gain nothing."""
+        """Wait for a preparation that runs; cancel one that has not begun."""
         with self._lock:
             if self._work is not None and self._work.cancel():
                 self._work = None
@@ -42,7 +41,7 @@ class LookAhead:
             wait([work])
 
     def batch_of(self, rows: pa.Table) -> Batch | None:
-        """The batch made ready, if it is of these rows; there is none afterwards."""
+        """The prepared batch, if it has these rows, else None; either way no batch is held afterwards."""
         self.settle()
         with self._lock:
             work, self._work = self._work, None
@@ -50,7 +49,7 @@ class LookAhead:
         return ready[1] if ready is not None and ready[0].equals(rows) else None
 
 
-def _made(make: Callable[[], _Ready]) -> _Ready | None:
+def _make_or_none(make: Callable[[], _Ready]) -> _Ready | None:
     try:
         return make()
     except DataError:

@@ -1,9 +1,8 @@
-"""Shards as they lie in memory: views of the columns that gathering reads, over files that stay mapped for a while.
+"""Mapped shards: numpy views of the columns that gathering reads.
 
-Promise: nothing is copied; the views lie in the mapped file. A shard is mapped, and verified row by row, when one of its rows is
-first asked for, and no more than a fixed number stay mapped, as the kernel limits a process's mappings; one that is let go lives
-on while somebody reads it. Any thread may ask.
-Never: choose rows, or hand on a shard that cannot be verified.
+Nothing is copied. A shard is mapped, and every row verified, when one of its rows is first needed. A fixed number of shards
+stay mapped, because the kernel limits a process's mappings. A shard that is dropped stays valid while somebody reads it. Any
+thread may call.
 """
 
 import threading
@@ -20,12 +19,13 @@ from storage.shards import map_shard
 from telemetry.errors import DataError
 
 MAPPED = 64
-"""Shards kept mapped: those of a staleness budget, and few enough that a trainer does not seem to grow, for what is mapped counts
-as resident. Linux allows a process 65,530 mappings, and a long run has more shards."""
+"""Shards that stay mapped: enough for a staleness budget, and few, because mapped pages count as resident memory. Linux allows
+a process 65,530 mappings, and a long run has more shards.
+"""
 
 
 class ShardDamaged(DataError):
-    """Chosen rows cannot be had from their shard; ``shard`` names its file below ``shards/``."""
+    """Chosen rows cannot be read from their shard; `shard` is its name below `shards/`."""
 
     def __init__(self, sentence: str, shard: str) -> None:
         super().__init__(sentence)
@@ -36,16 +36,16 @@ class MappedShard:
     """The decisions of one shard.
 
     Attributes:
-        name: its file below ``shards/``.
-        n_rows: how many there are.
-        columns: every column of single numbers.
-        lists: every list of numbers: [rows + 1] where each row's begins, and the values of all rows.
+        name: its file below `shards/`.
+        n_rows: number of rows.
+        columns: scalar columns [rows].
+        lists: list columns: offsets [rows + 1] and the values of all rows.
     """
 
     def __init__(self, name: str, file: MappedFile) -> None:
         self.name = name
         self.n_rows = file.table.num_rows
-        self.as_verified = file.as_verified
+        self.is_unchanged = file.is_unchanged
         self.columns: dict[str, npt.NDArray[Any]] = {}
         self.lists: dict[str, tuple[npt.NDArray[np.int32], npt.NDArray[Any]]] = {}
         for column in _COLUMNS:
@@ -60,10 +60,10 @@ _LISTS = ("input_ids", "behaviour_logprobs", "legal_ids", "legal_offsets")
 
 
 class MappedShards:
-    """The shards of one run, mapped as they are asked for."""
+    """The shards of one run, mapped on demand."""
 
     def __init__(self, folder: Path, bound: int = MAPPED) -> None:
-        """``folder`` is the run's ``shards/``; at most ``bound`` stay mapped, those asked for last."""
+        """At most `bound` shards of the run's `shards/` folder stay mapped, those used last."""
         self._folder = folder
         self._bound = bound
         self._mapped: OrderedDict[str, MappedShard] = OrderedDict()
@@ -76,7 +76,7 @@ class MappedShards:
         """The shard of this name.
 
         Raises:
-            ShardDamaged: it is missing, or cannot be verified.
+            ShardDamaged: it is missing or damaged.
         """
         with self._lock:
             if name in self._mapped:
@@ -88,7 +88,7 @@ class MappedShards:
             raise ShardDamaged(str(error), name) from error
 
     def keep(self, name: str, file: MappedFile) -> MappedShard:
-        """Hold on to a shard that was just verified."""
+        """Add a shard that was just verified."""
         shard = MappedShard(name, file)
         with self._lock:
             self._mapped[name] = shard
@@ -98,6 +98,6 @@ class MappedShards:
         return shard
 
     def drop(self, name: str) -> None:
-        """Let go of a shard, if it is mapped."""
+        """Forget a shard, if it is mapped."""
         with self._lock:
             self._mapped.pop(name, None)

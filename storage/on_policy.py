@@ -1,8 +1,7 @@
-"""Positions that a run's own rollouts reached, as snapshots that later rollouts may start from.
+"""Positions that a run's rollouts reached, as snapshots for later rollouts.
 
-Promise: the same start groups give the same snapshots in the same order. None lies in a game that began at a held-out
-position, and none is one: an evaluation stays a measurement of what training never saw.
-Never: choose among them; that is the state cache's.
+The same start groups give the same snapshots in the same order. A snapshot is never a held-out position, nor from a fork that
+began at one, so training never sees what evaluation uses. The state cache chooses among the snapshots.
 """
 
 import json
@@ -18,25 +17,25 @@ from storage.shards import open_plies
 from telemetry.errors import DataError
 
 RECENT = 1024
-"""Start groups, counted back from the newest, whose positions are looked at: the policy that played older ones is gone."""
+"""Newest start groups whose positions are used; older ones were played by a policy that has changed since."""
 
 _REACHED = Path(__file__).with_name("reached.sql").read_text()
 
 
 def reached_positions(paths: RunPaths, *, producer: str, before: int, held_out: Collection[str]) -> list[Snapshot]:
-    """What the forks of the `producer`'s start groups below `before` came to, newest groups first.
+    """Positions that the forks of the `producer`'s start groups below `before` reached, newest groups first.
 
     Args:
         held_out: ids of the snapshots that evaluation starts from.
 
     Raises:
-        DataError: a position is not the one that its row names.
+        DataError: a position does not match the snapshot id of its row.
     """
     index = Index(paths)
     index.refresh()
     index.connection.register("held_out", pa.table({"snapshot_id": pa.array(sorted(held_out), pa.string())}))
     values = {"producer": producer, "before": before, "recent": RECENT}
-    found = [row for row in index.connection.execute(_REACHED, values).fetchall() if index.holds(row[0]) is not None]
+    found = [row for row in index.connection.execute(_REACHED, values).fetchall() if index.find_shard(row[0]) is not None]
     positions = dict(_positions(paths, sorted({shard for shard, *_ in found})))
     return [
         _snapshot(positions[shard, row], name, phase, f"{paths.root.name}-{producer}-{group:06d}", version, seed)
@@ -45,7 +44,7 @@ def reached_positions(paths: RunPaths, *, producer: str, before: int, held_out: 
 
 
 def _positions(paths: RunPaths, shards: list[str]) -> Iterator[tuple[tuple[str, int], str]]:
-    """Every ply's text of these shards, by shard and row."""
+    """(shard, row) -> position JSON of every ply of these shards."""
     for shard in shards:
         for row, text in enumerate(open_plies(paths.shards / shard)["position"].to_pylist()):
             yield (shard, row), text

@@ -1,9 +1,7 @@
-"""What a step came to: the figures that a replay of it must find again, kept as long as the step's ledger.
+"""The outcome of a step: the losses and gradient norms that a replay of the step must reproduce.
 
-Promise: ``ledger/<lineage>/step-000137.json`` appears whole, beside the ledger of the step, once the step's checkpoint stands;
-it is written once, and outlives checkpoint and adapter. It has a loss for every micro-batch, so that a replay which differs can
-say where it began to.
-Never: say what to train on, or be needed to go on with a run.
+`ledger/<lineage>/step-000137.json` is written once, beside the step's ledger, when the step's checkpoint exists. It outlives
+checkpoint and adapter. It has the loss of every micro-batch, so a replay that differs can say where. Training does not need it.
 """
 
 import json
@@ -20,39 +18,39 @@ from telemetry.errors import DataError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateOutcome:
-    """One optimiser update of a step."""
+    """One update of a step."""
 
     loss: float
-    """The sum over its micro-batches."""
+    """Sum over its micro-batches."""
     gradient_norm: float
-    """Before it was clipped."""
+    """Before clipping."""
     micro_batches: Sequence[float]
-    """What each micro-batch added to the loss, in their order; 0 for one without a branching token."""
+    """Loss of each micro-batch, in order; 0 without a branching token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a step computed, and on what."""
+    """What a step computed, and with which software."""
 
     updates: Sequence[UpdateOutcome]
-    """Its optimiser updates, in their order; none if it had nothing to learn from."""
+    """Its updates, in order; none if the step had nothing to train on."""
     device: str
     """cpu or cuda."""
     threads: int
-    """CPU threads of torch: on another number, sums are taken in another order."""
+    """CPU threads of torch; they determine the order of summation."""
     torch: str
     """Version of torch."""
     adapter_hash: str = ""
-    """Hash of the adapter that was published; empty in a checkpoint, which comes before."""
+    """Hash of the published adapter; empty in a checkpoint, which is written before."""
 
     @property
     def loss(self) -> float:
-        """The mean over its updates, as `train/loss` has it."""
+        """Mean over the updates, like `train/loss`."""
         return sum(update.loss for update in self.updates) / max(1, len(self.updates))
 
     @property
     def gradient_norm(self) -> float:
-        """The largest of its updates, as `train/gradient_norm` has it."""
+        """Maximum over the updates, like `train/gradient_norm`."""
         return max((update.gradient_norm for update in self.updates), default=0.0)
 
     @property
@@ -62,12 +60,12 @@ class Outcome:
 
 
 def outcome_path(paths: RunPaths, lineage: str, step: int) -> Path:
-    """Where the outcome of this step lies or will lie."""
+    """Path of the outcome of this step."""
     return ledger_path(paths, lineage, step).with_suffix(".json")
 
 
 def write_outcome(paths: RunPaths, lineage: str, step: int, outcome: Outcome) -> None:
-    """Record what ``step`` came to; what is recorded already stands."""
+    """Record the outcome of `step`, unless one is recorded."""
     path = outcome_path(paths, lineage, step)
     if not FILES.exists(path):
         record = {"lineage": lineage, "step": step, **asdict(outcome)}
@@ -75,21 +73,21 @@ def write_outcome(paths: RunPaths, lineage: str, step: int, outcome: Outcome) ->
 
 
 def read_outcome(paths: RunPaths, lineage: str, step: int) -> Outcome | None:
-    """What ``step`` came to; None if that is not recorded.
+    """The outcome of `step`; None if none is recorded.
 
     Raises:
-        DataError: the file was altered, or is of another step or lineage.
+        DataError: the file is damaged, or belongs to another step or lineage.
     """
     path = outcome_path(paths, lineage, step)
     try:
         stored = read_object(path)
-        # A file of a version that did not write them is taken at its name.
-        of = stored.pop("lineage", lineage), stored.pop("step", step)
+        # Older versions did not write them: then the file name counts.
+        owner, number = stored.pop("lineage", lineage), stored.pop("step", step)
         outcome = Outcome(**{**stored, "updates": [UpdateOutcome(**update) for update in stored["updates"]]})
     except FileNotFoundError:
         return None
     except (DataError, TypeError, KeyError) as error:
         raise DataError(f"'{path}' is no outcome of a step ({error}): restore it from a copy") from error
-    if of != (lineage, step):
-        raise DataError(f"'{path}' is the outcome of step {of[1]} of lineage '{of[0]}': it is a copy or was renamed; remove it")
+    if (owner, number) != (lineage, step):
+        raise DataError(f"'{path}' is the outcome of step {number} of lineage '{owner}': it is a copy or was renamed; remove it")
     return outcome

@@ -1,9 +1,8 @@
-"""The memory that batches are packed into: a few blocks, each used again once nobody holds an array that lies in it.
+"""The memory of batches: a few blocks, each reused when nothing refers to it any more.
 
-Promise: what was handed out is never written again while anything refers to it: the batch, one of its arrays, a slice of one, a
-tensor made from it without a copy. So a batch may be read while the next one is packed, and nobody has to give anything back.
-Fresh memory costs more than the copy into it, as the kernel hands it out page by page; used again, it costs nothing.
-Never: know what is packed.
+A block is not written while anything refers to it: the batch, an array, a slice, or a tensor that shares its memory. So a batch
+can be read while the next one is packed, and nobody has to return memory. Reuse saves time: the kernel provides fresh memory
+page by page, which costs more than the copy into it.
 """
 
 import sys
@@ -15,21 +14,21 @@ import numpy as np
 import numpy.typing as npt
 
 KEPT = 2
-"""Blocks kept: one that is trained on, and one for the batch that is made ready meanwhile."""
+"""Blocks that are kept: one for the batch in training, one for the next."""
 _ALIGNED = 64
-_SPARE = 1.25  # batches differ in size; the next one should fit
-_UNHELD = 3  # references to a block that no array lies in: the list's, the variable's, the call's
+_SPARE = 1.25  # batches differ in size, and the next one should fit
+_REFERENCES_IF_FREE = 3  # the list, the variable, and the argument of getrefcount
 
 
 class PackingBuffers:
-    """Hands out arrays to be packed; any thread may ask."""
+    """Provides arrays for batches; any thread may call it."""
 
     def __init__(self) -> None:
         self._blocks: list[npt.NDArray[np.uint8]] = []
         self._lock = threading.Lock()
 
     def arrays(self, wanted: Sequence[tuple[type[np.generic], int]]) -> list[npt.NDArray[Any]]:
-        """One array of each (type, length), with whatever content; they lie in one block."""
+        """One uninitialised array per (type, length); all of them lie in one block."""
         sizes = [length * np.dtype(kind).itemsize for kind, length in wanted]
         starts = np.cumsum([0, *(-(-size // _ALIGNED) * _ALIGNED for size in sizes)]).tolist()
         with self._lock:
@@ -41,8 +40,8 @@ class PackingBuffers:
     def _block(self, size: int) -> npt.NDArray[np.uint8]:
         for place in range(len(self._blocks)):
             block = self._blocks[place]
-            # an array, however it was cut from a block, refers to the block itself: numpy keeps no chains
-            if sys.getrefcount(block) == _UNHELD:
+            # The base of every view, and of a view of a view, is the block itself.
+            if sys.getrefcount(block) == _REFERENCES_IF_FREE:
                 if len(block) < size:
                     block = self._blocks[place] = _fresh(size)
                 return block

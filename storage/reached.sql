@@ -1,6 +1,6 @@
--- Positions that a producer's forks reached once the policy had played in them, each once, newest start groups first.
---   only whole forks of start groups from $before - $recent up to $before, and none whose fork began at a held-out snapshot:
---   whoever plays from those, measures
+-- Positions after the first ply of a producer's forks, each once, newest start groups first.
+--   Only complete forks of start groups from $before - $recent to $before - 1.
+--   No held-out position, and no fork that began at one, because evaluation uses those.
 SELECT p.shard, p."row", p.snapshot_id, p.phase, p.start_group, p.fork, f.policy_version, f.seed
 FROM plies AS p
 JOIN (

@@ -1,9 +1,9 @@
-"""What a run may lose again: which old adapters, checkpoints, W&B folders and left-over asides, and their removal.
+"""What may be deleted from a run: old adapters and checkpoints, W&B folders, and unfinished or damaged files.
 
-Promises: the rule is pure and looks at facts alone; what cannot be read counts as needed; only names that Entente itself gives
-are ever removed; a symbolic link is neither followed nor removed; a removed folder loses its name at once, so no reader meets
-half of it.
-Never: touch a shard (storage/retire.py may), a ledger, a score, a metric or a setting, or a run that a process is at work on.
+The rule is a pure function of facts. A file that cannot be read is kept, and what it might need is kept too. Only names that
+Entente itself gives are removed; symbolic links are neither followed nor removed. A folder is renamed before it is removed, so
+no reader sees half of it. Shards are not removed here (storage/retire.py does that), nor ledgers, scores, metrics or settings,
+nor anything of a run in use.
 """
 
 import json
@@ -21,22 +21,22 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from storage.adapters import published_versions
-from storage.files import name_aside
+from storage.files import is_running, name_aside
 from storage.ledger import STEP_NAME, read_ledger_file
 from storage.runs import RunPaths
 from telemetry.errors import DataError
 
 WANDB_DAYS = 30.0
-"""Days after which a run's local W&B folders go: `wandb sync` has had its time, and metrics.jsonl holds the same figures."""
+"""Days after which local W&B folders are removed; by then `wandb sync` has run, and metrics.jsonl has the same values."""
 ASIDE_HOURS = 1.0
-"""Hours after which an unfinished file counts as left behind by a killed process; nothing takes nearly so long to write."""
+"""Hours after which an unfinished file counts as left by a killed process; writing takes far less time."""
 DAMAGED_DAYS = 30.0
-"""Days after which files that were set aside as damaged go; until then someone may look at them."""
+"""Days for which files set aside as damaged are kept for inspection."""
 _DAY_S = 86_400.0
 _CHECKPOINT = re.compile(r"step_(\d{6,})")
 _ADAPTER = re.compile(r"v(\d{6,})")
 _WANDB_RUN = re.compile(r"(offline-)?run-\d{8}_\d{6}-\w+|artifacts")
-_ASIDES = (  # as storage/runs.py, telemetry/sinks.py, training/ and state_cache/ name them; a number is the maker's process
+_ASIDES = (  # names from storage/files.py, telemetry/sinks.py, training/ and state_cache/; maker: process id
     re.compile(r"\..+\.(?P<maker>\d+)-[0-9a-f]{8}\.tmp"),
     re.compile(r"\.metrics\.jsonl\.tmp"),
     re.compile(r"\.step_\d{6,}\.writing"),
@@ -47,76 +47,74 @@ _DAMAGED = re.compile(r"\..+\.damaged-[0-9a-f]{8}")
 
 
 class RetentionSettings(BaseModel):
-    """How long what grows is kept."""
+    """How long old files of a run are kept."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     keep_adapters: Annotated[int, Field(ge=1)] = 20
-    """Newest adapters kept of each run; more than any engine serves at once, and a view of the last steps."""
+    """Newest adapters kept of each run."""
     keep_adapter_every: Annotated[int, Field(ge=0)] = 25
-    """Of the others, versions divisible by this keep their adapter, so that a curve of strength can be measured; 0: none."""
+    """Older adapters are kept if this divides their version, so that strength can be measured over time; 0: none."""
     keep_checkpoints: Annotated[int, Field(ge=1)] = 2
-    """Newest checkpoints kept of a run that rests: one to go on from, one in case that it is damaged. A run at work keeps
-    training.keep_checkpoints by itself."""
+    """Newest checkpoints kept of a run not in use; a run in use keeps training.keep_checkpoints."""
     shards_gb: Annotated[float, Field(ge=0)] = 0.0
-    """Gigabytes that a run's shards may take; beyond that the oldest are given up, as far as the next three settings allow.
-    0: all stay."""
+    """Gigabytes for a run's shards; beyond that, the oldest are removed as far as the next settings allow. 0: no limit."""
     stale_versions: Annotated[int, Field(ge=0)] = 8
-    """Versions beyond the staleness budget for which rows stay, whatever room they take."""
+    """Policy versions beyond the staleness budget for which rows are kept in any case."""
     replay_steps: Annotated[int, Field(ge=0)] = 100
-    """Newest steps whose rows stay, whatever room they take, so that these steps can be replayed."""
+    """Newest steps whose rows are kept in any case, so that these steps can be replayed."""
     archive_shards: bool = False
-    """Keep what is given up as compressed Parquet in `archive/`; without that the facts of its rows stay, and their tokens go."""
+    """Keep removed shards as compressed Parquet in `archive/`; else only the facts of their rows are kept."""
     shard_grace_hours: Annotated[float, Field(ge=0)] = 1.0
-    """Hours between giving up a shard and removing it; somebody may still read it, over a network file system too."""
+    """Hours between the decision to remove a shard and its removal, because a reader may still use it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionFacts:
-    """The facts of one run that the rule looks at."""
+    """What the rule knows about one run."""
 
     adapters: frozenset[int]
     """Published versions."""
     checkpoints: frozenset[int]
-    """Steps of whole checkpoints."""
+    """Steps of complete checkpoints."""
     replayed: frozenset[int]
-    """Versions in the rows of steps that a resumed run may repeat: those after the oldest checkpoint that is kept."""
+    """Versions in the ledgers of steps that a resumed run may repeat: those after the oldest checkpoint that is kept."""
     scored: frozenset[int]
-    """Versions that a score of the run tells of."""
+    """Versions with a score."""
     frozen: frozenset[int] = frozenset()
-    """The version that rollouts play against, where they play against one."""
+    """The version that rollouts play against, if there is one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removable:
-    """Something that may go."""
+    """A file or folder that may be removed."""
 
     path: Path
     why: str
     """What it is, in a few words."""
     size: int
-    """Bytes on disk, links not followed."""
+    """Bytes on disk, without the targets of links."""
 
 
 def checkpoints_to_keep(steps: Collection[int], settings: RetentionSettings) -> frozenset[int]:
-    """The newest ones."""
+    """The newest `settings.keep_checkpoints` steps."""
     return frozenset(sorted(steps)[-settings.keep_checkpoints :])
 
 
 def adapters_to_keep(facts: RetentionFacts, settings: RetentionSettings) -> frozenset[int]:
-    """The newest, the milestones, every version scored or played against, and whatever a resumed run may need."""
+    """The newest versions, the milestones, those scored or played against, and those that a resumed run may need."""
     versions = facts.adapters
     newest = frozenset(sorted(versions)[-settings.keep_adapters :])
     every = settings.keep_adapter_every
     milestones = frozenset(version for version in versions if every and version % every == 0)
     kept_checkpoints = checkpoints_to_keep(facts.checkpoints, settings)
-    # A resumed run publishes its checkpoint's version again and trains on from there: all from the oldest one on stay.
+    # A resumed run publishes its checkpoint's version again and continues from there, so all versions from the oldest on stay.
     ahead = frozenset(version for version in versions if kept_checkpoints and version >= min(kept_checkpoints))
     return versions & (newest | milestones | ahead | facts.replayed | facts.scored | facts.frozen)
 
 
 def whole_checkpoints(paths: RunPaths) -> list[int]:
-    """Steps of the checkpoints that have a manifest, rising."""
+    """Steps of the checkpoints that have a manifest, in ascending order."""
     return sorted(_numbers(paths.checkpoints, _CHECKPOINT, whole="manifest.json"))
 
 
@@ -124,7 +122,7 @@ def retention_facts(paths: RunPaths, settings: RetentionSettings) -> RetentionFa
     """The facts of a run, read from its files.
 
     Raises:
-        DataError: a ledger or score that says what is needed cannot be read; nobody can then say what may go.
+        DataError: a ledger or score cannot be read, so it is unknown what is needed.
     """
     checkpoints = frozenset(whole_checkpoints(paths))
     kept = checkpoints_to_keep(checkpoints, settings)
@@ -140,7 +138,7 @@ def retention_facts(paths: RunPaths, settings: RetentionSettings) -> RetentionFa
 
 
 def removable_in_run(paths: RunPaths, settings: RetentionSettings, now: float | None = None) -> list[Removable]:
-    """All that may go of a run which no process is at work on (the caller holds its lock).
+    """What may be removed from a run that is not in use; the caller holds its lock.
 
     Raises:
         DataError: see `retention_facts`.
@@ -150,7 +148,7 @@ def removable_in_run(paths: RunPaths, settings: RetentionSettings, now: float | 
     kept_adapters, kept_checkpoints = adapters_to_keep(facts, settings), checkpoints_to_keep(facts.checkpoints, settings)
     found = [
         *_old(paths.adapters, _ADAPTER, kept_adapters, "adapter of an old version"),
-        # Without its manifest it is no checkpoint: a kill came while it was removed.
+        # A folder without a manifest is not kept: its removal was interrupted.
         *_old(paths.checkpoints, _CHECKPOINT, kept_checkpoints, "old checkpoint"),
         *_aged(paths.root / "wandb", _WANDB_RUN, WANDB_DAYS * _DAY_S, now, "W&B's local folder"),
     ]
@@ -160,7 +158,7 @@ def removable_in_run(paths: RunPaths, settings: RetentionSettings, now: float | 
 
 
 def removable_asides(folder: Path, settings: RetentionSettings, now: float | None = None) -> list[Removable]:
-    """What killed processes left unfinished directly in `folder`, and what was set aside there as damaged long ago."""
+    """Unfinished files of killed processes and old damaged files, directly in `folder`."""
     now = time.time() if now is None else now
     why = "left unfinished by a killed process"
     unfinished = [found for pattern in _ASIDES for found in _aged(folder, pattern, ASIDE_HOURS * 3600, now, why)]
@@ -168,7 +166,7 @@ def removable_asides(folder: Path, settings: RetentionSettings, now: float | Non
 
 
 def remove(found: Removable) -> None:
-    """Remove it; it loses its name first, so that a kill meanwhile leaves an aside and never half of something whole."""
+    """Remove a file or folder. A folder is renamed first, so a killed removal leaves no partial folder under its name."""
     path = found.path
     if _kind(path) == "file":
         path.unlink()
@@ -179,12 +177,12 @@ def remove(found: Removable) -> None:
 
 
 def drop_old_adapters(paths: RunPaths, settings: RetentionSettings | None = None) -> int:
-    """Apply the rule for adapters alone, for a run that is at work and whose process calls this; bytes that were freed.
+    """Remove old adapters of a run that this process is working on; returns the bytes freed.
 
     Raises:
         DataError: see `retention_facts`.
     """
-    # All its checkpoints stay, so what any of them may need stays.
+    # A run in use keeps all its checkpoints here, and what they need.
     settings = (settings or RetentionSettings()).model_copy(update={"keep_checkpoints": sys.maxsize})
     kept = adapters_to_keep(retention_facts(paths, settings), settings)
     gone = list(_old(paths.adapters, _ADAPTER, kept, "adapter of an old version"))
@@ -194,7 +192,7 @@ def drop_old_adapters(paths: RunPaths, settings: RetentionSettings | None = None
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file, or of all files below a folder; links count as nothing."""
+    """Bytes of a file, or of all files below a folder; 0 for links."""
     kind = _kind(path)
     if kind == "file":
         return path.lstat().st_size
@@ -202,7 +200,7 @@ def size_of(path: Path) -> int:
 
 
 def is_folder(path: Path) -> bool:
-    """It is a folder itself, and no link to one."""
+    """Whether it is a folder and not a link to one."""
     return _kind(path) == "folder"
 
 
@@ -219,19 +217,19 @@ def _aged(folder: Path, pattern: re.Pattern[str], age_s: float, now: float, why:
         if match is None or _kind(entry) == "other" or now - _last_touched(entry) < age_s:
             continue
         maker = match.groupdict().get("maker")
-        if maker is None or not _lives(int(maker)):
+        if maker is None or not is_running(int(maker)):
             yield Removable(path=entry, why=why, size=size_of(entry))
 
 
 def _own_folders(paths: RunPaths) -> list[Path]:
-    """Folders of a run in which Entente writes under names of its own."""
+    """Folders of a run in which Entente writes temporary names."""
     inner = [paths.adapters, paths.checkpoints, paths.scores, paths.index, paths.retired, paths.archive]
     deeper = [entry for folder in (paths.shards, paths.ledger, paths.archive) for entry in _entries(folder) if is_folder(entry)]
     return [paths.root, *inner, paths.shards, paths.ledger, *deeper]
 
 
 def _entries(folder: Path) -> list[Path]:
-    """What lies in a folder; nothing where it is absent, or a link."""
+    """Sorted entries of a folder; none if it is missing or a link."""
     return sorted(folder.iterdir()) if is_folder(folder) else []
 
 
@@ -258,7 +256,7 @@ def _scored_version(file: Path) -> int:
     try:
         return int(json.loads(file.read_bytes())["policy_version"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{file} does not say which policy version it is of, so nobody knows which adapters may go") from error
+        raise DataError(f"{file} does not name its policy version, so it is unknown which adapters may be removed") from error
 
 
 def _frozen_version(paths: RunPaths) -> frozenset[int]:
@@ -267,12 +265,12 @@ def _frozen_version(paths: RunPaths) -> frozenset[int]:
     except FileNotFoundError:
         return frozenset()
     except (ValueError, AttributeError) as error:
-        raise DataError(f"{paths.settings} is damaged, so nobody knows which adapters may go") from error
+        raise DataError(f"{paths.settings} is damaged, so it is unknown which adapters may be removed") from error
     return frozenset({int(rollouts["frozen_version"])} if rollouts.get("frozen_share") else ())
 
 
 def _kind(path: Path) -> str:
-    """ "file", "folder", or "other" for links, for what is special, and for what is absent."""
+    """ "file", "folder", or "other" for links, special files and missing ones."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
@@ -281,16 +279,6 @@ def _kind(path: Path) -> str:
 
 
 def _last_touched(path: Path) -> float:
-    """When it, or anything below it, was last written."""
+    """Latest write time of it and everything below it, Unix seconds."""
     own = path.lstat().st_mtime
     return max([own, *(_last_touched(entry) for entry in _entries(path))])
-
-
-def _lives(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        return True
-    return True

@@ -1,5 +1,5 @@
--- Shards whose rows nothing can need again, those of the oldest policy first:
---   every row lies more than $behind versions behind $policy_version: the staleness budget and its grace
+-- Shards whose rows are not needed any more, those of the oldest policy first:
+--   every row is more than $behind versions behind $policy_version: the staleness budget and its grace
 --   no ledger of any lineage names them in a step after $replay_from: the window in which steps are replayed or repeated
 SELECT shard
 FROM decisions

@@ -1,9 +1,9 @@
-"""Which shards a run gives up so that its disk does not fill, and how: a rule (``retirable.sql``), archive, tombstone, removal.
+"""Retires old shards so that a run's disk does not fill: choose (`retirable.sql`), archive, publish a tombstone, remove.
 
-Promise: nothing goes while the run's shards fit their budget; then the oldest go first, and only those whose rows lie beyond the
-staleness budget and its grace and that no ledger in the replay window names. Their facts stay in a tombstone; with an archive all
-of them stays. A crash anywhere loses nothing that was to stay, and the next call goes on.
-Never: touch a ledger, or a shard that cannot be read.
+No shard is retired while the run's shards fit `retention.shards_gb`. Then the oldest come first, and only those with rows
+beyond the staleness budget and its grace that no ledger in the replay window names. The facts of their rows stay in a
+tombstone; with an archive all columns stay. After a crash at any point the next call continues, and nothing that should stay is
+lost. A damaged shard is not retired.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from storage.retention import Removable, RetentionSettings, whole_checkpoints
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
 from storage.snapshots import CoveredShard
-from storage.tombstones import bury, bytes_of, due, files_of, publish_tombstone, shard_bytes
+from storage.tombstones import bytes_of, files_of, files_to_remove, publish_tombstone, remove_retired_files, shard_bytes
 from telemetry.errors import DataError
 
 _SQL = Path(__file__).with_name("retirable.sql").read_text()
@@ -24,18 +24,18 @@ _GB = 1_000_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunAge:
-    """How far a run has come: what its old rows are old against."""
+    """How far a run has come, to judge the age of its rows."""
 
     policy_version: int
     """The version that its trainer holds."""
     oldest_checkpoint: int
-    """Step of the oldest checkpoint that it may go on from."""
+    """Step of the oldest checkpoint from which it may resume."""
     max_policy_lag: int
-    """The furthest that a step may reach back, versions."""
+    """Largest lag of a row that a step may use, versions."""
 
     @classmethod
     def of(cls, paths: RunPaths, storage: StorageSettings) -> "RunAge":
-        """Of a run as its checkpoints stand."""
+        """The age of a run by its checkpoints."""
         checkpoints = whole_checkpoints(paths)
         return cls(
             policy_version=max(checkpoints, default=0),
@@ -45,31 +45,35 @@ class RunAge:
 
 
 def retirable(paths: RunPaths, index: Index, age: RunAge, settings: RetentionSettings) -> list[CoveredShard]:
-    """Shards that are to go now, oldest first; ``index`` is up to date."""
+    """Shards to retire now, oldest first; `index` must be up to date."""
     if settings.shards_gb == 0:
         return []
     over = shard_bytes(paths) - bytes_of(files_of(paths, index.retired())) - settings.shards_gb * _GB
-    ((newest,),) = index.answers("SELECT coalesce(max(step), 0) FROM batches")
+    ((newest,),) = index.fetch("SELECT coalesce(max(step), 0) FROM batches")
     values = {
         "policy_version": age.policy_version,
         "behind": age.max_policy_lag + settings.stale_versions,
         "replay_from": min(int(newest) - settings.replay_steps, age.oldest_checkpoint),
     }
     going = []
-    for (name,) in index.answers(_SQL, values):
+    for (name,) in index.fetch(_SQL, values):
         if over <= 0:
             break
-        if (shard := index.holds(name)) is not None:
+        if (shard := index.find_shard(name)) is not None:
             going.append(shard)
             over -= bytes_of(files_of(paths, [shard]))
     return going
 
 
-def to_be_given_up(
+def preview_retirement(
     paths: RunPaths, storage: StorageSettings, settings: RetentionSettings
 ) -> tuple[list[Removable], list[Removable]]:
-    """What `retire` would do now with a run at rest: files that would go, and those of shards to be given up, that go later."""
-    now = [Removable(path=path, why="shard given up before", size=bytes_of([path])) for path in due(paths, _grace_s(settings))]
+    """What `retire` would do now: (files to remove now, files of shards to retire, which are removed later).
+
+    For a run that is not in use.
+    """
+    retired = files_to_remove(paths, _grace_s(settings))
+    now = [Removable(path=path, why="shard retired before", size=bytes_of([path])) for path in retired]
     if settings.shards_gb == 0:
         return now, []
     index = Index(paths)
@@ -81,9 +85,9 @@ def to_be_given_up(
 
 
 def retire(paths: RunPaths, index: Index, age: RunAge, settings: RetentionSettings) -> int:
-    """Give up what has to go, and remove what was given up long enough ago; bytes that were freed.
+    """Retire shards if necessary, and remove those retired long enough ago; returns the bytes freed.
 
-    For the one process that is at work on the run.
+    Only the process that works on the run may call this.
     """
     index.refresh()
     going = []
@@ -92,12 +96,12 @@ def retire(paths: RunPaths, index: Index, age: RunAge, settings: RetentionSettin
             if settings.archive_shards:
                 archive_shard(paths, shard.name)
         except DataError:
-            continue  # damaged: it stays until somebody has looked at it
+            continue  # damaged: kept for inspection
         going.append(shard)
     if going:
-        publish_tombstone(paths, index.facts_of(going))
+        publish_tombstone(paths, index.snapshot_of(going))
         index.refresh()
-    return bury(paths, _grace_s(settings))
+    return remove_retired_files(paths, _grace_s(settings))
 
 
 def _grace_s(settings: RetentionSettings) -> float:

@@ -1,8 +1,7 @@
-"""What a decision is worth: the return of each, from the stored reward components and a run's blend.
+"""The return of each decision, from the stored reward components and a run's blend.
 
-Promise: pure, as a reward of a package must be; and to the last bit the same for equal outcomes, as the sums run from a fork's
-last decision backwards.
-Never: read a file, or compare decisions with one another (that is the groups' SQL and, for advantages, the trainer).
+A pure function, like the rewards of packages. Equal components give equal bits, because the sums run backwards from a fork's
+last decision. Spreads are computed in SQL and advantages in the trainer.
 """
 
 from collections.abc import Mapping
@@ -18,11 +17,16 @@ _Floats = npt.NDArray[np.float64]
 
 
 def returns_of(decisions: pa.Table, weights: Mapping[str, float], discount: float) -> _Floats:
-    """[rows] returns of decision facts that come in whole start groups, in any order.
+    """[rows] float64 returns of decision facts of whole start groups, in any order.
 
-    A decision's return is the sum over it and the same power's later decisions in its fork of ``discount ** k`` times their
-    blended components, ``k`` being how many decisions later each was made, plus the undiscounted sum of their components by the
-    weights of sums to the fork's end (``final_`` before the name).
+    The return of a decision is the sum of `discount ** k` times the blended components over it and the same power's later
+    decisions in the fork, where k counts decisions from 0. Added to it are the undiscounted sums of the components with a
+    `final_` weight.
+
+    Args:
+        decisions: decision facts (`facts.DECISION_FACTS`).
+        weights: weight of each component; `final_` before a name means its undiscounted sum.
+        discount: factor per later decision.
     """
     if decisions.num_rows == 0:
         return np.empty(0)
@@ -36,23 +40,23 @@ def returns_of(decisions: pa.Table, weights: Mapping[str, float], discount: floa
 
 
 def _forks_in_order(decisions: pa.Table) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int64]]:
-    """An order in which the decisions of one power in one fork follow one another, and how many of them come after each."""
+    """An order that puts the decisions of one power in one fork together, and for each the number of later ones."""
     shard = as_array(decisions["shard"]).dictionary_encode().indices.to_numpy()
     start_group = as_array(decisions["start_group"]).to_numpy()
     power = as_array(decisions["power"]).dictionary_encode().indices.to_numpy().astype(np.int64)
     fork, ply = (as_array(decisions[name]).to_numpy() for name in ("fork", "ply"))
-    whose = (fork.astype(np.int64) << 32) + power  # of a start group's rows
-    order = np.lexsort((ply, whose, start_group, shard))
+    fork_and_power = (fork.astype(np.int64) << 32) + power
+    order = np.lexsort((ply, fork_and_power, start_group, shard))
     ends = np.ones(len(order), bool)
     ends[:-1] = False
-    for key in (whose, start_group, shard):
+    for key in (fork_and_power, start_group, shard):
         ends[:-1] |= np.diff(key[order]) != 0
     lasts = np.flatnonzero(ends)
     return order, np.repeat(lasts, np.diff(lasts, prepend=-1)) - np.arange(len(order))
 
 
 def _blended(decisions: pa.Table, weights: Mapping[str, float], prefix: str) -> _Floats:
-    """[rows] components times their weights, added up in the order of ``COMPONENTS``, then those of packages by name."""
+    """[rows] weighted sum of the components: ours in the order of `COMPONENTS`, then those of packages by name."""
     total = np.zeros(decisions.num_rows)
     outside = sorted({name.removeprefix(FINAL) for name in weights} - set(COMPONENTS))
     columns = {
@@ -67,7 +71,7 @@ def _blended(decisions: pa.Table, weights: Mapping[str, float], prefix: str) -> 
 
 
 def _summed(values: _Floats, to_last: npt.NDArray[np.int64], discount: float) -> _Floats:
-    """[rows] each value plus ``discount`` times the sum of the one after it; all last ones first, then all before those."""
+    """[rows] each value plus `discount` times the sum at the next row; computes all last rows first, then those before them."""
     if discount == 0:
         return values
     by_distance = np.argsort(to_last, kind="stable")

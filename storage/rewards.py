@@ -1,7 +1,7 @@
-"""Rewards that installed packages bring: further components, computed from those that every row holds.
+"""Reward components of installed packages, computed from the components that every row stores.
 
-A reward is a pure function of the row's own components, row by row. So it needs no new rollout, equal rows have equal returns,
-and the rows that SQL chooses can be chosen again as long as the package is installed.
+A reward is a pure function of one row's components. So it needs no new rollouts, equal rows have equal returns, and a past
+choice of rows can be repeated while the package is installed.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,9 +14,9 @@ from telemetry.errors import InputError
 from telemetry.extensions import REWARDS, Extension, Misfit, Registry, check_arguments
 
 Components = Mapping[str, npt.NDArray[np.float64]]
-"""Reward component -> its value in each row, float64 [rows]: what changed for the power until its next decision in that fork."""
+"""Reward component -> its value in each row, float64 [rows]: the change until the power's next decision in the fork."""
 Reward = Callable[[Components], npt.NDArray[np.float64]]
-"""From the components of some rows to one value for each of these rows, float64 [rows]."""
+"""A function from the components of some rows to one value per row, float64 [rows]."""
 
 _ROWS = 8
 
@@ -31,7 +31,7 @@ def _accept(found: Reward, extension: Extension) -> Reward:
         raise Misfit(f"gives values of shape {whole.shape} for {_ROWS} rows")
     alone = [np.asarray(found({name: values[[row]] for name, values in tried.items()}), np.float64) for row in range(_ROWS)]
     if not np.array_equal(whole, np.concatenate(alone)):
-        raise Misfit("gives a row another value where other rows stand beside it, or no number")
+        raise Misfit("gives a row another value if other rows are computed with it, or no number")
 
     def reward(components: Components) -> npt.NDArray[np.float64]:
         try:
@@ -50,19 +50,19 @@ _REGISTRY: Registry[Reward] = Registry(REWARDS, _OURS, _accept)
 
 
 def reward_of(name: str) -> Reward:
-    """The function that gives a reward component, by its name without ``final_``.
+    """The function of a reward component, by its name without `final_`.
 
     Raises:
-        InputError: there is none, or the one of a package cannot be used.
+        InputError: there is none, or that of a package cannot be used.
     """
     return _REGISTRY.get(name)
 
 
 def check_blend(weights: Mapping[str, float]) -> None:
-    """Refuse a blend that weighs what is no reward component; one of a package is loaded and tried.
+    """Check that every name in a blend is a reward component. Those of packages are loaded and tried.
 
     Raises:
-        InputError: it does.
+        InputError: a name is unknown, or its package cannot be used.
     """
     for name in weights:
         try:

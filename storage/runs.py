@@ -1,10 +1,8 @@
-"""Where the files of one run lie, and how a folder, or a file that may be replaced, gets its name (storage/files.py: all others).
+"""Paths of a run's files, locks, and writing of folders and replaceable files (storage/files.py writes all others).
 
-Promise: whatever bears a final name is whole and on disk. Content is written aside under a name that no
-reader considers (a leading dot, ``.tmp`` at the end), synced, then named in one step, and the folder is
-synced after it.
-Never: change a published file in place. A reader may hold it memory-mapped, and a truncated mapping kills the
-reader.
+A final name always stands for complete, synced content. Content is written under a temporary name that readers ignore (leading
+dot, `.tmp` at the end), synced and renamed; then the folder is synced. A published file never changes in place, because a
+reader may have it mapped and a truncated mapping kills the reader.
 """
 
 import fcntl
@@ -22,19 +20,19 @@ from storage.files import make_directory, name_aside, sync_directory, sync_file
 from telemetry.errors import DataError, InputError
 
 CACHE_FOLDER, MODEL_FOLDER = "_state_cache", "_models"
-"""Beside the runs: state caches, and models made on the spot."""
+"""Folders beside the runs: state caches, and generated models."""
 LATEST = "latest"
-"""In the place of a run's name: the one that wrote a figure last, or began last. No run bears it."""
-_LONGEST_NAME = 100  # files that carry it in their own names stay within the 255 bytes of common file systems
+"""Stands for the run that last wrote metrics or began last. No run has this name."""
+_MAX_NAME = 100  # longer file names that contain it stay within the 255 bytes of common file systems
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 @dataclass(frozen=True, slots=True)
 class RunPaths:
-    """The folders and files of one run."""
+    """Paths of the folders and files of one run."""
 
     root: Path
-    """The run's own folder, runs/<name>."""
+    """The run's folder, runs/<name>."""
 
     @property
     def settings(self) -> Path:
@@ -125,43 +123,50 @@ class RunPaths:
         return self.root / "trainer.log"
 
     def adapter(self, version: int) -> Path:
-        """Folder of the adapter published as policy ``version``."""
+        """Folder of the adapter of policy version `version`."""
         return self.adapters / f"v{version:06d}"
 
     def checkpoint(self, step: int) -> Path:
-        """Folder of the trainer's whole state after ``step``."""
+        """Folder of the checkpoint after `step`."""
         return self.checkpoints / f"step_{step:06d}"
 
     def create(self) -> "RunPaths":
-        """Make the folders that do not exist yet, and return these paths."""
+        """Create the missing folders, and return these paths."""
         for folder in (self.shards, self.ledger, self.adapters, self.checkpoints, self.scores):
             make_directory(folder)
         return self
 
 
 def check_name(name: str, what: str) -> str:
-    """Return ``name`` if it may become a folder's name: no producer or lineage steps out of the run."""
-    if not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
+    """Return `name` if it can be a folder name inside the run.
+
+    Args:
+        what: the noun for the message, e.g. "The producer".
+
+    Raises:
+        InputError: it cannot.
+    """
+    if not _NAME.fullmatch(name) or len(name) > _MAX_NAME:
         raise InputError(
-            f"{what} {name[:_LONGEST_NAME]!r} cannot name a folder; use letters, digits, '_', '-' and '.', "
-            f"at most {_LONGEST_NAME} of them, and begin with a letter or digit."
+            f"{what} {name[:_MAX_NAME]!r} cannot name a folder; use letters, digits, '_', '-' and '.', "
+            f"at most {_MAX_NAME} of them, and begin with a letter or digit."
         )
     return name
 
 
 def check_run_name(name: str) -> str:
-    """Return ``name`` if a run may bear it.
+    """Return `name` if a run can have it.
 
     Raises:
-        InputError: it cannot name a folder, or stands for the latest run.
+        InputError: it cannot be a folder name, or is 'latest'.
     """
     if name == LATEST:
-        raise InputError(f"a run cannot be named '{LATEST}', which stands for the run that was at work last: choose another name")
+        raise InputError(f"a run cannot be named '{LATEST}', which means the run that wrote last: choose another name")
     return check_name(name, "run")
 
 
 def runs_in(runs_root: Path) -> list[RunPaths]:
-    """The runs under ``runs_root``, the one that was at work last at the end; a folder without settings is left out."""
+    """The runs in `runs_root`, ordered by the time of their last write; folders without settings are left out."""
     found = []
     for folder in runs_root.iterdir() if runs_root.is_dir() else ():
         if not folder.name.startswith(("_", ".")) and (paths := RunPaths(folder)).settings.is_file():
@@ -170,23 +175,21 @@ def runs_in(runs_root: Path) -> list[RunPaths]:
 
 
 def last_written(paths: RunPaths) -> float:
-    """When the run began, went on, or wrote a figure last, in seconds since the epoch."""
+    """Unix time at which the run began, was resumed or wrote metrics last, seconds."""
     return max(file.stat().st_mtime for file in (paths.settings, paths.metrics) if file.is_file())
 
 
 def resolve_run(runs_root: Path, run: str) -> str:
-    """The run that is meant: itself, or for 'latest' the one under ``runs_root`` that was at work last and can be read.
+    """The name of a run: `run` itself, or for 'latest' the readable run in `runs_root` that wrote last.
 
     Raises:
-        InputError: there is no run yet, or a folder bears that name and either could be meant.
+        InputError: there is no run, or a folder is named 'latest'.
     """
     if run != LATEST:
         return run
     runs = runs_in(runs_root)
     if any(paths.root.name == LATEST for paths in runs):
-        raise InputError(
-            f"'{runs_root / LATEST}' bears the name that stands for the run that was at work last: rename that folder"
-        )
+        raise InputError(f"'{runs_root / LATEST}' has the name that means the run that wrote last: rename that folder")
     whole = (paths.root.name for paths in reversed(runs) if _has_whole_settings(paths))
     if (name := next(whole, None)) is None:
         raise InputError(
@@ -204,10 +207,13 @@ def _has_whole_settings(paths: RunPaths) -> bool:
 
 @contextmanager
 def held(lock: Path, *, wait_s: float = 0.0) -> Iterator[bool]:
-    """Hold an exclusive lock on the file ``lock`` for the length of the block; False if another process has it.
+    """Hold an exclusive lock on the file `lock` during the block; yields False if another process has it.
 
-    It is the kernel's (flock), so it ends with the process that holds it, however that ends. It binds processes of one
-    machine; what binds those of several is the ledger.
+    The lock is the kernel's (flock): it ends with the process that holds it, and works between processes of one machine.
+    Between machines the ledger prevents two trainers.
+
+    Args:
+        wait_s: seconds to wait for the lock.
     """
     until = time.monotonic() + wait_s
     while True:
@@ -216,7 +222,7 @@ def held(lock: Path, *, wait_s: float = 0.0) -> Iterator[bool]:
         mine = _try_lock(handle, until)
         if not mine or _names(lock, handle):
             break
-        os.close(handle)  # who held it removed the file: a lock on that one would bind nobody who comes later
+        os.close(handle)  # The holder removed the file; the lock must be on the file that has the name now.
     try:
         yield mine
     finally:
@@ -224,7 +230,7 @@ def held(lock: Path, *, wait_s: float = 0.0) -> Iterator[bool]:
 
 
 def _names(path: Path, handle: int) -> bool:
-    """Whether `path` is still the name of the open file."""
+    """Whether `path` is still a name of the open file."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(handle))
     except FileNotFoundError:
@@ -243,7 +249,7 @@ def _try_lock(handle: int, until: float) -> bool:
 
 
 def set_aside(path: Path) -> Path:
-    """Rename what is damaged to a name that no reader considers, and return that; nothing of it is lost."""
+    """Rename a damaged file or folder so that readers ignore it; returns the new path."""
     aside = path.with_name(f".{path.name}.damaged-{secrets.token_hex(4)}")
     os.rename(path, aside)
     sync_directory(path.parent)
@@ -251,24 +257,28 @@ def set_aside(path: Path) -> Path:
 
 
 def durable_write(path: Path, content: bytes) -> None:
-    """Replace the content of ``path``; after a crash it holds the old or the new, never a mixture."""
+    """Replace the content of `path`. After a crash the file has the old or the new content."""
     temp = name_aside(path)
     try:
         temp.write_bytes(content)
         sync_file(temp)
         os.replace(temp, path)
     finally:
-        temp.unlink(missing_ok=True)  # a full disk must not be filled further by what could not be finished
+        temp.unlink(missing_ok=True)  # leave no part of a file on a full disk
     sync_directory(path.parent)
 
 
 def publish_directory(temp_dir: Path, final_dir: Path) -> None:
-    """Sync everything below ``temp_dir`` and rename it to ``final_dir``, which must not exist."""
+    """Sync everything below `temp_dir` and rename it to `final_dir`.
+
+    Raises:
+        DataError: `final_dir` exists.
+    """
     for folder, _, files in os.walk(temp_dir):
         for file in files:
             sync_file(Path(folder, file))
         sync_directory(Path(folder))
-    # rename would quietly replace an empty folder, hence the look before; a full one it refuses by itself
+    # rename replaces an empty folder silently; it refuses a full one
     if final_dir.exists():
         raise DataError(f"{final_dir} exists and is never overwritten; remove it, or use another number.")
     try:

@@ -1,8 +1,7 @@
-"""The Arrow schemas of decisions and plies, made from the dataclasses of `records/rows.py`, and the checksum of a row.
+"""The Arrow schemas of decisions and plies, made from the dataclasses of `records/rows.py`, and the row checksum.
 
-Promise: a schema is derived from its dataclass, so the two cannot drift. ``SCHEMA_VERSION`` goes up
-with every change of a field, and a reader refuses any other version. No column holds nulls.
-Never: touch files (``storage/arrow_files.py`` does), or know what a token or an order means.
+`SCHEMA_VERSION` is raised with every change of a field; a reader refuses any other version. No column holds nulls. This module
+touches no files (`storage/arrow_files.py` does).
 """
 
 import zlib
@@ -19,7 +18,7 @@ from records.rows import Decision, Ply
 from telemetry.errors import DataError
 
 SCHEMA_VERSION = 3
-COMPONENTS = (  # reward components that a blend may weigh
+COMPONENTS = (  # reward components of every row
     "centres_gained",
     "sos_share",
     "draw_share",
@@ -32,9 +31,9 @@ COMPONENTS = (  # reward components that a blend may weigh
     "orders_bounced",
 )
 FINAL = "final_"
-"""Prefix of a weight for a component's whole sum to the fork's end, which no discount shrinks."""
+"""Prefix of a component's name in a blend: its undiscounted sum to the fork's end."""
 WEIGHTS = (*COMPONENTS, *(FINAL + name for name in COMPONENTS))
-"""Everything that a blend may weigh."""
+"""All names that a blend may contain, except those of packages."""
 
 
 def _schema_of(row_type: type) -> pa.Schema:
@@ -52,7 +51,7 @@ def to_table(
     row_type: type = Decision,
     provenance: Mapping[str, str] | None = None,
 ) -> pa.Table:
-    """Rows as one Arrow table in one chunk; metadata carries the schema version and ``provenance``."""
+    """Rows as one Arrow table in one chunk, with the schema version and `provenance` as metadata."""
     schema = _SCHEMAS[row_type]
     columns = {field.name: pa.array([getattr(row, field.name) for row in rows], field.type) for field in schema}
     table = pa.table(columns, schema=schema)
@@ -63,18 +62,22 @@ def to_table(
 
 
 def check_tokens(table: pa.Table) -> None:
-    """Refuse decisions whose token columns do not fit one another, as gathering relies on it."""
+    """Check that the token columns of decisions fit one another.
+
+    Raises:
+        DataError: a row breaks one of the rules.
+    """
     prompt = _numpy(table["prompt_len"])
     n_completion = _lengths(table["input_ids"]) - prompt
     bounds = as_array(table["legal_offsets"])
     starts, values = bounds.offsets.to_numpy(), _numpy(bounds.values)
     n_bounds = np.diff(starts)
     rules = {
-        "prompt_len lies between 0 and the number of input_ids": (prompt >= 0) & (n_completion >= 0),
+        "prompt_len is between 0 and the number of input_ids": (prompt >= 0) & (n_completion >= 0),
         "there is one behaviour_logprob per completion token": _lengths(table["behaviour_logprobs"]) == n_completion,
         "legal_offsets holds n_completion + 1 numbers": n_bounds == n_completion + 1,
     }
-    if all(fits.all() for fits in rules.values()):  # the last rule may only look where the others hold
+    if all(fits.all() for fits in rules.values()):  # the last rule indexes by what the others check
         inside = np.ones(len(values), bool)
         inside[starts[:-1]] = False
         steps = np.diff(values, prepend=0)
@@ -89,10 +92,10 @@ def check_tokens(table: pa.Table) -> None:
 
 
 def row_checksums(table: pa.Table) -> npt.NDArray[np.uint32]:
-    """CRC32 over all columns of each row but ``checksum``.
+    """uint32 [rows] CRC32 over all columns of each row except `checksum`.
 
-    First come the row's fixed-width values together with the byte lengths of its strings and lists, then the
-    content of those: as lengths are covered, a moved boundary between two rows or strings changes the sum.
+    The fixed-width values and the byte lengths of strings and lists come first, then the content of strings and lists. The
+    lengths are included so that a moved boundary between two rows or strings changes the sum.
     """
     n_rows = table.num_rows
     heads: list[npt.NDArray[np.uint8]] = []
@@ -111,11 +114,11 @@ def row_checksums(table: pa.Table) -> npt.NDArray[np.uint32]:
 
 
 _Part = tuple[npt.NDArray[np.int32] | None, int, bytes | memoryview]
-"""Where each row begins, if their widths differ; bytes of a value; all of them."""
+"""Offsets of the rows (None if their widths are equal), bytes per value, and all bytes."""
 
 
 def _parts(array: pa.Array) -> list[_Part]:
-    """The bytes behind a column; a list of strings has two parts, its strings' lengths and their text."""
+    """The bytes of a column. A list of strings has two parts: the lengths of the strings, and their text."""
     if isinstance(array, pa.StringArray):
         return [(*_text(array),)]
     if isinstance(array, pa.ListArray):
@@ -134,11 +137,12 @@ def _text(array: pa.StringArray) -> tuple[npt.NDArray[np.int32], int, bytes]:
     _, offsets, text = array.buffers()
     if offsets is None or text is None or len(array) == 0:
         return np.zeros(len(array) + 1, np.int32), 1, b""
-    return np.frombuffer(offsets, np.int32, len(array) + 1, array.offset * 4), 1, bytes(text)  # whose cuts cost less than views
+    ends = np.frombuffer(offsets, np.int32, len(array) + 1, array.offset * 4)
+    return ends, 1, bytes(text)  # slices of bytes are cheaper than views
 
 
 def _content(array: pa.Array) -> tuple[int, memoryview]:
-    """Bytes of a value, and all values of an array of numbers, as bytes."""
+    """Bytes per value of a numeric array, and all its values as bytes."""
     width, (_, values) = array.type.byte_width, array.buffers()
     if values is None:
         return width, memoryview(b"")
@@ -155,7 +159,7 @@ def _lengths(column: pa.ChunkedArray) -> npt.NDArray[np.int32]:
 
 
 def as_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """The column as one array, without a copy where it has one chunk, as every published file has."""
+    """The column as one array; without a copy if it has one chunk, as in every published file."""
     if isinstance(column, pa.ChunkedArray):
         return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     return column

@@ -1,8 +1,7 @@
-"""What a trainer step asks for, and the rows it gets: the contract stands above ``select_batch.sql``.
+"""The query of a trainer step and the rows that it selects. `select_batch.sql` defines the rule.
 
-Promise: whole advantage groups; the same tables and the same query give the same rows in the same order, in any process and on
-any number of threads. What was asked can be written into the ledger and read back from it.
-Never: wait for rows, open a file, or know what a lineage was forked from (the caller says what counts as used).
+Advantage groups are selected whole. The same tables and the same query give the same rows in the same order, in any process and
+with any number of threads. The ledger stores the query.
 """
 
 import json
@@ -27,56 +26,56 @@ class SelectionQuery:
     """What a trainer step asks for."""
 
     step: int
-    """The step that will use the rows; enters the draw."""
+    """The step that will use the rows; part of the draw's seed."""
     policy_version: int
-    """Version that the trainer holds, from which the lag is counted."""
+    """Version that the trainer holds; the lag is counted from it."""
     max_policy_lag: int
-    """Versions that the oldest row of an advantage group may lie behind."""
+    """Largest lag of the oldest row of an advantage group, versions."""
     start_groups: int
-    """Start groups wanted, at most."""
+    """Maximum number of start groups."""
     lineage: str
-    """The ledger in which a row may stand ``max_uses`` times; enters the draw."""
+    """The lineage of the step; part of the draw's seed."""
     seed: int
     """Seed of the draw."""
     max_uses: int = 1
     """Steps that may use an advantage group."""
     min_spread: float = 0.0
-    """Advantage groups whose returns differ by no more are left out."""
+    """Advantage groups with at most this spread are left out."""
     freshness: float = 0.5
-    """Factor of a group's weight in the draw for each version that its oldest row lies behind."""
+    """Factor of a group's weight in the draw per version of lag of its oldest row."""
     balance_powers: bool = True
-    """Each power gets one of what is drawn before any gets a second."""
+    """Draw one for each power before a second one for any."""
     draw: Literal["start_group", "advantage_group"] = "start_group"
-    """What is drawn, each whole."""
+    """What is drawn, always whole."""
 
-    def told(self) -> str:
-        """The query as JSON, for a ledger."""
+    def to_json(self) -> str:
+        """The query as JSON, for the ledger."""
         return json.dumps(asdict(self))
 
     @classmethod
-    def of(cls, told: str) -> "SelectionQuery":
-        """A query that a ledger tells of."""
-        return cls(**json.loads(told))
+    def from_json(cls, text: str) -> "SelectionQuery":
+        """The query that a ledger stores."""
+        return cls(**json.loads(text))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """The rows for one step; fewer start groups than asked for, or none, if there are no more fresh ones."""
+    """The rows for one step. There may be fewer start groups than wanted, or none."""
 
     rows: pa.Table
-    """In the batch's order, with the columns of ``ledger.ROWS_SCHEMA``."""
+    """In the order of the batch, with the columns of `ledger.ROWS_SCHEMA`."""
     start_groups: int
-    """Start groups that the rows belong to."""
+    """Number of start groups of the rows."""
     counts: dict[str, int]
     """Advantage groups of the whole run by standing (select_batch.sql); eligible = chosen + waiting."""
     query: SelectionQuery
-    """What was asked."""
+    """The query."""
     seen: str = ""
-    """What was looked at; see `Index.seen`."""
+    """The start groups that the index had read; see `Index.seen`."""
 
     @property
     def enough(self) -> bool:
-        """As much was found as was wanted."""
+        """Whether as many start groups were found as wanted."""
         return self.counts["waiting"] > 0 or self.start_groups >= self.query.start_groups
 
 
@@ -84,7 +83,7 @@ def select(connection: duckdb.DuckDBPyConnection, query: SelectionQuery, counts_
     """Rows for one step from the tables of an index.
 
     Args:
-        counts_as_used: lineages whose ledgers say what was used, each with its last step that counts.
+        counts_as_used: lineages whose ledgers count as used, each with its last step that counts.
     """
     _, choice = connection.extract_statements(_SQL)
     make_standings(connection, query, counts_as_used)
@@ -100,7 +99,7 @@ def select(connection: duckdb.DuckDBPyConnection, query: SelectionQuery, counts_
 
 
 def eligible(connection: duckdb.DuckDBPyConnection, query: SelectionQuery, counts_as_used: Mapping[str, int]) -> Eligible:
-    """How much there is for a step, without choosing."""
+    """How much the step could choose from."""
     make_standings(connection, query, counts_as_used)
     counted = """
         SELECT
@@ -114,12 +113,12 @@ def eligible(connection: duckdb.DuckDBPyConnection, query: SelectionQuery, count
 
 
 def make_standings(connection: duckdb.DuckDBPyConnection, query: SelectionQuery, counts_as_used: Mapping[str, int]) -> None:
-    """Make the table ``standings``: of every advantage group, whether the step could train on it; see `select`."""
+    """Make the table `standings`: for each advantage group, whether the step can train on it, and if not, why. See `select`."""
     standing, _ = connection.extract_statements(_SQL)
     values = asdict(query) | {"lineages": list(counts_as_used), "until": list(counts_as_used.values())}
     connection.execute(standing, {name: values[name] for name in standing.named_parameters})
 
 
 def selection_rule() -> dict[str, str]:
-    """What, beside the query, a choice depended on: for a ledger."""
+    """What a choice depends on beside the query, for the ledger: hash of the SQL, and version of DuckDB."""
     return {"select_batch.sql": sha256(_SQL.encode()).hexdigest()[:16], "duckdb": duckdb.__version__}

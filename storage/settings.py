@@ -1,4 +1,4 @@
-"""Settings of storage: what a return is made of, and how old a row may be when it is trained on."""
+"""Settings of storage: how returns are computed, and how old the rows of a step may be."""
 
 from typing import Annotated, Any, Literal
 
@@ -17,34 +17,35 @@ BLENDS: dict[str, dict[str, float]] = {
         "final_balance": 0.2,
     },
 }
-"""Blends by name. "dense" weighs as the system before this one did: 0.8 of two points a centre and half a point a
-dislodgement as they come (meant for discount 0), 0.2 of the final centres, and the final board's leader gap and
-balance; without its terms for units, influence and threats, which follow from centres, and its bonus for rank."""
+"""Blends by name. "dense" has the weights of the system that Entente replaces, for discount 0: 0.8 of two points per centre and
+half a point per dislodgement, and 0.2 of the final centres, leader gap and balance. It leaves out that system's terms for
+units, influence and threats, which follow from centres, and its bonus for rank.
+"""
 
 
 class StorageSettings(BaseModel):
-    """How stored outcomes become returns, and which rows are still fresh."""
+    """How returns are computed, and how old the rows of a step may be."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     blend: dict[str, float] = Field(default_factory=lambda: {"centres_gained": 1.0})
-    """Weight of each reward component in a return; those not named weigh 0. `final_` before a component weighs its whole sum
-    to the fork's end, undiscounted. A name stands for a ready blend: centres, sum_of_squares, draw_size or dense."""
+    """Weight of each reward component in a return; others weigh 0. The prefix `final_` means the component's undiscounted sum
+    to the fork's end. Or the name of a blend: centres, sum_of_squares, draw_size or dense.
+    """
     discount: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """Factor per later decision of the same power in the fork; 1 counts all fully; the horizon is short."""
+    """Factor per later decision of the same power in the fork; 1: no discount, as the horizon is short."""
     max_policy_lag: Annotated[int, Field(ge=0)] = 2
-    """Policy versions that a group's oldest row may lie behind the trainer; others allow 2 to 4."""
+    """Policy versions that the oldest row of an advantage group may lag behind the trainer."""
     hard_policy_lag: Annotated[int, Field(ge=0)] = 0
-    """Versions back to which a step reaches, one by one, where it finds too few rows within `max_policy_lag`; if that is no
-    less: it never does, and trains on fewer rows instead."""
+    """Policy lag up to which a step takes older rows if there are too few; no effect unless larger than `max_policy_lag`."""
     shortage_wait_s: Annotated[float, Field(ge=0)] = 0.0
-    """Seconds that a step waits for more rows before it reaches back or trains on fewer; 0 where none can come but its own
-    rollouts, which are there before it begins."""
+    """Seconds that a step waits for more rows before it takes older or fewer; 0 if no other producer plays."""
     max_uses: Annotated[int, Field(ge=1)] = 1
-    """Steps that may train on the same advantage group; more learn faster from a rollout, further from what drew it."""
+    """Steps that may train on one advantage group; more need fewer rollouts but train further off policy."""
     draw: Literal["start_group", "advantage_group"] = "start_group"
-    """What a step draws where more is fresh than it wants: whole start groups, whose rows share boards and so much of their
-    prompts; or single advantage groups, as many as so many start groups hold on average, which balances powers more finely."""
+    """Unit of the draw: start groups, whose rows share prompt prefixes; or advantage groups, as many as that many start groups
+    hold on average, which balances powers better.
+    """
 
     @field_validator("blend", mode="before")
     @classmethod

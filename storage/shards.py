@@ -1,11 +1,9 @@
-"""Shards: decisions of whole start groups in one immutable file, with the plies of the same forks in another
-beside it.
+"""Shards: the decisions of whole start groups in one immutable file, and the plies of the same forks in another.
 
-Promise: ``shards/<producer>/000012.arrow`` appears last and whole, under a name that follows from the work
-and not from the attempt. A repeated attempt meets its own name and loses quietly. The decisions' metadata
-names its plies file, whose name carries its content's CRC32: so decisions of one attempt are never read with
-plies of another, whoever was killed when. Rows lie in the order in which batches read them, whatever order they were given in.
-Never: list a folder, choose rows, or look into a ply's JSON.
+`shards/<producer>/000012.arrow` is published last, so it is complete when it exists. Its name follows from its start groups, so
+a second attempt at the same work finds the name taken and publishes nothing. The metadata of the decisions names the plies
+file, whose name has the CRC32 of its content: decisions of one attempt are never read with plies of another. Rows are stored in
+the order in which batches read them.
 """
 
 import json
@@ -32,23 +30,23 @@ class Shard:
     """A published shard."""
 
     path: Path
-    """The decisions."""
+    """File of the decisions."""
     plies_path: Path
-    """The plies of the same forks."""
+    """File of the plies of the same forks."""
     producer: str
-    """Who made it: the name of its folder."""
+    """Name of the producer, and of the shard's folder."""
     first_start_group: int
     """The number in its name."""
     next_start_group: int
     """The number in the name of the producer's next shard."""
     start_groups: tuple[int, ...]
-    """Start groups that have rows in it, ascending."""
+    """Start groups that have rows in it, in ascending order."""
     already: bool
-    """True if an earlier attempt had published it, whose rows stand."""
+    """True if an earlier attempt published it."""
 
 
 def shard_path(paths: RunPaths, producer: str, first_start_group: int) -> Path:
-    """Where the producer's shard that begins with this start group lies or will lie."""
+    """Path of the producer's shard that begins with this start group."""
     return paths.shards / check_name(producer, "The producer") / f"{first_start_group:06d}.arrow"
 
 
@@ -62,12 +60,14 @@ def publish_shard(
     *,
     next_start_group: int | None = None,
 ) -> Shard:
-    """Publish all rows of some start groups, plies first.
+    """Publish all rows of some start groups, plies first. If the shard exists, the existing one is returned.
 
-    ``next_start_group`` is needed only if the last start groups have no rows.
+    Args:
+        provenance: metadata of the files.
+        next_start_group: needed only if the last start groups have no rows.
 
     Raises:
-        InputError: the rows belong to start groups outside ``first_start_group .. next_start_group``.
+        InputError: the rows belong to start groups outside `first_start_group .. next_start_group`.
         DataError: a row's token columns do not fit one another.
     """
     final = shard_path(paths, producer, first_start_group)
@@ -96,32 +96,32 @@ def publish_shard(
         return describe_shard(final, table.replace_schema_metadata(metadata), already=False)
     winner = describe_shard(final, open_shard(final), already=True)
     if winner.plies_path != plies_path:
-        FILES.remove(plies_path)  # named by no shard, as its own decisions lost
+        FILES.remove(plies_path)  # no shard names it
     return winner
 
 
 def _reading_order(row: Decision) -> tuple[int, str, str, int, int]:
-    """The rows of an advantage group lie together, as a batch has them, so that gathering copies a few long pieces."""
+    """Puts the rows of an advantage group together, as in a batch, so that gathering copies a few long pieces."""
     return row.start_group, row.power, row.phase, row.fork, row.ply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
-    """Which of some start groups are published already."""
+    """Which of some start groups are published."""
 
     published: tuple[Shard, ...]
     """Shards that begin among them."""
     missing: tuple[tuple[int, int], ...]
-    """(first start group, how many) of each stretch that no shard holds."""
+    """(first start group, count) of each range that no shard has."""
     set_aside: tuple[str, ...]
-    """Sentences about damaged shards that were found, and set aside so that their groups can be played again."""
+    """One sentence per damaged shard, which was set aside so that its start groups can be played again."""
 
 
 def coverage(paths: RunPaths, producer: str, first: int, count: int) -> Coverage:
-    """Look for the start groups ``first .. first + count - 1`` of a producer, by the names that their shards would have.
+    """Which of the start groups `first .. first + count - 1` of a producer are published, by the names of their shards.
 
-    A damaged shard among them is set aside. Not to be asked of groups that a ledger names: rows that are played again are the
-    same decisions, but not the same bytes.
+    Damaged shards among them are set aside. Do not call this for groups that a ledger names: rows that are played again have
+    the same decision ids, but not the same bytes.
     """
     published, missing, damaged = [], [], []
     at, gap, end = first, first, first + count
@@ -147,15 +147,19 @@ def coverage(paths: RunPaths, producer: str, first: int, count: int) -> Coverage
 
 
 def open_shard(path: Path) -> pa.Table:
-    """Map a shard's decisions and verify every byte of them; DataError names the file and its fault."""
+    """The verified decisions of a shard, mapped.
+
+    Raises:
+        DataError: names the file and what is wrong.
+    """
     return map_shard(path).table
 
 
 def map_shard(path: Path) -> MappedFile:
-    """As ``open_shard``, with what is needed to see later whether the file is still as it was verified."""
+    """Like `open_shard`, but the result can later tell whether the file is unchanged."""
     file = map_arrow(path, DECISION_SCHEMA)
     named = f"{path.parent.name}/{path.name}"
-    # A shard of a version that did not write its name is taken at the one that it bears.
+    # Older versions did not write the name.
     if (written := metadata_of(file.table).get("shard", named)) != named:
         raise DataError(f"{path} was written as shard {written}: it is a copy or was renamed; remove it, or name it so.")
     wrong = np.flatnonzero(file.sums != as_array(file.table["checksum"]).to_numpy())
@@ -165,11 +169,18 @@ def map_shard(path: Path) -> MappedFile:
 
 
 def open_plies(path: Path, decisions: pa.Table | None = None) -> pa.Table:
-    """Map the plies of the shard at ``path``; its ``decisions``, if opened already, save a second look."""
+    """Map the plies of the shard at `path`.
+
+    Args:
+        decisions: its decisions, if already opened.
+
+    Raises:
+        DataError: decisions or plies are damaged, or do not belong together.
+    """
     shard = describe_shard(path, open_shard(path) if decisions is None else decisions, already=True)
     plies = read_arrow(shard.plies_path, PLY_SCHEMA)
     if shard.plies_path.name != _plies_name(path, int(metadata_of(plies)["content_crc32"])):
-        raise DataError(f"{shard.plies_path} holds other plies than its name says; remove the file, or restore it from a copy.")
+        raise DataError(f"{shard.plies_path} does not have the plies of its name; remove the file, or restore it from a copy.")
     return plies
 
 
@@ -178,7 +189,7 @@ def _plies_name(shard: Path, crc: int) -> str:
 
 
 def describe_shard(path: Path, decisions: pa.Table, *, already: bool) -> Shard:
-    """What the metadata of an opened shard says about it."""
+    """What the metadata of an opened shard says."""
     metadata = metadata_of(decisions)
     return Shard(
         path=path,

@@ -1,20 +1,19 @@
-"""Index snapshots: what an index knew of all shards at one moment, in one Parquet file, so that the next index need not open
-every shard again.
+"""Index snapshots: the facts of all shards at one moment in one Parquet file, so that a new index need not read every shard.
 
-Promise: ``index/snap-000012.parquet`` appears whole, is synced, and is never changed. It holds the facts of every decision in the
-shards that it covers, reward components and no return, so that any blend may be laid over it. Its metadata names those shards
-and the file beside it with the facts of their plies, and seals both with a checksum of what a reader sees. A shard that is gone,
-or has another size or time of writing than then, counts as not covered. Stock DuckDB reads both files.
-Never: the truth. Shards are; whoever deletes ``index/`` loses nothing but time. And a snapshot does not say that a shard is
-whole *now*: bytes that rot under an unchanged size and time are found when a row of the shard is first gathered, or its plies
-are first read, and not before.
+`index/snap-000012.parquet` is published once and never changes. It has the facts of every decision of the covered shards, with
+reward components and without returns, so it serves every blend. Its metadata names those shards and the file beside it with the
+facts of their plies, and has checksums of both. A shard that is gone, or whose size or write time differs, counts as not
+covered. Stock DuckDB reads both files.
+
+Shards remain the truth: deleting `index/` costs time only. A snapshot does not prove that a shard is intact now. Damage that
+leaves size and write time unchanged is found when a row of the shard is first gathered, or its plies are first read.
 """
 
 import json
 import os
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -26,21 +25,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from storage.arrow_files import metadata_of
+from storage.arrow_files import metadata_crc, metadata_of
 from storage.facts import DECISION_FACTS, PLY_FACTS
 from storage.files import FILES
 from storage.runs import RunPaths
 from storage.schema import SCHEMA_VERSION, as_array
 from telemetry.errors import DataError
 
-KEPT = 2  # one to open from, and one in case that it is damaged
-_LAYOUT = "1"  # of the metadata
+KEPT = 2  # the newest, and one in case it is damaged
+_LAYOUT = "1"  # version of the metadata's layout
 _NAME = re.compile(r"snap-(\d{6,})(\.[0-9a-f]{8}\.plies)?\.parquet")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoveredShard:
-    """A shard whose facts an index has taken in after it verified all of it."""
+    """A shard that was verified and whose facts are in an index."""
 
     producer: str
     number: int
@@ -50,33 +49,33 @@ class CoveredShard:
     start_groups: tuple[int, ...]
     """Start groups that have rows in it."""
     size: int
-    """Bytes of the file."""
+    """Size of the file, bytes."""
     written_ns: int
-    """When it was last written, in nanoseconds, as its file system says."""
+    """Write time of the file, nanoseconds, by its file system."""
 
     @property
     def name(self) -> str:
-        """As rows and ledgers name it, below ``shards/``."""
+        """Its name in rows and ledgers, below `shards/`."""
         return f"{self.producer}/{self.number:06d}.arrow"
 
     def still_there(self, shards: str) -> bool:
-        """True if a file of its name, size and time of writing lies in ``shards``, the run's folder as text."""
+        """Whether the folder `shards` has a file of this name, size and write time."""
         return file_marks(f"{shards}/{self.name}") == (self.size, self.written_ns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexSnapshot:
-    """What a snapshot holds."""
+    """The content of a snapshot."""
 
     shards: tuple[CoveredShard, ...]
-    """The shards that it covers."""
+    """The covered shards."""
     decisions: pa.Table
-    """Their decisions, with the columns of ``facts.DECISION_FACTS``."""
+    """Their decisions, with the columns of `facts.DECISION_FACTS`."""
     plies: pa.Table
-    """Their plies, with the columns of ``facts.PLY_FACTS``."""
+    """Their plies, with the columns of `facts.PLY_FACTS`."""
 
-    def only(self, shards: Sequence[CoveredShard]) -> "IndexSnapshot":
-        """The part of it that tells of these shards."""
+    def subset(self, shards: Sequence[CoveredShard]) -> "IndexSnapshot":
+        """The part of it for these shards."""
         if len(shards) == len(self.shards):
             return self
         among_them = pc.field("shard").isin([shard.name for shard in shards])
@@ -85,7 +84,7 @@ class IndexSnapshot:
 
 
 def file_marks(path: Path | str) -> tuple[int, int] | None:
-    """Size and time of writing of a file, by which another one under its name is known; None if it is absent."""
+    """Size in bytes and write time in nanoseconds, which identify a file; None if it is missing."""
     try:
         found = os.stat(path)
     except FileNotFoundError:
@@ -94,7 +93,7 @@ def file_marks(path: Path | str) -> tuple[int, int] | None:
 
 
 def write_snapshot(folder: Path, snapshot: IndexSnapshot) -> Path | None:
-    """Publish it in ``folder`` under the next number; None if another process took that number, whose file is as good."""
+    """Publish a snapshot in `folder` under the next number; None if another process took the number."""
     final = folder / f"snap-{max(_numbers(folder), default=0) + 1:06d}.parquet"
     plies_crc = _content_crc(snapshot.plies)
     plies = final.with_name(f"{final.stem}.{plies_crc:08x}.plies.parquet")
@@ -108,26 +107,26 @@ def write_snapshot(folder: Path, snapshot: IndexSnapshot) -> Path | None:
         "plies_crc32": str(plies_crc),
         "content_crc32": str(_content_crc(snapshot.decisions)),
     }
-    metadata["metadata_crc32"] = str(_metadata_crc(metadata))
+    metadata["metadata_crc32"] = str(metadata_crc(metadata))
     return final if _publish(snapshot.decisions, final, metadata) else None
 
 
 def newest_snapshot(paths: RunPaths) -> tuple[IndexSnapshot | None, list[tuple[Path, str]]]:
-    """The newest one that is whole, if any, and those above it that are not, each with a sentence that says why."""
+    """The newest intact snapshot, if any, and the damaged ones above it, each with a sentence."""
     passed_over = []
     for number in sorted(_numbers(paths.index), reverse=True):
         path = paths.index / f"snap-{number:06d}.parquet"
         try:
             return read_snapshot(path), passed_over
         except FileNotFoundError:
-            continue  # taken away meanwhile, or only its plies were written
+            continue  # removed meanwhile, or only its plies were written
         except DataError as error:
             passed_over.append((path, str(error)))
     return None, passed_over
 
 
 def drop_old_snapshots(paths: RunPaths, keep: int = KEPT) -> None:
-    """Remove all but the newest ``keep``; an index that is being opened from one of the others takes the next."""
+    """Remove all but the newest `keep`. An index that is opening an older one continues with the next."""
     newest = sorted(_numbers(paths.index))[-keep:]
     for path, number in list(_files(paths.index)):
         if number < min(newest):
@@ -135,28 +134,28 @@ def drop_old_snapshots(paths: RunPaths, keep: int = KEPT) -> None:
 
 
 def snapshot_files(folder: Path) -> list[tuple[int, Path]]:
-    """Numbers and files of the snapshots in ``folder``, rising."""
+    """Numbers and files of the snapshots in `folder`, in ascending order."""
     return sorted((number, path) for path, number in _files(folder) if path.suffixes == [".parquet"])
 
 
 def read_snapshot(path: Path) -> IndexSnapshot:
-    """A snapshot, verified.
+    """A verified snapshot.
 
     Raises:
-        DataError: it cannot be relied on.
-        FileNotFoundError: it is not there.
+        DataError: it is damaged, or written by another version or under another name.
+        FileNotFoundError: it does not exist.
     """
     decisions, found = _read_parquet(path)
     if "layout" not in found or "metadata_crc32" not in found:
         raise DataError(f"{path} is no index snapshot of Entente; {_CURE}")
-    if found["metadata_crc32"] != str(_metadata_crc(found)):
+    if found["metadata_crc32"] != str(metadata_crc(found)):
         raise DataError(f"{path} has damaged metadata; {_CURE}")
     if (found["layout"], found["schema_version"]) != (_LAYOUT, str(SCHEMA_VERSION)):
         raise DataError(
             f"{path} has layout {found['layout']} and schema version {found['schema_version']}, this program reads {_LAYOUT} and "
             f"{SCHEMA_VERSION}; {_CURE}"
         )
-    # A tombstone has the layout of an index snapshot, and what it names is removed: one must never be taken for the other.
+    # A tombstone has the same layout, but the shards that it names are removed, so the two must not be confused.
     if found.get("name", named := f"{path.parent.name}/{path.name}") != named:
         raise DataError(f"{path} was written as {found['name']}: it is a copy or was renamed; {_CURE}")
     _check(path, decisions, DECISION_FACTS, found["content_crc32"])
@@ -202,7 +201,7 @@ def _publish(table: pa.Table, final: Path, metadata: dict[str, str]) -> bool:
 
 
 def _content_crc(table: pa.Table) -> int:
-    """CRC32 of the values as a reader has them, column after column, whatever way they were packed in the file."""
+    """CRC32 of the values, column after column, independent of their encoding in the file."""
     crc = 0
     for column in table.columns:
         array = as_array(column)
@@ -215,7 +214,7 @@ def _content_crc(table: pa.Table) -> int:
 
 
 def _text(array: pa.StringArray) -> tuple[npt.NDArray[np.int32], memoryview]:
-    """Where each string ends, and all of them one after another."""
+    """The end offsets of the strings, and their concatenated bytes."""
     _, offsets, text = array.buffers()
     if offsets is None or text is None or len(array) == 0:
         return np.zeros(len(array) + 1, np.int32), memoryview(b"")
@@ -223,19 +222,14 @@ def _text(array: pa.StringArray) -> tuple[npt.NDArray[np.int32], memoryview]:
     return ends, memoryview(text)[ends[0] : ends[-1]]
 
 
-def _metadata_crc(metadata: Mapping[str, str]) -> int:
-    entries = sorted(f"{key}={value}" for key, value in metadata.items() if key != "metadata_crc32")
-    return zlib.crc32("\0".join(entries).encode())
-
-
 def _shards_text(shards: Sequence[CoveredShard]) -> str:
-    """JSON: producer -> [number, next start group, size, time of writing, start groups] of each of its shards."""
+    """JSON: producer -> [number, next start group, size, write time, start groups] of each of its shards."""
     ordered = sorted(shards, key=lambda shard: (shard.producer, shard.number))
-    told: dict[str, list[Any]] = {
+    entries: dict[str, list[Any]] = {
         producer: [[s.number, s.next_start_group, s.size, s.written_ns, list(s.start_groups)] for s in some]
         for producer, some in groupby(ordered, key=lambda shard: shard.producer)
     }
-    return json.dumps(told, separators=(",", ":"))
+    return json.dumps(entries, separators=(",", ":"))
 
 
 def _shards_of(text: str) -> Iterator[CoveredShard]:
@@ -252,7 +246,7 @@ def _shards_of(text: str) -> Iterator[CoveredShard]:
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, int]]:
-    """Files of snapshots, with their numbers; nothing where there is no such folder."""
+    """Files of snapshots with their numbers; none if there is no such folder."""
     for name in FILES.names(folder):
         if match := _NAME.fullmatch(name):
             yield folder / name, int(match[1])

@@ -1,6 +1,6 @@
--- What the start groups of one producer taught about the snapshots they began from: one row per snapshot,
+-- The mean spread of the returns from each snapshot, for one producer: one row per snapshot,
 --   spread = mean over its last $recent start groups before $before of the mean spread of their advantage groups
--- Groups that cannot be trained on say nothing.
+-- Advantage groups that cannot be trained on do not count.
 WITH start_groups AS (
     SELECT start_group, any_value(snapshot_id) AS snapshot_id
     FROM decisions WHERE producer = $producer AND start_group < $before GROUP BY start_group

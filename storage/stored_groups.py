@@ -1,8 +1,7 @@
-"""Whole start groups that lie in a run, and the same rows again under another run's numbers: what simulated rollouts play.
+"""Reads whole start groups of a run and gives their rows new numbers, for simulated rollouts.
 
-Promises: a group is all rows and plies of a start group, complete, and drawn by the base; rows under new numbers carry the
-identity, version and hash that they are given, and nothing else of them changes.
-Never: publish, or hand out a row of a shard that is damaged.
+Only complete start groups drawn by the base model are used. A renumbered row gets a new decision id, start group, version and
+hash; its other values stay, except its timings, which are 0. Damaged shards are skipped.
 """
 
 from collections.abc import Collection, Mapping
@@ -23,7 +22,7 @@ from storage.shards import SHARD_NAME, open_plies, open_shard
 from telemetry.errors import DataError, InputError
 
 GROUPS_KEPT = 64
-"""Start groups that are enough to be played again and again; they lie in memory."""
+"""Start groups held in memory; enough to replay them repeatedly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +32,7 @@ class StoredGroup:
     decisions: tuple[Decision, ...]
     """In the order of their shard."""
     plies: tuple[Ply, ...]
-    """Of the same forks."""
+    """Plies of the same forks."""
 
     def renumbered(self, producer: str, number: int, *, policy: PolicyVersion, worker: str) -> tuple[list[Decision], list[Ply]]:
         """The same rows as start group `number` of `producer`, as if `policy` had drawn them in no time."""
@@ -53,10 +52,10 @@ class StoredGroup:
 
 
 def stored_groups(paths: RunPaths, same: Mapping[str, str], *, most: int = GROUPS_KEPT) -> list[StoredGroup]:
-    """Up to `most` start groups of a run that its base drew whole, lowest numbers first.
+    """Up to `most` complete start groups of a run that the base model drew, lowest numbers first.
 
     Args:
-        same: entries of a shard's metadata that must be as here, such as the base model's fingerprint.
+        same: shard metadata that must be equal, such as the base model's fingerprint.
 
     Raises:
         InputError: the run has none, or was played with another model.
@@ -71,12 +70,12 @@ def stored_groups(paths: RunPaths, same: Mapping[str, str], *, most: int = GROUP
             except DataError as error:
                 damaged.append(str(error))
                 continue
-            told = metadata_of(decisions)
+            metadata = metadata_of(decisions)
             for entry, wanted in same.items():
-                if told.get(entry) != wanted:
+                if metadata.get(entry) != wanted:
                     raise InputError(
                         f"the rollouts of '{run}' cannot be replayed here: they were made with {entry.replace('_', ' ')} "
-                        f"{told.get(entry, 'unknown')}, this run has {wanted}; name a run of the same model"
+                        f"{metadata.get(entry, 'unknown')}, this run has {wanted}; name a run of the same model"
                     )
             found += _groups(decisions, plies)
             if len(found) >= most:
@@ -91,7 +90,7 @@ def stored_groups(paths: RunPaths, same: Mapping[str, str], *, most: int = GROUP
 
 
 def _groups(decisions: pa.Table, plies: pa.Table) -> list[StoredGroup]:
-    """The start groups of a shard that can be played again."""
+    """The usable start groups of a shard."""
     rows: dict[int, list[Decision]] = {}
     for row in _rows(decisions, Decision, {"input_ids", "behaviour_logprobs", "legal_ids", "legal_offsets"}):
         rows.setdefault(row.start_group, []).append(row)
@@ -106,7 +105,7 @@ def _groups(decisions: pa.Table, plies: pa.Table) -> list[StoredGroup]:
 
 
 def _rows(table: pa.Table, kind: type[Any], lists: Collection[str]) -> list[Any]:
-    """Rows as dataclasses; of `lists` each value is an array, which is written again without a look at its numbers."""
+    """Rows as dataclasses; values of the columns `lists` are numpy arrays, others Python values."""
     names = [field.name for field in fields(kind)]
     columns = []
     for name in names:

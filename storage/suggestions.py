@@ -1,4 +1,4 @@
-"""What a question likely meant by a name that nothing bears."""
+"""Suggestions for an unknown name in an SQL query."""
 
 import difflib
 import re
@@ -8,23 +8,23 @@ import duckdb
 
 _UNKNOWN_VIEW = re.compile(r'Table with name "?(?P<name>[^\s"]+)"? does not exist|Referenced table "(?P<other>[^"]+)" not found')
 _UNKNOWN_COLUMN = re.compile(r'Referenced column "(?P<name>[^"]+)" not found|does not have a column named "(?P<other>[^"]+)"')
-_OF_DUCKDB = re.compile(r'^Did you mean ("[^"\n]+")', re.MULTILINE)
-_MOST, _LIKE = 3, 0.65
+_DUCKDB_SUGGESTION = re.compile(r'^Did you mean ("[^"\n]+")', re.MULTILINE)
+_MAX_SUGGESTIONS, _MIN_SIMILARITY = 3, 0.65
 
 
-def meant(connection: duckdb.DuckDBPyConnection, question: str, message: str, views: Sequence[str]) -> str:
-    """The end of the sentence about DuckDB's `message`: '; did you mean ...?', or nothing."""
+def suggest_names(connection: duckdb.DuckDBPyConnection, question: str, message: str, views: Sequence[str]) -> str:
+    """The end of the sentence about DuckDB's `message`: '; did you mean ...?', or the empty string."""
     if (unknown := _UNKNOWN_VIEW.search(message)) is not None:
         near = [f'"{view}"' for view in _near(unknown["name"] or unknown["other"], views)]
     elif (unknown := _UNKNOWN_COLUMN.search(message)) is not None:
         near = _columns(connection, question, unknown["name"] or unknown["other"], views)
-    else:  # of a function's name DuckDB knows best
-        near = _OF_DUCKDB.findall(message)
+    else:  # DuckDB suggests function names itself
+        near = _DUCKDB_SUGGESTION.findall(message)
     return f"; did you mean {' or '.join(near)}?" if near else ""
 
 
 def _columns(connection: duckdb.DuckDBPyConnection, question: str, name: str, views: Sequence[str]) -> list[str]:
-    """Columns of a like name: of the views that the question names, else of any, with the view."""
+    """Similar columns of the views that the query names; if there are none, of any view, with the view's name."""
     words = set(re.findall(r"\w+", question.lower()))
     columns: dict[str, list[str]] = {}
     for view, column in connection.sql("SELECT table_name, column_name FROM duckdb_columns()").fetchall():
@@ -37,4 +37,4 @@ def _columns(connection: duckdb.DuckDBPyConnection, question: str, name: str, vi
 
 
 def _near(name: str, known: Sequence[str]) -> list[str]:
-    return difflib.get_close_matches(name.lower(), known, n=_MOST, cutoff=_LIKE)
+    return difflib.get_close_matches(name.lower(), known, n=_MAX_SUGGESTIONS, cutoff=_MIN_SIMILARITY)

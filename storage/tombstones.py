@@ -1,10 +1,9 @@
-"""Tombstones: which shards are given up, and the facts of their rows, which stay.
+"""Tombstones: which shards are retired, and the facts of their rows.
 
-Promise: ``retired/snap-000001.parquet`` is published whole before anything that it names is removed, in the layout of an index
-snapshot: whoever meets a missing shard finds its name here, and every question about decisions, groups, batches and plies has the
-answer that it had before. What it names is removed only if it is still the file that was meant, and only after a while, since a
-reader on a network file system may have it mapped.
-Never: decide what goes.
+`retired/snap-000001.parquet` has the layout of an index snapshot. It is published before any file that it names is removed. So
+a reader that misses a shard finds its name here, and queries about decisions, groups, batches and plies give the same results
+as before. A file is removed only if size and write time are unchanged, and only after a grace period, because a reader on a
+network file system may have it mapped.
 """
 
 import os
@@ -23,15 +22,15 @@ TOMBSTONE_NAME = re.compile(r"snap-(\d{6,})\.parquet")
 
 
 class Tombstones:
-    """The tombstones of one run, each said once."""
+    """The tombstones of one run, each returned once."""
 
     def __init__(self, paths: RunPaths) -> None:
         self._files = NumberedFiles(paths.retired, TOMBSTONE_NAME, "snap-{:06d}.parquet".format)
 
-    def arrivals(self) -> tuple[list[IndexSnapshot], list[tuple[Path, str]]]:
-        """Those not said before, oldest first; and damaged ones, each with a sentence."""
+    def read_new(self) -> tuple[list[IndexSnapshot], list[tuple[Path, str]]]:
+        """New tombstones, oldest first, and damaged ones, each with a sentence."""
         found, damaged = [], []
-        for _, path in self._files.arrivals():
+        for _, path in self._files.new_files():
             try:
                 found.append(read_snapshot(path))
             except DataError as error:
@@ -39,15 +38,15 @@ class Tombstones:
         return found, damaged
 
 
-def publish_tombstone(paths: RunPaths, given_up: IndexSnapshot) -> Path:
-    """Say for good that these shards are given up."""
-    while (written := write_snapshot(paths.retired, given_up)) is None:
+def publish_tombstone(paths: RunPaths, retired: IndexSnapshot) -> Path:
+    """Record that these shards are retired."""
+    while (written := write_snapshot(paths.retired, retired)) is None:
         continue  # another process took the number
     return written
 
 
-def due(paths: RunPaths, grace_s: float, now: float | None = None) -> list[Path]:
-    """Files of shards that tombstones older than ``grace_s`` name and that are still there, decisions before their plies."""
+def files_to_remove(paths: RunPaths, grace_s: float, now: float | None = None) -> list[Path]:
+    """Existing files of shards whose tombstone is older than `grace_s` seconds, decisions before their plies."""
     now = time.time() if now is None else now
     files: list[Path] = []
     for _, tombstone in snapshot_files(paths.retired):
@@ -55,12 +54,12 @@ def due(paths: RunPaths, grace_s: float, now: float | None = None) -> list[Path]
             if now - tombstone.stat().st_mtime >= grace_s:
                 files += files_of(paths, read_snapshot(tombstone).shards)
         except DataError:
-            continue  # it does not say what it names, so that stays
+            continue  # its shards are unknown, so they stay
     return files
 
 
 def files_of(paths: RunPaths, shards: Iterable[CoveredShard]) -> list[Path]:
-    """Files of the shards that are still those that were meant, and of their plies."""
+    """Files of these shards that are unchanged, and their plies."""
     plies: dict[str, dict[str, list[str]]] = {}
     found = []
     for shard in shards:
@@ -70,22 +69,22 @@ def files_of(paths: RunPaths, shards: Iterable[CoveredShard]) -> list[Path]:
         if shard.still_there(str(paths.shards)):
             found.append(path)
         elif file_marks(path) is not None:
-            continue  # another file under its name, with plies of its own
+            continue  # another file has its name, with plies of its own
         found += [path.with_name(name) for name in plies[shard.producer].get(path.stem, ())]
     return found
 
 
-def bury(paths: RunPaths, grace_s: float) -> int:
-    """Remove what is due; bytes that were freed. Killed at any moment, the next call goes on."""
+def remove_retired_files(paths: RunPaths, grace_s: float) -> int:
+    """Remove the files that are due; returns the bytes freed. After a kill the next call continues."""
     freed = 0
-    for path in due(paths, grace_s):
+    for path in files_to_remove(paths, grace_s):
         freed += (file_marks(path) or (0, 0))[0]
         FILES.remove(path)
     return freed
 
 
 def _plies(folder: Path) -> dict[str, list[str]]:
-    """Names of plies files by the name of their shard."""
+    """Names of plies files by shard number."""
     found: dict[str, list[str]] = {}
     for name in FILES.names(folder):
         if name.endswith(".plies.arrow"):
@@ -94,12 +93,12 @@ def _plies(folder: Path) -> dict[str, list[str]]:
 
 
 def bytes_of(files: Iterable[Path]) -> int:
-    """Bytes on disk of those that are there."""
+    """Total size of the existing files, bytes."""
     return sum((file_marks(path) or (0, 0))[0] for path in files)
 
 
 def shard_bytes(paths: RunPaths) -> int:
-    """Bytes of all that lies in ``shards/``."""
+    """Total size of the files in `shards/`, bytes."""
     return sum(
         entry.stat().st_size
         for producer in FILES.folders(paths.shards)

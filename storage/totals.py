@@ -1,18 +1,16 @@
-"""What a run has done so far, in three figures. Apart from the index that counts them, so that a process which only passes
-them on need not load DuckDB.
-"""
+"""Counts over a run. Separate from the index, so that a process that only passes them on does not load DuckDB."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """What a run has done so far, by its files."""
+    """Counts over the rows of a run."""
 
     decisions: int
     orders_rejected: int
     max_policy_lag: int
-    """Over all rows that were trained on."""
+    """Maximum over all rows that were trained on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,4 +21,4 @@ class Eligible:
     """Start groups with an eligible advantage group."""
     advantage_groups: int
     expired: int
-    """Advantage groups of the whole run that became too old untrained, though their returns had spread."""
+    """Advantage groups of the whole run that had spread and became too old before they were used."""

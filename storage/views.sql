@@ -1,6 +1,6 @@
--- What ad-hoc questions find beside the index's own tables.
+-- Views for queries, beside the index's own tables.
 
--- Every completion position: what was drawn, how likely, among how many legal tokens.
+-- Every completion position: token, logprob, number of legal tokens.
 CREATE VIEW tokens AS
 SELECT
     decision_id,
@@ -12,12 +12,12 @@ SELECT
     legal_tokens = 1 AS forced
 FROM (SELECT *, unnest(range(len(behaviour_logprobs))) AS place FROM payload);
 
--- How stale the rows of each step were.
+-- Policy lag of the rows of each step.
 CREATE VIEW lag AS
 SELECT lineage, step, policy_lag, count(*)::INTEGER AS decisions
 FROM batches GROUP BY ALL ORDER BY ALL;
 
--- Positions that forks began at, and what became of them.
+-- Snapshots that forks began at, with their returns.
 CREATE VIEW snapshots AS
 SELECT
     d.snapshot_id,
@@ -32,7 +32,7 @@ SELECT
     max(d.policy_version) AS newest_version
 FROM decisions AS d GROUP BY d.snapshot_id ORDER BY d.snapshot_id;
 
--- What the run's steps trained on, in the one history that led to where it is: without what it left by a fork.
+-- The rows that the steps of the current lineage and its ancestors trained on.
 CREATE VIEW trained AS
 SELECT b.* FROM batches AS b JOIN ancestry AS a ON b.lineage = a.lineage AND b.step <= a.until
 ORDER BY b.step, b.place;

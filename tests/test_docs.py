@@ -22,7 +22,7 @@ from cli.commands import command_line, current_spelling
 from flows.producer_fleet import PRODUCER_DEPLOYMENT
 from pipeline.run_settings import RunSettings, layered_settings
 from pipeline.settings_form import merge_more
-from storage.asking import ask, connect, ready
+from storage.asking import ask, connect, ready_query
 from storage.runs import RunPaths
 from tasks.evaluation import DEPLOYMENT as EVALUATED_BY
 from telemetry.metrics import METRICS
@@ -139,7 +139,7 @@ def test_a_command_that_is_named_exists(page: str):
 def test_sql_that_is_shown_fits_the_views(query: str, tmp_path: Path):
     RunPaths(tmp_path).create()
     with connect(tmp_path) as connection:
-        assert ask(connection, ready(query[1:]) if query.startswith("@") else query).num_rows == 0
+        assert ask(connection, ready_query(query[1:]) if query.startswith("@") else query).num_rows == 0
 
 
 @pytest.mark.parametrize("block", [block for page in PAGES.values() for block in blocks(page, "toml")])

@@ -175,7 +175,7 @@ DETACHED = "TokenLoss(loss=torch.ones(4), clipped_low=no, clipped_high=no, left_
         pytest.param(
             "rewards",
             "def part(c):\n    return c['survival'] - c['survival'].mean()\n",
-            "another value where other rows stand beside it",
+            "another value if other rows are computed with it",
             id="reward: other rows",
         ),
     ],

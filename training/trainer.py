@@ -254,7 +254,7 @@ class Trainer:
     def _record(self, step: int, choice: Choice) -> None:
         """Write the step's ledger, the fence: whoever finds it taken is not alone on the run."""
         about = {"policy_version": str(self.step_done), "settings_hash": self._settings_hash}
-        about |= {"selection": choice.selection.query.told(), "shortage": choice.shortage, "seen": choice.selection.seen}
+        about |= {"selection": choice.selection.query.to_json(), "shortage": choice.shortage, "seen": choice.selection.seen}
         if not write_ledger(self._paths, self.lineage, step, choice.selection.rows, about | selection_rule()):
             raise TrainingError(
                 f"another trainer already holds step {step} of '{self._paths.root.name}': "

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from cli.sql import sql
-from storage.asking import QUERIES, VIEWS, ask, connect, ready
+from storage.asking import QUERIES, VIEWS, ask, connect, ready_query
 
 BY_VERSION = "select policy_version, count(*), avg(centres_gained) from decisions group by all order by all"
 
@@ -54,8 +54,8 @@ def test_every_ready_question_has_an_answer_and_says_what_it_answers(trained, na
     _, paths, _ = trained
     of_what_is_not_here = ("gpu_use", "worker_queue")  # tests/storage/test_asking.py has rows for these
     with connect(paths.root) as run:
-        assert (ask(run, ready(name)).num_rows > 0) is (name not in of_what_is_not_here)
-    assert re.match(r"-- \w.{20,120}\.\n", ready(name))
+        assert (ask(run, ready_query(name)).num_rows > 0) is (name not in of_what_is_not_here)
+    assert re.match(r"-- \w.{20,120}\.\n", ready_query(name))
 
 
 def test_tokens_are_those_of_the_rows_and_their_logprobs_add_up(trained):
@@ -85,7 +85,7 @@ def test_what_would_change_anything_is_refused(workplace, trained, question: str
     before = names(workplace.folder)
     done = workplace("sql", "--run", "first", question)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "entente: ask one question with SELECT: nothing of a run can be changed here\n"
+    assert done.stderr == "entente: ask one question with SELECT: a run cannot be changed here\n"
     assert names(workplace.folder) == before
 
 
@@ -94,7 +94,7 @@ def test_what_would_change_anything_is_refused(workplace, trained, question: str
     [
         (
             "select * from rows",
-            "SQL failed: Catalog Error: Table with name rows does not exist!; there are the views decisions",
+            "SQL failed: Catalog Error: Table with name rows does not exist!; the views are decisions",
         ),
         ("select * from read_csv('/etc/passwd')", "SQL failed: Permission Error: "),
         ("selekt", "SQL failed: Parser Error: "),

@@ -139,7 +139,7 @@ def test_latest_is_the_run_that_wrote_last_and_other_names_are_themselves(severa
     with pytest.raises(InputError, match="there is no run in 'nowhere' yet"):
         resolve_run(Path("nowhere"), "latest")
     make_run("latest", age=99)
-    with pytest.raises(InputError, match="bears the name"):
+    with pytest.raises(InputError, match="has the name"):
         resolve_run(several, "latest")
 
 

@@ -56,7 +56,7 @@ def test_it_waits_for_room_and_then_all_is_there(disk: Path) -> None:
     assert not shard.already and shard.path.is_file()
     index = Index(RunPaths(disk / "run"))
     index.refresh()
-    assert index.refused == [] and index.answers("SELECT count(*) FROM plies") == [(20,)]
+    assert index.refused == [] and index.fetch("SELECT count(*) FROM plies") == [(20,)]
 
 
 def test_it_gives_up_after_its_time_and_leaves_nothing_half(disk: Path) -> None:

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from pipeline.run_tables import TRAINER_LINES, WORKER_LINES, step_tables
-from storage.as_of import step_then
+from storage.as_of import read_past_choice
 from storage.runs import RunPaths
 from telemetry.wandb_run import Picture
 
@@ -14,7 +14,7 @@ def test_the_sampled_game_is_one_fork_that_the_step_trained_on_with_orders_and_b
     table = step_tables(paths, 2)[0]
     assert table.name == "sampled_game" and table.rows
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
-    used = step_then(paths, 2).rows.to_pylist()
+    used = read_past_choice(paths, 2).rows.to_pylist()
     trained_on = {(row["start_group"], row["fork"], row["phase"], row["power"], row["return"]) for row in used}
     assert {(row["start group"], row["fork"], row["phase"], row["power"], row["return"]) for row in rows} <= trained_on
     assert len({(row["start group"], row["fork"]) for row in rows}) == 1

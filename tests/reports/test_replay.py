@@ -153,10 +153,10 @@ def test_boards_that_are_gone_damaged_or_archived(run_folder: RunPaths, model: P
     index = Index(run_folder)
     index.refresh()
     whole = read_game(run_folder, "0/0", model)
-    shard = index.holds(whole.game.shard)
+    shard = index.find_shard(whole.game.shard)
     assert shard is not None
     archive_shard(run_folder, shard.name)
-    publish_tombstone(run_folder, index.facts_of([shard]))
+    publish_tombstone(run_folder, index.snapshot_of([shard]))
     for file in files_of(run_folder, [shard]):
         file.unlink()
     assert as_data(read_game(run_folder, "0/0", model), Path("runs")) == as_data(whole, Path("runs"))

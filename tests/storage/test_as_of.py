@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from records.rows import Decision
-from storage.as_of import go_back, step_then
+from storage.as_of import read_past_choice, rewind_index
 from storage.asking import connect
 from storage.choose_batch import choose_batch
 from storage.index import Index
@@ -79,7 +79,7 @@ def test_every_step_asked_later_shows_what_was_eligible_then(paths: RunPaths, ro
         ).selection
         expected[step] = standing_by_hand(published, used, step - 1, settings)
         chosen[step] = choice.rows["decision_id"].to_pylist()
-        told = {"selection": choice.query.told(), "seen": trainer.seen(), "shortage": ""}
+        told = {"selection": choice.query.to_json(), "seen": trainer.seen(), "shortage": ""}
         assert write_ledger(paths, lineage, step_of, choice.rows, told)
         for group in {(r["shard"].split("/")[0], r["start_group"], r["power"], r["phase"]) for r in choice.rows.to_pylist()}:
             used[group] += 1
@@ -87,8 +87,8 @@ def test_every_step_asked_later_shows_what_was_eligible_then(paths: RunPaths, ro
         step_of = step if step < 5 else step - 1
         index = Index(paths)
         index.refresh()
-        again = go_back(index, paths, step_then(paths, step_of))
-        found = index.answers("SELECT producer, start_group, power, phase, standing FROM standings")
+        again = rewind_index(index, paths, read_past_choice(paths, step_of))
+        found = index.fetch("SELECT producer, start_group, power, phase, standing FROM standings")
         assert {tuple(row[:4]): row[4] for row in found} == expected[step]
         assert again.rows["decision_id"].to_pylist() == chosen[step], "and the choice is the same"
         with connect(paths.root, as_of=step_of) as asked:
@@ -103,9 +103,9 @@ def test_every_step_asked_later_shows_what_was_eligible_then(paths: RunPaths, ro
 
 def test_a_step_that_never_was_or_does_not_tell_is_refused(paths: RunPaths) -> None:
     with pytest.raises(InputError, match="step 3 never was: run 'a' has none yet"):
-        step_then(paths, 3)
+        read_past_choice(paths, 3)
     assert write_ledger(paths, "main", 1, ROWS_SCHEMA.empty_table(), {})
     with pytest.raises(InputError, match="step 3 never was: run 'a' has steps 1 to 1"):
-        step_then(paths, 3)
-    with pytest.raises(InputError, match="does not tell what it was chosen from"):
-        step_then(paths, 1)
+        read_past_choice(paths, 3)
+    with pytest.raises(InputError, match="does not say what its rows were chosen from"):
+        read_past_choice(paths, 1)

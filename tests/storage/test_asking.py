@@ -15,7 +15,7 @@ import pytest
 
 from storage.answers import Form, json_lines
 from storage.asking import ask, connect
-from storage.in_time import in_time
+from storage.interruptible import run_interruptible
 from storage.runs import RunPaths
 from telemetry.errors import InputError
 
@@ -87,7 +87,7 @@ def test_json_has_no_number_that_is_none_and_no_control_character(run: duckdb.Du
     ],
 )
 def test_a_wrong_name_is_answered_with_a_right_one(run: duckdb.DuckDBPyConnection, question: str, near: str):
-    with pytest.raises(InputError, match=f"; did you mean {near}\\?; there are the views decisions, "):
+    with pytest.raises(InputError, match=f"; did you mean {near}\\?; the views are decisions, "):
         ask(run, question)
 
 
@@ -127,7 +127,7 @@ def test_a_question_that_takes_too_long_is_ended(paths: RunPaths, publish: Calla
     publish(range(1))
     stuck: list[BaseException] = []
     with pytest.raises(InputError, match=r"ended after 0.3 seconds: .* --max-seconds"):
-        in_time(lambda: connect(paths.root), lambda run: ask(run, ENDLESS), seconds=0.3, cannot_end=stuck.append)
+        run_interruptible(lambda: connect(paths.root), lambda run: ask(run, ENDLESS), seconds=0.3, cannot_end=stuck.append)
     assert stuck == []
     assert [thread for thread in threading.enumerate() if thread.name == "entente-question"] == []
 
@@ -145,7 +145,7 @@ def test_a_connection_that_is_being_closed_is_not_interrupted():
             time.sleep(0.3)
 
     with pytest.raises(InputError, match="was ended after"):
-        in_time(SlowToClose, lambda run: run.sql(ENDLESS).fetchall(), seconds=0.3, cannot_end=never)
+        run_interruptible(SlowToClose, lambda run: run.sql(ENDLESS).fetchall(), seconds=0.3, cannot_end=never)
 
 
 def test_a_question_that_no_interrupt_ends_is_left_behind_and_said_to_be():
@@ -157,17 +157,17 @@ def test_a_question_that_no_interrupt_ends_is_left_behind_and_said_to_be():
 
     start = time.monotonic()
     with pytest.raises(InputError):
-        in_time(lambda: duckdb.connect(), work, seconds=0.1, cannot_end=stuck.append)
+        run_interruptible(lambda: duckdb.connect(), work, seconds=0.1, cannot_end=stuck.append)
     go_on.set()
     assert begun.is_set() and len(stuck) == 1 and time.monotonic() - start < 30
 
 
 def test_what_is_asked_in_time_is_answered_and_what_fails_fails():
-    assert in_time(
+    assert run_interruptible(
         lambda: duckdb.connect(),
         lambda run: run.sql("select 7").fetchall(),
         seconds=60,
         cannot_end=never,
     ) == [(7,)]
     with pytest.raises(duckdb.ParserException):
-        in_time(lambda: duckdb.connect(), lambda run: run.sql("selec"), seconds=60, cannot_end=never)
+        run_interruptible(lambda: duckdb.connect(), lambda run: run.sql("selec"), seconds=60, cannot_end=never)

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from storage.asking import QUERIES, ask, connect, ready
+from storage.asking import QUERIES, ask, connect, ready_query
 from storage.runs import RunPaths
 
 WRITER = """
@@ -66,7 +66,7 @@ def test_ready_questions_are_answered_while_a_run_goes_on(paths: RunPaths) -> No
                 done = int(writer.stdout.readline())
                 with connect(paths.root) as run:
                     (counts,) = ask(run, COUNTS).to_pylist()
-                    answers = {name: ask(run, ready(name)) for name in QUERIES}
+                    answers = {name: ask(run, ready_query(name)) for name in QUERIES}
                 assert counts["shards"] >= done and counts["step"] >= done and counts["refused"] == 0
                 assert counts["decisions"] == counts["grouped"] == 16 * counts["shards"] == 2 * counts["plies"]
                 assert {name for name, answer in answers.items() if answer.num_rows == 0} == set()

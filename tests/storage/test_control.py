@@ -102,7 +102,7 @@ def test_a_control_file_that_was_altered_is_refused_with_its_name(paths: RunPath
 
 
 def test_a_run_that_was_never_at_work_has_none_and_says_so(paths: RunPaths):
-    with pytest.raises(DataError, match=r"control\.json is missing: the run was never at work"):
+    with pytest.raises(DataError, match=r"control\.json is missing: the run has not begun"):
         read_control(paths)
 
 

@@ -106,7 +106,7 @@ def test_writers_killed_at_any_moment_leave_whole_shards_and_lose_none_while_som
     rows, looks = map(int, out.split())
     index = Index(paths)
     index.refresh()
-    published = {number for (number,) in index.answers("SELECT DISTINCT start_group FROM decisions")}
+    published = {number for (number,) in index.fetch("SELECT DISTINCT start_group FROM decisions")}
     assert said <= published and len(published - said) <= kills, "at most the last one of each was published and not said"
     assert index.refused == [] and rows == PER_GROUP * len(published) and looks > 3
     for number in published:

@@ -23,7 +23,7 @@ def put(folder: Path, *numbers: int) -> None:
 
 
 def new(files: NumberedFiles) -> list[int]:
-    return [number for number, _ in files.arrivals()]
+    return [number for number, _ in files.new_files()]
 
 
 def test_files_that_arrive_out_of_order_are_each_said_once(tmp_path: Path) -> None:
@@ -54,8 +54,8 @@ def test_a_folder_is_listed_once_then_followed_by_name(tmp_path: Path, monkeypat
 def test_covered_numbers_are_not_looked_for(tmp_path: Path) -> None:
     put(tmp_path, 0)
     files = follow_folder(tmp_path)
-    for number, _ in files.arrivals():
-        files.covers(number, 1000)
+    for number, _ in files.new_files():
+        files.skip_covered(number, 1000)
     put(tmp_path, 1000)
     assert new(files) == [1000]
 
@@ -65,7 +65,7 @@ def test_a_file_beyond_every_guess_is_found_by_the_next_listing(tmp_path: Path, 
     assert new(files) == []
     put(tmp_path, LOOKAHEAD)
     assert new(files) == []
-    files.lost_track()
+    files.list_again()
     assert new(files) == [LOOKAHEAD]
     put(tmp_path, 5 * LOOKAHEAD)
     now = time.monotonic()

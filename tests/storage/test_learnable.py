@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from storage.learnable import RECENT, PastSpreads
-from storage.learnable_aside import PastSpreadsAside
+from storage.learnable_process import PastSpreadsProcess
 from storage.shards import publish_shard
 
 BLEND = {"centres_gained": 1.0, "survival": 2.0}
@@ -75,7 +75,7 @@ def test_groups_that_cannot_be_trained_on_say_nothing(put, spreads) -> None:
 
 def test_a_process_of_its_own_says_the_same_and_is_replaced_when_it_dies(put, paths, spreads) -> None:
     put(0, "a", [0.0, 2.0, 1.0])
-    aside = PastSpreadsAside(paths, blend=BLEND, discount=1.0)
+    aside = PastSpreadsProcess(paths, blend=BLEND, discount=1.0)
     try:
         assert aside.before("local", 10) == spreads.before("local", 10) == {"a": 1.0}
         assert aside._process is not None

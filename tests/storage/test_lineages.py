@@ -10,7 +10,7 @@ from storage.asking import connect
 from storage.index import Index
 from storage.ledger import ROWS_SCHEMA, ledger_path, write_ledger
 from storage.lineages import (
-    EVER,
+    NO_STEP_LIMIT,
     counts_as_used,
     current_lineage,
     last_step,
@@ -35,7 +35,7 @@ def record(paths: RunPaths, lineage: str, *steps: int) -> None:
 
 
 def test_a_run_that_never_forked_is_in_main(paths: RunPaths) -> None:
-    assert (current_lineage(paths), last_step(paths), counts_as_used(paths, "main")) == ("main", 0, {"main": EVER})
+    assert (current_lineage(paths), last_step(paths), counts_as_used(paths, "main")) == ("main", 0, {"main": NO_STEP_LIMIT})
     record(paths, "main", 1, 2)
     assert (last_step(paths), lineage_at(paths, 2), read_lineage(paths, "main")) == (2, "main", None)
 
@@ -48,9 +48,9 @@ def test_forks_of_forks_take_over_what_came_before_each_fork(paths: RunPaths) ->
     fork(paths, "cold", "hot", 5)
     assert (current_lineage(paths), last_step(paths)) == ("cold", 5)
     record(paths, "cold", 6)
-    assert counts_as_used(paths, "cold") == {"cold": EVER, "hot": 5, "main": 3}
+    assert counts_as_used(paths, "cold") == {"cold": NO_STEP_LIMIT, "hot": 5, "main": 3}
     assert counts_as_used(paths, "cold", before_step=5) == {"cold": 4, "hot": 4, "main": 3}
-    assert counts_as_used(paths, "main") == {"main": EVER}
+    assert counts_as_used(paths, "main") == {"main": NO_STEP_LIMIT}
     assert [lineage_at(paths, step) for step in range(1, 8)] == ["main"] * 3 + ["hot"] * 2 + ["cold"] * 2
     assert lineage_at(paths, 6, "hot") == "hot"
 

@@ -62,7 +62,7 @@ def test_a_shard_that_was_let_go_can_be_read_on(paths: RunPaths, publish: Callab
     before = held.columns["decision_id"].tolist()
     shards.get("p0/000001.arrow")
     (paths.shards / "p0" / "000000.arrow").unlink()
-    assert held.as_verified() and held.columns["decision_id"].tolist() == before
+    assert held.is_unchanged() and held.columns["decision_id"].tolist() == before
     with pytest.raises(ShardDamaged, match=r"000000\.arrow is missing"):
         shards.get("p0/000000.arrow")
 

@@ -73,7 +73,7 @@ def test_plies_of_other_rows_are_not_read_under_a_shard_s_name(paths: RunPaths, 
     other, _ = publish(range(1, 2))
     one.plies_path.unlink()
     shutil.copyfile(other.plies_path, one.plies_path)
-    with pytest.raises(DataError, match="holds other plies than its name says"):
+    with pytest.raises(DataError, match="does not have the plies of its name"):
         open_plies(one.path)
 
 
@@ -95,7 +95,7 @@ def test_an_index_snapshot_is_no_tombstone(paths: RunPaths, publish: Callable[..
     index.refresh()
     assert index.snapshot_if_due(1) is not None
     shutil.copytree(paths.index, paths.retired)
-    found, damaged = Tombstones(paths).arrivals()
+    found, damaged = Tombstones(paths).read_new()
     assert not found and "was written as index/snap-000001.parquet" in damaged[0][1]
     fresh = Index(paths)
     fresh.refresh()

@@ -23,7 +23,7 @@ from storage.retire import RunAge, retirable, retire
 from storage.runs import RunPaths
 from storage.selection import SelectionQuery
 from storage.shards import publish_shard
-from storage.tombstones import bury, shard_bytes
+from storage.tombstones import remove_retired_files, shard_bytes
 from telemetry.errors import DataError
 
 TIGHT = RetentionSettings(shards_gb=1e-9, stale_versions=2, replay_steps=3, shard_grace_hours=0)
@@ -143,7 +143,7 @@ def test_a_step_on_rows_that_went_repeats_from_the_archive_or_says_why_not(run: 
     content = bytearray(path.read_bytes())
     content[len(content) // 3] ^= 4
     path.write_bytes(content)
-    with pytest.raises(DataError, match=r"000001\.arrow was given up.*000001\.parquet"):
+    with pytest.raises(DataError, match=r"000001\.arrow was retired.*000001\.parquet"):
         opened(run).gather(rows)
     assert opened(run).refused == []
 
@@ -166,12 +166,12 @@ def test_nothing_is_removed_before_its_grace_nor_anything_else_under_its_name(ru
     content = stranger.read_bytes()
     stranger.unlink()
     stranger.write_bytes(content + b"!")
-    freed = bury(run, 0)
+    freed = remove_retired_files(run, 0)
     assert freed and sorted(path.name[:6] for path in (run.shards / "p0").glob("*.plies.arrow")) == [
         "000002",
         *(f"{number:06d}" for number in range(6, 10)),
     ]
-    assert stranger.exists() and bury(run, 0) == 0
+    assert stranger.exists() and remove_retired_files(run, 0) == 0
 
 
 def test_a_damaged_shard_is_not_given_up(run: RunPaths) -> None:
@@ -189,7 +189,7 @@ def test_a_damaged_tombstone_is_named_and_what_it_names_stays(run: RunPaths) -> 
     retire(run, Index(run), age(), TIGHT.model_copy(update={"shard_grace_hours": 1.0}))
     (tombstone,) = run.retired.glob("snap-??????.parquet")
     tombstone.write_bytes(b"PAR1 no more")
-    assert bury(run, 0) == 0
+    assert remove_retired_files(run, 0) == 0
     index = opened(run)
     assert [name for name, _ in index.refused] == ["retired/snap-000001.parquet"] and index.totals().decisions == 160
 
@@ -285,6 +285,6 @@ def test_clean_says_which_shards_go_and_removes_those_after_their_grace(
     assert [path for path in sorted(run.root.rglob("*")) if ".lock" not in path.name] == before
     assert "were given up" in said(shard_grace_hours=2) and len(list((run.shards / "p0").iterdir())) == 20
     told = said(dry_run=True)
-    assert "shard given up before" in told and "would be freed" in told
+    assert "shard retired before" in told and "would be freed" in told
     assert "were freed" in said() and len(list((run.shards / "p0").iterdir())) == 8
     assert "nothing is old enough to go" in said()

@@ -167,7 +167,7 @@ def other_values(path: Path) -> None:
 def reseal(path: Path, **changed: str) -> None:
     table = pq.read_table(path)
     metadata = {key.decode(): value.decode() for key, value in table.schema.metadata.items()} | changed
-    metadata["metadata_crc32"] = str(snapshots._metadata_crc(metadata))
+    metadata["metadata_crc32"] = str(snapshots.metadata_crc(metadata))
     pq.write_table(table.replace_schema_metadata(metadata), path)
 
 

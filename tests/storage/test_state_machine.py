@@ -144,9 +144,9 @@ class Run(RuleBasedStateMachine):
         if not hasattr(self, "index"):
             return
         self.index.refresh()
-        known = {row for (row,) in self.index.answers("SELECT decision_id FROM decisions")}
+        known = {row for (row,) in self.index.fetch("SELECT decision_id FROM decisions")}
         assert known == {row.decision_id for some in self.rows.values() for row in some}
-        assert self.index.answers("SELECT count(*) FROM decisions") == [(len(known),)]
+        assert self.index.fetch("SELECT count(*) FROM decisions") == [(len(known),)]
         assert self.index.refused == []
         uses = Counter(row for ids in self.ledgers.values() for row in ids)
         assert max(uses.values(), default=0) <= self.settings.max_uses

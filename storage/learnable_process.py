@@ -1,4 +1,4 @@
-"""Which snapshots still teach, asked of a process of its own: the caller loads no DuckDB, and stays as small as it was."""
+"""`PastSpreads` in a separate process, so that the caller does not load DuckDB and its memory does not grow."""
 
 import multiprocessing
 import signal
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
     from storage.learnable import PastSpreads
 
 
-class PastSpreadsAside:
-    """`PastSpreads` in a process of its own.
+class PastSpreadsProcess:
+    """`PastSpreads` in a separate process.
 
-    The process starts with the first question and is replaced if it dies: it holds nothing that files do not.
+    The process starts with the first call. If it dies, a new one is started; it holds nothing that is not in files.
     """
 
     def __init__(self, paths: RunPaths, *, blend: Mapping[str, float], discount: float) -> None:
-        """As `PastSpreads`."""
+        """See `PastSpreads`."""
         self._arguments = (paths, dict(blend), discount)
         self._process: ProcessPoolExecutor | None = None
-        self._one_at_a_time = threading.Lock()
+        self._lock = threading.Lock()
 
     def before(self, producer: str, start_group: int) -> dict[str, float]:
         """See `PastSpreads.before`."""
-        with self._one_at_a_time:
+        with self._lock:
             try:
                 return self._ask(producer, start_group)
             except BrokenProcessPool:
@@ -37,7 +37,7 @@ class PastSpreadsAside:
                 return self._ask(producer, start_group)
 
     def close(self) -> None:
-        """End the process, if there is one."""
+        """End the process, if it runs."""
         if self._process is not None:
             self._process.shutdown()
             self._process = None
@@ -50,14 +50,14 @@ class PastSpreadsAside:
 
 
 _mine: "PastSpreads"
-"""Of the process that answers."""
+"""In the separate process: its `PastSpreads`."""
 
 
 def _open(paths: RunPaths, blend: Mapping[str, float], discount: float) -> None:
     global _mine
     from storage.learnable import PastSpreads
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the parent, which ends this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the parent ends this process
     end_with_parent()
     _mine = PastSpreads(paths, blend=blend, discount=discount)
 

@@ -1,7 +1,7 @@
-"""Work of DuckDB that can be ended: by a signal, by Ctrl-C, and by the clock.
+"""Runs DuckDB work that a signal, Ctrl-C or a time limit can interrupt.
 
-DuckDB runs in C and never lets Python act on a signal. So the work runs in a thread of its own, and the caller's thread waits
-where Python's signal handlers run. Whatever a handler raises there interrupts the work.
+DuckDB runs in C, and Python handles no signal meanwhile. So the work runs in a thread, and the caller's thread waits where
+signal handlers run. An exception from a handler interrupts the work.
 """
 
 import threading
@@ -16,30 +16,30 @@ import duckdb
 from telemetry.errors import InputError
 
 STOPS_WITHIN_S = 3.0
-"""Seconds that DuckDB gets to end after an interrupt. It looks for one between two vectors only."""
+"""Seconds to wait for DuckDB after an interrupt, which it checks between two vectors only."""
 _Found = TypeVar("_Found")
 
 
-def in_time(
+def run_interruptible(
     open_run: Callable[[], AbstractContextManager[duckdb.DuckDBPyConnection]],
     work: Callable[[duckdb.DuckDBPyConnection], _Found],
     *,
     seconds: float,
     cannot_end: Callable[[BaseException], None],
 ) -> _Found:
-    """Open a connection, do the work with it, close it, and return what the work found.
+    """Open a connection, do the work, close the connection, and return the result of the work.
 
     Args:
-        seconds: after these it is interrupted.
-        cannot_end: called with what is about to be raised, where DuckDB did not end within `STOPS_WITHIN_S` of its interrupt: its
-            thread is then still at work.
+        seconds: time limit of the work.
+        cannot_end: called with the exception that is about to be raised, if DuckDB did not stop within `STOPS_WITHIN_S` of the
+            interrupt; its thread then still runs.
 
     Raises:
-        InputError: it took longer than `seconds`.
+        InputError: the work took longer than `seconds`.
         Exception: what the work, or a signal handler, raised.
     """
     at_work: list[duckdb.DuckDBPyConnection] = []
-    listed = threading.Lock()  # a connection that is closed must not be interrupted
+    listed = threading.Lock()  # a closed connection must not be interrupted
     found: Future[_Found] = Future()
 
     def run() -> None:
@@ -51,7 +51,7 @@ def in_time(
                 finally:
                     with listed:
                         at_work.clear()
-        except BaseException as error:  # raised again in the thread that waits
+        except BaseException as error:  # raised again in the caller's thread
             found.set_exception(error)
         else:
             found.set_result(answer)
@@ -68,16 +68,16 @@ def in_time(
         raised = late if isinstance(error, TimeoutError) else error
         try:
             _stop(thread, at_work, listed)
-        finally:  # a second signal, too, leaves from here
+        finally:  # also after a second signal
             if thread.is_alive():
                 cannot_end(raised)
         raise raised from None
-    thread.join()  # the interpreter must not be taken apart around DuckDB's last words in it
+    thread.join()  # DuckDB must leave the thread before the interpreter shuts down
     return answer
 
 
 def _stop(thread: threading.Thread, at_work: list[duckdb.DuckDBPyConnection], listed: threading.Lock) -> None:
-    """Interrupt until the thread ends: an interrupt before a query has begun is lost."""
+    """Interrupt repeatedly until the thread ends: an interrupt before the query has begun has no effect."""
     until = time.monotonic() + STOPS_WITHIN_S
     while thread.is_alive() and time.monotonic() < until:
         with listed:
