@@ -129,12 +129,12 @@ def _profile(
         raise InputError(f"there is no folder '{file.parent}' for the profile: make it, or choose another --output")
     if dry_run:
         return _show_plan(kind, settings, steps, file, json=json)
-    from flows.profiled_work import lean
+    from flows.profiled_work import short_run_settings
     from reports.profile import as_object, rooms, write_flame_graphs
     from telemetry.machine import environment
     from telemetry.sampling import read_samples, seconds_by_stack
 
-    settings = lean(settings, f"profile-{kind}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}", steps)
+    settings = short_run_settings(settings, f"profile-{kind}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}", steps)
     with tempfile.TemporaryDirectory(prefix="entente-samples-") as folder:
         done = _measured(kind, settings, Path(folder))
         sessions = read_samples(Path(folder), done.windows)
@@ -181,7 +181,11 @@ def _measured(kind: Kind, settings: "RunSettings", folder: Path) -> "Profiled":
     from flows.open_run import check_inputs
     from telemetry.sampling import VARIABLE
 
-    work = {"rollout": profiled_work.play_only, "trainer": profiled_work.train_only, "e2e": profiled_work.whole_flow}[kind]
+    work = {
+        "rollout": profiled_work.profile_rollouts,
+        "trainer": profiled_work.profile_trainer,
+        "e2e": profiled_work.profile_flow,
+    }[kind]
     check_inputs(settings)
     os.environ[VARIABLE] = str(folder)
     try:

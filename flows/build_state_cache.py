@@ -18,7 +18,7 @@ from state_cache.settings import CacheSettings
 from state_cache.store import find_cache, open_cache
 from storage.runs import RunPaths
 from tasks.artifacts import show_cache
-from tasks.preparation import freeze_positions, take_in_positions
+from tasks.preparation import freeze_positions, refresh_positions
 from telemetry.errors import InputError
 from telemetry.progress import reporter
 
@@ -71,4 +71,4 @@ async def _made(root: Path, settings: CacheSettings, runs_root: Path) -> Path:
             f"there is no run '{settings.from_run}' in '{runs_root}' to take positions from: leave cache.from_run out"
         )
     base = find_cache(root, settings.scripted) or await freeze_positions(root, settings.scripted)
-    return await take_in_positions(root, settings, base, paths)
+    return await refresh_positions(root, settings, base, paths)

@@ -56,7 +56,7 @@ async def open_queue(settings: RunSettings, resources: Resources, fleet: Produce
                 pipeline,
                 settings.steps,
                 step_done=step_done,
-                elsewhere=lambda: fleet.standing().in_flight,
+                elsewhere=lambda: fleet.status().in_flight,
             )
         async with queue:
             yield queue

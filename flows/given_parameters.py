@@ -25,7 +25,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _KEY_PREFIX = "ENTENTE_"
 
 
-def begun_by_deployment() -> bool:
+def started_by_deployment() -> bool:
     """Whether this flow run's parameters came from a deployment: from Prefect's pages, a schedule, an automation or its API."""
     context = FlowRunContext.get()
     return context is not None and context.flow_run is not None and context.flow_run.deployment_id is not None
@@ -47,7 +47,7 @@ def check_given(
     """
     for run in filter(None, runs):
         check_name(run, "run")
-    if not begun_by_deployment():
+    if not started_by_deployment():
         return
     _check_root(runs_root)
     _check_addresses("urls", addresses)
@@ -61,7 +61,7 @@ def check_inside(path: Path | None, folder: Path, name: str) -> None:
     Raises:
         InputError: it does.
     """
-    if path is not None and begun_by_deployment() and not path.resolve().is_relative_to(folder.resolve()):
+    if path is not None and started_by_deployment() and not path.resolve().is_relative_to(folder.resolve()):
         raise _refused(f"{name} '{path}', which lies outside '{folder}'", "leave it out, or use the command line")
 
 

@@ -21,8 +21,8 @@ from prefect.runtime import flow_run
 from decoding.codec import Codec
 from decoding.model_files import max_position, model_fingerprint, resolve_model
 from flows.build_state_cache import build_state_cache
+from flows.recovery.mark_crashed import mark_earlier_crashed
 from flows.recovery.outlive_worker import outlive_worker
-from flows.recovery.settle_runs import settle_those_before
 from inference.engine import Engine
 from inference.host import EngineHost
 from pipeline.cancel_on_sigterm import cancelled_by_sigterm
@@ -62,7 +62,7 @@ from training.process import TrainerProcess
 from workers.make_engine import make_engine
 
 
-def named(settings: RunSettings) -> RunSettings:
+def with_run_name(settings: RunSettings) -> RunSettings:
     """`settings` with a name for the run: the given one, or model, seed and time."""
     if settings.run:
         return settings
@@ -177,7 +177,7 @@ async def open_run(settings: RunSettings, *, resume: bool = False, fork_lineage:
         paths.create()
         if flow_run.id is not None:
             note_work(paths, flow_run.id)
-            stack.callback(asyncio.create_task(settle_those_before(paths)).cancel)
+            stack.callback(asyncio.create_task(mark_earlier_crashed(paths)).cancel)
         if not resume:
             stack.push(partial(_free_the_name, paths, there_before))  # registered first, so it comes last
             durable_write(paths.settings, settings.model_dump_json(indent=1).encode())

@@ -47,7 +47,7 @@ async def play_match_of(run: str, runs_root: Path, match: MatchSettings) -> dict
         held_out = (await prepare_cache(settings.model_copy(update={"runs_root": runs_root}))).held_out
     label = match_label(match, everybody)
     done = read_games(paths, label)
-    rounds = rounds_for(await games_wanted(match, held_out, list(done.values())))
+    rounds = rounds_for(await count_games(match, held_out, list(done.values())))
     plans = plan_match(match, rounds, held_out)
     for key in [key for key in done if key not in {plan.key for plan in plans}]:
         del done[key]
@@ -60,10 +60,16 @@ async def play_match_of(run: str, runs_root: Path, match: MatchSettings) -> dict
     write_match(paths, record)
     words = f"{run}: {table.games} games, {_how(match)}; measured: {MEASURES[match.measure][0]}"
     await show_table(f"match-{run}-{label[-8:]}", words, table_rows(table))
-    return {"run": run, "match": label, "how": _how(match), "seconds": record.seconds, "told": told(table, match)} | _plain(table)
+    return {
+        "run": run,
+        "match": label,
+        "how": _how(match),
+        "seconds": record.seconds,
+        "told": conclusions(table, match),
+    } | _plain(table)
 
 
-async def games_wanted(match: MatchSettings, held_out: Sequence[Snapshot], done: Sequence[GameResult]) -> int:
+async def count_games(match: MatchSettings, held_out: Sequence[Snapshot], done: Sequence[GameResult]) -> int:
     """Games at each seat of a player; says up front what the width takes.
 
     Raises:
@@ -124,7 +130,7 @@ async def _play(
         return time.monotonic() - began
 
 
-def told(table: MatchTable, match: MatchSettings) -> list[str]:
+def conclusions(table: MatchTable, match: MatchSettings) -> list[str]:
     """What the figures allow to say, and what they do not."""
     said = []
     for pair in table.pairs:

@@ -76,7 +76,7 @@ async def produce_rollouts(
                 production = Production(side, desk, name)
                 with freeze_old_objects():
                     reason = await production.run()
-                await desk.tell("ended", sentence=reason)
+                await desk.update("ended", sentence=reason)
             finally:
                 await side.close()
     reporter().say(f"producer '{name}' ends: {reason}")
@@ -172,7 +172,7 @@ class Production:
 
     async def _tell(self, more: int) -> None:
         in_flight = sum(self._in_flight.values()) + more
-        await self._desk.tell(
+        await self._desk.update(
             "playing" if in_flight else "waiting",
             published=self._before + self.published,
             in_flight=in_flight,

@@ -36,7 +36,7 @@ class Profiled:
     """When those steps were."""
 
 
-def lean(settings: RunSettings, run: str, steps: int) -> RunSettings:
+def short_run_settings(settings: RunSettings, run: str, steps: int) -> RunSettings:
     """These settings for a run of a few steps, without what comes before and after them."""
     return settings.model_copy(
         update={
@@ -48,7 +48,7 @@ def lean(settings: RunSettings, run: str, steps: int) -> RunSettings:
     )
 
 
-async def play_only(settings: RunSettings) -> Profiled:
+async def profile_rollouts(settings: RunSettings) -> Profiled:
     """Play the start groups of each step under the base model, and publish them."""
     windows = []
     async with open_run(settings) as resources:
@@ -58,7 +58,7 @@ async def play_only(settings: RunSettings) -> Profiled:
     return Profiled(stages={}, windows=windows[1:])
 
 
-async def train_only(settings: RunSettings) -> Profiled:
+async def profile_trainer(settings: RunSettings) -> Profiled:
     """Train each step on rows that were played for it; only the trainer's own seconds count."""
     windows, stages = [], []
     async with open_run(settings) as resources:
@@ -72,7 +72,7 @@ async def train_only(settings: RunSettings) -> Profiled:
     return Profiled(stages=summed(stages[1:]), windows=windows[1:])
 
 
-async def whole_flow(settings: RunSettings) -> Profiled:
+async def profile_flow(settings: RunSettings) -> Profiled:
     """The training flow from its first step to its last."""
     with sampled("flow"):
         await train_policy(settings)

@@ -32,8 +32,8 @@ from prefect.types._datetime import now
 
 from flows.given_parameters import check_given
 from flows.open_run import finished_summary
-from flows.recovery.look_over import look_over
-from flows.recovery.settle_runs import settle_children
+from flows.recovery.mark_crashed import mark_children_crashed
+from flows.recovery.service_alerts import find_service_alerts
 from flows.run_names import recovery_name
 from pipeline.recovery_rule import Attempts, Facts, RecoveryAction, decide
 from pipeline.run_settings import RunSettings, settings_of
@@ -80,7 +80,7 @@ async def recover_training(flow_run_id: str = "", runs_root: Path = Path("runs")
                 done[str(each)] = await _look_at(client, each, Path(runs_root))
                 reporter().say(done[str(each)])
         if not flow_run_id:
-            for alert in await look_over(client, Path(runs_root)):
+            for alert in await find_service_alerts(client, Path(runs_root)):
                 file = Path(runs_root) / WORK_FOLDER / "alerts.jsonl"
                 await asyncio.to_thread(raise_alert, file, alert, told)
     return done
@@ -150,7 +150,7 @@ async def _look_at(client: PrefectClient, flow_run: UUID, runs_root: Path) -> st
         await asyncio.to_thread(raise_alert, file, alert, _hooks(settings))
     if settings.run and decision.action != "leave":
         _note(settings.paths, decision.attempts, answered | {str(flow_run): said})
-    await settle_children(client, flow_run, "its flow run's process ended")
+    await mark_children_crashed(client, flow_run, "its flow run's process ended")
     return said
 
 

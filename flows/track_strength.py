@@ -14,7 +14,7 @@ from inference.choose_engine import engine_here
 from pipeline.resources import Resources
 from pipeline.run_settings import RunSettings
 from rollouts.deciders import PolicyDecider
-from tasks.evaluation import begin_evaluation, evaluate_player, evaluation_worker, solve_positions
+from tasks.evaluation import evaluate_player, has_evaluation_worker, solve_positions, start_evaluation
 from telemetry.errors import DataError
 from telemetry.progress import reporter
 
@@ -39,7 +39,7 @@ class StrengthTrack:
         if self._beside is None:
             self._beside = await self._can_go_beside()
         if self._beside:
-            refused = await begin_evaluation(self._settings.run, version, self._settings.runs_root.resolve())
+            refused = await start_evaluation(self._settings.run, version, self._settings.runs_root.resolve())
             if not refused:
                 return
             reporter().say(f"versions are measured between steps, since the evaluation's own run was refused: {refused}")
@@ -69,7 +69,7 @@ class StrengthTrack:
             return True
         # Another engine on a GPU that is taken would fail for want of memory.
         shares_a_gpu = not inference.for_evaluation.urls and engine_here(inference)[0] == "vllm_async"
-        return not shares_a_gpu and await evaluation_worker()
+        return not shares_a_gpu and await has_evaluation_worker()
 
     async def _measure_here(self, version: int) -> None:
         resources, settings = self._resources, self._settings.evaluation

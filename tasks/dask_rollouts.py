@@ -99,7 +99,7 @@ async def play_here(root: Path, step: int, first_group: int, count: int, call: s
         return await play_stretch(side.playing, step, first_group, count, after)
 
 
-async def give_up(call: str) -> None:
+async def cancel_call(call: str) -> None:
     """Have this process give up a stretch, if it plays it."""
     with _lock:
         found = _calls.get(call)
@@ -238,7 +238,7 @@ class DaskSource:
         """What Dask has not begun it forgets; what a worker plays it is told to give up."""
         with suppress(Exception):  # a cluster that is gone plays nothing
             future.cancel()
-            self._runner.client.run(give_up, call, wait=False)
+            self._runner.client.run(cancel_call, call, wait=False)
 
 
 @asynccontextmanager

@@ -26,7 +26,7 @@ DEPLOYMENT = "evaluate-policy/measure-strength"
 _ANSWERS_WITHIN_S = 30.0
 
 
-async def evaluation_worker() -> bool:
+async def has_evaluation_worker() -> bool:
     """Whether the Prefect server has the deployment, and a worker that would start a run of it."""
     try:
         async with get_client() as client:
@@ -42,7 +42,7 @@ async def evaluation_worker() -> bool:
     return any(worker.status is WorkerStatus.ONLINE for worker in workers)
 
 
-async def begin_evaluation(run: str, version: int, runs_root: Path) -> str:
+async def start_evaluation(run: str, version: int, runs_root: Path) -> str:
     """Begin a run of the deployment that keeps the version's point of the track, and wait for none of it.
 
     Returns:

@@ -36,7 +36,7 @@ async def freeze_positions(root: Path, settings: CacheSettings) -> Path:
 
 
 @task(name="refresh-state-cache", cache_policy=NO_CACHE, persist_result=False, tags=["cache"])
-async def take_in_positions(root: Path, settings: CacheSettings, base: Path, run: RunPaths) -> Path:
+async def refresh_positions(root: Path, settings: CacheSettings, base: Path, run: RunPaths) -> Path:
     """Publish the cache in `base` with a share of its training positions from the rollouts of `run`; its folder."""
     reporter().stage("taking in positions", 0, 1)
     path = await asyncio.to_thread(_refreshed, root, settings, base, run)

@@ -41,7 +41,7 @@ async def produce_groups(side: RolloutSide, producer: str, first_group: int, cou
     return await play_missing(side.playing, f"rollout {first_group}", producer, positions, first_group)
 
 
-def next_free(paths: RunPaths, producer: str) -> int:
+def next_free_number(paths: RunPaths, producer: str) -> int:
     """The first number that the producer never used: beyond what it said that it would use, and beyond its shards."""
     try:
         status = read_producer(paths, producer)
@@ -92,10 +92,10 @@ class ProducerDesk:
         """As last told."""
         return self._status
 
-    async def tell(self, state: ProducerState, **told: Any) -> None:
-        """Change what the status says; on disk when this returns."""
+    async def update(self, state: ProducerState, **fields: Any) -> None:
+        """Change fields of the status; it is on disk when this returns."""
         async with self._writing:
-            self._status = replace(self._status, state=state, alive_at=time.time(), **told)
+            self._status = replace(self._status, state=state, alive_at=time.time(), **fields)
             await asyncio.to_thread(write_producer, self._paths, self._status)
 
     async def __aenter__(self) -> Self:
@@ -112,7 +112,7 @@ class ProducerDesk:
                         f"a producer '{producer}' of run '{paths.root.name}' is at work on {before.host}: give another name"
                     )
                 self._status = replace(self._status, published=before.published if before else 0)
-            await self.tell("opening", next_group=await asyncio.to_thread(next_free, paths, producer))
+            await self.update("opening", next_group=await asyncio.to_thread(next_free_number, paths, producer))
         except BaseException:
             self._lock.__exit__(None, None, None)
             raise
@@ -125,7 +125,7 @@ class ProducerDesk:
             await asyncio.gather(self._beat, return_exceptions=True)
         try:
             why = self._status.sentence if error is None else str(error) or "it was cancelled"
-            await self.tell("ended", in_flight=0, sentence=why)
+            await self.update("ended", in_flight=0, sentence=why)
         finally:
             if self._lock is not None:
                 self._lock.__exit__(None, None, None)
@@ -134,6 +134,6 @@ class ProducerDesk:
         while True:
             await asyncio.sleep(BEAT_S)
             try:
-                await self.tell(self._status.state)
+                await self.update(self._status.state)
             except OSError as error:  # a full disk: whoever looks sees no beat, and the shards wait for room by themselves
                 reporter().say(f"the status of producer '{self._producer}' could not be written: {error}")

@@ -120,7 +120,9 @@ class ReplayedSource:
         self.pace = Pace(settings, resources.seed)
         self.provenance = resources.provenance | {"simulated_from": settings.from_run}
         self._task = replay_groups.with_options(timeout_seconds=timeout_s, retries=retries)
-        reporter().say(f"rollouts are SIMULATED: {len(groups)} start groups of run '{settings.from_run}', {in_words(settings)}")
+        reporter().say(
+            f"rollouts are SIMULATED: {len(groups)} start groups of run '{settings.from_run}', {describe_pace(settings)}"
+        )
 
     async def play(self, stretch: Stretch) -> RolloutReport:
         """See `RolloutSource.play`."""
@@ -136,7 +138,7 @@ class ReplayedSource:
         return group.renumbered(PRODUCER, number, policy=policy, worker=WORKER)
 
 
-def in_words(settings: SimulatedSettings) -> str:
+def describe_pace(settings: SimulatedSettings) -> str:
     """The pace of simulated rollouts."""
     latency = f", {settings.latency_s:g} s each at least ({settings.tail} tail)" if settings.latency_s else ""
     return f"{settings.rate:g} a second at most{latency}"

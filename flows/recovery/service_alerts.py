@@ -1,6 +1,6 @@
 """What concerns no single run and yet should wake somebody: work pools without a worker, schedules that come to nothing.
 
-The rules are pure; `look_over` asks Prefect, and remembers between two looks what was told, so that each is told once.
+The rules are pure; `find_service_alerts` asks Prefect, and remembers between two looks what was told, so that each is told once.
 """
 
 import json
@@ -36,7 +36,7 @@ class Scheduled:
     """It waits, and has done so for long."""
 
 
-def without_worker(workers: Mapping[str, Sequence[bool]], waiting: Mapping[str, int]) -> dict[str, tuple[str, str]]:
+def check_pools(workers: Mapping[str, Sequence[bool]], waiting: Mapping[str, int]) -> dict[str, tuple[str, str]]:
     """Pools that had workers, of which none answers now: rule and sentence by what it is about.
 
     Args:
@@ -51,7 +51,7 @@ def without_worker(workers: Mapping[str, Sequence[bool]], waiting: Mapping[str, 
     }
 
 
-def idle_schedules(newest_first: Mapping[str, Sequence[Scheduled]]) -> dict[str, tuple[str, str]]:
+def check_schedules(newest_first: Mapping[str, Sequence[Scheduled]]) -> dict[str, tuple[str, str]]:
     """Deployments whose schedule comes to nothing, or overtakes itself: rule and sentence by what it is about."""
     found = {}
     for name, runs in newest_first.items():
@@ -67,7 +67,7 @@ def idle_schedules(newest_first: Mapping[str, Sequence[Scheduled]]) -> dict[str,
     return found
 
 
-async def look_over(client: PrefectClient, runs_root: Path) -> list[Alert]:
+async def find_service_alerts(client: PrefectClient, runs_root: Path) -> list[Alert]:
     """What became wrong since the last look."""
     pools = [pool.name for pool in await client.read_work_pools()]
     workers = {pool: [w.status == "ONLINE" for w in await client.read_workers_for_work_pool(pool)] for pool in pools}
@@ -78,7 +78,7 @@ async def look_over(client: PrefectClient, runs_root: Path) -> list[Alert]:
             newest = await client.read_flow_runs(flow_run_filter=ours, sort=FlowRunSort.EXPECTED_START_TIME_DESC, limit=50)
             runs[deployment.name] = _due(newest)
     waiting = {pool: sum(run.late for found in runs.values() for run in found) for pool in pools}
-    return _new(runs_root / WORK_FOLDER / ".looked_over.json", without_worker(workers, waiting) | idle_schedules(runs))
+    return _new_alerts(runs_root / WORK_FOLDER / ".looked_over.json", check_pools(workers, waiting) | check_schedules(runs))
 
 
 def _due(runs: Iterable[FlowRun]) -> list[Scheduled]:
@@ -90,7 +90,7 @@ def _due(runs: Iterable[FlowRun]) -> list[Scheduled]:
     return due
 
 
-def _new(file: Path, holds: Mapping[str, tuple[str, str]]) -> list[Alert]:
+def _new_alerts(file: Path, holds: Mapping[str, tuple[str, str]]) -> list[Alert]:
     """Alerts for what did not hold at the last look."""
     told = set(json.loads(file.read_bytes())) if file.is_file() else set()
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -31,7 +31,7 @@ UNSETTLED = [StateType.RUNNING, StateType.PENDING, StateType.SCHEDULED, StateTyp
 _WITHIN_S = 60.0
 
 
-async def settle_children(client: PrefectClient, flow_run: UUID, because: str) -> int:
+async def mark_children_crashed(client: PrefectClient, flow_run: UUID, because: str) -> int:
     """Set to Crashed what runs below that flow run as far as Prefect knows; how many those were."""
     settled = 0
     below = FlowRunFilter(
@@ -40,7 +40,7 @@ async def settle_children(client: PrefectClient, flow_run: UUID, because: str) -
     )
     for run in await client.read_flow_runs(flow_run_filter=below):
         await client.set_flow_run_state(run.id, Crashed(message=because), force=True)
-        settled += 1 + await settle_children(client, run.id, because)
+        settled += 1 + await mark_children_crashed(client, run.id, because)
     tasks = TaskRunFilter(
         flow_run_id=TaskRunFilterFlowRunId(any_=[flow_run]),
         state=TaskRunFilterState(name=None, type=TaskRunFilterStateType(any_=UNSETTLED)),
@@ -52,7 +52,7 @@ async def settle_children(client: PrefectClient, flow_run: UUID, because: str) -
     return settled
 
 
-async def settle_flow_runs(client: PrefectClient, flow_runs: Sequence[UUID], because: str) -> int:
+async def mark_flow_runs_crashed(client: PrefectClient, flow_runs: Sequence[UUID], because: str) -> int:
     """Set to Crashed those of the flow runs that count as running, and what runs below any of them; how many those were."""
     if not flow_runs:
         return 0
@@ -62,11 +62,11 @@ async def settle_flow_runs(client: PrefectClient, flow_runs: Sequence[UUID], bec
         await client.set_flow_run_state(run.id, Crashed(message=because), force=True)
         settled += 1
     for flow_run in flow_runs:
-        settled += await settle_children(client, flow_run, because)
+        settled += await mark_children_crashed(client, flow_run, because)
     return settled
 
 
-async def settle_those_before(paths: RunPaths) -> None:
+async def mark_earlier_crashed(paths: RunPaths) -> None:
     """Settle what earlier flow runs of this run left; whoever calls this holds the run's lock, so they are all over.
 
     A server that does not answer costs a sentence.
@@ -78,6 +78,6 @@ async def settle_those_before(paths: RunPaths) -> None:
     earlier = [UUID(work.flow_run) for work in works_at(paths) if work.flow_run != mine]
     try:
         async with asyncio.timeout(_WITHIN_S), get_client() as client:
-            await settle_flow_runs(client, earlier, "its process ended, and another goes on with the run")
+            await mark_flow_runs_crashed(client, earlier, "its process ended, and another goes on with the run")
     except Exception as error:  # whatever it is, a page is no reason to end a run
         reporter().say(f"what ended processes left in Prefect's pages stays there ({type(error).__name__}); the run goes on")

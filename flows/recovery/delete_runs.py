@@ -38,7 +38,7 @@ class OldRun:
     ended: datetime
 
 
-async def old_runs(days: float) -> list[OldRun]:
+async def find_old_runs(days: float) -> list[OldRun]:
     """Flow runs that ended more than `days` ago, the oldest first. One that never ended stays: it may still be at work."""
     before = datetime.now(UTC) - timedelta(days=days)
     ended_before = FlowRunFilter(end_time=FlowRunFilterEndTime.model_validate({"before_": before, "is_null_": False}))
@@ -51,7 +51,7 @@ async def old_runs(days: float) -> list[OldRun]:
     return found[::-1]
 
 
-async def forget(runs: Sequence[OldRun]) -> int:
+async def delete_runs(runs: Sequence[OldRun]) -> int:
     """Remove them with all that belongs to them; how many there were to remove."""
     removed = 0
     async with get_client() as client:
