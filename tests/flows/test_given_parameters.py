@@ -170,9 +170,9 @@ def test_an_alert_file_on_the_machine_says_where_alerts_go(tmp_path: Path):
     [
         (None, AlertSettings(file="other"), "cannot be read: .*No such file"),
         ("command = [", AlertSettings(file="mine"), "cannot be read"),
-        ("", AlertSettings(file="mine"), "says what is no hook"),
-        ("stalled_minutes = 3", AlertSettings(file="mine"), "says what is no hook"),
-        ("command = 3", AlertSettings(file="mine"), "says what is no hook"),
+        ("", AlertSettings(file="mine"), "must hold hooks only"),
+        ("stalled_minutes = 3", AlertSettings(file="mine"), "must hold hooks only"),
+        ("command = 3", AlertSettings(file="mine"), "must hold hooks only"),
         ("command = 'true'", AlertSettings(file="../mine"), "cannot name a folder"),
         ("command = 'true'", AlertSettings(file="mine", command="true"), "leave alerts.command and alerts.webhook out"),
     ],
