@@ -37,7 +37,7 @@ class AlertSettings(BaseModel):
 
     # These two are not in a deployment's schema: a shell command or an address must never come from Prefect's server.
     command: SkipJsonSchema[str] = ""
-    """Shell command that gets each alert as one JSON object on its standard input; runs that Prefect starts use `file` instead."""
+    """Shell command that gets each alert as one JSON object on standard input; runs that Prefect starts use `file` instead."""
     webhook: SkipJsonSchema[str] = ""
     """Address that each alert is posted to as one JSON object; runs that Prefect starts use `file` instead."""
     file: str = ""

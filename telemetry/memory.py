@@ -34,8 +34,8 @@ def give_back_memory() -> None:
 def keep_freed_memory() -> None:
     """Keep up to a gigabyte of freed memory for later allocations, until `give_back_memory`. Does nothing without glibc.
 
-    By default glibc returns the free end of its heap, and large blocks one by one. A trainer's activations would be returned after
-    each backward pass and fetched again in the next forward pass. In a laptop run this took a tenth of the trainer's CPU seconds.
+    By default glibc returns the free end of its heap, and large blocks one by one. A trainer's activations would be returned
+    after each backward pass and fetched again in the next forward pass, which took a tenth of its CPU seconds in a laptop run.
     """
     option = getattr(ctypes.CDLL(None), "mallopt", None)
     if option is not None:
@@ -45,7 +45,7 @@ def keep_freed_memory() -> None:
 
 @contextmanager
 def freeze_old_objects() -> Iterator[None]:
-    """Exclude objects that exist at entry from garbage collection, and collect after ten thousand new objects instead of hundreds.
+    """Exclude existing objects from garbage collection; collect after ten thousand new objects instead of some hundred.
 
     Only objects in reference cycles wait for a collection. The process of a flow has a million objects of libraries, and a step's
     games create and free tens of thousands. By default, every second step triggered a full collection, which paused the flow for
