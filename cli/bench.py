@@ -1,4 +1,7 @@
-"""`entente bench`: measure this machine against the targets; a missed one is no failure, but what `bench all` finds worse is."""
+"""`entente bench`: measure this machine and compare with targets.
+
+A missed target is not a failure. `bench all --compare` fails if a figure became worse.
+"""
 
 import json as jsonlib
 from pathlib import Path
@@ -19,12 +22,12 @@ if TYPE_CHECKING:
 _TOOLS = Group("Profile and tune", sort_key=2)  # below the benchmarks
 app = App(
     name="bench",
-    help="Measure this machine: benchmarks beside their targets, profiles, and which engine settings are fastest.",
+    help="Measure this machine: benchmarks with targets, profiles, and the fastest engine settings.",
 )
 app.command("cli.profile:app", name="profile", group=_TOOLS)
 app.command("cli.tune:app", name="tune", group=_TOOLS)
 
-Rounds = Annotated[int, Parameter(help="Times that each thing is measured; the median counts.")]
+Rounds = Annotated[int, Parameter(help="Repetitions of each measurement; the median counts.")]
 Seed = Annotated[int, Parameter(help="Seed of the games that are played.")]
 
 
@@ -32,12 +35,12 @@ Seed = Annotated[int, Parameter(help="Seed of the games that are played.")]
 @plannable("a minute")
 def game(
     *,
-    phases: Annotated[int, Parameter(help="Phases to play, at least.")] = 600,
+    phases: Annotated[int, Parameter(help="Least number of phases to play.")] = 600,
     rounds: Rounds = 5,
     seed: Seed = 0,
     json: AsJson = False,
 ) -> None:
-    """The board: phases a second beside the engine's plain calls, and what a fork and a restored position cost.
+    """The board: phases per second compared with direct calls of the game engine, and the cost of a fork and of a restore.
 
     Example
 
@@ -57,7 +60,7 @@ def cache(
     seed: Seed = 0,
     json: AsJson = False,
 ) -> None:
-    """The state cache: what it costs to build 1,000 positions and to read them, and their size.
+    """The state cache: cost of building and reading 1,000 positions, and their size.
 
     Example
 
@@ -71,7 +74,7 @@ def cache(
 @app.command
 @plannable("a minute")
 def prompts(*, games: Annotated[int, Parameter(help="Games to count over.")] = 12, seed: Seed = 0, json: AsJson = False) -> None:
-    """Prompts and answers in tokens, in every way of writing, beside the indented JSON of old.
+    """Tokens of prompts and completions in every notation, compared with indented JSON.
 
     Example
 
@@ -86,12 +89,14 @@ def prompts(*, games: Annotated[int, Parameter(help="Games to count over.")] = 1
 @plannable("minutes")
 def storage(
     *,
-    rounds: Annotated[int, Parameter(help="Times that each thing is measured; the median counts.")] = 15,
-    scale: Annotated[float, Parameter(help="Part of the rows: below 1 it is quicker, and no longer what the names say.")] = 1.0,
+    rounds: Annotated[int, Parameter(help="Repetitions of each measurement; the median counts.")] = 15,
+    scale: Annotated[
+        float, Parameter(help="Share of the rows; below 1 it is quicker, and figures are no longer those that the names say.")
+    ] = 1.0,
     seed: Annotated[int, Parameter(help="Seed of the rows.")] = 0,
     json: AsJson = False,
 ) -> None:
-    """The trajectory store: choosing, gathering, publishing and opening, beside JSON lines and Parquet. Takes minutes.
+    """The trajectory store: selecting, gathering, publishing and opening, compared with JSON lines and Parquet. Takes minutes.
 
     Example
 
@@ -114,7 +119,7 @@ def decode(
     json: AsJson = False,
     settings: Annotated[InferenceSettings | None, Parameter(name="*", help="Any setting of inference.")] = None,
 ) -> None:
-    """The engine: what the legal mask costs, and what batches, shared prefixes and slot notation save. Takes minutes.
+    """The engine: cost of the legal mask, and savings by batches, shared prefixes and slot notation. Takes minutes.
 
     Example
 
@@ -123,7 +128,7 @@ def decode(
     from pipeline.run_settings import MODEL_FOLDER
     from pipeline.threads import apply_threads
 
-    apply_threads(1)  # CPU seconds of one thread can be compared; threads that wait for one another burn them
+    apply_threads(1)  # CPU seconds are comparable for one thread only: waiting threads use CPU time too
     from benchmarks.decode import bench_decode
 
     outcome = bench_decode(
@@ -136,13 +141,13 @@ def decode(
 @plannable("minutes", check_trainer)
 def trainer(
     *,
-    repeats: Annotated[int, Parameter(help="Times that each arm is measured, in turn; the median counts.")] = 5,
-    only: Annotated[list[str] | None, Parameter(help="Names of what to measure, such as g6 or resume; default: all.")] = None,
+    repeats: Annotated[int, Parameter(help="Repetitions of each arm, in turn; the median counts.")] = 5,
+    only: Annotated[list[str] | None, Parameter(help="Names of measurements, such as g6 or resume; default: all.")] = None,
     device: Annotated[Literal["cpu", "cuda"], Parameter(help="cuda: random weights in the shape of Qwen2.5-7B instead.")] = "cpu",
     seed: Annotated[int, Parameter(help="Seed of the rows.")] = 0,
     json: AsJson = False,
 ) -> None:
-    """The training step beside the trainer of old: time, memory, and whether both paths come to one gradient. Takes minutes.
+    """The training step compared with the old trainer: time, memory, and whether their gradients agree. Takes minutes.
 
     Example
 
@@ -157,7 +162,7 @@ def trainer(
     from cli.screen import progress_shown
     from pipeline.threads import apply_threads
 
-    apply_threads(1)  # CPU seconds of one thread can be compared
+    apply_threads(1)  # CPU seconds are comparable for one thread only
     from benchmarks.trainer import bench_trainer
 
     with progress_shown():
@@ -169,14 +174,14 @@ def trainer(
 @plannable("six minutes, three of them mostly idle")
 def orchestration(
     *,
-    tasks: Annotated[int, Parameter(help="Empty tasks of a round; 0 leaves them out.")] = 400,
+    tasks: Annotated[int, Parameter(help="Empty tasks per round; 0 skips them.")] = 400,
     rounds: Annotated[int, Parameter(help="Rounds of empty tasks; the median counts.")] = 3,
-    steps: Annotated[int, Parameter(help="Steps of the laptop run, and of the one with spare capacity; 0 leaves both out.")] = 20,
-    slow_steps: Annotated[int, Parameter(help="Steps of a minute; 0 leaves them out.")] = 2,
-    slow_step_s: Annotated[float, Parameter(help="Seconds of such a step.")] = 60.0,
+    steps: Annotated[int, Parameter(help="Steps of the laptop run, and of the run with spare capacity; 0 skips both.")] = 20,
+    slow_steps: Annotated[int, Parameter(help="Slow steps; 0 skips them.")] = 2,
+    slow_step_s: Annotated[float, Parameter(help="Seconds of a slow step.")] = 60.0,
     json: AsJson = False,
 ) -> None:
-    """Prefect and the flow: cost of a task and of a step, delay of the page, waiting of a trainer that always finds rows.
+    """Prefect and the flow: cost of a task and of a step, delay of the page, and wait of a trainer that always finds rows.
 
     Starts a Prefect server and trains three runs, all in a temporary folder; takes about six minutes, three of them mostly idle.
 
@@ -199,13 +204,13 @@ def orchestration(
 def rollout(
     *,
     rounds: Rounds = 5,
-    workers: Annotated[bool, Parameter(help="Also measure what more workers are simulated from.")] = True,
+    workers: Annotated[bool, Parameter(help="Also measure the inputs of the simulation of more workers.")] = True,
     config: ConfigFiles = None,
     runs_root: Annotated[Path, Parameter(help="Folder of all runs; models and positions lie there, or are made.")] = Path("runs"),
     seed: Seed = 0,
     json: AsJson = False,
 ) -> None:
-    """Rollouts beside those of the system before this one: decisions a second, tokens, stages, 1, 2 and 4 workers. Takes minutes.
+    """Rollouts compared with the previous system: decisions per second, tokens, stages, 1, 2 and 4 workers. Takes minutes.
 
     Examples
 
@@ -234,21 +239,23 @@ def e2e(
     quick: Annotated[
         bool, Parameter(help="One short round without scores and ablation: two or three minutes.", negative="")
     ] = False,
-    rounds: Annotated[int | None, Parameter(help="Times that both ways are measured, in turn; default 2.")] = None,
+    rounds: Annotated[int | None, Parameter(help="Repetitions of both systems, in turn; default 2.")] = None,
     steps: Annotated[
-        int | None, Parameter(help="Steps of the new way in a round; default 20. The old way has as many seconds.")
+        int | None, Parameter(help="Steps of Entente in a round; default 20. The previous system has the same seconds.")
     ] = None,
     ablation_steps: Annotated[int | None, Parameter(help="Steps of each arm of the ablation; 0: none. Default 2.")] = None,
-    depth: Annotated[int, Parameter(help="Steps of rollouts that the old way has in flight while it trains.")] = 2,
-    store: Annotated[Path | None, Parameter(help="File that keeps each arm's result: a benchmark that was cut goes on.")] = None,
+    depth: Annotated[int, Parameter(help="Steps of rollouts that the previous system has in flight while it trains.")] = 2,
+    store: Annotated[
+        Path | None, Parameter(help="File that stores each arm's result, so that an interrupted benchmark can continue.")
+    ] = None,
     config: ConfigFiles = None,
     runs_root: Annotated[Path, Parameter(help="Folder of all runs; models and positions lie there, or are made.")] = Path("runs"),
     seed: Seed = 0,
     json: AsJson = False,
 ) -> None:
-    """Training from end to end beside the system before this one: steps an hour, scores, and what each improvement is worth.
+    """Training from end to end compared with the previous system: steps per hour, scores, and the gain of each improvement.
 
-    Runs `entente train` as it stands, and the old way as a program of its own. Takes a quarter of an hour.
+    Runs `entente train`, and the previous system as its own program. Takes a quarter of an hour.
 
     Examples
 
@@ -266,7 +273,7 @@ def e2e(
     from benchmarks.end_to_end import FULL, QUICK, bench_e2e
     from benchmarks.kept_arms import KeptArms
 
-    kept = KeptArms(store)  # before minutes are spent
+    kept = KeptArms(store)  # reads the file first: a bad one is refused before minutes are spent
     settings = run_settings(config, runs_root=runs_root, seed=seed)
     given = {"rounds": rounds, "steps": steps, "ablation_steps": ablation_steps}
     wanted = replace(QUICK if quick else FULL, **{name: value for name, value in given.items() if value is not None})
@@ -294,7 +301,7 @@ def paper(
     trainer_cards: Annotated[int, Parameter(help="Cards that share a training step.")] = 1,
     json: AsJson = False,
 ) -> None:
-    """The pipeline with a GPU's figures, simulated: 1, 2, 4, 8 and 64 inference workers, and what stops each. Measures nothing.
+    """A simulation of the pipeline with a GPU's figures: 1, 2, 4, 8 and 64 inference workers, and what limits each.
 
     Examples
 
@@ -314,17 +321,15 @@ def paper(
 @plannable("a quarter of an hour", check_every)
 def every(
     *,
-    compare: Annotated[
-        Path | None, Parameter(help="File of another time's figures; exit code 1 if a figure became worse.")
-    ] = None,
-    out: Annotated[Path | None, Parameter(help="File to keep the figures in, for a later comparison.")] = None,
+    compare: Annotated[Path | None, Parameter(help="File of earlier figures; exit code 1 if a figure became worse.")] = None,
+    out: Annotated[Path | None, Parameter(help="File to store the figures in, for a later comparison.")] = None,
     tolerance: Annotated[float, Parameter(help="Share by which a figure may be worse.")] = 0.25,
     only: Annotated[list[str] | None, Parameter(help="Names of benchmarks; default: all.")] = None,
     config: ConfigFiles = None,
     runs_root: Annotated[Path, Parameter(help="Folder of all runs; models and positions lie there, or are made.")] = Path("runs"),
     json: AsJson = False,
 ) -> None:
-    """Every benchmark in its quick form, one after the other, beside stored figures. Takes a quarter of an hour.
+    """Run every benchmark in its quick form, and compare with stored figures. Takes a quarter of an hour.
 
     Examples
 
@@ -336,7 +341,7 @@ def every(
     from benchmarks.compare import read_outcomes, run_all, write_outcomes
     from cli.screen import progress_shown
 
-    before = read_outcomes(compare) if compare is not None else {}  # before minutes are spent
+    before = read_outcomes(compare) if compare is not None else {}  # a bad file is refused before minutes are spent
     with progress_shown():
         found = run_all(only or (), runs_root=runs_root, config=config or ())
     lines = compared(before, found, tolerance=tolerance)

@@ -25,7 +25,7 @@ _PHASE_WORDS = {"M": "movement", "R": "retreats", "A": "adjustments"}
 _BAR = 24
 """Characters of the longest bar."""
 _BOARDS = 6
-"""Boards drawn of one cache."""
+"""Boards that are drawn for each cache."""
 
 
 @app.command
@@ -36,7 +36,7 @@ def build(
     json: PlanAsJson = False,
     settings: CacheFlags = None,
 ) -> None:
-    """Play scripted games and freeze positions; the same settings are built once.
+    """Play scripted games and freeze positions. A cache with the same settings is built only once.
 
     Examples
 
@@ -61,13 +61,13 @@ def build(
 @app.command
 def refresh(
     *,
-    run: Annotated[str, Parameter(help="Run whose own cache is refreshed with boards that its rollouts reached.")],
-    share: Annotated[float, Parameter(help="Share of the training positions that come from it.")] = 0.25,
+    run: Annotated[str, Parameter(help="Run whose cache is refreshed with positions that its rollouts reached.")],
+    share: Annotated[float, Parameter(help="Share of the training positions that come from the run.")] = 0.25,
     runs_root: RunsRoot = Path("runs"),
     dry_run: DryRun = False,
     json: PlanAsJson = False,
 ) -> None:
-    """Publish a version of a run's cache that follows its policy; held-out positions and every version in use stay as they are.
+    """Publish a version of a run's cache with positions of its policy. Held-out positions and versions in use are kept.
 
     Examples
 
@@ -79,7 +79,7 @@ def refresh(
     from telemetry.errors import InputError
 
     if not run:
-        raise InputError("--run is empty: name the run whose positions are to be taken in")
+        raise InputError("--run is empty: name the run whose positions are added")
     run = which_run(run, runs_root)
     if dry_run:
         from pipeline.plans.plan_past import plan_refresh
@@ -91,7 +91,7 @@ def refresh(
 
     with prefect_server(), progress_shown():
         path = run_flow(build_state_cache(None, runs_root, run=run, share=share))
-    if path is None:  # no run has trained yet, as the flow said
+    if path is None:  # no run has trained yet; the flow has reported it
         return
     cache = open_cache(path)
     reached = sum(snapshot.source.startswith("policy:") for snapshot in cache.train)
@@ -108,9 +108,9 @@ def refresh(
 def show(
     *,
     runs_root: RunsRoot = Path("runs"),
-    boards: Annotated[Path | None, Parameter(help="Folder to draw a few boards of each cache into, as SVG.")] = None,
+    boards: Annotated[Path | None, Parameter(help="Folder for SVG drawings of a few boards of each cache.")] = None,
 ) -> None:
-    """List the caches: positions, source games, and how many positions each year, kind of phase and balance of power has.
+    """List the caches: positions, source games, and positions by year, kind of phase and balance of power.
 
     Examples
 
@@ -133,7 +133,7 @@ def show(
 
 @app.command
 def verify(*, runs_root: RunsRoot = Path("runs")) -> None:
-    """Check every file of every cache, and restore every position; one line per cache, exit code 1 if one is damaged.
+    """Check every file of every cache and restore every position. Prints one line per cache; exit code 1 if one is damaged.
 
     Example
 
@@ -167,7 +167,7 @@ def _folders(runs_root: Path) -> list[Path]:
 
 
 def _strata_table(snapshots: "Sequence[Snapshot]") -> Table:
-    """A line per stratum, its bar as long as its share of the fullest."""
+    """One line per stratum, with a bar in proportion to the largest stratum."""
     from state_cache.strata import BALANCES, count_strata
 
     counts = count_strata(snapshots)
@@ -185,7 +185,7 @@ def _strata_table(snapshots: "Sequence[Snapshot]") -> Table:
 
 
 def _draw_boards(version: str, snapshots: "Sequence[Snapshot]", folder: Path) -> list[Path]:
-    """One board for each of a few strata, evenly out of all of them; the files."""
+    """Draw one board for each of a few strata, evenly spaced over all of them. Returns the files."""
     from game.board import Board
     from game.render import draw_board
     from state_cache.strata import stratum_of

@@ -164,11 +164,11 @@ def _clean_prefect(days: float, *, dry_run: bool) -> None:
         print("Prefect has no database here yet")  # asking Prefect itself would make the folder
         return
     from cli.prefect_server import prefect_server
-    from flows.recovery.forget_runs import forget, old_runs
+    from flows.recovery.delete_runs import delete_runs, find_old_runs
 
     with prefect_server():
-        found = run_flow(old_runs(days))
+        found = run_flow(find_old_runs(days))
         oldest = f", the oldest of them {found[0].name}" if found else ""
         print(f"Prefect: {len(found)} flow runs ended more than {days:g} days ago{oldest}")
         if not dry_run:
-            run_flow(forget(found))
+            run_flow(delete_runs(found))

@@ -1,42 +1,42 @@
-"""The process environment that every command which runs flows needs, set before Prefect is imported.
+"""Sets the environment variables of Prefect and other libraries before they are imported.
 
-Quiet, offline, its database in the working folder; what the user has set stands.
+Prefect then logs little, sends no telemetry and has its database in the working folder. Variables that the user has set are kept.
 """
 
 import os
 from pathlib import Path
 
 PREFECT_DAYS = 30
-"""Days for which Prefect keeps flow runs that ended."""
+"""Days for which Prefect keeps ended flow runs."""
 _PREFECT = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-    # No page but the server's own may ask it anything; its pages ask wherever they came from, by whichever name that was.
+    # Only the server's own pages may call its API. They call the address from which they were loaded.
     "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": "",
     "PREFECT_SERVER_UI_API_URL": "/api",
     "DO_NOT_TRACK": "1",
     "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
     "PREFECT_SERVER_UI_V2_ENABLED": "false",
-    # The recorder writes task states in batches: a quarter of the server's CPU time, and the UI is never far behind.
+    # The recorder writes task states in larger batches, which saves CPU time; the UI is a little late.
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "200",
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE": "200",
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
     "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_BATCH_SIZE": "200",
     "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_READ_BATCH_SIZE": "200",
     "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_FLUSH_INTERVAL": "1",
-    # Events take most of the database's room and serve the last hours; flow runs stay for a month. A server that lives long
-    # removes both by itself; the one that comes and goes with a command removes events, and `entente runs clean` the runs.
+    # Events take most of the database's space and are needed for hours only; flow runs are kept for a month. A long-lived server
+    # removes both. The server of a single command removes events; `entente runs clean` removes its flow runs.
     "PREFECT_SERVER_EVENTS_RETENTION_PERIOD": "P3D",
     "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",
     "PREFECT_SERVER_SERVICES_DB_VACUUM_RETENTION_PERIOD": str(PREFECT_DAYS * 86_400),
-    # A run whose place in a concurrency limit is gone is cancelled, so places outlive a restart of the server.
+    # A flow run that loses its concurrency slot is cancelled, so slots are stored across a restart of the server.
     "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
     "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
-    # A server that is gone for a minute or two is waited for: the waits double, from two seconds on.
+    # Wait for a server that is away for a minute or two: the waits double, from two seconds on.
     "PREFECT_CLIENT_MAX_RETRIES": "7",
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
     "PREFECT_LOGGING_LEVEL": "WARNING",
     "PREFECT_SERVER_LOGGING_LEVEL": "ERROR",
-    # What a task raised reaches the terminal once, as its sentence; the Prefect UI has it whole.
+    # The command prints the error of a task as one sentence; the Prefect UI has the traceback.
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
     "PREFECT_LOGGING_HANDLERS_CONSOLE_FLOW_RUNS_LEVEL": "CRITICAL",
     "PREFECT_LOGGING_HANDLERS_CONSOLE_TASK_RUNS_LEVEL": "CRITICAL",
@@ -52,7 +52,7 @@ _QUIET = {
 
 
 def prepare_environment(*, debug: bool) -> None:
-    """Set what is not set; with `debug` the libraries may speak."""
+    """Set the variables that are not set. With `debug`, libraries keep their own logging and warnings."""
     os.environ.setdefault("PREFECT_HOME", str(Path.cwd() / ".prefect"))
     for name, value in (_PREFECT | ({} if debug else _QUIET)).items():
         if not (debug and "LOGGING" in name):

@@ -1,4 +1,4 @@
-"""`entente model`: make and look at the tiny model."""
+"""`entente model`: make and show the tiny model."""
 
 import json as jsonlib
 from pathlib import Path
@@ -11,7 +11,7 @@ from cli.options import DryRun, PlanAsJson
 from game.prompt_settings import DEFAULT_PROMPTS, PromptSettings
 from training.settings import TinyModelSettings
 
-app = App(name="model", help="The tiny model that is made on the spot.")
+app = App(name="model", help="The tiny model, which is made on this machine.")
 
 
 @app.command
@@ -21,9 +21,9 @@ def make(
     dry_run: DryRun = False,
     json: PlanAsJson = False,
     recipe: Annotated[TinyModelSettings | None, Parameter(name="*", help="Any setting of the recipe.")] = None,
-    prompts: Annotated[PromptSettings | None, Parameter(help="How the prompts that it imitates are written.")] = None,
+    prompts: Annotated[PromptSettings | None, Parameter(help="Form of the prompts that it is trained on.")] = None,
 ) -> None:
-    """Train a tokenizer and a tiny model that imitates a scripted player; the same recipe is made once.
+    """Train a tokenizer and a tiny model that imitates a scripted player. The same recipe is made only once.
 
     Examples
 
@@ -44,7 +44,7 @@ def make(
     from telemetry.progress import reporter
 
     recipe = recipe or TinyModelSettings()
-    player(recipe.teacher)  # refused now rather than when everything before imitation is done
+    player(recipe.teacher)  # an unknown name is refused before the work starts
     apply_threads(usable_cores())
     from training.tiny_model import make_tiny_model
 
@@ -60,7 +60,7 @@ def make(
 
 @app.command
 def show(model: Annotated[str, Parameter(help="A folder or a hub id.")]) -> None:
-    """What a model is: size, vocabulary, longest sequence, and how it was made if it was made here.
+    """Show a model: size, vocabulary, longest sequence, and its recipe if it was made here.
 
     Example
 

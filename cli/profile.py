@@ -1,4 +1,4 @@
-"""`entente bench profile`: where the time of rollouts, of the trainer or of a whole run goes, and what of it grew."""
+"""`entente bench profile`: time by stage of rollouts, of the trainer or of a whole run, compared with a stored profile."""
 
 import json as jsonlib
 import os
@@ -28,7 +28,7 @@ app = App(name="profile", help="Profile rollouts, the trainer or a whole run: ti
 
 Kind = Literal["rollout", "trainer", "e2e"]
 Steps = Annotated[
-    int, Parameter(help="Steps to run; the first warms up and is left out.", validator=validators.Number(gte=2, lte=1000))
+    int, Parameter(help="Steps to run; the first is a warm-up and is not counted.", validator=validators.Number(gte=2, lte=1000))
 ]
 Output = Annotated[
     Path | None,
@@ -36,7 +36,7 @@ Output = Annotated[
 ]
 Baseline = Annotated[Path | None, Parameter(help="A stored profile to compare with; exit code 1 if a stage's share grew.")]
 Tolerance = Annotated[
-    float, Parameter(help="How much a stage's share of the time may grow.", validator=validators.Number(gt=0, lt=1))
+    float, Parameter(help="Largest allowed growth of a stage's share of the time.", validator=validators.Number(gt=0, lt=1))
 ]
 _BAR = 24
 
@@ -54,7 +54,7 @@ def rollout(
     dry_run: DryRun = False,
     settings: SettingsFlags = None,
 ) -> None:
-    """Rollouts alone: the engine, the board, tokens and rows, by samples of the thread that plays.
+    """Profile rollouts alone: engine, board, tokens and rows, by samples of the thread that plays.
 
     Examples
 
@@ -78,7 +78,7 @@ def trainer(
     dry_run: DryRun = False,
     settings: SettingsFlags = None,
 ) -> None:
-    """The trainer alone, on rows that are played for it: select, plan, forward, backward, optimiser, save.
+    """Profile the trainer alone, on rows played for it: select, plan, forward, backward, optimiser, save.
 
     Examples
 
@@ -102,7 +102,7 @@ def e2e(
     dry_run: DryRun = False,
     settings: SettingsFlags = None,
 ) -> None:
-    """The training flow with all its processes: the stages of a step, as `entente runs explain` and the report have them.
+    """Profile the training flow with all its processes, by the stages that `entente runs explain` and the report show.
 
     Examples
 
@@ -129,12 +129,12 @@ def _profile(
         raise InputError(f"there is no folder '{file.parent}' for the profile: make it, or choose another --output")
     if dry_run:
         return _show_plan(kind, settings, steps, file, json=json)
-    from flows.profiled_work import lean
+    from flows.profiled_work import short_run_settings
     from reports.profile import as_object, rooms, write_flame_graphs
     from telemetry.machine import environment
     from telemetry.sampling import read_samples, seconds_by_stack
 
-    settings = lean(settings, f"profile-{kind}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}", steps)
+    settings = short_run_settings(settings, f"profile-{kind}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}", steps)
     with tempfile.TemporaryDirectory(prefix="entente-samples-") as folder:
         done = _measured(kind, settings, Path(folder))
         sessions = read_samples(Path(folder), done.windows)
@@ -161,7 +161,7 @@ def _profile(
 
 
 def _show_plan(kind: Kind, settings: "RunSettings", steps: int, file: Path, *, json: bool) -> None:
-    """What would be run and written: the plan of a training run of so few steps, without its scores."""
+    """Show what would run and be written: the plan of a training run of these steps, without scores."""
     from flows.open_run import check_inputs
     from pipeline.plans.plan_run import plan_train
 
@@ -174,14 +174,18 @@ def _show_plan(kind: Kind, settings: "RunSettings", steps: int, file: Path, *, j
 
 
 def _measured(kind: Kind, settings: "RunSettings", folder: Path) -> "Profiled":
-    """Do the work in this process and its children, sampled into `folder`; the run's folder goes afterwards."""
+    """Do the work in this process and its children, sampled into `folder`. The run's folder is removed afterwards."""
     from cli.prefect_server import prefect_server
     from cli.screen import progress_shown
     from flows import profiled_work
     from flows.open_run import check_inputs
     from telemetry.sampling import VARIABLE
 
-    work = {"rollout": profiled_work.play_only, "trainer": profiled_work.train_only, "e2e": profiled_work.whole_flow}[kind]
+    work = {
+        "rollout": profiled_work.profile_rollouts,
+        "trainer": profiled_work.profile_trainer,
+        "e2e": profiled_work.profile_flow,
+    }[kind]
     check_inputs(settings)
     os.environ[VARIABLE] = str(folder)
     try:
@@ -193,10 +197,10 @@ def _measured(kind: Kind, settings: "RunSettings", folder: Path) -> "Profiled":
 
 
 def _read(file: Path, kind: Kind) -> dict[str, Any]:
-    """A stored profile.
+    """Read a stored profile.
 
     Raises:
-        InputError: it is none, or of something else.
+        InputError: the file is not a profile, or one of another kind.
     """
     try:
         found = jsonlib.loads(read_text(file, at_most=LARGEST_RESULT, what="baseline"))
@@ -228,19 +232,19 @@ def _show(found: dict[str, Any], before: dict[str, Any] | None, file: Path) -> N
         console.print(f"thread {name}: {waiting:.0%} waiting, hottest in {hot}", markup=False, soft_wrap=True)
     pages = ", ".join(found["flame_graphs"].values())
     written = f"written to {file}, and the flame graphs {pages}" if pages else f"written to {file}"
-    sentence = f"{found['steps']} steps; {written}; sampling itself takes time, so compare shares"
+    sentence = f"{found['steps']} steps; {written}; sampling itself takes time, so compare shares, not seconds"
     console.print(sentence, markup=False, soft_wrap=True)
 
 
 def _compare(found: dict[str, Any], before: dict[str, Any], tolerance: float, name: str) -> bool:
-    """Say what grew; whether anything did."""
+    """Print the stages whose share grew. Returns whether any did."""
     from reports.profile import grown
 
     def parts(profile: dict[str, Any]) -> dict[str, float]:
         return {stage: each["share"] for stage, each in profile["stages"].items()}
 
     if found["settings"] != before.get("settings"):
-        print(f"the settings differ from those of {name}: shares are compared all the same")
+        print(f"the settings differ from those of {name}; shares are compared anyway")
     more = grown(parts(found), parts(before), tolerance)
     for growth in more:
         print(f"grew by more than {tolerance:.0%}: {growth.sentence()}")

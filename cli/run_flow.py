@@ -1,7 +1,7 @@
-"""Run a flow from a command: in a thread of its own, so that the main thread is free to answer signals.
+"""Runs a flow in its own thread, so that the main thread can handle signals.
 
-Prefect replaces the handler of SIGTERM by its own wherever a flow runs in the main thread, and that one raises in the middle of
-whatever runs there, the event loop included. In another thread it leaves signals alone.
+If a flow runs in the main thread, Prefect installs its own handler of SIGTERM, which raises an exception inside any code, also
+inside the event loop. In another thread Prefect installs no handler.
 """
 
 import asyncio
@@ -15,17 +15,17 @@ T = TypeVar("T")
 
 
 def run_flow(work: Coroutine[Any, Any, T]) -> T:
-    """Run `work` to its end, as `asyncio.run` does; its result.
+    """Run `work` to its end like `asyncio.run`, and return its result.
 
     Raises:
-        KeyboardInterrupt: a signal asked this process to end; `work` was cancelled, and has ended.
+        KeyboardInterrupt: a signal asked this process to end; `work` was cancelled and has ended.
     """
     outcome: Future[T] = Future()
     begun: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[T]]] = Future()
 
     async def begin() -> T:
         task = asyncio.current_task()
-        assert task is not None, "asyncio.run makes one"
+        assert task is not None, "asyncio.run starts a task"
         begun.set_result((asyncio.get_running_loop(), task))
         return await work
 
@@ -35,7 +35,7 @@ def run_flow(work: Coroutine[Any, Any, T]) -> T:
         except BaseException as error:
             outcome.set_exception(error)
 
-    # A daemon: where the process has to end at once, nothing waits for it.
+    # A daemon thread does not delay the end of the process.
     thread = threading.Thread(target=contextvars.copy_context().run, args=(run,), name="flow", daemon=True)
     try:
         thread.start()
@@ -53,4 +53,4 @@ def _cancel(loop: asyncio.AbstractEventLoop, task: "asyncio.Task[Any]") -> None:
     try:
         loop.call_soon_threadsafe(task.cancel)
     except RuntimeError:
-        assert loop.is_closed(), "it ended by itself at the same moment"
+        assert loop.is_closed(), "only a loop that has ended refuses calls"

@@ -1,4 +1,4 @@
-"""`entente serve`: an inference worker."""
+"""`entente serve`: serve an inference worker."""
 
 import asyncio
 import os
@@ -16,11 +16,11 @@ from inference.settings import InferenceSettings
 def serve(
     *,
     model: Annotated[str, Parameter(help="Folder or hub id of the base model.")],
-    host: Annotated[str, Parameter(help="Address to listen on; anything but loopback needs a key.")] = "127.0.0.1",
+    host: Annotated[str, Parameter(help="Address to listen on; an address other than loopback needs a key.")] = "127.0.0.1",
     port: Annotated[
         int, Parameter(help="Port to listen on; 0: any free one.", validator=validators.Number(gte=0, lte=65535))
     ] = 8100,
-    adapters_root: Annotated[Path, Parameter(help="Adapters load from under this folder only.")] = Path("runs"),
+    adapters_root: Annotated[Path, Parameter(help="Adapters are loaded only from this folder.")] = Path("runs"),
     name: Annotated[str, Parameter(help="Name in rows and metrics; default: host and port.")] = "",
     dry_run: DryRun = False,
     json: PlanAsJson = False,
@@ -40,7 +40,7 @@ def serve(
 
     chosen = (settings or InferenceSettings()).model_copy(update={"model": model})
     key = os.environ.get(chosen.key_variable)
-    with bind(host, port, key) as listener:  # closed whatever happens: what follows may refuse the model
+    with bind(host, port, key) as listener:  # closes the port if the model is refused
         if dry_run:
             from pipeline.plans.plan_run import plan_serve
 
@@ -64,7 +64,7 @@ def serve(
         address = f"{host}:{listener.getsockname()[1]}"
         engine = EngineSupervisor(lambda: choose_engine(chosen, folder, name=name or address))
         try:
-            # vLLM's and uvicorn's loggers hand nothing on to the root.
+            # vLLM's and uvicorn's loggers do not propagate to the root logger.
             log = follow_loggers("", "vllm", "uvicorn.error")
             app = worker_app(engine, engine_host, folder, adapters_root, key, Codec(folder).vocabulary_size, log=log)
             ready = partial(print, f"serving {folder} on http://{address}", flush=True)

@@ -1,4 +1,4 @@
-"""`entente sql`: ask the trajectory store."""
+"""`entente sql`: query a run's rows with SQL."""
 
 import atexit
 import io
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 Format = Literal["table", "csv", "json", "parquet"]
 _BY_SUFFIX: dict[str, Format] = {".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".parquet": "parquet"}
 _ROWS_SHOWN = 10_000
-"""Rows that a table shows: it is laid out as a whole, and nobody reads further."""
+"""Rows that a table shows at most; a table is laid out as a whole."""
 _SECONDS, _MEMORY_GIB = 600.0, 2.0
-"""Defaults of the limits: a question that needs more is mostly a join that forgot its condition."""
+"""Default limits. A query that needs more is usually a join without its condition."""
 _ABOVE_0 = validators.Number(gt=0)
 
 
@@ -40,15 +40,15 @@ def sql(
     as_of: Annotated[int | None, Parameter(help="A step: show the run as it was when its rows were chosen.")] = None,
     format: Annotated[
         Format | None,
-        Parameter(help="How the answer is given; json: one object a line; default: as --output ends, else table."),
+        Parameter(help="Format of the answer; json: one object per line; default: by the ending of --output, else table."),
     ] = None,
     output: Annotated[Path | None, Parameter(help="File to write the answer to, as .csv, .json or .parquet.")] = None,
-    max_seconds: Annotated[float, Parameter(help="Seconds after which the question is ended.", validator=_ABOVE_0)] = _SECONDS,
+    max_seconds: Annotated[float, Parameter(help="Time limit of the query, in seconds.", validator=_ABOVE_0)] = _SECONDS,
     memory_gib: Annotated[
-        float, Parameter(help="GiB that DuckDB may take, and as many again for the answer.", validator=_ABOVE_0)
+        float, Parameter(help="Memory limit of DuckDB in GiB; the answer may take as much again.", validator=_ABOVE_0)
     ] = _MEMORY_GIB,
 ) -> None:
-    """Ask a run's rows with DuckDB's SQL, also while it trains; nothing is locked and nothing can be changed. Ctrl-C ends it.
+    """Query a run's rows with DuckDB's SQL, also while it trains. Nothing is locked or changed. Ctrl-C ends the query.
 
     Views: decisions (a row each), groups (advantage groups), batches (what each step trained on; trained: without what a fork
     left behind), plies, orders, tokens (a row per completion position, with its text), lag, snapshots, standings (which
@@ -69,13 +69,16 @@ def sql(
     from storage.interruptible import run_interruptible
 
     if query == "@":
-        return _show(["ready question", "answers"], ((f"@{name}", _answers(text)) for name, text in QUERIES.items()))
+        return _show(
+            ["ready question", "answers"],
+            ((f"@{name}", text.splitlines()[0].removeprefix("-- ")) for name, text in QUERIES.items()),
+        )
     form = _form(format, output)
     question = ready_query(query[1:]) if query.startswith("@") else query
     from storage.runs import RunPaths
 
     paths = RunPaths(runs_root / which_run(run, runs_root))
-    # The run's own blend, so that "return" is what the trainer saw.
+    # With the run's own blend, "return" is the value that the trainer used.
     settings = settings_of(paths) if as_of is None else settings_at(paths, as_of)
     text = _TokenText(settings, paths.root)
     opened = partial(
@@ -105,7 +108,11 @@ def sql(
 
 
 def _form(format: Format | None, output: Path | None) -> Format:
-    """The format that is meant."""
+    """The format of the answer, from --format and --output.
+
+    Raises:
+        InputError: they contradict each other, or a file is missing.
+    """
     if output is None:
         if format == "parquet":
             raise InputError("--format parquet needs a file: name one with --output answer.parquet")
@@ -121,13 +128,13 @@ def _form(format: Format | None, output: Path | None) -> Format:
 
 
 class _TokenText:
-    """Text of a token id by the run's own tokenizer, which is looked for when the first is asked."""
+    """Text of a token id by the run's own tokenizer, which is loaded on first use."""
 
     def __init__(self, settings: "RunSettings", run: Path) -> None:
         self._settings, self._run = settings, run
         self._codec: Any = None
         self.missing = ""
-        """Why there is no text; empty while there is, or none was asked."""
+        """Why the tokenizer cannot be loaded; empty if it can, or was not needed."""
 
     def __call__(self, token: int) -> str | None:
         if self._codec is None and not self.missing:
@@ -142,23 +149,19 @@ class _TokenText:
 
 
 def _exit_without_waiting(error: BaseException) -> None:
-    """Let the process end with this error's code though DuckDB does not: an interpreter that is taken apart would wait for it."""
+    """At exit, end the process at once with this error's code: a normal interpreter shutdown would wait for DuckDB."""
     signal_number = end_by_signal.heard() or (signal.SIGINT if isinstance(error, KeyboardInterrupt) else 0)
     atexit.register(os._exit, 128 + signal_number if signal_number else 2)
 
 
-def _answers(text: str) -> str:
-    return text.splitlines()[0].removeprefix("-- ")
-
-
 def _values(answer: pa.Table) -> Iterator[tuple[object, ...]]:
-    """Its rows, as far as they are shown."""
+    """The rows that a table shows."""
     columns = [column.to_pylist() for column in answer.slice(length=_ROWS_SHOWN).columns]
     return zip(*columns, strict=True)
 
 
 def _show(names: list[str], rows: Iterable[tuple[object, ...]]) -> None:
-    keep = "\n" if names == ["explain_key", "explain_value"] else ""  # a plan is drawn over several lines
+    keep = "\n" if names == ["explain_key", "explain_value"] else ""  # a query plan has several lines
     table = Table()
     for name in names:
         table.add_column(cell(name))

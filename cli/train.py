@@ -59,12 +59,12 @@ def train(
         from pipeline.plans.plan_run import plan_train
 
         return show_plan(plan_train(chosen, resume=resume), json=json)
-    from flows.open_run import check_inputs, named
+    from flows.open_run import check_inputs, with_run_name
 
     check_inputs(chosen, resume=resume, fork_lineage=fork_lineage)
     from flows.train_policy import train_policy
 
-    chosen = named(chosen)
+    chosen = with_run_name(chosen)
     try:
         with prefect_server(), progress_shown():
             summary = run_flow(train_policy(chosen, resume=resume, fork_lineage=fork_lineage))

@@ -1,6 +1,7 @@
-"""Flow: take one benchmark's figures in a process of its own, and show them beside those that were kept as the baseline.
+"""Flow: run one benchmark in its own process, and show its figures beside the stored baseline.
 
-Each machine has its own baseline, for no figure of another can be compared: the first outcome there, until somebody removes it.
+Figures of different machines cannot be compared, so each machine has its own baseline: its first outcome, until the file is
+removed.
 """
 
 import asyncio
@@ -20,9 +21,9 @@ from telemetry.errors import EntenteError
 from telemetry.progress import reporter
 
 BASELINE_FOLDER = "_benchmarks"
-"""Beside the runs, under `runs_root`."""
+"""Folder under `runs_root`."""
 _MACHINE = ("platform", "cpu_cores", "gpus")
-"""What tells one machine from another, as far as figures go."""
+"""Facts that must be equal for figures to be comparable."""
 _ENDS_WITHIN_S = 1800.0
 
 
@@ -30,12 +31,12 @@ _ENDS_WITHIN_S = 1800.0
 async def benchmark(
     name: Literal["game", "cache", "prompts"] = "game", runs_root: Path = Path("runs"), new_baseline: bool = False
 ) -> dict[str, Any]:
-    """Run `entente bench NAME`; its outcome, with each figure's change against the baseline under "changes".
+    """Run `entente bench NAME`. Returns its outcome, with each figure's change against the baseline under "changes".
 
     Args:
-        name: Which benchmark; those that take seconds.
+        name: The benchmark; only those that take seconds.
         runs_root: Folder of all runs; the baseline lies beside them.
-        new_baseline: Keep these figures as what later ones are compared with.
+        new_baseline: Store these figures as the new baseline.
     """
     check_given(Path(runs_root))
     outcome = await _measured(name)
@@ -47,13 +48,13 @@ async def benchmark(
         baseline = outcome
         reporter().say(f"these figures of benchmark '{name}' are the baseline from now on")
     rows = compared(outcome, baseline)
-    words = f"Benchmark {name}: each figure beside the baseline in {file}, with its change and the target it is held against."
+    words = f"Benchmark {name}: each figure beside the baseline in {file}, with its change and its target."
     await acreate_table_artifact(table=rows, key=f"benchmark-{name}", description=words)
     return outcome | {"changes": {row["figure"]: row["change"] for row in rows}}
 
 
 def compared(outcome: dict[str, Any], baseline: dict[str, Any]) -> list[dict[str, str]]:
-    """A row for each figure: now, then, the change in per cent, and whether its target holds."""
+    """One row for each figure: value, baseline, change in per cent, and whether its target holds."""
     rows = []
     for figure, value in outcome["metrics"].items():
         before, bounds = baseline["metrics"].get(figure), outcome["targets"].get(figure, {})
@@ -72,7 +73,7 @@ def compared(outcome: dict[str, Any], baseline: dict[str, Any]) -> list[dict[str
 
 
 async def _measured(name: str) -> dict[str, Any]:
-    """What the command prints as its last line.
+    """The outcome that the command prints as its last line.
 
     Raises:
         EntenteError: it failed, or did not end in time.

@@ -1,7 +1,7 @@
-"""Flow: play scripted games and freeze mid-game positions, training and held-out ones from different games; or let such a
-cache follow the policy, by taking in positions that a run's rollouts reached.
+"""Flow: play scripted games and freeze mid-game positions; training and held-out positions come from different games.
 
-Idempotent: settings that were built before return the version that stands.
+With `run`, the flow refreshes that run's cache with positions that its rollouts reached. Settings that were built before return
+the existing cache.
 """
 
 import asyncio
@@ -18,28 +18,28 @@ from state_cache.settings import CacheSettings
 from state_cache.store import find_cache, open_cache
 from storage.runs import RunPaths
 from tasks.artifacts import show_cache
-from tasks.preparation import freeze_positions, take_in_positions
+from tasks.preparation import freeze_positions, refresh_positions
 from telemetry.errors import InputError
 from telemetry.progress import reporter
 
 NEWEST = "newest"
-"""In the place of a run's name: the one that trained last; without any, nothing is built."""
+"""Stands for the run that trained last; if there is none, nothing is built."""
 
 REFRESHED = "entente.state-cache.refreshed"
-"""Event of a version that took in positions and was not there before; the benchmark's deployment waits for it."""
+"""Event of a new refreshed version; it triggers the benchmark's deployment."""
 
 
 @flow(name="build-state-cache", flow_run_name=cache_name)
 async def build_state_cache(
     settings: CacheSettings | None = None, runs_root: Path = Path("runs"), run: str = "", share: float = 0.25
 ) -> Path | None:
-    """Build, or find, the cache of `settings` under `runs_root`; returns its folder, or None if no run has trained.
+    """Build or find the cache of `settings` under `runs_root`. Returns its folder, or None if no run has trained.
 
     Args:
-        settings: Positions to freeze; left out, the defaults of every setting.
-        runs_root: Folder of all runs; the caches lie beside them.
-        run: Run whose own cache is to be refreshed instead, with positions that its rollouts reached so far; "newest" for
-            the one that trained last, empty for none.
+        settings: Settings of the cache; default: the default of every setting.
+        runs_root: Folder of all runs and caches.
+        run: Run whose cache is refreshed instead, with positions that its rollouts have reached; "newest" for the one that
+            trained last, empty for none.
         share: Share of the training positions that come from that run.
     """
     runs_root = Path(runs_root)
@@ -71,4 +71,4 @@ async def _made(root: Path, settings: CacheSettings, runs_root: Path) -> Path:
             f"there is no run '{settings.from_run}' in '{runs_root}' to take positions from: leave cache.from_run out"
         )
     base = find_cache(root, settings.scripted) or await freeze_positions(root, settings.scripted)
-    return await take_in_positions(root, settings, base, paths)
+    return await refresh_positions(root, settings, base, paths)

@@ -1,7 +1,7 @@
-"""When a run compares trainer and engine, and on which rows.
+"""Decides when a run compares trainer and engine, and on which rows.
 
 Before its first step a run refuses to train unless both give the same probabilities to rows of the version that both hold.
-Without a buffer every later step shows the gap on its own rows; with one, every `training.mismatch_every` steps do.
+Without a buffer, every later step measures the mismatch on its own rows. With a buffer, every `training.mismatch_every`-th does.
 """
 
 from pipeline.resources import Resources
@@ -14,7 +14,7 @@ from tasks.training import check_mismatch, has_fresh_rows
 
 
 async def check_agreement(resources: Resources, queue: RolloutQueue, settings: RunSettings, step: int) -> dict[str, float]:
-    """Compare trainer and engine before `step` if a comparison is due; the gap as metrics, empty if none is due.
+    """Compare trainer and engine before `step` if a comparison is due. Returns the mismatch as metrics, else nothing.
 
     Raises:
         TrainingError: they differ by more than the settings allow.
@@ -25,8 +25,8 @@ async def check_agreement(resources: Resources, queue: RolloutQueue, settings: R
         return {}
     if not await has_fresh_rows(resources):
         if not begins and not queue.in_step:
-            return {}  # what is in flight is not stopped for a comparison
-        # Rollouts ran ahead: none of what is published was drawn by the trainer's version.
+            return {}  # rollouts in flight are not stopped for a comparison
+        # Rollouts ran ahead: no published row was drawn by the trainer's version.
         await queue.all_played()
     if not await has_fresh_rows(resources):
         if isinstance(resources.engine, IdleEngine):

@@ -1,6 +1,6 @@
-"""Where a run's rollouts come from, and which scheduler keeps them in flight.
+"""Opens the source of a run's rollouts and the queue that schedules them.
 
-The source is this process, a Dask cluster, or what an earlier run stored. The flow opens both once and never asks which they are.
+The source is this process, a Dask cluster, or the stored rollouts of an earlier run. The flow does not depend on which it is.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from tasks.rollouts import roll_out_groups
 
 
 class LocalSource:
-    """Plays in this process, a Prefect task for each stretch: with its time-out, and tried again where it failed."""
+    """Plays in this process, with one Prefect task for each stretch; tasks have a time limit and retries."""
 
     def __init__(self, resources: Resources, pipeline: PipelineSettings) -> None:
         self._resources = resources
@@ -44,7 +44,7 @@ class LocalSource:
 
 @asynccontextmanager
 async def open_queue(settings: RunSettings, resources: Resources, fleet: ProducerFleet) -> AsyncIterator[RolloutQueue]:
-    """The run's rollouts, open for the length of the block; `fleet` plays start groups that need not be begun here."""
+    """The queue of the run's rollouts. It does not start the groups that `fleet` has in flight."""
     pipeline, step_done = settings.pipeline, resources.resume_point.step_done
     async with rollout_source(settings, resources) as source:
         if pipeline.deterministic:
@@ -56,7 +56,7 @@ async def open_queue(settings: RunSettings, resources: Resources, fleet: Produce
                 pipeline,
                 settings.steps,
                 step_done=step_done,
-                elsewhere=lambda: fleet.standing().in_flight,
+                elsewhere=lambda: fleet.status().in_flight,
             )
         async with queue:
             yield queue
@@ -64,7 +64,7 @@ async def open_queue(settings: RunSettings, resources: Resources, fleet: Produce
 
 @asynccontextmanager
 async def rollout_source(settings: RunSettings, resources: Resources) -> AsyncIterator[RolloutSource]:
-    """The source that the settings mean, open for the length of the block."""
+    """The source that the settings choose."""
     if settings.simulated.from_run:
         yield await _replayed(settings, resources)
     elif settings.pipeline.task_runner == "dask":

@@ -1,4 +1,4 @@
-"""Repeated draws compared: what a version scores, and what it costs, at 1, 5, 25, 100 draws for each decision."""
+"""Compares a version's score and cost at several numbers of draws for each decision."""
 
 import time
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ async def compare_repetitions(
     held_out: Sequence[Snapshot],
     evaluation: EvaluationSettings,
 ) -> dict[str, Any]:
-    """Score the version with each number of draws; the table is kept as `scores/repetitions/<version>.json`.
+    """Score the version with each number of draws. The table is stored as `scores/repetitions/<version>.json`.
 
     Raises:
         InputError: a number below 1.

@@ -1,4 +1,4 @@
-"""Flow: measure the strength of policy versions: on held-out positions, on tactical ones, with repeated draws, or in matches."""
+"""Flow: measure policy versions on held-out positions, on tactical positions, with repeated draws, or in matches."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -25,7 +25,7 @@ from tasks.artifacts import show_scores, show_table
 from tasks.evaluation import evaluate_player, solve_positions
 
 SCRIPTED_LINES = ("random", "mover", "territorial", "dumbbot")
-"""Scripted players beside a version on the tactical positions."""
+"""Scripted players that are compared with a version on the tactical positions."""
 
 
 @flow(name="evaluate-policy", flow_run_name=evaluation_name)
@@ -39,17 +39,17 @@ async def evaluate_policy(
     repetitions: tuple[int, ...] = (),
     track: bool = False,
 ) -> dict[str, Any]:
-    """Score `version` of `run` against each kind of opponents; or one of the other things that are measured.
+    """Score `version` of `run` against each kind of opponents, or take another measurement instead.
 
     Args:
         run: Name of the run, its folder under `runs_root`.
         version: Policy version; 0 is the base model, -1 the newest.
         runs_root: Folder of all runs.
-        evaluation: How to measure; left out, as the run itself does.
-        match: Whole games between several players instead, which it names; `version` then says nothing.
-        tactical: The share of the tactical positions that the version solves instead.
-        repetitions: Numbers of draws for each decision to compare instead, as 1, 5, 25, 100.
-        track: Keep score and tactical share as the version's point in the run's strength over versions.
+        evaluation: Settings of the measurement; default: the run's own.
+        match: Play whole games between the players that it names instead; `version` is then ignored.
+        tactical: Measure the share of the tactical positions that the version solves instead.
+        repetitions: Compare these numbers of draws for each decision instead, such as 1, 5, 25, 100.
+        track: Store score and tactical share as the version's point in the run's strength over versions.
 
     Raises:
         InputError: no such run or version, or a match that cannot be played.
@@ -109,7 +109,7 @@ async def evaluate_policy(
 
 
 async def _tactical(paths: RunPaths, run: str, player: Contestant, runs_root: Path) -> dict[str, Any]:
-    """What the version solves, the base, and scripted players beside it."""
+    """Share of tactical positions solved by the version, the base model and scripted players."""
     positions, solved = load_positions(), list[TacticsScore]()
     players = [player] if not player.version else [player, resolve_contestant("base", run, runs_root)]
     async with open_players(players, runs_root, MatchSettings()) as opened:

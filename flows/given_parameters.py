@@ -1,8 +1,8 @@
-"""What the parameters of a flow run that a deployment began may name on the machine that runs it.
+"""Checks the parameters of a flow run that a deployment started.
 
-Whoever reaches Prefect's server gives such parameters. So they name no shell command, no address and no path of their own:
-folders of runs and addresses must be listed on the machine, where its Prefect worker is started, and all else is a plain name
-inside the folder of runs. A run that `entente` starts itself, and a flow inside another, is not looked at.
+Anyone who reaches Prefect's server can give such parameters. So they may contain no shell command. Folders of runs and addresses
+must be listed on the machine, where its Prefect worker is started. Everything else is a plain name inside the folder of runs.
+A flow run that `entente` starts itself, and a subflow, is not checked.
 """
 
 import os
@@ -17,16 +17,16 @@ from storage.runs import check_name
 from telemetry.errors import InputError
 
 ROOTS_VARIABLE = "ENTENTE_RUNS_ROOTS"
-"""Environment variable with the folders of runs, beside `runs` in the working folder, that such a flow run may name."""
+"""Environment variable with folders of runs that such a flow run may name, besides `runs` in the working folder."""
 ADDRESSES_VARIABLE = "ENTENTE_ADDRESSES"
-"""Environment variable with the addresses that such a flow run may name, with commas between: of inference workers and of a Dask
-scheduler."""
+"""Environment variable with the addresses of inference workers and Dask schedulers that such a flow run may name, separated by
+commas."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _KEY_PREFIX = "ENTENTE_"
 
 
-def begun_by_deployment() -> bool:
-    """Whether this flow run's parameters came from a deployment: from Prefect's pages, a schedule, an automation or its API."""
+def started_by_deployment() -> bool:
+    """Whether a deployment started this flow run: from Prefect's pages, a schedule, an automation or the API."""
     context = FlowRunContext.get()
     return context is not None and context.flow_run is not None and context.flow_run.deployment_id is not None
 
@@ -34,20 +34,20 @@ def begun_by_deployment() -> bool:
 def check_given(
     runs_root: Path, *, settings: RunSettings | None = None, runs: Iterable[str] = (), addresses: Iterable[str] = ()
 ) -> None:
-    """Refuse parameters that reach what is not the deployment's; a flow run that no deployment began may name anything.
+    """Refuse parameters that a deployment may not set. A flow run without a deployment may name anything.
 
     Args:
         runs_root: folder of all runs.
         settings: of a training or tuning run.
-        runs: names of runs, empty ones left out.
+        runs: names of runs; empty ones are skipped.
         addresses: of inference workers.
 
     Raises:
-        InputError: names the parameter, and the cure.
+        InputError: names the parameter and the remedy.
     """
     for run in filter(None, runs):
         check_name(run, "run")
-    if not begun_by_deployment():
+    if not started_by_deployment():
         return
     _check_root(runs_root)
     _check_addresses("urls", addresses)
@@ -56,12 +56,12 @@ def check_given(
 
 
 def check_inside(path: Path | None, folder: Path, name: str) -> None:
-    """Refuse a path that leads out of `folder`, in a flow run that a deployment began.
+    """Refuse a path outside `folder` in a flow run that a deployment started.
 
     Raises:
-        InputError: it does.
+        InputError: it lies outside.
     """
-    if path is not None and begun_by_deployment() and not path.resolve().is_relative_to(folder.resolve()):
+    if path is not None and started_by_deployment() and not path.resolve().is_relative_to(folder.resolve()):
         raise _refused(f"{name} '{path}', which lies outside '{folder}'", "leave it out, or use the command line")
 
 

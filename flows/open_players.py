@@ -1,8 +1,8 @@
-"""The players of a match, ready to be asked: scripted ones need nothing, policy versions an engine that serves them.
+"""Opens engines for the policy versions of a match. Scripted players need none.
 
-Engines number versions as training does, and versions of two runs may bear one number; here each version gets a number of the
-engine's own. Where an engine serves several versions side by side (LoRA slots, or the torch engine) one holds them all; where
-it serves one at a time, as merged weights, each version has an engine of its own, and they take turns on the same thread.
+Versions of two runs may have the same number, so each version gets its own number in the engine. An engine that serves several
+versions at once (LoRA slots, or the torch engine) serves them all. If it serves one at a time, as merged weights, each version
+has its own engine, and the engines take turns on one thread.
 """
 
 import asyncio
@@ -33,15 +33,15 @@ from telemetry.progress import reporter
 from workers.make_engine import make_engine, serving
 
 _HASHED_BYTES = 1 << 20
-"""Bytes of a weight file that tell two models of one shape apart."""
+"""Bytes at the start of a weight file that are hashed to tell two models of one shape apart."""
 
 
 @dataclass(kw_only=True)
 class OpenPlayers:
-    """Policy versions at their engines."""
+    """Policy versions and the engines that serve them."""
 
     host: EngineHost
-    """The thread that deciders must be asked on."""
+    """The thread on which deciders must be called."""
     deciders: dict[str, Decider] = field(default_factory=dict)
     """By the player's name; scripted players have none."""
     served: dict[str, tuple[Engine, Tokens, int]] = field(default_factory=dict)
@@ -62,7 +62,7 @@ async def open_players(players: Sequence[Contestant], runs_root: Path, match: Ma
     """The policy versions among `players`, each at an engine that serves it.
 
     Raises:
-        InputError: their runs rest on different base models or tokenizers.
+        InputError: their runs have different base models or tokenizers.
     """
     policies = [player for player in players if player.is_policy]
     async with AsyncExitStack() as stack:
@@ -94,10 +94,10 @@ async def open_players(players: Sequence[Contestant], runs_root: Path, match: Ma
 
 
 def check_same_base(models: Mapping[str, Path]) -> None:
-    """Refuse runs whose adapters rest on different models.
+    """Refuse runs with different base models or tokenizers.
 
     Raises:
-        InputError: they do; names both runs and what differs.
+        InputError: names both runs and what differs.
     """
     (first, folder), *others = models.items()
     for run, other in others:
@@ -115,7 +115,7 @@ def _digest(file: Path) -> str:
 
 
 def _engines(settings: RunSettings, policies: Sequence[Contestant]) -> list[tuple[list[Contestant], InferenceSettings]]:
-    """Which versions an engine of its own serves, and its settings."""
+    """The versions that each engine serves, and the engine's settings."""
     inference = settings.inference.for_evaluation
     kind = None if inference.urls else engine_here(inference)[0]
     if serving(kind, inference.adapters, len(policies)) == "each":
@@ -128,7 +128,7 @@ def _engines(settings: RunSettings, policies: Sequence[Contestant]) -> list[tupl
 
 
 async def _published(host: EngineHost, engine: Engine, group: Sequence[Contestant]) -> list[tuple[int, Contestant]]:
-    """The engine's number of each version: 0 for the base, which it holds from its start."""
+    """Publish the versions and return the engine's number of each; the base model is 0 and needs no publishing."""
     numbered = []
     for place, player in enumerate(group, start=1):
         number = place if player.version else BASE_VERSION

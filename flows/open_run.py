@@ -1,7 +1,7 @@
-"""Open everything a run works with, in the order that matters, and close it whatever happens.
+"""Opens the resources of a run in the required order, and closes them however the run ends.
 
-The trainer's process starts before vLLM is imported, and loads its model while the engine starts. Nothing of the run's folder is
-written before the settings are known to be usable; a run that goes on does so from what its files say, and nothing else.
+The trainer's process starts before vLLM is imported, and loads its model while the engine starts. The settings are checked before
+anything is written into the run's folder. A resumed run continues from its files alone.
 """
 
 import asyncio
@@ -21,8 +21,8 @@ from prefect.runtime import flow_run
 from decoding.codec import Codec
 from decoding.model_files import max_position, model_fingerprint, resolve_model
 from flows.build_state_cache import build_state_cache
+from flows.recovery.mark_crashed import mark_earlier_crashed
 from flows.recovery.outlive_worker import outlive_worker
-from flows.recovery.settle_runs import settle_those_before
 from inference.engine import Engine
 from inference.host import EngineHost
 from pipeline.cancel_on_sigterm import cancelled_by_sigterm
@@ -62,8 +62,8 @@ from training.process import TrainerProcess
 from workers.make_engine import make_engine
 
 
-def named(settings: RunSettings) -> RunSettings:
-    """`settings` with a name for the run: the given one, or model, seed and time."""
+def with_run_name(settings: RunSettings) -> RunSettings:
+    """`settings` with a name for the run; if none is given, it is made of model, seed and time."""
     if settings.run:
         return settings
     model = Path(settings.inference.model).name.lower()
@@ -72,11 +72,11 @@ def named(settings: RunSettings) -> RunSettings:
 
 
 def check_inputs(settings: RunSettings, *, resume: bool = False, fork_lineage: str = "") -> None:
-    """Refuse what can be refused at once, before a server starts or a game is played.
+    """Check all inputs that can be checked before a server starts or a game is played.
 
     Raises:
-        InputError: settings contradict each other or those of the run that is to go on, the run's name is taken, there is no
-            run to resume, or there is no such model.
+        InputError: settings contradict each other or those of the resumed run, the run's name is taken, there is no run to
+            resume, or there is no such model.
     """
     check_settings(settings)
     check_objective(settings)
@@ -94,32 +94,32 @@ def check_inputs(settings: RunSettings, *, resume: bool = False, fork_lineage: s
 
 
 def _check_what_is_there(settings: RunSettings, *, resume: bool, fork_lineage: str) -> None:
-    """Refuse a name that is taken, and a run that cannot go on under these settings; only under the run's lock is that final."""
+    """Refuse a name that is taken, or settings that the resumed run cannot use. Repeat this once the run's lock is held."""
     if resume:
         check_resumed(settings_of(settings.paths), settings, fork=bool(fork_lineage))
         if fork_lineage:
             check_new_lineage(settings.paths, fork_lineage)
     elif settings.paths.settings.exists():
         raise InputError(
-            f"run '{settings.run}' exists already in {settings.runs_root}: go on with it by --resume, "
+            f"run '{settings.run}' exists already in {settings.runs_root}: continue it with --resume, "
             "or choose another name with --run"
         )
 
 
 def finished_summary(settings: RunSettings) -> dict[str, Any] | None:
-    """The summary of a run that has all these steps behind it and was scored as these settings say; None if work is left."""
+    """The summary of a run that has finished these steps and was scored with these settings; None if work is left."""
     paths = settings.paths
     if not paths.summary.is_file():
         return None
     summary = json.loads(paths.summary.read_bytes())
     same = summary["steps"] == settings.steps and settings_of(paths).evaluation.question == settings.evaluation.question
     if same:
-        reporter().say(f"run '{settings.run}' has done its {settings.steps} steps: give --steps more to go on")
+        reporter().say(f"run '{settings.run}' has done its {settings.steps} steps: raise --steps to continue it")
     return {**summary, "run": str(paths.root)} if same else None  # the run may have been moved since
 
 
 async def prepare_model(settings: RunSettings) -> Path:
-    """Folder of the model that plays: made on the spot, or resolved and checked.
+    """Folder of the model that plays. The tiny model is made if it is missing; another one is found and checked.
 
     Raises:
         InputError: there is no such model, or it is too short for the settings.
@@ -137,14 +137,14 @@ async def prepare_model(settings: RunSettings) -> Path:
 
 
 async def prepare_cache(settings: RunSettings) -> StateCache:
-    """The state cache of these settings, built by its own flow if it is not there yet, or again if it is damaged."""
+    """The state cache of these settings. Its own flow builds it if it is missing or damaged."""
     root = settings.runs_root / CACHE_FOLDER
     found = find_cache(root, settings.cache)
     if found is not None:
         try:
             return await asyncio.to_thread(open_cache, found, settings.cache)
         except DataError as error:
-            reporter().say(f"set aside, to be built again: {error}")
+            reporter().say(f"set aside and built again: {error}")
             set_aside(found)
     built = await build_state_cache(settings.cache, settings.runs_root)
     assert built is not None, "no run was named"
@@ -153,11 +153,11 @@ async def prepare_cache(settings: RunSettings) -> StateCache:
 
 @asynccontextmanager
 async def open_run(settings: RunSettings, *, resume: bool = False, fork_lineage: str = "") -> AsyncIterator[Resources]:
-    """A run's resources, ready to play and train: a fresh one's, or with `resume` those of one that goes on where it stands.
+    """The resources of a new run, or with `resume` of an existing one, ready to play and train.
 
     Raises:
-        InputError: the settings contradict each other or the run's own, its name is taken or missing, it is being trained, or
-            it has more steps behind it than are asked for.
+        InputError: the settings contradict each other or the run's own, its name is taken or missing, another process trains
+            it, or it has already done more steps than `settings.steps`.
     """
     outlive_worker()
     check_inputs(settings, resume=resume, fork_lineage=fork_lineage)
@@ -168,7 +168,7 @@ async def open_run(settings: RunSettings, *, resume: bool = False, fork_lineage:
         stack.enter_context(cancelled_by_sigterm())
         cache = await prepare_cache(settings)
         model = await prepare_model(settings)
-        # A second is for a report, which asks for an instant whether anyone works here.
+        # Wait a second: a report takes this lock for a moment to see whether the run is being trained.
         if not stack.enter_context(held(paths.lock, wait_s=1.0)):
             raise InputError(f"run '{settings.run}' is being trained by another process: wait for it, or stop it")
         # Another process may have trained a run of this name while this one prepared.
@@ -177,9 +177,9 @@ async def open_run(settings: RunSettings, *, resume: bool = False, fork_lineage:
         paths.create()
         if flow_run.id is not None:
             record_work(paths, flow_run.id)
-            stack.callback(asyncio.create_task(settle_those_before(paths)).cancel)
+            stack.callback(asyncio.create_task(mark_earlier_crashed(paths)).cancel)
         if not resume:
-            stack.push(partial(_free_the_name, paths, there_before))  # registered first, so it comes last
+            stack.push(partial(_remove_refused_run, paths, there_before))  # pushed first, so it runs last
             durable_write(paths.settings, settings.model_dump_json(indent=1).encode())
         training = settings.training.model_copy(update={"seed": settings.seed})
         fork = _fork(settings, fork_lineage) if fork_lineage else None
@@ -207,7 +207,7 @@ async def open_run(settings: RunSettings, *, resume: bool = False, fork_lineage:
         if not simulated:
             frozen = await open_frozen(stack, paths, model, host, engine, tokens, settings.rollouts, settings.inference)
         control = _control(settings, provenance["base_model"])
-        stack.callback(_say_good_bye, control)
+        stack.callback(_stop_producers, control)
         await asyncio.to_thread(control.serve, resume_point.last.published)
         yield Resources(
             paths=paths,
@@ -236,7 +236,7 @@ async def _close_engine(host: EngineHost, engine: Engine) -> None:
 
 
 def _control(settings: RunSettings, base_model: str) -> ControlDesk:
-    """What tells those who play elsewhere."""
+    """The writer of the control file, which producers in other processes read."""
     return ControlDesk(
         settings.paths,
         base_model=base_model,
@@ -246,25 +246,25 @@ def _control(settings: RunSettings, base_model: str) -> ControlDesk:
     )
 
 
-def _say_good_bye(control: ControlDesk) -> None:
-    """Nobody needs to play on. A full disk that keeps this from being told has been said, and producers wait by themselves."""
+def _stop_producers(control: ControlDesk) -> None:
+    """Write into the control file that producers stop. If that fails, report it: producers then wait until they time out."""
     try:
         control.stop("its training has ended")
     except OSError as error:
-        reporter().say(f"producers could not be told that training has ended: {error}")
+        reporter().say(f"the control file could not tell producers that training has ended: {error}")
 
 
-def _free_the_name(
+def _remove_refused_run(
     paths: RunPaths,
     there_before: Set[str],
     kind: type[BaseException] | None,
     error: BaseException | None,
     trace: TracebackType | None,
 ) -> bool:
-    """Where the user's input was refused before anything was played, leave nothing that the next try would stumble over.
+    """Exit callback: remove the new run's files if its input was refused before any rollout, so that the name is free again.
 
     Args:
-        there_before: names in the run's folder that are not this try's own; they stay.
+        there_before: names in the run's folder that existed before; they are kept.
     """
     if not isinstance(error, InputError) or any(paths.shards.iterdir()):
         return False
@@ -279,14 +279,14 @@ def _free_the_name(
 
 
 def _fork(settings: RunSettings, name: str) -> dict[str, Any]:
-    """What the trainer is told of a lineage to open; the settings of the one that it leaves stay beside its ledger."""
+    """Name and changed settings of a new lineage, for the trainer. Stores the old lineage's settings beside its ledger."""
     stored, paths = settings_of(settings.paths), settings.paths
     changed = changed_settings(stored, settings)
-    told = ", ".join(f"{setting} {after!r} for {before!r}" for setting, (before, after) in changed.items())
-    reporter().say(f"lineage '{name}' begins: {told or 'the settings stay as they are'}")
-    left = paths.ledger / current_lineage(paths) / "settings.json"
-    if current_lineage(paths) != name and left.parent.is_dir():
-        durable_write(left, stored.model_dump_json(indent=1).encode())
+    changes = ", ".join(f"{setting} {after!r} for {before!r}" for setting, (before, after) in changed.items())
+    reporter().say(f"lineage '{name}' begins: {changes or 'the settings are the same'}")
+    old_settings = paths.ledger / current_lineage(paths) / "settings.json"
+    if current_lineage(paths) != name and old_settings.parent.is_dir():
+        durable_write(old_settings, stored.model_dump_json(indent=1).encode())
     return {"name": name, "changed": changed}
 
 
@@ -295,19 +295,19 @@ def _check_resume_point(settings: RunSettings, found: ResumePoint) -> None:
         reporter().say(f"set aside: {sentence}")
     if found.step_done > settings.steps:
         raise InputError(
-            f"run '{settings.run}' has {found.step_done} steps behind it, more than steps {settings.steps}: "
+            f"run '{settings.run}' has done {found.step_done} steps, more than steps {settings.steps}: "
             f"give --steps {found.step_done} or more"
         )
     if found.step_done:
-        reporter().say(f"going on after step {found.step_done}")
+        reporter().say(f"continuing after step {found.step_done}")
 
 
 def _provenance(settings: RunSettings, model: Path) -> dict[str, str]:
-    # Where run and model lie says nothing of them, and changes when they are moved.
-    told = settings.model_dump(mode="json", exclude={"runs_root": True, "inference": {"model"}})
+    # The folders of run and model are left out: they change when these are moved.
+    hashed = settings.model_dump(mode="json", exclude={"runs_root": True, "inference": {"model"}})
     return {
         "run": settings.run,
         "base_model": model_fingerprint(model),
         "tokenizer": hashlib.sha256((model / "tokenizer.json").read_bytes()).hexdigest()[:16],
-        "settings": hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16],
+        "settings": hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()[:16],
     }

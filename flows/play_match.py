@@ -1,4 +1,4 @@
-"""A match from question to table: how many games, which of them lie there, play the rest, write down what came of it."""
+"""Plays a match: counts the games, reads those already played, plays the rest, and writes the table."""
 
 import math
 import time
@@ -25,11 +25,11 @@ from telemetry.progress import reporter
 
 _PILOT_ROUNDS = 6
 _STAND_IN = "mover"
-"""Scripted player that stands in for policy versions where nothing is known of their games yet."""
+"""Scripted player that replaces policy versions in a pilot, while none of their games are known."""
 
 
 async def play_match_of(run: str, runs_root: Path, match: MatchSettings) -> dict[str, Any]:
-    """Play the match, as far as it was not played before, and return its table as plain values.
+    """Play the games of the match that are missing, and return its table as plain values.
 
     Raises:
         InputError: unknown players, runs that cannot play each other, no held-out positions, or too few games for the width.
@@ -47,7 +47,7 @@ async def play_match_of(run: str, runs_root: Path, match: MatchSettings) -> dict
         held_out = (await prepare_cache(settings.model_copy(update={"runs_root": runs_root}))).held_out
     label = match_label(match, everybody)
     done = read_games(paths, label)
-    rounds = rounds_for(await games_wanted(match, held_out, list(done.values())))
+    rounds = rounds_for(await count_games(match, held_out, list(done.values())))
     plans = plan_match(match, rounds, held_out)
     for key in [key for key in done if key not in {plan.key for plan in plans}]:
         del done[key]
@@ -60,20 +60,26 @@ async def play_match_of(run: str, runs_root: Path, match: MatchSettings) -> dict
     write_match(paths, record)
     words = f"{run}: {table.games} games, {_how(match)}; measured: {MEASURES[match.measure][0]}"
     await show_table(f"match-{run}-{label[-8:]}", words, table_rows(table))
-    return {"run": run, "match": label, "how": _how(match), "seconds": record.seconds, "told": told(table, match)} | _plain(table)
+    return {
+        "run": run,
+        "match": label,
+        "how": _how(match),
+        "seconds": record.seconds,
+        "told": conclusions(table, match),
+    } | _plain(table)
 
 
-async def games_wanted(match: MatchSettings, held_out: Sequence[Snapshot], done: Sequence[GameResult]) -> int:
-    """Games at each seat of a player; says up front what the width takes.
+async def count_games(match: MatchSettings, held_out: Sequence[Snapshot], done: Sequence[GameResult]) -> int:
+    """Number of games. Reports how many games the wanted width of the interval takes.
 
     Raises:
-        InputError: fewer are asked for than the width takes.
+        InputError: `match.games` is smaller than the width takes.
     """
     if not match.width:
         return match.games or DEFAULT_GAMES
     seen, basis = list(done), "by the games played so far"
     if len({result.cluster for result in seen}) < _PILOT_ROUNDS:
-        seen, basis = await _pilot(match, held_out), f"by a pilot in which '{_STAND_IN}' stands in for policy versions"
+        seen, basis = await _pilot(match, held_out), f"by a pilot in which '{_STAND_IN}' replaces policy versions"
     needed = games_for_width(seen, match)
     reporter().say(f"an interval of {match.width:g} ({match.measure}) takes about {needed} games, {basis}")
     if match.games and match.games < needed:
@@ -85,7 +91,7 @@ async def games_wanted(match: MatchSettings, held_out: Sequence[Snapshot], done:
 
 
 async def _pilot(match: MatchSettings, held_out: Sequence[Snapshot]) -> list[GameResult]:
-    """A few rounds with stand-ins: about how much such games differ is known before any engine is started."""
+    """Play a few rounds with scripted players, to estimate the spread of results before an engine is started."""
     stand_ins = {name: _STAND_IN for name in (*match.players, match.opponents) if name[:1] == "v" or ":" in name}
     plans = plan_match(match, _PILOT_ROUNDS, held_out)
     played = await play_match([_with_seats(plan, stand_ins) for plan in plans], match, {})
@@ -110,9 +116,9 @@ async def _play(
     missing: Sequence[GamePlan],
     done: dict[str, GameResult],
 ) -> float:
-    """Play what is missing into `done` and the match's file; the seconds it took, engines' starts aside."""
+    """Play the missing games; add them to `done` and to the match's file. Returns the seconds without engine starts."""
     if done:
-        reporter().say(f"{len(done)} games of this match lie there; {len(missing)} are played")
+        reporter().say(f"{len(done)} games of this match are there already; {len(missing)} are played")
     async with open_players(players, runs_root, match) as opened:
         began = time.monotonic()
 
@@ -124,8 +130,8 @@ async def _play(
         return time.monotonic() - began
 
 
-def told(table: MatchTable, match: MatchSettings) -> list[str]:
-    """What the figures allow to say, and what they do not."""
+def conclusions(table: MatchTable, match: MatchSettings) -> list[str]:
+    """Sentences: which differences between players the figures show, and which they do not."""
     said = []
     for pair in table.pairs:
         interval = pair.difference.describe("+.3f", cluster_noun(match, pairs=True))
@@ -148,7 +154,7 @@ def told(table: MatchTable, match: MatchSettings) -> list[str]:
 
 
 def table_rows(table: MatchTable) -> list[dict[str, str]]:
-    """One row for each player: measures with their intervals, rating."""
+    """One row for each player: measures with their intervals, and rating."""
 
     def words(name: str, each: Estimate) -> str:
         form = ".2f" if name in ("centres", "gained") else ".1%"

@@ -1,7 +1,7 @@
-"""Flow: play rollouts for a run that trains elsewhere, until it wants no more.
+"""Flow: play rollouts for a run that trains in another process, until the run needs no more.
 
-It needs the run's folder and nothing else: which version to play, how much, and when to end stand in the run's control file. What
-it plays is published under its own name; the trainer takes in every producer's shards.
+It needs only the run's folder. The run's control file says which version to play, how much, and when to end. The shards are
+published under the producer's own name; the trainer reads the shards of every producer.
 """
 
 import asyncio
@@ -32,31 +32,31 @@ from telemetry.memory import freeze_old_objects
 from telemetry.progress import reporter
 
 URLS_VARIABLE = "ENTENTE_PRODUCER_URLS"
-"""Environment variable of a machine that names the workers its producers use, with commas between."""
+"""Environment variable with the addresses of the inference workers for producers on this machine, separated by commas."""
 STRETCHES = 2
-"""Tasks in flight: while the last games of one are played, the next fills the engine."""
+"""Tasks in flight: while one plays its last games, the next keeps the engine busy."""
 FAILURES_IN_A_ROW = 3
-"""Tasks that failed for good, one after the other, before the producer gives up."""
+"""Tasks in a row that may fail, retries included, before the producer ends with an error."""
 IDLE_S = 1800.0
-"""Seconds without a word from the run before a producer ends: whoever trained it is gone."""
+"""Seconds without a change of the control file after which a producer ends: the training process is gone."""
 
 
 @flow(name="rollout-producer", flow_run_name=producer_name)
 async def produce_rollouts(
     run: str, runs_root: Path = Path("runs"), urls: tuple[str, ...] = (), producer: str = "", threads: int = 0
 ) -> dict[str, Any]:
-    """Play start groups for `run` until it ends, or wants no more of this producer.
+    """Play start groups for `run` until the run ends or dismisses this producer.
 
     Args:
         run: Name of the run, its folder under `runs_root`.
-        runs_root: Folder of all runs, which this machine shares with the one that trains.
-        urls: Workers that draw (`entente serve`), used by this producer alone; left out, those that ENTENTE_PRODUCER_URLS
-            names on this machine, else those of the run's settings, else an engine in this process.
-        producer: Name of the producer; left out, host and flow run.
-        threads: CPU threads of an engine in this process; 0: what the run's settings say, else all cores.
+        runs_root: Folder of all runs, shared with the machine that trains.
+        urls: Inference workers (`entente serve`) for this producer alone. Default: those in ENTENTE_PRODUCER_URLS on this
+            machine, else those of the run's settings, else an engine in this process.
+        producer: Name of the producer; default: host and flow run.
+        threads: CPU threads of an engine in this process; 0: as in the run's settings, else all cores.
 
     Raises:
-        InputError: there is no such run, it is not at work, or this machine lacks what it is played with.
+        InputError: there is no such run, it is not being trained, or this machine lacks its model, players or engine.
     """
     check_given(Path(runs_root), runs=[run], addresses=urls)
     paths = RunPaths(Path(runs_root) / run)
@@ -76,7 +76,7 @@ async def produce_rollouts(
                 production = Production(side, desk, name)
                 with freeze_old_objects():
                     reason = await production.run()
-                await desk.tell("ended", sentence=reason)
+                await desk.update("ended", sentence=reason)
             finally:
                 await side.close()
     reporter().say(f"producer '{name}' ends: {reason}")
@@ -84,7 +84,7 @@ async def produce_rollouts(
 
 
 class Production:
-    """The loop of a producer: stretches in flight, as many as the run's quota allows."""
+    """The loop of a producer: it keeps up to STRETCHES tasks in flight, within the run's quota."""
 
     def __init__(self, side: RolloutSide, desk: ProducerDesk, producer: str) -> None:
         self.published = self.decisions = 0
@@ -103,56 +103,56 @@ class Production:
         )
         self._in_flight: dict[asyncio.Task[RolloutReport], int] = {}
         self._failures = 0
-        self._version, self._begun = -1, 0  # start groups begun under that version
+        self._version, self._started = -1, 0  # start groups started under that version
 
     async def run(self) -> str:
-        """Play until the run wants no more; why that is.
+        """Play until the run needs no more. Returns the reason.
 
         Raises:
-            Exception: what the last of several stretches failed with.
+            Exception: the error of the last of FAILURES_IN_A_ROW failed tasks.
         """
-        heard, counter = time.monotonic(), -1
+        last_change, counter = time.monotonic(), -1
         try:
             while True:
                 control = await self._side.follow()
                 if control.stop:
                     return control.reason
                 if control.counter != counter:
-                    heard, counter = time.monotonic(), control.counter
+                    last_change, counter = time.monotonic(), control.counter
                 if not control.wants(self._producer):
-                    await self._finish()
-                    return "the run wants fewer producers"
+                    await self._finish_tasks()
+                    return "the run needs fewer producers"
                 if control.version != self._version:
-                    self._version, self._begun = control.version, 0
-                await self._begin(control.quota)
-                if not self._in_flight and time.monotonic() - heard > IDLE_S:
-                    return f"nothing was heard of the run for {IDLE_S / 60:.0f} minutes"
+                    self._version, self._started = control.version, 0
+                await self._start_tasks(control.quota)
+                if not self._in_flight and time.monotonic() - last_change > IDLE_S:
+                    return f"the run's control file has not changed for {IDLE_S / 60:.0f} minutes"
                 await self._wait()
         finally:
             for each in self._in_flight:
                 each.cancel()
             await asyncio.gather(*self._in_flight, return_exceptions=True)
 
-    async def _begin(self, quota: int) -> None:
-        """Stretches, as far as the quota of this version goes; whole families, and one at least."""
-        while len(self._in_flight) < STRETCHES and self._begun < quota:
-            left = -(-(quota - self._begun) // self._family) * self._family
+    async def _start_tasks(self, quota: int) -> None:
+        """Start tasks up to the quota of this version: whole families of start groups, at least one."""
+        while len(self._in_flight) < STRETCHES and self._started < quota:
+            left = -(-(quota - self._started) // self._family) * self._family
             first, count = self._next, min(self._each, left)
-            self._next, self._begun = first + count, self._begun + count
-            # On disk before it is played: whoever comes after this process begins beyond it.
-            await self._tell(count)
+            self._next, self._started = first + count, self._started + count
+            # Written before playing: a later process of this name starts after these numbers.
+            await self._write_status(count)
             self._in_flight[asyncio.create_task(self._task(self._side, self._producer, first, count))] = count
 
     async def _wait(self) -> None:
-        """Until a stretch ends, or it is time to look at the control file again."""
+        """Wait until a task ends, or until the control file is read again."""
         if not self._in_flight:
             await asyncio.sleep(FOLLOW_S)
             return
         done, _ = await asyncio.wait(self._in_flight, timeout=FOLLOW_S, return_when=asyncio.FIRST_COMPLETED)
         for each in done:
-            await self._settle(each)
+            await self._record_result(each)
 
-    async def _settle(self, ended: asyncio.Task[RolloutReport]) -> None:
+    async def _record_result(self, ended: asyncio.Task[RolloutReport]) -> None:
         count = self._in_flight.pop(ended)
         if (error := ended.exception()) is not None:
             self._failures += 1
@@ -163,16 +163,16 @@ class Production:
         self._failures = 0
         self.published += count
         self.decisions += ended.result().decisions
-        await self._tell(0)
+        await self._write_status(0)
 
-    async def _finish(self) -> None:
-        """What is in flight is worth its end."""
+    async def _finish_tasks(self) -> None:
+        """Wait for the tasks in flight; their rows are used."""
         while self._in_flight and not self._side.control.stop:
             await self._wait()
 
-    async def _tell(self, more: int) -> None:
+    async def _write_status(self, more: int) -> None:
         in_flight = sum(self._in_flight.values()) + more
-        await self._desk.tell(
+        await self._desk.update(
             "playing" if in_flight else "waiting",
             published=self._before + self.published,
             in_flight=in_flight,

@@ -1,8 +1,7 @@
-"""The rollout producers of a training run: begun as flow runs of a deployment, counted by what they say of themselves, replaced
-when they are lost, ended with the run.
+"""Starts the rollout producers of a training run as flow runs of a deployment, replaces lost ones, and ends them with the run.
 
-Promise: training never waits for a producer nor for Prefect. A server that refuses is said once, and the run goes on with the
-rollouts that it has. Who is at work is read from status files; Prefect is only asked to begin and to cancel.
+Training never waits for a producer or for Prefect. If the server refuses a request, this is reported once, and the run continues
+with the rollouts that it has. The state of a producer is read from its status file; Prefect only starts and cancels flow runs.
 """
 
 import asyncio
@@ -28,36 +27,36 @@ from telemetry.progress import reporter
 PRODUCER_DEPLOYMENT = "rollout-producer/play-rollouts"
 """Deployment of prefect.yaml whose runs are the rollout producers."""
 LOOK_S = 2.0
-"""Seconds between two looks at the status files."""
+"""Seconds between two reads of the status files."""
 ANSWERS_WITHIN_S = 30.0
-"""Seconds until Prefect must have answered."""
+"""Time limit of a request to Prefect, in seconds."""
 ENDS_WITHIN_S = 10.0
-"""Seconds that producers have to end by themselves, once the control file says so."""
+"""Seconds that producers have to end by themselves after the control file tells them to stop."""
 ASK_PREFECT_S = 15.0
-"""Seconds between two questions about a run of which no status file tells."""
+"""Seconds between two requests for the state of a flow run that has no status file yet."""
 _NAME = re.compile(r"fleet-(\d+)")
 
 
 @dataclass(slots=True, kw_only=True)
-class _Begun:
-    """A producer of ours."""
+class _Started:
+    """A producer that this fleet started."""
 
     flow_run: UUID | None
     asked_at: float
-    """Monotonic seconds, when Prefect was last asked about it."""
-    heard: bool = False
-    """It has a status file."""
+    """Monotonic seconds of the last request to Prefect about it."""
+    has_status: bool = False
+    """Whether it has a status file."""
 
 
 class ProducerFleet:
-    """Begins, counts and ends rollout producers; use it as an async context manager around the steps.
+    """Starts, counts and ends rollout producers; use it as an async context manager around the steps.
 
         async with ProducerFleet(resources, settings) as fleet:
             ...
-            await fleet.ask_for(plan.producers)
-            standing = fleet.standing()
+            await fleet.set_target(plan.producers)
+            status = fleet.status()
 
-    Without `pipeline.producers_max` it does nothing at all, but still counts producers that somebody began by hand.
+    If `pipeline.producers_max` is 0 it starts none, and only counts producers that were started by hand.
     """
 
     def __init__(self, resources: Resources, settings: RunSettings) -> None:
@@ -66,72 +65,74 @@ class ProducerFleet:
         pipeline = settings.pipeline
         self._deployment = PRODUCER_DEPLOYMENT
         self._least, self._most = pipeline.producers_min, max(pipeline.producers_min, pipeline.producers_max)
-        self._wanted = self._least
-        self._begun: dict[str, _Begun] = {}
+        self._target = self._least
+        self._started: dict[str, _Started] = {}
         self._statuses: list[ProducerStatus] = []
         self._damaged: list[str] = []
-        self._lost = self._failures = 0
-        self._not_before = 0.0
-        self._said: set[str] = set()
+        self._losses = self._failures = 0
+        self._next_start_at = 0.0
+        self._reported: set[str] = set()
         self._wake = asyncio.Event()
-        self._tending: asyncio.Task[None] | None = None
+        self._managing: asyncio.Task[None] | None = None
 
-    async def ask_for(self, producers: int) -> None:
-        """Have so many producers play from now on, within `pipeline.producers_min` and `producers_max`.
+    async def set_target(self, producers: int) -> None:
+        """Set the number of producers, limited to `pipeline.producers_min` .. `producers_max`.
 
-        Returns at once: they are begun and dismissed aside, and `standing` tells how far that is.
+        Returns at once. A background task starts and dismisses producers; `status` shows its progress.
         """
-        self._wanted = min(max(producers, self._least), self._most)
+        self._target = min(max(producers, self._least), self._most)
         self._wake.set()
 
-    def standing(self) -> FleetStatus:
-        """Who is there, as of the last look, at most a few seconds ago; asks nobody."""
+    def status(self) -> FleetStatus:
+        """The producers as of the last read of the status files, a few seconds ago at most."""
         alive = [status for status in self._statuses if status.at_work()]
         return FleetStatus(
-            asked=self._wanted,
+            asked=self._target,
             alive=len(alive),
-            starting=sum(not begun.heard for begun in self._begun.values()),
-            lost=self._lost,
+            starting=sum(not started.has_status for started in self._started.values()),
+            lost=self._losses,
             published=sum(status.published for status in self._statuses),
             in_flight=sum(status.in_flight for status in alive),
         )
 
     async def __aenter__(self) -> Self:
-        await self._look()
-        for status in self._statuses:  # of this run before it was killed and resumed: they played on
+        await self._read_statuses()
+        for status in self._statuses:  # producers that outlived a kill of this run
             if _NAME.fullmatch(status.producer) and status.at_work():
-                self._begun[status.producer] = _Begun(flow_run=_uuid(status.flow_run), asked_at=time.monotonic(), heard=True)
-        self._tending = asyncio.create_task(self._tend())
+                self._started[status.producer] = _Started(
+                    flow_run=_uuid(status.flow_run), asked_at=time.monotonic(), has_status=True
+                )
+        self._managing = asyncio.create_task(self._manage())
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """End all producers of the run: by the control file, and those that do not hear it by Prefect."""
-        # Until Python 3.12 `wait_for` swallows a cancellation that comes as what it waits for is done: so it is repeated.
-        while self._tending is not None and not self._tending.done():
-            self._tending.cancel()
-            await asyncio.wait([self._tending], timeout=1)
+        """End all producers of the run by the control file; cancel by Prefect those that do not end."""
+        # Before Python 3.12, `wait_for` swallows a cancellation that arrives when its task is just done, so it is repeated.
+        while self._managing is not None and not self._managing.done():
+            self._managing.cancel()
+            await asyncio.wait([self._managing], timeout=1)
         if not self._most or self._control is None:
             return
         try:
             await asyncio.to_thread(self._control.stop, "its training has ended")
             until = time.monotonic() + ENDS_WITHIN_S
-            while time.monotonic() < until and any(begun.heard for begun in self._begun.values()):
+            while time.monotonic() < until and any(started.has_status for started in self._started.values()):
                 await asyncio.sleep(0.5)
-                await self._look()
+                await self._read_statuses()
                 self._forget([status.producer for status in self._statuses if not status.at_work()])
         except OSError as error:
-            self._say_once(f"producers could not be told that training has ended: {error}")
-        await asyncio.gather(*(self._cancel(name) for name in list(self._begun)))
+            self._report_once(f"the control file could not tell producers that training has ended: {error}")
+        await asyncio.gather(*(self._cancel(name) for name in list(self._started)))
 
-    # -- aside -----------------------------------------------------------------------------------------------------------
+    # -- background task -------------------------------------------------------------------------------------------------
 
-    async def _tend(self) -> None:
+    async def _manage(self) -> None:
         while True:
-            await self._look()
-            self._take_note()
+            await self._read_statuses()
+            self._update_started()
             if self._most:
                 await self._ask_prefect()
-                await self._adjust()
+                await self._match_target()
             self._wake.clear()
             try:
                 async with asyncio.timeout(LOOK_S):
@@ -139,126 +140,128 @@ class ProducerFleet:
             except TimeoutError:
                 continue
 
-    async def _look(self) -> None:
+    async def _read_statuses(self) -> None:
         try:
             self._statuses, self._damaged = await asyncio.to_thread(read_producers, self._paths)
         except OSError as error:
-            self._say_once(f"the status files of producers cannot be read: {error}")
+            self._report_once(f"the status files of producers cannot be read: {error}")
         for sentence in self._damaged:
-            self._say_once(sentence)
+            self._report_once(sentence)
 
-    def _take_note(self) -> None:
-        """What became of ours."""
+    def _update_started(self) -> None:
+        """Update the producers of this fleet from their status files."""
         for status in self._statuses:
-            begun = self._begun.get(status.producer)
-            if begun is None:
+            started = self._started.get(status.producer)
+            if started is None:
                 continue
-            begun.heard = True
-            begun.flow_run = begun.flow_run or _uuid(status.flow_run)
+            started.has_status = True
+            started.flow_run = started.flow_run or _uuid(status.flow_run)
             if status.published:
                 self._failures = 0
             dismissed = self._control is not None and not self._control.control.wants(status.producer)
             if status.lost():
-                self._missed(status.producer, f"producer '{status.producer}' on {status.host} is lost: nothing heard of it")
+                self._record_loss(
+                    status.producer, f"producer '{status.producer}' on {status.host} is lost: it sends no sign of life"
+                )
             elif status.state == "ended" and not dismissed:
-                self._missed(status.producer, f"producer '{status.producer}' on {status.host} ended: {status.sentence}")
+                self._record_loss(status.producer, f"producer '{status.producer}' on {status.host} ended: {status.sentence}")
             elif status.state == "ended":
                 self._forget([status.producer])
 
-    def _missed(self, producer: str, sentence: str) -> None:
-        """One of ours is gone that should be there; the next is begun the later, the more went like it."""
-        self._lost += 1
-        self._put_off()
+    def _record_loss(self, producer: str, sentence: str) -> None:
+        """Count a lost producer, and wait before the next start; the wait grows with each loss."""
+        self._losses += 1
+        self._delay_next_start()
         reporter().say(sentence)
         self._forget([producer])
 
-    def _put_off(self) -> None:
+    def _delay_next_start(self) -> None:
         self._failures += 1
-        self._not_before = time.monotonic() + min(300.0, 2.0**self._failures)
+        self._next_start_at = time.monotonic() + min(300.0, 2.0**self._failures)
 
     def _forget(self, producers: Sequence[str]) -> None:
         for name in producers:
-            self._begun.pop(name, None)
+            self._started.pop(name, None)
 
     async def _ask_prefect(self) -> None:
-        """What became of runs of which no status file tells: one that failed early, or waits for a worker."""
+        """Ask Prefect for the state of flow runs without a status file: they failed early, or wait for a worker."""
         now = time.monotonic()
-        for name, begun in list(self._begun.items()):
-            if begun.heard or begun.flow_run is None or now - begun.asked_at < ASK_PREFECT_S:
+        for name, started in list(self._started.items()):
+            if started.has_status or started.flow_run is None or now - started.asked_at < ASK_PREFECT_S:
                 continue
-            begun.asked_at = now
+            started.asked_at = now
             try:
-                state = (await asyncio.wait_for(_read(begun.flow_run), ANSWERS_WITHIN_S)).state
-            except Exception as error:  # whatever a server or its client may raise: it is asked again
-                self._say_once(f"Prefect does not tell of producers ({_short(error)}); training goes on")
+                state = (await asyncio.wait_for(_read_flow_run(started.flow_run), ANSWERS_WITHIN_S)).state
+            except Exception as error:  # whatever the server or its client raises, it is asked again later
+                self._report_once(f"Prefect does not answer questions about producers ({_short(error)}); training continues")
                 continue
             if state is not None and state.is_final():
-                self._missed(name, f"producer '{name}' did not begin: {state.message or state.name}")
+                self._record_loss(name, f"producer '{name}' did not start: {state.message or state.name}")
             else:
-                self._say_once(f"producer '{name}' waits for a worker of the pool of '{self._deployment}'")
+                self._report_once(f"producer '{name}' waits for a worker of the pool of '{self._deployment}'")
 
-    async def _adjust(self) -> None:
-        """Begin what is missing, dismiss what is too many."""
-        ours = {status.producer for status in self._statuses if status.at_work()} & self._begun.keys()
-        others = sum(status.at_work() and status.producer not in self._begun for status in self._statuses)
-        there = len(self._begun) + others
-        if there < self._wanted and time.monotonic() >= self._not_before:
-            await self._begin()
-        elif there > self._wanted and self._begun and self._control is not None:
-            starting = [name for name in self._begun if name not in ours]
-            name = max(starting or self._begun)
+    async def _match_target(self) -> None:
+        """Start one producer if there are too few, dismiss one if there are too many."""
+        ours = {status.producer for status in self._statuses if status.at_work()} & self._started.keys()
+        others = sum(status.at_work() and status.producer not in self._started for status in self._statuses)
+        there = len(self._started) + others
+        if there < self._target and time.monotonic() >= self._next_start_at:
+            await self._start()
+        elif there > self._target and self._started and self._control is not None:
+            starting = [name for name in self._started if name not in ours]
+            name = max(starting or self._started)
             await asyncio.to_thread(self._control.dismiss, [name])
             if starting:
                 await self._cancel(name)
             self._forget([name])
 
-    async def _begin(self) -> None:
+    async def _start(self) -> None:
         name = self._next_name()
         asked = {"run": self._run, "runs_root": str(self._runs_root), "producer": name}
         try:
             run = await asyncio.wait_for(
-                # No subflow: a producer plays on while a training flow that was killed is started again.
+                # Not a subflow: the producer continues while a killed training flow is restarted.
                 arun_deployment(self._deployment, parameters=asked, timeout=0, as_subflow=False, tags=["entente", "producer"]),
                 ANSWERS_WITHIN_S,
             )
-        except Exception as error:  # whatever a server or its client may raise: training does not need it
-            self._say_once(
-                f"no rollout producer can be begun by '{self._deployment}' ({_short(error)}); training goes on without"
+        except Exception as error:  # whatever the server or its client raises, training does not depend on it
+            self._report_once(
+                f"no rollout producer can be started by '{self._deployment}' ({_short(error)}); training continues without"
             )
-            self._put_off()
+            self._delay_next_start()
             return
-        self._begun[name] = _Begun(flow_run=run.id, asked_at=time.monotonic())
-        reporter().say(f"producer '{name}' is asked for")
+        self._started[name] = _Started(flow_run=run.id, asked_at=time.monotonic())
+        reporter().say(f"producer '{name}' is requested")
 
     def _next_name(self) -> str:
-        """A name that no producer of this run ever had."""
-        names = [*(status.producer for status in self._statuses), *self._begun, *FILES.folders(self._paths.shards)]
+        """A name that no producer of this run has had."""
+        names = [*(status.producer for status in self._statuses), *self._started, *FILES.folders(self._paths.shards)]
         dismissed = self._control.control.dismissed if self._control is not None else ()
         numbers = [int(found[1]) for name in (*names, *dismissed) if (found := _NAME.fullmatch(name))]
         return f"fleet-{max(numbers, default=0) + 1:04d}"
 
     async def _cancel(self, name: str) -> None:
-        begun = self._begun[name]
-        if begun.flow_run is None:
+        started = self._started[name]
+        if started.flow_run is None:
             return
-        state: Any = Cancelling() if begun.heard else Cancelled(message="the run wants no producer any more")
+        state: Any = Cancelling() if started.has_status else Cancelled(message="the run needs no producer any more")
         try:
-            await asyncio.wait_for(_set(begun.flow_run, state), ANSWERS_WITHIN_S)
-        except Exception as error:  # it hears the control file, or nobody hears it
-            self._say_once(f"Prefect could not cancel producers ({_short(error)})")
+            await asyncio.wait_for(_set_state(started.flow_run, state), ANSWERS_WITHIN_S)
+        except Exception as error:  # it ends by the control file, or no worker has started it
+            self._report_once(f"Prefect could not cancel producers ({_short(error)})")
 
-    def _say_once(self, sentence: str) -> None:
-        if sentence not in self._said:
-            self._said.add(sentence)
+    def _report_once(self, sentence: str) -> None:
+        if sentence not in self._reported:
+            self._reported.add(sentence)
             reporter().say(sentence)
 
 
-async def _read(flow_run: UUID) -> Any:
+async def _read_flow_run(flow_run: UUID) -> Any:
     async with get_client() as client:
         return await client.read_flow_run(flow_run)
 
 
-async def _set(flow_run: UUID, state: Any) -> None:
+async def _set_state(flow_run: UUID, state: Any) -> None:
     async with get_client() as client:
         await client.set_flow_run_state(flow_run, state)
 

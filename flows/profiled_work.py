@@ -1,7 +1,6 @@
-"""The short real work that `entente bench profile` looks at: rollouts alone, the trainer alone, or the whole flow.
+"""The work that `entente bench profile` measures: rollouts alone, the trainer alone, or the whole flow.
 
-Owns which stretches of time count: the first step warms everything up and is left out. Everything is the run's own code; nothing
-is imitated.
+It runs the same code as a training run. The first step is a warm-up and is not counted.
 """
 
 import asyncio
@@ -28,16 +27,16 @@ from training.messages import TrainedStep
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profiled:
-    """What was measured."""
+    """The measured steps of one profile."""
 
     stages: dict[str, float]
-    """Seconds by stage over the steps that count; empty where the samples alone can tell them."""
+    """Seconds by stage, summed over the counted steps; empty if they come from the samples alone."""
     windows: list[Window]
-    """When those steps were."""
+    """Begin and end of each counted step."""
 
 
-def lean(settings: RunSettings, run: str, steps: int) -> RunSettings:
-    """These settings for a run of a few steps, without what comes before and after them."""
+def short_run_settings(settings: RunSettings, run: str, steps: int) -> RunSettings:
+    """These settings for a run of a few steps, with the shortest scoring and no report."""
     return settings.model_copy(
         update={
             "run": run,
@@ -48,7 +47,7 @@ def lean(settings: RunSettings, run: str, steps: int) -> RunSettings:
     )
 
 
-async def play_only(settings: RunSettings) -> Profiled:
+async def profile_rollouts(settings: RunSettings) -> Profiled:
     """Play the start groups of each step under the base model, and publish them."""
     windows = []
     async with open_run(settings) as resources:
@@ -58,8 +57,8 @@ async def play_only(settings: RunSettings) -> Profiled:
     return Profiled(stages={}, windows=windows[1:])
 
 
-async def train_only(settings: RunSettings) -> Profiled:
-    """Train each step on rows that were played for it; only the trainer's own seconds count."""
+async def profile_trainer(settings: RunSettings) -> Profiled:
+    """Play rows for each step, then train on them; only the trainer's seconds count."""
     windows, stages = [], []
     async with open_run(settings) as resources:
         for step in range(1, settings.steps + 1):
@@ -72,7 +71,7 @@ async def train_only(settings: RunSettings) -> Profiled:
     return Profiled(stages=summed(stages[1:]), windows=windows[1:])
 
 
-async def whole_flow(settings: RunSettings) -> Profiled:
+async def profile_flow(settings: RunSettings) -> Profiled:
     """The training flow from its first step to its last."""
     with sampled("flow"):
         await train_policy(settings)

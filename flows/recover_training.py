@@ -1,8 +1,8 @@
-"""Flow: see to it that a training run whose process was lost goes on, or tell somebody that it does not.
+"""Flow: resume a training run whose process was lost, or raise an alert if it cannot be resumed.
 
-Started by an automation when a flow run tagged `train` crashed, failed, or gave no sign of life (cli/automations.py), and on a
-schedule for what no event told. Prefect only says where to look: whether a run is done, who trains it and how far it came is read
-from its folder, and two that train it at once are kept apart by its locks and ledgers, not by this.
+An automation starts this flow when a flow run tagged `train` crashed, failed, or sent no heartbeat (cli/automations.py). A
+schedule starts it for losses without an event. Prefect only names the flow runs to check. Whether a run is done, which process
+trains it and its newest step are read from its folder. The run's locks and ledgers keep two processes from training it at once.
 """
 
 import asyncio
@@ -32,8 +32,8 @@ from prefect.types._datetime import now
 
 from flows.given_parameters import check_given
 from flows.open_run import finished_summary
-from flows.recovery.look_over import look_over
-from flows.recovery.settle_runs import settle_children
+from flows.recovery.mark_crashed import mark_children_crashed
+from flows.recovery.service_alerts import find_service_alerts
 from flows.run_names import recovery_name
 from pipeline.recovery_rule import Attempts, Facts, RecoveryAction, decide
 from pipeline.run_settings import RunSettings, settings_of
@@ -47,47 +47,47 @@ from telemetry.errors import InputError
 from telemetry.progress import reporter
 
 SILENT = "no sign of life came from it"
-"""Begins the message of a state that the automation on missing heartbeats sets."""
+"""The message of the state that the automation on missing heartbeats sets begins with this."""
 TAG = "train"
 """Tag of the flow runs that are recovered."""
 _PENDING_S = 300.0
-"""Seconds after which a run that a worker took over and never began counts as lost with that worker."""
+"""Seconds after which a flow run that a worker accepted but did not start counts as lost."""
 _ENDS_WITHIN_S = 60.0
 _LOOKS_BACK = timedelta(days=1)
 
 
 @flow(name="recover-training", flow_run_name=recovery_name, timeout_seconds=900, retries=2, retry_delay_seconds=10)
 async def recover_training(flow_run_id: str = "", runs_root: Path = Path("runs"), alert_file: str = "") -> dict[str, str]:
-    """Look at one training run, or at all; what was done about each, by flow run.
+    """Check one training run, or all. Returns what was done about each, by flow run id.
 
     Args:
-        flow_run_id: The flow run of `train-policy` that ended; empty: all that ended in the last day, or seem to be at work.
+        flow_run_id: The flow run of `train-policy` that ended; empty: all that ended badly in the last day or count as running.
         runs_root: Folder of all runs.
-        alert_file: Name of the file that says where to tell what concerns no single run, such as a worker that is lost: 'mine' is
-            `mine.toml` in `_alerts` under `runs_root`. A run's own settings say it for that.
+        alert_file: Name of the file with the hooks for alerts that concern no single run, such as a lost worker: 'mine' is
+            `mine.toml` in `_alerts` under `runs_root`. Alerts about a run use the run's own settings.
 
     Raises:
         InputError: there is no such file.
     """
     check_given(Path(runs_root))
-    told = with_hooks(AlertSettings(file=alert_file), Path(runs_root))
+    hooks = with_hooks(AlertSettings(file=alert_file), Path(runs_root))
     done: dict[str, str] = {}
     async with get_client() as client:
-        ids = [UUID(flow_run_id)] if flow_run_id else await _worth_a_look(client, Path(runs_root))
+        ids = [UUID(flow_run_id)] if flow_run_id else await _find_candidates(client, Path(runs_root))
         for each in ids:
-            # Its event and the schedule may ask at once, on several hosts: one after another, the later finds it answered.
+            # An event and the schedule may start this flow twice, on several hosts: the second one finds the run handled.
             with held(Path(runs_root) / WORK_FOLDER / ".recovery.lock", wait_s=120):
-                done[str(each)] = await _look_at(client, each, Path(runs_root))
+                done[str(each)] = await _recover(client, each, Path(runs_root))
                 reporter().say(done[str(each)])
         if not flow_run_id:
-            for alert in await look_over(client, Path(runs_root)):
+            for alert in await find_service_alerts(client, Path(runs_root)):
                 file = Path(runs_root) / WORK_FOLDER / "alerts.jsonl"
-                await asyncio.to_thread(raise_alert, file, alert, told)
+                await asyncio.to_thread(raise_alert, file, alert, hooks)
     return done
 
 
-async def _worth_a_look(client: PrefectClient, runs_root: Path) -> list[UUID]:
-    """Flow runs that ended badly in the last day, and those that count as at work and whose process is gone."""
+async def _find_candidates(client: PrefectClient, runs_root: Path) -> list[UUID]:
+    """Flow runs that ended badly in the last day, and those that count as running although their process is gone or hangs."""
     tagged = FlowRunFilterTags(all_=[TAG])
     bad = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.CRASHED, StateType.FAILED]))
     recent = FlowRunFilterEndTime(after_=cast(DateTime, now("UTC") - _LOOKS_BACK))
@@ -98,30 +98,31 @@ async def _worth_a_look(client: PrefectClient, runs_root: Path) -> list[UUID]:
         work = read_work(runs_root, str(run.id))
         assert run.state is not None
         since = (now("UTC") - run.state.timestamp).total_seconds()
-        never_began = run.state.is_pending() and work is None and since > _PENDING_S
+        never_started = run.state.is_pending() and work is None and since > _PENDING_S
         hangs = work is not None and work.process() == "alive" and _hangs(RunPaths(runs_root / work.run), work)
         if hangs and work is not None:
             os.kill(work.pid, signal.SIGKILL)
-        if never_began or hangs or (work is not None and work.process() == "gone"):
-            lost = "its process did nothing for long, and was ended" if hangs else "its process is gone"
-            why = "its worker was lost before it began" if work is None else lost
+        if never_started or hangs or (work is not None and work.process() == "gone"):
+            lost = "its process made no progress and was killed" if hangs else "its process is gone"
+            why = "its worker was lost before it started" if work is None else lost
             await client.set_flow_run_state(run.id, Crashed(message=why), force=True)
             found.append(run.id)
     return found
 
 
 def _hangs(paths: RunPaths, work: Work) -> bool:
-    """Whether the process lives and nothing of the run has moved for twice as long as counts as stalled."""
+    """Whether no file of the run has changed for twice `alerts.stalled_minutes`."""
     try:
         bound = 120 * settings_of(paths).alerts.stalled_minutes
-    except InputError:  # it has not begun
+    except InputError:  # the run has no settings file yet
         return False
     parts = [paths.metrics, paths.scores, paths.checkpoints, paths.adapters, *paths.ledger.glob("*"), *paths.shards.glob("*")]
     moved = max([work.began, *(part.stat().st_mtime for part in parts if part.exists())])
     return 0 < bound < time.time() - moved
 
 
-async def _look_at(client: PrefectClient, flow_run: UUID, runs_root: Path) -> str:
+async def _recover(client: PrefectClient, flow_run: UUID, runs_root: Path) -> str:
+    """Resume, revive or give up one flow run. Returns a sentence about what was done."""
     ended = await client.read_flow_run(flow_run)
     if ended.state is None or not (ended.state.is_crashed() or ended.state.is_failed()) or ended.deployment_id is None:
         return f"'{ended.name}' is left as it is: it did not crash or fail, or was started by hand"
@@ -129,46 +130,46 @@ async def _look_at(client: PrefectClient, flow_run: UUID, runs_root: Path) -> st
     if settings is None:
         return f"'{ended.name}' is left as it is: its parameters are not those of a training run"
     settings = settings.model_copy(update={"runs_root": runs_root, "run": work.run if work else settings.run})
-    if str(flow_run) in (answered := _answered(settings.paths)):
-        return f"'{ended.name}' was seen to already: {answered[str(flow_run)]}"
-    await _gone(work if not _silent(ended) else None)
+    if str(flow_run) in (handled := _read_handled(settings.paths)):
+        return f"'{ended.name}' was handled already: {handled[str(flow_run)]}"
+    await _wait_for_exit(work if not _silent(ended) else None)
     decision = decide(await asyncio.to_thread(_facts, settings, work, ended))
     if decision.action == "revive":
         await client.set_flow_run_state(flow_run, Running(message=decision.because), force=True)
         return decision.because
     if decision.kill and work is not None:
         os.kill(work.pid, signal.SIGKILL)
-        await _gone(work)
+        await _wait_for_exit(work)
     if decision.action == "resume":
         said = await _start_again(client, ended, settings, decision)
     else:
         said = decision.because
     if decision.action == "give_up":
-        begun = bool(settings.run) and settings.paths.root.is_dir()
+        has_folder = bool(settings.run) and settings.paths.root.is_dir()
         alert = Alert(name="not_recovered", run=settings.run or ended.name, step=decision.attempts.step, sentence=said)
-        file = settings.paths.alerts if begun else runs_root / WORK_FOLDER / "alerts.jsonl"
+        file = settings.paths.alerts if has_folder else runs_root / WORK_FOLDER / "alerts.jsonl"
         await asyncio.to_thread(raise_alert, file, alert, _hooks(settings))
     if settings.run and decision.action != "leave":
-        _note(settings.paths, decision.attempts, answered | {str(flow_run): said})
-    await settle_children(client, flow_run, "its flow run's process ended")
+        _write_handled(settings.paths, decision.attempts, handled | {str(flow_run): said})
+    await mark_children_crashed(client, flow_run, "its flow run's process ended")
     return said
 
 
 async def _start_again(client: PrefectClient, ended: FlowRun, settings: RunSettings, decision: RecoveryAction) -> str:
-    """Start the deployment anew with the run's name; asked twice for one flow run, Prefect starts it once."""
+    """Start the deployment again for the same run. A second request for the same flow run starts nothing."""
     assert ended.deployment_id is not None
-    begun, lineage = settings.run and settings.paths.settings.is_file(), str(ended.parameters.get("fork_lineage") or "")
+    has_folder, lineage = settings.run and settings.paths.settings.is_file(), str(ended.parameters.get("fork_lineage") or "")
     if lineage and lineage_path(settings.paths, lineage).is_file():
-        lineage = ""  # it was opened, and is the one that the run goes on in
-    told = ended.parameters | {
+        lineage = ""  # it exists already, and the run continues in it
+    parameters = ended.parameters | {
         "settings": split_more(settings.model_dump(mode="json", exclude={"alerts": {"command", "webhook"}})),
-        "resume": bool(begun),
+        "resume": bool(has_folder),
         "fork_lineage": lineage,
     }
     begins = now("UTC") + timedelta(seconds=decision.wait_s)
     again = await client.create_flow_run_from_deployment(
         ended.deployment_id,
-        parameters=told,
+        parameters=parameters,
         state=Scheduled(scheduled_time=begins, message=decision.because),
         name=f"train-{settings.run}" if settings.run else None,
         tags=[*(tag for tag in ended.tags if tag != "recovered"), "recovered"],
@@ -178,7 +179,7 @@ async def _start_again(client: PrefectClient, ended: FlowRun, settings: RunSetti
 
 
 def _settings(ended: FlowRun) -> RunSettings | None:
-    """What the flow run was given; None if no training run can have been begun by it."""
+    """The settings of the flow run; None if its parameters are not those of a training run."""
     try:
         settings = RunSettings.model_validate(merge_more(ended.parameters.get("settings")))
         if settings.run:
@@ -189,27 +190,27 @@ def _settings(ended: FlowRun) -> RunSettings | None:
 
 
 def _hooks(settings: RunSettings) -> AlertSettings:
-    """Where to tell of the run: what its file says, and never a command or an address out of a flow run's parameters."""
+    """The alert hooks of the run: only those of its file, never a command or an address from a flow run's parameters."""
     alerts = settings.alerts.model_copy(update={"command": "", "webhook": ""})
     try:
         return with_hooks(alerts, settings.runs_root)
     except InputError as error:
-        reporter().say(f"{error}; the alert stays in its file and on Prefect's pages")
+        reporter().say(f"{error}; the alert is only in its file and on Prefect's pages")
         return alerts
 
 
 def _facts(settings: RunSettings, work: Work | None, ended: FlowRun) -> Facts:
     paths, named = settings.paths, bool(settings.run)
     message = (ended.state and ended.state.message) or ""
-    begun = named and paths.settings.is_file()
+    has_folder = named and paths.settings.is_file()
     return Facts(
         run=settings.run,
-        finished=begun and finished_summary(settings) is not None,
-        held=begun and _is_held(paths),
+        finished=has_folder and finished_summary(settings) is not None,
+        held=has_folder and _is_held(paths),
         process=work.process() if work else None,
         silent=_silent(ended),
-        error=_error(message) if ended.state and ended.state.is_failed() else "",
-        step=last_step(paths) if begun else 0,
+        error=_error_name(message) if ended.state and ended.state.is_failed() else "",
+        step=last_step(paths) if has_folder else 0,
         attempts=_attempts(paths) if named else Attempts(),
         attempts_max=settings.pipeline.recoveries_max,
     )
@@ -224,14 +225,14 @@ def _silent(ended: FlowRun) -> bool:
     return bool(ended.state and ended.state.is_crashed() and (ended.state.message or "").startswith(SILENT))
 
 
-def _error(message: str) -> str:
+def _error_name(message: str) -> str:
     """The error's name in Prefect's "Flow run encountered an exception: TrainingError: the trainer ...\""""
     parts = message.split(": ", 2)
     return parts[1] if len(parts) == 3 and parts[1].isidentifier() else ""
 
 
-async def _gone(work: Work | None) -> None:
-    """Wait until the process is gone, which may still be closing what it had open; not for ever."""
+async def _wait_for_exit(work: Work | None) -> None:
+    """Wait up to _ENDS_WITHIN_S for the process to end; it may still be closing its resources."""
     until = time.monotonic() + _ENDS_WITHIN_S
     while work is not None and work.process() == "alive" and time.monotonic() < until:
         await asyncio.sleep(0.5)
@@ -248,10 +249,10 @@ def _attempts(paths: RunPaths) -> Attempts:
     return Attempts(**_stored(paths).get("attempts", {}))
 
 
-def _answered(paths: RunPaths) -> dict[str, str]:
+def _read_handled(paths: RunPaths) -> dict[str, str]:
     return _stored(paths).get("answered", {})
 
 
-def _note(paths: RunPaths, attempts: Attempts, answered: dict[str, str]) -> None:
+def _write_handled(paths: RunPaths, attempts: Attempts, handled: dict[str, str]) -> None:
     paths.root.mkdir(parents=True, exist_ok=True)
-    durable_write(paths.recovery, json.dumps({"attempts": asdict(attempts), "answered": answered}, indent=1).encode())
+    durable_write(paths.recovery, json.dumps({"attempts": asdict(attempts), "answered": handled}, indent=1).encode())

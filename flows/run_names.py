@@ -1,4 +1,4 @@
-"""How flow runs are called in Prefect's pages, read from their parameters as whoever started them gave them."""
+"""Names of flow runs on Prefect's pages, made from their unchecked parameters."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,14 +8,14 @@ from prefect.runtime import flow_run
 
 
 def training_name() -> str:
-    """`train-mine`; for a run without a name, its model and seed: the run's own name, once it has one, replaces it."""
+    """`train-mine`. A run without a name shows model and seed until it has one."""
     settings = _given("settings", {})
     model, seed = _of(_of(settings, "inference", {}), "model", "tiny"), _of(settings, "seed", 0)
     return f"train-{_of(settings, 'run', '') or f'{Path(model).name.lower()}-seed{seed}'}"
 
 
 def cache_name() -> str:
-    """`cache-seed0`, with the numbers of positions."""
+    """`cache-seed0-500`: seed and number of training positions."""
     settings = _given("settings", {})
     return f"cache-seed{_of(settings, 'seed', 0)}-{_of(settings, 'train_snapshots', 'default')}"
 
@@ -27,7 +27,7 @@ def evaluation_name() -> str:
 
 
 def recovery_name() -> str:
-    """`recover-1b2c3d4e`, with the beginning of the flow run's id, or `recover-all`."""
+    """`recover-1b2c3d4e`, with the first 8 characters of the flow run's id, or `recover-all`."""
     return f"recover-{str(_given('flow_run_id', ''))[:8] or 'all'}"
 
 
@@ -42,7 +42,7 @@ def tuning_name() -> str:
 
 
 def producer_name() -> str:
-    """`produce-mine`, with the producer's name where one was given."""
+    """`produce-mine`, followed by the producer's name if it is given."""
     producer = _given("producer", "")
     return f"produce-{_given('run', '')}" + (f"-{producer}" if producer else "")
 
@@ -53,6 +53,6 @@ def _given(name: str, otherwise: Any) -> Any:
 
 
 def _of(settings: Any, name: str, otherwise: Any) -> Any:
-    """A setting of a checked model, or of the plain mapping that a page or a schedule gave."""
+    """A setting of a settings object, or of the plain mapping that a page or a schedule sends."""
     value = settings.get(name) if isinstance(settings, Mapping) else getattr(settings, name, None)
     return otherwise if value is None else value

@@ -1,6 +1,6 @@
-"""Scores of a run: of its base, of what was trained, and of the scripted players beside them.
+"""Scores of a run: its base model, its trained version, and scripted players for comparison.
 
-Each is a file of the run, written as it is measured; what a file answers already is read, not measured again.
+Each score is written to a file of the run when it is measured. A score that a file already holds is not measured again.
 """
 
 from evaluation.score_files import ScoreRecord, read_score, write_score
@@ -15,23 +15,23 @@ from telemetry.progress import reporter
 
 
 async def score_policy(resources: Resources, settings: RunSettings, label: str) -> dict[str, Score]:
-    """The version that the engine serves, against each kind of opponents; the first bears the bare label."""
+    """Score the served version against each kind of opponents. The first score has the plain label."""
     if settings.simulated.from_run:
-        return {}  # there is no engine, and nothing was learned
+        return {}  # no engine, and nothing was learned
     version = 0 if label == "base" else settings.steps
     labels = {label if place == 0 else f"{label}_vs_{name}": name for place, name in enumerate(settings.evaluation.opponents)}
     return {each: await _score(resources, settings, each, POLICY, opponents, version) for each, opponents in labels.items()}
 
 
 def scripted_players(settings: RunSettings) -> dict[str, str]:
-    """The scripted players beside the policy, by the labels of their scores: `teacher` only where the model imitated it."""
+    """Scripted players to compare with, by the labels of their scores. `teacher` is one that the model imitated."""
     beside = settings.tiny_model.teacher
     imitated = settings.inference.model == TINY and settings.tiny_model.imitation_steps > 0
     return {"random": "random", "teacher" if imitated else beside: beside}
 
 
 async def score_scripted(resources: Resources, settings: RunSettings) -> dict[str, Score]:
-    """Two scripted players, scored in the same way."""
+    """Score two scripted players in the same way."""
     if settings.simulated.from_run:
         return {}
     opponents, players = settings.evaluation.opponents[0], scripted_players(settings)
@@ -65,6 +65,6 @@ def _known(resources: Resources, label: str) -> ScoreRecord | None:
     try:
         return read_score(resources.paths, label)
     except DataError as error:
-        reporter().say(f"set aside, to be measured again: {error}")
+        reporter().say(f"set aside and measured again: {error}")
         set_aside(resources.paths.scores / f"{label}.json")
         return None

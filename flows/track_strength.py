@@ -1,7 +1,7 @@
-"""A run's strength while it trains: versions `evaluation.every` apart are measured, beside training or between two steps.
+"""A run's strength while it trains: every `evaluation.every`-th version is measured, in its own flow run or between two steps.
 
-Promise: measuring never ends a run. What cannot be begun is said in one sentence, once, and done inside the flow instead; a point
-enters the run's figures at the step after it was measured, and says of which version it tells.
+A measurement that cannot be started as a flow run is reported once, and done inside the training flow instead. A point enters the
+run's metrics at the step after it was measured, together with its version.
 """
 
 import asyncio
@@ -14,62 +14,62 @@ from inference.choose_engine import engine_here
 from pipeline.resources import Resources
 from pipeline.run_settings import RunSettings
 from rollouts.deciders import PolicyDecider
-from tasks.evaluation import begin_evaluation, evaluate_player, evaluation_worker, solve_positions
+from tasks.evaluation import evaluate_player, has_evaluation_worker, solve_positions, start_evaluation
 from telemetry.errors import DataError
 from telemetry.progress import reporter
 
 
 class StrengthTrack:
-    """Measures versions of a run, or has them measured, and hands on what came of it."""
+    """Measures versions of a run, or starts flow runs that do, and returns the points as metrics."""
 
     def __init__(self, resources: Resources, settings: RunSettings) -> None:
         self._resources, self._settings = resources, settings
-        self._told: set[int] = {0, settings.steps}  # base and last are scored by the flow itself
+        self._returned: set[int] = {0, settings.steps}  # the training flow scores base and last version
         self._beside: bool | None = None
 
     def due(self, version: int) -> bool:
-        """Whether this version is to be measured on the way."""
+        """Whether this version is measured during training."""
         every = self._settings.evaluation.every
         return bool(every) and version % every == 0 and version < self._settings.steps and not self._settings.simulated.from_run
 
     async def measure(self, version: int) -> None:
-        """Have a version measured if it is due: as a run of its own that nobody waits for, or here by its engine."""
+        """Measure a version if it is due: in a flow run of its own that is not awaited, or here by the run's engine."""
         if not self.due(version):
             return
         if self._beside is None:
-            self._beside = await self._can_go_beside()
+            self._beside = await self._can_run_beside()
         if self._beside:
-            refused = await begin_evaluation(self._settings.run, version, self._settings.runs_root.resolve())
+            refused = await start_evaluation(self._settings.run, version, self._settings.runs_root.resolve())
             if not refused:
                 return
-            reporter().say(f"versions are measured between steps, since the evaluation's own run was refused: {refused}")
+            reporter().say(f"versions are measured between steps, because their own flow run was refused: {refused}")
             self._beside = False
         with self._resources.spans.span("evaluate"):
             await self._measure_here(version)
 
     def figures(self) -> dict[str, float]:
-        """Figures of the newest point that was not told yet; none where there is none."""
+        """Metrics of the newest point that was not returned before, if any."""
         if not self._settings.evaluation.every:
             return {}
         try:
-            new = [point for point in read_track(self._resources.paths) if point.version not in self._told]
+            new = [point for point in read_track(self._resources.paths) if point.version not in self._returned]
         except DataError as error:
-            reporter().say(f"the strength over versions is not told: {error}")
+            reporter().say(f"the strength over versions cannot be read: {error}")
             return {}
         if not new:
             return {}
-        self._told |= {point.version for point in new}
+        self._returned |= {point.version for point in new}
         return point_figures(new[-1])
 
-    async def _can_go_beside(self) -> bool:
+    async def _can_run_beside(self) -> bool:
         wanted, inference = self._settings.evaluation.beside, self._settings.inference
         if wanted == "inside":
             return False
         if wanted == "deployment":
             return True
-        # Another engine on a GPU that is taken would fail for want of memory.
+        # A second engine on the same GPU would run out of memory.
         shares_a_gpu = not inference.for_evaluation.urls and engine_here(inference)[0] == "vllm_async"
-        return not shares_a_gpu and await evaluation_worker()
+        return not shares_a_gpu and await has_evaluation_worker()
 
     async def _measure_here(self, version: int) -> None:
         resources, settings = self._resources, self._settings.evaluation
@@ -94,7 +94,7 @@ class StrengthTrack:
 
 
 def point_figures(point: TrackPoint) -> dict[str, float]:
-    """A point as registered figures."""
+    """A point as registered metrics."""
     figures = {
         "score/track": point.score.mean,
         "score/track_version": float(point.version),

@@ -1,9 +1,9 @@
-"""Flow: train a policy. The main job, from top to bottom.
+"""Flow: train a policy.
 
-    open ─▶ score the base ─▶ [ roll out ─▶ train ─▶ publish ] per step ─▶ score what was learned
+    open ─▶ score the base ─▶ [ roll out ─▶ train ─▶ publish ] per step ─▶ score the trained policy
 
-Everything that must survive lies in files, never in Prefect: with `resume` the same flow goes on where those files are,
-whatever ended it. How rollouts and training overlap is the queue's business (`pipeline/rollout_queue.py`).
+Everything that must survive is in files, never in Prefect: with `resume` the same flow continues from those files, however the
+run ended. How rollouts and training overlap is decided in `pipeline/rollout_queue.py`.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from prefect import flow
 from flows.check_agreement import check_agreement
 from flows.choose_source import open_queue
 from flows.given_parameters import check_given
-from flows.open_run import finished_summary, named, open_run
+from flows.open_run import finished_summary, open_run, with_run_name
 from flows.producer_fleet import ProducerFleet
 from flows.run_names import training_name
 from flows.score_policy import score_policy, score_scripted
@@ -40,7 +40,7 @@ from telemetry.progress import reporter
 from telemetry.sinks import MetricLog
 
 _CLEAR_EVERY = 20
-"""Steps between two times that old adapters and shards may be removed."""
+"""Steps between two removals of old adapters and shards."""
 
 
 @flow(name="train-policy", flow_run_name=training_name)
@@ -48,46 +48,23 @@ async def train_policy(settings: SettingsParameter, resume: bool = False, fork_l
     """Train `settings.steps` steps and return the summary that is also written to the run's `summary.json`.
 
     Args:
-        settings: Everything that shapes the run.
-        resume: Go on with the run that `settings.run` names, after its newest step.
-        fork_lineage: With `resume`, go on in a new lineage of this name, whose settings may be others.
+        settings: All settings of the run.
+        resume: Continue the run that `settings.run` names after its newest step.
+        fork_lineage: With `resume`, continue in a new lineage of this name, whose settings may differ.
     """
     check_given(settings.runs_root, settings=settings)
-    began, settings = time.monotonic(), named(settings)
+    began, settings = time.monotonic(), with_run_name(settings)
     if resume and (summary := finished_summary(settings)) is not None:
         return summary
     async with open_run(settings, resume=resume, fork_lineage=fork_lineage) as resources:
         scores = await score_policy(resources, settings, "base")
         with _open_log(resources, settings) as log, freeze_old_objects():
-            page, track = RunPage(settings.run, settings.steps), StrengthTrack(resources, settings)
-            desk = AlertDesk(resources.paths, settings.alerts, max_policy_lag=settings.storage.max_policy_lag)
-            async with page, desk, ProducerFleet(resources, settings) as fleet, open_queue(settings, resources, fleet) as queue:
-                clock = StepClock(resources, await resources.host.run(resources.engine.stats()))
-                for step in range(resources.resume_point.step_done + 1, settings.steps + 1):
-                    reporter().waiting("rollouts")
-                    rollouts = await queue.take(step)
-                    figures = await check_agreement(resources, queue, settings, step)
-                    if step == 1:
-                        log.log(0, figures)
-                    reporter().waiting("")
-                    queue.play_ahead(step)
-                    trained = await train_step(quoted(resources), step)
-                    await queue.hand_over(trained.published, at_once=track.due(step))
-                    await track.measure(step)
-                    figures |= await clock.end_step(rollouts, trained)
-                    figures |= producer_figures(fleet.standing()) | track.figures()
-                    await fleet.ask_for(queue.learn(observe_step(figures)).producers)
-                    for place in (log.log, desk.step, page.step):
-                        place(step, figures)
-                    reporter().step(step, settings.steps, figures)
-                    if step % _CLEAR_EVERY == 0:
-                        await asyncio.to_thread(drop_old_adapters, resources.paths, settings.retention)
-                        await asyncio.to_thread(resources.trainer.retire, settings.retention)
+            orchestration_share = await _train_steps(resources, settings, log)
             scores |= await score_policy(resources, settings, "trained")
             scores |= await score_scripted(resources, settings)
             log.log(settings.steps + 1, {f"score/{name}": score.mean for name, score in scores.items() if "_vs_" not in name})
         totals = await asyncio.to_thread(resources.trainer.totals)
-        summary = run_summary(settings, totals, scores, clock.orchestration_share, time.monotonic() - began)
+        summary = run_summary(settings, totals, scores, orchestration_share, time.monotonic() - began)
         durable_write(resources.paths.summary, json.dumps(summary, indent=1).encode())
     if scores:
         await show_result(settings.paths, summary, scores)
@@ -97,17 +74,47 @@ async def train_policy(settings: SettingsParameter, resume: bool = False, fork_l
     return summary
 
 
+async def _train_steps(resources: Resources, settings: RunSettings, log: MetricLog) -> float:
+    """Roll out, train and publish, step by step. Returns the share of the time that orchestration took."""
+    first_step = resources.resume_point.step_done + 1
+    page, track = RunPage(settings.run, settings.steps), StrengthTrack(resources, settings)
+    desk = AlertDesk(resources.paths, settings.alerts, max_policy_lag=settings.storage.max_policy_lag)
+    async with page, desk, ProducerFleet(resources, settings) as fleet, open_queue(settings, resources, fleet) as queue:
+        clock = StepClock(resources, await resources.host.run(resources.engine.stats()))
+        for step in range(first_step, settings.steps + 1):
+            reporter().waiting("rollouts")
+            rollouts = await queue.take(step)
+            figures = await check_agreement(resources, queue, settings, step)
+            if step == 1:
+                log.log(0, figures)
+            reporter().waiting("")
+            queue.play_ahead(step)
+            trained = await train_step(quoted(resources), step)
+            await queue.hand_over(trained.published, at_once=track.due(step))
+            await track.measure(step)
+            figures |= await clock.end_step(rollouts, trained)
+            figures |= producer_figures(fleet.status()) | track.figures()
+            await fleet.set_target(queue.learn(observe_step(figures)).producers)
+            for sink in (log.log, desk.step, page.step):
+                sink(step, figures)
+            reporter().step(step, settings.steps, figures)
+            if step % _CLEAR_EVERY == 0:
+                await asyncio.to_thread(drop_old_adapters, resources.paths, settings.retention)
+                await asyncio.to_thread(resources.trainer.retire, settings.retention)
+    return clock.orchestration_share
+
+
 def _open_log(resources: Resources, settings: RunSettings) -> MetricLog:
-    """The run's figures, cut back to its newest step; that step's own are written if a kill came before they could be."""
-    resumed, configuration = resources.resume_point, settings.model_dump(mode="json")
+    """Open the run's metrics and drop those after its newest step. Write that step's metrics if a kill prevented it."""
+    resume_point, configuration = resources.resume_point, settings.model_dump(mode="json")
     log = MetricLog(
         resources.paths.metrics,
         settings.run,
         settings.telemetry,
         configuration,
-        keep_to=resumed.step_done or -1,
+        keep_to=resume_point.step_done or -1,
         tables=partial(step_tables, resources.paths),
     )
-    if resumed.last.metrics and log.last_step < resumed.step_done:
-        log.log(resumed.step_done, resumed.last.metrics)
+    if resume_point.last.metrics and log.last_step < resume_point.step_done:
+        log.log(resume_point.step_done, resume_point.last.metrics)
     return log

@@ -1,6 +1,6 @@
-"""Flow: measure candidates for the engine's settings one after another, choose within constraints, and write what was chosen.
+"""Flow: measure candidates for the engine's settings one after another, choose within constraints, and write the choice.
 
-Each candidate is a task and a process of its own; what is measured is kept, so a flow that was ended goes on where it stood.
+Each candidate is a task with its own process. Measurements are stored, so a flow that is started again measures only the rest.
 """
 
 import asyncio
@@ -43,15 +43,15 @@ async def tune_inference(
     runs_root: Path = Path("runs"),
     output: Path | None = None,
 ) -> dict[str, Any]:
-    """Measure, choose and write; what was measured before is not measured again.
+    """Measure, choose and write. Stored measurements are reused.
 
     Args:
-        run: Run whose prompts and masks are asked, and whose adapter is served; "newest" for the one that trained last; empty for
-            random requests.
-        settings: Settings to begin with; left out, those of the run, or the laptop preset.
-        tuning: What is tried, and the constraints.
-        runs_root: Folder of all runs; results lie beside them.
-        output: Folder of the results; left out, one named after the run.
+        run: Run whose requests are repeated and whose adapter is served; "newest" for the one that trained last; empty for random
+            requests.
+        settings: Settings to start from; default: those of the run, or the laptop preset.
+        tuning: Values to try, and the constraints.
+        runs_root: Folder of all runs and tuning results.
+        output: Folder of the results; default: one named after the run.
 
     Raises:
         InputError: no such run, requests that do not fit, no candidate that fits, or a folder of other results.
@@ -79,7 +79,7 @@ def _rows(plan: TuningPlan, model: Path, tuning: TuneSettings) -> list[AskedRow]
         return random_rows(model, tuning, max_model_length=longest)
     rows = recorded_rows(RunPaths(plan.settings.runs_root / plan.run), tuning.asked, max_model_length=longest)
     if len(rows) < tuning.asked:
-        reporter().say(f"run '{plan.run}' has {len(rows)} decisions, fewer than the {tuning.asked} that are asked for")
+        reporter().say(f"run '{plan.run}' has {len(rows)} decisions, fewer than the {tuning.asked} requests")
     return rows
 
 
@@ -134,7 +134,7 @@ def _time(seconds: float) -> str:
 
 
 async def _confirmed(choice: Choice, plan: TuningPlan, tuning: TuneSettings, model: Path, requests: Path) -> Choice:
-    """The choice, once both the settings in force and those chosen were measured again, one right after the other."""
+    """The choice after current and chosen settings were measured again, one directly after the other."""
     chosen, current = choice.chosen, plan.candidates[0]
     if chosen is None or chosen.current or not tuning.confirm:
         return choice
@@ -152,7 +152,7 @@ async def _confirmed(choice: Choice, plan: TuningPlan, tuning: TuneSettings, mod
 
 
 async def _conclude(plan: TuningPlan, tuning: TuneSettings, choice: Choice, found: dict[str, Measured]) -> dict[str, Any]:
-    """Write the files and show the page; the outcome as plain values."""
+    """Write the files and show the page. Returns the outcome as plain values."""
     outcome = {
         "folder": str(plan.folder),
         "run": plan.run,

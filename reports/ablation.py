@@ -1,4 +1,4 @@
-"""What each improvement over the old way is worth, read from a stored result of `entente bench e2e --json`.
+"""The gain of each improvement over the previous system, read from a stored result of `entente bench e2e --json`.
 
 Nothing is measured here. A result without the ablation is refused with a sentence.
 """
@@ -22,9 +22,9 @@ class Improvement:
     name: str
     """As "prefix cache"."""
     gain: float | None
-    """The old way's CPU seconds a step over those with it on, alone; None where that was not measured."""
+    """CPU seconds per step of the previous system, divided by those with only this improvement on; None if not measured."""
     loss: float | None
-    """The new way's CPU seconds a step with it off, alone, over its own; None likewise."""
+    """CPU seconds per step of Entente with only this improvement off, divided by those with all on; None if not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +32,11 @@ class Ablation:
     """The whole table."""
 
     rows: tuple[Improvement, ...]
-    """What gains most comes first."""
+    """Largest gain first."""
     figures: tuple[tuple[str, str], ...]
-    """Other figures of the same result, in words: what, and how much."""
+    """Other figures of the same result, as texts: name and value."""
     machine: str
-    """Where it was measured, in words."""
+    """The machine of the measurement, as text."""
 
 
 _FIGURES = {
@@ -51,7 +51,7 @@ _FIGURES = {
 
 
 def read_ablation(file: Path) -> Ablation:
-    """The table in `file`: the JSON object, or all that the command printed, whose last line it is.
+    """Read the table from `file`, which holds the JSON object alone or as the last line of the command's output.
 
     Raises:
         InputError: it is not there, or holds no ablation.
@@ -59,7 +59,7 @@ def read_ablation(file: Path) -> Ablation:
     outcome = _last_object(file)
     metrics = outcome.get("metrics")
     if not isinstance(metrics, Mapping) or not any(str(name).startswith((_GAIN, _LOSS)) for name in metrics):
-        raise InputError(f"'{file}' holds no ablation: `entente bench e2e --json` measures one unless it is told not to")
+        raise InputError(f"'{file}' holds no ablation: `entente bench e2e --json` measures one unless --ablation-steps is 0")
     names = dict.fromkeys(name.removeprefix(_GAIN).removeprefix(_LOSS) for name in metrics if name.startswith((_GAIN, _LOSS)))
     rows = [
         Improvement(name=name.replace("_", " "), gain=_number(metrics.get(_GAIN + name)), loss=_number(metrics.get(_LOSS + name)))

@@ -1,4 +1,4 @@
-"""The look of every plot of the report, and the change of a matplotlib figure into SVG that shares a page with others.
+"""The style of the report's plots, and the conversion of a matplotlib figure into SVG that can share a page with others.
 
 Ids of two plots never meet. Text stays text. Lines and words take the colour of the page's text, so a plot reads on a light and
 on a dark page. pyplot is not used, because it keeps figures alive.
@@ -17,13 +17,13 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 BLUE, ORANGE, GREEN, PURPLE, GREY = "#3d85c6", "#e0852f", "#3c9f73", "#a06cc4", "#8b929c"
 TEAL, RED, YELLOW, BROWN = "#2f9fb3", "#d0605e", "#c9a227", "#9c6b4a"
-"""Mid tones: each is told from light and from dark ground, and from the others where colours look alike."""
+"""Mid tones that are visible on light and dark backgrounds, and distinguishable with colour blindness."""
 INK = "#010203"
 """Stands for the colour of text until the SVG is written."""
 MANY_STEPS = 60
-"""From here on a line has no marker at each step."""
+"""From this number of steps on, a line has no markers."""
 
-_WIDE, _HIGH = 5.6, 2.9  # inches; at 72 units an inch the words come out near the size of the page's
+_WIDE, _HIGH = 5.6, 2.9  # inches; at 72 units per inch the text is about as large as the page's
 _STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "entente",
@@ -40,7 +40,7 @@ _STYLE: Any = {
 
 
 def new_plot(*, rows: int = 1, high: float = _HIGH) -> tuple[Figure, list[Axes]]:
-    """A figure with `rows` plots over one another that share their steps."""
+    """A figure with `rows` plots, one above the other, with a common step axis."""
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(_WIDE, high), layout="constrained")
         axes = list(figure.subplots(rows, 1, sharex=True, squeeze=False)[:, 0])
@@ -51,24 +51,24 @@ def new_plot(*, rows: int = 1, high: float = _HIGH) -> tuple[Figure, list[Axes]]
 
 
 def step_axis(axes: Axes, steps: int) -> None:
-    """Whole steps from 1 to `steps` along the bottom."""
+    """Set the x axis to whole steps from 1 to `steps`."""
     axes.set_xlim(0.4, max(steps, 1) + 0.6)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True, min_n_ticks=1))
     axes.set_xlabel("step")
 
 
 def share_axis(axes: Axes) -> None:
-    """Per cent along the left side, with as many digits as tell each tick's true value."""
+    """Format the y axis in per cent, with as many digits as the ticks need."""
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
 
 
 def marker(steps: int) -> str | None:
-    """A dot at each step as long as they are few: a run of one step has no line."""
+    """A marker at each step if there are few steps; a run of one step has no line."""
     return "o" if steps <= MANY_STEPS else None
 
 
 def legend_above(axes: Axes) -> None:
-    """Names of the series in one row above the plot, where they hide nothing."""
+    """Place the legend in one row above the plot."""
     axes.legend(
         loc="lower left",
         bbox_to_anchor=(-0.02, 1.0),
@@ -82,7 +82,7 @@ def legend_above(axes: Axes) -> None:
 
 
 def stack(axes: Axes, parts: Sequence[tuple[str, str, Sequence[float] | np.ndarray]]) -> None:
-    """Bars of (name, colour, a value per step) upon one another, one outline for a part however many steps there are."""
+    """Stacked bars of (name, colour, a value per step), with one outline per part."""
     below = np.zeros(len(parts[0][2]))
     edges = np.arange(len(below) + 1) + 0.5
     for label, colour, values in parts:
@@ -92,7 +92,7 @@ def stack(axes: Axes, parts: Sequence[tuple[str, str, Sequence[float] | np.ndarr
 
 
 def to_svg(figure: Figure, name: str, alt: str) -> str:
-    """The figure as an `<svg>` element; `name` makes its ids its own, `alt` says what it shows."""
+    """The figure as an `<svg>` element. `name` is the prefix of its ids; `alt` describes the picture."""
     written = io.StringIO()
     with matplotlib.rc_context(_STYLE):
         figure.savefig(
@@ -111,7 +111,7 @@ def to_svg(figure: Figure, name: str, alt: str) -> str:
 
 
 def stand_alone(svg: str) -> str:
-    """The same picture as a file of its own, dark on a light card."""
+    """The same picture as a separate SVG file, dark on a light background."""
     view = re.search(r"viewBox=\"0 0 ([\d.]+) ([\d.]+)\"", svg)
     assert view is not None, "every plot has a view box"
     opening, rest = svg.split(">", 1)

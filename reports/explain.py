@@ -1,4 +1,4 @@
-"""Who waited for whom: the seconds of a step by cause, and in sentences what limits a run and which setting moves it.
+"""Explains the seconds of a step by cause, and says in sentences what limits a run and which setting changes it.
 
 The stages of a step, `telemetry.stages`, add up to it. What computes an update, forward to optimiser, limits a run together.
 Pure: figures in, words out.
@@ -14,32 +14,32 @@ from telemetry.stages import STAGES, TRAINER_STAGES, UPDATE, stages_of
 Figures = Mapping[str, float]
 
 SLOW = 1.3
-"""Times the usual step from which a step is called slow."""
+"""A step is slow if it takes this many times the median of the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """Where the seconds went."""
+    """The seconds by stage, and their explanation."""
 
     title: str
     seconds: float
     parts: dict[str, float]
     """Seconds by stage; they add up to `seconds`."""
     sentences: list[str]
-    """What limits it, why, and which setting moves it; most important first."""
+    """The limit, its reason, and the setting that changes it; most important first."""
 
     def share(self, part: str) -> float:
-        """Part of the whole, 0 to 1."""
+        """Share of each stage, 0 to 1."""
         return self.parts[part] / self.seconds if self.seconds else 0.0
 
     def as_object(self) -> dict[str, Any]:
-        """For JSON."""
+        """Plain values for JSON."""
         shares = {part: self.share(part) for part in self.parts}
         return {"title": self.title, "seconds": self.seconds, "parts": self.parts, "shares": shares, "sentences": self.sentences}
 
 
 def explain_step(steps: Mapping[int, Figures], step: int, settings: Mapping[str, Any]) -> Explanation:
-    """Step `step` of a run: `steps` has the figures of all its steps, `settings` its resolved tree."""
+    """Explain step `step` of a run. `steps`: metrics of all its steps; `settings`: its resolved tree."""
     figures, others = steps[step], [stages_of(steps[other]) for other in steps if other != step]
     parts, seconds = stages_of(figures), figures["time/step_s"]
     sentences = []
@@ -51,7 +51,7 @@ def explain_step(steps: Mapping[int, Figures], step: int, settings: Mapping[str,
 
 
 def explain_run(steps: Mapping[int, Figures], settings: Mapping[str, Any]) -> Explanation:
-    """All of a run's steps together."""
+    """Explain all steps of a run together."""
     each = [stages_of(figures) for figures in steps.values()]
     parts = {name: sum(found[name] for found in each) for name in STAGES}
     seconds = sum(figures["time/step_s"] for figures in steps.values())
@@ -81,7 +81,7 @@ def _is_slow(step: int, steps: Mapping[int, Figures]) -> bool:
 
 
 def _slower(parts: Mapping[str, float], others: list[dict[str, float]]) -> str:
-    """How much longer than usual it took, and where; '' if it did not."""
+    """How much longer than usual the step took, and in which stage; '' if it did not."""
     seconds, usual = sum(parts.values()), median(sum(other.values()) for other in others)
     if seconds < SLOW * usual:
         return ""
@@ -94,7 +94,7 @@ def _slower(parts: Mapping[str, float], others: list[dict[str, float]]) -> str:
 
 
 def _limit(parts: Mapping[str, float]) -> tuple[str, ...]:
-    """The stages that took most: those of the update together, or one of the others."""
+    """The stages that took most: those of the update together, or one other stage."""
     together = dict.fromkeys(UPDATE if name in UPDATE else (name,) for name in parts)
     return max(together, key=lambda names: sum(parts[name] for name in names))
 
@@ -105,7 +105,7 @@ def _most(limit: tuple[str, ...], parts: Mapping[str, float], seconds: float) ->
 
 
 def _cause(limit: str, chosen: list[Figures], steps: Mapping[int, Figures], settings: Mapping[str, Any]) -> list[str]:
-    """Why that stage is long, and what to change; `forward` stands for the whole update."""
+    """Why a stage is long, and what to change; `forward` stands for the whole update."""
     if limit == "rollouts":
         return [*_troubles(chosen), *_buffer(chosen, steps, settings), *_engine(chosen, settings)]
     share = _mean(chosen, "train/unique_tokens") / max(1.0, _mean(chosen, "train/tokens"))

@@ -1,4 +1,4 @@
-"""The games of a run, their names, and where their rows lie. Each fork of each start group is one game.
+"""The games of a run, their names, and the files with their rows. Each fork of each start group is one game.
 
 A game's name is START_GROUP/FORK, as 12/3, and PRODUCER/12/3 where several producers played a start group of that number.
 `latest`, `best` and `worst` are names too, and so is the id of a decision. A row's tokens and a ply's position are not read here
@@ -15,13 +15,13 @@ import duckdb
 from telemetry.errors import DataError, InputError
 
 LISTED = 12
-"""Games named where one was asked for that is not there."""
+"""Games that are listed when a requested one does not exist."""
 _NAME = re.compile(r"(?:(?P<producer>[^/]+)/)?(?P<group>\d+)/(?P<fork>\d+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GameName:
-    """One fork, and what the index knows of it without opening its files."""
+    """One fork, with what the index knows about it."""
 
     producer: str
     start_group: int
@@ -29,18 +29,18 @@ class GameName:
     shard: str
     """File of its rows, below the run's `shards/`."""
     plies: int
-    """Positions that were recorded; 0: none."""
+    """Number of recorded positions."""
     first: str
-    """Phase that it begins in; empty where no position was recorded."""
+    """First phase; empty if no position was recorded."""
     last: str
     powers: tuple[str, ...]
-    """Whom the policy played."""
+    """Opponents of the policy."""
     version: int
     """Newest policy version that played."""
     status: str
     """complete | failed."""
     gain: float
-    """Centres that the policy's powers gained, together."""
+    """Centres that the policy's powers gained in total."""
 
     @property
     def name(self) -> str:
@@ -103,7 +103,7 @@ def find_game(connection: duckdb.DuckDBPyConnection, run: str, asked: str) -> Ga
 
 
 def listing(games: list[GameName]) -> str:
-    """What can be replayed, in a few words."""
+    """A short list of the games that can be replayed."""
     shown = ", ".join(game.name for game in games[-LISTED:])
     return f"there {'is' if len(games) == 1 else 'are'} {'the last of ' * (len(games) > LISTED)}{len(games)}: {shown}"
 
@@ -116,7 +116,7 @@ _CHOICES: dict[str, Callable[[list[GameName]], GameName]] = {
 
 
 def _by_number(connection: duckdb.DuckDBPyConnection, games: list[GameName], run: str, number: int) -> GameName:
-    """The game of a decision's id; a start group alone is told its forks."""
+    """The game of a decision's id, or of a start group with a single fork."""
     where = "SELECT shard, start_group, fork FROM decisions WHERE decision_id = ?"
     if number < 1 << 63 and (rows := connection.execute(where, [number]).fetchall()):
         return next(game for game in games if (game.shard, game.start_group, game.fork) == rows[0])
@@ -127,7 +127,7 @@ def _by_number(connection: duckdb.DuckDBPyConnection, games: list[GameName], run
 
 
 def _say_if_damaged(connection: duckdb.DuckDBPyConnection, asked: str, group: int, games: list[GameName]) -> None:
-    """Say so where the start group lies in a damaged shard: one that begins no later, with no whole one between."""
+    """Raise DataError if the start group is in a damaged shard: the last shard that begins at or before it is damaged."""
     for shard, sentence in connection.sql("SELECT shard, sentence FROM refused ORDER BY shard DESC").fetchall():
         number = re.search(r"(\d+)\.arrow$", shard)
         between = [game for game in games if number and int(number[1]) < game.start_group < group]

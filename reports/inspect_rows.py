@@ -1,4 +1,4 @@
-"""One decision, one group of forks, or one step, gathered from a run's rows for a person to read.
+"""One decision, one advantage group, or one step, gathered from a run's rows for display.
 
 This module only reads, also while the run trains. Every figure is stored, or follows from stored ones: no model is asked for a
 probability. Printing is the caller's work.
@@ -34,28 +34,28 @@ class ShownToken:
     token: str
     """Its text."""
     legal: int
-    """Tokens that were legal there; 1: forced."""
+    """Size of the legal set; 1: forced."""
     logprob: float
-    """Of the drawn token under the policy that drew it, over the legal set, nats."""
+    """Log-probability of the drawn token under the masked policy, nats."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decided:
-    """One decision with all that is stored of it."""
+    """One decision with all its stored data."""
 
     facts: dict[str, Any]
     """Its columns of the view `decisions`."""
     prompt: str
     completion: str
     orders: list[tuple[str, float | None]]
-    """Each with its probability given the orders before it; None where the completion does not tell them apart."""
+    """Each order with its probability given the earlier ones; None if the completion cannot be split into orders."""
     drawn: list[ShownToken]
     results: dict[str, list[str]]
-    """By unit of the power: what became of its order; nothing said is success."""
+    """Results of the order by unit; empty means success."""
     steps: list[int]
     """Steps that trained on it."""
     board: Board | None
-    """The position; None where the fork's plies were not recorded."""
+    """The position; None if the fork's plies were not recorded."""
 
     @property
     def components(self) -> dict[str, float]:
@@ -63,7 +63,7 @@ class Decided:
         return {name: float(self.facts[name]) for name in COMPONENTS}
 
     def picture(self, *, whole: bool = False) -> str:
-        """The board as SVG with the orders, surer ones thicker: what they are about, or the whole of it.
+        """The board as SVG with the orders; a thicker arrow is more probable. Shows the part with the orders, or all of it.
 
         Raises:
             InputError: there is no position.
@@ -81,7 +81,7 @@ class Decided:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forked:
-    """An advantage group: the same power's decisions in the same phase, a fork each."""
+    """An advantage group: decisions of one power in one phase, one for each fork."""
 
     facts: dict[str, Any]
     """Its columns of the view `groups`."""
@@ -89,14 +89,14 @@ class Forked:
     """fork, decision_id, return, policy_version, status; best first, failed ones last."""
     best: Decided
     worst: Decided
-    """Of those that did not fail."""
+    """Over decisions that did not fail."""
 
 
 class Inspector:
-    """A run's rows, opened to be looked at; close it, or use it as a context."""
+    """A run's rows, opened for reading; close it, or use it as a context manager."""
 
     def __init__(self, paths: RunPaths, model: Path, blend: Mapping[str, float], discount: float) -> None:
-        """Open the run in `paths`, whose model lies in the folder `model`; `blend` and `discount` make the returns."""
+        """Open the run in `paths` with its model in the folder `model`; returns use `blend` and `discount`."""
         self._paths, self._codec = paths, Codec(model)
         self._connection = connect(paths.root, blend=blend, discount=discount)
 
@@ -142,7 +142,7 @@ class Inspector:
         )
 
     def group(self, start_group: int, power: str | None, phase: str | None) -> Forked:
-        """The advantage group of a start group that is widest in returns, among those of `power` and `phase` if they are given.
+        """The advantage group of a start group with the largest spread, limited to `power` and `phase` if they are given.
 
         Raises:
             InputError: there is none.
@@ -172,7 +172,7 @@ class Inspector:
         return Forked(facts=facts, members=members, best=best, worst=worst)
 
     def step(self, step: int) -> tuple[dict[str, float], Groups]:
-        """A step's figures, and the advantage groups that it trained on.
+        """A step's metrics, and the advantage groups that it trained on.
 
         Raises:
             InputError: the step never was.
@@ -190,11 +190,11 @@ class Inspector:
         )
         if not figures and not groups:
             (newest,) = _rows(self._connection, "SELECT coalesce(max(step), 0) AS step FROM batches")
-            raise InputError(f"step {step} never was: run '{name}' has trained {newest['step']} steps")
+            raise InputError(f"there is no step {step}: run '{name}' has trained {newest['step']} steps")
         return {figure["name"]: figure["value"] for figure in figures}, groups
 
     def _orders(self, row: dict[str, Any], completion: list[int]) -> list[tuple[str, float | None]]:
-        """Each order with the probability of its tokens and of the mark that ends it."""
+        """Each order with the probability of its tokens and its end mark."""
         logprobs, begun = [], 0.0
         for token, logprob in zip(completion, row["behaviour_logprobs"], strict=True):
             begun += logprob

@@ -1,7 +1,7 @@
 """First decisions of two policies from the same positions, side by side.
 
-The positions are the first ones that both scores hold, in the order in which they were tried: nobody chose them. Base and trained
-version draw with the same seed, so what differs comes from the weights alone.
+The positions are the first ones that both scores hold, in stored order, so they are not selected by hand. Base and trained
+version draw with the same seed, so a difference comes from the weights alone.
 """
 
 import base64
@@ -18,14 +18,14 @@ SHOWN = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoardView:
-    """What one policy ordered in one position."""
+    """The orders of one policy in one position."""
 
     who: str
     """As "base" or "version 20"."""
     picture: str
-    """The part of the board that the decision is about, with the orders' arrows, SVG; the same part for every policy."""
+    """SVG of the relevant part of the board, with the orders' arrows; the same part for every policy."""
     alt: str
-    """The same in words."""
+    """The same as text."""
     orders: list[tuple[str, float]]
     """Each order with its probability, given the orders before it."""
 
@@ -36,18 +36,18 @@ class BoardView:
 
     @property
     def uri(self) -> str:
-        """The picture as an address that holds it: its ids and styles cannot meet those of the page."""
+        """The picture as a data URL, so that its ids and styles cannot collide with those of the page."""
         return "data:image/svg+xml;base64," + base64.b64encode(self.picture.encode()).decode()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """One position and what was ordered there."""
+    """One position with the orders of each policy."""
 
     phase: str
     """As "SPRING 1902 MOVEMENT"."""
     power: str
-    """Who decides."""
+    """The power that decides."""
     centres: int
     """Supply centres it holds."""
     views: list[BoardView]
@@ -55,7 +55,7 @@ class Position:
 
 
 def shown_positions(records: dict[str, ScoreRecord], shown: int = SHOWN) -> list[Position]:
-    """The first positions of "base" and "trained"; of one alone where the other is not there."""
+    """The first positions of "base" and "trained", or of the one that exists."""
     players = [records[label] for label in ("base", "trained") if label in records]
     if not players:
         return []

@@ -1,4 +1,4 @@
-"""The page of a run, put together: one HTML file that needs no network, no script and no other file."""
+"""Builds the report of a run: one HTML file without scripts, network access or other files."""
 
 import shlex
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from telemetry.machine import environment
 from telemetry.stages import STAGES
 
 MATCHES_SHOWN = 4
-"""The newest ones, a plot each."""
+"""Number of the newest matches that get a plot."""
 _ROW_COUNTS = (
     ("rollout/decisions", "decisions rolled out"),
     ("train/decisions", "decisions trained on"),
@@ -106,9 +106,9 @@ def html_of(facts: RunFacts, presets: Mapping[str, Mapping[str, Any]], runs_root
 
 
 def named_scores(records: Mapping[str, ScoreRecord]) -> list[tuple[str, ScoreRecord]]:
-    """Scores in the order of the plot, each with a name that says who played whom."""
+    """Scores in the order of the plot, each named by player and opponents."""
     kinds = {record.opponents for record in records.values()}
-    places = {"random": 0, "base": 2, "trained": 3}  # another scripted player stands between
+    places = {"random": 0, "base": 2, "trained": 3}  # other scripted players come between
 
     def name(label: str, record: ScoreRecord) -> str:
         who = label.split("_vs_")[0]
@@ -126,7 +126,7 @@ def named_scores(records: Mapping[str, ScoreRecord]) -> list[tuple[str, ScoreRec
 
 
 def write_pictures(facts: RunFacts, folder: Path, paths: RunPaths, model: Path | None) -> list[Path]:
-    """Learning curve, strength by version, first board and newest game as pictures of their own; those that there are.
+    """Write learning curve, strength by version, first board and newest game as separate pictures, if they exist.
 
     `model` is the folder of the run's model: without it the game's orders are drawn as if nobody knew how sure they were.
 
@@ -140,7 +140,7 @@ def write_pictures(facts: RunFacts, folder: Path, paths: RunPaths, model: Path |
     pictures = {name: stand_alone(plot) for name, plot in plotted.items() if plot}
     if positions:
         pictures["board.svg"] = positions[0].views[-1].picture
-    with suppress(EntenteError):  # a run without games, or whose boards are gone, has no such picture
+    with suppress(EntenteError):  # a run without games or boards has no such picture
         pictures["replay.svg"] = still(read_game(paths, "latest", model))
     for name, text in pictures.items():
         durable_write(folder / name, text.encode())
@@ -148,7 +148,7 @@ def write_pictures(facts: RunFacts, folder: Path, paths: RunPaths, model: Path |
 
 
 def commands(facts: RunFacts, runs_root: Path, state: str) -> list[tuple[str, str]]:
-    """What to ask next of this very run: a reason and the line to type."""
+    """Further commands for this run: a reason and the command line."""
     run = f"--run {shlex.quote(facts.name)}"
     if runs_root != Path("runs"):
         run += f" --runs-root {shlex.quote(str(runs_root))}"
@@ -180,7 +180,7 @@ def _value(value: object) -> str:
 
 
 def _per_cent(share: float) -> str:
-    """A probability that one reads at a glance."""
+    """A probability as a short text."""
     if share < 1e-4:
         return "< 0.01 %"
     digits = 0 if share >= 0.1 else 1 if share >= 0.01 else 2

@@ -1,6 +1,6 @@
-"""Plots of the pipeline: where the seconds of a step go, how old its rows are, how much stands ready, what producers add.
+"""Plots of the pipeline: seconds of a step by stage, policy lag of its rows, the rollout queue, and producers.
 
-Each takes the facts of a run and gives an SVG element, or None where the run has nothing of it.
+Each function takes the facts of a run and returns an SVG element, or None if there is nothing to draw.
 """
 
 import numpy as np
@@ -67,7 +67,7 @@ def lags(facts: RunFacts) -> str | None:
 
 
 def lags_by_step(facts: RunFacts) -> str | None:
-    """Of the rows of each step, the share at each policy lag; None where all are the version's own."""
+    """Share of each step's rows at each policy lag; None if all have lag 0."""
     shares = {lag: np.nan_to_num(np.array(facts.series(f"train/policy_lag_{lag}_share"))) for lag, _ in _LAGS}
     if not any(shares[lag].any() for lag in ("1", "2", "more")):
         return None
@@ -84,7 +84,7 @@ def lags_by_step(facts: RunFacts) -> str | None:
 
 
 def queue(facts: RunFacts) -> str | None:
-    """Start groups ready, in flight and allowed ahead at each step; None where nothing was ever ahead."""
+    """Start groups ready, in flight and allowed ahead at each step; None if nothing was ever ahead."""
     ahead, ready, flying = (np.array(facts.series(f"queue/{name}")) for name in ("ahead", "ready", "in_flight"))
     if not np.nansum(ahead) and not np.nansum(flying):
         return None
@@ -103,7 +103,7 @@ def queue(facts: RunFacts) -> str | None:
 
 
 def producers(facts: RunFacts) -> str | None:
-    """Rollout producers at work and wanted at each step; None where there never was one."""
+    """Rollout producers at work and wanted at each step; None if there never was one."""
     working, wanted = (np.array(facts.series(f"queue/producers{name}")) for name in ("", "_asked"))
     if not np.nansum(working) and not np.nansum(wanted):
         return None

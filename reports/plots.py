@@ -1,5 +1,7 @@
-"""The report's plots of learning and of tokens: each takes the facts of a run and gives an SVG element, or None where there is
-nothing to draw. Those of strength and of the pipeline lie beside it."""
+"""The report's plots of learning and of tokens.
+
+Each function takes the facts of a run and returns an SVG element, or None if there is nothing to draw.
+"""
 
 from collections.abc import Sequence
 
@@ -26,7 +28,7 @@ Series = Sequence[tuple[str, str, Sequence[float] | np.ndarray]]
 
 
 def returns(facts: RunFacts) -> str | None:
-    """The learning curve: mean return of the rows each step trained on, with its interval."""
+    """The learning curve: mean return of each step's training rows, with its interval."""
     mean = np.array(facts.series("train/return_mean"))
     if not np.isfinite(mean).any():
         return None
@@ -76,7 +78,7 @@ def tokens(facts: RunFacts) -> str | None:
 
 
 def health(facts: RunFacts) -> list[tuple[str, str]]:
-    """Small plots of what tells a sick training from a sound one, each with its sentence; none before the first step."""
+    """Small plots of the training's health metrics, each with a sentence; none before the first step."""
     if not facts.steps:
         return []
     return [

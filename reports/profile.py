@@ -1,4 +1,4 @@
-"""What a profile says: seconds by stage of a step, by folder and by function, and which shares grew since another profile."""
+"""Evaluates a profile: seconds by stage, by folder and by function, and stages whose share grew since another profile."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ ROOMS = {
     "storage": "store", "training": "training", "tasks": "tasks", "flows": "flow", "state_cache": "start positions",
     "evaluation": "evaluation", "telemetry": "telemetry",
 }  # fmt: skip
-"""Folder of this repository -> what is done there."""
+"""Folder of this repository -> the work that is done in it."""
 WAITING, ELSEWHERE = "waiting", "libraries"
 _WAITS = {"select", "poll", "acquire", "recv", "recv_into", "readinto", "readline", "sleep", "wait", "accept", "read"}
-"""Built-in functions in which a thread does nothing."""
+"""Built-in functions in which a thread waits."""
 
 
 def summed(steps: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Stages of several steps together."""
+    """Sum the stages of several steps."""
     total: dict[str, float] = {}
     for stages in steps:
         for stage, seconds in stages.items():
@@ -42,7 +42,7 @@ def write_flame_graphs(threads: Mapping[str, "Session"], profile: Path) -> dict[
 
 
 def room_of(stack: Stack) -> str:
-    """What a thread does: it waits, or it works for the innermost frame of ours."""
+    """What a thread does: it waits, or it works in the folder of the innermost frame of this repository."""
     file, _, function = stack[-1].rpartition(":") if stack else ("", "", "")
     # An event loop written in C (uvloop) has no frame of its own: its innermost frame is the one that started it.
     if (not file and function.rpartition(".")[2] in _WAITS) or file.endswith("asyncio/runners.py"):
@@ -51,7 +51,7 @@ def room_of(stack: Stack) -> str:
 
 
 def our_room(frame: str) -> str:
-    """Folder of this repository that a frame's file lies in; '' for a library's."""
+    """Folder of this repository that contains a frame's file; '' for a library."""
     file = frame.rpartition(":")[0]
     if not file.startswith(f"{_ROOT}/"):
         return ""
@@ -60,7 +60,7 @@ def our_room(frame: str) -> str:
 
 
 def rooms(folded: Mapping[Stack, float]) -> dict[str, float]:
-    """Seconds by what the thread did, most first."""
+    """Seconds by the thread's work, most first."""
     found: dict[str, float] = {}
     for stack, seconds in folded.items():
         room = room_of(stack)
@@ -69,7 +69,7 @@ def rooms(folded: Mapping[Stack, float]) -> dict[str, float]:
 
 
 def hottest(folded: Mapping[Stack, float], most: int = 10) -> dict[str, float]:
-    """Seconds by the innermost of our functions, waiting left out, most first."""
+    """Seconds by the innermost function of this repository, without waiting, most first."""
     found: dict[str, float] = {}
     for stack, seconds in folded.items():
         if room_of(stack) != WAITING and (ours := [frame for frame in stack if our_room(frame)]):
@@ -80,7 +80,7 @@ def hottest(folded: Mapping[Stack, float], most: int = 10) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """A stage's share of the time, now and in another profile."""
+    """A stage's share of the time in two profiles."""
 
     stage: str
     now: float
@@ -92,7 +92,7 @@ class Growth:
 
 
 def grown(now: Mapping[str, float], before: Mapping[str, float], tolerance: float) -> list[Growth]:
-    """Stages whose share of the whole is more than `tolerance` larger than it was, most first; a stage that is new was 0."""
+    """Stages whose share grew by more than `tolerance`, largest growth first; a new stage had share 0."""
     found = [Growth(stage=stage, now=share, before=before.get(stage, 0.0)) for stage, share in now.items()]
     more = [each for each in found if each.now - each.before > tolerance]
     return sorted(more, key=lambda each: each.before - each.now)

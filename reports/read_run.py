@@ -1,7 +1,7 @@
-"""What the files of a run say, gathered once for its report.
+"""Reads the files of a run once for its report.
 
-The run may be in any state: running, cut in the middle of a step, damaged in part, not begun. What cannot be read is left out and
-named in `troubles`. Of a step that was logged twice, the last record counts. Nothing is written into the run, and no figure is
+The run may be in any state: running, cut in the middle of a step, damaged in part, not begun. What cannot be read is listed in
+`troubles`. Of a step that was logged twice, the last record counts. Nothing is written into the run, and no figure is
 computed that a file holds already. Only the intervals of the return per step are new: they resample whole start groups, as those
 of the scores resample whole games.
 """
@@ -32,20 +32,20 @@ _RESAMPLES = 2000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowFacts:
-    """What the stored rows add to the metrics; empty where there are none."""
+    """Figures from the stored rows; empty if there are none."""
 
     return_intervals: dict[int, tuple[float, float]]
-    """Per step, the 95 % interval of the mean return of the rows it trained on; absent where too few start groups have them."""
+    """Per step, the 95 % interval of the mean return of the rows it trained on; absent if too few start groups have them."""
     return_of_all: dict[int, float]
     """Per policy version, the mean return of every complete decision it drew, trained on or not."""
     lags: dict[int, int]
     """Policy lag -> rows trained with it."""
     failures: list[tuple[str, int]]
-    """Why forks ended early, and how many forks of each reason left rows, most first."""
+    """Reasons why forks ended early, with their number of forks that have rows, most first."""
     refused: list[tuple[str, str]]
-    """Shards set aside, each with the sentence that says why."""
+    """Refused shards, each with the reason as a sentence."""
     decisions: int
-    """Rows stored, those of refused shards not among them."""
+    """Stored rows, without those of refused shards."""
     played: list[tuple[str, str, int, int]]
     """Producer, inference worker, start groups and decisions of each pair of the two."""
 
@@ -55,7 +55,7 @@ NO_ROWS = RowFacts(return_intervals={}, return_of_all={}, lags={}, failures=[], 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
-    """Everything that the page of a run is made from."""
+    """All facts for the report of a run."""
 
     name: str
     """The run's name, its folder's."""
@@ -68,7 +68,7 @@ class RunFacts:
     scores: dict[str, ScoreRecord]
     """By label."""
     summary: Mapping[str, Any] | None
-    """What the run wrote at its end; None until then."""
+    """The summary that the run wrote at its end; None until then."""
     begun_step: int
     """Newest step whose batch is in the ledger; 0 if none."""
     quiet_s: float
@@ -76,19 +76,19 @@ class RunFacts:
     at_work: bool
     """Whether a process of this machine holds the run's lock."""
     environment: Mapping[str, str] | None
-    """What the run said of its machine; None where it kept no record."""
+    """The run's record of its machine; None if there is none."""
     rows: RowFacts
-    """What the stored rows say."""
+    """Figures from the stored rows."""
     troubles: list[str]
     """Sentences about what could not be read."""
     track: list[TrackPoint] = field(default_factory=list)
     """Strength by policy version."""
     matches: list[MatchRecord] = field(default_factory=list)
-    """Games in which versions and scripted players met, in the order in which they were finished."""
+    """Matches of versions and scripted players, in the order in which they ended."""
     alerts: list[str] = field(default_factory=list)
     """Sentences of the alerts so far."""
     producers: list[ProducerStatus] = field(default_factory=list)
-    """Those who played for the run elsewhere, as they last told of themselves."""
+    """The last status of each rollout producer."""
 
     @property
     def planned(self) -> int:
@@ -101,16 +101,16 @@ class RunFacts:
         return max(self.steps, default=0)
 
     def series(self, name: str) -> list[float]:
-        """One figure for steps 1 to `done`; not a number where a step lacks it."""
+        """One metric for steps 1 to `done`; NaN if a step lacks it."""
         return [self.steps.get(step, {}).get(name, float("nan")) for step in range(1, self.done + 1)]
 
     def total(self, name: str) -> float:
-        """Sum of one figure over the steps that have it."""
+        """Sum of one metric over the steps that have it."""
         return sum(figures.get(name, 0.0) for figures in self.steps.values())
 
 
 def read_run(paths: RunPaths) -> RunFacts:
-    """Gather what is there.
+    """Read all facts that exist.
 
     Raises:
         InputError: there is no run in that folder.
@@ -144,7 +144,7 @@ def read_run(paths: RunPaths) -> RunFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunProgress:
-    """How far a run is, from the few files that say so."""
+    """The progress of a run, from a few small files."""
 
     name: str
     planned: int
@@ -156,13 +156,13 @@ class RunProgress:
     at_work: bool
     """Whether a process of this machine holds the run's lock."""
     is_over: bool
-    """It wrote its summary, of as many steps as the settings ask for."""
+    """Whether its summary exists and has all steps of the settings."""
     quiet_s: float
     """Seconds since the run last wrote a figure."""
 
 
 def read_progress(paths: RunPaths) -> RunProgress:
-    """Look at a run without opening its rows; quick however long it has become.
+    """Read the progress of a run without opening its rows, which is quick for long runs too.
 
     Raises:
         InputError: there is no run in that folder.
@@ -193,7 +193,7 @@ def _alerts(file: Path) -> list[str]:
 
 
 def read_figures(paths: RunPaths) -> tuple[Mapping[str, Any], dict[int, dict[str, float]]]:
-    """Settings, and figures by whole step, of a run; nothing else is read.
+    """Read only the settings of a run and the metrics of its finished steps.
 
     Raises:
         InputError: there is no run in that folder.
@@ -220,7 +220,7 @@ def _settings(paths: RunPaths) -> dict[str, Any]:
 
 
 def _metrics(file: Path, troubles: list[str]) -> dict[int, dict[str, float]]:
-    """Figures by step; later lines win. A line that is no record is counted and left out."""
+    """Metrics by step; later lines replace earlier ones. Unreadable lines are counted and skipped."""
     records: dict[int, dict[str, float]] = {}
     cut: list[int] = []
     lines = file.read_bytes().splitlines() if file.is_file() else []
@@ -266,7 +266,7 @@ def _json(file: Path, troubles: list[str]) -> dict[str, Any] | None:
 
 
 def _is_held(lock: Path) -> bool:
-    """Whether a process holds the lock; asked with a shared one, which is given back at once."""
+    """Whether a process holds the lock, tested with a shared lock that is released at once."""
     if not lock.is_file():
         return False
     with lock.open() as handle:
@@ -278,7 +278,7 @@ def _is_held(lock: Path) -> bool:
 
 
 def _last_written(paths: RunPaths) -> float:
-    """When the run last wrote something, in seconds since the epoch."""
+    """Time of the run's last write, in seconds since 1970."""
     folders = (paths.ledger, paths.shards, paths.scores)
     files = [paths.settings, paths.metrics, *(file for folder in folders for file in folder.rglob("*"))]
     return max(file.stat().st_mtime for file in files if file.is_file())

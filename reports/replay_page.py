@@ -1,7 +1,7 @@
-"""A replayed game as one HTML file that needs no network and no other file, and as a still picture.
+"""Writes a replayed game as one HTML file that needs no network and no other file, or as a still picture.
 
-The map is drawn once; what changes (units, owners, orders, odds) travels as plain data, a few KB a position, and `replay.js` puts
-it on the map. So forty positions weigh little more than one.
+The map is stored once. Units, owners, orders and odds of each position are a few KB of JSON, which `replay.js` draws on the map.
+Forty positions take little more space than one.
 """
 
 import json
@@ -19,7 +19,7 @@ from storage.runs import durable_write
 from telemetry.errors import InputError
 
 _DIGITS = 6
-"""Of a probability on the page."""
+"""Digits of a probability on the page."""
 
 
 def write_replay(game: ReplayedGame, file: Path, runs_root: Path) -> None:
@@ -58,7 +58,7 @@ def replay_html(game: ReplayedGame, runs_root: Path) -> str:
 
 
 def as_data(game: ReplayedGame, runs_root: Path) -> dict[str, Any]:
-    """What the page steps through; powers are numbers, in their usual order."""
+    """The page's data; powers are numbers, in their usual order."""
     run = f"--run {shlex.quote(game.run)}"
     if runs_root != Path("runs"):
         run += f" --runs-root {shlex.quote(str(runs_root))}"
@@ -75,7 +75,7 @@ def as_data(game: ReplayedGame, runs_root: Path) -> dict[str, Any]:
 
 
 def still(game: ReplayedGame) -> str:
-    """The first position in which the policy moved: everybody's orders on the whole board, its own as thick as they were sure."""
+    """SVG of the first position in which the policy moved, with all orders; its own are thicker if more probable."""
     moved = [ply for ply in game.plies if ply.decisions and ply.board.phase_type == "M"] or list(game.plies)
     ply = moved[0]
     sure = {
@@ -89,7 +89,7 @@ def still(game: ReplayedGame) -> str:
 
 
 def _about(game: ReplayedGame) -> str:
-    """Who played, in one sentence."""
+    """The players, in one sentence."""
     powers = [power.title() for power in game.game.powers]
     who = ", ".join(powers[:-1]) + " and " + powers[-1] if len(powers) > 1 else powers[0]
     against = "" if len(powers) == len(POWERS) else f" against {game.opponents} players"

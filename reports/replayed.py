@@ -1,7 +1,7 @@
-"""One game of a run, ply by ply: positions, everybody's orders and their results, and the probabilities of the policy's orders.
+"""One game of a run, ply by ply: positions, all orders with their results, and the probabilities of the policy's orders.
 
-This module only reads, also while the run trains. Every figure is stored, or follows from stored ones: no model is asked for a
-probability. For a shard that was given up, the archive is read. reports/replay_page.py draws the page.
+This module only reads, also while the run trains. All figures come from stored ones; no model is called. If a shard was retired,
+its archive is read. reports/replay_page.py writes the page.
 """
 
 import json
@@ -30,30 +30,30 @@ from telemetry.errors import DataError, InputError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownOrder:
-    """One order and what became of it."""
+    """One order with its results."""
 
     order: str
     results: tuple[str, ...]
-    """As ("bounce",); empty where it succeeded."""
+    """For example ("bounce",); empty if it succeeded."""
     probability: float | None
-    """That the policy gave it, given the orders before it; None where nobody drew it, or the tokenizer is gone."""
+    """Probability of the policy's order given the earlier ones; None if no policy drew it, or without a tokenizer."""
     choices: int
-    """Its tokens that had a legal rival."""
+    """Number of its branching tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownDecision:
-    """What is stored of one decision of the policy, beside its orders."""
+    """Stored data of one decision of the policy, without its orders."""
 
     decision_id: int
     power: str
     version: int
     logprob: float
-    """Of the whole order set, nats."""
+    """Log-probability of the whole order set, nats."""
     value: float
-    """The return, as the run's blend and discount make it."""
+    """The return under the run's blend and discount."""
     components: dict[str, float]
-    """Reward components until its next decision, or the end; those that are not 0."""
+    """Reward components up to the next decision or the end, without those that are 0."""
     used: tuple[tuple[int, int], ...]
     """(step, policy lag) of each step that trained on it."""
     status: str
@@ -63,7 +63,7 @@ class ShownDecision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownPly:
-    """One position, and what was ordered there."""
+    """One position with its orders."""
 
     number: int
     phase: str
@@ -72,30 +72,30 @@ class ShownPly:
     orders: dict[str, tuple[ShownOrder, ...]]
     """By power; empty at the end."""
     decisions: dict[str, ShownDecision]
-    """By power; of the policy's powers that were asked."""
+    """By power, for the policy's powers that decided."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayedGame:
-    """A game to be shown."""
+    """A game for the page."""
 
     run: str
     game: GameName
     plies: tuple[ShownPly, ...]
     opponents: str
-    """Who played the powers that the policy did not."""
+    """Players of the other powers."""
     game_id: str
-    """Source game of the position that it begins at."""
+    """Source game of the start position."""
     ended: str
     """Why it ended: horizon, won, ..."""
     has_odds: bool
-    """Whether orders have their probabilities: the tokenizer is there to tell them apart."""
+    """Whether orders have probabilities, which needs the tokenizer."""
 
 
 def read_game(
     paths: RunPaths, asked: str, model: Path | None, *, blend: Mapping[str, float] | None = None, discount: float = 1.0
 ) -> ReplayedGame:
-    """The game that goes by the name `asked`; `model` is the folder of the run's model, None where it is gone.
+    """Read the game of the name `asked`. `model`: folder of the run's model; None if it is missing.
 
     Raises:
         InputError: there is no such game, or its boards are gone.
@@ -175,7 +175,7 @@ def _ends(model: Path | None) -> frozenset[int]:
 
 
 def _odds(row: dict[str, Any], ends: frozenset[int]) -> list[OrderOdds | None]:
-    """The odds of each order; None of each where they cannot be told apart."""
+    """The odds of each order; None for each if the completion cannot be split into orders."""
     completion = row["input_ids"][row["prompt_len"] :]
     found = odds_by_line(completion, row["behaviour_logprobs"], row["legal_offsets"], ends)
     return list(found) if len(found) == len(row["orders"]) else [None] * len(row["orders"])
@@ -195,7 +195,7 @@ def _shown(row: dict[str, Any], facts: Mapping[tuple[int, str], dict[str, Any]])
 
 
 def _orders(given: list[str], results: Mapping[str, list[str]], decision: Mapping[str, Any] | None) -> tuple[ShownOrder, ...]:
-    """Each order with its results; its odds where the policy drew it."""
+    """Each order with its results, and its odds if the policy drew it."""
     drawn = dict(zip(decision["orders_drawn"], decision["odds"], strict=True)) if decision else {}
     return tuple(
         ShownOrder(

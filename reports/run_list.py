@@ -1,4 +1,4 @@
-"""A line about each run under the folder of all runs, read from its few small files.
+"""Lists the runs in a folder, from a few small files of each.
 
 A damaged run is listed with the reason, and a folder that is no run is left out. Rows are never opened, so a hundred runs take a
 second or two. Nothing is written.
@@ -27,22 +27,22 @@ class RunLine:
     """"training": a process of this machine holds its lock; "complete": all its steps are done and scored."""
     done: int = 0
     planned: int = 0
-    """Steps."""
+    """Planned steps."""
     base_score: float | None = None
     trained_score: float | None = None
-    """Centres a game year against the first kind of opponents; None where it was not measured."""
+    """Centres gained per game year against the first kind of opponents; None if not measured."""
     decisions: int = 0
     """Rows that its finished steps played."""
     size: int
     """Bytes of all its files."""
     written: float
-    """When it began, went on, or wrote a figure last, seconds of 1970."""
+    """Time of its last start, resume or metric, in seconds since 1970."""
     trouble: str = ""
-    """Why it is damaged; else empty."""
+    """Reason if it is damaged; else empty."""
 
 
 def list_runs(runs_root: Path) -> list[RunLine]:
-    """The runs under `runs_root`, the one that was at work last at the end.
+    """The runs under `runs_root`; the latest one is last.
 
     Raises:
         InputError: there is no such folder.
@@ -55,7 +55,7 @@ def list_runs(runs_root: Path) -> list[RunLine]:
 
 
 def _is_run(paths: RunPaths) -> bool:
-    """It has a run's settings, or what only a run has beside them."""
+    """Whether the folder has a run's settings or other files of a run."""
     return paths.settings.is_file() or (paths.shards.is_dir() and paths.ledger.is_dir())
 
 
@@ -86,7 +86,7 @@ def _line(paths: RunPaths) -> RunLine:
 
 
 def _score(paths: RunPaths, summary: dict[str, Any], label: str) -> float | None:
-    """As the run's end has it, else as it was measured before."""
+    """The score from the run's summary, else from its score file."""
     if (value := summary.get(f"{label}_score")) is not None:
         return float(value)
     record = read_score(paths, label)

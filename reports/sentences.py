@@ -1,4 +1,4 @@
-"""What a run came to, in words. Pure: facts in, sentences out; no figure is rounded before it is compared."""
+"""Describes a run in sentences. Pure functions of its facts; figures are compared before they are rounded."""
 
 from collections.abc import Sequence
 
@@ -33,7 +33,7 @@ def state(facts: RunFacts) -> tuple[str, str]:
 
 
 def simulated(facts: RunFacts) -> str:
-    """That nothing was played, where rollouts were simulated; else empty."""
+    """A note that rollouts were simulated, if they were; else empty."""
     source = facts.settings.get("simulated", {}).get("from_run", "")
     return (
         f"Its rollouts are simulated: start groups of run '{source}' were replayed, nothing was played, learned or scored."
@@ -43,7 +43,7 @@ def simulated(facts: RunFacts) -> str:
 
 
 def verdict(scores: dict[str, ScoreRecord]) -> str:
-    """Base and trained score with intervals, beside the scripted players."""
+    """Base and trained score with intervals, compared with scripted players."""
     base, trained = scores.get("base"), scores.get("trained")
     words = {"random": "a random player gains", "teacher": "the imitated teacher"}
     scripted = [label for label, record in scores.items() if label == "teacher" or label == record.player]
@@ -85,14 +85,14 @@ def _difference(base: ScoreRecord, trained: ScoreRecord) -> str:
 
 
 def _missing(record: ScoreRecord) -> str:
-    """That a score has no interval, and what one takes; '' if it has one."""
+    """A note that a score has no interval and what one takes; '' if it has one."""
     if record.score.estimate.interval is not None:
         return ""
     return f" There is no interval: {describe_shortage(record.score.source_games, 'source games')}."
 
 
 def mismatch(facts: RunFacts) -> str:
-    """How well trainer and engine agreed before the first step, and what the limit was."""
+    """The mismatch of trainer and engine before the first step, and its limit."""
     found, training = facts.mismatch, facts.settings.get("training", {})
     if not found:
         return "Trainer and engine have not been compared yet."
@@ -109,7 +109,7 @@ def mismatch(facts: RunFacts) -> str:
 
 
 def hidden_rollouts(facts: RunFacts) -> str:
-    """How much of the rollouts ran while the trainer trained; '' where none did."""
+    """The share of rollouts that ran while the trainer trained; '' if none did."""
     waited = sum(
         max(
             0.0,
@@ -124,19 +124,19 @@ def hidden_rollouts(facts: RunFacts) -> str:
 
 
 def limits(facts: RunFacts) -> list[str]:
-    """What limits the run, and which setting moves it, as `entente runs explain` says it."""
+    """What limits the run and which setting changes it, as in `entente runs explain`."""
     return explain_run(facts.steps, facts.settings).sentences if facts.steps else []
 
 
 def lag(facts: RunFacts) -> str:
-    """What the lags come to."""
+    """The policy lags of the trained rows."""
     rows = sum(facts.rows.lags.values())
     own, budget = facts.rows.lags.get(0, 0), facts.settings.get("storage", {}).get("max_policy_lag", "?")
     return f"{own / max(1, rows):.0%} of the rows were trained by the version that drew them; the budget is {budget}."
 
 
 def queue(facts: RunFacts) -> str:
-    """What the queue and its controller did, in figures of the whole run."""
+    """What the queue and its controller did over the whole run."""
     counted = {
         "advantage groups became too old untrained": facts.total("queue/expired"),
         "rollout tasks failed for good": facts.total("queue/failed"),
@@ -148,7 +148,7 @@ def queue(facts: RunFacts) -> str:
 
 
 def ladder(points: Sequence[TrackPoint]) -> str:
-    """How the newest version stands beside the first that was measured."""
+    """The newest version compared with the first that was measured."""
     if len(points) < 2:
         return ""
     first, last = points[0], points[-1]
@@ -164,7 +164,7 @@ def ladder(points: Sequence[TrackPoint]) -> str:
 
 
 def match(record: MatchRecord) -> str:
-    """Who met whom, and which of the differences are shown."""
+    """The players of a match, and which of their differences the figures show."""
     asked, table = record.settings, record.table
     where = "the standard start" if asked.start == "standard" else "held-out positions"
     seats = f", a seat each against six of {asked.opponents}" if asked.opponents else ", at one table"
@@ -179,7 +179,7 @@ def match(record: MatchRecord) -> str:
 
 
 def _small(value: float) -> str:
-    """Two digits, with a power of ten where there would be many zeros."""
+    """Two digits, with a power of ten for values below 0.001."""
     if value == 0 or value >= 0.001:
         return f"{value:.2g}"
     digits, exponent = f"{value:.1e}".split("e")
@@ -187,7 +187,7 @@ def _small(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """As a person would say it."""
+    """A duration in words."""
     for size, one, many in ((86400, "day", "days"), (3600, "hour", "hours"), (60, "minute", "minutes")):
         if seconds >= 1.5 * size:
             count = round(seconds / size)

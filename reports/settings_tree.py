@@ -1,15 +1,15 @@
-"""A run's settings as flat names, and in what they differ from a preset. Pure: plain trees in, plain rows out."""
+"""A run's settings as flat names, and their differences from a preset. Pure functions."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-_OF_EVERY_RUN = ("run", "runs_root")  # they name the run, and no two agree in them
+_OF_EVERY_RUN = ("run", "runs_root")  # different in every run, so not compared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """A run's settings beside the preset that is closest to them."""
+    """A run's settings compared with the closest preset."""
 
     preset: str
     """The preset with the fewest differences."""
@@ -26,7 +26,7 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def compare(settings: Mapping[str, Any], presets: Mapping[str, Mapping[str, Any]]) -> Comparison:
-    """The closest of `presets`, the first of equals, and what differs from it; a name that only one side has is a difference."""
+    """The closest of `presets` (the first if several are) and the differences. A name on one side only is a difference."""
     ours = flat(settings)
     found = {preset: _differences(ours, flat(tree)) for preset, tree in presets.items()}
     preset = min(found, key=lambda name: len(found[name]))

@@ -1,4 +1,4 @@
-"""Plots of playing strength and of what each improvement is worth: an SVG element, or None where there is nothing to draw."""
+"""Plots of playing strength and of the gain of each improvement: an SVG element, or None if there is nothing to draw."""
 
 from collections.abc import Sequence
 
@@ -55,7 +55,7 @@ def match(record: MatchRecord, number: int = 0) -> str | None:
 
 
 def ablation(found: Ablation) -> str | None:
-    """What each improvement gains on alone in the old way, and costs off alone in the new one."""
+    """The gain of each improvement alone in the previous system, and the cost of switching it off alone in Entente."""
     if not found.rows:
         return None
     figure, (axes,) = new_plot(high=1.1 + 0.5 * len(found.rows))

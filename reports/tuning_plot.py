@@ -11,15 +11,15 @@ class Point:
     """One candidate."""
 
     on: tuple[float, float]
-    """P99 milliseconds and decisions a second, with the adapter."""
+    """P99 latency in ms and decisions per second, with the adapter."""
     off: tuple[float, float]
-    """Without."""
+    """The same without the adapter."""
     current: bool = False
     chosen: bool = False
 
 
 def tuning_plot(points: Sequence[Point], *, max_latency_ms: float) -> str:
-    """The plot as a file of its own; the bound stands in it where it is near."""
+    """The plot as an SVG file; the latency limit is drawn if it is near the points."""
     figure, (axes,) = new_plot(high=3.4)
     for name, label, colour in (("off", "adapter off", GREY), ("on", "adapter on", BLUE)):
         axes.scatter([getattr(p, name)[0] for p in points], [getattr(p, name)[1] for p in points], 22, colour, label=label)

@@ -1,5 +1,5 @@
-"""Thin Prefect tasks: each makes one piece of work visible, named and retryable, and calls plain functions for it.
+"""Thin Prefect tasks: each names one piece of work, makes it visible and retryable, and calls plain functions for it.
 
-Tasks of a step bear no tags. Prefect asks its server about limits before it begins a task with a tag, so that every step would
-wait for a server that is busy, and fail where it is gone.
+Tasks of a training step have no tags. Before a tagged task starts, Prefect asks its server about concurrency limits, so a busy
+server would delay every step, and a lost one would end the run.
 """

@@ -1,6 +1,6 @@
-"""Alerts of a run on their way: to whoever looks on, into the run's folder, to Prefect as events, and to the user's hooks.
+"""Delivers a run's alerts: to the terminal, into the run's folder, to Prefect as events, and to the user's hooks.
 
-Promise: raising an alert never delays or ends the run. A hook's failure is said once for each hook that fails in a new way.
+An alert never delays or ends the run. The same failure of a hook is reported once.
 """
 
 import asyncio
@@ -17,19 +17,19 @@ from telemetry.errors import InputError
 from telemetry.progress import reporter
 
 BEAT_S = 5.0
-"""Seconds between two looks at how long the run has been quiet."""
+"""Seconds between two checks whether the run has stalled."""
 EVENT = "entente.alert"
-"""Prefect's name of an alert is this, a dot and the rule's."""
+"""An alert's event in Prefect is named `entente.alert.<rule>`."""
 ALERT_FOLDER = "_alerts"
-"""Beside the runs, under `runs_root`: TOML files that say where alerts go."""
+"""Folder under `runs_root` with TOML files of alert hooks."""
 _HOOKS = {"command", "webhook"}
 
 
 def with_hooks(settings: AlertSettings, runs_root: Path) -> AlertSettings:
-    """`settings` with the command and the webhook of the file that they name, if they name one.
+    """`settings` with the command and the webhook of `alerts.file`, if it is set.
 
     Raises:
-        InputError: there is no such file, it says something else, or the settings have hooks of their own beside it.
+        InputError: there is no such file, it holds other keys, or the settings also have hooks of their own.
     """
     if not settings.file:
         return settings
@@ -37,40 +37,40 @@ def with_hooks(settings: AlertSettings, runs_root: Path) -> AlertSettings:
         raise InputError("alerts.file says the command and the webhook: leave alerts.command and alerts.webhook out")
     path = runs_root / ALERT_FOLDER / f"{check_name(settings.file, 'alerts.file')}.toml"
     try:
-        said = tomllib.loads(path.read_text())
+        hooks = tomllib.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise InputError(f"the alert file '{path}' cannot be read: {error}") from error
-    if not said or not said.keys() <= _HOOKS or not all(isinstance(each, str) for each in said.values()):
-        raise InputError(f'the alert file \'{path}\' says what is no hook: write command = "...", webhook = "...", or both')
-    return settings.model_copy(update=said)
+    if not hooks or not hooks.keys() <= _HOOKS or not all(isinstance(each, str) for each in hooks.values()):
+        raise InputError(f'the alert file \'{path}\' must hold hooks only: write command = "...", webhook = "...", or both')
+    return settings.model_copy(update=hooks)
 
 
 class AlertDesk:
-    """Watches one run while its block lasts."""
+    """Watches one run; use it as an async context manager around the steps."""
 
     def __init__(self, paths: RunPaths, settings: AlertSettings, *, max_policy_lag: int) -> None:
         self._watch = Watch(paths.root.name, settings, max_policy_lag=max_policy_lag, folder=paths.root)
         self._settings, self._file = with_hooks(settings, paths.root.parent), paths.alerts
         self._last_step = time.monotonic()
-        self._looking: asyncio.Task[None] | None = None
-        self._carried: set[asyncio.Task[None]] = set()
-        self._said: set[str] = set()
+        self._checking: asyncio.Task[None] | None = None
+        self._deliveries: set[asyncio.Task[None]] = set()
+        self._reported: set[str] = set()
 
     def step(self, step: int, figures: Figures) -> None:
-        """A step is done."""
+        """Check the rules after a step."""
         self._last_step = time.monotonic()
         self._raise(self._watch.step(step, figures))
 
     async def __aenter__(self) -> Self:
-        self._looking = asyncio.create_task(self._look())
+        self._checking = asyncio.create_task(self._check_stalled())
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        assert self._looking is not None
-        self._looking.cancel()
-        await asyncio.gather(self._looking, *self._carried, return_exceptions=True)
+        assert self._checking is not None
+        self._checking.cancel()
+        await asyncio.gather(self._checking, *self._deliveries, return_exceptions=True)
 
-    async def _look(self) -> None:
+    async def _check_stalled(self) -> None:
         while True:
             await asyncio.sleep(BEAT_S)
             self._raise(self._watch.quiet(time.monotonic() - self._last_step))
@@ -78,37 +78,35 @@ class AlertDesk:
     def _raise(self, alerts: list[Alert]) -> None:
         for alert in alerts:
             reporter().say(f"alert ({alert.name}): {alert.sentence}")
-            carried = asyncio.create_task(asyncio.to_thread(self._carry, alert))
-            self._carried.add(carried)
-            carried.add_done_callback(self._arrived)
+            delivery = asyncio.create_task(asyncio.to_thread(self._deliver, alert))
+            self._deliveries.add(delivery)
+            delivery.add_done_callback(self._delivered)
 
-    def _carry(self, alert: Alert) -> None:
-        raise_alert(self._file, alert, self._settings, self._said)
+    def _deliver(self, alert: Alert) -> None:
+        raise_alert(self._file, alert, self._settings, self._reported)
 
-    def _arrived(self, carried: asyncio.Task[None]) -> None:
-        self._carried.discard(carried)
-        if not carried.cancelled() and (error := carried.exception()) is not None:
-            reporter().say(f"an alert was lost on its way ({type(error).__name__}: {error}); the run goes on")
+    def _delivered(self, delivery: asyncio.Task[None]) -> None:
+        self._deliveries.discard(delivery)
+        if not delivery.cancelled() and (error := delivery.exception()) is not None:
+            reporter().say(f"an alert could not be delivered ({type(error).__name__}: {error}); the run continues")
 
 
-def raise_alert(file: Path, alert: Alert, settings: AlertSettings, said: set[str] | None = None) -> None:
-    """Carry an alert to its file, to Prefect and to the hooks; blocks as long as the hooks do.
+def raise_alert(file: Path, alert: Alert, settings: AlertSettings, reported: set[str] | None = None) -> None:
+    """Write an alert to its file, and send it to Prefect and to the hooks. Blocks until the hooks have returned.
 
     Args:
-        said: what went wrong with hooks before, and need not be said again; taken down here.
+        reported: failures of hooks that are not reported again; new ones are added.
     """
-    _append(file, alert.as_json() + "\n")
+    with file.open("a", encoding="utf-8") as out:
+        out.write(alert.as_json() + "\n")
     emit_event(
         event=f"{EVENT}.{alert.name}",
         resource={"prefect.resource.id": f"entente.run.{alert.run}", "prefect.resource.name": alert.run},
         payload={"step": alert.step, "sentence": alert.sentence},
     )
     for trouble in carry(alert, settings):
-        if said is None or trouble not in said:
-            (said if said is not None else set()).add(trouble)
-            reporter().say(f"{trouble}; the run goes on")
-
-
-def _append(file: Path, line: str) -> None:
-    with file.open("a", encoding="utf-8") as out:
-        out.write(line)
+        if reported is not None:
+            if trouble in reported:
+                continue
+            reported.add(trouble)
+        reporter().say(f"{trouble}; the run continues")

@@ -1,8 +1,8 @@
-"""What Prefect's pages show of a flow run beside its states: how far it is, its steps as a table, its result with a board.
+"""Artifacts of a flow run on Prefect's pages: progress, a table of steps, and the result with a board.
 
-Promises: a training run never waits for its page while it trains. News is merged and sent from the background, seconds
-apart, under one key per run; and a server that refuses, hangs or is gone costs a run nothing but a sentence and a count.
-Never: show what does not lie in the run's folder as well, or do anything outside of a flow run.
+A training run never waits for its page. A background task sends merged updates a few seconds apart, under one key per run. If the
+server refuses or does not answer, this is reported once and counted. Everything shown is also in the run's folder. Outside of a
+flow run nothing is sent.
 """
 
 import asyncio
@@ -26,16 +26,16 @@ from telemetry.progress import reporter
 PAUSE_S = 5.0
 """Seconds between two updates of a run's page."""
 LAST_WORD_S = 15.0
-"""Seconds that a flow waits, at its end, for a page to be sent."""
+"""Seconds that an ending flow waits for the last update."""
 ROWS_SHOWN = 100
-"""Steps in the table: Prefect's page draws every row that it is given; metrics.jsonl has all of them."""
+"""Steps in the table. Prefect's page draws every row; metrics.jsonl has all steps."""
 
 
 class RunPage:
-    """Progress and steps of a training run on the page of its flow run; `step` only takes note."""
+    """Progress and steps of a training run on the page of its flow run. `step` returns at once; a background task sends."""
 
     def __init__(self, run: str, steps: int) -> None:
-        """`run`: its name, which the flow run takes over; `steps`: of the whole run."""
+        """`run`: name of the run, also given to the flow run. `steps`: number of steps of the whole run."""
         self._run, self._steps, self._step = run, steps, 0
         self._flow_run = _flow_run_id()
         self._bar = _Artifact("progress", f"progress-{_slug(run)}")
@@ -46,7 +46,7 @@ class RunPage:
         """Updates that did not reach the server."""
 
     def step(self, step: int, figures: Mapping[str, float]) -> None:
-        """Take note of a step that is done, with its metrics."""
+        """Add a finished step with its metrics."""
         self._step = step
         self._rows.appendleft(step_row(step, figures))
         self._news.set()
@@ -56,7 +56,7 @@ class RunPage:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Send what is left, but do not wait long for it."""
+        """Send the last update; wait at most LAST_WORD_S."""
         self._closing.set()
         self._news.set()
         await asyncio.wait([self._sender], timeout=LAST_WORD_S)
@@ -98,36 +98,36 @@ class RunPage:
     async def _try(self, send: Callable[[], Awaitable[None]]) -> None:
         try:
             await send()
-        except Exception as error:  # whatever it is, a page is no reason to end a run
+        except Exception as error:  # a page that cannot be updated must not end a run
             self.failures += 1
             if self.failures == 1:
-                reporter().say(f"the run's Prefect page was not updated ({_one_line(error)}); the run goes on")
+                reporter().say(f"the run's Prefect page was not updated ({_one_line(error)}); the run continues")
 
 
 async def show_result(paths: RunPaths, summary: Mapping[str, Any], scores: Mapping[str, Score]) -> None:
-    """The run's result in words, its scores by label, and what it orders on the first held-out position, with the board."""
+    """Show the run's result, its scores by label, and its orders on the first held-out position, with the board."""
     words = f"{paths.root.name}: what {summary['steps']} steps were worth"
     await _show_once("markdown", f"result-{_slug(paths.root.name)}", words, lambda: result_page(paths, summary, scores))
 
 
 async def show_scores(run: str, version: int, scores: Mapping[str, Score]) -> None:
-    """A policy version's scores by opponents, and what it orders on the first held-out position, with the board."""
+    """Show a policy version's scores by opponents, and its orders on the first held-out position, with the board."""
     words = f"{run}: strength of policy version {version}"
     await _show_once("markdown", f"score-{_slug(run)}-v{version}", words, lambda: score_page(run, version, scores))
 
 
 async def show_table(key: str, description: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """A table, one line for each of `rows`."""
+    """Show a table."""
     await _show_once("table", _slug(key), description, lambda: json.dumps(list(rows)))
 
 
 async def show_page(key: str, description: str, make: Callable[[], str]) -> None:
-    """Words, as the markdown that `make` gives."""
+    """Show the markdown that `make` returns."""
     await _show_once("markdown", _slug(key), description, make)
 
 
 async def show_cache(cache: StateCache) -> None:
-    """The cache's positions by year and by how far the leading power is ahead."""
+    """Show the number of positions by game year and by the centres of the strongest power."""
     words = (
         f"Positions of state cache {cache.path.name}, by game year and by the centres of the strongest power: "
         f"{len(cache.train)} to train from, {len(cache.held_out)} held out"
@@ -136,7 +136,7 @@ async def show_cache(cache: StateCache) -> None:
 
 
 class _Artifact:
-    """One artifact of a flow run: made at the first call, updated in place by the next ones."""
+    """One artifact of a flow run: the first call creates it, later ones update it."""
 
     def __init__(self, kind: str, key: str) -> None:
         self._kind, self._key = kind, key
@@ -158,12 +158,12 @@ async def _show_once(kind: str, key: str, description: str, make: Callable[[], s
     try:
         data = await asyncio.to_thread(make)  # drawing a board takes a tenth of a second
         await asyncio.wait_for(_Artifact(kind, key).show(flow_run, description, data), LAST_WORD_S)
-    except Exception as error:  # what is shown lies in files already
+    except Exception as error:  # the same is in files already
         reporter().say(f"Prefect's page does not show '{key}' ({_one_line(error)}); nothing else is missing")
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:
-    """Until `event`, or for `seconds`."""
+    """Wait for `event`, at most `seconds`."""
     waiting = asyncio.create_task(event.wait())
     await asyncio.wait([waiting], timeout=seconds)
     waiting.cancel()
@@ -180,7 +180,7 @@ def _known(flow_run: UUID | None) -> UUID:
 
 
 def _slug(name: str) -> str:
-    """`name` as part of an artifact's key: small letters, digits and dashes."""
+    """`name` as part of an artifact's key: lower-case letters, digits and dashes."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 

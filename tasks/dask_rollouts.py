@@ -1,8 +1,8 @@
-"""Rollouts on a Dask cluster: a task for each stretch, by Prefect's runner, played by whichever worker process is free.
+"""Rollouts on a Dask cluster: Prefect's runner submits a task for each stretch, and any free worker process plays it.
 
-Each worker process opens a rollout side of its own, once, from the run's folder. Promise: what it publishes bears the training
-flow's own name and numbers and begins at the same positions, so nobody who reads the shards can tell where they were played. A
-worker that dies is somebody else's stretch; a cluster that has no worker left for long is an error with a sentence.
+Each worker process opens a rollout side of its own once, from the run's folder. Its shards have the training flow's name, numbers
+and start positions, as if they were played in the flow's process. If a worker dies, its stretch is submitted again. A cluster
+without any worker for too long is an error.
 """
 
 import asyncio
@@ -36,33 +36,33 @@ if TYPE_CHECKING:
     from prefect_dask.task_runners import DaskTaskRunner
 
 ANSWERS_WITHIN_S = 10.0
-"""Seconds until a scheduler must have answered."""
+"""Time limit of a connection to the scheduler, in seconds."""
 STRETCHES_PER_WORKER = 2
-"""Threads of a worker process: while the last games of one stretch are played, the next fills the engine."""
+"""Threads of a worker process: while one stretch plays its last games, the next keeps the engine busy."""
 SILENT_FOR_S = 300.0
-"""Seconds for which a worker may say nothing: while it imports torch and opens an engine its loop stands still, on a busy machine
-for longer than the 30 s after which Dask would let it go, and nobody would begin another."""
+"""Seconds for which a worker may be silent. Its event loop is blocked while it imports torch and opens an engine. On a busy
+machine this takes longer than Dask's default of 30 s, after which Dask would drop the worker for good."""
 _LOOK_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaskPlan:
-    """Where to play, and how patiently."""
+    """The cluster to play on, with its time limits."""
 
     address: str
-    """Of a scheduler; empty: a cluster on this machine, for as long as the run."""
+    """Address of a scheduler; empty: a cluster on this machine for the length of the run."""
     workers: int
-    """Processes of that cluster."""
+    """Worker processes of a cluster on this machine."""
     threads: int
-    """CPU threads of each of them."""
+    """CPU threads of each of these processes."""
     start_timeout_s: float
-    """Until a scheduler must have a worker."""
+    """Seconds until the scheduler must have a worker."""
     no_worker_timeout_s: float
-    """Without any worker, or without the scheduler, until rollouts fail."""
+    """Seconds without any worker, or without the scheduler, until rollouts fail."""
     timeout_s: float
-    """Of a task."""
+    """Time limit of a task, in seconds."""
     retries: int
-    """Of a task that failed, and of one whose workers died."""
+    """Retries of a task that failed, or whose worker died."""
 
 
 # -- in a worker process -----------------------------------------------------------------------------------------------------
@@ -77,8 +77,8 @@ class DaskPlan:
 async def roll_out_elsewhere(
     root: str, step: int, first_group: int, count: int, call: str, after: Path | None = None
 ) -> RolloutReport:
-    """Play a stretch in the process of the worker that runs this."""
-    # This function travels by value, with copies of what it refers to; the sides of the process are those of the module.
+    """Play a stretch in the worker process that runs this task."""
+    # Dask pickles this function by value. The import makes it use this process's own module, which holds the open sides.
     from tasks.dask_rollouts import play_here
 
     return await play_here(Path(root), step, first_group, count, call, after)
@@ -86,30 +86,30 @@ async def roll_out_elsewhere(
 
 _lock = threading.Lock()
 _sides: dict[tuple[Path, str], "concurrent.futures.Future[RolloutSide]"] = {}
-"""Of this process, by run and what it plays."""
+"""Rollout sides that this process has open, by run folder and the hash of what they play."""
 _calls: dict[str, tuple[asyncio.AbstractEventLoop, "asyncio.Task[Any]"]] = {}
-"""Stretches that are played in this process."""
+"""Event loop and task of each stretch that this process plays, by call id."""
 
 
 async def play_here(root: Path, step: int, first_group: int, count: int, call: str, after: Path | None = None) -> RolloutReport:
-    """Play a stretch in this process, unless it is given up meanwhile."""
-    with _may_be_given_up(call):
+    """Play a stretch in this process; `cancel_call` cancels it."""
+    with _cancellable(call):
         side = await _side_of(root)
         await side.follow()
         return await play_stretch(side.resources, step, first_group, count, after)
 
 
-async def give_up(call: str) -> None:
-    """Have this process give up a stretch, if it plays it."""
+async def cancel_call(call: str) -> None:
+    """Cancel a stretch if this process plays it."""
     with _lock:
         found = _calls.get(call)
     if found is not None:
-        with suppress(RuntimeError):  # it has just ended, and its loop with it
+        with suppress(RuntimeError):  # its event loop has just closed
             found[0].call_soon_threadsafe(found[1].cancel)
 
 
 async def close_sides(root: str) -> None:
-    """Free what this process holds of a run."""
+    """Close the rollout sides of a run in this process."""
     with _lock:
         mine = [_sides.pop(key) for key in list(_sides) if key[0] == Path(root)]
     for each in mine:
@@ -118,7 +118,7 @@ async def close_sides(root: str) -> None:
 
 
 @contextmanager
-def _may_be_given_up(call: str) -> Iterator[None]:
+def _cancellable(call: str) -> Iterator[None]:
     current = asyncio.current_task()
     assert current is not None, "a task of Prefect's runs in one of asyncio's"
     with _lock:
@@ -131,7 +131,7 @@ def _may_be_given_up(call: str) -> Iterator[None]:
 
 
 async def _side_of(root: Path) -> RolloutSide:
-    """This process's side of the run, opened by whoever comes first; one that plays otherwise than the run by now is closed."""
+    """This process's rollout side of the run. The first call opens it; a side with outdated settings is closed."""
     key = root, (await asyncio.to_thread(read_control, RunPaths(root))).plays
     with _lock:
         known = _sides.get(key)
@@ -147,8 +147,8 @@ async def _side_of(root: Path) -> RolloutSide:
     except BaseException as error:
         with _lock:
             _sides.pop(key, None)
-        opening.set_exception(error if isinstance(error, Exception) else EngineLostError("opening the run was given up"))
-        opening.exception()  # nobody else may wait for it
+        opening.set_exception(error if isinstance(error, Exception) else EngineLostError("opening the run was cancelled"))
+        opening.exception()  # mark the exception as retrieved: there may be no other waiter
         raise
     return opening.result()
 
@@ -176,16 +176,16 @@ class DaskSource:
 
     async def _play(self, stretch: Stretch) -> RolloutReport:
         for _ in range(1 + self._plan.retries):
-            await self._connected()
+            await self._wait_for_scheduler()
             call = uuid4().hex
             where = {"step": stretch.step, "first_group": stretch.first_group, "count": stretch.count, "after": stretch.after}
-            # In a thread: a cluster that is busy or gone takes its time, and the flow's loop has other things to do.
+            # In a thread, because a busy or lost cluster would block the flow's event loop.
             submitted = await asyncio.to_thread(self._runner.submit, self._task, {"root": self._root, "call": call, **where})
             future = submitted.wrapped_future
             try:
-                await self._settled(future)
+                await self._wait_for(future)
             except BaseException:
-                await asyncio.shield(asyncio.to_thread(self._take_back, future, call))
+                await asyncio.shield(asyncio.to_thread(self._cancel_future, future, call))
                 raise
             if future.status == "finished":
                 state = await asyncio.to_thread(future.result)
@@ -194,76 +194,84 @@ class DaskSource:
             reporter().say(f"start groups from {stretch.first_group} are submitted to Dask again: {reason}")
         raise EngineLostError(f"Dask's workers died {1 + self._plan.retries} times over start groups from {stretch.first_group}")
 
-    async def _connected(self) -> None:
-        """Wait for a scheduler that is gone for a while."""
+    async def _wait_for_scheduler(self) -> None:
+        """Wait until the scheduler is connected.
+
+        Raises:
+            EngineLostError: it is not for `no_worker_timeout_s`.
+        """
         until = time.monotonic() + self._plan.no_worker_timeout_s
         while self._runner.client.status != "running":
             if time.monotonic() > until:
-                raise EngineLostError(f"the Dask scheduler{_at(self._plan.address)} is lost: begin it again, and resume the run")
+                raise EngineLostError(f"the Dask scheduler{_at(self._plan.address)} is lost: start it again, and resume the run")
             await asyncio.sleep(_LOOK_S)
 
-    async def _settled(self, future: Any) -> None:
-        """Wait for the future, but not for ever where nobody is left to settle it."""
-        loop, settled = asyncio.get_running_loop(), asyncio.Event()
+    async def _wait_for(self, future: Any) -> None:
+        """Wait for the future.
 
-        def tell(_: Any) -> None:
-            with suppress(RuntimeError):  # the flow has ended
-                loop.call_soon_threadsafe(settled.set)
+        Raises:
+            EngineLostError: the cluster has no worker for `no_worker_timeout_s`.
+        """
+        loop, done = asyncio.get_running_loop(), asyncio.Event()
 
-        future.add_done_callback(tell)
-        alone_since: float | None = None
+        def wake(_: Any) -> None:
+            with suppress(RuntimeError):  # the flow's event loop is closed
+                loop.call_soon_threadsafe(done.set)
+
+        future.add_done_callback(wake)
+        no_worker_since: float | None = None
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(_LOOK_S):  # wait_for may swallow a cancellation that comes with the answer
-                    await settled.wait()
+                async with asyncio.timeout(_LOOK_S):  # wait_for may swallow a cancellation that arrives with the result
+                    await done.wait()
                 return
             if future.done():
                 return
-            alone_since = None if await asyncio.to_thread(self._has_workers) else alone_since or time.monotonic()
-            if alone_since is not None and time.monotonic() - alone_since > self._plan.no_worker_timeout_s:
+            no_worker_since = None if await asyncio.to_thread(self._has_workers) else no_worker_since or time.monotonic()
+            if no_worker_since is not None and time.monotonic() - no_worker_since > self._plan.no_worker_timeout_s:
                 raise EngineLostError(
                     f"the Dask cluster{_at(self._plan.address)} had no worker for {self._plan.no_worker_timeout_s:g} s: "
-                    "begin one, and resume the run"
+                    "start one, and resume the run"
                 )
 
     def _has_workers(self) -> bool:
-        """Asked of the scheduler itself; one that does not answer has none."""
+        """Whether the scheduler has workers; False if it does not answer."""
         client = self._runner.client
         try:
             return client.status == "running" and client.scheduler_info(n_workers=0).get("n_workers", 0) > 0
         except (OSError, TimeoutError):
             return False
 
-    def _take_back(self, future: Any, call: str) -> None:
-        """What Dask has not begun it forgets; what a worker plays it is told to give up."""
-        with suppress(Exception):  # a cluster that is gone plays nothing
+    def _cancel_future(self, future: Any, call: str) -> None:
+        """Cancel the call in Dask, and in the worker that plays it."""
+        with suppress(Exception):  # a lost cluster plays nothing
             future.cancel()
-            self._runner.client.run(give_up, call, wait=False)
+            self._runner.client.run(cancel_call, call, wait=False)
 
 
 @asynccontextmanager
 async def dask_source(root: Path, plan: DaskPlan, spans: Spans) -> AsyncIterator[DaskSource]:
-    """A source on a cluster of this machine, or on one that is there already.
+    """A source on a new cluster on this machine, or on an existing one.
 
     Args:
-        spans: the flow's; a stretch counts as rollouts from when it is submitted.
+        spans: the flow's timings; a stretch counts as rollout time from its submission.
 
     Raises:
         InputError: Dask is not installed, the scheduler does not answer, or it has no worker.
     """
     check_scheduler(plan.address)
-    runner = await asyncio.to_thread(_begin, plan)
+    runner = await asyncio.to_thread(_start, plan)
     try:
         yield DaskSource(root, runner, plan, spans)
     finally:
-        await asyncio.to_thread(_end, runner, root, plan)
+        await asyncio.to_thread(_stop, runner, root, plan)
 
 
 def check_scheduler(address: str) -> None:
-    """Refuse a scheduler at which nobody listens, and a machine without Dask, before anything else is begun.
+    """Check that Dask is installed and that the scheduler accepts connections.
 
     Raises:
-        InputError: that is so.
+        InputError: one of these is not so.
     """
     import importlib.util
 
@@ -282,12 +290,12 @@ def check_scheduler(address: str) -> None:
         socket.create_connection((host, port), timeout=ANSWERS_WITHIN_S).close()
     except OSError as error:
         raise InputError(
-            f"no Dask scheduler answers at pipeline.dask_address '{address}' ({error}): begin one with `dask scheduler`, "
+            f"no Dask scheduler answers at pipeline.dask_address '{address}' ({error}): start one with `dask scheduler`, "
             "or leave the address out to have a cluster on this machine"
         ) from error
 
 
-def _begin(plan: DaskPlan) -> "DaskTaskRunner":
+def _start(plan: DaskPlan) -> "DaskTaskRunner":
     import dask.config
     from prefect_dask.task_runners import DaskTaskRunner
 
@@ -295,13 +303,13 @@ def _begin(plan: DaskPlan) -> "DaskTaskRunner":
     threads = {name: plan.threads for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
     dask.config.set(
         {
-            "distributed.worker.daemon": False,  # a daemon may have no children, and engines and indexes do
+            "distributed.worker.daemon": False,  # a daemon may have no child processes, and engines and indexes do
             "distributed.comm.timeouts.tcp": f"{SILENT_FOR_S:g}s",
             "distributed.nanny.pre-spawn-environ": {
                 **threads,
                 "OMP_WAIT_POLICY": "passive",
                 "DASK_DISTRIBUTED__COMM__TIMEOUTS__TCP": f"{SILENT_FOR_S:g}s",
-                "DASK_LOGGING__DISTRIBUTED": "critical",  # at the end each complains that the others are gone
+                "DASK_LOGGING__DISTRIBUTED": "critical",  # at shutdown each worker logs that the others are gone
             },
         }
     )
@@ -310,7 +318,7 @@ def _begin(plan: DaskPlan) -> "DaskTaskRunner":
         "threads_per_worker": STRETCHES_PER_WORKER,
         "processes": True,
         "dashboard_address": None,
-        "memory_limit": 0,  # an engine takes what its settings say, and is not to be killed for it
+        "memory_limit": 0,  # Dask must not kill a worker for its engine's memory
         "silence_logs": logging.ERROR,
     }
     client = {"timeout": ANSWERS_WITHIN_S}
@@ -324,15 +332,15 @@ def _begin(plan: DaskPlan) -> "DaskTaskRunner":
         runner.__exit__(None, None, None)
         if plan.address and "worker" in str(error).lower():
             raise InputError(
-                f"the Dask scheduler at '{plan.address}' has no worker: begin one with `dask worker {plan.address}`"
+                f"the Dask scheduler at '{plan.address}' has no worker: start one with `dask worker {plan.address}`"
             ) from error
         raise InputError(f"no Dask cluster{_at(plan.address)}: {error}") from error
     return runner
 
 
-def _end(runner: "DaskTaskRunner", root: Path, plan: DaskPlan) -> None:
+def _stop(runner: "DaskTaskRunner", root: Path, plan: DaskPlan) -> None:
     try:
-        if plan.address:  # its workers outlive the run
+        if plan.address:  # the workers of an existing cluster outlive the run
             with suppress(Exception):
                 runner.client.run(close_sides, str(root.resolve()), wait=True, on_error="ignore")
     finally:

@@ -1,4 +1,4 @@
-"""Evaluation runs and tasks: one player against one kind of opponents on the held-out positions; the games of a match."""
+"""Evaluation tasks: a player against one kind of opponents, the games of a match, and the tactical positions."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -22,12 +22,12 @@ from rollouts.deciders import Decider, Tokens
 from telemetry.progress import reporter
 
 DEPLOYMENT = "evaluate-policy/measure-strength"
-"""The deployment whose runs measure versions beside training."""
+"""The deployment that measures versions while a run trains."""
 _ANSWERS_WITHIN_S = 30.0
 
 
-async def evaluation_worker() -> bool:
-    """Whether the Prefect server has the deployment, and a worker that would start a run of it."""
+async def has_evaluation_worker() -> bool:
+    """Whether the Prefect server has the deployment and an online worker for it."""
     try:
         async with get_client() as client:
             deployment = await client.read_deployment_by_name(DEPLOYMENT)
@@ -36,23 +36,23 @@ async def evaluation_worker() -> bool:
             workers = await client.read_workers_for_work_pool(deployment.work_pool_name)
     except ObjectNotFound:
         return False
-    except Exception as error:  # a server in trouble is no reason to end a run
-        reporter().say(f"Prefect did not say whether '{DEPLOYMENT}' can be run ({_one_line(error)})")
+    except Exception as error:  # a failing server must not end a run
+        reporter().say(f"Prefect could not be asked whether '{DEPLOYMENT}' can run ({_one_line(error)})")
         return False
     return any(worker.status is WorkerStatus.ONLINE for worker in workers)
 
 
-async def begin_evaluation(run: str, version: int, runs_root: Path) -> str:
-    """Begin a run of the deployment that keeps the version's point of the track, and wait for none of it.
+async def start_evaluation(run: str, version: int, runs_root: Path) -> str:
+    """Start a flow run of the deployment that stores the version's point, without waiting for it.
 
     Returns:
-        why it was refused; empty where it was begun.
+        The reason if it was refused; empty if it was started.
     """
     asked = {"run": run, "version": version, "runs_root": str(runs_root), "track": True}
     try:
         begun = arun_deployment(DEPLOYMENT, parameters=asked, timeout=0, as_subflow=False, tags=["entente", "evaluate"])
         await asyncio.wait_for(begun, _ANSWERS_WITHIN_S)
-    except Exception as error:  # whatever it is, the version can be measured here
+    except Exception as error:  # the caller measures the version itself
         return _one_line(error)
     return ""
 
@@ -79,7 +79,7 @@ async def evaluate_player(
     tokens: Tokens | None,
     decider: Decider | None = None,
 ) -> Score:
-    """Score `player` (the policy as the engine serves it, a scripted one, or `decider`), called `label` in the run's names."""
+    """Score `player`: the policy that the engine serves, a scripted player, or `decider`. `label` names the task run."""
     who = f"{label} against {opponents}"
     policy = player == POLICY
     return await host.run(
@@ -105,25 +105,25 @@ async def play_games(
     deciders: Mapping[str, Decider],
     on_game: OnGame,
 ) -> list[GameResult]:
-    """Play the games of a match that are still to be played; each is told as it ends."""
+    """Play the given games of a match. `on_game` is called with each result."""
     done = 0
 
-    def told(game: GameResult) -> None:
+    def report(game: GameResult) -> None:
         nonlocal done
         done += 1
         on_game(game)
         reporter().stage("playing games", done, len(plans))
 
-    return await host.run(play_match(plans, settings, deciders, told))
+    return await host.run(play_match(plans, settings, deciders, report))
 
 
 @task(name="solve-tactics", task_run_name="solve-tactics-{name}", cache_policy=NO_CACHE, persist_result=False, tags=["evaluate"])
 async def solve_positions(
     host: EngineHost, name: str, version: int, positions: Sequence[TacticalPosition], decider: Decider | None
 ) -> TacticsScore:
-    """What a player solves of the tactical positions: `decider`, or the scripted player of this name."""
+    """Measure which tactical positions a player solves: `decider`, or the scripted player `name`."""
 
-    def told(done: int, total: int) -> None:
+    def report(done: int, total: int) -> None:
         reporter().stage(f"tactical positions, {name}", done, total)
 
-    return await host.run(solve(name, version, positions, decider, on_position=told))
+    return await host.run(solve(name, version, positions, decider, on_position=report))

@@ -1,4 +1,4 @@
-"""Tasks that prepare a run: the state cache and the tiny model."""
+"""Tasks that prepare a run: they build the state cache and the tiny model."""
 
 import asyncio
 import multiprocessing
@@ -24,20 +24,20 @@ from training.settings import TinyModelSettings
 
 @task(name="build-state-cache", cache_policy=NO_CACHE, persist_result=False, tags=["cache"])
 async def freeze_positions(root: Path, settings: CacheSettings) -> Path:
-    """Play scripted games, freeze positions, publish the cache; its folder."""
-    with _heard_when_cancelled() as still_wanted:
+    """Play scripted games, freeze positions and publish the cache. Returns its folder."""
+    with _cancellable_thread() as check_cancelled:
 
-        def told(done: int, total: int) -> None:
-            still_wanted()
+        def report(done: int, total: int) -> None:
+            check_cancelled()
             reporter().stage("freezing positions", done, total)
 
-        train, held_out = await asyncio.to_thread(build, settings, told)
+        train, held_out = await asyncio.to_thread(build, settings, report)
     return await asyncio.to_thread(write_cache, root, settings, train, held_out)
 
 
 @task(name="refresh-state-cache", cache_policy=NO_CACHE, persist_result=False, tags=["cache"])
-async def take_in_positions(root: Path, settings: CacheSettings, base: Path, run: RunPaths) -> Path:
-    """Publish the cache in `base` with a share of its training positions from the rollouts of `run`; its folder."""
+async def refresh_positions(root: Path, settings: CacheSettings, base: Path, run: RunPaths) -> Path:
+    """Publish the cache in `base` with a share of its training positions from rollouts of `run`. Returns the new folder."""
     reporter().stage("taking in positions", 0, 1)
     path = await asyncio.to_thread(_refreshed, root, settings, base, run)
     reporter().stage("taking in positions", 1, 1)
@@ -47,7 +47,7 @@ async def take_in_positions(root: Path, settings: CacheSettings, base: Path, run
 def _refreshed(root: Path, settings: CacheSettings, base: Path, run: RunPaths) -> Path:
     cache = open_cache(base)
     held_out = {snapshot.snapshot_id for snapshot in cache.held_out}
-    # In a process of its own: the index leaves the flow's process as small as it was, and quiet at its end.
+    # In its own process, so that the index takes no memory and leaves no threads in the flow's process.
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
         reached = process.submit(_reached, run, settings.from_groups, held_out).result()
     return write_cache(root, settings, refresh(settings, cache.train, cache.held_out, reached), cache.held_out)
@@ -62,33 +62,33 @@ def _reached(run: RunPaths, before: int, held_out: set[str]) -> list[Snapshot]:
 
 @task(name="make-tiny-model", cache_policy=NO_CACHE, persist_result=False, tags=["model"])
 async def make_model(root: Path, settings: TinyModelSettings, prompts: PromptSettings) -> Path:
-    """Make the tiny model of this recipe for these prompts, unless it is there; its folder."""
+    """Make the tiny model of this recipe for these prompts if it is missing. Returns its folder."""
     from training.tiny_model import make_tiny_model
 
-    with _heard_when_cancelled() as still_wanted:
+    with _cancellable_thread() as check_cancelled:
 
-        def told(stage: str, done: int, total: int) -> None:
-            still_wanted()
+        def report(stage: str, done: int, total: int) -> None:
+            check_cancelled()
             reporter().stage(f"tiny model: {stage}", done, total)
 
-        return await asyncio.to_thread(make_tiny_model, root, settings, told, prompts)
+        return await asyncio.to_thread(make_tiny_model, root, settings, report, prompts)
 
 
-class _NoLongerWanted(BaseException):
-    """Ends the work of a thread whose task was cancelled; nobody waits for it."""
+class _ThreadCancelled(BaseException):
+    """Ends the work of a thread whose task was cancelled. It is never awaited."""
 
 
 @contextmanager
-def _heard_when_cancelled() -> Iterator[Callable[[], None]]:
-    """For work in a thread, which cancelling its task cannot end: gives what it has to ask as it moves on."""
+def _cancellable_thread() -> Iterator[Callable[[], None]]:
+    """For work in a thread, which the cancellation of its task does not end. The thread calls the yielded function regularly."""
     cancelled = threading.Event()
 
-    def still_wanted() -> None:
+    def check_cancelled() -> None:
         if cancelled.is_set():
-            raise _NoLongerWanted
+            raise _ThreadCancelled
 
     try:
-        yield still_wanted
+        yield check_cancelled
     except asyncio.CancelledError:
         cancelled.set()
         raise

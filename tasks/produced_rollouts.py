@@ -1,7 +1,7 @@
-"""What a rollout producer does: start groups under its own name and numbers, and a word about itself on a beat.
+"""The work of a rollout producer: it plays start groups under its own name and numbers, and updates its status file.
 
-Promise: a number is written down before it is played, so none is used twice, whoever was killed when; a producer says that it is
-alive for as long as it is, and why it ended if it could.
+A number is written to disk before its start group is played, so no number is used twice, even after a kill. The status file shows
+that the producer is alive, and why it ended if it could write that.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from telemetry.errors import DataError, InputError
 from telemetry.progress import reporter
 
 _BEYOND_A_SHARD = 4096
-"""Start groups that a shard may hold, at most: how far a number lies beyond one that cannot be read."""
+"""Upper bound of start groups in a shard: the distance to the next free number after a shard that cannot be read."""
 
 
 @task(
@@ -35,37 +35,37 @@ _BEYOND_A_SHARD = 4096
     persist_result=False,
 )
 async def produce_groups(side: RolloutSide, producer: str, first_group: int, count: int) -> RolloutReport:
-    """Play the producer's start groups from `first_group` on, under the newest version, and publish their shard."""
+    """Play the producer's start groups from `first_group` on under the newest version, and publish their shard."""
     await side.follow()
     positions = await asyncio.to_thread(producer_positions, side.resources, producer, first_group, count, side.version)
     return await play_missing(side.resources, f"rollout {first_group}", producer, positions, first_group)
 
 
-def next_free(paths: RunPaths, producer: str) -> int:
-    """The first number that the producer never used: beyond what it said that it would use, and beyond its shards."""
+def next_free_number(paths: RunPaths, producer: str) -> int:
+    """The first start group number that is beyond the producer's last status and beyond its shards."""
     try:
         status = read_producer(paths, producer)
     except DataError as error:
         reporter().say(str(error))
         status = None
-    said = status.next_group if status is not None else 0
+    announced = status.next_group if status is not None else 0
     numbers = [int(found[1]) for name in FILES.names(paths.shards / producer) if (found := SHARD_NAME.fullmatch(name))]
     if not numbers:
-        return said
+        return announced
     newest = shard_path(paths, producer, max(numbers))
     try:
-        return max(said, describe_shard(newest, open_shard(newest), already=True).next_start_group)
-    except DataError:  # the index says so, too
-        return max(said, max(numbers) + _BEYOND_A_SHARD)
+        return max(announced, describe_shard(newest, open_shard(newest), already=True).next_start_group)
+    except DataError:  # the index reports the damaged shard
+        return max(announced, max(numbers) + _BEYOND_A_SHARD)
 
 
 class ProducerDesk:
-    """Writes one producer's status file, on a beat and where something must be on disk first."""
+    """Writes one producer's status file: regularly, and before anything that depends on it."""
 
     def __init__(self, paths: RunPaths, producer: str, flow_run: str) -> None:
         """
         Raises:
-            InputError: on entering, if a producer of this name is at work already.
+            InputError: on entering the context, if a producer of this name is already at work.
         """
         self._paths, self._producer = paths, producer
         now = time.time()
@@ -89,13 +89,13 @@ class ProducerDesk:
 
     @property
     def status(self) -> ProducerStatus:
-        """As last told."""
+        """The status as last written."""
         return self._status
 
-    async def tell(self, state: ProducerState, **told: Any) -> None:
-        """Change what the status says; on disk when this returns."""
+    async def update(self, state: ProducerState, **fields: Any) -> None:
+        """Change fields of the status; it is on disk when this returns."""
         async with self._writing:
-            self._status = replace(self._status, state=state, alive_at=time.time(), **told)
+            self._status = replace(self._status, state=state, alive_at=time.time(), **fields)
             await asyncio.to_thread(write_producer, self._paths, self._status)
 
     async def __aenter__(self) -> Self:
@@ -112,11 +112,11 @@ class ProducerDesk:
                         f"a producer '{producer}' of run '{paths.root.name}' is at work on {before.host}: give another name"
                     )
                 self._status = replace(self._status, published=before.published if before else 0)
-            await self.tell("opening", next_group=await asyncio.to_thread(next_free, paths, producer))
+            await self.update("opening", next_group=await asyncio.to_thread(next_free_number, paths, producer))
         except BaseException:
             self._lock.__exit__(None, None, None)
             raise
-        self._beat = asyncio.create_task(self._beat_on())
+        self._beat = asyncio.create_task(self._update_regularly())
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
@@ -125,15 +125,15 @@ class ProducerDesk:
             await asyncio.gather(self._beat, return_exceptions=True)
         try:
             why = self._status.sentence if error is None else str(error) or "it was cancelled"
-            await self.tell("ended", in_flight=0, sentence=why)
+            await self.update("ended", in_flight=0, sentence=why)
         finally:
             if self._lock is not None:
                 self._lock.__exit__(None, None, None)
 
-    async def _beat_on(self) -> None:
+    async def _update_regularly(self) -> None:
         while True:
             await asyncio.sleep(BEAT_S)
             try:
-                await self.tell(self._status.state)
-            except OSError as error:  # a full disk: whoever looks sees no beat, and the shards wait for room by themselves
+                await self.update(self._status.state)
+            except OSError as error:  # for example a full disk: readers see no sign of life, and shards wait for room
                 reporter().say(f"the status of producer '{self._producer}' could not be written: {error}")

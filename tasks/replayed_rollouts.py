@@ -1,10 +1,9 @@
-"""Simulated rollouts: start groups that an earlier run stored, published again under new numbers at a set rate.
+"""Simulated rollouts: stored start groups of an earlier run, published again under new numbers at a set rate.
 
-Promises: real shards, with rows as a trainer reads them, and the policy version that was in force when their start group began;
-every stretch is a Prefect task of its own, as a real one. The pace is that of one engine of so many start groups a second, which
-plays in the order in which it is asked and saves nothing up while nobody asks. Whoever looks is told: tasks bear the name
-`replayed`, rows the worker `simulated`, shards their origin.
-Never: a token drawn. There is no engine, and `IdleEngine` refuses to be one.
+The shards are real: their rows can be trained on, and name the policy version that was served when their start group began.
+Each stretch is a Prefect task, as in a real run. The pace is that of one engine with a fixed rate of start groups, which serves
+requests in order and does not work ahead. Simulated data is marked: tasks are named `replayed`, the rows' worker is `simulated`,
+and shards name their origin. No token is drawn: `IdleEngine` refuses to generate.
 """
 
 import asyncio
@@ -34,11 +33,11 @@ from telemetry.progress import reporter
 WORKER = "simulated"
 """Name of the worker in the rows."""
 _TAIL_INDEX = 1.5
-"""Of the Pareto distribution of latencies with a heavy tail."""
+"""Tail index of the Pareto distribution of latencies."""
 
 
 class IdleEngine:
-    """Stands where a run with simulated rollouts has no engine: knows which version is in force, and draws nothing."""
+    """The engine of a run with simulated rollouts: it keeps the newest published version and draws nothing."""
 
     name = WORKER
 
@@ -49,7 +48,7 @@ class IdleEngine:
         """See `Engine.start`."""
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        """Refuse: see `Engine.generate`."""
+        """Raise EngineError; see `Engine.generate`."""
         raise EngineError(
             f"request {request.request_id}: a run with simulated rollouts has no engine; leave simulated.from_run out"
         )
@@ -81,7 +80,7 @@ class IdleEngine:
 
 
 class Pace:
-    """When start groups begin and end, in seconds of any one clock."""
+    """Begin and end times of start groups, in seconds of the caller's clock."""
 
     def __init__(self, settings: SimulatedSettings, seed: int) -> None:
         self._settings = settings
@@ -89,13 +88,13 @@ class Pace:
         self._free_at = float("-inf")
 
     def next(self, number: int, now: float) -> tuple[float, float]:
-        """When start group `number`, asked for at `now`, begins and when it is done."""
+        """Begin and end of start group `number`, requested at `now`."""
         begins = max(now, self._free_at)
         self._free_at = begins + 1 / self._settings.rate
         return begins, max(self._free_at, begins + self.latency_s(number))
 
     def latency_s(self, number: int) -> float:
-        """Seconds that this start group takes at least, the same whenever it is asked."""
+        """Least seconds that this start group takes; depends only on seed and number."""
         median = self._settings.latency_s
         if self._settings.tail == "fixed" or not median:
             return median
@@ -114,20 +113,22 @@ class ReplayedSource:
         timeout_s: float | None = None,
         retries: int = 0,
     ) -> None:
-        """`resources.engine` is the `IdleEngine` that says which version is in force."""
+        """`resources.engine` is the `IdleEngine` that holds the newest version."""
         self.resources = resources
         self.groups = groups
         self.pace = Pace(settings, resources.seed)
         self.provenance = resources.provenance | {"simulated_from": settings.from_run}
         self._task = replay_groups.with_options(timeout_seconds=timeout_s, retries=retries)
-        reporter().say(f"rollouts are SIMULATED: {len(groups)} start groups of run '{settings.from_run}', {in_words(settings)}")
+        reporter().say(
+            f"rollouts are SIMULATED: {len(groups)} start groups of run '{settings.from_run}', {describe_pace(settings)}"
+        )
 
     async def play(self, stretch: Stretch) -> RolloutReport:
         """See `RolloutSource.play`."""
         return await self._task(self, stretch.step, stretch.first_group, stretch.count, stretch.after)
 
     async def replay(self, number: int) -> tuple[list[Decision], list[Ply]]:
-        """The rows of start group `number`, once it is time."""
+        """The rows of start group `number`, after its simulated duration."""
         begins, done = self.pace.next(number, time.monotonic())
         await asyncio.sleep(begins - time.monotonic())
         policy = getattr(self.resources.engine, "policy", BASE)
@@ -136,8 +137,8 @@ class ReplayedSource:
         return group.renumbered(PRODUCER, number, policy=policy, worker=WORKER)
 
 
-def in_words(settings: SimulatedSettings) -> str:
-    """The pace of simulated rollouts."""
+def describe_pace(settings: SimulatedSettings) -> str:
+    """The pace of simulated rollouts, in words."""
     latency = f", {settings.latency_s:g} s each at least ({settings.tail} tail)" if settings.latency_s else ""
     return f"{settings.rate:g} a second at most{latency}"
 
@@ -151,7 +152,7 @@ def in_words(settings: SimulatedSettings) -> str:
 async def replay_groups(
     source: ReplayedSource, step: int, first_group: int, count: int, after: Path | None = None
 ) -> RolloutReport:
-    """Publish stored start groups as `first_group` .. `first_group + count - 1`, as `roll_out_groups` does played ones."""
+    """Publish stored start groups as numbers `first_group` .. `first_group + count - 1`, like `roll_out_groups`."""
     began, resources = time.monotonic(), source.resources
     with resources.spans.span("rollout"):
         found = await asyncio.to_thread(coverage, resources.paths, PRODUCER, first_group, count)

@@ -1,7 +1,6 @@
-"""The report task: a run's page, written by the `entente report` command in a process of its own.
+"""The report task: the command `entente report` writes a run's page in its own process.
 
-A process of its own, because DuckDB and the plots have no place in one that holds an engine. A page that cannot be written is no
-reason to fail a run that is done.
+Its own process keeps DuckDB and the plots out of one that holds an engine. A report that cannot be written does not fail the run.
 """
 
 import asyncio

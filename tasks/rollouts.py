@@ -1,4 +1,4 @@
-"""The rollout tasks: some start groups of a step, and the probe on which engine and trainer are compared."""
+"""The rollout tasks: some start groups of a step, and the probe that is used to compare engine and trainer."""
 
 from pathlib import Path
 

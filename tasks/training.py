@@ -1,4 +1,4 @@
-"""The trainer's tasks: check that it agrees with the engine, and train a step."""
+"""The trainer's tasks: compare it with the engine, and train a step."""
 
 import asyncio
 
@@ -12,13 +12,17 @@ from training.step_metrics import alarm
 
 
 async def has_fresh_rows(resources: Resources) -> bool:
-    """Whether there is any row of the version that the trainer holds."""
+    """Whether there is any row of the version that the trainer has loaded."""
     return await asyncio.to_thread(resources.trainer.fresh_rows) > 0
 
 
 @task(name="check-mismatch", cache_policy=NO_CACHE, persist_result=False)
 async def check_mismatch(resources: Resources) -> dict[str, float]:
-    """Refuse to go on unless trainer and engine give the same probabilities to fresh rows; the gap as metrics."""
+    """Compare the log-probabilities of trainer and engine on fresh rows. Returns the mismatch as metrics.
+
+    Raises:
+        TrainingError: they differ by more than the settings allow.
+    """
     with resources.spans.span("train"):
         return await asyncio.to_thread(resources.trainer.measure_mismatch)
 
@@ -32,7 +36,7 @@ async def check_mismatch(resources: Resources) -> dict[str, float]:
 async def train_step(resources: Resources, step: int) -> TrainedStep:
     """Train `step` in the trainer's process, which publishes policy version `step`."""
     with resources.spans.span("train"):
-        # In a thread: a blocked event loop would stop the rollouts that run meanwhile.
+        # In a thread, because rollouts run on this event loop meanwhile.
         trained = await asyncio.to_thread(resources.trainer.step, step, resources.rollouts.start_groups)
     if sentence := alarm(step, trained.metrics):
         reporter().say(sentence)

@@ -1,4 +1,4 @@
-"""The tuning task: one candidate measured and its result written."""
+"""The tuning task: measure one candidate and store the result."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from tuning.process import measure_in_process
 async def measure_candidate(
     label: str, folder: Path, candidate: Candidate, job: Job, timeout_s: float, name: str = ""
 ) -> Measured:
-    """Measure a candidate in a process of its own, and write its result: under `name`, or as its measurement in the grid."""
+    """Measure a candidate in its own process. Store the result under `name`, or as the candidate's result in the grid."""
     log = folder / LOGS / f"{name or candidate.key}.log"
     measured = await measure_in_process(job, log, timeout_s=timeout_s)
     write_result(folder, candidate, measured, name)

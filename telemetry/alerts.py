@@ -1,7 +1,8 @@
-"""What is worth waking somebody for: rules over a run's figures, and the hooks that carry an alert outside.
+"""Rules over a run's metrics that raise alerts, and the hooks that send an alert to other programs.
 
-Each rule looks at the steps so far and says a sentence, or nothing. An alert is raised when its rule begins to hold, not again
-while it goes on, and once more after it was over for a step. A hook that fails is said once and never hinders the run.
+Each rule examines the steps so far and returns a sentence or None. An alert is raised when its rule begins to hold, not while it
+continues to hold, and again if the rule holds after a step in which it did not. A failing hook is reported once and does not
+affect the run.
 """
 
 import json
@@ -20,44 +21,42 @@ from pydantic.json_schema import SkipJsonSchema
 Figures = Mapping[str, float]
 HOOK_TIMEOUT_S = 20.0
 LAG_AT_CAP_STEPS = 5
-"""Steps in a row whose rows are as stale as the budget allows, on the median."""
+"""Steps in a row whose median policy lag equals the staleness budget."""
 MISMATCH_TIMES = 10.0
-"""Times its median that the 99th percentile of trainer against engine may be, at lag 0."""
+"""Bound of the mismatch's 99th percentile at lag 0, in multiples of its median over the steps."""
 NO_SPREAD_SHARE = 0.9
-"""Share of fresh advantage groups whose returns are all equal, which teach nothing."""
+"""Bound of the share of fresh advantage groups whose returns are all equal; such groups give no gradient."""
 _HISTORY = 512
-"""Steps that rules look back over."""
+"""Number of past steps that the rules examine."""
 
 
 class AlertSettings(BaseModel):
-    """When a run calls for help, and how."""
+    """When a run raises alerts, and where it sends them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    # These two are in no deployment's schema: what runs in a shell or is posted somewhere never arrives from Prefect's server.
+    # These two are not in a deployment's schema: a shell command or an address must never come from Prefect's server.
     command: SkipJsonSchema[str] = ""
-    """Shell command that gets each alert as one JSON object on its standard input, such as 'mail -s alert me@example.org'. On the
-    command line and in its files only: what Prefect starts names a `file`."""
+    """Shell command that gets each alert as one JSON object on standard input; runs that Prefect starts use `file` instead."""
     webhook: SkipJsonSchema[str] = ""
-    """Address that each alert is posted to, as one JSON object; where it may stand, see `command`."""
+    """Address that each alert is posted to as one JSON object; runs that Prefect starts use `file` instead."""
     file: str = ""
-    """Name of a file on the machine that trains, which says `command` and `webhook` in their place: 'mine' is
-    `mine.toml` in `_alerts` under `runs_root`; empty: none."""
+    """Name of a file with `command` and `webhook`: 'mine' is `mine.toml` in `_alerts` under `runs_root`; empty: none."""
     stalled_minutes: Annotated[float, Field(ge=0)] = 30.0
     """Minutes without a finished step after which the run counts as stalled; 0: never."""
     no_progress_steps: Annotated[int, Field(ge=0)] = 100
-    """Steps in which the mean return did not rise above what it was before; 0: never."""
+    """Steps without a rise of the mean return after which an alert is raised; 0: never."""
     entropy_floor: Annotated[float, Field(ge=0)] = 0.02
-    """Nats of mean entropy over legal sets under which the policy tries nothing new; 0: never."""
+    """Nats of mean entropy over legal sets below which an alert is raised; 0: never."""
     disk_free_gib: Annotated[float, Field(ge=0)] = 2.0
-    """Free space under the run's folder, GiB, below which it is said before the disk is full; 0: never."""
+    """GiB of free disk space for the run's folder below which an alert is raised; 0: never."""
     silent: tuple[Literal["not_finite", "lag_at_cap", "mismatch", "no_spread", "worker_lost"], ...] = ()
     """Rules that raise no alert. The other rules have a bound that switches them off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:
-    """Something that began to be wrong."""
+    """One alert."""
 
     name: str
     """The rule: stalled, no_progress, not_finite, lag_at_cap, mismatch, entropy, no_spread, disk, worker_lost; by whoever looks
@@ -73,10 +72,10 @@ class Alert:
 
 
 class Watch:
-    """Raises alerts of one run; keeps the steps that its rules look back over."""
+    """Applies the rules to one run; keeps the metrics of past steps."""
 
     def __init__(self, run: str, settings: AlertSettings, *, max_policy_lag: int, folder: Path) -> None:
-        """`folder`: where the run lies, whose disk is watched."""
+        """`folder`: the run's folder; the free space of its disk is checked."""
         self._run, self._settings, self._max_lag, self._folder = run, settings, max_policy_lag, folder
         self._steps: list[Figures] = []
         self._step = 0
@@ -95,14 +94,14 @@ class Watch:
             del self._rules[name]
 
     def step(self, step: int, figures: Figures) -> list[Alert]:
-        """A step is done: the alerts that begin with it."""
+        """Add a finished step. Returns the alerts that begin with it."""
         self._step = step
         self._steps = [*self._steps[1 - _HISTORY :], figures]
         self._holding.discard("stalled")
         return [alert for name, rule in self._rules.items() if (alert := self._raised(name, rule()))]
 
     def quiet(self, seconds: float) -> list[Alert]:
-        """No step was done for so long: the alert that the run is stalled, if it begins."""
+        """Check for a stall, given the seconds since the last step. Returns the alert if it begins now."""
         bound = 60 * self._settings.stalled_minutes
         said = f"no step was finished for {seconds / 60:.0f} minutes" if bound and seconds >= bound else None
         return [alert for alert in [self._raised("stalled", said)] if alert]
@@ -152,7 +151,7 @@ class Watch:
         if now is None or len(values) < 6:
             return None
         usual = median(values[:-1])
-        if now <= MISMATCH_TIMES * usual or now < 1e-3:  # rounding may jump tenfold and mean nothing
+        if now <= MISMATCH_TIMES * usual or now < 1e-3:  # below 1e-3, a tenfold change is rounding
             return None
         return f"trainer and engine differ by {now:.2g} nats (99th percentile at lag 0), usually by {usual:.2g}"
 
@@ -179,7 +178,7 @@ class Watch:
 
 
 def carry(alert: Alert, settings: AlertSettings) -> list[str]:
-    """Give the alert to the hooks; what went wrong with them, in sentences. Blocks for up to `HOOK_TIMEOUT_S` each."""
+    """Send the alert to the hooks. Returns their failures as sentences. Blocks for up to `HOOK_TIMEOUT_S` per hook."""
     message, troubles = alert.as_json(), []
     if settings.command:
         try:

@@ -1,10 +1,10 @@
-"""A file of lines that grows no further than a bound: what came before is kept once beside it, and then goes."""
+"""A file of lines with a size bound. Older lines are kept in one second file, which is replaced each time."""
 
 import os
 from pathlib import Path
 
 LARGEST_FILE = 32 << 20
-"""Bytes after which a file begins anew."""
+"""Bytes after which a new file begins."""
 
 
 def append_line(file: Path, line: str, largest: int = LARGEST_FILE) -> None:

@@ -1,4 +1,4 @@
-"""The panels for watching a run in W&B: a list over the registry of metrics, made into a workspace by W&B's own library.
+"""The panels of a W&B workspace for a run, built from the metric registry with W&B's own library.
 
     python -m telemetry.dashboards --entity me --project entente
 
@@ -25,7 +25,7 @@ class Panel:
     title: str
     metrics: tuple[str, ...]
     question: str = ""
-    """The ready question that asks the same of a run's files; empty: `metrics` has it."""
+    """Name of the ready query with the same content; empty: it is in the view `metrics`."""
 
     @property
     def unit(self) -> str:

@@ -1,4 +1,4 @@
-"""Figures of GPUs; an absent GPU is said once and costs nothing afterwards."""
+"""Samples the GPUs of this machine. A machine without a GPU is reported once and gives no figures."""
 
 import json
 import logging
@@ -15,14 +15,14 @@ from telemetry.nvml import Nvml, Reading
 logger = logging.getLogger("entente.devices")
 
 GPU_BEAT_S = 2.0
-"""Seconds between two readings of the GPUs: some tens of them in a step, and no load."""
+"""Seconds between two readings of the GPUs: tens of readings per step, at negligible cost."""
 
 
 class GpuSampler:
-    """Reads the GPUs of this machine on a beat, in a thread of its own; empty figures where there is none."""
+    """Reads the GPUs of this machine regularly in its own thread; without a GPU, figures are empty."""
 
     def __init__(self, beat_s: float = 0.0, file: Path | None = None) -> None:
-        """Begin to read.
+        """Start reading.
 
         Args:
             beat_s: seconds between two readings; 0: none but one at each `sample`.
@@ -37,7 +37,7 @@ class GpuSampler:
             self._thread.start()
 
     def sample(self) -> dict[str, float]:
-        """Registered `gpu/` figures of the readings since the last call, of this moment if there were none; {} without a GPU."""
+        """Registered `gpu/` figures from the readings since the last call, else from a new reading; {} without a GPU."""
         with self._lock:
             if not self._readings and len(self._nvml):
                 self._read()
@@ -74,7 +74,7 @@ class GpuSampler:
             for device, figures in reading.items():
                 line = {name: round(value, 4) for name, value in figures.items()}
                 append_line(self._file, json.dumps({"time": now, "device": device, **line}))
-        except OSError as error:  # a full disk is the run's to say; its figures go on
+        except OSError as error:  # a full disk is reported by the run; sampling continues
             logger.info("a reading of the GPUs was not written: %s", error)
             self._file = None
 
@@ -84,7 +84,7 @@ def fold(readings: Sequence[Mapping[str, Reading]]) -> dict[str, float]:
     devices = sorted({device for reading in readings for device in reading})
 
     def over_time(name: str, fold: Callable[[list[float]], float] = mean) -> list[float]:
-        """One value per device that gives it."""
+        """One value for each device that has it."""
         each = [[reading[device][name] for reading in readings if name in reading.get(device, {})] for device in devices]
         return [fold(values) for values in each if values]
 
@@ -110,4 +110,4 @@ _FOLDS: tuple[tuple[str, str, Callable[[list[float]], float], Callable[[list[flo
     ("memory_clock_mhz", "memory_clock_mhz", mean, min),
     ("temperature_c", "temperature_c", max, max),
 )
-"""Metric, figure of a reading, how readings of a device are put together, and how devices."""
+"""Metric, figure of a reading, how readings of one device are combined, and how devices are combined."""

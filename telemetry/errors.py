@@ -1,12 +1,12 @@
-"""The one error tree. A message says what is wrong, where (file, row, policy version), and how to mend it.
+"""The one error tree. A message says what is wrong, where (file, row, policy version), and how to repair it.
 
 EntenteError             exit code 1
 ├── InputError           exit code 2: what the user gave cannot be used
 ├── DataError            a file is corrupt, foreign, or of another schema
-├── DiskFullError        a file could not be written for want of room
+├── DiskFullError        a file could not be written because the disk is full
 ├── EngineError          an inference engine or worker refused a request
-│   ├── EngineLostError  it failed, or does not answer: another one may draw the same request
-│   └── VersionGoneError it does not serve the policy version, or no longer: a newer one may be asked for
+│   ├── EngineLostError  it failed or does not answer: another engine may serve the request
+│   └── VersionGoneError it does not serve the policy version (any more): request a newer one
 └── TrainingError        the trainer refused a batch, or failed
 
 The command line prints the sentence alone; a traceback only with ``--debug``.
@@ -16,7 +16,7 @@ import errno
 
 
 class EntenteError(Exception):
-    """Root of everything raised on purpose; ``exit_code`` is what the process ends with."""
+    """Base class of all errors that Entente raises; ``exit_code`` is the exit code of the process."""
 
     exit_code = 1
 
@@ -32,7 +32,7 @@ class DataError(EntenteError):
 
 
 class DiskFullError(EntenteError):
-    """A file could not be written for want of room; what was whole before still is."""
+    """A file could not be written because the disk is full. Existing files are intact."""
 
 
 class EngineError(EntenteError):
@@ -40,11 +40,11 @@ class EngineError(EntenteError):
 
 
 class EngineLostError(EngineError):
-    """The engine or worker failed, or does not answer; nothing says that the request was at fault."""
+    """The engine or worker failed or does not answer. The request itself may be valid."""
 
 
 class VersionGoneError(EngineError):
-    """The policy version asked for is not served, or was retired while the request was in flight."""
+    """The requested policy version is not served, or was retired while the request was in flight."""
 
 
 class TrainingError(EntenteError):
@@ -52,7 +52,7 @@ class TrainingError(EntenteError):
 
 
 def disk_full(error: BaseException | None) -> DiskFullError | None:
-    """`error` as a full disk, if that is what it comes from, however deep."""
+    """A DiskFullError if a full disk is among the causes of `error`, else None."""
     while error is not None:
         if isinstance(error, DiskFullError):
             return error

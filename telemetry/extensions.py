@@ -1,7 +1,7 @@
-"""Parts that other installed packages bring: bots, losses and rewards, found by their entry points (docs/extending.md).
+"""Bots, losses and rewards of other installed packages, found by their entry points (docs/extending.md).
 
-Finding reads the metadata of installed packages only. A package is imported when one of its parts is asked for by name. A part of
-a package may not bear the name of a part of ours.
+Finding reads the metadata of installed packages only. A package is imported when one of its parts is requested by name. A part
+may not have the name of one of Entente's own parts.
 """
 
 import re
@@ -17,19 +17,19 @@ from telemetry.errors import InputError
 
 BOTS, LOSSES, REWARDS = "entente.bots", "entente.losses", "entente.rewards"
 KINDS = {BOTS: "scripted player", LOSSES: "loss", REWARDS: "reward component"}
-"""Group of entry points -> what a part of it is called."""
+"""Group of entry points -> noun for one of its parts."""
 _NAME = re.compile(r"[A-Za-z][\w-]*")
 
 Part = TypeVar("Part")
 
 
 class Misfit(Exception):
-    """What an entry point names is not what its group is for; the message ends a sentence that begins with the entry point."""
+    """An entry point names an unsuitable object. The message ends a sentence that begins with the entry point."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extension:
-    """One part that an installed package brings, not loaded yet."""
+    """One part of an installed package, not loaded yet."""
 
     group: str
     name: str
@@ -39,18 +39,18 @@ class Extension:
 
     @property
     def text(self) -> str:
-        """What it is, its name and its package."""
+        """Kind, name and package."""
         return f"{KINDS[self.group]} '{self.name}' of the package '{self.package}'"
 
 
 def found_extensions() -> list[Extension]:
-    """All parts that installed packages bring, by group and name."""
+    """All parts of installed packages, by group and name."""
     return list(_scan(tuple(sys.path)))
 
 
 @lru_cache(maxsize=4)
 def _scan(path: tuple[str, ...]) -> tuple[Extension, ...]:
-    """Reading the metadata of some two hundred packages takes about 50 ms, so once for each `sys.path`."""
+    """Reading the metadata of two hundred packages takes about 50 ms, so it is done once for each `sys.path`."""
     entries = [entry for group in KINDS for entry in entry_points(group=group)]
     found = [
         Extension(group=entry.group, name=entry.name, entry=entry, package=f"{entry.dist.name} {entry.dist.version}")
@@ -61,7 +61,7 @@ def _scan(path: tuple[str, ...]) -> tuple[Extension, ...]:
 
 
 def name_trouble(extension: Extension, built_in: Collection[str]) -> str:
-    """One sentence on why the part cannot be asked for by its name; empty if it can."""
+    """Why the part cannot be requested by its name, as a sentence; empty if it can."""
     others = [
         each.package
         for each in found_extensions()
@@ -80,15 +80,15 @@ def name_trouble(extension: Extension, built_in: Collection[str]) -> str:
 
 
 class Registry(Generic[Part]):
-    """Parts of one kind by name: our own, and those that installed packages bring."""
+    """Parts of one kind by name: Entente's own and those of installed packages."""
 
     def __init__(self, group: str, built_in: Mapping[str, Part], accept: Callable[[Any, Extension], Part]) -> None:
-        """`accept`: from what an entry point names to a part; it raises a Misfit where that cannot be one."""
+        """`accept` turns the object of an entry point into a part; it raises Misfit if the object is unsuitable."""
         self._group, self._built_in, self._accept = group, built_in, accept
         self._loaded: dict[Extension, Part] = {}
 
     def get(self, name: str) -> Part:
-        """The part of that name; one of a package is imported and tried the first time.
+        """The part of that name. A package's part is imported and checked on first use.
 
         Raises:
             InputError: there is none, or the one of a package cannot be used. One sentence names the package and the cure.
@@ -102,10 +102,10 @@ class Registry(Generic[Part]):
         return self._loaded[extension]
 
     def check(self, name: str) -> Extension | None:
-        """Look whether there is a part of that name, without importing anything; None if it is one of ours alone.
+        """Check that there is a part of that name, without importing it. Returns None for one of Entente's own.
 
         Raises:
-            InputError: there is none, two packages bring one, or a package brings one under the name of one of ours.
+            InputError: there is none, two packages have one, or a package uses the name of one of Entente's own.
         """
         extension = next((each for each in found_extensions() if (each.group, each.name) == (self._group, name)), None)
         if extension is not None and (trouble := name_trouble(extension, self._built_in)):
@@ -118,11 +118,11 @@ class Registry(Generic[Part]):
         return extension
 
     def knows(self, name: str) -> bool:
-        """Whether it is one of ours, or an installed package brings it."""
+        """Whether Entente or an installed package has a part of this name."""
         return name in self.names()
 
     def names(self) -> list[str]:
-        """Our own, then those of packages."""
+        """Names of Entente's own parts, then those of packages."""
         return [*self._built_in, *(each.name for each in found_extensions() if each.group == self._group)]
 
     def _load(self, extension: Extension) -> Part:

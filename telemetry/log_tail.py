@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 KEPT = 500
 """Lines."""
 LONGEST = 2000
-"""Characters of a line, tracebacks included; the end is what tells, so that stays."""
+"""Characters of a line, tracebacks included; the end is kept, because it names the error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +19,7 @@ class LogLine:
     """A line of a log."""
 
     number: int
-    """Counted from 1 in the life of the process."""
+    """Number of the line, counted from 1 since the process started."""
     time: float
     """Seconds since 1970."""
     level: str
@@ -28,7 +28,7 @@ class LogLine:
 
 
 class LogTail(logging.Handler):
-    """Keeps the newest lines of the loggers that it is added to."""
+    """A logging handler that keeps the newest lines."""
 
     def __init__(self, level: int = logging.INFO) -> None:
         super().__init__(level)
@@ -40,20 +40,20 @@ class LogTail(logging.Handler):
         """Keep a line."""
         try:
             text = self.format(record)[-LONGEST:]
-        except Exception:  # a message that does not fit its arguments is the logger's fault, and told by it
+        except Exception:  # a message that does not fit its arguments is an error of the caller, which logging reports
             return
         with self._guard:
             self._number += 1
             self._lines.append(LogLine(number=self._number, time=record.created, level=record.levelname, text=text))
 
     def since(self, number: int) -> list[dict[str, int | float | str]]:
-        """Lines after `number`, oldest first, as JSON has them; all of them if it was never given out: the process is new."""
+        """Lines after `number`, oldest first, as JSON objects; all lines if `number` is of an earlier process."""
         with self._guard:
             return [asdict(line) for line in self._lines if line.number > number or number > self._number]
 
 
 def follow_loggers(*names: str) -> LogTail:
-    """A tail of the loggers of these names; '' is the root, which others hand their lines on to unless they keep them."""
+    """A tail of the loggers of these names; '' is the root logger, to which others propagate by default."""
     tail = LogTail()
     for name in names:
         logging.getLogger(name).addHandler(tail)

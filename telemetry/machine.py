@@ -1,4 +1,4 @@
-"""Where something ran: versions, platform, cores and GPUs, as plain values that a run keeps beside its settings.
+"""The machine that something ran on: versions, platform, cores and GPUs, as plain values stored with a run.
 
 This module reads names and numbers that exist already. It imports none of the packages that it names, and a missing one is no
 error.
@@ -19,11 +19,11 @@ DISTRIBUTIONS = {
     "pyarrow": ("pyarrow",),
     "diplomacy": ("diplomacy",),
 }
-"""What decides how a run behaves -> the distributions that may bring it; one of them is installed, or none."""
+"""Package -> the distributions that may contain it; at most one of them is installed."""
 
 
 def environment() -> dict[str, str]:
-    """What this process runs on, each a short text; "absent" where a package is not installed."""
+    """Facts about this process's machine, as short texts; "absent" for a package that is not installed."""
     return {
         **{name: _version(distributions) for name, distributions in DISTRIBUTIONS.items()},
         "python": platform.python_version(),
@@ -45,7 +45,7 @@ def _version(distributions: tuple[str, ...]) -> str:
 
 
 def _gpus() -> list[str]:
-    """Names of the GPUs, as their driver tells them; [] without a driver."""
+    """Names of the GPUs, as the driver reports them; [] without a driver."""
     import pynvml
 
     try:

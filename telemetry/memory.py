@@ -1,4 +1,4 @@
-"""The memory of a process that works for hours: what it has, what it keeps, and what it gives back."""
+"""Memory of a long-lived process: resident size, freed memory, and the garbage collector."""
 
 import ctypes
 import gc
@@ -8,23 +8,23 @@ from contextlib import contextmanager
 import psutil
 
 GIVE_BACK_STEPS = 10
-"""Training steps between two times that freed memory is given back."""
+"""Training steps between two returns of freed memory to the system."""
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-"""Parameters of glibc's `mallopt`, as its malloc.h numbers them."""
+"""Parameter numbers of glibc's `mallopt` (malloc.h)."""
 _KEPT_BYTES = 2**30
 _LARGE_BYTES = 2**25
-"""The largest that glibc takes on every platform."""
+"""The largest value that glibc accepts on every platform."""
 _YOUNG = 50_000
-"""New objects between two collections of the youngest; a laptop step's games are about as many."""
+"""New objects between two collections of the youngest generation, about the number of a laptop step's games."""
 
 
 def give_back_memory() -> None:
-    """Return freed memory to the system. Without it, a process that allocates and frees from several threads keeps ever more
-    half-empty pages. Only glibc needs asking; elsewhere this does nothing.
+    """Return freed memory to the system. Otherwise a process that allocates and frees in several threads keeps more and more
+    half-empty pages. Does nothing without glibc.
 
-    It takes about a millisecond, but what is allocated next comes page by page from the kernel again: each step of the laptop
-    preset took a tenth longer where each gave back its memory. So it is for every tenth, and after work of another kind.
+    The call takes about a millisecond, but later allocations get new pages from the kernel: a call after every step of the laptop
+    preset made steps a tenth longer. So it is made every tenth step, and when the kind of work changes.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
@@ -32,12 +32,10 @@ def give_back_memory() -> None:
 
 
 def keep_freed_memory() -> None:
-    """Keep what is freed from here on, up to a gigabyte, for what is allocated next, until `give_back_memory`. Only glibc can be
-    told.
+    """Keep up to a gigabyte of freed memory for later allocations, until `give_back_memory`. Does nothing without glibc.
 
-    By itself it returns the end of its heap whenever that is free, and large pieces one by one: a trainer's activations, after
-    each backward, to be fetched page by page in the next forward. In a laptop run a tenth of the trainer's CPU seconds were the
-    kernel's for that.
+    By default glibc returns the free end of its heap, and large blocks one by one. A trainer's activations would be returned
+    after each backward pass and fetched again in the next forward pass, which took a tenth of its CPU seconds in a laptop run.
     """
     option = getattr(ctypes.CDLL(None), "mallopt", None)
     if option is not None:
@@ -47,12 +45,11 @@ def keep_freed_memory() -> None:
 
 @contextmanager
 def freeze_old_objects() -> Iterator[None]:
-    """Inside, what exists at the beginning is looked at by no garbage collection, for it is there to stay; and collections come
-    when some ten thousand objects are new instead of some hundred.
+    """Exclude existing objects from garbage collection; collect after ten thousand new objects instead of some hundred.
 
-    Only objects in cycles wait for a collection; others end as ever. In the process of a flow a million objects are of libraries,
-    and the games of a step are tens of thousands that come and go: Python took each step's for growth, and every second step
-    stood still for 0.15 s and more while it looked through all that had not changed.
+    Only objects in reference cycles wait for a collection. The process of a flow has a million objects of libraries, and a step's
+    games create and free tens of thousands. By default, every second step triggered a full collection, which paused the flow for
+    0.15 s or more.
     """
     thresholds = gc.get_threshold()
     gc.collect()
@@ -66,7 +63,7 @@ def freeze_old_objects() -> Iterator[None]:
 
 
 def resident_mib(pid: int) -> float:
-    """Resident memory of a process, MiB; 0 once it is gone."""
+    """Resident memory of a process, MiB; 0 if it has ended."""
     try:
         return psutil.Process(pid).memory_info().rss / 2**20
     except psutil.NoSuchProcess:

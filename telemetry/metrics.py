@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """One registered figure."""
+    """One registered metric."""
 
     unit: str
     meaning: str
@@ -206,7 +206,7 @@ METRICS: dict[str, Metric] = (
 
 
 _ROUNDING = 1e-6
-"""How far beyond 0 or 1 the arithmetic of float32 may put a share."""
+"""Rounding error of a share in float32: values up to this far outside 0 to 1 are accepted."""
 
 
 def check(values: Mapping[str, float]) -> None:

@@ -26,7 +26,7 @@ FIGURES = {
     "sm_occupancy_share": "warps in flight, of those that would fit; by GPM",
     "tensor_share": "share of the time in which tensor cores computed; by GPM",
 }
-"""What a reading may have, and what it means."""
+"""Figures of a reading and their meaning."""
 _BY_GPM = {
     "sm_activity_share": "NVML_GPM_METRIC_SM_UTIL",
     "sm_occupancy_share": "NVML_GPM_METRIC_SM_OCCUPANCY",
@@ -37,7 +37,7 @@ _said: set[str] = set()
 
 
 class Nvml:
-    """The devices of this machine; none where there is no NVML."""
+    """The devices of this machine; none without NVML."""
 
     def __init__(self) -> None:
         import pynvml
@@ -62,12 +62,12 @@ class Nvml:
         return len(self._devices)
 
     def read(self) -> dict[str, Reading]:
-        """Each device's figures of this moment, by its number; those by GPM cover the time since the reading before."""
+        """The current figures of each device, by its number. GPM figures cover the time since the previous reading."""
         readings = {device.name: device.read() for device in self._devices}
         return {name: reading for name, reading in readings.items() if reading}
 
     def close(self) -> None:
-        """Give back the samples; the process keeps NVML, which others in it may use."""
+        """Free the samples. NVML stays initialised, because other code of this process may use it."""
         for device in self._devices:
             device.close()
         self._devices = []
@@ -81,7 +81,7 @@ class _Device:
         try:
             if nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
                 self._samples = [nvml.nvmlGpmSampleAlloc(), nvml.nvmlGpmSampleAlloc()]
-        except nvml.NVMLError:  # a driver that is older than the counters
+        except nvml.NVMLError:  # the driver is older than the counters
             pass
 
     @property
@@ -94,7 +94,7 @@ class _Device:
         def ask(what: Callable[[], Reading]) -> None:
             try:
                 found.update(what())
-            except nvml.NVMLError:  # not supported here, or a device that fell off the bus: nothing is told, nothing made up
+            except nvml.NVMLError:  # not supported, or the device is lost: the figure is missing
                 return
 
         def use() -> Reading:
@@ -116,7 +116,7 @@ class _Device:
         return found
 
     def _counters(self) -> Reading:
-        """The hardware counters between the sample before and one that is taken now; the first sample alone tells nothing."""
+        """The hardware counters between the previous sample and a new one; empty for the first sample."""
         nvml, (before, now) = self._nvml, self._samples
         nvml.nvmlGpmSampleGet(self._handle, now)
         self._samples.reverse()

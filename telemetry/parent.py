@@ -1,4 +1,4 @@
-"""A child process that ends when its parent does, however the parent ended: no process and no port stays behind.
+"""Ends a child process when its parent ends, however the parent ended, so that no process or port is left.
 
 For children that this program starts. Watching the parent's process id needs no signal from it, so it also sees a kill -9.
 """
@@ -13,7 +13,7 @@ _GRACE_S = 5.0
 
 
 def end_with_parent(*, gently: bool = False) -> None:
-    """From now on, end this process within a second of its parent's end.
+    """From this call on, end this process within a second of its parent's end.
 
     Args:
         gently: ask with SIGTERM first, and insist after five seconds; else end at once, which a process whose files are safe

@@ -1,7 +1,7 @@
-"""What a run says while it runs: one reporter, which whoever looks on installs.
+"""Messages of a run while it works: one reporter, which a display can replace.
 
-Flows and tasks report to `reporter()` and never print. Without an onlooker the words go to the `entente` log, a line each;
-prefect.yaml has Prefect keep that log, so that a run started from its UI shows them there.
+Flows and tasks report to `reporter()` and never print. By default messages go to the `entente` log, one line each. prefect.yaml
+makes Prefect store that log, so that the UI shows the messages of a run that it started.
 """
 
 import logging
@@ -16,19 +16,19 @@ class Reporter(Protocol):
     """An onlooker."""
 
     def stage(self, name: str, done: int, total: int) -> None:
-        """A piece of long work moved on; `done` equal to `total` ends it."""
+        """Progress of a long piece of work; it is complete when `done` equals `total`."""
         ...
 
     def step(self, step: int, steps: int, figures: Mapping[str, float]) -> None:
-        """A training step is done, with its metrics."""
+        """A training step has finished, with its metrics."""
         ...
 
     def waiting(self, what: str) -> None:
-        """What the trainer waits for now ('' when it trains)."""
+        """What the trainer waits for now; '' while it trains."""
         ...
 
     def say(self, sentence: str) -> None:
-        """Something worth a line of its own."""
+        """A message."""
         ...
 
 
@@ -40,16 +40,16 @@ _LINE = (
     ("time/rollout_s", "rollout {0:.1f} s"),
     ("time/train_s", "train {0:.1f} s"),
 )
-"""Figures of a step's line, and how each is written."""
+"""Metrics in a step's line, with their formats."""
 
 
 def step_line(step: int, steps: int, figures: Mapping[str, float]) -> str:
-    """The plain line of a step; a figure that the step lacks is left out."""
+    """The line of a step; missing metrics are left out."""
     return "  ".join([f"step {step}/{steps}", *(form.format(figures[name]) for name, form in _LINE if name in figures)])
 
 
 class LogReporter:
-    """Plain lines to the log; stages at their end and at most every ten seconds."""
+    """Writes lines to the log; a stage at its end and at most every ten seconds."""
 
     def __init__(self) -> None:
         self._said: dict[str, float] = {}
@@ -68,7 +68,7 @@ class LogReporter:
         logger.info("%s", step_line(step, steps, figures))
 
     def waiting(self, what: str) -> None:
-        """A line for every wait would drown the rest."""
+        """Not logged: there would be too many lines."""
 
     def say(self, sentence: str) -> None:
         """See `Reporter.say`."""
@@ -79,11 +79,11 @@ _reporter: Reporter = LogReporter()
 
 
 def reporter() -> Reporter:
-    """The installed onlooker."""
+    """The installed reporter."""
     return _reporter
 
 
 def install(onlooker: Reporter) -> None:
-    """Make `onlooker` hear of everything from now on."""
+    """Install `onlooker` as the reporter."""
     global _reporter
     _reporter = onlooker

@@ -1,7 +1,7 @@
-"""Read a file that somebody else names or writes: a regular file of bounded size, or a sentence.
+"""Reads a file that a user or another process names or writes; it must be a regular file of bounded size.
 
-A named pipe, a device or a socket may never end, and opening a pipe may wait for ever. Such a file is refused after it is
-opened without waiting, so that it cannot be exchanged between the check and the reading. Never reads more than it was allowed.
+A named pipe, a device or a socket may never end, and opening a pipe may wait for ever. The file is opened
+without waiting and checked after opening, so that it cannot be exchanged between check and read.
 """
 
 import os
@@ -12,7 +12,7 @@ from typing import BinaryIO
 from telemetry.errors import EntenteError, InputError
 
 LARGEST_RESULT = 16 << 20
-"""Bytes of the largest stored result of a measurement (a profile, a benchmark) that is read back: a hundred times the usual."""
+"""Largest size in bytes of a stored profile or benchmark result, a hundred times the usual size."""
 
 
 def read_regular(
@@ -31,7 +31,7 @@ def read_regular(
     try:
         with _open_regular(file, follow_links) as stream:
             size = os.fstat(stream.fileno()).st_size
-            # Room is taken for all that is asked for, so no more is asked for than there is; a file may grow meanwhile.
+            # `read` allocates the size that it is given, so limit it to the file's size; the file may grow meanwhile.
             content = b"" if size > at_most else stream.read(size + 1)
     except (OSError, ValueError) as failure:  # ValueError: a name with a zero byte
         reason = getattr(failure, "strerror", None) or str(failure)

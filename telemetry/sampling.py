@@ -1,4 +1,4 @@
-"""Where a thread's time goes: while an environment variable asks for it, pyinstrument samples its stack.
+"""Samples the stacks of threads with pyinstrument if an environment variable is set.
 
 Without the variable nothing is imported and nothing costs time. A thread's file has every sample with its place in time, so that
 samples of a step can be told from those of a start.
@@ -23,7 +23,7 @@ INTERVAL_S = 0.002
 Stack = tuple[str, ...]
 """Frames from the outermost to the innermost, each `file:function`. The file of a built-in function is empty."""
 Window = tuple[float, float]
-"""A stretch of time, seconds since 1970."""
+"""Begin and end, in seconds since 1970."""
 
 
 @contextmanager
@@ -39,7 +39,7 @@ def sampled(name: str) -> Iterator[None]:
         return
     from pyinstrument import Profiler
 
-    # Coroutines of one thread take turns. What counts here is what the thread did, not which coroutine waited for it.
+    # Sample the thread, not the current coroutine: coroutines of one thread take turns.
     profiler = Profiler(interval=INTERVAL_S, async_mode="disabled")
     profiler.start()
     try:

@@ -1,6 +1,6 @@
-"""When a setting may change: a mark that a settings class puts beside the type of a field, `Annotated[int, MAY_CHANGE]`.
+"""Marks of settings fields that say when a setting may change, for example `Annotated[int, MAY_CHANGE]`.
 
-A field's own mark comes before that of its section. A field without any mark stays as the run was begun.
+A field's own mark overrides that of its section. A field without a mark may not change within a run.
 """
 
 from collections.abc import Sequence
@@ -10,14 +10,14 @@ from pydantic import BaseModel
 
 
 class ChangeRule(Enum):
-    """When a run that goes on may be given another value of a setting."""
+    """When a resumed run may have another value of a setting."""
 
     ON_RESUME = "on resume"
     """At any time: neither the run's rows nor its weights depend on it."""
     IN_A_FORK = "in a fork"
-    """In a lineage of its own: rows or weights depend on it, so the steps before are another history."""
+    """Only in a new lineage: rows or weights depend on it."""
     NEVER = "never"
-    """In no run that goes on: the checkpoint's weights, or the numbers of the start groups, rest on it."""
+    """In no resumed run: the checkpoint's weights, or the numbers of the start groups, depend on it."""
 
 
 MAY_CHANGE = ChangeRule.ON_RESUME
@@ -26,7 +26,7 @@ STAYS = ChangeRule.NEVER
 
 
 def change_rule(model: type[BaseModel], path: Sequence[str]) -> ChangeRule:
-    """The rule of the setting at `path` below `model`; what lies inside a field that is a table has the field's rule."""
+    """The rule of the setting at `path` below `model`; a field inside a table has the table's rule."""
     rule = ChangeRule.NEVER
     for name in path:
         field = model.model_fields.get(name)

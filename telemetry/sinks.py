@@ -1,7 +1,7 @@
-"""Where metrics go: one JSON line per step in the run's folder, and W&B, offline unless asked otherwise.
+"""Writes metrics: one JSON line per step in the run's folder, and to W&B, offline by default.
 
-One `log` per step with an explicit step, so that no axis is ever doubled. The run's own file is the truth: W&B may fail, and
-tables for it are made aside, so that no step waits for either.
+There is one `log` per step, with an explicit step number. The run's own file is authoritative. W&B may fail, and its tables are
+made in another thread, so that no step waits for it.
 """
 
 import json
@@ -21,9 +21,9 @@ from telemetry.progress import reporter
 from telemetry.wandb_run import Table, WandbMode, WandbRun
 
 TableMaker = Callable[[int], Sequence[Table]]
-"""Makes the tables of a step that is done; asked in a thread of its own."""
+"""Makes the tables of a finished step; called in its own thread."""
 TABLES_EVERY = 10
-"""Steps between two sets of W&B tables, which are large beside a step's figures."""
+"""Steps between two sets of W&B tables, which are much larger than a step's metrics."""
 _LAG_ROWS = 4000
 _LAGS = {"train/policy_lag_0_share": "0", "train/policy_lag_1_share": "1", "train/policy_lag_2_share": "2",
          "train/policy_lag_more_share": "3 and more"}  # fmt: skip
@@ -31,14 +31,14 @@ _LAGS = {"train/policy_lag_0_share": "0", "train/policy_lag_1_share": "1", "trai
 
 
 class TelemetrySettings(BaseModel):
-    """Where figures go beside the run's own files."""
+    """Where metrics go besides the run's own files."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     wandb: WandbMode = "offline"
-    """W&B: offline writes under the run's folder and needs no account; online needs a login, and goes offline without."""
+    """W&B mode: offline writes into the run's folder; online needs a login, and falls back to offline without one."""
     wandb_project: str = "entente"
-    """W&B project that runs belong to."""
+    """W&B project of the runs."""
     report: bool = True
     """Write the run's report.html when it is done; `entente report` writes it at any time."""
 
@@ -91,7 +91,7 @@ class MetricLog:
         self._file.flush()
         if self._wandb is None:
             return
-        # Scores come after the last step and belong to it: W&B takes no step twice, and the run may be given more of them.
+        # Final scores are logged under the last step: W&B accepts a step only once, and the run may be extended.
         last = all(name.startswith("score/") for name in values)
         self._shown = self._shown if last else step
         self._wandb.log(self._shown, values, self._ready_tables(wait=last))
@@ -110,7 +110,7 @@ class MetricLog:
         if self._make is not None:
             try:
                 found += self._make(step)
-            except Exception as error:  # what is shown is no reason for a run to end
+            except Exception as error:  # a failed display must not end a run
                 self._make = None
                 reporter().say(f"there are no more tables for W&B ({type(error).__name__}: {error}); the run goes on")
         return found
@@ -121,7 +121,7 @@ class MetricLog:
         self._aside.shutdown(wait=True)
 
     def finish(self, report: Path | None = None, *, failed: bool = False) -> None:
-        """Send what is left to W&B, with the run's report if there is one, and close that, too."""
+        """Send the rest to W&B, with the run's report if there is one, and close W&B."""
         if self._wandb is not None:
             self._wandb.finish(report, failed=failed)
             self._wandb = None
@@ -137,13 +137,13 @@ class MetricLog:
 
 
 def lag_rows(step: int, values: Mapping[str, float]) -> list[tuple[int, str, int]]:
-    """A step's rows by policy lag: (step, lag, decisions), none without any."""
+    """A step's rows by policy lag: (step, lag, decisions); lags without rows are left out."""
     counts = {lag: round(values.get(name, 0.0) * values.get("train/decisions", 0.0)) for name, lag in _LAGS.items()}
     return [(step, lag, count) for lag, count in counts.items() if count]
 
 
 def _keep_lines(file: Path, keep_to: int) -> dict[int, dict[str, float]]:
-    """Rewrite `file` with the whole lines of steps up to `keep_to`; their figures by step."""
+    """Keep only the complete lines of steps up to `keep_to` in `file`. Returns their metrics by step."""
     if not file.exists():
         return {}
     kept: list[str] = []

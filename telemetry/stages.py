@@ -1,6 +1,6 @@
-"""The stages of a training step: one list and one word for each, for the report, `runs explain`, `watch` and `bench profile`.
+"""The stages of a training step, with one name each for the report, `runs explain`, `watch` and `bench profile`.
 
-A step is one line of time, so its stages add up to it. Rollouts that run while the trainer trains are not in it: what counts is
+The stages of a step do not overlap and add up to its duration. Rollouts that run while the trainer trains are not counted, only
 the wait for them.
 """
 
@@ -17,7 +17,7 @@ STAGES = {
     "publish": "a new version for the engine",
     "orchestration": "Prefect, and handing over",
 }
-"""Stage of a step -> what happens in it, in the order of a step."""
+"""Stage -> its description, in order."""
 UPDATE = ("forward", "backward", "optimiser")
 """Stages that compute an update."""
 TRAINER_STAGES = ("select", "plan", *UPDATE, "save")
@@ -25,7 +25,7 @@ TRAINER_STAGES = ("select", "plan", *UPDATE, "save")
 
 
 def trainer_stages_of(figures: Mapping[str, float]) -> dict[str, float]:
-    """Seconds of one step of the trainer by stage; a figure that the step lacks counts as none."""
+    """Seconds of one trainer step by stage; a missing metric counts as 0."""
     get = figures.get
     plan, forward, backward = (get(f"train/{name}_s", 0.0) for name in ("plan", "forward", "backward"))
     return {
@@ -39,10 +39,10 @@ def trainer_stages_of(figures: Mapping[str, float]) -> dict[str, float]:
 
 
 def stages_of(figures: Mapping[str, float]) -> dict[str, float]:
-    """Seconds of one step by stage; they add up to the step, and what no figure names is orchestration."""
+    """Seconds of one step by stage. They add up to the step; the rest that no metric covers is orchestration."""
     found = {"rollouts": figures.get("time/rollout_wait_s", 0.0), **trainer_stages_of(figures)}
     found["publish"] = figures.get("time/publish_s", 0.0)
-    # A step that was repeated after a kill has its trainer's figures from before it: no stage may exceed the whole.
+    # A step that was repeated after a kill has the trainer's earlier metrics, so limit each stage to the step's duration.
     left = figures.get("time/step_s", 0.0)
     for stage, seconds in found.items():
         found[stage] = min(seconds, left)

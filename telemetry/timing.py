@@ -1,7 +1,7 @@
-"""Where the seconds of a step went: named spans, and the time that no span covers.
+"""Measures the seconds of a step: named spans, and the time that no span covers.
 
 Spans may overlap (rollouts run while the trainer trains), so a step's busy time is the length of their union, not their sum.
-One that has not ended counts up to now: rollouts of the next step belong to the seconds of this one, too.
+An open span counts up to now: rollouts of the next step also belong to the seconds of this one.
 """
 
 import math
@@ -20,7 +20,7 @@ class Spans:
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
-        """Record the time inside the block under `name`, also where it raises."""
+        """Record the time of the block under `name`, even if it raises."""
         key, start = object(), time.monotonic()
         with self._lock:
             self._spans[key] = name, start, math.inf
@@ -39,7 +39,7 @@ class Spans:
         return (until - since) - _union([(a, b) for _, a, b in self._all()], since, until)
 
     def forget(self, before: float) -> None:
-        """Drop spans that ended before `before`, so that a long run keeps a short list."""
+        """Drop spans that ended before `before`, to keep the list short."""
         with self._lock:
             self._spans = {key: span for key, span in self._spans.items() if span[2] >= before}
 

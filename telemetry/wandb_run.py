@@ -1,7 +1,7 @@
 """The run in W&B: figures, tables, and its report as an artifact.
 
-There is one log call a step. A resumed run goes on under its id. Trouble with W&B (no login, no network, a full quota) costs a
-run one sentence and nothing else. What could not go online is written beside the run.
+There is one log call per step. A resumed run continues under its W&B id. A failure of W&B (no login, no network, a full quota) is
+reported once and does not affect the run. Data that could not be sent is written into the run's folder.
 """
 
 import logging
@@ -16,12 +16,12 @@ from telemetry.progress import reporter
 
 WandbMode = Literal["offline", "online", "disabled"]
 REACH_S = 30
-"""Seconds until W&B must have answered at the start, and in which the last figures must be sent at the end."""
+"""Time limit in seconds for opening W&B, and for sending the last metrics."""
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A cell of a table that is drawn."""
+    """A table cell that holds a picture."""
 
     svg: str
 
@@ -31,7 +31,7 @@ Cell = str | float | int | Picture
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Rows that are shown together; each time that one is logged it replaces the one before."""
+    """A table; logging it again replaces the earlier one."""
 
     name: str
     """Its key in W&B, after `tables/`."""
@@ -40,7 +40,7 @@ class Table:
 
 
 class WandbRun:
-    """A run in W&B; what fails is said once, and is silence from then on."""
+    """A run in W&B; only the first failure is reported."""
 
     def __init__(self, folder: Path, name: str, project: str, mode: WandbMode, configuration: Mapping[str, Any]) -> None:
         """Open it, offline if online is refused.
@@ -53,7 +53,7 @@ class WandbRun:
         self._wandb: Any = wandb
         self._folder, self._name = folder, name
         logging.getLogger("wandb").setLevel(logging.ERROR)
-        # What it stages to be sent belongs to the run, not to the user's home.
+        # Staged files belong into the run's folder, not into the user's home.
         os.environ.setdefault("WANDB_DATA_DIR", str(folder / "wandb"))
         wandb.setup(wandb.Settings(silent=True))
         if mode == "online" and (refused := self._why_not_online()):
@@ -61,14 +61,14 @@ class WandbRun:
             mode = "offline"
         self._run = self._open(project, mode, configuration)
         if self._run is None and mode == "online":
-            wandb.teardown()  # its process holds the id of the run that it could not open
+            wandb.teardown()  # its process still holds the id of the run that failed to open
             wandb.setup(wandb.Settings(silent=True))
             self._run = self._open(project, "offline", configuration)
 
     def _why_not_online(self) -> str:
         try:
             return "" if self._wandb.login(prompt=False, verify=False) else "no API key is configured"
-        except Exception as error:  # a key that is none
+        except Exception as error:  # for example an invalid key
             return _one_line(error)
 
     def _open(self, project: str, mode: WandbMode, configuration: Mapping[str, Any]) -> Any:
@@ -94,7 +94,7 @@ class WandbRun:
             return None
 
     def log(self, step: int, values: Mapping[str, float], tables: Sequence[Table] = ()) -> None:
-        """Everything of a step, in one call."""
+        """Log the metrics and tables of a step in one call."""
         if self._run is None:
             return
         try:
@@ -104,7 +104,7 @@ class WandbRun:
             self._give_up(error)
 
     def finish(self, report: Path | None = None, *, failed: bool = False) -> None:
-        """Send what is left, with the run's report as an artifact if there is one."""
+        """Send the rest, with the run's report as an artifact if there is one."""
         if self._run is None:
             return
         try:
@@ -134,7 +134,7 @@ class WandbRun:
 
 
 def _id_of(folder: Path) -> str:
-    """The run's id in W&B: made once, and kept in its folder."""
+    """The run's id in W&B; created once and stored in its folder."""
     file = folder / ".wandb_id"
     if not file.is_file():
         file.write_text(secrets.token_hex(4))

@@ -18,7 +18,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from cli.commands import command_line, current_spelling
+from cli.commands import command_line
 from flows.producer_fleet import PRODUCER_DEPLOYMENT
 from pipeline.run_settings import RunSettings, layered_settings
 from pipeline.settings_form import merge_more
@@ -123,7 +123,7 @@ def test_the_floors_of_the_architecture_page_are_those_that_the_tool_holds():
 
 @pytest.mark.parametrize("words", COMMANDS)
 def test_a_command_that_is_shown_can_be_typed(words: list[str]):
-    command, _, _ = command_line().parse_args(current_spelling(words)[0], exit_on_error=False, print_error=False)
+    command, _, _ = command_line().parse_args(words, exit_on_error=False, print_error=False)
     assert command.__module__.startswith("cli.")
 
 
@@ -131,7 +131,7 @@ def test_a_command_that_is_shown_can_be_typed(words: list[str]):
 def test_a_command_that_is_named_exists(page: str):
     named = [span.split()[1:] for span in spans(PAGES[page]) if re.match(r"entente \w", span)]
     for words in named:
-        chain, _, rest = command_line().parse_commands(current_spelling(words)[0])
+        chain, _, rest = command_line().parse_commands(words)
         assert chain and not [word for word in rest[:1] if not word.startswith("-")], f"entente {' '.join(words)}"
 
 

@@ -280,7 +280,8 @@ def module(name: str) -> ModuleType:
 
 
 def test_the_engine_of_the_page_draws_legal_answers_with_the_odds_that_it_says(tokens):
-    from inference.engine import GenerationRequest
+    from records.generation import GenerationRequest
+    from records.policy_version import PolicyVersion
 
     engine = module("inference/uniform_engine.py").UniformEngine()
     for power, legal in Board.start().legal_orders().items():
@@ -293,9 +294,10 @@ def test_the_engine_of_the_page_draws_legal_answers_with_the_odds_that_it_says(t
         )
         counts = np.diff(table.legal_sets(drawn.token_ids.tolist())[1])
         np.testing.assert_allclose(drawn.logprobs, -np.log(counts), rtol=1e-6)
-    asyncio.run(engine.publish(3, Path("x"), "hash"))
+    policy = PolicyVersion(version=3, adapter_hash="hash", adapter=Path("x"))
+    asyncio.run(engine.publish(policy))
     request = GenerationRequest(request_id="last", prompt_ids=[1], table=table, seed=7)
-    assert asyncio.run(engine.generate(request)).policy_version == 3 and asyncio.run(engine.stats()).requests == 15
+    assert asyncio.run(engine.generate(request)).policy == policy and asyncio.run(engine.stats()).requests == 15
 
 
 def test_the_metric_of_the_page_is_one_once_it_is_registered():

@@ -108,9 +108,9 @@ async def _score(spec: dict[str, Any], arm: Any) -> dict[str, Any]:
     from state_cache.store import open_cache
 
     class OldWay:
-        async def decide(self, question: Any) -> list[str]:
-            name = f"{question.game}/0/{question.ply}/{question.power}"
-            (answer,) = await arm.table.draw([Ask(name=name, board=question.board, legal=question.legal)])
+        async def decide(self, request: Any) -> list[str]:
+            name = f"{request.game}/0/{request.ply}/{request.power}"
+            (answer,) = await arm.table.draw([Ask(name=name, board=request.board, legal=request.legal)])
             return answer.orders
 
     settings = EvaluationSettings.model_validate(spec["evaluation"])

@@ -1,8 +1,8 @@
-"""A flow goes on when the Prefect worker that started it is killed, although the worker held the other end of its output.
+"""Lets a flow continue when the Prefect worker that started it is killed, although the worker reads its output.
 
-A write to a closed pipe raises an error in the thread that writes, and rich, by which Prefect writes its log, then asks the
-process to exit. So the output goes through pipes of our own, which stay open. A thread copies it to the worker while that lives.
-Nothing of a run depends on its output; the next worker and the server see the run by its heartbeats.
+A write to a closed pipe raises an error in the writing thread, and rich, which Prefect uses for its log, then asks the process to
+exit. So the output goes through pipes of this process, which stay open. A thread copies it to the worker while the worker lives.
+No part of a run depends on its output; the next worker and the server see the run by its heartbeats.
 """
 
 import atexit
@@ -11,7 +11,7 @@ import threading
 from functools import cache
 
 _AT_MOST_S = 2.0
-"""Seconds that the end of the process waits for the last lines; a child process may hold a pipe open for longer."""
+"""Seconds that the exiting process waits for the last lines; a child process may keep a pipe open for longer."""
 
 
 @cache  # a process may open several runs
@@ -33,7 +33,7 @@ def _relay(descriptor: int) -> None:
 
 
 def _copy(reader: int, to_worker: int) -> None:
-    """Copy until nobody can write any more; from the first failed write on, what is read is dropped."""
+    """Copy until the pipe is closed. After the first failed write, output is dropped."""
     while data := os.read(reader, 65_536):
         try:
             while data:
@@ -44,6 +44,6 @@ def _copy(reader: int, to_worker: int) -> None:
 
 
 def _finish(descriptor: int, to_worker: int, thread: threading.Thread) -> None:
-    """Pass on the last lines, and write directly from here on."""
+    """Copy the last lines; later output goes to the worker directly."""
     os.dup2(to_worker, descriptor)
     thread.join(_AT_MOST_S)

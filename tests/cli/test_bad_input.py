@@ -74,7 +74,7 @@ REFUSED = [
         "pipeline.buffer_depth 3 exceeds storage.max_policy_lag 2",
     ),
     (["train", "--pipeline.buffer-depth", "2"], "pipeline.deterministic needs pipeline.buffer_depth 0 or 1, not 2"),
-    (["train", "--run", "taken"], "run 'taken' exists already in runs: go on with it by --resume, or choose"),
+    (["train", "--run", "taken"], "run 'taken' exists already in runs: continue it with --resume, or choose"),
     (["train", "--resume"], "--resume continues an existing run: name it with --run"),
     (
         ["train", "--resume", "--run", "nothing"],

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flows.recovery.forget_runs import forget, old_runs
+from flows.recovery.delete_runs import delete_runs, find_old_runs
 from storage.runs import RunPaths, held
 
 
@@ -151,13 +151,13 @@ def test_a_forgotten_flow_run_takes_its_tasks_logs_and_artifacts_with_it_and_no_
                 await client.create_artifact(ArtifactCreate(type="markdown", key="shared", data=name, flow_run_id=run.id))
                 said = LogCreate(name="n", level=20, message=name, timestamp=DateTime.now("UTC"), flow_run_id=run.id)
                 await client.create_logs([said])
-            ended = {run.id: run for run in await old_runs(days=0)}
+            ended = {run.id: run for run in await find_old_runs(days=0)}
             assert set(ids) & set(ended) == set(ids[:2]), "one that never ended may still be at work"
-            assert not set(ids) & {run.id for run in await old_runs(days=1)}
-            assert await forget([ended[ids[0]]]) == 1
+            assert not set(ids) & {run.id for run in await find_old_runs(days=1)}
+            assert await delete_runs([ended[ids[0]]]) == 1
             assert await left(client, ids[0]) == (0, 0, 0)
             assert await left(client, ids[1]) == await left(client, ids[2]) == (1, 1, 1)
-            assert await forget([ended[ids[0]]]) == 0, "and a second time there is nothing to remove"
+            assert await delete_runs([ended[ids[0]]]) == 0, "and a second time there is nothing to remove"
 
     asyncio.run(check())
 

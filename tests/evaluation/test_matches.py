@@ -13,7 +13,7 @@ from evaluation.match_files import MatchRecord, append_game, match_label, read_g
 from evaluation.match_table import games_for_width, match_table, rate_players
 from evaluation.matches import GameResult, plan_match, play_match, rounds_for
 from evaluation.settings import MatchSettings
-from flows.play_match import told
+from flows.play_match import conclusions
 from game.board import POWERS, Board
 from game.players import player
 from game.scores import Standing
@@ -197,7 +197,7 @@ def test_few_rounds_at_one_table_show_no_difference_and_say_how_many_it_takes():
     table = match_table(games, settings)
     (pair,) = table.pairs
     assert (pair.difference.interval, pair.difference.clusters, pair.shown, pair.games_to_show) == (None, 2, False, None)
-    assert told(table, settings) == [
+    assert conclusions(table, settings) == [
         "no difference between a and b is shown: by +6.000 (centres), no interval: 2 rounds, and an interval takes 6"
     ]
     assert all(player.measures["centres"].interval is not None for player in table.players)

@@ -34,7 +34,7 @@ OUT = Path("/nowhere/runs")
 def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A working folder, in a flow run that a deployment began."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(given_parameters, "begun_by_deployment", lambda: True)
+    monkeypatch.setattr(given_parameters, "started_by_deployment", lambda: True)
     for name in (ROOTS_VARIABLE, ADDRESSES_VARIABLE):
         monkeypatch.delenv(name, raising=False)
     return tmp_path
@@ -116,7 +116,7 @@ def test_no_parameter_reaches_a_shell_an_address_or_a_path(place: Path, what: st
 
 
 def test_the_command_line_may_name_what_it_likes(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(given_parameters, "begun_by_deployment", lambda: False)
+    monkeypatch.setattr(given_parameters, "started_by_deployment", lambda: False)
     check_given(OUT, settings=settings(alerts={"command": "true"}, inference={"urls": ["http://gpu:1"], "model": "/srv/model"}))
 
 
@@ -170,9 +170,9 @@ def test_an_alert_file_on_the_machine_says_where_alerts_go(tmp_path: Path):
     [
         (None, AlertSettings(file="other"), "cannot be read: .*No such file"),
         ("command = [", AlertSettings(file="mine"), "cannot be read"),
-        ("", AlertSettings(file="mine"), "says what is no hook"),
-        ("stalled_minutes = 3", AlertSettings(file="mine"), "says what is no hook"),
-        ("command = 3", AlertSettings(file="mine"), "says what is no hook"),
+        ("", AlertSettings(file="mine"), "must hold hooks only"),
+        ("stalled_minutes = 3", AlertSettings(file="mine"), "must hold hooks only"),
+        ("command = 3", AlertSettings(file="mine"), "must hold hooks only"),
         ("command = 'true'", AlertSettings(file="../mine"), "cannot name a folder"),
         ("command = 'true'", AlertSettings(file="mine", command="true"), "leave alerts.command and alerts.webhook out"),
     ],

@@ -48,11 +48,11 @@ class Asked:
 def prefect(monkeypatch: pytest.MonkeyPatch) -> Asked:
     asked = Asked([], [], {})
     monkeypatch.setattr(module, "arun_deployment", asked.begin)
-    monkeypatch.setattr(module, "_set", asked.set)
-    monkeypatch.setattr(module, "_read", asked.read)
+    monkeypatch.setattr(module, "_set_state", asked.set)
+    monkeypatch.setattr(module, "_read_flow_run", asked.read)
     monkeypatch.setattr(module, "LOOK_S", 0.02)
     monkeypatch.setattr(module, "ENDS_WITHIN_S", 1.0)
-    monkeypatch.setattr(ProducerFleet, "_put_off", lambda fleet: None)
+    monkeypatch.setattr(ProducerFleet, "_delay_next_start", lambda fleet: None)
     return asked
 
 
@@ -103,13 +103,13 @@ def test_as_many_as_are_asked_for_within_the_bounds_and_each_by_a_name_of_its_ow
     async def go() -> None:
         async with run.fleet(1, 2) as fleet:
             await until(lambda: len(prefect.begun) == 1)
-            await fleet.ask_for(9)
+            await fleet.set_target(9)
             await until(lambda: len(prefect.begun) == 2)
             await asyncio.sleep(0.2)
-            assert fleet.standing().asked == 2 and fleet.standing().starting == 2 and fleet.standing().alive == 0
+            assert fleet.status().asked == 2 and fleet.status().starting == 2 and fleet.status().alive == 0
             for name in ("fleet-0001", "fleet-0002"):
                 run.tells(name)
-            standing = await until(lambda: fleet.standing().alive == 2 and fleet.standing())
+            standing = await until(lambda: fleet.status().alive == 2 and fleet.status())
             assert (standing.starting, standing.published, standing.in_flight, standing.lost) == (0, 4, 2, 0)
             for name in ("fleet-0001", "fleet-0002"):
                 run.tells(name, "ended")
@@ -133,7 +133,7 @@ def test_what_is_lost_or_failed_is_replaced_under_another_name(run: Run, prefect
             await until(lambda: len(prefect.begun) == 2)
             run.tells("fleet-0002", "ended", sentence="the model is not here")
             await until(lambda: len(prefect.begun) == 3)
-            assert fleet.standing().lost == 2
+            assert fleet.status().lost == 2
 
     asyncio.run(go())
     assert [each["producer"] for each in prefect.begun] == ["fleet-0001", "fleet-0002", "fleet-0003"]
@@ -152,7 +152,7 @@ def test_one_that_failed_before_it_could_say_so_is_learned_of_from_prefect(
             await until(lambda: len(prefect.begun) >= 2)
 
     asyncio.run(go())
-    assert any("'fleet-0001' did not begin: there is no run in 'runs/mine'" in sentence for sentence in said)
+    assert any("'fleet-0001' did not start: there is no run in 'runs/mine'" in sentence for sentence in said)
 
 
 def test_too_many_are_dismissed_and_one_that_was_begun_by_hand_counts_but_stays(run: Run, prefect: Asked):
@@ -160,13 +160,13 @@ def test_too_many_are_dismissed_and_one_that_was_begun_by_hand_counts_but_stays(
 
     async def go() -> None:
         async with run.fleet(0, 2) as fleet:
-            await fleet.ask_for(2)
+            await fleet.set_target(2)
             await until(lambda: prefect.begun)
             await asyncio.sleep(0.2)
             assert len(prefect.begun) == 1, "one is there already"
             run.tells("fleet-0001")
-            await until(lambda: fleet.standing().alive == 2)
-            await fleet.ask_for(0)
+            await until(lambda: fleet.status().alive == 2)
+            await fleet.set_target(0)
             await until(lambda: not read_control(run.paths).wants("fleet-0001"))
             assert read_control(run.paths).wants("by-hand") and prefect.cancelled == []
 
@@ -180,8 +180,8 @@ def test_a_prefect_that_refuses_is_said_once_and_nothing_waits(run: Run, prefect
     async def go() -> float:
         async with run.fleet(1, 1) as fleet:
             began = time.monotonic()
-            await fleet.ask_for(1)
-            fleet.standing()
+            await fleet.set_target(1)
+            fleet.status()
             took = time.monotonic() - began
             await asyncio.sleep(0.3)
             prefect.refuses = ""
@@ -189,7 +189,7 @@ def test_a_prefect_that_refuses_is_said_once_and_nothing_waits(run: Run, prefect
             return took
 
     assert asyncio.run(go()) < 0.1
-    assert len([sentence for sentence in said if "no server" in sentence and "training goes on" in sentence]) == 1
+    assert len([sentence for sentence in said if "no server" in sentence and "training continues" in sentence]) == 1
 
 
 def test_at_the_end_producers_are_told_by_file_and_those_who_do_not_hear_by_prefect(run: Run, prefect: Asked):
@@ -220,7 +220,7 @@ def test_producers_of_a_run_that_was_killed_and_resumed_play_on(run: Run, prefec
     async def go() -> None:
         async with run.fleet(1, 1) as fleet:
             await asyncio.sleep(0.3)
-            assert prefect.begun == [] and fleet.standing().alive == 1
+            assert prefect.begun == [] and fleet.status().alive == 1
             run.tells("fleet-0007", alive_at=time.time() - 3600)
             await until(lambda: prefect.begun)
 
@@ -234,9 +234,9 @@ def test_without_producers_nothing_is_asked_and_damaged_status_files_are_said(ru
 
     async def go() -> None:
         async with run.fleet(0, 0) as fleet:
-            await fleet.ask_for(5)
+            await fleet.set_target(5)
             await asyncio.sleep(0.2)
-            assert fleet.standing().asked == 0
+            assert fleet.status().asked == 0
 
     asyncio.run(go())
     assert prefect.begun == [] and len([sentence for sentence in said if "x.json is damaged" in sentence]) == 1

@@ -106,7 +106,7 @@ def test_a_killed_run_without_a_name_is_found_and_goes_on_once_however_often_it_
     noted(paths, killed)
     said = recover(place, killed)
     assert "run 'tiny-7' continues after step 2, attempt 1 of 3" in said
-    assert "was seen to already" in recover(place, killed)
+    assert "was handled already" in recover(place, killed)
     (again,) = asyncio.run(place.started())
     assert again.parameters["resume"] is True and again.parameters["settings"]["run"] == "tiny-7"
     assert {"train", "recovered"} <= set(again.tags) and again.deployment_id == place.deployment

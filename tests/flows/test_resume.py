@@ -112,7 +112,7 @@ def test_a_finished_run_is_not_run_again_and_goes_on_when_more_steps_are_asked_f
     assert again.returncode == 0 and json.loads(again.stdout.splitlines()[-1]) == summary
     assert "has done its 6 steps" in again.stderr and paths.metrics.read_bytes() == before
     fewer = workplace.process("train", "--run", "killed", "--resume", "--steps", "3")
-    assert fewer.returncode == 2 and "has 6 steps behind it, more than steps 3" in fewer.stderr
+    assert fewer.returncode == 2 and "has done 6 steps, more than steps 3" in fewer.stderr
     assert json.loads(paths.settings.read_text())["steps"] == 6, "a refusal changes nothing"
 
 

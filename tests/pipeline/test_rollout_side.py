@@ -16,7 +16,7 @@ from storage.asking import connect
 from storage.control import ProducerStatus, read_control, read_producer, write_producer
 from storage.runs import RunPaths
 from storage.shards import shard_path
-from tasks.produced_rollouts import ProducerDesk, next_free
+from tasks.produced_rollouts import ProducerDesk, next_free_number
 from telemetry.errors import DataError, InputError
 
 
@@ -125,18 +125,18 @@ def test_the_hash_of_what_is_played_holds_what_shapes_rows_and_nothing_else(run)
 
 def test_a_number_is_never_used_twice_whatever_is_left_of_a_producer(run):
     paths, _ = run()
-    assert next_free(paths, "x") == 0
+    assert next_free_number(paths, "x") == 0
 
     async def begin() -> ProducerStatus:
         async with ProducerDesk(paths, "x", "") as desk:
-            await desk.tell("playing", next_group=6, published=4)
+            await desk.update("playing", next_group=6, published=4)
             with pytest.raises(InputError, match="is at work on this machine"):
                 async with ProducerDesk(paths, "x", ""):
                     raise AssertionError("two of one name")
             return desk.status
 
     asyncio.run(begin())
-    assert next_free(paths, "x") == 6, "said, and perhaps played"
+    assert next_free_number(paths, "x") == 6, "said, and perhaps played"
     ended = read_producer(paths, "x")
     assert ended is not None and ended.state == "ended" and ended.published == 4
 
@@ -148,11 +148,11 @@ def test_a_number_is_never_used_twice_whatever_is_left_of_a_producer(run):
             await side.close()
 
     asyncio.run(shard())
-    assert next_free(paths, "x") == 10
+    assert next_free_number(paths, "x") == 10
     (paths.producers / "x.json").write_text("{")
-    assert next_free(paths, "x") == 10, "from the shards alone"
+    assert next_free_number(paths, "x") == 10, "from the shards alone"
     shard_path(paths, "x", 8).write_bytes(b"")
-    assert next_free(paths, "x") > 10, "beyond whatever the damaged one held"
+    assert next_free_number(paths, "x") > 10, "beyond whatever the damaged one held"
 
 
 def test_a_producer_of_that_name_at_work_on_another_machine_is_respected(run):

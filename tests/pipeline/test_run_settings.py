@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from flows.open_run import named
+from flows.open_run import with_run_name
 from flows.score_policy import scripted_players
 from inference.settings import InferenceSettings
 from pipeline.run_settings import (
@@ -217,9 +217,9 @@ def test_threads_are_set_before_torch_is_there_and_never_against_the_user(monkey
 
 def test_a_run_without_a_name_gets_model_seed_and_time_and_a_name_that_is_given_stays():
     settings = RunSettings(inference=InferenceSettings(model="Qwen/Qwen2.5-1.5B-Instruct"), seed=3)
-    name = named(settings).run
+    name = with_run_name(settings).run
     assert re.fullmatch(r"qwen2.5-1.5b-instruct-seed3-\d{8}-\d{6}", name) and check_name(name, "run")
-    assert named(settings.model_copy(update={"run": "mine"})).run == "mine"
+    assert with_run_name(settings.model_copy(update={"run": "mine"})).run == "mine"
 
 
 def test_a_rollout_task_takes_as_many_groups_as_keep_prefect_cheap():

@@ -96,7 +96,7 @@ def test_a_step_s_groups_hold_all_rows_of_its_ledger(rows, paths):
         pytest.param(lambda rows: rows.decision(5), "run 'first' has no decision 5", id="decision"),
         pytest.param(lambda rows: rows.group(0, "mars", None), "no group with start_group 0, power MARS", id="power"),
         pytest.param(lambda rows: rows.group(999, None, None), "no group with start_group 999", id="group"),
-        pytest.param(lambda rows: rows.step(3), "step 3 never was: run 'first' has trained 2 steps", id="step"),
+        pytest.param(lambda rows: rows.step(3), "there is no step 3: run 'first' has trained 2 steps", id="step"),
     ],
 )
 def test_what_is_not_there_is_refused(rows, ask, sentence: str):

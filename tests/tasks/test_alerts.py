@@ -71,11 +71,11 @@ def test_a_hook_that_fails_is_said_once_and_an_alert_that_gets_lost_too(
 
     asyncio.run(run((1, 3, 5)))
     assert len([each for each in said if each.startswith("alert (entropy)")]) == 3
-    assert [each for each in said if "command" in each] == ["alerts.command ended with 3: it said nothing; the run goes on"]
+    assert [each for each in said if "command" in each] == ["alerts.command ended with 3: it said nothing; the run continues"]
     said.clear()
     monkeypatch.setattr(alerts, "emit_event", lambda **event: 1 / 0)
     asyncio.run(run((1,)))
-    assert "an alert was lost on its way (ZeroDivisionError: division by zero); the run goes on" in said
+    assert "an alert could not be delivered (ZeroDivisionError: division by zero); the run continues" in said
 
 
 def test_a_quiet_run_is_said_to_be_stalled(

@@ -16,7 +16,7 @@ from storage.control import ControlDesk
 from storage.runs import RunPaths
 from storage.shards import shard_path
 from tasks import dask_rollouts
-from tasks.dask_rollouts import check_scheduler, close_sides, give_up, play_here
+from tasks.dask_rollouts import cancel_call, check_scheduler, close_sides, play_here
 from telemetry.errors import InputError
 
 FIRST = 100
@@ -77,9 +77,9 @@ def test_a_stretch_is_given_up_when_it_is_told_so(run: Any, opened: list[Any], m
         playing = asyncio.create_task(play_here(paths.root, 51, FIRST, 1, "mine"))
         while "mine" not in dask_rollouts._calls or not opened:
             await asyncio.sleep(0.02)
-        await give_up("another's")
+        await cancel_call("another's")
         assert not playing.done()
-        await give_up("mine")
+        await cancel_call("mine")
         await asyncio.wait({playing}, timeout=30)
         assert playing.cancelled() and dask_rollouts._calls == {}
 

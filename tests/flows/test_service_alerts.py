@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from flows.recovery.look_over import Scheduled, _new, idle_schedules, without_worker
+from flows.recovery.service_alerts import Scheduled, _new_alerts, check_pools, check_schedules
 
 DONE, CANCELLED = Scheduled(state="Completed", late=False), Scheduled(state="Cancelled", late=False)
 WAITS = Scheduled(state="AwaitingConcurrencySlot", late=True)
 
 
 def test_a_pool_of_which_no_worker_answers_is_told_with_what_waits_there():
-    found = without_worker({"local": [False, False], "gpu": [True, False], "new": []}, {"local": 3})
+    found = check_pools({"local": [False, False], "gpu": [True, False], "new": []}, {"local": 3})
     ((rule, sentence),) = found.values()
     assert (
         rule == "pool_without_worker" and "none of the 2 workers of work pool 'local'" in sentence and "3 runs wait" in sentence
@@ -32,17 +32,17 @@ def test_a_pool_of_which_no_worker_answers_is_told_with_what_waits_there():
     ids=["three cancelled", "two cancelled", "it came right", "two wait", "one waits", "what waits does not count", "nothing"],
 )
 def test_a_schedule_that_comes_to_nothing_or_overtakes_itself_is_told(newest_first: list[Scheduled], rules: list[str]):
-    assert [rule for rule, _ in idle_schedules({"nightly": newest_first}).values()] == rules
+    assert [rule for rule, _ in check_schedules({"nightly": newest_first}).values()] == rules
 
 
 def test_the_sentence_counts_how_often_it_happened():
-    ((_, sentence),) = idle_schedules({"nightly": [CANCELLED] * 5 + [DONE]}).values()
+    ((_, sentence),) = check_schedules({"nightly": [CANCELLED] * 5 + [DONE]}).values()
     assert sentence.startswith("the last 5 scheduled runs of 'nightly' were cancelled")
 
 
 def test_what_goes_on_is_told_once_and_again_after_it_was_over(tmp_path: Path):
     file, holds = tmp_path / "there" / "looked.json", {"pool local": ("pool_without_worker", "none answers")}
-    assert [alert.name for alert in _new(file, holds)] == ["pool_without_worker"]
-    assert _new(file, holds) == []
-    assert _new(file, {}) == []
-    assert len(_new(file, holds)) == 1
+    assert [alert.name for alert in _new_alerts(file, holds)] == ["pool_without_worker"]
+    assert _new_alerts(file, holds) == []
+    assert _new_alerts(file, {}) == []
+    assert len(_new_alerts(file, holds)) == 1

@@ -1,4 +1,4 @@
-"""Removes old flow runs from Prefect's database, which never holds the only copy of anything.
+"""Removes old flow runs from Prefect's database. All their results are also in files.
 
 It uses Prefect's own API, so it works with any server. Prefect removes a flow run's task runs and states with it, and its logs a
 moment later. It would leave the artifacts behind, so these are removed one by one. Prefect removes events by itself
@@ -31,15 +31,15 @@ _LOGS_WITHIN_S = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OldRun:
-    """A flow run that ended long ago."""
+    """An ended flow run."""
 
     id: UUID
     name: str
     ended: datetime
 
 
-async def old_runs(days: float) -> list[OldRun]:
-    """Flow runs that ended more than `days` ago, the oldest first. One that never ended stays: it may still be at work."""
+async def find_old_runs(days: float) -> list[OldRun]:
+    """Flow runs that ended more than `days` ago, the oldest first. Runs without an end time may be at work."""
     before = datetime.now(UTC) - timedelta(days=days)
     ended_before = FlowRunFilter(end_time=FlowRunFilterEndTime.model_validate({"before_": before, "is_null_": False}))
     found: list[OldRun] = []
@@ -51,8 +51,8 @@ async def old_runs(days: float) -> list[OldRun]:
     return found[::-1]
 
 
-async def forget(runs: Sequence[OldRun]) -> int:
-    """Remove them with all that belongs to them; how many there were to remove."""
+async def delete_runs(runs: Sequence[OldRun]) -> int:
+    """Remove flow runs with their artifacts and logs. Returns how many were removed."""
     removed = 0
     async with get_client() as client:
         for run in runs:
@@ -60,7 +60,7 @@ async def forget(runs: Sequence[OldRun]) -> int:
             try:
                 await client.delete_flow_run(run.id)
                 removed += 1
-            except ObjectNotFound:  # it went with the run that it was part of
+            except ObjectNotFound:  # it was removed with its parent run
                 continue
         await _wait_for_logs(client, [run.id for run in runs])
     return removed
@@ -74,7 +74,7 @@ async def _remove_artifacts(client: PrefectClient, run: UUID) -> None:
 
 
 async def _wait_for_logs(client: PrefectClient, runs: list[UUID]) -> None:
-    """The server removes a run's logs after it has answered; one that is ended at once would leave them for ever."""
+    """Wait: the server removes logs after it has answered, and would keep them if it were stopped at once."""
     until = time.monotonic() + _LOGS_WITHIN_S
     for some in (runs[start : start + _PAGE] for start in range(0, len(runs), _PAGE)):
         theirs = LogFilter(flow_run_id=LogFilterFlowRunId(any_=some))

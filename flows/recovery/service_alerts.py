@@ -1,6 +1,7 @@
-"""What concerns no single run and yet should wake somebody: work pools without a worker, schedules that come to nothing.
+"""Alerts about Prefect itself: work pools without a worker, and schedules whose runs are cancelled or overlap.
 
-The rules are pure; `look_over` asks Prefect, and remembers between two looks what was told, so that each is told once.
+The rules are pure functions. `find_service_alerts` reads Prefect's state. It stores which alerts are active, so that each is
+raised once.
 """
 
 import json
@@ -20,24 +21,24 @@ from storage.runs import durable_write
 from telemetry.alerts import Alert
 
 CANCELLED_IN_A_ROW = 3
-"""Scheduled runs of one deployment that were cancelled, the newest ones, before it is told."""
+"""An alert is raised when this many of the newest scheduled runs of one deployment were cancelled."""
 LATE = timedelta(minutes=15)
-"""How long after its time a scheduled run that waits for the one before counts as one too many."""
+"""A scheduled run that waits longer than this for the run before it counts as late."""
 NOBODY = "all"
-"""In the place of a run's name."""
+"""Stands for the run's name in an alert that concerns no single run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheduled:
-    """A run that a schedule made, and whose time has come."""
+    """A flow run that a schedule created and whose start time has passed."""
 
     state: str
     late: bool
-    """It waits, and has done so for long."""
+    """Whether it has waited for more than LATE."""
 
 
-def without_worker(workers: Mapping[str, Sequence[bool]], waiting: Mapping[str, int]) -> dict[str, tuple[str, str]]:
-    """Pools that had workers, of which none answers now: rule and sentence by what it is about.
+def check_pools(workers: Mapping[str, Sequence[bool]], waiting: Mapping[str, int]) -> dict[str, tuple[str, str]]:
+    """Pools that have workers of which none answers: rule and sentence, by a key for the pool.
 
     Args:
         workers: for each pool, whether each of its workers answers.
@@ -51,8 +52,8 @@ def without_worker(workers: Mapping[str, Sequence[bool]], waiting: Mapping[str, 
     }
 
 
-def idle_schedules(newest_first: Mapping[str, Sequence[Scheduled]]) -> dict[str, tuple[str, str]]:
-    """Deployments whose schedule comes to nothing, or overtakes itself: rule and sentence by what it is about."""
+def check_schedules(newest_first: Mapping[str, Sequence[Scheduled]]) -> dict[str, tuple[str, str]]:
+    """Deployments whose scheduled runs are cancelled, or start before the previous one ends: rule and sentence, by a key."""
     found = {}
     for name, runs in newest_first.items():
         ended = [run for run in runs if not run.late]
@@ -67,8 +68,8 @@ def idle_schedules(newest_first: Mapping[str, Sequence[Scheduled]]) -> dict[str,
     return found
 
 
-async def look_over(client: PrefectClient, runs_root: Path) -> list[Alert]:
-    """What became wrong since the last look."""
+async def find_service_alerts(client: PrefectClient, runs_root: Path) -> list[Alert]:
+    """Alerts that became active since the last call."""
     pools = [pool.name for pool in await client.read_work_pools()]
     workers = {pool: [w.status == "ONLINE" for w in await client.read_workers_for_work_pool(pool)] for pool in pools}
     runs: dict[str, list[Scheduled]] = {}
@@ -78,7 +79,7 @@ async def look_over(client: PrefectClient, runs_root: Path) -> list[Alert]:
             newest = await client.read_flow_runs(flow_run_filter=ours, sort=FlowRunSort.EXPECTED_START_TIME_DESC, limit=50)
             runs[deployment.name] = _due(newest)
     waiting = {pool: sum(run.late for found in runs.values() for run in found) for pool in pools}
-    return _new(runs_root / WORK_FOLDER / ".looked_over.json", without_worker(workers, waiting) | idle_schedules(runs))
+    return _new_alerts(runs_root / WORK_FOLDER / ".looked_over.json", check_pools(workers, waiting) | check_schedules(runs))
 
 
 def _due(runs: Iterable[FlowRun]) -> list[Scheduled]:
@@ -90,10 +91,10 @@ def _due(runs: Iterable[FlowRun]) -> list[Scheduled]:
     return due
 
 
-def _new(file: Path, holds: Mapping[str, tuple[str, str]]) -> list[Alert]:
-    """Alerts for what did not hold at the last look."""
-    told = set(json.loads(file.read_bytes())) if file.is_file() else set()
+def _new_alerts(file: Path, active: Mapping[str, tuple[str, str]]) -> list[Alert]:
+    """Alerts that were not active at the last call. Writes the active ones to `file`."""
+    known = set(json.loads(file.read_bytes())) if file.is_file() else set()
     file.parent.mkdir(parents=True, exist_ok=True)
-    durable_write(file, json.dumps(sorted(holds)).encode())
-    new = [holds[key] for key in sorted(set(holds) - told)]
+    durable_write(file, json.dumps(sorted(active)).encode())
+    new = [active[key] for key in sorted(set(active) - known)]
     return [Alert(name=rule, run=NOBODY, step=0, sentence=sentence) for rule, sentence in new]
