@@ -14,7 +14,7 @@ from training.settings import TrainingSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MovingFigures:
+class MovingMeans:
     """What past steps say of returns and advantages."""
 
     power_means: Mapping[str, float] = field(default_factory=dict)
@@ -24,8 +24,8 @@ class MovingFigures:
 
 
 def advantages_of(
-    returns: np.ndarray, groups: np.ndarray, powers: Sequence[str], settings: TrainingSettings, before: MovingFigures
-) -> tuple[np.ndarray, MovingFigures]:
+    returns: np.ndarray, groups: np.ndarray, powers: Sequence[str], settings: TrainingSettings, before: MovingMeans
+) -> tuple[np.ndarray, MovingMeans]:
     """The advantage of each decision of a step, and the moving figures after it.
 
     With advantage_baseline power (role-conditioned advantages: Liu et al. 2025, SPIRAL, arXiv 2506.24119) a power that no step
@@ -57,7 +57,7 @@ def advantages_of(
     divisor = {"none": None, "batch": square, "running": square if before.mean_square is None else before.mean_square}
     if by := divisor[settings.advantage_scale]:
         found = found / np.sqrt(by)
-    return found.astype(np.float32), MovingFigures(power_means=means, mean_square=after)
+    return found.astype(np.float32), MovingMeans(power_means=means, mean_square=after)
 
 
 def leave_one_out(returns: np.ndarray, groups: np.ndarray) -> np.ndarray:

@@ -27,10 +27,10 @@ from storage.json_files import is_sealed, read_object, sealed
 from storage.outcome import Outcome
 from storage.runs import RunPaths, publish_directory
 from telemetry.errors import DataError, InputError
-from training.advantages import MovingFigures
+from training.advantages import MovingMeans
 from training.policy import Policy
-from training.reference_kl import KlController
-from training.state_tensors import StateValues, fitting_state, pack_state
+from training.reference_kl import KlState
+from training.state_tensors import StateValues, check_state, pack_state
 
 _FORMAT = 3
 _PICKLED_FORMAT, _PICKLE = 2, "trainer.pt"  # of releases whose trainer state was a pickle
@@ -55,9 +55,9 @@ class TrainerState:
     """What the step reported: a run killed before it could log them logs them when it is resumed."""
     outcome: Outcome | None = None
     """What the step computed, for its replays; None in the checkpoint of a version that did not keep it."""
-    kl: KlController = field(default_factory=KlController)
+    kl: KlState = field(default_factory=KlState)
     """Where the weight of the divergence from the base stands."""
-    moving: MovingFigures = field(default_factory=MovingFigures)
+    moving: MovingMeans = field(default_factory=MovingMeans)
     """What the steps so far say of returns and advantages."""
 
 
@@ -125,7 +125,7 @@ def load_checkpoint(
             f"and bears the name of step {step}{f' of lineage {lineage!r}' if lineage else ''}"
         )
     try:
-        fitting = fitting_state(load_tensors((folder / _TENSORS).read_bytes()), values, optimiser)
+        fitting = check_state(load_tensors((folder / _TENSORS).read_bytes()), values, optimiser)
         policy.load_adapter(folder)
     except (DataError, SafetensorError) as error:
         raise DataError(f"checkpoint '{folder}' does not fit this trainer: {error}") from error

@@ -33,7 +33,7 @@ from training.checkpoint import TrainerState, checkpoint_steps, load_checkpoint
 from training.losses.choose import LOSSES, policy_loss
 from training.losses.token_loss import DrawnTokens
 from training.policy import Policy
-from training.row_checks import only, sound_rows
+from training.row_checks import find_trainable_rows, select_rows
 from training.settings import TrainingSettings
 from training.step_metrics import effective_share
 from training.update import Updater
@@ -50,7 +50,7 @@ class Variant:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tried:
+class VariantResult:
     """What a variant made of one recorded step."""
 
     loss: float
@@ -70,13 +70,13 @@ class Comparison:
     """By step."""
     lags: tuple[float, ...]
     """Mean policy lag of each step's rows, to that version."""
-    tried: Mapping[str, tuple[Tried, ...]]
+    tried: Mapping[str, tuple[VariantResult, ...]]
     """By variant, then by step."""
     cosines: Mapping[str, Mapping[str, float]]
     """Mean over the steps of the cosine between the gradients of two variants; no number where one is zero."""
 
     def median(self, variant: str, figure: str) -> float:
-        """Median over the steps of one figure of `Tried`."""
+        """Median over the steps of one figure of `VariantResult`."""
         return float(np.median([getattr(step, figure) for step in self.tried[variant]]))
 
 
@@ -115,7 +115,7 @@ def compare(
     check_comparable(paths)
     disable_progress_bar()  # of loading the model; what a person wants to see is the steps
     updater = Updater(Policy(model, training), training)
-    state = _newest(paths, updater)
+    state = _load_newest_checkpoint(paths, updater)
     index = Index(paths, blend=storage.blend, discount=storage.discount)
     index.refresh()
     tried = variants(training, caps)
@@ -125,11 +125,11 @@ def compare(
         if len(used) == steps or rows is None or step > state.step or not rows.num_rows:
             continue
         batch = index.gather(rows)
-        sound = sound_rows(batch, updater.policy.reads)[0]
-        batch, powers = only(batch, sound), rows["power"].take(sound).to_pylist()
+        sound = find_trainable_rows(batch, updater.policy.row_limits)[0]
+        batch, powers = select_rows(batch, sound), rows["power"].take(sound).to_pylist()
         if not branching_tokens(batch, range(len(sound))):
             continue
-        figures, gradients = _try_all(updater, batch, powers, tried)
+        figures, gradients = _evaluate(updater, batch, powers, tried)
         used.append(step)
         found.append(figures)
         cosines.append(_cosines(gradients))
@@ -150,7 +150,7 @@ def compare(
     )
 
 
-def _newest(paths: RunPaths, updater: Updater) -> TrainerState:
+def _load_newest_checkpoint(paths: RunPaths, updater: Updater) -> TrainerState:
     """Bring the policy to the newest checkpoint that is whole."""
     for step in reversed(checkpoint_steps(paths)):
         try:
@@ -163,9 +163,9 @@ def _newest(paths: RunPaths, updater: Updater) -> TrainerState:
     raise DataError(f"no checkpoint of run '{paths.root.name}' is whole: resume the run, which makes it again")
 
 
-def _try_all(
+def _evaluate(
     updater: Updater, batch: Batch, powers: Sequence[str], tried: Sequence[Variant]
-) -> tuple[dict[str, Tried], torch.Tensor]:
+) -> tuple[dict[str, VariantResult], torch.Tensor]:
     """Figures of every variant over one batch, and their gradients [variants, adapter weights]."""
     rows, weights = range(len(batch.returns)), updater.policy.parameters()
     constants = branching_tokens(batch, rows), branching_decisions(batch, rows)
@@ -204,10 +204,10 @@ def _try_all(
     return figures, gradients
 
 
-def _figures(loss: float, slopes: np.ndarray, advantages: np.ndarray, gradient: torch.Tensor) -> Tried:
+def _figures(loss: float, slopes: np.ndarray, advantages: np.ndarray, gradient: torch.Tensor) -> VariantResult:
     taught = advantages != 0
     weights = np.abs(slopes[taught].astype(np.float64) / advantages[taught])
-    return Tried(
+    return VariantResult(
         loss=float(loss),
         masked_share=float((weights == 0).mean()) if len(weights) else 0.0,
         effective_sample_share=effective_share(weights) if len(weights) else 0.0,

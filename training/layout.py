@@ -14,7 +14,7 @@ import torch
 
 from storage.gather import Batch
 from training.branching import BranchingTokens, branching_counts
-from training.packed_forward import attentions
+from training.packed_forward import attention_kinds
 from training.padded_rows import PaddedRows, pad, padded_micro_batches
 from training.policy import Policy
 from training.settings import TrainingSettings
@@ -27,7 +27,7 @@ _CHECKED_TOKENS = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tolerance:
+class LayoutTolerance:
     """How far the two paths may be apart."""
 
     loss: float
@@ -37,10 +37,10 @@ class Tolerance:
 
 
 TOLERANCES = {
-    ("cpu", "float32"): Tolerance(loss=1e-6, gradient=1e-5),
-    ("cuda", "float32"): Tolerance(loss=1e-4, gradient=1e-3),
-    ("cpu", "bfloat16"): Tolerance(loss=0.02, gradient=0.1),
-    ("cuda", "bfloat16"): Tolerance(loss=0.05, gradient=0.2),
+    ("cpu", "float32"): LayoutTolerance(loss=1e-6, gradient=1e-5),
+    ("cuda", "float32"): LayoutTolerance(loss=1e-4, gradient=1e-3),
+    ("cpu", "bfloat16"): LayoutTolerance(loss=0.02, gradient=0.1),
+    ("cuda", "bfloat16"): LayoutTolerance(loss=0.05, gradient=0.2),
 }
 """In bfloat16 the two paths round in other places: 1e-4 and 2e-2 are usual for a small model, and more for a deep one."""
 
@@ -71,7 +71,7 @@ class Layout:
         self._checked = False
         self.packed = settings.layout == "packed"
         self.fallback = ""
-        if self.packed and (reason := policy.not_covered()):
+        if self.packed and (reason := policy.uncovered_reason()):
             self._fall_back(reason)
 
     def cut(self, batch: Batch, rows: Sequence[int], token_budget: int) -> Cut:
@@ -87,15 +87,15 @@ class Layout:
 
     def _check(self, batch: Batch, rows: Sequence[int]) -> None:
         """Send a few rows both ways; take the first attention that agrees with padding, or pad."""
-        few = _few(batch, np.asarray(rows, np.int64))
+        few = _rows_to_check(batch, np.asarray(rows, np.int64))
         if not len(few):
             return  # nothing of this batch is trained on; the next one is asked
         self._checked = True
         padded = self._loss_and_gradient([pad(batch, few)])
         wanted, reasons = self._policy.attention, []
-        for kind in attentions(wanted, self._policy.device):
+        for kind in attention_kinds(wanted, self._policy.device):
             self._policy.attention = kind
-            reason = self._parted(batch, few, padded)
+            reason = self._compare_layouts(batch, few, padded)
             if not reason:
                 return
             logger.warning("packed attention '%s' is not used: %s", kind, reason)
@@ -103,7 +103,7 @@ class Layout:
         self._policy.attention = wanted
         self._fall_back("; ".join(reasons))
 
-    def _parted(self, batch: Batch, few: np.ndarray, padded: tuple[float, torch.Tensor]) -> str:
+    def _compare_layouts(self, batch: Batch, few: np.ndarray, padded: tuple[float, torch.Tensor]) -> str:
         """How the packed path parts from the padded one; empty if it does not."""
         try:
             found, gradient = self._loss_and_gradient(plan(batch, few, _CHECKED_TOKENS).micro_batches)
@@ -141,7 +141,7 @@ class Layout:
         return total, gradient
 
 
-def _few(batch: Batch, rows: np.ndarray) -> np.ndarray:
+def _rows_to_check(batch: Batch, rows: np.ndarray) -> np.ndarray:
     """Rows for the check: the first with branching tokens and the last, so that some share a prompt and some do not."""
     branching = rows[branching_counts(batch, rows) > 0]
     few = np.unique(np.concatenate([branching[: _CHECKED_ROWS - 1], branching[-1:]]))

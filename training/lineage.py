@@ -28,7 +28,7 @@ class Fork:
     """Settings by their dotted names, each [before, after]: for the record."""
 
 
-def lineage_to_go_on_in(
+def choose_lineage(
     paths: RunPaths, state: TrainerState | None, settings_hash: str, storage: StorageSettings, fork: Fork | None
 ) -> str:
     """The lineage of the steps after ``state``, a whole checkpoint; None: the run has none yet.

@@ -40,7 +40,7 @@ def measure_mismatch(updater: Updater, batch: Batch) -> Mismatch:
     return Mismatch(tokens=len(gap), mean=float(gap.mean()), p99=float(np.quantile(gap, 0.99)), largest=float(gap.max()))
 
 
-def refuse_mismatch(found: Mismatch, version: int, limits: TrainingSettings) -> None:
+def check_mismatch(found: Mismatch, version: int, limits: TrainingSettings) -> None:
     """Refuse to start where the two differ by more than the settings allow.
 
     Raises:
@@ -60,6 +60,6 @@ def refuse_mismatch(found: Mismatch, version: int, limits: TrainingSettings) -> 
         )
 
 
-def describe(mismatch: Mismatch) -> dict[str, float]:
+def mismatch_metrics(mismatch: Mismatch) -> dict[str, float]:
     """The mismatch as metrics."""
     return {f"mismatch/{name}": float(value) for name, value in asdict(mismatch).items()}

@@ -20,12 +20,12 @@ from storage.ledger import ROWS_SCHEMA
 from storage.outcome import UpdateOutcome
 from storage.runs import RunPaths, durable_write
 
-IN_A_ROW = 3
+MAX_SKIPPED_UPDATES = 3
 """Updates in a row after which something is wrong with more than a batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NotFinite:
+class SkippedUpdate:
     """An update that was skipped."""
 
     number: int
@@ -35,7 +35,7 @@ class NotFinite:
     outcome: UpdateOutcome
 
 
-def set_rows_aside(paths: RunPaths, lineage: str, step: int, found: NotFinite, rows: pa.Table) -> Path:
+def write_skipped_rows(paths: RunPaths, lineage: str, step: int, found: SkippedUpdate, rows: pa.Table) -> Path:
     """Write the file.
 
     Args:

@@ -60,15 +60,15 @@ AttentionInterface.register(_NAME, _attend)
 AttentionMaskInterface.register(_NAME, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
 
 
-def take_over_attention(config: Any) -> None:
+def use_packed_attention(config: Any) -> None:
     """Have the model of `config` call `_attend`: for good, since layers that are computed again on the way back must attend as
     they did on the way there, and compiled ones are compiled for one name."""
     config._attn_implementation = _NAME
 
 
-def attend_packed(config: Any, attention: PackedAttention, device: torch.device) -> dict[str, Any]:
+def packed_attention_arguments(config: Any, attention: PackedAttention, device: torch.device) -> dict[str, Any]:
     """Arguments that have the model of `config` attend so. Its other forwards stay what they are."""
-    take_over_attention(config)
+    use_packed_attention(config)
     # A mask of four dimensions is handed on as it is, so transformers makes none; one of two would have packed decisions see
     # each other, and none at all has it look for packing of its own.
     return {"packed_attention": attention, "attention_mask": torch.empty((1, 1, 1, 0), device=device)}

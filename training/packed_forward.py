@@ -1,7 +1,7 @@
 """The forward of a packed micro-batch: hidden states where a branching token is predicted, each token path computed once.
 
 Promise: the same numbers as the padded forward but for the order of sums; models that it does not cover are named by
-`not_covered`, and take the padded path.
+`uncovered_reason`, and take the padded path.
 """
 
 from typing import Any
@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from training.packed_attention import DenseAttention, PackedAttention, RangeAttention, attend_packed
+from training.packed_attention import DenseAttention, PackedAttention, RangeAttention, packed_attention_arguments
 from training.trie_plan import PackedMicroBatch
 
 COVERED = ("llama", "qwen2", "qwen3")
 """Values of `model_type` whose layers hand keyword arguments on to the attention, and know no position but `position_ids`."""
 
 
-def not_covered(model: Any) -> str | None:
+def uncovered_reason(model: Any) -> str | None:
     """Why the packed forward does not fit this peft model, in one sentence; None if it does."""
     causal = model.base_model.model
     config = causal.config
@@ -32,7 +32,7 @@ def not_covered(model: Any) -> str | None:
     return None
 
 
-def attentions(wanted: str, device: torch.device) -> tuple[str, ...]:
+def attention_kinds(wanted: str, device: torch.device) -> tuple[str, ...]:
     """Kinds of packed attention to try on a device, the quickest first; `wanted` alone, unless it is auto."""
     if wanted != "auto":
         return (wanted,)
@@ -42,7 +42,7 @@ def attentions(wanted: str, device: torch.device) -> tuple[str, ...]:
 def attention_for(micro: PackedMicroBatch, kind: str, device: torch.device) -> PackedAttention:
     """The attention of a micro-batch; `kind`: auto, ranges (CPU), flex or varlen (CUDA; varlen for 16 bits only), dense."""
     if kind == "auto":
-        kind = attentions(kind, device)[0]
+        kind = attention_kinds(kind, device)[0]
     if kind == "ranges":
         return RangeAttention(micro)
     if kind == "dense":
@@ -59,7 +59,7 @@ def packed_hidden(causal: Any, micro: PackedMicroBatch, kind: str = "auto") -> T
         input_ids=to_device(micro.input_ids, device)[None],
         position_ids=to_device(micro.positions, device)[None],
         use_cache=False,
-        **attend_packed(causal.config, attention_for(micro, kind, device), device),
+        **packed_attention_arguments(causal.config, attention_for(micro, kind, device), device),
     ).last_hidden_state
     return hidden[0].index_select(0, to_device(micro.hidden_at, device))
 

@@ -39,13 +39,13 @@ class Peers:
         """This process owns the run."""
         return self.rank == 0
 
-    def tell(self, message: Any = None) -> Any:
+    def broadcast(self, message: Any = None) -> Any:
         """What the leader says, in every process; followers' own words do not count."""
         box = [message]
         dist.broadcast_object_list(box, src=0, device=self.device)
         return box[0]
 
-    def align(self, parameters: Iterable[Parameter]) -> None:
+    def broadcast_weights(self, parameters: Iterable[Parameter]) -> None:
         """Give every process the leader's weights."""
         weights = list(parameters)
         flat = torch.cat([weight.detach().flatten() for weight in weights])
@@ -63,7 +63,7 @@ class Peers:
         for weight, part in zip(weights, _parts(flat, weights), strict=True):
             weight.grad = part.clone()
 
-    def collect(self, found: Any) -> list[Any]:
+    def gather(self, found: Any) -> list[Any]:
         """What each process found, by rank; the leader's alone is whole."""
         everyones: list[Any] = [None] * self.size
         dist.gather_object(found, everyones if self.leads else None, dst=0)
@@ -112,24 +112,24 @@ def lead(peers: Peers, work: UpdateWork, parameters: Sequence[Parameter], gradie
     Returns:
         What each process found, by rank.
     """
-    peers.tell(work)
+    peers.broadcast(work)
     return _take_part(peers, work, parameters, gradient)
 
 
 def follow(peers: Peers, parameters: Sequence[Parameter], gradient: Gradient) -> None:
     """Take part in every update, until the leader dismisses its followers."""
-    while (work := peers.tell()) is not None:
+    while (work := peers.broadcast()) is not None:
         _take_part(peers, work, parameters, gradient)
 
 
 def _take_part(peers: Peers, work: UpdateWork, parameters: Sequence[Parameter], gradient: Gradient) -> list[Any]:
-    peers.align(parameters)
-    found = gradient(work, shares(work.batch, work.rows, peers.size)[peers.rank])
+    peers.broadcast_weights(parameters)
+    found = gradient(work, split_rows(work.batch, work.rows, peers.size)[peers.rank])
     peers.add_gradients(parameters)
-    return peers.collect(found)
+    return peers.gather(found)
 
 
-def shares(batch: Batch, rows: Sequence[int], size: int) -> list[list[int]]:
+def split_rows(batch: Batch, rows: Sequence[int], size: int) -> list[list[int]]:
     """`rows` for each of `size` processes: whole advantage groups, about equally many tokens.
 
     Neighbouring groups stay together, since those of one position share the head of their prompts.

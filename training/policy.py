@@ -21,9 +21,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from telemetry.errors import DataError, InputError
 from training.branching import BranchingTokens
 from training.masked_logprobs import MaskedLogprobs, masked_logprobs
-from training.packed_attention import take_over_attention
-from training.packed_forward import not_covered
-from training.row_checks import Model
+from training.packed_attention import use_packed_attention
+from training.packed_forward import uncovered_reason
+from training.row_checks import RowLimits
 from training.settings import TrainingSettings
 
 LORA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -88,10 +88,10 @@ class Policy:
             )
 
     @property
-    def reads(self) -> Model:
+    def row_limits(self) -> RowLimits:
         """What a row must fit into."""
         config: Any = self.model.config
-        return Model(vocabulary=config.vocab_size, longest=config.max_position_embeddings)
+        return RowLimits(vocabulary=config.vocab_size, longest=config.max_position_embeddings)
 
     def recompute(self, on: bool) -> None:
         """From here on keep a block's input only and compute the rest again on the way back, or keep everything."""
@@ -106,15 +106,15 @@ class Policy:
     def compile_blocks(self) -> None:
         """Compile the blocks from here on, for any length; attention is left as it is, for it brings its own kernels."""
         causal: Any = self.model.base_model.model
-        take_over_attention(causal.config)
+        use_packed_attention(causal.config)
         # A graph for packed and one for padded rows, with and without a gradient, of the first block and of the others.
         torch._dynamo.config.recompile_limit = max(32, torch._dynamo.config.recompile_limit)
         for block in causal.model.layers:
             block.compile(dynamic=True)
 
-    def not_covered(self) -> str | None:
+    def uncovered_reason(self) -> str | None:
         """Why the packed forward does not fit this model, in one sentence; None if it does."""
-        return not_covered(self.model)
+        return uncovered_reason(self.model)
 
     def _numbers(self) -> AbstractContextManager[Any]:
         """With a base in bfloat16 the adapter's products are bfloat16 too, from float32 weights."""

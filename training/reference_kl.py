@@ -39,7 +39,7 @@ def exact_kl(logprobs: Tensor, reference: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KlController:
+class KlState:
     """Where the weight of the divergence stands; goes into checkpoints."""
 
     steps: int = 0
@@ -50,14 +50,14 @@ class KlController:
     """What kl_control adaptive multiplies kl_weight with."""
 
 
-def kl_weight(state: KlController, settings: TrainingSettings) -> float:
+def kl_weight(state: KlState, settings: TrainingSettings) -> float:
     """The weight of the step that begins in `state`."""
     if settings.kl_control == "warmup":
         return settings.kl_weight * min(1.0, state.steps / settings.kl_warmup_steps)
     return settings.kl_weight * (state.factor if settings.kl_control == "adaptive" else 1.0)
 
 
-def after_step(state: KlController, measured: float | None, settings: TrainingSettings) -> KlController:
+def update_kl_state(state: KlState, measured: float | None, settings: TrainingSettings) -> KlState:
     """The state after a step that measured this mean divergence; None if it measured none.
 
     The adaptive weight grows by half where the moving mean is more than half above the target, and shrinks by a third where it

@@ -262,10 +262,10 @@ class _Replayer:
     def _from_adapter(self, trainer: Trainer, step: int) -> UpdateOutcome | None:
         """The first update of `step` from the published weights of the version before, where the replay did not reach them; None
         also where weights are not all that the step began from."""
-        if self._training.hands_on_state or not self._paths.adapter(step - 1).exists():
+        if self._training.carries_state or not self._paths.adapter(step - 1).exists():
             return None
         self._policy.load_adapter(read_adapter(self._paths, step - 1).folder)
-        return trainer.rehearse(step)
+        return trainer.recompute_first_update(step)
 
 
 def replay_step(paths: RunPaths, step: int, model: Path, training: TrainingSettings, storage: StorageSettings) -> Replay:

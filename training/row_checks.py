@@ -31,7 +31,7 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
+class RowLimits:
     """What rows are held against."""
 
     vocabulary: int
@@ -39,10 +39,10 @@ class Model:
     """Tokens that it can read."""
 
 
-def sound_rows(batch: Batch, model: Model) -> tuple[np.ndarray, list[Refused]]:
+def find_trainable_rows(batch: Batch, limits: RowLimits) -> tuple[np.ndarray, list[Refused]]:
     """Rows whose advantage group is sound, ascending, and the rows at fault."""
     faults: dict[int, str] = {}
-    for bad, why in _faults(batch, model):
+    for bad, why in _faults(batch, limits):
         for row in np.flatnonzero(bad).tolist():
             faults.setdefault(row, why)
     refused = [Refused(decision_id=int(batch.decision_ids[row]), why=faults[row]) for row in sorted(faults)]
@@ -53,7 +53,7 @@ def sound_rows(batch: Batch, model: Model) -> tuple[np.ndarray, list[Refused]]:
     return np.flatnonzero(~out), refused
 
 
-def _faults(batch: Batch, model: Model) -> list[tuple[np.ndarray, str]]:
+def _faults(batch: Batch, limits: RowLimits) -> list[tuple[np.ndarray, str]]:
     """bool [rows] of each fault, and its words; the first that applies is named."""
     n = len(batch.decision_ids)
     prompts, lengths = batch.prompt_lens.astype(np.int64), np.diff(batch.input_offsets)
@@ -73,9 +73,9 @@ def _faults(batch: Batch, model: Model) -> list[tuple[np.ndarray, str]]:
     without = np.ones(len(at), bool)
     without[owner[legal == drawn[owner]]] = False
     foreign = np.zeros(n, bool)
-    foreign[row[owner[(legal < 0) | (legal >= model.vocabulary)]]] = True
+    foreign[row[owner[(legal < 0) | (legal >= limits.vocabulary)]]] = True
     everywhere = np.repeat(np.arange(n), lengths)
-    beyond = (batch.input_ids < 0) | (batch.input_ids >= model.vocabulary)
+    beyond = (batch.input_ids < 0) | (batch.input_ids >= limits.vocabulary)
     if len(everywhere) == len(beyond):
         foreign[everywhere[beyond]] = True
 
@@ -86,8 +86,8 @@ def _faults(batch: Batch, model: Model) -> list[tuple[np.ndarray, str]]:
 
     return [
         (disagree, "the lengths of its tokens, log-probabilities and legal sets disagree"),
-        (lengths > model.longest, f"it is longer than the {model.longest} tokens that the model reads"),
-        (foreign, f"it holds token ids beyond the model's vocabulary of {model.vocabulary}"),
+        (lengths > limits.longest, f"it is longer than the {limits.longest} tokens that the model reads"),
+        (foreign, f"it holds token ids beyond the model's vocabulary of {limits.vocabulary}"),
         (rows_of(without), "a legal set lacks the token that was drawn from it"),
         (rows_of(~np.isfinite(logprobs)), "a behaviour log-probability is not a finite number"),
         (rows_of(logprobs > _ABOVE_ZERO), "a behaviour log-probability is above 0"),
@@ -96,7 +96,7 @@ def _faults(batch: Batch, model: Model) -> list[tuple[np.ndarray, str]]:
     ]
 
 
-def only(batch: Batch, rows: Sequence[int] | np.ndarray) -> Batch:
+def select_rows(batch: Batch, rows: Sequence[int] | np.ndarray) -> Batch:
     """The batch of some rows whose lengths agree, in the order given."""
     chosen = np.asarray(rows, np.int64)
 

@@ -23,7 +23,7 @@ from telemetry.parent import end_with_parent
 from telemetry.sampling import sampled
 from training.followers import start_followers
 from training.lineage import Fork
-from training.mismatch import describe
+from training.mismatch import mismatch_metrics
 from training.policy import Policy
 from training.settings import TrainingSettings
 from training.trainer import Trainer
@@ -87,7 +87,7 @@ def _open(message: dict[str, Any], lock: ExitStack) -> Trainer:
 
 def _answer(trainer: Trainer, message: dict[str, Any]) -> dict[str, Any]:
     if message["op"] == "mismatch":
-        return {"metrics": describe(trainer.measure_mismatch())}
+        return {"metrics": mismatch_metrics(trainer.measure_mismatch())}
     if message["op"] == "retire":
         return {"freed": trainer.retire(RetentionSettings.model_validate(message["settings"]))}
     if message["op"] == "eligible":

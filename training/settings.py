@@ -157,7 +157,7 @@ class TrainingSettings(BaseModel):
         return self
 
     @property
-    def hands_on_state(self) -> bool:
+    def carries_state(self) -> bool:
         """Whether a step begins from more than weights: from what moved in the steps before it."""
         moving = self.advantage_baseline == "power" or self.advantage_scale == "running"
         return moving or self.kl_control != "fixed"

@@ -59,7 +59,7 @@ def pack_state(optimiser: torch.optim.Optimizer, device: torch.device) -> tuple[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FittingState:
+class CheckedState:
     """A state that was checked against the optimiser that is to have it."""
 
     optimiser: dict[str, Any]
@@ -81,7 +81,7 @@ class FittingState:
                 torch.cuda.set_rng_state(state, number)
 
 
-def fitting_state(tensors: Mapping[str, Tensor], values: StateValues, optimiser: torch.optim.Optimizer) -> FittingState:
+def check_state(tensors: Mapping[str, Tensor], values: StateValues, optimiser: torch.optim.Optimizer) -> CheckedState:
     """What `pack_state` gave, made ready; nothing is changed yet.
 
     Raises:
@@ -102,7 +102,7 @@ def fitting_state(tensors: Mapping[str, Tensor], values: StateValues, optimiser:
         cuda = [tensors[f"random.cuda.{number}"] for number in gpus]
     except (KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise DataError(f"the optimiser or a random generator has another state than this trainer's ({error})") from error
-    return FittingState(optimiser=state, of_torch=tensors["random.torch"], of_numpy=numpy, of_python=python, of_cuda=cuda)
+    return CheckedState(optimiser=state, of_torch=tensors["random.torch"], of_numpy=numpy, of_python=python, of_cuda=cuda)
 
 
 def _moments(tensors: Mapping[str, Tensor], optimiser: torch.optim.Optimizer) -> dict[int, dict[str, Tensor]]:

@@ -40,7 +40,7 @@ class Gauges:
     """As in `TokenLoss`."""
 
     @staticmethod
-    def of_all(parts: "Sequence[Gauges]") -> "Gauges":
+    def join(parts: "Sequence[Gauges]") -> "Gauges":
         """One after another; of none, no tokens."""
         joined: dict[str, Any] = {}
         for field in fields(Gauges):
@@ -74,7 +74,7 @@ def update_metrics(updates: Sequence[Update]) -> dict[str, float]:
     """Quantiles and shares over the branching tokens of all updates."""
     if not updates:
         return {"train/skipped": 1.0, "train/branching_tokens": 0.0}
-    seen = Gauges.of_all([update.gauges for update in updates])
+    seen = Gauges.join([update.gauges for update in updates])
     ratio = np.exp(seen.log_ratio.astype(np.float64))
     off = np.abs(ratio - 1)
     masked = seen.clipped_low | seen.clipped_high | seen.left_out
@@ -138,7 +138,7 @@ def lag_zero_metrics(updates: Sequence[Update], batch: Batch, version: int) -> d
     }
 
 
-def alarm(step: int, metrics: Mapping[str, float]) -> str:
+def mismatch_warning(step: int, metrics: Mapping[str, float]) -> str:
     """The sentence that the log is owed; empty if all is well."""
     if not metrics.get("train/mismatch_alarm"):
         return ""

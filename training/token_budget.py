@@ -34,23 +34,23 @@ class TokenBudget:
 
     Attributes:
         tokens: unique tokens of a micro-batch, now.
-        settled: it is known; else a warm micro-batch is to be measured first.
+        calibrated: it is known; else a warm micro-batch is to be measured first.
     """
 
     def __init__(self, settings: TrainingSettings, device: torch.device) -> None:
         self._device = device
-        self.settled = bool(settings.token_budget) or device.type != "cuda"
-        self.tokens = settings.token_budget or (CPU_TOKENS if self.settled else WARM_TOKENS)
+        self.calibrated = bool(settings.token_budget) or device.type != "cuda"
+        self.tokens = settings.token_budget or (CPU_TOKENS if self.calibrated else WARM_TOKENS)
 
-    def settle(self, warm: Callable[[int], int]) -> None:
+    def calibrate(self, warm: Callable[[int], int]) -> None:
         """Measure and choose, if that has not been done.
 
         Args:
             warm: does one forward and backward in at most so many tokens, and says in how many.
         """
-        if self.settled:
+        if self.calibrated:
             return
-        self.settled = True  # memory that runs out even here is met by halving
+        self.calibrated = True  # memory that runs out even here is met by halving
         torch.cuda.synchronize(self._device)
         before = torch.cuda.memory_allocated(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)

@@ -32,17 +32,17 @@ from storage.settings import StorageSettings
 from storage.totals import Eligible, Totals
 from telemetry.errors import DataError, TrainingError
 from training.checkpoint import TrainerState, checkpoint_steps, load_checkpoint, save_checkpoint
-from training.lineage import Fork, lineage_to_go_on_in
+from training.lineage import Fork, choose_lineage
 from training.messages import ResumePoint, TrainedStep
-from training.mismatch import Mismatch, measure_mismatch, refuse_mismatch
-from training.not_finite import set_rows_aside
+from training.mismatch import Mismatch, check_mismatch, measure_mismatch
+from training.not_finite import write_skipped_rows
 from training.parallel import Peers
 from training.policy import Policy
-from training.row_checks import only, sound_rows
+from training.row_checks import find_trainable_rows, select_rows
 from training.schedule import rate_at, set_rate
 from training.settings import MISMATCH_ROWS, TrainingSettings
 from training.settings_hash import settings_hash
-from training.step_metrics import Update, alarm, lag_zero_metrics, rate_metrics, selection_metrics, update_metrics
+from training.step_metrics import Update, lag_zero_metrics, mismatch_warning, rate_metrics, selection_metrics, update_metrics
 from training.update import Updater
 
 logger = logging.getLogger("entente.trainer")
@@ -87,7 +87,7 @@ class Trainer:
         self.published = BASE
         self.set_aside: list[str] = []
         state = self._restore(lineage)
-        self.lineage = lineage or lineage_to_go_on_in(paths, state, self._settings_hash, storage, fork)
+        self.lineage = lineage or choose_lineage(paths, state, self._settings_hash, storage, fork)
         if state is not None:
             self.published = self._publish(state)
         self._to_repeat = [step for step in recorded_steps(paths, self.lineage) if step > self.step_done]
@@ -148,8 +148,8 @@ class Trainer:
         rows = self._index.fresh_rows(policy_version=self.step_done, limit=MISMATCH_ROWS)
         if rows.num_rows == 0:
             raise TrainingError(f"no rows of policy version {self.step_done} to compare trainer and engine on")
-        found = measure_mismatch(self._updater, self._sound(self._index.gather(rows), rows)[0])
-        refuse_mismatch(found, self.step_done, self._settings)
+        found = measure_mismatch(self._updater, self._drop_faulty_rows(self._index.gather(rows), rows)[0])
+        check_mismatch(found, self.step_done, self._settings)
         return found
 
     def step(self, step: int, start_groups: int) -> TrainedStep:
@@ -163,20 +163,20 @@ class Trainer:
             raise TrainingError(f"step {step} was asked for, but the next one is {self.step_done + 1}")
         began = time.perf_counter()
         if step in self._to_repeat:
-            rows, counts, drawn = self._recorded(step), {}, {}
+            rows, counts, drawn = self._read_ledger(step), {}, {}
             batch = self._gather_recorded(step, rows)
         else:
-            choice, batch = self._draw(step, start_groups)
+            choice, batch = self._choose_and_gather(step, start_groups)
             rows, counts, drawn = choice.selection.rows, choice.selection.counts, choice.metrics()
             self._record(step, choice)
             self._index.look_ahead(replace(choice.selection.query, step=step + 1, policy_version=step))
         selected = time.perf_counter()
-        batch, powers, refused = self._sound(batch, rows)
+        batch, powers, refused = self._drop_faulty_rows(batch, rows)
         try:
             updates = list(self._updates(step, batch, powers))
         finally:
             for found in self._updater.skipped:
-                file = set_rows_aside(self._paths, self.lineage, step, found, rows)
+                file = write_skipped_rows(self._paths, self.lineage, step, found, rows)
                 logger.warning("an update of step %d was not finite and is skipped; its rows are named in %s", step, file)
         updated = time.perf_counter()
         metrics = update_metrics(updates) | lag_zero_metrics(updates, batch, self.step_done)
@@ -185,7 +185,7 @@ class Trainer:
         metrics |= {"train/select_s": selected - began, "train/update_s": updated - selected}
         metrics |= {"train/learning_rate": rate_at(step, self._settings)}
         metrics |= rate_metrics(metrics) | self._policy.memory_metrics()
-        if sentence := alarm(step, metrics):
+        if sentence := mismatch_warning(step, metrics):
             logger.warning("%s", sentence)
         self.published = self._save(step, metrics, self._outcome(updates))
         self.step_done = step
@@ -197,25 +197,25 @@ class Trainer:
         """Give up shards that are too old for any step, if the run's have outgrown their budget; bytes that were freed."""
         return retire(self._paths, self._index, RunAge.of(self._paths, self._storage), settings)
 
-    def rehearse(self, step: int) -> UpdateOutcome | None:
+    def recompute_first_update(self, step: int) -> UpdateOutcome | None:
         """The first update of a recorded step, from the weights that the policy holds now; None if it had no update.
 
         Nothing is written, and the policy is no version of the run afterwards.
         """
-        rows = self._recorded(step)
-        batch, powers, _ = self._sound(self._gather_recorded(step, rows), rows)
+        rows = self._read_ledger(step)
+        batch, powers, _ = self._drop_faulty_rows(self._gather_recorded(step, rows), rows)
         update = next(self._updates(step, batch, powers), None)
         return None if update is None else update.outcome
 
-    def _sound(self, batch: Batch, rows: pa.Table) -> tuple[Batch, list[str], int]:
+    def _drop_faulty_rows(self, batch: Batch, rows: pa.Table) -> tuple[Batch, list[str], int]:
         """What of a gathered batch is fit to be trained on, the power of each row, and how many rows are at fault."""
         powers = rows["power"].to_pylist()
-        kept, refused = sound_rows(batch, self._policy.reads)
+        kept, refused = find_trainable_rows(batch, self._policy.row_limits)
         for row in refused:
             logger.warning("%s", row.sentence)
         if len(kept) == len(powers):
             return batch, powers, 0
-        return only(batch, kept), [powers[row] for row in kept], len(refused)
+        return select_rows(batch, kept), [powers[row] for row in kept], len(refused)
 
     def _updates(self, step: int, batch: Batch, powers: list[str]) -> Iterator[Update]:
         """The step's updates, at the step's learning rate."""
@@ -225,7 +225,7 @@ class Trainer:
         set_rate(self._updater.optimiser, rate_at(step, self._settings))
         return self._updater.updates(batch, powers)
 
-    def _draw(self, step: int, start_groups: int) -> tuple[Choice, Batch]:
+    def _choose_and_gather(self, step: int, start_groups: int) -> tuple[Choice, Batch]:
         """A choice and its rows, gathered before the ledger: a damaged row must not take the step's name.
 
         The index sets a damaged shard aside, so the next choice is made without it.
@@ -261,7 +261,7 @@ class Trainer:
                 "two trainers cannot share a run; stop one"
             )
 
-    def _recorded(self, step: int) -> pa.Table:
+    def _read_ledger(self, step: int) -> pa.Table:
         """The rows that the step's ledger names: they are used again as recorded, never chosen again."""
         rows = read_ledger(self._paths, self.lineage, step)
         if rows is None:

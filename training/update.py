@@ -15,17 +15,17 @@ import torch
 from storage.gather import Batch
 from storage.outcome import UpdateOutcome
 from telemetry.errors import TrainingError
-from training.advantages import MovingFigures, advantages_of
+from training.advantages import MovingMeans, advantages_of
 from training.branching import BranchingTokens, branching_decisions, branching_tokens, probed_tokens
 from training.layout import Cut, Layout
 from training.losses.choose import policy_loss
 from training.losses.token_loss import DrawnTokens
 from training.masked_logprobs import MaskedLogprobs
-from training.not_finite import IN_A_ROW, NotFinite
+from training.not_finite import MAX_SKIPPED_UPDATES, SkippedUpdate
 from training.objective import Objective
 from training.parallel import Peers, UpdateWork, lead
 from training.policy import Policy
-from training.reference_kl import KlController, after_step, kl_weight
+from training.reference_kl import KlState, kl_weight, update_kl_state
 from training.settings import TrainingSettings
 from training.step_metrics import Gauges, Update
 from training.token_budget import TokenBudget
@@ -51,11 +51,11 @@ class Accumulated:
     backward_s: float
 
     @classmethod
-    def of_all(cls, parts: Sequence["Accumulated"]) -> "Accumulated":
+    def join(cls, parts: Sequence["Accumulated"]) -> "Accumulated":
         """One of what several processes did at the same time."""
         return cls(
             losses=[loss for part in parts for loss in part.losses],
-            gauges=Gauges.of_all([part.gauges for part in parts]),
+            gauges=Gauges.join([part.gauges for part in parts]),
             raw_tokens=sum(part.raw_tokens for part in parts),
             unique_tokens=sum(part.unique_tokens for part in parts),
             kl_weight=parts[0].kl_weight,
@@ -88,9 +88,9 @@ class Updater:
         self._settings = settings
         self.optimiser = torch.optim.AdamW(policy.parameters(), lr=settings.learning_rate, betas=(0.9, 0.999), weight_decay=0.0)
         self.skipped_in_a_row = 0
-        self.kl = KlController()
-        self.moving = MovingFigures()
-        self.skipped: list[NotFinite] = []
+        self.kl = KlState()
+        self.moving = MovingMeans()
+        self.skipped: list[SkippedUpdate] = []
         self._peers = peers
 
     def updates(self, batch: Batch, powers: Sequence[str] | None = None) -> Iterator[Update]:
@@ -115,17 +115,17 @@ class Updater:
             update = self.update(batch, share, advantages, anchors)
             if update.skipped:
                 named = batch.decision_ids[share].tolist()
-                self.skipped.append(NotFinite(number=number, decision_ids=named, outcome=update.outcome))
-            if self.skipped_in_a_row >= IN_A_ROW:
+                self.skipped.append(SkippedUpdate(number=number, decision_ids=named, outcome=update.outcome))
+            if self.skipped_in_a_row >= MAX_SKIPPED_UPDATES:
                 raise TrainingError(
-                    f"loss or gradient was not finite in {IN_A_ROW} updates in a row: lower training.learning_rate, and look at "
-                    "the rows that the run's folder not_finite names"
+                    f"loss or gradient was not finite in {MAX_SKIPPED_UPDATES} updates in a row: lower training.learning_rate, "
+                    "and inspect the rows that the files in the run's folder not_finite name"
                 )
             divergences.append(update.gauges.kl)
             yield update
         measured = np.concatenate([np.empty(0, np.float32), *divergences]).astype(np.float64)
         measured = measured[np.isfinite(measured)]
-        self.kl = after_step(self.kl, float(measured.mean()) if len(measured) else None, self._settings)
+        self.kl = update_kl_state(self.kl, float(measured.mean()) if len(measured) else None, self._settings)
         self.moving = moved
 
     def _anchors(self, batch: Batch, later: Sequence[Sequence[int]]) -> np.ndarray:
@@ -166,7 +166,7 @@ class Updater:
         work = UpdateWork(batch=batch, rows=rows, advantages=advantages, anchors=anchors, objective=self._objective(batch, rows))
         if self._peers is None:
             return self.gradient(work, rows)
-        return Accumulated.of_all(lead(self._peers, work, self.policy.parameters(), self.gradient))
+        return Accumulated.join(lead(self._peers, work, self.policy.parameters(), self.gradient))
 
     def gradient(self, work: UpdateWork, rows: Sequence[int]) -> Accumulated:
         """The gradient of some of an update's rows, or all of them; in the parameters stands nothing from before."""
@@ -194,7 +194,7 @@ class Updater:
             )
 
         if self.layout.packed and branching_tokens(work.batch, rows):
-            self.budget.settle(one_micro_batch)
+            self.budget.calibrate(one_micro_batch)
         return self.budget.within_memory(all_of_them)
 
     def _forward_and_backward(
@@ -217,7 +217,7 @@ class Updater:
             losses.append(float(loss.detach()))
             forward_s += forwarded - began
             backward_s += time.perf_counter() - forwarded
-        return losses, Gauges.of_all(gauges), forward_s, backward_s
+        return losses, Gauges.join(gauges), forward_s, backward_s
 
     def _objective(self, batch: Batch, rows: Sequence[int]) -> Objective:
         """The loss of an update on `rows`, with its constants."""

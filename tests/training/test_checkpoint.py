@@ -18,10 +18,10 @@ from storage.json_files import sealed
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
 from telemetry.errors import DataError, InputError
-from training.advantages import MovingFigures
+from training.advantages import MovingMeans
 from training.checkpoint import TrainerState, load_checkpoint, save_checkpoint
 from training.policy import Policy
-from training.reference_kl import KlController
+from training.reference_kl import KlState
 from training.settings import TrainingSettings
 from training.settings_hash import settings_hash
 from training.trainer import Trainer
@@ -58,8 +58,8 @@ def state_of(step: int) -> TrainerState:
         lineage="main",
         settings_hash=settings_hash(SETTINGS),
         metrics={"train/loss": 0.1 + 0.2},
-        kl=KlController(steps=step, mean=1 / 3),
-        moving=MovingFigures(power_means={"FRANCE": 1 / 7}, mean_square=2 / 7),
+        kl=KlState(steps=step, mean=1 / 3),
+        moving=MovingMeans(power_means={"FRANCE": 1 / 7}, mean_square=2 / 7),
     )
 
 
