@@ -1,7 +1,6 @@
-"""Rows that must not be trained on, found before any forward: each is refused by name, and its whole advantage group is left out.
+"""Finds faulty rows before the forward. A faulty row and its whole advantage group are not trained on.
 
-A group without one of its members would compare the others with the wrong mean; so it goes as a whole.
-Never: mend a row.
+Without one of its members, a group would compare the others with a wrong mean.
 """
 
 from collections.abc import Sequence
@@ -32,15 +31,20 @@ class Refused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowLimits:
-    """What rows are held against."""
+    """Limits of the model for a row."""
 
     vocabulary: int
+    """Number of token ids."""
     longest: int
-    """Tokens that it can read."""
+    """Tokens of the longest sequence."""
 
 
 def find_trainable_rows(batch: Batch, limits: RowLimits) -> tuple[np.ndarray, list[Refused]]:
-    """Rows whose advantage group is sound, ascending, and the rows at fault."""
+    """Check all rows.
+
+    Returns:
+        int64, ascending: rows whose advantage group has no faulty row; and the faulty rows.
+    """
     faults: dict[int, str] = {}
     for bad, why in _faults(batch, limits):
         for row in np.flatnonzero(bad).tolist():
@@ -54,14 +58,14 @@ def find_trainable_rows(batch: Batch, limits: RowLimits) -> tuple[np.ndarray, li
 
 
 def _faults(batch: Batch, limits: RowLimits) -> list[tuple[np.ndarray, str]]:
-    """bool [rows] of each fault, and its words; the first that applies is named."""
+    """The checks: a bool mask [rows] of faulty rows, and the reason. A row is reported with the first reason that applies."""
     n = len(batch.decision_ids)
     prompts, lengths = batch.prompt_lens.astype(np.int64), np.diff(batch.input_offsets)
     positions = np.diff(batch.completion_offsets)
     disagree = (prompts < 1) | (lengths - prompts != positions) | (positions < 0)
     covered = min(len(batch.legal_offsets) - 1, len(batch.behaviour_logprobs))
     disagree |= batch.completion_offsets[1:] > covered
-    # What follows looks tokens up by these lengths, so only where they agree.
+    # The checks below look tokens up by these lengths, so they leave out rows whose lengths disagree.
     row = np.repeat(np.arange(n), np.where(disagree, 0, positions))
     agreeing = ~disagree
     at = ranges(batch.completion_offsets[:-1][agreeing], positions[agreeing])
@@ -74,10 +78,10 @@ def _faults(batch: Batch, limits: RowLimits) -> list[tuple[np.ndarray, str]]:
     without[owner[legal == drawn[owner]]] = False
     foreign = np.zeros(n, bool)
     foreign[row[owner[(legal < 0) | (legal >= limits.vocabulary)]]] = True
-    everywhere = np.repeat(np.arange(n), lengths)
+    row_of_token = np.repeat(np.arange(n), lengths)
     beyond = (batch.input_ids < 0) | (batch.input_ids >= limits.vocabulary)
-    if len(everywhere) == len(beyond):
-        foreign[everywhere[beyond]] = True
+    if len(row_of_token) == len(beyond):
+        foreign[row_of_token[beyond]] = True
 
     def rows_of(bad: np.ndarray) -> np.ndarray:
         found = np.zeros(n, bool)
@@ -97,7 +101,7 @@ def _faults(batch: Batch, limits: RowLimits) -> list[tuple[np.ndarray, str]]:
 
 
 def select_rows(batch: Batch, rows: Sequence[int] | np.ndarray) -> Batch:
-    """The batch of some rows whose lengths agree, in the order given."""
+    """A batch of these rows, in the order given. The lengths of the rows must agree with their offsets."""
     chosen = np.asarray(rows, np.int64)
 
     def parts(offsets: np.ndarray, which: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

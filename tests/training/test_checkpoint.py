@@ -114,7 +114,7 @@ def test_a_checkpoint_of_the_former_layout_is_refused_with_the_cure_and_runs_not
     (folder / "trainer.safetensors").unlink()
     (folder / "trainer.pt").write_bytes(pickle.dumps(Touches(ran)))
     (folder / "manifest.json").write_text(json.dumps({"format": 2, "step": 2, "files": {"trainer.pt": {}}}))
-    with pytest.raises(InputError, match=r"pickle.*go on with the release that wrote it"):
+    with pytest.raises(InputError, match=r"pickle.*continue with the release that wrote it"):
         Trainer(paths, Policy(base(), SETTINGS), SETTINGS, StorageSettings())
     assert not ran.exists() and paths.checkpoint(2).is_dir()
 
