@@ -8,7 +8,7 @@ from prefect.cache_policies import NO_CACHE
 from pipeline.resources import Resources
 from telemetry.progress import reporter
 from training.messages import TrainedStep
-from training.step_metrics import alarm
+from training.step_metrics import mismatch_warning
 
 
 async def has_fresh_rows(resources: Resources) -> bool:
@@ -38,6 +38,6 @@ async def train_step(resources: Resources, step: int) -> TrainedStep:
     with resources.spans.span("train"):
         # In a thread, because rollouts run on this event loop meanwhile.
         trained = await asyncio.to_thread(resources.trainer.step, step, resources.rollouts.start_groups)
-    if sentence := alarm(step, trained.metrics):
+    if sentence := mismatch_warning(step, trained.metrics):
         reporter().say(sentence)
     return trained

@@ -1,1 +1,1 @@
-"""Learning: the tiny model, advantages, the masked-policy loss, the step, checkpoints, and the process it all runs in."""
+"""Training: the tiny model, advantages, the masked-policy loss, the step, checkpoints, and the trainer process."""

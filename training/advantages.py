@@ -1,8 +1,7 @@
-"""Group-relative advantages: a decision against the others that faced the same choice.
+"""Group-relative advantages: each decision is compared with the other decisions of its advantage group.
 
-A group holds the decisions of one power, at one phase, of the forks of one snapshot: only facts known before the decision.
-Moving figures are those of the steps before, never of the step they are used in: so no decision's own return is in what it is
-compared with. They go into checkpoints.
+An advantage group is the decisions of one start group, power and phase name: only facts known before the decision. Moving means
+come from earlier steps only, so a decision's own return is never part of its baseline. They are saved in checkpoints.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,31 +13,35 @@ from training.settings import TrainingSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MovingFigures:
-    """What past steps say of returns and advantages."""
+class MovingMeans:
+    """Moving means over past steps."""
 
     power_means: Mapping[str, float] = field(default_factory=dict)
     """Moving mean return of each power's decisions."""
     mean_square: float | None = None
-    """Moving mean of the squared advantages, before any division; None before the first step."""
+    """Moving mean of the squared advantages, before scaling; None before the first step."""
 
 
 def advantages_of(
-    returns: np.ndarray, groups: np.ndarray, powers: Sequence[str], settings: TrainingSettings, before: MovingFigures
-) -> tuple[np.ndarray, MovingFigures]:
-    """The advantage of each decision of a step, and the moving figures after it.
+    returns: np.ndarray, groups: np.ndarray, powers: Sequence[str], settings: TrainingSettings, before: MovingMeans
+) -> tuple[np.ndarray, MovingMeans]:
+    """The advantage of each decision of a step, and the moving means after the step.
 
-    With advantage_baseline power (role-conditioned advantages: Liu et al. 2025, SPIRAL, arXiv 2506.24119) a power that no step
-    has had yet is compared within its groups.
+    With advantage_baseline 'power' (role-conditioned advantages: Liu et al. 2025, SPIRAL, arXiv 2506.24119), a power without a
+    moving mean yet is compared within its groups.
 
     Args:
         returns: float [rows].
         groups: int [rows], as in `leave_one_out`.
-        powers: [rows] the power that each decision was made for.
-        before: the figures of the steps before.
+        powers: [rows] the power of each decision.
+        before: moving means of the earlier steps.
 
     Returns:
-        float32 [rows], and the figures that the next step is to be given.
+        advantages: float32 [rows].
+        moving: the moving means for the next step.
+
+    Raises:
+        ValueError: a group has one member only.
     """
     named = np.asarray(powers, dtype=object)
     found = leave_one_out(returns, groups)
@@ -57,14 +60,15 @@ def advantages_of(
     divisor = {"none": None, "batch": square, "running": square if before.mean_square is None else before.mean_square}
     if by := divisor[settings.advantage_scale]:
         found = found / np.sqrt(by)
-    return found.astype(np.float32), MovingFigures(power_means=means, mean_square=after)
+    return found.astype(np.float32), MovingMeans(power_means=means, mean_square=after)
 
 
 def leave_one_out(returns: np.ndarray, groups: np.ndarray) -> np.ndarray:
     """Return minus the mean return of the *other* members of the group: A_i = n / (n - 1) * (R_i - mean(R)).
 
-    An unbiased baseline, since no decision's own return enters it (RLOO: Kool et al. 2019; Ahmadian et al. 2024,
-    arXiv 2402.14740); no division by the group's deviation, which would overweight near-ties (Liu et al. 2025, arXiv 2503.20783).
+    The baseline is unbiased, because it excludes the decision's own return (RLOO: Kool et al. 2019; Ahmadian et al. 2024,
+    arXiv 2402.14740). It is not divided by the group's deviation, which would overweight near-ties (Liu et al. 2025,
+    arXiv 2503.20783).
 
     Args:
         returns: float [rows].
@@ -74,7 +78,7 @@ def leave_one_out(returns: np.ndarray, groups: np.ndarray) -> np.ndarray:
         float64 [rows]; sums to 0 within each group.
 
     Raises:
-        ValueError: a group of one.
+        ValueError: a group has one member only.
     """
     _, index, sizes = np.unique(groups, return_inverse=True, return_counts=True)
     if (sizes < 2).any():

@@ -1,7 +1,7 @@
-"""The branching tokens of some decisions: what the loss is a sum over, whichever way their hidden states are computed.
+"""The branching tokens of decisions. The loss is a sum over them, in the packed and in the padded layout.
 
-A token is branching if more than one was legal at its place; a forced token's probability is 1 whatever the weights, so it
-carries neither loss nor gradient.
+A token is branching if its legal set holds more than one id. A forced token has probability 1 under any weights, so it has no
+loss and no gradient.
 """
 
 from collections.abc import Sequence
@@ -15,18 +15,18 @@ from training.mass_probe import probed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchingTokens:
-    """B branching tokens, K the largest of their legal sets; each token is listed for each decision that drew it."""
+    """B branching tokens; K is the size of their largest legal set. A token is listed once for each decision that drew it."""
 
     batch_row: np.ndarray
-    """int64 [B]: row within the whole batch, for advantages and policy versions; a row's tokens stand together, in order."""
+    """int64 [B]: row in the whole batch. The tokens of a row are adjacent and in order."""
     completion_index: np.ndarray
-    """int64 [B]: place among the completion positions of the whole batch."""
+    """int64 [B]: index into the completion positions of the whole batch."""
     legal_ids: np.ndarray
-    """int64 [B, K]: the legal set; padding repeats its first id and is masked."""
+    """int64 [B, K]: the legal set. Padding repeats its first id."""
     legal_mask: np.ndarray
-    """bool [B, K]."""
+    """bool [B, K]: False for padding."""
     chosen: np.ndarray
-    """int64 [B]: column of the drawn token in legal_ids."""
+    """int64 [B]: column of the drawn token in `legal_ids`."""
     behaviour: np.ndarray
     """float32 [B]: behaviour logprob, nats."""
     temperature: np.ndarray
@@ -34,39 +34,39 @@ class BranchingTokens:
 
 
 def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """The integers of the half-open ranges [start, start + length), one range after another."""
+    """The integers of the ranges [start, start + length), concatenated."""
     ends = np.cumsum(lengths)
     return np.repeat(starts - (ends - lengths), lengths) + np.arange(ends[-1] if len(ends) else 0)
 
 
 def branching_counts(batch: Batch, rows: Sequence[int] | np.ndarray) -> np.ndarray:
-    """int64 [rows]: branching tokens of each of some rows."""
+    """Branching tokens of each row, int64 [rows]."""
     before = np.concatenate([[0], np.cumsum(np.diff(batch.legal_offsets) > 1)])
     rows = np.asarray(rows, np.int64)
     return before[batch.completion_offsets[rows + 1]] - before[batch.completion_offsets[rows]]
 
 
 def branching_tokens(batch: Batch, rows: Sequence[int] | np.ndarray) -> int:
-    """Branching tokens of some rows: the constant denominator of an update on them."""
+    """Total branching tokens of the rows."""
     return int(branching_counts(batch, rows).sum())
 
 
 def branching_decisions(batch: Batch, rows: Sequence[int] | np.ndarray) -> int:
-    """Those of some rows that have a branching token."""
+    """Number of the rows that have a branching token."""
     return int((branching_counts(batch, rows) > 0).sum())
 
 
 def probed_tokens(batch: Batch, rows: Sequence[int] | np.ndarray) -> int:
-    """Those branching tokens of some rows whose legal mass is probed."""
+    """Number of branching tokens of the rows whose legal mass is probed."""
     return int(probed(branching_indices(batch, np.asarray(rows, np.int64))[0]).sum())
 
 
 def branching_indices(batch: Batch, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The branching tokens of `rows`, row after row.
+    """The branching tokens of `rows`, in the order of the rows.
 
     Returns:
         completion_index: int64 [B].
-        place: int64 [B]: the place in `rows` of the row that each belongs to.
+        place: int64 [B]: index into `rows` of the token's row.
     """
     starts = batch.completion_offsets[rows]
     lengths = batch.completion_offsets[rows + 1] - starts
@@ -77,7 +77,7 @@ def branching_indices(batch: Batch, rows: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 def positions_of(batch: Batch, batch_row: np.ndarray, completion_index: np.ndarray) -> np.ndarray:
-    """Position of each completion token in its row, prompt counted; int64 [B]."""
+    """Position of each completion token in its row, counted from the start of the prompt; int64 [B]."""
     return batch.prompt_lens[batch_row] + completion_index - batch.completion_offsets[batch_row]
 
 
@@ -105,7 +105,7 @@ def branching_fields(batch: Batch, batch_row: np.ndarray, completion_index: np.n
 
 
 def _column_of(drawn: np.ndarray, legal_ids: np.ndarray, legal_mask: np.ndarray) -> np.ndarray:
-    """Column of each drawn token in its legal set."""
+    """Column of each drawn token in `legal_ids`, int64 [B]."""
     hit = (legal_ids == drawn[:, None]) & legal_mask
     if not hit.any(axis=1).all():
         raise ValueError(f"{int((~hit.any(axis=1)).sum())} drawn tokens are not in their own legal sets")

@@ -1,10 +1,10 @@
-"""Checkpoints: the trainer's whole state after a step, whole or absent.
+"""Checkpoints: the trainer's whole state after a step.
 
 `checkpoints/step_000123/` holds the adapter in peft's layout, the tensors of the optimiser and of every random generator
-(`trainer.safetensors`), and a manifest, written last. The manifest says the step and the lineage, holds what is no tensor, names
-the size and SHA-256 of each file, and carries a checksum of itself. A folder whose manifest or files do not fit is not a
-checkpoint. Nothing in it is a pickle, so reading one runs no code. Folders are written aside, fsynced and renamed, so a kill at
-any moment leaves the former state.
+(`trainer.safetensors`), and a manifest, written last. The manifest holds the step, the lineage, the values that are not tensors,
+the size and SHA-256 of each file, and a checksum of itself. A folder whose manifest or files do not match is not a checkpoint.
+No file is a pickle, so reading a checkpoint runs no code. A folder is written under another name, fsynced and renamed, so a
+checkpoint is complete or absent after a kill.
 """
 
 import hashlib
@@ -27,10 +27,10 @@ from storage.json_files import is_sealed, read_object, sealed
 from storage.outcome import Outcome
 from storage.runs import RunPaths, publish_directory
 from telemetry.errors import DataError, InputError
-from training.advantages import MovingFigures
+from training.advantages import MovingMeans
 from training.policy import Policy
-from training.reference_kl import KlController
-from training.state_tensors import StateValues, fitting_state, pack_state
+from training.reference_kl import KlState
+from training.state_tensors import StateValues, check_state, pack_state
 
 _FORMAT = 3
 _PICKLED_FORMAT, _PICKLE = 2, "trainer.pt"  # of releases whose trainer state was a pickle
@@ -41,28 +41,28 @@ _NAME = re.compile(r"step_(\d{6,})")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerState:
-    """What a checkpoint says beside its tensors."""
+    """The content of a checkpoint beside its tensors."""
 
     step: int
     """Steps done; the policy version of its adapter."""
     lineage: str
-    """Ledger lineage the steps belong to."""
+    """Lineage of the step."""
     settings_hash: str
-    """Hash of the training settings that made it."""
+    """Hash of the training settings of the step."""
     skipped_in_a_row: int = 0
-    """Updates skipped for non-finite values, just before."""
+    """Updates skipped in a row so far, because they were not finite."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """What the step reported: a run killed before it could log them logs them when it is resumed."""
+    """Metrics of the step. If the run was killed before it logged them, the resumed run logs them."""
     outcome: Outcome | None = None
-    """What the step computed, for its replays; None in the checkpoint of a version that did not keep it."""
-    kl: KlController = field(default_factory=KlController)
-    """Where the weight of the divergence from the base stands."""
-    moving: MovingFigures = field(default_factory=MovingFigures)
-    """What the steps so far say of returns and advantages."""
+    """Outcome of the step, for replays; None in checkpoints of early releases."""
+    kl: KlState = field(default_factory=KlState)
+    """State of the KL weight."""
+    moving: MovingMeans = field(default_factory=MovingMeans)
+    """Moving means of returns and advantages."""
 
 
 def save_checkpoint(paths: RunPaths, state: TrainerState, policy: Policy, optimiser: torch.optim.Optimizer, keep: int) -> Path:
-    """Write the checkpoint of `state.step` durably; then drop all but the newest `keep`.
+    """Write the checkpoint of `state.step` durably, then remove all checkpoints but the newest `keep`.
 
     Raises:
         DataError: a checkpoint of that step exists already.
@@ -75,14 +75,14 @@ def save_checkpoint(paths: RunPaths, state: TrainerState, policy: Policy, optimi
         _write(aside, state, policy, optimiser)
         publish_directory(aside, final)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)  # there only if something failed: a full disk must not stay full of it
+        shutil.rmtree(aside, ignore_errors=True)  # exists only after a failure; it would keep a full disk full
     for old in checkpoint_steps(paths)[:-keep]:
         _remove(paths.checkpoint(old))
     return final
 
 
 def _remove(folder: Path) -> None:
-    """Its manifest goes first: what a kill leaves behind is then no checkpoint, rather than a damaged one."""
+    """Remove the manifest first, so that a kill does not leave a damaged checkpoint."""
     manifest = folder / _MANIFEST
     if not manifest.is_dir():
         manifest.unlink()
@@ -93,14 +93,14 @@ def _write(aside: Path, state: TrainerState, policy: Policy, optimiser: torch.op
     policy.save_adapter(aside)
     (aside / "README.md").unlink(missing_ok=True)
     tensors, values = pack_state(optimiser, policy.device)
-    (aside / _TENSORS).write_bytes(tensor_bytes(tensors))  # the writer to a file reports a full disk as an error without a name
+    (aside / _TENSORS).write_bytes(tensor_bytes(tensors))  # not save_file, which reports a full disk without an errno
     files = {file.name: {"bytes": file.stat().st_size, "sha256": _sha256(file)} for file in sorted(aside.iterdir())}
     record = {"format": _FORMAT, **asdict(state), "values": asdict(values), "files": files}
     (aside / _MANIFEST).write_text(sealed(record))
 
 
 def checkpoint_steps(paths: RunPaths) -> list[int]:
-    """Steps of the checkpoints that have a manifest, rising."""
+    """Steps of the checkpoints that have a manifest, ascending."""
     found = (match for name in FILES.folders(paths.checkpoints) if (match := _NAME.fullmatch(name)))
     return sorted({int(match[1]) for match in found if os.path.lexists(paths.checkpoint(int(match[1])) / _MANIFEST)})
 
@@ -108,24 +108,24 @@ def checkpoint_steps(paths: RunPaths) -> list[int]:
 def load_checkpoint(
     paths: RunPaths, step: int, policy: Policy, optimiser: torch.optim.Optimizer, *, lineage: str | None = None
 ) -> TrainerState:
-    """Restore policy, optimiser and random generators bitwise from the checkpoint of `step`, or leave them all as they are.
+    """Restore policy, optimiser and random generators bitwise from the checkpoint of `step`. On an error nothing is changed.
 
     Args:
-        lineage: the one to which the step belongs in this run; None: whichever the checkpoint names.
+        lineage: the lineage that the checkpoint must have; None: any.
 
     Raises:
-        DataError: a file of it is missing, cut or altered, or it is the checkpoint of another step or lineage.
-        InputError: a release that this one cannot follow wrote it.
+        DataError: a file is missing, truncated or altered, or the checkpoint is of another step or lineage.
+        InputError: a release with another checkpoint format wrote it.
     """
     folder = paths.checkpoint(step)
     state, values = _verified(folder)
     if state.step != step or lineage not in (None, state.lineage):
         raise DataError(
-            f"checkpoint '{folder}' says that it is of step {state.step} of lineage '{state.lineage}', "
-            f"and bears the name of step {step}{f' of lineage {lineage!r}' if lineage else ''}"
+            f"checkpoint '{folder}' is of step {state.step} of lineage '{state.lineage}', "
+            f"but its place is that of step {step}{f' of lineage {lineage!r}' if lineage else ''}"
         )
     try:
-        fitting = fitting_state(load_tensors((folder / _TENSORS).read_bytes()), values, optimiser)
+        fitting = check_state(load_tensors((folder / _TENSORS).read_bytes()), values, optimiser)
         policy.load_adapter(folder)
     except (DataError, SafetensorError) as error:
         raise DataError(f"checkpoint '{folder}' does not fit this trainer: {error}") from error
@@ -134,7 +134,7 @@ def load_checkpoint(
 
 
 def _verified(folder: Path) -> tuple[TrainerState, StateValues]:
-    """What the manifest says, once it and all files were found as they were written."""
+    """The manifest's content, after the checksums of the manifest and of all files were verified."""
     try:
         record = read_object(folder / _MANIFEST)
     except (FileNotFoundError, DataError) as error:
@@ -148,13 +148,13 @@ def _verified(folder: Path) -> tuple[TrainerState, StateValues]:
         values = _VALUES.validate_json(json.dumps(record["values"]).encode(), strict=True)
         stated = {name: (entry["bytes"], entry["sha256"]) for name, entry in record["files"].items()}
     except (ValidationError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"checkpoint '{folder}' has a manifest of other entries than it was written with") from error
+        raise DataError(f"checkpoint '{folder}' has a manifest with missing or unknown entries") from error
     if stated.keys() != _FILES:
-        raise DataError(f"checkpoint '{folder}' names other files than {', '.join(sorted(_FILES))}")
+        raise DataError(f"the manifest of checkpoint '{folder}' lists other files than {', '.join(sorted(_FILES))}")
     for name, (size, digest) in stated.items():
         file = folder / name
         if not file.is_file() or file.stat().st_size != size or _sha256(file) != digest:
-            raise DataError(f"checkpoint file '{file}' is missing, cut or altered")
+            raise DataError(f"checkpoint file '{file}' is missing, truncated or altered")
     return state, values
 
 
@@ -162,12 +162,12 @@ _STATE, _VALUES = TypeAdapter(TrainerState), TypeAdapter(StateValues)
 
 
 def _refuse_other_release(folder: Path, record: dict[str, Any]) -> None:
-    """Refuse what is whole but of another layout; damage looks otherwise, and is passed over instead."""
+    """Refuse an intact checkpoint of another format. A damaged one is not refused here: the caller skips it."""
     found, files = record.get("format"), record.get("files")
     if found == _PICKLED_FORMAT and "checksum" not in record and isinstance(files, dict) and _PICKLE in files:
         raise InputError(
             f"checkpoint '{folder}' keeps the trainer's state in a pickle, which could run any code and is not opened: "
-            "go on with the release that wrote it, or begin another run"
+            "continue with the release that wrote it, or begin another run"
         )
     if found != _FORMAT and is_sealed(record):
         raise InputError(f"checkpoint '{folder}' has format {found}, this program reads {_FORMAT}: use the release that wrote it")

@@ -1,10 +1,9 @@
-"""The processes that follow a trainer on its machine: started with it, gone with it.
+"""Starts the follower processes of a trainer (`training.parallel`), and is their main module.
 
-    python -m training.followers MODEL SETTINGS        one of them, with torchrun's variables in its environment
+    python -m training.followers MODEL SETTINGS        one follower, with torchrun's variables in its environment
 
-Promise: a follower that dies ends its trainer at once, for a sum that waits for it would wait for ever; the trainer's own
-end is that of its followers. Like it they write to the trainer's log.
-Never: read a run's files, or keep anything between updates.
+If a follower ends, the trainer ends at once, because a collective operation would wait for the follower forever. If the trainer
+ends, so do its followers. Followers write to the trainer's log and do not read the run's files.
 """
 
 import os
@@ -25,7 +24,7 @@ from training.update import Updater
 
 
 def start_followers(model: Path, settings: TrainingSettings) -> Peers | None:
-    """Start what `training.processes` asks for beside this process, and meet them; None if it asks for none.
+    """Start the followers that `training.processes` asks for, and join their process group; None without followers.
 
     Raises:
         InputError: there are fewer GPUs than processes.
@@ -68,10 +67,10 @@ def _end_with(follower: subprocess.Popen[bytes], rank: int) -> None:
 
 
 def main(model: Path, settings: TrainingSettings) -> None:
-    """Follow until the leader is gone."""
+    """Run one follower until the leader ends."""
     end_with_parent()
     peers = join_peers(choose_device(settings.device))
-    assert peers is not None, "a follower is never alone"
+    assert peers is not None, "a follower needs a leader"
     policy = Policy(model, settings)
     follow(peers, policy.parameters(), Updater(policy, settings).gradient)
 

@@ -1,14 +1,14 @@
-"""The loss lab: what several losses would have made of batches that a run trained on, without a new rollout.
+"""The loss lab: compares losses on batches that a run has trained on, without new rollouts.
 
-Each recorded step's rows are one update, at the policy of the run's newest whole checkpoint: behind by more versions than they
-were when they were trained on, which shows what the guards do. All variants share one forward and the run's own advantages.
+The rows of each recorded step are one update of the policy of the run's newest whole checkpoint. Their policy lag is then larger
+than in the run, which shows the effect of clipping. All variants share one forward and the run's own advantages.
 
-    masked share        tokens whose advantage is not 0 and whose slope dL/dlog pi is
-    effective samples   (sum c)^2 / (n sum c^2) with c = |dL_t/dlog pi_t / A_t|: the weight that each token has in the gradient
-    gradient norm       of the adapter, before it is clipped
+    masked share        share of the tokens with advantage other than 0 whose slope dL/dlog pi is 0
+    effective samples   (sum c)^2 / (n sum c^2) with c = |dL_t/dlog pi_t / A_t|, the weight of each token in the gradient
+    gradient norm       of the adapter, before clipping
     cosine              of two variants' gradients
 
-Never: write into a run, take a lock of it, or touch its optimiser.
+The run's files and locks are not touched.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ from training.checkpoint import TrainerState, checkpoint_steps, load_checkpoint
 from training.losses.choose import LOSSES, policy_loss
 from training.losses.token_loss import DrawnTokens
 from training.policy import Policy
-from training.row_checks import only, sound_rows
+from training.row_checks import find_trainable_rows, select_rows
 from training.settings import TrainingSettings
 from training.step_metrics import effective_share
 from training.update import Updater
@@ -43,15 +43,15 @@ _NO_BOUND = 1e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """A loss to be tried."""
+    """A loss to compare."""
 
     name: str
     settings: TrainingSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tried:
-    """What a variant made of one recorded step."""
+class VariantResult:
+    """Figures of a variant on one recorded step; the module's docstring defines them."""
 
     loss: float
     masked_share: float
@@ -61,27 +61,27 @@ class Tried:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """The variants over the recorded steps."""
+    """The variants on the recorded steps."""
 
     version: int
-    """Policy version that they were tried at."""
+    """Policy version at which the gradients were computed."""
     steps: tuple[int, ...]
     branching_tokens: tuple[int, ...]
     """By step."""
     lags: tuple[float, ...]
-    """Mean policy lag of each step's rows, to that version."""
-    tried: Mapping[str, tuple[Tried, ...]]
+    """Mean policy lag of each step's rows, relative to `version`."""
+    tried: Mapping[str, tuple[VariantResult, ...]]
     """By variant, then by step."""
     cosines: Mapping[str, Mapping[str, float]]
-    """Mean over the steps of the cosine between the gradients of two variants; no number where one is zero."""
+    """Mean over the steps of the cosine between the gradients of two variants; NaN if a gradient is 0."""
 
     def median(self, variant: str, figure: str) -> float:
-        """Median over the steps of one figure of `Tried`."""
+        """Median over the steps of one figure of `VariantResult`."""
         return float(np.median([getattr(step, figure) for step in self.tried[variant]]))
 
 
 def variants(training: TrainingSettings, caps: Sequence[float]) -> list[Variant]:
-    """The run's own loss first, then every other one, the ratio without any bound, and truncated weights at each cap."""
+    """The run's loss, every other built-in loss, the loss without clipping, and truncated importance weights at each cap."""
     plain = training.model_copy(update={"importance_cap": 0.0})
     names = [training.loss, *(name for name in LOSSES if name != training.loss)]
     found = [Variant(name=name, settings=plain.model_copy(update={"loss": name})) for name in names]
@@ -113,9 +113,9 @@ def compare(
         DataError: no checkpoint is whole, or a recorded row is damaged.
     """
     check_comparable(paths)
-    disable_progress_bar()  # of loading the model; what a person wants to see is the steps
+    disable_progress_bar()  # loading the model would show one; the steps are reported instead
     updater = Updater(Policy(model, training), training)
-    state = _newest(paths, updater)
+    state = _load_newest_checkpoint(paths, updater)
     index = Index(paths, blend=storage.blend, discount=storage.discount)
     index.refresh()
     tried = variants(training, caps)
@@ -125,11 +125,11 @@ def compare(
         if len(used) == steps or rows is None or step > state.step or not rows.num_rows:
             continue
         batch = index.gather(rows)
-        sound = sound_rows(batch, updater.policy.reads)[0]
-        batch, powers = only(batch, sound), rows["power"].take(sound).to_pylist()
+        sound = find_trainable_rows(batch, updater.policy.row_limits)[0]
+        batch, powers = select_rows(batch, sound), rows["power"].take(sound).to_pylist()
         if not branching_tokens(batch, range(len(sound))):
             continue
-        figures, gradients = _try_all(updater, batch, powers, tried)
+        figures, gradients = _evaluate(updater, batch, powers, tried)
         used.append(step)
         found.append(figures)
         cosines.append(_cosines(gradients))
@@ -150,12 +150,16 @@ def compare(
     )
 
 
-def _newest(paths: RunPaths, updater: Updater) -> TrainerState:
-    """Bring the policy to the newest checkpoint that is whole."""
+def _load_newest_checkpoint(paths: RunPaths, updater: Updater) -> TrainerState:
+    """Load the newest whole checkpoint into the policy.
+
+    Raises:
+        DataError: no checkpoint is whole.
+    """
     for step in reversed(checkpoint_steps(paths)):
         try:
             state = load_checkpoint(paths, step, updater.policy, updater.optimiser, lineage=lineage_at(paths, step))
-        except (DataError, FileNotFoundError) as error:  # damaged, or the run is at work and has just dropped it
+        except (DataError, FileNotFoundError) as error:  # damaged, or just removed by a run in progress
             reporter().say(f"passed over: {error}")
             continue
         updater.kl, updater.moving = state.kl, state.moving
@@ -163,10 +167,10 @@ def _newest(paths: RunPaths, updater: Updater) -> TrainerState:
     raise DataError(f"no checkpoint of run '{paths.root.name}' is whole: resume the run, which makes it again")
 
 
-def _try_all(
+def _evaluate(
     updater: Updater, batch: Batch, powers: Sequence[str], tried: Sequence[Variant]
-) -> tuple[dict[str, Tried], torch.Tensor]:
-    """Figures of every variant over one batch, and their gradients [variants, adapter weights]."""
+) -> tuple[dict[str, VariantResult], torch.Tensor]:
+    """Figures of every variant on one batch, and their gradients [variants, adapter weights]."""
     rows, weights = range(len(batch.returns)), updater.policy.parameters()
     constants = branching_tokens(batch, rows), branching_decisions(batch, rows)
     gradients = torch.zeros(len(tried), sum(weight.numel() for weight in weights))
@@ -204,10 +208,10 @@ def _try_all(
     return figures, gradients
 
 
-def _figures(loss: float, slopes: np.ndarray, advantages: np.ndarray, gradient: torch.Tensor) -> Tried:
+def _figures(loss: float, slopes: np.ndarray, advantages: np.ndarray, gradient: torch.Tensor) -> VariantResult:
     taught = advantages != 0
     weights = np.abs(slopes[taught].astype(np.float64) / advantages[taught])
-    return Tried(
+    return VariantResult(
         loss=float(loss),
         masked_share=float((weights == 0).mean()) if len(weights) else 0.0,
         effective_sample_share=effective_share(weights) if len(weights) else 0.0,
@@ -216,6 +220,6 @@ def _figures(loss: float, slopes: np.ndarray, advantages: np.ndarray, gradient: 
 
 
 def _cosines(gradients: torch.Tensor) -> np.ndarray:
-    """[variants, variants]."""
+    """Cosines of the gradients [variants, variants]."""
     unit = gradients / gradients.norm(dim=1, keepdim=True)
     return (unit @ unit.T).numpy()

@@ -1,8 +1,8 @@
-"""How the rows of an update are cut into micro-batches: packed, unless something stands against it.
+"""Splits the rows of an update into micro-batches, packed or padded.
 
-Promise: packed is taken only for models that it covers, and only after one micro-batch of the run's own rows went through both
-paths in this process and came out with the same loss and gradient. Otherwise rows are padded, and `fallback` says why.
-Never: change a weight, or a gradient that stands.
+Packed micro-batches need a model that the packed forward covers. Before the first use, a few rows of the run are computed in both
+layouts, and losses and gradients must agree. Otherwise rows are padded, and `fallback` says why. This module does not change
+weights or the gradients in the parameters.
 """
 
 import logging
@@ -14,7 +14,7 @@ import torch
 
 from storage.gather import Batch
 from training.branching import BranchingTokens, branching_counts
-from training.packed_forward import attentions
+from training.packed_forward import attention_kinds
 from training.padded_rows import PaddedRows, pad, padded_micro_batches
 from training.policy import Policy
 from training.settings import TrainingSettings
@@ -23,46 +23,47 @@ from training.trie_plan import PackedMicroBatch, plan
 logger = logging.getLogger("entente.trainer")
 _CHECKED_ROWS = 4
 _CHECKED_TOKENS = 4096
-"""Padded tokens that the check may take, where its rows are long."""
+"""Largest number of padded tokens in the check; with long rows it uses fewer of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tolerance:
-    """How far the two paths may be apart."""
+class LayoutTolerance:
+    """Largest difference between the packed and the padded layout."""
 
     loss: float
-    """Nats a branching token."""
+    """Nats per branching token."""
     gradient: float
-    """Norm of the difference over the norm."""
+    """Norm of the difference divided by the norm of the padded gradient."""
 
 
 TOLERANCES = {
-    ("cpu", "float32"): Tolerance(loss=1e-6, gradient=1e-5),
-    ("cuda", "float32"): Tolerance(loss=1e-4, gradient=1e-3),
-    ("cpu", "bfloat16"): Tolerance(loss=0.02, gradient=0.1),
-    ("cuda", "bfloat16"): Tolerance(loss=0.05, gradient=0.2),
+    ("cpu", "float32"): LayoutTolerance(loss=1e-6, gradient=1e-5),
+    ("cuda", "float32"): LayoutTolerance(loss=1e-4, gradient=1e-3),
+    ("cpu", "bfloat16"): LayoutTolerance(loss=0.02, gradient=0.1),
+    ("cuda", "bfloat16"): LayoutTolerance(loss=0.05, gradient=0.2),
 }
-"""In bfloat16 the two paths round in other places: 1e-4 and 2e-2 are usual for a small model, and more for a deep one."""
+"""By device and dtype. In bfloat16 the two layouts round differently: 1e-4 and 2e-2 are usual for a small model, more for a deep
+one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """An update's rows as micro-batches."""
+    """The micro-batches of some rows."""
 
     micro_batches: tuple[PackedMicroBatch, ...] | tuple[PaddedRows, ...]
-    """Rows without a branching token may be in none of them."""
+    """Rows without a branching token may be left out."""
     raw_tokens: int
     """Tokens of the rows, prompts and completions."""
     unique_tokens: int
-    """Tokens that forwards compute, padding left out."""
+    """Tokens that the forwards compute, without padding."""
 
 
 class Layout:
     """The layout of one policy in one process.
 
     Attributes:
-        packed: rows are packed.
-        fallback: why they are not, though the settings ask for it; else empty.
+        packed: whether rows are packed.
+        fallback: why rows are padded although the settings ask for packed; else empty.
     """
 
     def __init__(self, policy: Policy, settings: TrainingSettings) -> None:
@@ -71,11 +72,11 @@ class Layout:
         self._checked = False
         self.packed = settings.layout == "packed"
         self.fallback = ""
-        if self.packed and (reason := policy.not_covered()):
+        if self.packed and (reason := policy.uncovered_reason()):
             self._fall_back(reason)
 
     def cut(self, batch: Batch, rows: Sequence[int], token_budget: int) -> Cut:
-        """Micro-batches of `rows`; the first time, after the check, which chooses how the policy attends."""
+        """Micro-batches of `rows`. The first call runs the check, which chooses the policy's attention."""
         if self.packed and not self._checked:
             self._check(batch, rows)
         if self.packed:
@@ -86,16 +87,16 @@ class Layout:
         return Cut(micro_batches=micro_batches, raw_tokens=tokens, unique_tokens=tokens)
 
     def _check(self, batch: Batch, rows: Sequence[int]) -> None:
-        """Send a few rows both ways; take the first attention that agrees with padding, or pad."""
-        few = _few(batch, np.asarray(rows, np.int64))
+        """Use the first attention whose results agree with the padded layout; if none does, use the padded layout."""
+        few = _rows_to_check(batch, np.asarray(rows, np.int64))
         if not len(few):
-            return  # nothing of this batch is trained on; the next one is asked
+            return  # no row has a branching token; check with the next batch
         self._checked = True
         padded = self._loss_and_gradient([pad(batch, few)])
         wanted, reasons = self._policy.attention, []
-        for kind in attentions(wanted, self._policy.device):
+        for kind in attention_kinds(wanted, self._policy.device):
             self._policy.attention = kind
-            reason = self._parted(batch, few, padded)
+            reason = self._compare_layouts(batch, few, padded)
             if not reason:
                 return
             logger.warning("packed attention '%s' is not used: %s", kind, reason)
@@ -103,8 +104,8 @@ class Layout:
         self._policy.attention = wanted
         self._fall_back("; ".join(reasons))
 
-    def _parted(self, batch: Batch, few: np.ndarray, padded: tuple[float, torch.Tensor]) -> str:
-        """How the packed path parts from the padded one; empty if it does not."""
+    def _compare_layouts(self, batch: Batch, few: np.ndarray, padded: tuple[float, torch.Tensor]) -> str:
+        """How the packed layout differs from the padded one, in words; empty if they agree."""
         try:
             found, gradient = self._loss_and_gradient(plan(batch, few, _CHECKED_TOKENS).micro_batches)
         except torch.OutOfMemoryError:
@@ -113,13 +114,13 @@ class Layout:
             logger.warning("the packed forward failed", exc_info=True)
             return f"it failed with {type(error).__name__}"
         allowed = TOLERANCES[self._policy.device.type, self._settings.dtype]
-        loss = abs(found - padded[0])
-        apart = float((gradient - padded[1]).norm() / padded[1].norm().clamp_min(1e-30))
-        if loss <= allowed.loss and apart <= allowed.gradient:
+        loss_difference = abs(found - padded[0])
+        gradient_difference = float((gradient - padded[1]).norm() / padded[1].norm().clamp_min(1e-30))
+        if loss_difference <= allowed.loss and gradient_difference <= allowed.gradient:
             return ""
         return (
-            f"over {len(few)} rows its loss is {loss:.2g} nats off ({allowed.loss:.2g} allowed) and its gradient {apart:.2g} "
-            f"({allowed.gradient:.2g} allowed)"
+            f"over {len(few)} rows its loss is {loss_difference:.2g} nats off ({allowed.loss:.2g} allowed) and its gradient "
+            f"{gradient_difference:.2g} ({allowed.gradient:.2g} allowed)"
         )
 
     def _fall_back(self, reason: str) -> None:
@@ -127,13 +128,16 @@ class Layout:
         logger.warning(self.fallback)
 
     def _loss_and_gradient(self, micro_batches: Sequence[BranchingTokens]) -> tuple[float, torch.Tensor]:
-        """A mean log-probability and its gradient; tokens weigh by their place in the batch: equal weights could hide a swap."""
+        """A weighted mean of log-probabilities, and its gradient [adapter weights].
+
+        Each token has another weight: with equal weights, swapped tokens would not be noticed.
+        """
         weights = self._policy.parameters()
         total, gradient = 0.0, torch.zeros(sum(weight.numel() for weight in weights), device=self._policy.device)
         count = sum(len(micro.batch_row) for micro in micro_batches)
         for micro in micro_batches:
             share = torch.from_numpy(np.cos(micro.completion_index).astype(np.float32) / count).to(self._policy.device)
-            with torch.enable_grad():  # whoever asks first may want none
+            with torch.enable_grad():  # the caller may have disabled gradients
                 loss = (self._policy.masked_logprobs(micro).chosen * share).sum()
             parts = torch.autograd.grad(loss, weights)
             gradient += torch.cat([part.flatten() for part in parts])
@@ -141,8 +145,8 @@ class Layout:
         return total, gradient
 
 
-def _few(batch: Batch, rows: np.ndarray) -> np.ndarray:
-    """Rows for the check: the first with branching tokens and the last, so that some share a prompt and some do not."""
+def _rows_to_check(batch: Batch, rows: np.ndarray) -> np.ndarray:
+    """Rows for the check: the first few with branching tokens, which share a prompt prefix, and the last, which may not."""
     branching = rows[branching_counts(batch, rows) > 0]
     few = np.unique(np.concatenate([branching[: _CHECKED_ROWS - 1], branching[-1:]]))
     longest = int(np.diff(batch.input_offsets)[few].max()) if len(few) else 0

@@ -1,7 +1,6 @@
-"""In which lineage a trainer goes on: the one of its checkpoint, or one that it opens there for other settings.
+"""Chooses the lineage in which a trainer continues: that of its checkpoint, or a new one for other settings.
 
-Promise: steps made under one set of settings are never continued under another without a lineage of their own.
-Never: restore a checkpoint, or write a step.
+Steps made under one set of settings are continued under other settings only in a new lineage.
 """
 
 import hashlib
@@ -20,49 +19,54 @@ from training.checkpoint import TrainerState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fork:
-    """A wish to go on under other settings."""
+    """A request to continue under other settings."""
 
     name: str
-    """Of the lineage to open."""
+    """Name of the lineage to open."""
     changed: Mapping[str, Any] = field(default_factory=dict)
-    """Settings by their dotted names, each [before, after]: for the record."""
+    """Changed settings by dotted name, each [before, after]; recorded with the lineage."""
 
 
-def lineage_to_go_on_in(
+def choose_lineage(
     paths: RunPaths, state: TrainerState | None, settings_hash: str, storage: StorageSettings, fork: Fork | None
 ) -> str:
-    """The lineage of the steps after ``state``, a whole checkpoint; None: the run has none yet.
+    """The lineage of the next steps.
+
+    Args:
+        state: state of the newest whole checkpoint; None if the run has none yet.
+        settings_hash: hash of the training settings given now.
+        fork: opens a new lineage; None to continue in the current one.
 
     Raises:
-        InputError: the settings are not those of the lineage, or the fork cannot be made here.
-        DataError: the checkpoint from which the lineage goes on is gone.
+        InputError: the settings are not those of the lineage, or the lineage cannot be opened after this step.
+        DataError: the checkpoint from which the lineage continues is gone.
     """
     step, parent = (state.step, state.lineage) if state else (0, MAIN)
-    ours = _hash(settings_hash, storage)
+    full_hash = _hash_with_storage(settings_hash, storage)
     if fork is not None:
         if ahead := [version for version in published_versions(paths) if version > step]:
             raise InputError(
                 f"run '{paths.root.name}' has published version {ahead[-1]}, but its newest whole checkpoint is of step {step}: "
                 "go on with --resume alone until it has caught up, then fork"
             )
-        return open_lineage(paths, fork.name, parent=parent, after_step=step, settings_hash=ours, changed=fork.changed).name
+        return open_lineage(paths, fork.name, parent=parent, after_step=step, settings_hash=full_hash, changed=fork.changed).name
     name = current_lineage(paths)
     if state is not None and state.lineage == name:
         if state.settings_hash != settings_hash:
             raise InputError(
                 f"checkpoint '{paths.checkpoint(step)}' was made under other training settings than are given now: "
-                "resume with the run's own, fork them off with --fork-lineage NAME, or begin another run"
+                "resume with the run's own settings, open a lineage for these with --fork-lineage NAME, or begin another run"
             )
         return name
-    standing = read_lineage(paths, name)
-    if standing is None and state is None:
+    opened = read_lineage(paths, name)
+    if opened is None and state is None:
         return name
-    if standing is None or (standing.parent, standing.after_step) != (parent, step):
-        where = f"step {standing.after_step} of lineage '{standing.parent}'" if standing else "another lineage"
+    if opened is None or (opened.parent, opened.after_step) != (parent, step):
+        where = f"step {opened.after_step} of lineage '{opened.parent}'" if opened else "another lineage"
         raise DataError(
             f"lineage '{name}' of run '{paths.root.name}' goes on from {where}, whose checkpoint is gone: restore it from a copy"
         )
-    if standing.settings_hash != ours:
+    if opened.settings_hash != full_hash:
         raise InputError(
             f"lineage '{name}' of run '{paths.root.name}' was opened for other settings than are given now: "
             f"give those with --resume, or open one for these with --fork-lineage NAME"
@@ -70,7 +74,8 @@ def lineage_to_go_on_in(
     return name
 
 
-def _hash(settings_hash: str, storage: StorageSettings) -> str:
-    """Of all settings that make a step what it is; a setting that came later and is at its default leaves it as it was."""
+def _hash_with_storage(settings_hash: str, storage: StorageSettings) -> str:
+    """Hash of the training and storage settings. Storage settings at their defaults are excluded, so that a new setting does not
+    change it."""
     chosen = storage.model_dump_json(exclude_defaults=True)
     return hashlib.sha256(f"{settings_hash} {chosen}".encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""The name of a policy loss, checked without torch: the trainer's own process tries a loss that an installed package brings."""
+"""Checks the setting `training.loss` without importing torch; a loss from a package is tried in a process of its own."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ from telemetry.errors import InputError, TrainingError
 from telemetry.extensions import LOSSES, Extension, Registry
 
 BUILT_IN = ("clipped", "dppo", "gspo", "sequence_mean")
-"""Losses of `training/losses/`."""
+"""Names of the losses in `training/losses/`."""
 _TRIAL = """
 import sys
 from telemetry.errors import InputError
@@ -21,18 +21,21 @@ except InputError as error:
     sys.exit(2)
 """
 _TRIAL_S = 300.0
-"""Importing torch takes seconds, on a busy machine half a minute."""
+"""Time limit of a trial. Importing torch takes seconds, on a busy machine half a minute."""
 
 
-def _never(found: object, extension: Extension) -> None:
-    raise AssertionError("a loss is loaded with torch only")
+def _refuse_to_load(found: object, extension: Extension) -> None:
+    raise AssertionError("a loss must be loaded by training.losses.choose, which imports torch")
 
 
-_NAMES: Registry[None] = Registry(LOSSES, dict.fromkeys(BUILT_IN), _never)
+_NAMES: Registry[None] = Registry(LOSSES, dict.fromkeys(BUILT_IN), _refuse_to_load)
 
 
 def check_loss_name(name: str) -> Extension | None:
-    """Refuse a loss that is neither ours nor brought by an installed package; the package's, without loading it.
+    """Refuse a loss that is neither built-in nor from an installed package. The loss is not loaded.
+
+    Returns:
+        The package's extension; None for a built-in loss.
 
     Raises:
         InputError: names the package, if there is one, and the cure.
@@ -44,12 +47,12 @@ def check_loss_name(name: str) -> Extension | None:
 
 
 def try_loss(name: str) -> None:
-    """Load and try a loss of a package in a process of its own, as the trainer does. This process stays without torch, whose
-    number of threads may not be set yet.
+    """Load and try a package's loss in a process of its own. This process does not import torch, because the number of torch's
+    threads may not be set yet.
 
     Raises:
-        InputError: it cannot be used.
-        TrainingError: the process that tried it broke.
+        InputError: the loss cannot be used.
+        TrainingError: the process that tried it failed.
     """
     if check_loss_name(name) is not None:
         _try(name)
@@ -63,4 +66,4 @@ def _try(name: str) -> None:
         raise InputError(f"training.loss: {done.stdout.strip()}")
     if done.returncode:
         lines = done.stderr.strip().splitlines()
-        raise TrainingError(f"training.loss '{name}' could not be tried: {lines[-1] if lines else 'without a word'}")
+        raise TrainingError(f"training.loss '{name}' could not be tried: {lines[-1] if lines else 'no message'}")

@@ -1,10 +1,9 @@
-"""What a forward says of branching tokens: log-probabilities over their legal sets.
+"""Log-probabilities of branching tokens over their legal sets (the masked policy).
 
-    log pi(a) = z_a / T - log sum_{b legal} exp(z_b / T)        (the masked policy; z: logits, T: temperature of the row)
+    log pi(a) = z_a / T - log sum_{b legal} exp(z_b / T)        z: logits, T: temperature of the row
 
-The softmax is float32 whatever the model computes in. Two ways lead to the logits: packed micro-batches take single rows of the
-head, padded ones, the oracle, the whole head.
-Never: compute a loss.
+The softmax is computed in float32, also for a bfloat16 model. Packed micro-batches multiply only the rows of the head whose ids
+are legal; padded micro-batches, which serve as the oracle, multiply the whole head.
 """
 
 from dataclasses import dataclass
@@ -22,15 +21,14 @@ from training.trie_plan import PackedMicroBatch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskedLogprobs:
-    """What one forward says of the branching tokens; all [branching tokens], float32, with their gradients."""
+    """Log-probabilities of the branching tokens from one forward; float32 [branching tokens], with gradient."""
 
     chosen: Tensor
     """Log-probability, nats, of the drawn token over its legal set."""
     legal: Tensor
-    """[branching tokens, largest legal set]: log-probability of every legal token in the order of the row's legal ids, -inf
-    beyond them."""
+    """[branching tokens, largest legal set]: log-probability of each legal token, as `legal_ids`; -inf as padding."""
     legal_mass: Tensor
-    """Probability that the unmasked model puts on the legal set; no number where it was not probed."""
+    """Probability of the legal set under the unmasked model; NaN for tokens that are not probed."""
 
 
 def masked_logprobs(
@@ -39,9 +37,12 @@ def masked_logprobs(
     """Forward of a packed or a padded micro-batch.
 
     Args:
-        causal: the causal model within peft's.
+        causal: the causal model inside the peft model.
         attention: as in `attention_for`.
-        mass_gradient: the legal mass carries its gradient too.
+        mass_gradient: compute the gradient of the legal mass too.
+
+    Raises:
+        TypeError: `micro` is neither packed nor padded.
     """
     device = causal.lm_head.weight.device
     if isinstance(micro, PackedMicroBatch):
@@ -73,8 +74,8 @@ def _padded_hidden(causal: Any, rows: PaddedRows) -> Tensor:
 
 
 def _legal_mass(head: Any, hidden: Tensor, temperature: Tensor, legal: Tensor, micro: BranchingTokens) -> Tensor:
-    """[B]: of the probed tokens, by the whole head; elsewhere no number."""
-    at = to_device(probed(micro.completion_index).nonzero()[0], hidden.device)
-    everywhere = head(hidden[at]).float() / temperature[at]
-    mass = torch.exp(torch.logsumexp(legal[at], dim=1) - torch.logsumexp(everywhere, dim=1))
-    return torch.full_like(legal[:, 0], float("nan")).index_copy(0, at, mass)
+    """[B]: legal mass of the probed tokens, from the whole head; NaN for the others."""
+    index = to_device(probed(micro.completion_index).nonzero()[0], hidden.device)
+    unmasked = head(hidden[index]).float() / temperature[index]
+    mass = torch.exp(torch.logsumexp(legal[index], dim=1) - torch.logsumexp(unmasked, dim=1))
+    return torch.full_like(legal[:, 0], float("nan")).index_copy(0, index, mass)

@@ -1,4 +1,4 @@
-"""What the trainer reports of its work. Its own process and the flow use the same types, which travel between them as JSON."""
+"""Messages from the trainer process to the flow, sent as JSON."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ class TrainedStep:
     """A step that was trained and published."""
 
     published: PolicyVersion
-    """The version that the step made; its number is the step's."""
+    """The policy version that the step made; its number is the step's."""
     metrics: dict[str, float]
-    """Figures of the step, by the names of `telemetry.metrics`."""
+    """Metrics of the step, by their names in `telemetry.metrics`."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -28,18 +28,18 @@ class TrainedStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumePoint:
-    """Where a run goes on when it is opened: its last step, and what was found beside it."""
+    """The state from which an opened run continues."""
 
     last: TrainedStep
-    """The newest step whose checkpoint is whole, with its metrics; in a fresh run the base model, without metrics."""
+    """The newest step with a whole checkpoint; in a fresh run the base model, without metrics."""
     set_aside: tuple[str, ...]
-    """Sentences about damaged checkpoints that were passed over."""
+    """One sentence for each damaged checkpoint that was skipped."""
     lineage: str
-    """Ledger of the steps to come."""
+    """Lineage of the next steps."""
 
     @property
     def step_done(self) -> int:
-        """The newest step whose checkpoint is whole; 0 in a fresh run."""
+        """The newest step with a whole checkpoint; 0 in a fresh run."""
         return self.last.published.version
 
     def to_json(self) -> dict[str, Any]:

@@ -1,7 +1,4 @@
-"""How far trainer and engine are apart on rows of a version that both hold, and the refusal to start where that is too far.
-
-Never: choose the rows, or move a weight.
-"""
+"""Measures how far the log-probabilities of trainer and engine differ on the same tokens, and refuses to start if too far."""
 
 from dataclasses import asdict, dataclass
 
@@ -16,7 +13,7 @@ from training.update import Updater
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mismatch:
-    """Differences of log-probabilities; nats over branching tokens."""
+    """Absolute differences of log-probabilities over branching tokens, nats."""
 
     tokens: int
     mean: float
@@ -25,10 +22,10 @@ class Mismatch:
 
 
 def measure_mismatch(updater: Updater, batch: Batch) -> Mismatch:
-    """Compare stored behaviour log-probabilities with the policy's, computed the way that training computes them.
+    """Compare stored behaviour log-probabilities with the policy's, computed as in training.
 
     Raises:
-        TrainingError: there is nothing to compare.
+        TrainingError: the batch has no branching token.
     """
     gaps = [np.empty(0, np.float32)]
     with torch.no_grad():
@@ -36,15 +33,15 @@ def measure_mismatch(updater: Updater, batch: Batch) -> Mismatch:
             gaps.append(np.abs(updater.policy.masked_logprobs(micro).chosen.cpu().numpy() - micro.behaviour))
     gap = np.concatenate(gaps)
     if not len(gap):
-        raise TrainingError("the newest rows hold no branching token to compare trainer and engine on, or are all at fault")
+        raise TrainingError("the newest rows have no branching token to compare trainer and engine on, or are all faulty")
     return Mismatch(tokens=len(gap), mean=float(gap.mean()), p99=float(np.quantile(gap, 0.99)), largest=float(gap.max()))
 
 
-def refuse_mismatch(found: Mismatch, version: int, limits: TrainingSettings) -> None:
-    """Refuse to start where the two differ by more than the settings allow.
+def check_mismatch(found: Mismatch, version: int, limits: TrainingSettings) -> None:
+    """Refuse a mismatch above the limits of the settings.
 
     Raises:
-        TrainingError: mask, temperature, ids or weights are then not the sampler's.
+        TrainingError: it is above them: mask, temperature, ids or weights of trainer and engine differ.
     """
     if limits.dtype == "float32":
         bad = not found.largest <= limits.mismatch_max
@@ -60,6 +57,6 @@ def refuse_mismatch(found: Mismatch, version: int, limits: TrainingSettings) -> 
         )
 
 
-def describe(mismatch: Mismatch) -> dict[str, float]:
+def mismatch_metrics(mismatch: Mismatch) -> dict[str, float]:
     """The mismatch as metrics."""
     return {f"mismatch/{name}": float(value) for name, value in asdict(mismatch).items()}

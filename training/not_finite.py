@@ -1,11 +1,9 @@
-"""Updates whose loss or gradient was no number: the weights stay as they were, the rows are named in a file, and after three in a
-row the run stops.
+"""Records updates that were skipped because their loss or gradient was not finite. After three in a row the run stops.
 
     <run>/not_finite/<lineage>-step-000123-update-0.json
 
-Promise: the file names every row of the update as a ledger does, and which micro-batches' losses were no numbers. Its rows are in
-the step's ledger as well, so they are never chosen again.
-Never: decide what is finite.
+The file names every row of the update, with the columns of a ledger, and the loss of each micro-batch. The rows are also in the
+step's ledger, so they are not chosen again.
 """
 
 import json
@@ -20,33 +18,36 @@ from storage.ledger import ROWS_SCHEMA
 from storage.outcome import UpdateOutcome
 from storage.runs import RunPaths, durable_write
 
-IN_A_ROW = 3
-"""Updates in a row after which something is wrong with more than a batch."""
+MAX_SKIPPED_UPDATES = 3
+"""After so many skipped updates in a row the run stops: the fault is then not in one batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NotFinite:
+class SkippedUpdate:
     """An update that was skipped."""
 
     number: int
-    """Its place among the updates of the step, from 0."""
+    """Number of the update in its step, from 0."""
     decision_ids: Sequence[int]
-    """Its rows."""
+    """Decisions of the update."""
     outcome: UpdateOutcome
 
 
-def set_rows_aside(paths: RunPaths, lineage: str, step: int, found: NotFinite, rows: pa.Table) -> Path:
-    """Write the file.
+def write_skipped_rows(paths: RunPaths, lineage: str, step: int, found: SkippedUpdate, rows: pa.Table) -> Path:
+    """Write the file of a skipped update.
 
     Args:
-        rows: those of the step's ledger.
+        rows: all rows of the step's ledger.
+
+    Returns:
+        The file.
     """
     named = rows.filter(pa.array(np.isin(rows["decision_id"].to_numpy(), found.decision_ids))).select(ROWS_SCHEMA.names)
     record = {
         "step": step,
         "lineage": lineage,
         "update": found.number,
-        # JSON has no infinities and no NaN; as words they can be read everywhere.
+        # Written as text, because JSON has no infinity and no NaN.
         "loss": str(found.outcome.loss),
         "gradient_norm": str(found.outcome.gradient_norm),
         "micro_batches": [str(loss) for loss in found.outcome.micro_batches],

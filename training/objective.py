@@ -1,12 +1,10 @@
-"""What one micro-batch adds to the loss of an update: policy loss, divergence, entropy and legal mass, each a sum divided by a
-constant of the whole update.
+"""The loss of an update: policy loss, KL divergence, entropy and legal mass, each a sum divided by a constant of the update.
 
     loss = 1 / D sum L_t  +  1 / N sum (kl_weight KL_t - entropy_weight H_t)  +  1 / P legal_mass_weight sum -log M_t
 
-L: the policy loss; D: its denominator, branching tokens or decisions; N: branching tokens; P: those of them that are probed for
-their legal mass. All are counted over the whole update before its first forward, so how it is cut never enters.
-
-Never: compute a forward, or know how rows are laid out.
+L is the policy loss, D its denominator (branching tokens or decisions), N the branching tokens, and P the branching tokens whose
+legal mass M is probed. D, N and P are counted over the whole update before its first forward. So the loss does not depend on how
+the update is split into micro-batches.
 """
 
 from collections.abc import Sequence
@@ -30,22 +28,22 @@ class Objective:
 
     settings: TrainingSettings
     kl_weight: float
-    """Weight of the divergence in this step; at 0 no reference is needed."""
+    """Weight of the divergence in this step; at 0 the reference is not computed."""
     branching_tokens: int
     """N."""
     decisions: int
-    """Those of the update that have a branching token."""
+    """Decisions of the update that have a branching token."""
     probed_tokens: int
     """P."""
 
     def add(
         self, tokens: DrawnTokens, found: MaskedLogprobs, reference: Tensor | None, batch_row: np.ndarray
     ) -> tuple[Tensor, Gauges]:
-        """What a micro-batch adds to the loss, with its gradient, and what was seen on the way.
+        """One micro-batch's part of the loss (a scalar with gradient), and figures of its tokens.
 
         Args:
-            reference: legal log-probabilities of the base model, as `found.legal`; None where its weight is 0.
-            batch_row: int64 [tokens], the row of the whole batch that each token belongs to.
+            reference: log-probabilities of the base model, shaped as `found.legal`; None if `kl_weight` is 0.
+            batch_row: int64 [tokens], the token's row in the whole batch.
         """
         kind = policy_loss(self.settings.loss)
         policy = kind.of(tokens, self.settings)
@@ -70,7 +68,7 @@ def _gauges(
     figures: Sequence[Tensor] = [tokens.logprobs - tokens.behaviour, entropy, found.legal_mass]
     figures = [*figures, torch.full_like(entropy, float("nan")) if kl is None else kl]
     guards = [policy.clipped_low, policy.clipped_high, policy.left_out]
-    # One copy from the device, not seven.
+    # Stacked, so that the device is read once instead of seven times.
     seen = torch.stack([figure.detach().float() for figure in (*figures, *guards)]).cpu().numpy()
     return Gauges(
         batch_row=batch_row,

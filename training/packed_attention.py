@@ -1,10 +1,11 @@
-"""Attention over a forest of token paths in depth-first order: each token sees the tokens above it and itself.
+"""Attention over a forest of token paths in depth-first order: each token sees its ancestors and itself.
 
-In that order (`trie_plan`), token q sees token k exactly if k <= q < leave[k]. So any range of tokens sees nothing before it but
-the ancestors of its first token. On a CPU the forest is cut into such ranges, each one call of torch's fused attention over
-gathered keys; where to cut is what costs least. `DenseAttention` writes the rule out as a mask: slow, plain, everywhere.
+In that order (`trie_plan`), token q sees token k exactly if k <= q < leave[k]. So the tokens of a range see, before the range,
+only ancestors of its first token. On a CPU the forest is split into such ranges, at the boundaries with the lowest estimated
+cost; each range is one call of torch's fused attention over gathered keys. `DenseAttention` uses a T x T mask; it is slow and
+works on every device.
 
-The functions enter transformers through its attention registry, so that its models and peft's layers stay untouched.
+The functions are registered in transformers' attention registry, so models and peft layers are not modified.
 """
 
 from dataclasses import dataclass
@@ -22,11 +23,11 @@ from training.trie_plan import PackedMicroBatch
 
 _NAME = "entente_packed"
 _CHUNK = 128
-"""Tokens between the places where a long segment may be cut: its later parts need not be masked against by the earlier ones."""
+"""A segment may be split every so many tokens. Shorter ranges compute fewer masked query-key pairs."""
 _LONGEST_RANGE = 1024
 _KEY_COST = 4
 _CALL_COST = 2000
-"""Of gathering one key, and of one call, against one query-key pair; measured, tiny models, one CPU thread."""
+"""Cost of gathering one key, and of one call, in query-key pairs; measured with tiny models on one CPU thread."""
 
 
 class PackedAttention(Protocol):
@@ -45,11 +46,11 @@ class PackedAttention(Protocol):
         ...
 
 
-@torch.compiler.disable  # where blocks are compiled: kernels of its own, and another object for each micro-batch
+@torch.compiler.disable  # attention has kernels of its own, and a new object for each micro-batch would recompile the block
 def _attend(
     module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **given: Any
 ) -> tuple[Tensor, Any]:
-    """What transformers calls in each layer: the micro-batch's attention, if the model was given one, else its usual one."""
+    """The function that transformers calls in each layer: the micro-batch's packed attention if there is one, else torch's."""
     packed: PackedAttention | None = given.pop("packed_attention", None)
     if packed is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **given)
@@ -60,17 +61,17 @@ AttentionInterface.register(_NAME, _attend)
 AttentionMaskInterface.register(_NAME, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
 
 
-def take_over_attention(config: Any) -> None:
-    """Have the model of `config` call `_attend`: for good, since layers that are computed again on the way back must attend as
-    they did on the way there, and compiled ones are compiled for one name."""
+def use_packed_attention(config: Any) -> None:
+    """Make the model of `config` call `_attend`. This is permanent: recomputed layers must use the same attention in the backward
+    as in the forward, and compiled layers are compiled for one name."""
     config._attn_implementation = _NAME
 
 
-def attend_packed(config: Any, attention: PackedAttention, device: torch.device) -> dict[str, Any]:
-    """Arguments that have the model of `config` attend so. Its other forwards stay what they are."""
-    take_over_attention(config)
-    # A mask of four dimensions is handed on as it is, so transformers makes none; one of two would have packed decisions see
-    # each other, and none at all has it look for packing of its own.
+def packed_attention_arguments(config: Any, attention: PackedAttention, device: torch.device) -> dict[str, Any]:
+    """Arguments of one forward that make the model of `config` use `attention`; forwards without them are unchanged."""
+    use_packed_attention(config)
+    # transformers passes a 4-dimensional mask on unchanged. With a 2-dimensional one packed decisions would see each other, and
+    # without a mask transformers would try to detect packing itself.
     return {"packed_attention": attention, "attention_mask": torch.empty((1, 1, 1, 0), device=device)}
 
 
@@ -84,7 +85,7 @@ class DenseAttention:
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """As `PackedAttention`."""
-        # Repeated, since the fused kernels know a mask or shared keys but not both.
+        # Keys are repeated, because the fused kernels support a mask or shared keys, but not both.
         key, value = (values.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for values in (key, value))
         attended = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=self._sees, scale=scale)
         return attended.transpose(1, 2)
@@ -92,20 +93,20 @@ class DenseAttention:
 
 @dataclass(frozen=True, slots=True)
 class _Range:
-    """Tokens that attend in one call."""
+    """Tokens whose attention is computed in one call."""
 
     begin: int
     end: int
     keys: Tensor
-    """int64 [keys]: the tokens before `begin` that the first token sees, then the range itself."""
+    """int64 [keys]: the ancestors of the first token, then the tokens of the range."""
     sees: np.ndarray
     """bool [end - begin, keys]."""
 
 
 class RangeAttention:
-    """Range after range, through torch's fused CPU attention; the heads that share a key lie side by side as rows of a call.
+    """torch's fused CPU attention, one call per range. Heads that share a key head become rows of the same call.
 
-    Within it values are [key heads, T, heads / key heads, width], so that a range's rows are a view; keys come by one gathering.
+    Queries are laid out as [key heads, T, heads / key heads, width], so that the rows of a range are a view.
     """
 
     def __init__(self, micro: PackedMicroBatch) -> None:
@@ -124,18 +125,27 @@ class RangeAttention:
 
 
 def _additive(sees: np.ndarray, shared_by: int, dtype: torch.dtype) -> Tensor:
+    """Additive mask [tokens * shared_by, keys]: 0 where a token sees a key, else -inf."""
     mask = torch.zeros(sees.shape, dtype=dtype).masked_fill_(~torch.from_numpy(sees), float("-inf"))
     return mask.repeat_interleave(shared_by, 0)
 
 
 class _Ranges(torch.autograd.Function):
-    """Forward and backward over the ranges; gradients of keys and values are added where they were gathered from."""
+    """Forward and backward over the ranges; gradients of gathered keys and values are added at their sources."""
 
     @staticmethod
     def forward(  # type: ignore[override]
         ctx: Any, query: Tensor, seen: Tensor, parts: list[_Range], masks: list[Tensor], scale: float
     ) -> Tensor:
-        """Query [key heads, T, sharing, width], keys and values as one [2, key heads, T, width]; returns what query is like."""
+        """Attend.
+
+        Args:
+            query: [key heads, T, heads / key heads, width].
+            seen: keys and values, [2, key heads, T, width].
+
+        Returns:
+            A tensor of the query's shape.
+        """
         query = query.contiguous()
         attended, sums = torch.empty_like(query), []
         for part, mask in zip(parts, masks, strict=True):
@@ -151,7 +161,7 @@ class _Ranges(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
-        """The same ranges once more."""
+        """Gradients of `query` and `seen`."""
         query, seen, attended, *sums = ctx.saved_tensors
         gradient, of_query, of_seen = gradient.contiguous(), torch.empty_like(query), torch.zeros_like(seen)
         for part, mask, logsumexp in zip(ctx.parts, ctx.masks, sums, strict=True):
@@ -174,12 +184,13 @@ class _Ranges(torch.autograd.Function):
 
 
 def _rows(values: Tensor, part: _Range) -> Tensor:
-    """A range of [key heads, T, sharing, width] as [1, key heads, tokens of the range * sharing, width]: a view."""
+    """A range of [key heads, T, shared_by, width] as a view [1, key heads, tokens of the range * shared_by, width]."""
     return values[:, part.begin : part.end].flatten(1, 2)[None]
 
 
 def _ranges(micro: PackedMicroBatch) -> list[_Range]:
-    """Cut [0, T) where it costs least: at the begin of a segment, or within a long one."""
+    """Split [0, T) into ranges of lowest total cost, by dynamic programming. A range may begin at a segment's start and
+    every _CHUNK tokens after it."""
     total, leaves = len(micro.input_ids), micro.leaves
     chunks = [np.arange(low, high, _CHUNK) for low, high in zip(micro.segment_starts[:-1], micro.segment_starts[1:], strict=True)]
     cuts = np.append(np.concatenate(chunks), total)

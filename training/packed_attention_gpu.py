@@ -1,9 +1,9 @@
-"""The packed attention on CUDA: torch's flex attention over a block-sparse tree mask, or one variable-length flash call.
+"""Packed attention on CUDA: torch's flex attention with a block-sparse tree mask, or one variable-length flash call.
 
-Flex: the rule k <= q < leave[k] as a mask function; blocks that no token sees are skipped. It is compiled once per length, so
-lengths are rounded up to few values, inside the attention alone: the rest of the model computes no padding.
-Varlen: one sequence per segment, its own tokens against gathered keys: those above it, then its own, causal at the end. Flash
-knows no float32.
+Flex uses the rule k <= q < leave[k] as its mask function and skips blocks in which no token sees another. It is compiled once per
+length, so lengths are rounded up to a few values. Only the attention computes this padding.
+Varlen treats each segment as a sequence. Its keys are the ancestors of the segment and then its own tokens. Flash attention does
+not support float32.
 """
 
 from functools import cache
@@ -19,17 +19,18 @@ _SMALLEST = 1024
 
 
 def padded_length(tokens: int) -> int:
-    """The length that flex attention is compiled for: a power of two, or one and a half times one, and at least 1,024."""
+    """The length that flex attention is compiled for: a power of two or 1.5 times one, at least 1,024."""
     power = 1 << max(tokens - 1, _SMALLEST - 1).bit_length()
     return power * 3 // 4 if power > _SMALLEST and tokens <= power * 3 // 4 else power
 
 
 @cache
 def _compiled(device: str) -> Any:
-    """Flex attention, compiled for CUDA; as it is elsewhere (forward only, for tests of the mask)."""
+    """Flex attention; compiled on CUDA, uncompiled elsewhere (forward only, for tests of the mask)."""
     from torch.nn.attention.flex_attention import flex_attention
 
-    # One graph a length, some twenty at most; more than the default limit would end in the uncompiled form, T x T.
+    # There is one graph per length, at most about twenty. Beyond torch's limit it would fall back to the uncompiled form with its
+    # T x T scores.
     torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
     return torch.compile(flex_attention, dynamic=False) if device == "cuda" else flex_attention
 
@@ -42,7 +43,7 @@ class FlexAttention:
 
         self._tokens = len(micro.input_ids)
         self._length = padded_length(self._tokens)
-        # A token of the padding sees itself alone, so that no softmax is empty.
+        # A padding token sees only itself, so that no softmax is empty.
         padded = np.arange(1, self._length + 1)
         padded[: self._tokens] = micro.leaves
         leaves = torch.from_numpy(padded.astype(np.int32)).to(device)
@@ -56,7 +57,7 @@ class FlexAttention:
         """As `PackedAttention`."""
         short = self._length - self._tokens
         query, key, value = (torch.nn.functional.pad(values, (0, 0, 0, short)) for values in (query, key, value))
-        # All three have the model's number format already; mixed precision has nothing to choose here.
+        # All three tensors already have the model's dtype; autocast must not change it.
         with torch.autocast(query.device.type, enabled=False):
             attended = _compiled(query.device.type)(
                 query, key, value, block_mask=self._mask, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
@@ -65,7 +66,7 @@ class FlexAttention:
 
 
 class VarlenAttention:
-    """One flash call over all segments."""
+    """Variable-length flash attention: one call for all segments."""
 
     def __init__(self, micro: PackedMicroBatch, device: torch.device) -> None:
         starts, depths = micro.segment_starts, micro.positions[micro.segment_starts[:-1]]
@@ -87,7 +88,7 @@ class VarlenAttention:
             self._key_ends,
             *self._most,
             0.0,
-            True,  # causal, aligned at the end: a segment's last token sees all of its keys
+            True,  # causal, aligned at the end: the last token of a segment sees all its keys
             False,
             scale=scale,
         )
@@ -95,7 +96,7 @@ class VarlenAttention:
 
 
 def _keys_of_segments(micro: PackedMicroBatch, key_counts: np.ndarray) -> np.ndarray:
-    """For each segment the tokens above it and its own; written along the trail from the root, as in the plan."""
+    """Keys of all segments, concatenated: each segment's ancestors, then its tokens. `trail` is the path from the root."""
     trail = np.empty(int(key_counts.max()), np.int64)
     keys = np.empty(int(key_counts.sum()), np.int64)
     at = 0
@@ -108,7 +109,7 @@ def _keys_of_segments(micro: PackedMicroBatch, key_counts: np.ndarray) -> np.nda
 
 
 class _Gather(torch.autograd.Function):
-    """Rows by index; their gradients are added up in float32, for a prompt's keys are gathered once per answer."""
+    """Gathers rows by index. Gradients are summed in float32, because a prompt's keys are gathered once per completion."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, index: Tensor) -> Tensor:  # type: ignore[override]

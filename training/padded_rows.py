@@ -1,7 +1,4 @@
-"""Padded micro-batches: the plain layout, kept as the oracle for every faster one.
-
-Rows are padded on the right. Only branching positions (more than one legal token) are listed: forced tokens carry no loss.
-"""
+"""Padded micro-batches: the simple layout, and the oracle for the packed one. Rows are padded on the right."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,25 +11,25 @@ from training.branching import BranchingTokens, branching_fields, branching_indi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaddedRows(BranchingTokens):
-    """Some decisions of a batch, padded. R rows, L longest row, B as in `BranchingTokens`."""
+    """Decisions of a batch, padded. R: rows; L: tokens of the longest row; B as in `BranchingTokens`."""
 
     input_ids: np.ndarray
-    """int64 [R, L]; padding is 0 and masked."""
+    """int64 [R, L]; padding is 0."""
     attention_mask: np.ndarray
-    """int64 [R, L]; 1 where a token is real."""
+    """int64 [R, L]: 0 for padding, else 1."""
     token_row: np.ndarray
     """int64 [B]: row of each branching token."""
     token_position: np.ndarray
-    """int64 [B]: position whose hidden state predicts it, i.e. its own position minus 1."""
+    """int64 [B]: position whose hidden state predicts the token: its own position minus 1."""
 
     @property
     def tokens(self) -> int:
-        """Tokens that the forward computes, padding left out."""
+        """Tokens of the rows, without padding."""
         return int(self.attention_mask.sum())
 
 
 def padded_micro_batches(batch: Batch, rows: Sequence[int], rows_each: int) -> Iterator[PaddedRows]:
-    """Cut some rows of `batch` into micro-batches of at most `rows_each` decisions, in their order."""
+    """Micro-batches of at most `rows_each` of the rows, in order."""
     for first in range(0, len(rows), rows_each):
         yield pad(batch, rows[first : first + rows_each])
 

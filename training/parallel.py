@@ -1,12 +1,12 @@
-"""Data parallel over advantage groups: several processes, each with the whole model, share the rows of an update.
+"""Data parallelism over advantage groups: several processes, each with the whole model, share the rows of an update.
 
-The first process leads: it owns the optimiser, the checkpoints and the run, and is the trainer that the flow speaks to. The
-others follow: for each update they get the rows and the adapter as it is, compute the gradient of their share, and add it to the
-leader's. Followers keep nothing, so a resumed run needs nothing of them, and one that starts anew is no other follower.
+The first process, the leader, is the trainer process: it owns the optimiser, the checkpoints and the run. For each update the
+other processes, the followers, receive the rows and the current adapter, and compute the gradient of their share of the rows. All
+gradients are summed. Followers keep no state between updates.
 
-Promise: an update's sum is divided by constants of the *whole* update wherever its rows are, so losses and gradients add up to
-those of one process; an advantage group is never split.
-The variables are those that torchrun sets (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT); gloo on CPUs, NCCL on GPUs.
+Every process divides its loss by constants of the *whole* update, so losses and gradients add up to those of one process. An
+advantage group is never split. Processes find each other by torchrun's environment variables (RANK, WORLD_SIZE, LOCAL_RANK,
+MASTER_ADDR, MASTER_PORT), and use gloo on CPUs and NCCL on GPUs.
 """
 
 import os
@@ -27,26 +27,27 @@ from training.objective import Objective
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peers:
-    """The processes of a trainer, seen from one of them."""
+    """The process group of a trainer, from the view of one process."""
 
     rank: int
-    """Number of this one; 0 leads."""
+    """Number of this process; 0 is the leader."""
     size: int
+    """Number of processes."""
     device: torch.device
 
     @property
     def leads(self) -> bool:
-        """This process owns the run."""
+        """True in the leader."""
         return self.rank == 0
 
-    def tell(self, message: Any = None) -> Any:
-        """What the leader says, in every process; followers' own words do not count."""
+    def broadcast(self, message: Any = None) -> Any:
+        """Send the leader's message to every process; returns it. The argument of a follower is ignored."""
         box = [message]
         dist.broadcast_object_list(box, src=0, device=self.device)
         return box[0]
 
-    def align(self, parameters: Iterable[Parameter]) -> None:
-        """Give every process the leader's weights."""
+    def broadcast_weights(self, parameters: Iterable[Parameter]) -> None:
+        """Copy the leader's weights to every process."""
         weights = list(parameters)
         flat = torch.cat([weight.detach().flatten() for weight in weights])
         dist.broadcast(flat, src=0)
@@ -56,40 +57,41 @@ class Peers:
                     weight.copy_(part)
 
     def add_gradients(self, parameters: Iterable[Parameter]) -> None:
-        """Give every process the sum of all gradients; a process without any counts as 0."""
+        """Replace the gradients in every process by their sum over all processes; a missing gradient counts as 0."""
         weights = list(parameters)
         flat = torch.cat([_gradient(weight).flatten() for weight in weights])
         dist.all_reduce(flat)
         for weight, part in zip(weights, _parts(flat, weights), strict=True):
             weight.grad = part.clone()
 
-    def collect(self, found: Any) -> list[Any]:
-        """What each process found, by rank; the leader's alone is whole."""
-        everyones: list[Any] = [None] * self.size
-        dist.gather_object(found, everyones if self.leads else None, dst=0)
-        return everyones
+    def gather(self, found: Any) -> list[Any]:
+        """Results of all processes by rank, in the leader; a list of None in a follower."""
+        results: list[Any] = [None] * self.size
+        dist.gather_object(found, results if self.leads else None, dst=0)
+        return results
 
     def leave(self) -> None:
-        """End the group of this process."""
+        """Destroy the process group."""
         dist.destroy_process_group()
 
 
 def join_peers(device: torch.device) -> Peers | None:
-    """The processes that the environment speaks of, met; None where this one is alone."""
+    """Join the process group that the environment describes; None if it describes a single process."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         return None
     if device.type == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         device = torch.device("cuda", torch.cuda.current_device())
-    # Followers wait for the next update as long as its rollouts take; a process that is gone is noticed otherwise.
+    # Followers wait for the next update while its rollouts are played, so the timeout is long. The end of a process is noticed by
+    # its parent or by its follower threads.
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(days=30))
     return Peers(rank=dist.get_rank(), size=size, device=device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateWork:
-    """An update, as its processes need to know it."""
+    """The input of an update, sent to every process."""
 
     batch: Batch
     rows: Sequence[int]
@@ -97,42 +99,42 @@ class UpdateWork:
     advantages: np.ndarray
     """float32 [rows of the batch]."""
     anchors: np.ndarray | None
-    """As `Updater.accumulate` takes them."""
+    """As in `Updater.accumulate`."""
     objective: Objective
     """The loss, with its constants of the whole update."""
 
 
 Gradient = Callable[[UpdateWork, Sequence[int]], Any]
-"""Puts the gradient of some rows of an update into the parameters; what it found comes to the leader."""
+"""Computes the gradient of some rows of an update into the parameters; its result is sent to the leader."""
 
 
 def lead(peers: Peers, work: UpdateWork, parameters: Sequence[Parameter], gradient: Gradient) -> list[Any]:
-    """One update together with the followers; the whole gradient stands in the parameters.
+    """Compute one update's gradient together with the followers. Afterwards the parameters hold the gradient of all rows.
 
     Returns:
-        What each process found, by rank.
+        The result of each process, by rank.
     """
-    peers.tell(work)
+    peers.broadcast(work)
     return _take_part(peers, work, parameters, gradient)
 
 
 def follow(peers: Peers, parameters: Sequence[Parameter], gradient: Gradient) -> None:
-    """Take part in every update, until the leader dismisses its followers."""
-    while (work := peers.tell()) is not None:
+    """Take part in every update until the leader broadcasts None."""
+    while (work := peers.broadcast()) is not None:
         _take_part(peers, work, parameters, gradient)
 
 
 def _take_part(peers: Peers, work: UpdateWork, parameters: Sequence[Parameter], gradient: Gradient) -> list[Any]:
-    peers.align(parameters)
-    found = gradient(work, shares(work.batch, work.rows, peers.size)[peers.rank])
+    peers.broadcast_weights(parameters)
+    found = gradient(work, split_rows(work.batch, work.rows, peers.size)[peers.rank])
     peers.add_gradients(parameters)
-    return peers.collect(found)
+    return peers.gather(found)
 
 
-def shares(batch: Batch, rows: Sequence[int], size: int) -> list[list[int]]:
-    """`rows` for each of `size` processes: whole advantage groups, about equally many tokens.
+def split_rows(batch: Batch, rows: Sequence[int], size: int) -> list[list[int]]:
+    """Split `rows` among `size` processes: whole advantage groups, with about equally many tokens each.
 
-    Neighbouring groups stay together, since those of one position share the head of their prompts.
+    Neighbouring groups go to the same process, because groups of one position share their prompt prefix.
     """
     if not len(rows):
         return [[] for _ in range(size)]
@@ -149,6 +151,6 @@ def _gradient(weight: Parameter) -> Tensor:
 
 
 def _parts(flat: Tensor, weights: Sequence[Parameter]) -> list[Tensor]:
-    """`flat` cut into the shapes of `weights`."""
+    """`flat` split into tensors of the shapes of `weights`."""
     pieces = flat.split([weight.numel() for weight in weights])
     return [piece.view_as(weight) for piece, weight in zip(pieces, weights, strict=True)]

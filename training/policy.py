@@ -1,7 +1,4 @@
-"""The policy under training: a frozen base with a LoRA adapter, and its probabilities over legal sets.
-
-Never: know how rows are laid out, or what a loss is.
-"""
+"""The policy that is trained: a frozen base model with a LoRA adapter."""
 
 import errno
 import json
@@ -21,19 +18,19 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from telemetry.errors import DataError, InputError
 from training.branching import BranchingTokens
 from training.masked_logprobs import MaskedLogprobs, masked_logprobs
-from training.packed_attention import take_over_attention
-from training.packed_forward import not_covered
-from training.row_checks import Model
+from training.packed_attention import use_packed_attention
+from training.packed_forward import uncovered_reason
+from training.row_checks import RowLimits
 from training.settings import TrainingSettings
 
 LORA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 def choose_device(wanted: str) -> torch.device:
-    """The device that `wanted` ('auto', 'cpu', 'cuda') means on this machine.
+    """The device for `wanted`, which is 'auto', 'cpu' or 'cuda'.
 
     Raises:
-        InputError: 'cuda' without a GPU.
+        InputError: `wanted` is 'cuda' and there is no GPU.
     """
     if wanted == "cuda" and not torch.cuda.is_available():
         raise InputError("training.device is 'cuda' but torch sees no GPU here: set training.device to 'auto' or 'cpu'")
@@ -44,11 +41,17 @@ class Policy:
     """Base model plus adapter on one device.
 
     Attributes:
-        attention: how packed micro-batches attend, as in `attention_for`.
+        device: the device.
+        attention: kind of the packed attention, as in `attention_for`.
+        model: the peft model.
     """
 
     def __init__(self, model: Path | PreTrainedModel, settings: TrainingSettings) -> None:
-        """`model`: a folder, or a base that is in memory already; peft wraps its modules in place."""
+        """`model`: folder of the base model, or the loaded base model, whose modules peft then wraps in place.
+
+        Raises:
+            InputError: the settings ask for a GPU and there is none.
+        """
         self.device = choose_device(settings.device)
         self.attention = "auto"
         self._settings = settings
@@ -58,8 +61,8 @@ class Policy:
             base = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, settings.dtype))
         config = LoraConfig(
             r=settings.lora_rank,
-            lora_alpha=settings.lora_alpha,  # type: ignore[arg-type]  # peft divides; a float is as good
-            lora_dropout=0.0,  # any dropout would make the ratio differ from 1 on-policy
+            lora_alpha=settings.lora_alpha,  # type: ignore[arg-type]  # peft only divides it, so a float works
+            lora_dropout=0.0,  # with dropout the on-policy ratio would differ from 1
             target_modules=list(LORA_MODULES),
             task_type="CAUSAL_LM",
         )
@@ -68,62 +71,61 @@ class Policy:
         if settings.dtype == "bfloat16":
             for module in self.model.modules():
                 if isinstance(module, BaseTunerLayer):
-                    # Else every adapter makes a float32 copy of what it reads.
+                    # Otherwise every adapter makes a float32 copy of its input.
                     vars(module)["cast_input_dtype_enabled"] = False
-        # Evaluation mode: with dropout 0 the forward is the same, and nothing may ever make it differ.
         self.model.eval()
         self.recompute(settings.recompute)
         if settings.compile:
             self.compile_blocks()
 
     def parameters(self) -> list[torch.nn.Parameter]:
-        """The adapter's weights, in a fixed order."""
+        """The adapter's parameters, in a fixed order."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     def masked_logprobs(self, micro: BranchingTokens) -> MaskedLogprobs:
-        """One forward of a packed or padded micro-batch."""
-        with self._numbers():
+        """Forward of a packed or padded micro-batch; see `training.masked_logprobs`."""
+        with self._autocast():
             return masked_logprobs(
                 self.model.base_model.model, micro, self.attention, mass_gradient=self._settings.legal_mass_weight > 0
             )
 
     @property
-    def reads(self) -> Model:
-        """What a row must fit into."""
+    def row_limits(self) -> RowLimits:
+        """Limits of the model for a row."""
         config: Any = self.model.config
-        return Model(vocabulary=config.vocab_size, longest=config.max_position_embeddings)
+        return RowLimits(vocabulary=config.vocab_size, longest=config.max_position_embeddings)
 
     def recompute(self, on: bool) -> None:
-        """From here on keep a block's input only and compute the rest again on the way back, or keep everything."""
+        """Enable or disable activation recomputation: keep only each block's input and compute the rest again in the backward."""
         if not on:
             self.model.gradient_checkpointing_disable()
             self.model.eval()
             return
         self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        # transformers computes again in training mode only, whatever was enabled; dropout is 0.
+        # transformers recomputes only in training mode. That changes nothing else, because dropout is 0.
         self.model.train()
 
     def compile_blocks(self) -> None:
-        """Compile the blocks from here on, for any length; attention is left as it is, for it brings its own kernels."""
+        """Compile the blocks for inputs of any length; attention is not compiled, because it has kernels of its own."""
         causal: Any = self.model.base_model.model
-        take_over_attention(causal.config)
-        # A graph for packed and one for padded rows, with and without a gradient, of the first block and of the others.
+        use_packed_attention(causal.config)
+        # Graphs differ by layout, by gradient on or off, and for the first block: more than torch's default limit.
         torch._dynamo.config.recompile_limit = max(32, torch._dynamo.config.recompile_limit)
         for block in causal.model.layers:
             block.compile(dynamic=True)
 
-    def not_covered(self) -> str | None:
-        """Why the packed forward does not fit this model, in one sentence; None if it does."""
-        return not_covered(self.model)
+    def uncovered_reason(self) -> str | None:
+        """Why the packed forward cannot be used for this model, in one sentence; None if it can."""
+        return uncovered_reason(self.model)
 
-    def _numbers(self) -> AbstractContextManager[Any]:
-        """With a base in bfloat16 the adapter's products are bfloat16 too, from float32 weights."""
+    def _autocast(self) -> AbstractContextManager[Any]:
+        """With a bfloat16 base, the adapter's products are computed in bfloat16 from its float32 weights."""
         if self._settings.dtype == "float32":
             return nullcontext()
         return torch.autocast(self.device.type, torch.bfloat16)
 
     def memory_metrics(self) -> dict[str, float]:
-        """The most memory that this process had so far, and on a GPU that tensors took since this was asked last."""
+        """Peak memory of this process so far, and on a GPU the peak of tensors since the last call; MiB."""
         kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         peaks = {"memory/trainer_peak_mib": kib / (2**20 if sys.platform == "darwin" else 2**10)}
         if self.device.type == "cuda":
@@ -135,27 +137,27 @@ class Policy:
         """Write the adapter in peft's layout.
 
         Raises:
-            OSError: it cannot be written, such as to a full disk.
+            OSError: a file cannot be written, for example because the disk is full.
         """
         try:
             self.model.save_pretrained(str(folder), save_embedding_layers=False)
         except SafetensorError as error:
             full = "os error 28" in str(error)
             raise OSError(errno.ENOSPC if full else errno.EIO, str(error), str(folder)) from error
-        # peft writes a set in the order that this process gives it; the same adapter must have the same bytes.
+        # peft writes this set in an order that differs between processes; equal adapters must have equal bytes.
         file = folder / "adapter_config.json"
         config = json.loads(file.read_bytes())
         config["target_modules"] = sorted(config["target_modules"])
-        # peft writes the base's path, which would tie the adapter and its hash to one folder of one machine. Where this is null,
-        # some servers look the base up on a hub.
+        # peft writes the path of the base, which would make the hash depend on the machine. It must not be null: some servers
+        # then look the base up on a hub.
         config["base_model_name_or_path"] = ""
         file.write_text(json.dumps(config, indent=2, sort_keys=True))
 
     def load_adapter(self, folder: Path) -> None:
-        """Take the adapter's weights from `folder`, as `save_adapter` wrote them.
+        """Load the adapter's weights from `folder`, as `save_adapter` wrote them.
 
         Raises:
-            DataError: they are not the weights of such an adapter; nothing was changed.
+            DataError: the file is damaged, or its weights do not fit this adapter; nothing was changed.
         """
         file = folder / "adapter_model.safetensors"
         try:

@@ -1,9 +1,8 @@
-"""The trainer's own process, seen from the flow: start it, ask it, end it.
+"""The flow's side of the trainer process: starts it, sends requests, ends it.
 
-The trainer computes in a child, on CPU as on CUDA, so that a device fault ends as a failed task and the trainer's
-Python never competes with
-the games'. It is started before vLLM is imported, which would leave its own variables in the environment. Parent and child
-speak JSON lines over a socket pair; the child ends by itself when the parent's end closes, however the parent died.
+The trainer runs in a child process, so a device fault becomes a failed task, and the trainer and the games do not share Python's
+interpreter lock. It is started before vLLM is imported, because vLLM sets environment variables. Parent and child exchange JSON
+lines over a socket pair. The child ends when the parent's end of the socket closes, also if the parent was killed.
 """
 
 import contextlib
@@ -27,11 +26,14 @@ from training.messages import ResumePoint, TrainedStep
 from training.settings import TrainingSettings
 
 _ENDS_WITHIN_S = 10.0
-"""A child in the middle of a step is not waited for longer: its files are safe against a kill."""
+"""Seconds that `close` waits for the child before it kills it. The run's files are safe against a kill."""
 
 
 class TrainerProcess:
-    """A running trainer child; every call blocks until it answers (call it from a thread, not from an event loop)."""
+    """A running trainer child. Every call blocks until the child answers, so call it from a thread, not from an event loop.
+
+    Calls raise the error that the child reports, and TrainingError if the child ended or does not answer in time.
+    """
 
     def __init__(
         self,
@@ -42,15 +44,16 @@ class TrainerProcess:
         threads: int,
         fork: Mapping[str, Any] | None = None,
     ) -> None:
-        """Start the child; it loads the model while the caller goes on. `ready` waits for it.
+        """Start the child, and return while it loads the model; `ready` waits for it.
 
         Args:
-            fork: fields of a `training.lineage.Fork`, to go on under other settings.
+            threads: CPU threads of the child.
+            fork: fields of a `training.lineage.Fork`, to continue under other settings.
         """
         self._log = paths.trainer_log
         self._answers_within_s, self._hung = training.answers_within_s, threading.Event()
         parent, child = socket.socketpair()
-        environment = {key: value for key, value in os.environ.items() if key not in ("LD_PRELOAD",)}
+        environment = {key: value for key, value in os.environ.items() if key != "LD_PRELOAD"}
         environment |= {
             "OMP_NUM_THREADS": str(threads),
             "MKL_NUM_THREADS": str(threads),
@@ -64,7 +67,7 @@ class TrainerProcess:
                 stdout=log,
                 stderr=log,
                 env=environment,
-                # Ctrl-C reaches the parent alone, which then closes its end.
+                # Only the parent receives Ctrl-C; it then closes its end of the socket.
                 start_new_session=True,
             )
         child.close()
@@ -91,7 +94,7 @@ class TrainerProcess:
         return self._process.pid
 
     def ready(self) -> ResumePoint:
-        """Wait until the child has loaded its model and the run's newest checkpoint; where the run goes on."""
+        """Wait until the child has loaded its model and the run's newest checkpoint; returns where the run continues."""
         if self._resume_point is None:
             self._resume_point = ResumePoint.from_json(self._receive())
         return self._resume_point
@@ -113,7 +116,7 @@ class TrainerProcess:
         return int(self._ask({"op": "retire", "settings": settings.model_dump(mode="json")})["freed"])
 
     def measure_mismatch(self) -> dict[str, float]:
-        """See `Trainer.measure_mismatch`; as metrics."""
+        """See `Trainer.measure_mismatch`; returns metrics."""
         return self._ask({"op": "mismatch"})["metrics"]
 
     def step(self, step: int, start_groups: int) -> TrainedStep:
@@ -121,12 +124,12 @@ class TrainerProcess:
         return TrainedStep.from_json(self._ask({"op": "step", "step": step, "start_groups": start_groups}))
 
     def close(self) -> None:
-        """Close the line, which ends the child, and wait for it; kill it if it does not end within seconds.
+        """Close the socket, which ends the child, and wait; kill the child if it does not end within seconds.
 
-        Another thread may be waiting for an answer: it gets a TrainingError. A child that is gone already is no error here.
+        A thread that waits for an answer gets a TrainingError. It is no error if the child has ended already.
         """
-        with contextlib.suppress(OSError):  # macOS refuses to shut down a line whose other end is gone
-            # Closing alone would wait for a thread that reads, and the child would not see the end.
+        with contextlib.suppress(OSError):  # macOS raises if the other end is closed already
+            # `close` alone would wait for a reading thread, and the child would not notice it.
             self._socket.shutdown(socket.SHUT_RDWR)
         self._answers.close()
         self._socket.close()
@@ -143,35 +146,36 @@ class TrainerProcess:
 
     def _send(self, message: dict[str, Any]) -> None:
         try:
-            # Without a buffer: nothing of a message that could not be sent is left for `close` to send.
+            # Not buffered, so that `close` has no unsent rest of a message to send.
             self._socket.sendall(json.dumps(message).encode() + b"\n")
         except (OSError, ValueError) as error:
-            raise self._died() from error
+            raise self._ended_error() from error
 
     def _receive(self) -> dict[str, Any]:
-        watch = threading.Timer(self._answers_within_s or threading.TIMEOUT_MAX, self._give_up)
+        watch = threading.Timer(self._answers_within_s or threading.TIMEOUT_MAX, self._kill_hung_child)
         watch.daemon = True
         watch.start()
         try:
             line = self._answers.readline()
         except (OSError, ValueError) as error:
-            raise self._died() from error
+            raise self._ended_error() from error
         finally:
             watch.cancel()
         if not line:
-            raise self._died()
+            raise self._ended_error()
         answer = json.loads(line)
         if "error" in answer:
             kind = getattr(errors, answer["error"], EntenteError)
             raise kind(answer["sentence"])
         return answer
 
-    def _give_up(self) -> None:
-        """End a child that hangs: whoever waits for it then hears that it died, and the run may go on with another."""
+    def _kill_hung_child(self) -> None:
+        """Kill the child. The thread that waits for its answer then raises TrainingError."""
         self._hung.set()
         self._process.kill()
 
-    def _died(self) -> TrainingError:
+    def _ended_error(self) -> TrainingError:
+        """The error that says how the child ended."""
         try:
             code: int | str = self._process.wait(timeout=5)
         except subprocess.TimeoutExpired:

@@ -1,5 +1,5 @@
-"""The name of a tiny model: a hash of all that shapes it. Apart from its making, so that whoever only looks for one need not
-load torch.
+"""The name of a tiny model: a hash of everything that shapes it. This module does not import torch, so that a model can be looked
+up without it.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ RECIPE_VERSION = 2
 
 
 def recipe_hash(settings: TinyModelSettings, prompts: PromptSettings = DEFAULT_PROMPTS) -> str:
-    """Hash of everything that shapes the model: settings, and how a prompt is written and answered."""
+    """Hash of the model's settings and of a sample prompt: 12 hex digits."""
     board = Board.start()
     legal = board.legal_orders()["FRANCE"]
     sample = rules_text(prompts) + board_text(board) + power_text(legal, board, prompts)
@@ -22,12 +22,12 @@ def recipe_hash(settings: TinyModelSettings, prompts: PromptSettings = DEFAULT_P
 
 
 def find_tiny(root: Path, recipe: TinyModelSettings, prompts: PromptSettings = DEFAULT_PROMPTS) -> Path | None:
-    """The model of `recipe` for these prompts, if it was made under `root` by this version."""
+    """Folder of the model of `recipe` for these prompts under `root`; None if it was not made yet."""
     folder = root / f"tiny-{recipe_hash(recipe, prompts)}"
     return folder if (folder / "recipe.json").is_file() else None
 
 
 def longest_sequence(prompts: PromptSettings) -> int:
-    """Tokens that a tiny model may read and write in one decision; every order on a line of its own takes several times the
-    room."""
+    """Longest prompt plus completion of a tiny model, tokens. Prompts that list every legal order on a line are several times
+    longer."""
     return 4096 if prompts.legal_orders == "lines" else 1024

@@ -1,12 +1,10 @@
-"""A past step run again, and held against what was recorded of it.
+"""Repeats a past step and compares the result with the record.
 
-A replay is a trainer that is resumed in a scratch folder: it starts from a copy of the nearest checkpoint before the step (or
-from the first weights, if none is kept), finds copies of the ledgers from there on, and repeats them with `Trainer.step`, the
-very code that made the run. So it needs neither the engine nor the games.
+A replay resumes a trainer in a scratch folder. It starts from a copy of the nearest checkpoint before the step, or from the first
+weights, copies the ledgers from there on, and repeats their steps with `Trainer.step`. So it needs neither an engine nor games.
 
-Promise: changes nothing in the run and takes none of its locks, so the run may be at work; on CPU everything must agree bitwise,
-elsewhere within `TOLERANCES`; where it does not, the first step, update and micro-batch that differ are named.
-Never: compute a step in any other way than the trainer does.
+A replay does not change the run and takes none of its locks, so the run may be in progress. On a CPU the results must be equal
+bit for bit, on a GPU within `TOLERANCES`. The first step, update and micro-batch that differ are named.
 """
 
 import shutil
@@ -37,27 +35,27 @@ from training.trainer import Trainer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tolerance:
-    """How far a replay may be off where it cannot be bitwise."""
+    """Largest differences that a replay may show."""
 
     loss: float
-    """Of a micro-batch, absolute: losses are sums of both signs, so a relative bound would mean little."""
+    """Absolute, per micro-batch. A relative bound would mean little, because losses are sums of terms of both signs."""
     gradient_norm: float
     """Relative."""
     weights: float
-    """Mean difference of a weight after the step, as a share of learning rate times updates replayed."""
+    """Mean absolute difference of a weight, divided by learning rate times updates replayed."""
 
 
 TOLERANCES = {
     "float32": Tolerance(loss=1e-4, gradient_norm=0.01, weights=0.1),
     "bfloat16": Tolerance(loss=0.02, gradient_norm=0.1, weights=0.25),
 }
-"""By training.dtype, for a step that was made, or is replayed, on a GPU; unmeasured."""
+"""By training.dtype, if the step was made or is replayed on a GPU. These values are not measured."""
 EXACT = Tolerance(loss=0.0, gradient_norm=0.0, weights=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Where a replay first parts from the record."""
+    """The first difference between a replay and the record."""
 
     step: int
     what: str
@@ -65,9 +63,9 @@ class Difference:
     recorded: str | float
     replayed: str | float
     update: int | None = None
-    """Optimiser update of the step, from 1; None for what is not of one update."""
+    """Update of the step, from 1; None if the difference is not in one update."""
     micro_batch: int | None = None
-    """Micro-batch of the update, from 1; None for what is not of one micro-batch."""
+    """Micro-batch of the update, from 1; None if the difference is not in one micro-batch."""
 
     @property
     def sentence(self) -> str:
@@ -79,27 +77,28 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """A step as recorded, and as it came out again."""
+    """The result of replaying a step."""
 
     step: int
     start: int
-    """Step of the checkpoint that the replay began from; 0: the first weights."""
+    """Step of the checkpoint from which the replay started; 0: the first weights."""
     tolerance: Tolerance
     recorded: Outcome
     replayed: Outcome | None
-    """None if an earlier step differed already, so that the step was not reached as it was."""
+    """None if an earlier step differed, so that the step was not repeated."""
     difference: Difference | None
-    """The first one; None: all agree."""
+    """The first difference; None if there is none."""
     from_adapter: UpdateOutcome | None
-    """The step's first update from the weights of the version before; None if those are gone, or there was no update."""
+    """The step's first update; if the step was not repeated, computed from the published weights of the version before. None if
+    those are gone, or if there was no update."""
     adapter_difference: Difference | None
-    """How `from_adapter` differs from what was recorded."""
+    """Difference between that computed update and the record."""
     torch: str = torch.__version__
-    """Version of torch that replayed."""
+    """Version of torch in the replay."""
 
 
 class _Replayer:
-    """One replay: the run, its scratch folder, and the trainer that is resumed there."""
+    """One replay: the run, and a scratch folder in which a trainer is resumed."""
 
     def __init__(
         self,
@@ -113,7 +112,7 @@ class _Replayer:
         self._paths, self._scratch = paths, scratch
         self._lineage = lineage
         fork = read_lineage(paths, lineage)
-        self._first = fork.after_step if fork else 0  # before it other settings held
+        self._first = fork.after_step if fork else 0  # earlier steps had other settings
         self._training, self._storage = training.model_copy(update={"keep_checkpoints": 1}), storage
         self._policy = Policy(model, training)
 
@@ -145,21 +144,21 @@ class _Replayer:
         )
 
     def _resumed(self, step: int) -> Trainer:
-        """A trainer that stands at the nearest checkpoint before `step` which is whole, with all that it needs from there on."""
+        """A trainer resumed from the nearest whole checkpoint before `step`, with copies of all files that it needs."""
         kept = [start for start in reversed(checkpoint_steps(self._paths)) if self._first <= start < step]
         for start in [*kept, 0] if self._first == 0 else kept:
             shutil.rmtree(self._scratch.root)
             for folder in (self._scratch.checkpoints, self._scratch.ledger / self._lineage, self._scratch.shards):
                 folder.mkdir(parents=True)
             try:
-                # Copied, not linked: a trainer removes the checkpoints that it no longer keeps.
+                # Copied, because a trainer deletes old checkpoints.
                 if start:
                     shutil.copytree(self._paths.checkpoint(start), self._scratch.checkpoint(start))
-            except (FileNotFoundError, shutil.Error):  # the run is at work, and has just dropped it
+            except (FileNotFoundError, shutil.Error):  # just removed by a run in progress
                 continue
-            self._bring_lineages()
+            self._copy_lineages()
             for number in range(start + 1, step + 1):
-                self._bring(number)
+                self._copy_ledger(number)
             trainer = Trainer(self._scratch, self._policy, self._training, self._storage, lineage=self._lineage)
             if trainer.step_done == start:
                 return trainer
@@ -170,15 +169,15 @@ class _Replayer:
             f"there to step {step} is kept: it cannot be replayed"
         )
 
-    def _bring_lineages(self) -> None:
-        """Copy what says which lineage the steps before belong to."""
+    def _copy_lineages(self) -> None:
+        """Copy the records of this lineage and its parents."""
         name = self._lineage
         while (fork := read_lineage(self._paths, name)) is not None:
             lineage_path(self._scratch, name).parent.mkdir(exist_ok=True)
             shutil.copyfile(lineage_path(self._paths, name), lineage_path(self._scratch, name))
             name = fork.parent
 
-    def _bring(self, step: int) -> None:
+    def _copy_ledger(self, step: int) -> None:
         """Copy the ledger of `step`, and link the shards that it names."""
         rows = read_ledger(self._paths, self._lineage, step)
         if rows is None:
@@ -194,7 +193,7 @@ class _Replayer:
                     (link.parent / file.name).symlink_to(file.resolve())
 
     def _returns_differ(self, steps: range) -> Difference | None:
-        """The first row whose recorded return is not what the stored outcomes come to by the run's blend."""
+        """The first row whose recorded return differs from the return computed from its stored reward components."""
         index = Index(self._scratch, blend=self._storage.blend, discount=self._storage.discount)
         index.refresh()
         found = index.connection.sql(
@@ -210,7 +209,7 @@ class _Replayer:
         return Difference(step=step, what=f"the return of decision {decision} by storage.blend", recorded=recorded, replayed=now)
 
     def _repeat(self, trainer: Trainer, start: int, step: int, tolerance: Tolerance) -> Difference | None:
-        """Replay up to `step`, or to the first step that differs."""
+        """Repeat the steps up to `step`, or to the first one that differs."""
         if start and (difference := self._differs(start, tolerance)):
             return difference
         for number in range(start + 1, step + 1):
@@ -222,7 +221,7 @@ class _Replayer:
         return None
 
     def _differs(self, step: int, tolerance: Tolerance) -> Difference | None:
-        """Compare one step; on CPU also the hash with the recorded one and the published one, where they are kept."""
+        """Compare one step; with EXACT also its adapter hash with the recorded and the published one, if they are kept."""
         recorded, again = read_outcome(self._paths, self._lineage, step), read_outcome(self._scratch, self._lineage, step)
         if recorded is None or again is None:
             return None
@@ -242,7 +241,7 @@ class _Replayer:
         return None
 
     def _weights_differ(self, steps: range, tolerance: Tolerance) -> Difference | None:
-        """Compare the last step's adapter weight by weight, where hashes cannot agree."""
+        """Compare the weights of the last step's adapter, for replays that are not bitwise."""
         step, weights_file = steps[-1], ADAPTER_FILES[1]
         if not self._paths.adapter(step).exists():
             raise InputError(
@@ -260,28 +259,28 @@ class _Replayer:
         return Difference(step=step, what=what, recorded="published", replayed=f"{mean:.3g} off")
 
     def _from_adapter(self, trainer: Trainer, step: int) -> UpdateOutcome | None:
-        """The first update of `step` from the published weights of the version before, where the replay did not reach them; None
-        also where weights are not all that the step began from."""
-        if self._training.hands_on_state or not self._paths.adapter(step - 1).exists():
+        """The first update of `step`, from the published weights of the version before. None if those are gone, or if the step
+        also needs state from earlier steps."""
+        if self._training.carries_state or not self._paths.adapter(step - 1).exists():
             return None
         self._policy.load_adapter(read_adapter(self._paths, step - 1).folder)
-        return trainer.rehearse(step)
+        return trainer.recompute_first_update(step)
 
 
 def replay_step(paths: RunPaths, step: int, model: Path, training: TrainingSettings, storage: StorageSettings) -> Replay:
-    """Run `step` of the run in `paths` again, from the nearest checkpoint before it, and compare.
+    """Repeat `step` of the run in `paths` from the nearest checkpoint before it, and compare.
 
     Args:
-        model: folder of the run's base.
+        model: folder of the run's base model.
         training, storage: the run's settings.
 
     Raises:
-        InputError: the step never was or is not done yet, or something that it needs is gone.
-        DataError: something that it needs is damaged.
+        InputError: the step does not exist or is not done yet, or a file that it needs is gone.
+        DataError: a file that it needs is damaged.
     """
     recorded = recorded_outcome(paths, step, training)
     on_cpu = {recorded.device, choose_device(training.device).type} == {"cpu"}
-    disable_progress_bar()  # of loading the model; what a person wants to see is the steps
+    disable_progress_bar()  # loading the model would show one; the steps are reported instead
     before = torch.get_num_threads()
     torch.set_num_threads(recorded.threads)
     try:
@@ -292,17 +291,17 @@ def replay_step(paths: RunPaths, step: int, model: Path, training: TrainingSetti
                 replayer = _Replayer(paths, scratch, lineage_at(paths, step), model, training, storage)
                 return replayer.run(step, recorded, EXACT if on_cpu else TOLERANCES[training.dtype])
             except EntenteError as error:
-                error.args = (str(error).replace(str(scratch.root), str(paths.root)),)  # the user has files of the run only
+                error.args = (str(error).replace(str(scratch.root), str(paths.root)),)  # the scratch folder is removed
                 raise
     finally:
         torch.set_num_threads(before)
 
 
 def recorded_outcome(paths: RunPaths, step: int, training: TrainingSettings) -> Outcome:
-    """What was recorded of a step that can be replayed.
+    """The recorded outcome of a step that can be replayed.
 
     Raises:
-        InputError: the step never was or is not done yet, or was made under settings that are not these.
+        InputError: the step does not exist or is not done yet, or was made under other settings.
     """
     lineage = lineage_at(paths, step)
     steps, name = recorded_steps(paths, lineage), paths.root.name
@@ -327,7 +326,7 @@ def recorded_outcome(paths: RunPaths, step: int, training: TrainingSettings) -> 
 def _update_differs(
     step: int, number: int, recorded: UpdateOutcome, again: UpdateOutcome, tolerance: Tolerance
 ) -> Difference | None:
-    """The first difference of an update, in the order in which it was computed."""
+    """The first difference of an update, in the order of computation."""
     if len(recorded.micro_batches) != len(again.micro_batches):
         then, now = len(recorded.micro_batches), len(again.micro_batches)
         return Difference(step=step, update=number, what="the number of micro-batches", recorded=then, replayed=now)
@@ -349,7 +348,7 @@ def _update_differs(
 
 
 def _close(recorded: float, again: float, allowed: float) -> bool:
-    """Within `allowed`, or not finite in the same way: a skipped update repeats as one."""
+    """True if the two are equal or within `allowed`, or if both are NaN."""
     return recorded == again or (recorded != recorded and again != again) or abs(recorded - again) <= allowed
 
 

@@ -1,7 +1,6 @@
-"""Rows that must not be trained on, found before any forward: each is refused by name, and its whole advantage group is left out.
+"""Finds faulty rows before the forward. A faulty row and its whole advantage group are not trained on.
 
-A group without one of its members would compare the others with the wrong mean; so it goes as a whole.
-Never: mend a row.
+Without one of its members, a group would compare the others with a wrong mean.
 """
 
 from collections.abc import Sequence
@@ -31,18 +30,23 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
-    """What rows are held against."""
+class RowLimits:
+    """Limits of the model for a row."""
 
     vocabulary: int
+    """Number of token ids."""
     longest: int
-    """Tokens that it can read."""
+    """Tokens of the longest sequence."""
 
 
-def sound_rows(batch: Batch, model: Model) -> tuple[np.ndarray, list[Refused]]:
-    """Rows whose advantage group is sound, ascending, and the rows at fault."""
+def find_trainable_rows(batch: Batch, limits: RowLimits) -> tuple[np.ndarray, list[Refused]]:
+    """Check all rows.
+
+    Returns:
+        int64, ascending: rows whose advantage group has no faulty row; and the faulty rows.
+    """
     faults: dict[int, str] = {}
-    for bad, why in _faults(batch, model):
+    for bad, why in _faults(batch, limits):
         for row in np.flatnonzero(bad).tolist():
             faults.setdefault(row, why)
     refused = [Refused(decision_id=int(batch.decision_ids[row]), why=faults[row]) for row in sorted(faults)]
@@ -53,15 +57,15 @@ def sound_rows(batch: Batch, model: Model) -> tuple[np.ndarray, list[Refused]]:
     return np.flatnonzero(~out), refused
 
 
-def _faults(batch: Batch, model: Model) -> list[tuple[np.ndarray, str]]:
-    """bool [rows] of each fault, and its words; the first that applies is named."""
+def _faults(batch: Batch, limits: RowLimits) -> list[tuple[np.ndarray, str]]:
+    """The checks: a bool mask [rows] of faulty rows, and the reason. A row is reported with the first reason that applies."""
     n = len(batch.decision_ids)
     prompts, lengths = batch.prompt_lens.astype(np.int64), np.diff(batch.input_offsets)
     positions = np.diff(batch.completion_offsets)
     disagree = (prompts < 1) | (lengths - prompts != positions) | (positions < 0)
     covered = min(len(batch.legal_offsets) - 1, len(batch.behaviour_logprobs))
     disagree |= batch.completion_offsets[1:] > covered
-    # What follows looks tokens up by these lengths, so only where they agree.
+    # The checks below look tokens up by these lengths, so they leave out rows whose lengths disagree.
     row = np.repeat(np.arange(n), np.where(disagree, 0, positions))
     agreeing = ~disagree
     at = ranges(batch.completion_offsets[:-1][agreeing], positions[agreeing])
@@ -73,11 +77,11 @@ def _faults(batch: Batch, model: Model) -> list[tuple[np.ndarray, str]]:
     without = np.ones(len(at), bool)
     without[owner[legal == drawn[owner]]] = False
     foreign = np.zeros(n, bool)
-    foreign[row[owner[(legal < 0) | (legal >= model.vocabulary)]]] = True
-    everywhere = np.repeat(np.arange(n), lengths)
-    beyond = (batch.input_ids < 0) | (batch.input_ids >= model.vocabulary)
-    if len(everywhere) == len(beyond):
-        foreign[everywhere[beyond]] = True
+    foreign[row[owner[(legal < 0) | (legal >= limits.vocabulary)]]] = True
+    row_of_token = np.repeat(np.arange(n), lengths)
+    beyond = (batch.input_ids < 0) | (batch.input_ids >= limits.vocabulary)
+    if len(row_of_token) == len(beyond):
+        foreign[row_of_token[beyond]] = True
 
     def rows_of(bad: np.ndarray) -> np.ndarray:
         found = np.zeros(n, bool)
@@ -86,8 +90,8 @@ def _faults(batch: Batch, model: Model) -> list[tuple[np.ndarray, str]]:
 
     return [
         (disagree, "the lengths of its tokens, log-probabilities and legal sets disagree"),
-        (lengths > model.longest, f"it is longer than the {model.longest} tokens that the model reads"),
-        (foreign, f"it holds token ids beyond the model's vocabulary of {model.vocabulary}"),
+        (lengths > limits.longest, f"it is longer than the {limits.longest} tokens that the model reads"),
+        (foreign, f"it holds token ids beyond the model's vocabulary of {limits.vocabulary}"),
         (rows_of(without), "a legal set lacks the token that was drawn from it"),
         (rows_of(~np.isfinite(logprobs)), "a behaviour log-probability is not a finite number"),
         (rows_of(logprobs > _ABOVE_ZERO), "a behaviour log-probability is above 0"),
@@ -96,8 +100,8 @@ def _faults(batch: Batch, model: Model) -> list[tuple[np.ndarray, str]]:
     ]
 
 
-def only(batch: Batch, rows: Sequence[int] | np.ndarray) -> Batch:
-    """The batch of some rows whose lengths agree, in the order given."""
+def select_rows(batch: Batch, rows: Sequence[int] | np.ndarray) -> Batch:
+    """A batch of these rows, in the order given. The lengths of the rows must agree with their offsets."""
     chosen = np.asarray(rows, np.int64)
 
     def parts(offsets: np.ndarray, which: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

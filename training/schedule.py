@@ -1,4 +1,4 @@
-"""The learning rate of a step: a warm-up, and what comes after it.
+"""The learning rate of a step: a warm-up, then a constant rate or a decay.
 
     rate(s) = learning_rate * w(s) * d(s)                            s: number of the step, from 1
     w(s) = min(1, s / warm_up_steps)                                 1 without a warm-up
@@ -6,9 +6,8 @@
     d(s) = 1 - (1 - final_rate_share) * p                            linear;  p = part of the way from the warm-up's
     d(s) = f + (1 - f) * (1 + cos(pi p)) / 2,  f = final_rate_share  cosine      end to decay_steps, from 0 to 1
 
-A function of the step's number and the settings and of nothing else, so the number in a checkpoint is all of its state: a resumed
-or replayed step has the rate that it had, bit for bit. All updates of a step have the same rate.
-Never: touch a weight.
+The rate depends only on the step number and the settings. So it needs no state in the checkpoint, and a resumed or replayed step
+has exactly the same rate. All updates of a step have the same rate.
 """
 
 import math
@@ -19,7 +18,7 @@ from training.settings import TrainingSettings
 
 
 def rate_at(step: int, settings: TrainingSettings) -> float:
-    """Learning rate of step `step`, from 1 upwards."""
+    """Learning rate of step `step`, counted from 1."""
     warm = settings.warm_up_steps
     rising = min(1.0, step / warm) if warm else 1.0
     return settings.learning_rate * rising * _decay(step, settings)
@@ -35,6 +34,6 @@ def _decay(step: int, settings: TrainingSettings) -> float:
 
 
 def set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
-    """Have `optimiser` take its next steps at `rate`."""
+    """Set the learning rate of all parameter groups."""
     for group in optimiser.param_groups:
         group["lr"] = rate

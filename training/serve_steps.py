@@ -1,4 +1,4 @@
-"""Main of the trainer process: answers JSON lines on an inherited socket until the other end closes.
+"""Main module of the trainer process: answers JSON lines on an inherited socket until the parent closes it.
 
 python -m training.serve_steps FD
 """
@@ -23,21 +23,21 @@ from telemetry.parent import end_with_parent
 from telemetry.sampling import sampled
 from training.followers import start_followers
 from training.lineage import Fork
-from training.mismatch import describe
+from training.mismatch import mismatch_metrics
 from training.policy import Policy
 from training.settings import TrainingSettings
 from training.trainer import Trainer
 
 _FORMER_TRAINER_S = 20.0
-"""A trainer whose parent was killed ends within a second; this is for a machine that is very busy."""
+"""Seconds to wait for the run's lock. A trainer whose parent was killed ends within a second, on a busy machine later."""
 
 
 def main(descriptor: int) -> None:
-    """Serve one parent. An expected failure is answered as its sentence; anything else is logged, answered, and ends
-    the process.
+    """Serve one parent. An `EntenteError` is answered with its sentence. Any other exception is logged and answered, and ends the
+    process with exit code 1.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Every file of a run is safe against a kill, so there is nothing to finish for a parent that is gone.
+    # The run's files are safe against a kill, so the process may end at any time with its parent.
     end_with_parent()
     keep_freed_memory()
     logging.getLogger("transformers").setLevel(logging.ERROR)
@@ -74,7 +74,7 @@ def main(descriptor: int) -> None:
 
 def _open(message: dict[str, Any], lock: ExitStack) -> Trainer:
     paths = RunPaths(Path(message["run"]))
-    # The trainer of a run that was killed may need a moment to notice.
+    # After a kill, the former trainer may still need a moment to end.
     if not lock.enter_context(held(paths.trainer_lock, wait_s=_FORMER_TRAINER_S)):
         raise InputError(f"another trainer works on run '{paths.root.name}': wait for it, or stop it")
     training = TrainingSettings.model_validate(message["training"])
@@ -87,7 +87,7 @@ def _open(message: dict[str, Any], lock: ExitStack) -> Trainer:
 
 def _answer(trainer: Trainer, message: dict[str, Any]) -> dict[str, Any]:
     if message["op"] == "mismatch":
-        return {"metrics": describe(trainer.measure_mismatch())}
+        return {"metrics": mismatch_metrics(trainer.measure_mismatch())}
     if message["op"] == "retire":
         return {"freed": trainer.retire(RetentionSettings.model_validate(message["settings"]))}
     if message["op"] == "eligible":

@@ -7,32 +7,33 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from telemetry.setting_marks import MAY_CHANGE, STAYS
 
 OUTLIER_LOW, OUTLIER_HIGH = 1e-4, 100.0
-"""Tokens whose ratio to the policy that drew them lies outside are left out: a guard against faults, no trust region."""
+"""Tokens whose ratio to the policy that drew them is outside these bounds are left out: a guard against faults, not a trust
+region."""
 MISMATCH_ROWS = 64
-"""Fresh rows whose log-probabilities trainer and engine must agree on: some 600 tokens, which a first step has."""
+"""Largest number of newest rows on which trainer and engine are compared: about 600 tokens; a first step has as many."""
 CPU_TOKENS = 4096
-"""Unique tokens of a micro-batch on a CPU, where a larger one gains nothing."""
+"""Unique tokens of a micro-batch on a CPU, where larger ones are not faster."""
 
 
 class TinyModelSettings(BaseModel):
-    """Recipe of the model made on the spot; its hash names the folder that caches it."""
+    """Settings of the tiny model; their hash names the folder that caches it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     vocabulary: Annotated[int, Field(ge=300, le=8192)] = 640
-    """Tokens of the byte-level BPE; 640 gives most provinces and units a token of their own."""
+    """Tokens of the byte-level BPE tokenizer; with 640, most provinces and units are one token."""
     hidden: Annotated[int, Field(ge=32, multiple_of=32)] = 128
-    """Width of the model; a multiple of 32, because vLLM's CPU attention wants heads of 32."""
+    """Width of the model; a multiple of 32, because vLLM's CPU attention needs heads of 32."""
     layers: Annotated[int, Field(ge=1)] = 3
     """Transformer blocks."""
     teacher: str = "mover"
     """Scripted player whose orders the base imitates."""
     imitation_steps: Annotated[int, Field(ge=0)] = 150
-    """Optimiser steps of imitation; enough to spell orders and prefer moves, far from mastering the game."""
+    """Optimiser steps of imitation; 150 are enough to write orders and to prefer moves."""
     imitation_positions: Annotated[int, Field(ge=1)] = 5
     """Positions per imitation step, each with the decisions of all its powers (about 7)."""
     imitation_rate: Annotated[float, Field(gt=0)] = 3e-3
-    """AdamW learning rate of imitation, with a short warm-up and linear decay."""
+    """AdamW learning rate of imitation, with a short warm-up and a linear decay."""
     source_games: Annotated[int, Field(ge=1)] = 48
     """Scripted games whose decisions are imitated."""
     seed: int = 0
@@ -40,101 +41,93 @@ class TinyModelSettings(BaseModel):
 
 
 class TrainingSettings(BaseModel):
-    """The GRPO step: LoRA, loss, optimiser, and what makes a run refuse to start."""
+    """The GRPO step: LoRA, loss, optimiser, layout, and the mismatch limits."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     lora_rank: Annotated[int, STAYS, Field(ge=1, le=512)] = 16
     """Rank of the adapter on all seven linear modules of a block."""
     lora_alpha: Annotated[float, STAYS, Field(gt=0)] = 32.0
-    """Scale numerator: an update counts alpha / rank."""
+    """Numerator of the adapter's scale, alpha / rank."""
     learning_rate: Annotated[float, Field(gt=0)] = 5e-6
-    """AdamW rate, the highest of the schedule; 5e-6 for 7B-class models, about 3e-3 for the tiny one."""
+    """AdamW learning rate, the highest of the schedule; 5e-6 for 7B-class models, about 3e-3 for the tiny one."""
     rate_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """What the learning rate does after its warm-up: stay, or fall until decay_steps in a straight line or along a cosine."""
+    """Learning rate after the warm-up: constant, or a linear or cosine decay until decay_steps."""
     warm_up_steps: Annotated[int, Field(ge=0)] = 0
-    """Steps over which the learning rate rises to its full value in a straight line; 0: no warm-up."""
+    """Steps over which the learning rate rises linearly to its full value; 0: no warm-up."""
     decay_steps: Annotated[int, Field(ge=0)] = 0
-    """Step at which a linear or cosine schedule reaches its end; steps beyond it keep the last rate."""
+    """Step at which a linear or cosine decay ends; later steps keep the last rate."""
     final_rate_share: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """Share of the learning rate that is left at the end of a linear or cosine schedule; at 0 the steps beyond teach nothing."""
+    """Share of the learning rate at the end of a linear or cosine decay; with 0, later steps do not change the weights."""
     updates_per_step: Annotated[int, Field(ge=1, le=64)] = 1
-    """Optimiser updates of a step, each on its own share of the step's advantage groups; every decision is used once. More
-    learn faster from the same rollouts; the ratio's clip bounds how far the later ones stray from the sampler."""
+    """Optimiser updates of a step, each on its own share of the advantage groups; more learn faster from the same rollouts."""
     max_gradient_norm: Annotated[float, Field(gt=0)] = 1.0
-    """Gradients longer than this are scaled down to it."""
+    """Largest gradient norm; longer gradients are scaled down to it."""
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """Ratios below 1 - clip_low give no gradient where the advantage is negative."""
+    """Ratios below 1 - clip_low give no gradient if the advantage is negative."""
     clip_high: Annotated[float, Field(gt=0)] = 0.28
-    """Ratios above 1 + clip_high give no gradient where the advantage is positive (clip-higher, DAPO)."""
+    """Ratios above 1 + clip_high give no gradient if the advantage is positive (clip-higher, DAPO)."""
     dual_clip: Annotated[float, Field(gt=1)] = 3.0
     """Bound of ratio times |advantage| for negative advantages (dual-clip PPO)."""
     loss: str = "clipped"
-    """Policy loss: clipped ratio per token; per token, masked by how far its probability moved (dppo); one ratio for the whole
-    decision (gspo); or clipped per token with every decision counting the same. docs/training.md has the formulas."""
+    """Policy loss: clipped, dppo, gspo, sequence_mean, or one of an installed package; docs/training.md has the formulas."""
     divergence: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """With loss dppo: tokens whose probability moved further than this in the direction of their advantage give no gradient."""
+    """With loss dppo: a token whose probability changed by more than this in the direction of its advantage gives no gradient."""
     importance_cap: Annotated[float, Field(ge=0)] = 0.0
-    """Above 0: ratios are taken against the policy as the step began, and each token weighs its probability then over the
-    sampler's, at most this (2 to 3 is usual); 0: ratios are taken against the sampler directly."""
+    """Above 0: ratios are taken against the policy at the start of the step, with importance weights of at most this (2 to 3 is
+    usual); 0: ratios are taken against the policy that drew the token."""
     advantage_baseline: Literal["group", "power"] = "group"
-    """What a return is compared with: the mean of the others in its group, or the moving mean of its power's returns."""
+    """Baseline of a return: the mean of the others in its advantage group, or the moving mean of its power's returns."""
     advantage_scale: Literal["none", "batch", "running"] = "none"
-    """What advantages are divided by: nothing, their root mean square in the step, or its moving mean over past steps; never a
-    group's own deviation, which would overweight near-ties."""
+    """Divisor of advantages: none, their root mean square in the step, or its moving mean over past steps."""
     moving_decay: Annotated[float, Field(ge=0, lt=1)] = 0.95
-    """What a moving mean keeps of itself at each step."""
+    """Decay of the moving means: the weight of the old value at each step."""
     entropy_weight: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of the mean entropy over legal sets, which is then rewarded; 0: off."""
+    """Weight of the mean entropy over legal sets, which is maximised; 0: off."""
     kl_weight: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of the exact KL divergence from the base model over legal sets; 0: off, and the base is not asked (which costs half
-    a step)."""
+    """Weight of the exact KL divergence from the base model over legal sets; 0: off, which saves a forward of the base model."""
     kl_control: Literal["fixed", "warmup", "adaptive"] = "fixed"
-    """How the KL weight moves: not at all; from 0 to kl_weight over kl_warmup_steps; or by the divergence measured."""
+    """Schedule of the KL weight: fixed, rising from 0 over kl_warmup_steps, or adapted to the measured divergence."""
     kl_warmup_steps: Annotated[int, Field(ge=1)] = 50
     """Steps over which kl_control warmup raises the weight."""
     kl_target: Annotated[float, Field(gt=0)] = 0.05
-    """Divergence, nats per branching token, that kl_control adaptive steers to."""
+    """Target divergence of kl_control adaptive, nats per branching token."""
     legal_mass_weight: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of the mean of -log(legal mass) over the probed tokens: keeps the unmasked model on legal orders; 0: off."""
+    """Weight of the mean of -log(legal mass) over the probed tokens; it keeps the unmasked model on legal orders; 0: off."""
     layout: Literal["packed", "padded"] = "packed"
-    """How rows lie in a forward: every token path that they share once, or each row whole and padded, which is the slow and plain
-    way; packed falls back to it where it does not fit the model or fails its check."""
+    """Layout of a forward: packed computes shared prompt prefixes once; padded is slower, and is used if packed does not fit."""
     micro_batch_rows: Annotated[int, Field(ge=1)] = 32
     """Decisions per padded forward; the loss does not depend on it."""
     token_budget: Annotated[int, Field(ge=0)] = 0
-    """Unique tokens of a packed micro-batch; 0: as many as fit, found by one measured forward and backward on a GPU, and a fixed
-    number on a CPU. Halved where memory runs out. The loss does not depend on it."""
+    """Unique tokens of a packed micro-batch; 0: as many as fit on a GPU, a constant on a CPU; the loss does not depend on it."""
     recompute: bool = False
-    """Compute activations again on the way back instead of keeping them: a third more work for a fraction of the memory."""
+    """Recompute activations in the backward instead of keeping them: a third more work, and far less memory."""
     compile: bool = False
-    """Compile the model's blocks with torch.compile; on a CPU the first step then takes half a minute and gains little."""
+    """Compile the model's blocks with torch.compile; on a CPU the first step then takes half a minute and little is gained."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Number format of the frozen base; the adapter is float32 always."""
+    """Number format of the frozen base; the adapter is always float32."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the trainer computes; auto takes a GPU if there is one."""
+    """Device of the trainer; auto uses a GPU if there is one."""
     processes: Annotated[int, Field(ge=1, le=64)] = 1
-    """Processes that share the advantage groups of each update, each with the whole model: on CUDA a GPU each, all on this
-    machine. The loss does not depend on it."""
+    """Processes on this machine that share each update, with a GPU each on CUDA; the loss does not depend on it."""
     threads: Annotated[int, MAY_CHANGE, Field(ge=0)] = 0
-    """CPU threads of the trainer; 0: planned from the cores and from what computes at the same time."""
+    """CPU threads of the trainer; 0: planned from the cores and the other work on them."""
     answers_within_s: Annotated[float, MAY_CHANGE, Field(ge=0)] = 3600.0
-    """Seconds until the trainer's process must have answered, with a step for one; then it counts as hung and is ended, and the
-    run goes on from its files when it is resumed. 0: never."""
+    """Seconds within which the trainer process must answer a request, such as a step, before it is killed; 0: no limit."""
     simulated_step_s: Annotated[float, Field(ge=0)] = 0.0
-    """Above 0: no step trains; it takes so many seconds instead and publishes the weights unchanged, so that all else of a run
-    can be measured without a trainer. Rows are chosen, recorded and checked, and versions published, as ever."""
+    """Above 0: a step waits so many seconds instead of training, and publishes the weights unchanged; for measuring the rest of a
+    run."""
     mismatch_every: Annotated[int, MAY_CHANGE, Field(ge=0)] = 20
-    """Steps after which they must agree on such rows again, in a run whose rollouts run ahead: what it trains on was drawn by
-    versions before, and shows nothing of the newest. 0: only as a run begins or goes on."""
+    """Steps between comparisons of trainer and engine on new rows, if rollouts run ahead of training; 0: only at a run's start or
+    resume."""
     mismatch_max: Annotated[float, MAY_CHANGE, Field(gt=0)] = 1e-4
-    """Largest difference of a logprob, nats, in float32; more, and the run does not start."""
+    """Largest allowed difference of log-probabilities between trainer and engine, nats, in float32."""
     mismatch_mean_bf16: Annotated[float, MAY_CHANGE, Field(gt=0)] = 0.03
-    """Largest mean difference, nats, where either side computes in bfloat16."""
+    """Largest allowed mean difference, nats, if the trainer computes in bfloat16."""
     mismatch_p99_bf16: Annotated[float, MAY_CHANGE, Field(gt=0)] = 0.15
-    """Largest 99th percentile of the difference, nats, where either side computes in bfloat16."""
+    """Largest allowed 99th percentile of the difference, nats, if the trainer computes in bfloat16."""
     keep_checkpoints: Annotated[int, MAY_CHANGE, Field(ge=1)] = 3
-    """Newest checkpoints kept; older ones are deleted when a newer one is whole."""
+    """Number of newest checkpoints that are kept."""
     seed: Annotated[int, STAYS] = 0
     """Seed of the adapter's initial weights."""
 
@@ -157,7 +150,7 @@ class TrainingSettings(BaseModel):
         return self
 
     @property
-    def hands_on_state(self) -> bool:
-        """Whether a step begins from more than weights: from what moved in the steps before it."""
+    def carries_state(self) -> bool:
+        """True if a step needs more state from earlier steps than weights and optimiser: moving means or the KL state."""
         moving = self.advantage_baseline == "power" or self.advantage_scale == "running"
         return moving or self.kl_control != "fixed"

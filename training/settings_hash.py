@@ -1,7 +1,7 @@
-"""The hash of the training settings that enter the weights: ledgers and checkpoints carry it, and a run keeps it.
+"""The hash of the training settings that affect the weights. Ledgers and checkpoints store it.
 
-Promise: a run made before a setting existed goes on under the hash that it has, since a setting that came later enters only where
-it is not at its default, and defaults of such settings mean "as before". So those defaults never change.
+A new release must not change the hash of an existing run. So a setting that was added later enters the hash only if it is not at
+its default, its default means the behaviour before it was added, and that default must never change.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from telemetry.setting_marks import MAY_CHANGE, change_rule
 from training.settings import OUTLIER_HIGH, OUTLIER_LOW, TrainingSettings
 
 LAST_BITS = frozenset({"processes", "layout", "token_budget", "recompute", "compile"})
-"""Settings that enter the weights no further than the last bits of a sum; those that a resumed run may change never enter."""
+"""Settings that only change rounding. They are not part of the hash, nor are settings that a resumed run may change."""
 FROM_THE_FIRST = frozenset(
     {
         "lora_rank",
@@ -30,20 +30,20 @@ FROM_THE_FIRST = frozenset(
         "seed",
     }
 )
-"""Settings that always were, and enter whatever they are."""
+"""Settings of the first release. They are part of the hash at any value."""
 
 
 def settings_hash(training: TrainingSettings) -> str:
-    """Hash of the settings that enter the weights."""
+    """Hash of the settings that affect the weights: 16 hex digits."""
     outside = {name for name in TrainingSettings.model_fields if change_rule(TrainingSettings, [name]) is MAY_CHANGE} | LAST_BITS
     later = {
         name
         for name, field in TrainingSettings.model_fields.items()
         if name not in FROM_THE_FIRST and getattr(training, name) == field.get_default(call_default_factory=True)
     }
-    told: dict[str, Any] = {}
+    hashed: dict[str, Any] = {}
     for name, value in training.model_dump(mode="json", exclude=outside | later).items():
-        told[name] = value
-        if name == "dual_clip":  # where these stood while they were settings
-            told |= {"outlier_low": OUTLIER_LOW, "outlier_high": OUTLIER_HIGH}
-    return hashlib.sha256(to_json(told)).hexdigest()[:16]
+        hashed[name] = value
+        if name == "dual_clip":  # the outlier bounds were settings once, and followed dual_clip
+            hashed |= {"outlier_low": OUTLIER_LOW, "outlier_high": OUTLIER_HIGH}
+    return hashlib.sha256(to_json(hashed)).hexdigest()[:16]

@@ -1,7 +1,4 @@
-"""What a step reports of itself: figures over its branching tokens, and over the rows that it was given.
-
-Never: compute a loss, or touch a weight.
-"""
+"""Metrics of a step, from its branching tokens and its rows."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -15,33 +12,35 @@ from storage.gather import Batch
 from storage.outcome import UpdateOutcome
 
 MISMATCH_ALARM = 0.05
-"""Mean |log ratio| at lag 0, nats, beyond which mask, temperature, ids or weights of trainer and engine differ."""
+"""Largest plausible mean |log ratio| at lag 0, nats. Above it, mask, temperature, ids or weights of trainer and engine differ."""
 _LAGS = 3
 _GAUGE_TYPES = {"batch_row": np.int64, "clipped_low": np.bool_, "clipped_high": np.bool_, "left_out": np.bool_}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gauges:
-    """What was seen of an update's branching tokens, before its optimiser step; all of shape [tokens]."""
+    """Figures of an update's branching tokens before its optimiser step. All fields have shape [tokens]."""
 
     batch_row: npt.NDArray[np.int64]
-    """Row of the batch that the token belongs to."""
+    """Row of the batch."""
     log_ratio: npt.NDArray[np.float32]
-    """log(pi / b), nats: against the policy that drew it, whatever the loss takes its ratio against."""
+    """log(pi / b), nats; b is always the policy that drew the token, also if the loss has another anchor."""
     entropy: npt.NDArray[np.float32]
-    """Of the policy over the legal set, nats."""
+    """Entropy of the policy over the legal set, nats."""
     legal_mass: npt.NDArray[np.float32]
-    """Unmasked probability of the legal set; no number where it was not probed."""
+    """Unmasked probability of the legal set; NaN if it was not probed."""
     kl: npt.NDArray[np.float32]
-    """Divergence from the base over the legal set, nats; no number where the base was not asked."""
+    """Divergence from the base model over the legal set, nats; NaN if it was not computed."""
     clipped_low: npt.NDArray[np.bool_]
+    """As in `TokenLoss`."""
     clipped_high: npt.NDArray[np.bool_]
+    """As in `TokenLoss`."""
     left_out: npt.NDArray[np.bool_]
     """As in `TokenLoss`."""
 
     @staticmethod
-    def of_all(parts: "Sequence[Gauges]") -> "Gauges":
-        """One after another; of none, no tokens."""
+    def join(parts: "Sequence[Gauges]") -> "Gauges":
+        """Concatenate; without parts the result has no tokens."""
         joined: dict[str, Any] = {}
         for field in fields(Gauges):
             nothing = np.empty(0, _GAUGE_TYPES.get(field.name, np.float32))
@@ -51,30 +50,33 @@ class Gauges:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """One optimiser update."""
+    """One optimiser update and its figures."""
 
     outcome: UpdateOutcome
+    """Losses and gradient norm, as recorded for replays."""
     skipped: bool
-    """Its loss or gradient was not finite, and the weights stayed as they were."""
+    """True if loss or gradient was not finite, so that the weights did not change."""
     gauges: Gauges
+    """Figures of its branching tokens."""
     raw_tokens: int
-    """Tokens of its rows."""
+    """Tokens of its rows, prompts and completions."""
     unique_tokens: int
-    """Tokens that its forwards computed."""
+    """Tokens that its forwards computed, without padding."""
     kl_weight: float
-    """What the divergence from the base weighed."""
+    """Weight of the KL divergence."""
     plan_s: float
-    """Seconds of cutting its rows into micro-batches."""
+    """Seconds of planning its micro-batches."""
     forward_s: float
-    """Seconds of its forwards, as the host saw them."""
+    """Seconds of its forwards, measured on the host."""
     backward_s: float
+    """Seconds of its backwards, measured on the host."""
 
 
 def update_metrics(updates: Sequence[Update]) -> dict[str, float]:
     """Quantiles and shares over the branching tokens of all updates."""
     if not updates:
         return {"train/skipped": 1.0, "train/branching_tokens": 0.0}
-    seen = Gauges.of_all([update.gauges for update in updates])
+    seen = Gauges.join([update.gauges for update in updates])
     ratio = np.exp(seen.log_ratio.astype(np.float64))
     off = np.abs(ratio - 1)
     masked = seen.clipped_low | seen.clipped_high | seen.left_out
@@ -104,21 +106,24 @@ def update_metrics(updates: Sequence[Update]) -> dict[str, float]:
 
 
 def effective_share(weights: np.ndarray) -> float:
-    """(sum w)^2 / (n sum w^2): how many equally weighted samples would say as much, as a share (Kish 1965)."""
+    """Effective sample size of weighted samples, as a share of their number: (sum w)^2 / (n sum w^2) (Kish 1965)."""
     squares = float(np.square(weights).sum())
     return float(weights.sum()) ** 2 / (len(weights) * squares) if squares else 0.0
 
 
 def _quantiles(name: str, values: np.ndarray, **which: float) -> dict[str, float]:
-    """Quantiles of what is a number; none if nothing is."""
+    """Quantiles of the finite values, as metrics; empty if there are none."""
     known = values[np.isfinite(values)].astype(np.float64)
     return {f"train/{name}_{suffix}": float(np.quantile(known, q)) for suffix, q in which.items()} if len(known) else {}
 
 
 def lag_zero_metrics(updates: Sequence[Update], batch: Batch, version: int) -> dict[str, float]:
-    """Ratios of the tokens that the trained version drew itself, before any update moved it: nothing if there are none.
+    """Ratios of the first update's tokens that were drawn by the version being trained; empty if there are none.
 
-    They tell whether trainer and engine still compute the same policy, in every step and not only before the first.
+    They show in every step whether trainer and engine compute the same policy.
+
+    Args:
+        version: the policy version before the step.
     """
     if not updates:
         return {}
@@ -138,8 +143,8 @@ def lag_zero_metrics(updates: Sequence[Update], batch: Batch, version: int) -> d
     }
 
 
-def alarm(step: int, metrics: Mapping[str, float]) -> str:
-    """The sentence that the log is owed; empty if all is well."""
+def mismatch_warning(step: int, metrics: Mapping[str, float]) -> str:
+    """A warning if trainer and engine disagree at lag 0; else empty."""
     if not metrics.get("train/mismatch_alarm"):
         return ""
     mean = metrics["train/log_ratio_lag0_mean"]
@@ -150,7 +155,7 @@ def alarm(step: int, metrics: Mapping[str, float]) -> str:
 
 
 def selection_metrics(rows: pa.Table, counts: dict[str, int], batch: Batch) -> dict[str, float]:
-    """Figures of the rows that a step uses; `counts` are those of the selection, none where it is repeated."""
+    """Metrics of the rows of a step; `counts` come from the selection and are empty for a repeated step."""
     lag = np.asarray(rows.column("policy_lag"))
     return (
         {
@@ -174,7 +179,7 @@ def _lag_histogram(lag: np.ndarray) -> dict[str, float]:
 
 
 def rate_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Tokens per second of the step's updates: as rows hold them, and those that the loss is over."""
+    """Raw, unique and branching tokens per second of the step's updates."""
     seconds = metrics["train/update_s"]
     names = {"train/tokens": "train/tokens_per_s", "train/branching_tokens": "train/branching_tokens_per_s"}
     names |= {"train/unique_tokens": "train/unique_tokens_per_s"}

@@ -1,9 +1,8 @@
-"""The model made on the spot: no hub, no account, a minute or so of CPU.
+"""Makes the tiny model: no download, about a minute of CPU.
 
-A byte-level BPE tokenizer trained on prompts and orders, a Qwen3 of about a million parameters, and a warm-up in
-which it imitates a
-scripted player, so that LoRA has something to adapt (on a random base it stalls at half the gain). The result is an ordinary
-`save_pretrained` folder, cached by the hash of its recipe; any hub id or local folder serves in its place.
+It has a byte-level BPE tokenizer trained on prompts and orders, and is a Qwen3 of about a million parameters that is first
+trained to imitate a scripted player. On a base with random weights, LoRA reaches only half the gain. The result is a
+`save_pretrained` folder, cached by the hash of its recipe.
 """
 
 import json
@@ -34,23 +33,23 @@ _EOS = "<|end|>"
 _LAST_YEAR = 1907
 
 OnProgress = Callable[[str, int, int], None]
-"""Told the stage, steps done and steps in all."""
+"""Called with the stage, steps done and total steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Position:
-    """One position of a teacher's game, and what it ordered for each power there."""
+    """One position of a teacher's game, with the teacher's orders for each power."""
 
     shared: tuple[str, str]
-    """Rules and board: the part of the prompt that is the same for all powers."""
+    """Rules and board: the prompt prefix of all powers."""
     decisions: tuple[tuple[str, tuple[str, ...]], ...]
-    """Per power: the rest of its prompt, and the lines of the teacher's answer."""
+    """Per power: the rest of its prompt, and the lines of the teacher's orders."""
 
 
 def make_tiny_model(
     root: Path, settings: TinyModelSettings, on_progress: OnProgress | None = None, prompts: PromptSettings = DEFAULT_PROMPTS
 ) -> Path:
-    """Folder of the tiny model under `root`, made now if this recipe has not been made before.
+    """Make the tiny model under `root`, unless it exists already.
 
     Returns:
         `root`/tiny-<recipe hash>, in the layout of `save_pretrained`.
@@ -65,7 +64,7 @@ def make_tiny_model(
     try:
         _make(aside, settings, prompts, report)
         if final.exists():
-            shutil.rmtree(final)  # a folder without recipe.json: cut by an earlier kill
+            shutil.rmtree(final)  # without recipe.json the folder is incomplete
         os.rename(aside, final)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
@@ -81,7 +80,7 @@ def _make(folder: Path, settings: TinyModelSettings, prompts: PromptSettings, re
     model = _new_model(settings, prompts, folder)
     model.config.save_pretrained(folder)
     losses = _imitate(model, positions, settings, Codec(folder), report)
-    disable_progress_bar()  # ours is the progress that is shown
+    disable_progress_bar()  # `report` shows the progress
     model.save_pretrained(folder)
     recipe = {"settings": settings.model_dump(), "parameters": model.num_parameters(), "loss": losses}
     if prompts != DEFAULT_PROMPTS:
@@ -90,15 +89,13 @@ def _make(folder: Path, settings: TinyModelSettings, prompts: PromptSettings, re
 
 
 def _teacher_game(settings: TinyModelSettings, prompts: PromptSettings, number: int) -> Iterator[_Position]:
-    """Positions of one game in which the teacher plays every power; forced order sets teach nothing and are left out."""
-    teacher, dice, board = (
-        player(settings.teacher),
-        random.Random(f"imitation-{settings.seed}-{number}"),
-        Board.start(),
-    )
+    """Positions of one game in which the teacher plays every power; forced order sets are left out."""
+    teacher = player(settings.teacher)
+    rng = random.Random(f"imitation-{settings.seed}-{number}")
+    board = Board.start()
     while not board.is_over and board.year <= _LAST_YEAR:
         legal = board.legal_orders()
-        orders = {power: teacher(choice, dice, board) for power, choice in legal.items()}
+        orders = {power: teacher(choice, rng, board) for power, choice in legal.items()}
         open_choices = [power for power, choice in legal.items() if not choice.is_forced]
         if open_choices:
             yield _Position(
@@ -116,7 +113,7 @@ def _teacher_game(settings: TinyModelSettings, prompts: PromptSettings, number: 
 
 def _save_tokenizer(positions: list[_Position], settings: TinyModelSettings, folder: Path) -> None:
     tokenizer = Tokenizer(models.BPE())
-    # Line breaks stand alone, so that the order separator is one token; words carry their leading space.
+    # A line break is a token of its own, so that the order separator is one token; a word's token includes its leading space.
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split("\n", "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
@@ -159,7 +156,7 @@ def _new_model(settings: TinyModelSettings, prompts: PromptSettings, folder: Pat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedRow:
-    """A prompt's shared head once, and after it each decision's own tail (rest of the prompt, completion), as token ids."""
+    """Token ids of the shared prompt prefix (the head), and of each decision's tail: rest of the prompt, and completion."""
 
     head: list[int]
     tails: list[tuple[list[int], list[int]]]
@@ -172,10 +169,10 @@ def _imitate(
     codec: Codec,
     report: OnProgress,
 ) -> list[float]:
-    """Learn the language of prompts and orders, whole; losses, nats a token, every 20 steps.
+    """Train the model on prompts and orders; returns the loss, nats per token, every 20 steps.
 
-    Orders are predicted over the whole vocabulary, so that legal tokens gain their mass; boards too, and a power's own units,
-    which repeat what the board says: so the model learns to read the board, which imitation alone never asks of it.
+    The loss is over the whole vocabulary, so that legal tokens get probability mass, and over prompts too: the list of a power's
+    own units repeats part of the board, so the model learns to read the board.
     """
     spell = TableBuilder(codec).spell_lines
     rows = [
@@ -206,14 +203,14 @@ def _imitate(
 
 
 def language_loss(model: Qwen3ForCausalLM, rows: list[SharedRow]) -> torch.Tensor:
-    """Mean cross-entropy, nats, of every token of heads and tails, with each head computed once.
+    """Mean cross-entropy over the tokens of heads and tails, nats; each head is computed once.
 
-    A tail sees its head and itself, never another tail, and its positions go on from the head's end: exactly what it
-    would see as a prompt of its own (tested against that).
+    A tail sees its head and itself, but no other tail, and its positions continue those of the head. So the result equals that of
+    separate prompts, except that each head counts once.
     """
     shape = len(rows), max(len(row.head) + sum(len(rest) + len(completion) for rest, completion in row.tails) for row in rows)
     ids, places = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long)
-    segments = torch.full(shape, -1)  # padding sees padding alone, so that no softmax is empty
+    segments = torch.full(shape, -1)  # padding sees only padding, so that no softmax is empty
     row_index, at, target = [], [], []
     for index, row in enumerate(rows):
         head = end = len(row.head)

@@ -1,12 +1,10 @@
-"""How many unique tokens a micro-batch may have: as many as fit.
+"""The number of unique tokens in a micro-batch: as many as fit into memory.
 
-On a GPU one warm forward and backward is measured, and what it took for a token is scaled to the memory that is free; on a CPU,
-where a larger micro-batch gains nothing, it is a fixed number. Where memory runs out all the same the budget is halved and the
-update begun again: its loss is divided by constants of the whole update, so the result is the same.
+On a GPU the peak memory of one forward and backward is measured. On a CPU, where larger micro-batches are not faster, the budget
+is constant. If memory runs out, the budget is halved and the update is repeated. The result is the same, because the loss is
+divided by constants of the whole update.
 
-    budget = headroom * (free bytes) / (bytes a token took at its peak)
-
-Never: plan, or compute a loss.
+    budget = headroom * (free bytes) / (peak bytes per token)
 """
 
 import gc
@@ -23,34 +21,37 @@ logger = logging.getLogger("entente")
 Result = TypeVar("Result")
 
 WARM_TOKENS = 2048
-"""Budget of the warm micro-batch that is measured: large enough to show its slope, small enough to fit wherever training does."""
+"""Budget of the measured micro-batch: large enough to show the memory per token, small enough to fit on any GPU in use."""
 LEAST, MOST = 256, 32_768
 HEADROOM = 0.8
-"""Share of the free memory that is planned with: the allocator leaves gaps, and the optimiser's state comes later."""
+"""Share of the free memory that is used: the allocator leaves gaps, and the optimiser allocates its state later."""
 
 
 class TokenBudget:
     """The budget of one policy on one device.
 
     Attributes:
-        tokens: unique tokens of a micro-batch, now.
-        settled: it is known; else a warm micro-batch is to be measured first.
+        tokens: largest number of unique tokens in a micro-batch.
+        calibrated: False until a micro-batch was measured, if one has to be.
     """
 
     def __init__(self, settings: TrainingSettings, device: torch.device) -> None:
         self._device = device
-        self.settled = bool(settings.token_budget) or device.type != "cuda"
-        self.tokens = settings.token_budget or (CPU_TOKENS if self.settled else WARM_TOKENS)
+        self.calibrated = bool(settings.token_budget) or device.type != "cuda"
+        self.tokens = settings.token_budget or (CPU_TOKENS if self.calibrated else WARM_TOKENS)
 
-    def settle(self, warm: Callable[[int], int]) -> None:
-        """Measure and choose, if that has not been done.
+    def calibrate(self, warm: Callable[[int], int]) -> None:
+        """Measure a micro-batch and set `tokens`, unless that is done already.
 
         Args:
-            warm: does one forward and backward in at most so many tokens, and says in how many.
+            warm: runs one forward and backward of at most the given number of tokens; returns the number of tokens.
+
+        Raises:
+            TrainingError: the smallest budget does not fit into memory.
         """
-        if self.settled:
+        if self.calibrated:
             return
-        self.settled = True  # memory that runs out even here is met by halving
+        self.calibrated = True
         torch.cuda.synchronize(self._device)
         before = torch.cuda.memory_allocated(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
@@ -61,19 +62,19 @@ class TokenBudget:
         logger.info("a micro-batch holds %d unique tokens: one took %.0f kB", self.tokens, taken / max(tokens, 1) / 1e3)
 
     def within_memory(self, work: Callable[[int], Result]) -> Result:
-        """`work` with the budget as it is; where memory runs out, again with half of it.
+        """Call `work` with the budget; if memory runs out, halve the budget and call it again.
 
         Args:
-            work: leaves nothing behind when it fails, or begins by removing it.
+            work: can be repeated after it failed.
 
         Raises:
-            TrainingError: the smallest budget is too large.
+            TrainingError: the smallest budget does not fit into memory.
         """
         while True:
             try:
                 return work(self.tokens)
             except torch.OutOfMemoryError:
-                pass  # halved below, where the failure no longer holds on to the tensors of its frames
+                pass  # halved outside of this block, where the exception no longer keeps its frames' tensors alive
             self._halve()
 
     def _halve(self) -> None:
@@ -88,13 +89,13 @@ class TokenBudget:
 
 
 def tokens_that_fit(free: float, bytes_each: float) -> int:
-    """The budget for so much free memory, in whole 256s, within reason."""
+    """The budget for `free` bytes at `bytes_each` bytes per token: a multiple of 256 from LEAST to MOST."""
     fitting = HEADROOM * free / max(bytes_each, 1.0)
     return int(min(MOST, max(LEAST, fitting // 256 * 256)))
 
 
 def free_bytes(device: torch.device) -> int:
-    """Bytes that this process could still take on a CUDA device: what no one has, and what its own cache holds."""
+    """Bytes that this process can still allocate on a CUDA device: free memory and torch's own cache."""
     free, _ = torch.cuda.mem_get_info(device)
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 

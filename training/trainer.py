@@ -1,10 +1,8 @@
-"""One GRPO step: rows chosen by query, a ledger, a forward and backward over branching tokens, an update, a
-checkpoint, an adapter.
+"""One GRPO step: choose rows, write the ledger, compute the updates, save a checkpoint, publish the adapter.
 
-The order is the contract: the ledger is written before the forward, the checkpoint before publishing, and the adapter is
-published from the checkpoint. So a trainer killed anywhere goes on from the newest whole checkpoint: a step whose ledger
-stands is repeated on the very rows that it recorded, and a version that was not published yet is published.
-Nothing here decides *when* to train; and nothing here ever draws a token.
+The ledger is written before the forward, the checkpoint before publishing, and the adapter is published from the checkpoint. So a
+trainer that was killed at any time resumes from the newest whole checkpoint: a step that has a ledger is repeated on the rows
+that the ledger names, and a version that was not published yet is published. The flow decides when to train.
 """
 
 import logging
@@ -32,34 +30,34 @@ from storage.settings import StorageSettings
 from storage.totals import Eligible, Totals
 from telemetry.errors import DataError, TrainingError
 from training.checkpoint import TrainerState, checkpoint_steps, load_checkpoint, save_checkpoint
-from training.lineage import Fork, lineage_to_go_on_in
+from training.lineage import Fork, choose_lineage
 from training.messages import ResumePoint, TrainedStep
-from training.mismatch import Mismatch, measure_mismatch, refuse_mismatch
-from training.not_finite import set_rows_aside
+from training.mismatch import Mismatch, check_mismatch, measure_mismatch
+from training.not_finite import write_skipped_rows
 from training.parallel import Peers
 from training.policy import Policy
-from training.row_checks import only, sound_rows
+from training.row_checks import find_trainable_rows, select_rows
 from training.schedule import rate_at, set_rate
 from training.settings import MISMATCH_ROWS, TrainingSettings
 from training.settings_hash import settings_hash
-from training.step_metrics import Update, alarm, lag_zero_metrics, rate_metrics, selection_metrics, update_metrics
+from training.step_metrics import Update, lag_zero_metrics, mismatch_warning, rate_metrics, selection_metrics, update_metrics
 from training.update import Updater
 
 logger = logging.getLogger("entente.trainer")
 
 SNAPSHOT_EVERY_SHARDS = 64
-"""New shards after which the index is written to a snapshot. Once there are many shards: after an eighth of them."""
+"""New shards after which the index writes a snapshot; with many shards, after an eighth of them."""
 
 
 class Trainer:
-    """Owns the policy and its optimiser for one run; goes on where the run's files stand.
+    """Owns the policy and its optimiser for one run, and resumes from the run's newest whole checkpoint.
 
     Attributes:
-        lineage: the ledger of the steps to come.
-        step_done: the newest step whose checkpoint stands; the policy version it holds.
-        metrics_done: what that step reported.
+        lineage: lineage of the next steps.
+        step_done: the newest step with a whole checkpoint; the policy version that the trainer holds.
+        metrics_done: metrics of that step.
         published: that version as published; the base model before the first step.
-        set_aside: sentences about damaged checkpoints that were passed over.
+        set_aside: one sentence for each damaged checkpoint that was skipped.
     """
 
     def __init__(
@@ -73,8 +71,17 @@ class Trainer:
         fork: Fork | None = None,
         peers: Peers | None = None,
     ) -> None:
-        """`lineage`: None for the one in which the run goes on; `fork` opens another, whose settings may be others; `peers`:
-        processes that follow this one."""
+        """Restore the newest whole checkpoint, and publish its version if that was not done.
+
+        Args:
+            lineage: None for the run's current lineage.
+            fork: opens a new lineage, which may have other settings.
+            peers: processes that share the updates.
+
+        Raises:
+            InputError: the settings are not those of the lineage, or another release wrote the checkpoint.
+            DataError: a file that the lineage needs is gone or damaged.
+        """
         self._paths = paths
         self._policy = policy
         self._settings = training
@@ -87,13 +94,13 @@ class Trainer:
         self.published = BASE
         self.set_aside: list[str] = []
         state = self._restore(lineage)
-        self.lineage = lineage or lineage_to_go_on_in(paths, state, self._settings_hash, storage, fork)
+        self.lineage = lineage or choose_lineage(paths, state, self._settings_hash, storage, fork)
         if state is not None:
             self.published = self._publish(state)
         self._to_repeat = [step for step in recorded_steps(paths, self.lineage) if step > self.step_done]
 
     def _restore(self, lineage: str | None) -> TrainerState | None:
-        """Stand where the newest whole checkpoint of this history does, if there is one."""
+        """Load the newest whole checkpoint of the lineage; damaged ones are set aside. None if there is none."""
         for step in reversed(checkpoint_steps(self._paths)):
             try:
                 belongs_to = lineage_at(self._paths, step, lineage)
@@ -109,17 +116,17 @@ class Trainer:
         return None
 
     def resume_point(self) -> ResumePoint:
-        """Where the run goes on."""
+        """The state from which the run continues."""
         last = TrainedStep(published=self.published, metrics=self.metrics_done)
         return ResumePoint(last=last, set_aside=tuple(self.set_aside), lineage=self.lineage)
 
     def fresh_rows(self) -> int:
-        """Rows to compare trainer and engine on: those of the version that the trainer holds, up to the settings' number."""
-        self._index.refresh(listed=True)  # a probe's numbers are its versions', far apart
+        """Number of rows that the trainer's version drew, at most MISMATCH_ROWS."""
+        self._index.refresh(listed=True)  # files of probes are numbered by version, with gaps
         return self._index.fresh_rows(policy_version=self.step_done, limit=MISMATCH_ROWS).num_rows
 
     def eligible(self, step: int, start_groups: int) -> Eligible:
-        """How much ``step`` could be trained on by now; a step that is repeated has its rows."""
+        """How many rows step `step` could use now. A step to be repeated already has its rows."""
         self._index.refresh()
         query = batch_query(
             self._storage,
@@ -133,50 +140,49 @@ class Trainer:
         return replace(found, start_groups=start_groups) if step in self._to_repeat else found
 
     def totals(self) -> Totals:
-        """What the run has done so far, whichever processes did it."""
+        """Totals of the run over all its processes."""
         self._index.refresh()
         return self._index.totals()
 
     def measure_mismatch(self) -> Mismatch:
-        """Compare stored behaviour logprobs with this policy's on the freshest rows, drawn by the version it holds.
+        """Compare stored behaviour logprobs with this policy's, on the newest rows that the trainer's version drew.
 
         Raises:
-            TrainingError: there are none, or the two sides differ by more than the settings allow: mask,
-                temperature, ids or weights are then not the sampler's, and the run must not start.
+            TrainingError: there are no such rows, or the difference is above the limits of the settings.
         """
         self._index.refresh(listed=True)
         rows = self._index.fresh_rows(policy_version=self.step_done, limit=MISMATCH_ROWS)
         if rows.num_rows == 0:
             raise TrainingError(f"no rows of policy version {self.step_done} to compare trainer and engine on")
-        found = measure_mismatch(self._updater, self._sound(self._index.gather(rows), rows)[0])
-        refuse_mismatch(found, self.step_done, self._settings)
+        found = measure_mismatch(self._updater, self._drop_faulty_rows(self._index.gather(rows), rows)[0])
+        check_mismatch(found, self.step_done, self._settings)
         return found
 
     def step(self, step: int, start_groups: int) -> TrainedStep:
         """Train step `step` on rows of at most `start_groups` start groups, and publish policy version `step`.
 
         Raises:
-            TrainingError: the step is not the next one, another trainer holds it, or three steps in a row were not finite.
-            DataError: a row that the step's ledger names, from before, is damaged.
+            TrainingError: the step is not the next one, another trainer holds it, or three updates in a row were not finite.
+            DataError: the step is to be repeated, and its ledger or one of its rows is missing or damaged.
         """
         if step != self.step_done + 1:
             raise TrainingError(f"step {step} was asked for, but the next one is {self.step_done + 1}")
         began = time.perf_counter()
         if step in self._to_repeat:
-            rows, counts, drawn = self._recorded(step), {}, {}
+            rows, counts, drawn = self._read_ledger(step), {}, {}
             batch = self._gather_recorded(step, rows)
         else:
-            choice, batch = self._draw(step, start_groups)
+            choice, batch = self._choose_and_gather(step, start_groups)
             rows, counts, drawn = choice.selection.rows, choice.selection.counts, choice.metrics()
             self._record(step, choice)
             self._index.look_ahead(replace(choice.selection.query, step=step + 1, policy_version=step))
         selected = time.perf_counter()
-        batch, powers, refused = self._sound(batch, rows)
+        batch, powers, refused = self._drop_faulty_rows(batch, rows)
         try:
             updates = list(self._updates(step, batch, powers))
         finally:
             for found in self._updater.skipped:
-                file = set_rows_aside(self._paths, self.lineage, step, found, rows)
+                file = write_skipped_rows(self._paths, self.lineage, step, found, rows)
                 logger.warning("an update of step %d was not finite and is skipped; its rows are named in %s", step, file)
         updated = time.perf_counter()
         metrics = update_metrics(updates) | lag_zero_metrics(updates, batch, self.step_done)
@@ -185,7 +191,7 @@ class Trainer:
         metrics |= {"train/select_s": selected - began, "train/update_s": updated - selected}
         metrics |= {"train/learning_rate": rate_at(step, self._settings)}
         metrics |= rate_metrics(metrics) | self._policy.memory_metrics()
-        if sentence := alarm(step, metrics):
+        if sentence := mismatch_warning(step, metrics):
             logger.warning("%s", sentence)
         self.published = self._save(step, metrics, self._outcome(updates))
         self.step_done = step
@@ -194,41 +200,41 @@ class Trainer:
         return TrainedStep(published=self.published, metrics=metrics)
 
     def retire(self, settings: RetentionSettings) -> int:
-        """Give up shards that are too old for any step, if the run's have outgrown their budget; bytes that were freed."""
+        """Delete shards that are too old for any step, if the run's shards exceed their budget; returns the bytes freed."""
         return retire(self._paths, self._index, RunAge.of(self._paths, self._storage), settings)
 
-    def rehearse(self, step: int) -> UpdateOutcome | None:
-        """The first update of a recorded step, from the weights that the policy holds now; None if it had no update.
+    def recompute_first_update(self, step: int) -> UpdateOutcome | None:
+        """Compute the first update of a recorded step from the policy's current weights; None if the step had no update.
 
-        Nothing is written, and the policy is no version of the run afterwards.
+        No file is written. Afterwards the policy is not a version of the run.
         """
-        rows = self._recorded(step)
-        batch, powers, _ = self._sound(self._gather_recorded(step, rows), rows)
+        rows = self._read_ledger(step)
+        batch, powers, _ = self._drop_faulty_rows(self._gather_recorded(step, rows), rows)
         update = next(self._updates(step, batch, powers), None)
         return None if update is None else update.outcome
 
-    def _sound(self, batch: Batch, rows: pa.Table) -> tuple[Batch, list[str], int]:
-        """What of a gathered batch is fit to be trained on, the power of each row, and how many rows are at fault."""
+    def _drop_faulty_rows(self, batch: Batch, rows: pa.Table) -> tuple[Batch, list[str], int]:
+        """The batch without faulty rows and their groups, the power of each remaining row, and the number of faulty rows."""
         powers = rows["power"].to_pylist()
-        kept, refused = sound_rows(batch, self._policy.reads)
+        kept, refused = find_trainable_rows(batch, self._policy.row_limits)
         for row in refused:
             logger.warning("%s", row.sentence)
         if len(kept) == len(powers):
             return batch, powers, 0
-        return only(batch, kept), [powers[row] for row in kept], len(refused)
+        return select_rows(batch, kept), [powers[row] for row in kept], len(refused)
 
     def _updates(self, step: int, batch: Batch, powers: list[str]) -> Iterator[Update]:
-        """The step's updates, at the step's learning rate."""
+        """Compute the step's updates at the step's learning rate."""
         if self._settings.simulated_step_s:
             time.sleep(self._settings.simulated_step_s)
             return iter(())
         set_rate(self._updater.optimiser, rate_at(step, self._settings))
         return self._updater.updates(batch, powers)
 
-    def _draw(self, step: int, start_groups: int) -> tuple[Choice, Batch]:
-        """A choice and its rows, gathered before the ledger: a damaged row must not take the step's name.
+    def _choose_and_gather(self, step: int, start_groups: int) -> tuple[Choice, Batch]:
+        """Choose rows and gather them. This is done before the ledger is written, so that a ledger never names a damaged row.
 
-        The index sets a damaged shard aside, so the next choice is made without it.
+        The index sets a damaged shard aside, and rows are chosen again without it.
         """
         while True:
             choice = self._choose(step, start_groups)
@@ -252,7 +258,11 @@ class Trainer:
         return choice
 
     def _record(self, step: int, choice: Choice) -> None:
-        """Write the step's ledger, the fence: whoever finds it taken is not alone on the run."""
+        """Write the step's ledger. If it exists already, another trainer works on the run.
+
+        Raises:
+            TrainingError: the ledger exists.
+        """
         about = {"policy_version": str(self.step_done), "settings_hash": self._settings_hash}
         about |= {"selection": choice.selection.query.to_json(), "shortage": choice.shortage, "seen": choice.selection.seen}
         if not write_ledger(self._paths, self.lineage, step, choice.selection.rows, about | selection_rule()):
@@ -261,8 +271,12 @@ class Trainer:
                 "two trainers cannot share a run; stop one"
             )
 
-    def _recorded(self, step: int) -> pa.Table:
-        """The rows that the step's ledger names: they are used again as recorded, never chosen again."""
+    def _read_ledger(self, step: int) -> pa.Table:
+        """The rows that the step's ledger names.
+
+        Raises:
+            DataError: there is no such ledger.
+        """
         rows = read_ledger(self._paths, self.lineage, step)
         if rows is None:
             raise DataError(f"the ledger of step {step} is gone from '{self._paths.ledger}': restore it from a copy")
@@ -272,10 +286,10 @@ class Trainer:
         try:
             return self._index.gather(rows)
         except DataError as error:
-            raise DataError(f"step {step} has to be repeated on the rows of its ledger, and cannot be: {error}") from error
+            raise DataError(f"step {step} cannot be repeated on the rows of its ledger: {error}") from error
 
     def _save(self, step: int, metrics: dict[str, float], outcome: Outcome) -> PolicyVersion:
-        """Make the step last, and publish its version from what lasts."""
+        """Save the step's checkpoint, and publish its version from it."""
         state = TrainerState(
             step=step,
             lineage=self.lineage,
@@ -290,7 +304,7 @@ class Trainer:
         return self._publish(state)
 
     def _publish(self, state: TrainerState) -> PolicyVersion:
-        """Publish the version of a checkpoint that stands, and record what its step came to."""
+        """Publish the adapter of a checkpoint, and write the outcome of its step."""
         published = publish_adapter(self._paths, state.step, self._paths.checkpoint(state.step))
         if state.outcome is not None:
             outcome = replace(state.outcome, adapter_hash=published.adapter_hash)

@@ -1,14 +1,15 @@
-"""From decisions to packed micro-batches: every token path that decisions share is laid out once.
+"""Plans packed micro-batches: a token prefix that several decisions share is stored once.
 
-The decisions of a batch are sorted by their tokens. In that order each decision needs only the tokens after what it shares with
-the one before it, so laying these down one after another writes their trie in depth-first order: rules, board, power and answers
-are shared on whatever levels they are equal, without anyone naming the levels. The tokens below a token then stand right behind
-it, up to `leave`: token q sees token k exactly if k <= q < leave[k].
+The decisions of a batch are sorted by their tokens. Each then adds only the tokens after the prefix that it shares with the
+decision before it. Concatenated, these tokens are the trie of the decisions in depth-first order; rules, board, power and
+completions are shared wherever they are equal. The descendants of a token follow it directly, up to `leave`: token q sees token k
+exactly if k <= q < leave[k].
 
-Promise: within a micro-batch no token path stands twice; a decision lies whole in one micro-batch; a micro-batch holds no more
-than the budget of tokens, unless it is a single decision longer than that; subtrees stay together where they fit, else their
-prefix is repeated. Tokens behind the last one that a branching token needs are left out. Same rows, same plan.
-Never: look at a return, or touch a tensor.
+- A micro-batch holds each token path once, and each decision completely.
+- A micro-batch has at most the budget's tokens, unless it is one decision that is longer.
+- A subtree that fits stays in one micro-batch; otherwise its prefix is repeated.
+- Tokens from the last branching token of a decision on are left out: no prediction needs them.
+- Equal rows give an equal plan.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,28 +24,28 @@ from training.branching import BranchingTokens, branching_fields, branching_indi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedMicroBatch(BranchingTokens):
-    """A forest of token paths in depth-first order, and the branching tokens that hang on it. T tokens, S segments,
-    H places with a wanted hidden state, V distinct legal ids; B and K as in `BranchingTokens`.
+    """A forest of token paths in depth-first order, and their branching tokens.
 
-    A segment is a maximal run of tokens without a branching in it.
+    T: tokens; S: segments; H: tokens whose hidden state is needed; V: distinct legal ids; B and K as in `BranchingTokens`. A
+    segment is a maximal run of tokens at which no path splits off.
     """
 
     input_ids: np.ndarray
     """int64 [T]."""
     positions: np.ndarray
-    """int64 [T]: depth in the trie, which is the position in each decision that passes through."""
+    """int64 [T]: depth in the trie, which is the token's position in its decisions."""
     segment_starts: np.ndarray
-    """int64 [S + 1]: where each segment begins; the last entry is T."""
+    """int64 [S + 1]: first token of each segment; the last entry is T."""
     segment_leaves: np.ndarray
-    """int64 [S]: end of the tokens below the segment, itself included."""
+    """int64 [S]: end (exclusive) of the segment and its descendants."""
     hidden_at: np.ndarray
     """int64 [H], ascending: tokens whose hidden state predicts a branching token."""
     token_hidden: np.ndarray
-    """int64 [B]: which of `hidden_at` predicts each branching token; decisions that drew alike share it."""
+    """int64 [B]: index into `hidden_at` for each branching token; decisions with an equal prefix share it."""
     head_ids: np.ndarray
-    """int64 [V], ascending: the ids that are legal anywhere here; only their rows of the head are needed."""
+    """int64 [V], ascending: ids that are legal for any token; only these rows of the head are computed."""
     legal_columns: np.ndarray
-    """int64 [B, K]: place of each of `legal_ids` in `head_ids`."""
+    """int64 [B, K]: index of each of `legal_ids` in `head_ids`."""
 
     @property
     def tokens(self) -> int:
@@ -53,43 +54,43 @@ class PackedMicroBatch(BranchingTokens):
 
     @property
     def leaves(self) -> np.ndarray:
-        """int64 [T]: per token, the end of the tokens below it, itself included."""
+        """int64 [T]: end (exclusive) of each token and its descendants."""
         return np.repeat(self.segment_leaves, np.diff(self.segment_starts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TriePlan:
-    """The micro-batches of an update, and what they save."""
+    """The micro-batches of some rows."""
 
     micro_batches: tuple[PackedMicroBatch, ...]
     raw_tokens: int
-    """Tokens of all the rows, prompts and completions."""
+    """Tokens of the rows, prompts and completions."""
     unique_tokens: int
-    """Tokens that are laid out, over all micro-batches."""
+    """Tokens of the micro-batches."""
     branching_tokens: int
-    """Branching tokens of all the rows."""
+    """Branching tokens of the rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Paths:
-    """The needed tokens of decisions, sorted; n decisions."""
+    """The token paths of n decisions, sorted by their tokens. A path ends before the decision's last branching token."""
 
     rows: np.ndarray
-    """int64 [n] rows of the batch."""
+    """int64 [n]: rows of the batch."""
     lengths: np.ndarray
-    """int64 [n] tokens needed of each: those before its last branching token."""
+    """int64 [n]: tokens of each path."""
     shared: np.ndarray
-    """int64 [n] tokens that each has in common with the one before; 0 for the first."""
+    """int64 [n]: length of the prefix shared with the path before; 0 for the first."""
 
     def part(self, places: np.ndarray) -> "_Paths":
-        """Some of them, `places` ascending: what two have in common is the least that any two between them have."""
-        # Each range of reduceat runs on to the next one's start, which is just behind the place it is for.
+        """The paths at `places`, which must ascend."""
+        # Two paths share the smallest prefix that neighbours between them share. The ranges of reduceat end after each place.
         shared = np.minimum.reduceat(self.shared[: places[-1] + 1], np.concatenate([[0], places[:-1] + 1]))
         return _Paths(self.rows[places], self.lengths[places], shared)
 
 
 def plan(batch: Batch, rows: Sequence[int] | np.ndarray, token_budget: int) -> TriePlan:
-    """Pack `rows` of `batch` into micro-batches of at most `token_budget` tokens. Rows without a branching token need no forward.
+    """Pack `rows` of `batch` into micro-batches of at most `token_budget` tokens. Rows without a branching token are left out.
 
     Raises:
         ValueError: a drawn token is not in its own legal set.
@@ -108,21 +109,21 @@ def plan(batch: Batch, rows: Sequence[int] | np.ndarray, token_budget: int) -> T
 def _sorted_paths(batch: Batch, rows: np.ndarray) -> _Paths:
     index, place = branching_indices(batch, rows)
     last = np.full(len(rows), -1)
-    last[place] = index  # of several, the last one stays
+    last[place] = index  # the last assignment to a place is kept
     rows, last = rows[last >= 0], last[last >= 0]
     lengths = positions_of(batch, rows, last)
     starts = batch.input_offsets[rows]
-    # As bytes, highest first, ids compare like numbers, many at a time.
-    everything = batch.input_ids.astype(">u4").tobytes()
+    # Big-endian bytes compare in the order of the ids, and faster than lists of ids.
+    id_bytes = batch.input_ids.astype(">u4").tobytes()
     bounds = zip((4 * starts).tolist(), (4 * (starts + lengths)).tolist(), strict=True)
-    keys = [everything[first:end] for first, end in bounds]
+    keys = [id_bytes[first:end] for first, end in bounds]
     order = np.array(sorted(range(len(rows)), key=keys.__getitem__), np.int64)
     rows, lengths, starts = rows[order], lengths[order], starts[order]
     return _Paths(rows, lengths, _shared(batch.input_ids, starts.tolist(), lengths.tolist()))
 
 
 def _shared(ids: np.ndarray, starts: list[int], lengths: list[int]) -> np.ndarray:
-    """Length of the longest common prefix of each path and the one before it; 0 for the first."""
+    """Length of the longest common prefix of each path and the path before it, int64 [n]; 0 for the first."""
     shared = np.zeros(len(starts), np.int64)
     for place in range(1, len(starts)):
         length = min(lengths[place - 1], lengths[place])
@@ -134,7 +135,7 @@ def _shared(ids: np.ndarray, starts: list[int], lengths: list[int]) -> np.ndarra
 
 
 def _bins(paths: _Paths, budget: int) -> list[np.ndarray]:
-    """Places of the paths that go into each micro-batch: whole subtrees first-fit, the largest first."""
+    """Places of the paths of each micro-batch. Whole subtrees are assigned by first-fit decreasing."""
     if len(paths.rows) == 0:
         return []
     fresh = np.concatenate([[0], np.cumsum(paths.lengths - paths.shared)])
@@ -158,7 +159,7 @@ def _bins(paths: _Paths, budget: int) -> list[np.ndarray]:
 
 
 def _pieces(shared: np.ndarray, low: int, high: int, tokens: Callable[[int, int], int], budget: int) -> Iterator[tuple[int, int]]:
-    """Cut the paths [low, high) at the branchings nearest to the root into runs that fit; runs of siblings stay together."""
+    """Split the paths [low, high) into runs that fit the budget, at the branchings nearest the root; siblings stay together."""
     if high - low == 1 or tokens(low, high) <= budget:
         yield low, high
         return
@@ -204,13 +205,13 @@ def _micro_batch(batch: Batch, paths: _Paths) -> PackedMicroBatch:
 
 
 def _segments(shared: list[int], lengths: list[int], starts: list[int], total: int) -> tuple[np.ndarray, np.ndarray]:
-    """Segment starts and leaves of sorted paths whose fresh tokens begin at `starts`.
+    """Segment starts and leaves of sorted paths whose own tokens (those not shared with the path before) begin at `starts`.
 
-    A token at depth d is left where the next path begins that shares no more than d. From the last path to the first, a stack
-    holds the paths at which deeper tokens than before are left; each path cuts its fresh tokens by those, and drops the ones that
-    hide behind it.
+    The descendants of a token at depth d end where the next path begins that shares at most d tokens. The loop goes from the last
+    path to the first. The stack holds (depth, place): tokens from this depth on have descendants up to this place. Each path
+    splits its own tokens at these depths, and removes the entries that it hides from earlier paths.
     """
-    stack = [(0, total)]  # from this depth on, tokens are left at this place
+    stack = [(0, total)]
     segments: list[tuple[int, int]] = []
     for begin, depth, end in zip(reversed(starts), reversed(shared), reversed(lengths), strict=True):
         while end > depth:
@@ -225,15 +226,15 @@ def _segments(shared: list[int], lengths: list[int], starts: list[int], total: i
         stack.append((depth, begin))
     segments.reverse()
     at, leaves = np.array(segments, np.int64).T
-    # A path that ends inside a longer one is no branching.
+    # No path splits off where a path ends inside a longer one, so such segments are joined.
     kept = np.concatenate([[True], leaves[1:] != leaves[:-1]])
     return np.append(at[kept], total), leaves[kept]
 
 
 def _places(paths: _Paths, starts: np.ndarray, depths: np.ndarray, owner: np.ndarray) -> np.ndarray:
-    """Where the token at each depth of its path lies; `owner`: the path, ascending.
+    """Index of the token at each of `depths` in its path; `owner` is the number of the path, ascending.
 
-    One row of places is written over, path by path: what two neighbours share stays.
+    `trail` holds the token indices of the current path; the next path overwrites only what the two do not share.
     """
     trail = np.empty(int(paths.lengths.max()), np.int64)
     found = np.empty(len(depths), np.int64)

@@ -1,8 +1,7 @@
-"""From a batch to changed weights: advantages, micro-batches, loss and gradient, and one guarded optimiser step per update.
+"""Computes the updates of a step: advantages, micro-batches, loss, gradient, and one optimiser step per update.
 
-Promise: the loss of an update is one sum over its branching tokens, divided by one constant, so that cutting it into
-micro-batches never changes it; and weights stay as they are where loss or gradient is not finite.
-Never: choose rows, or write a file.
+The loss of an update is divided by constants of the whole update, so it does not depend on how the update is split into
+micro-batches. If loss or gradient is not finite, the optimiser step is skipped and the weights do not change.
 """
 
 import time
@@ -15,17 +14,17 @@ import torch
 from storage.gather import Batch
 from storage.outcome import UpdateOutcome
 from telemetry.errors import TrainingError
-from training.advantages import MovingFigures, advantages_of
+from training.advantages import MovingMeans, advantages_of
 from training.branching import BranchingTokens, branching_decisions, branching_tokens, probed_tokens
 from training.layout import Cut, Layout
 from training.losses.choose import policy_loss
 from training.losses.token_loss import DrawnTokens
 from training.masked_logprobs import MaskedLogprobs
-from training.not_finite import IN_A_ROW, NotFinite
+from training.not_finite import MAX_SKIPPED_UPDATES, SkippedUpdate
 from training.objective import Objective
 from training.parallel import Peers, UpdateWork, lead
 from training.policy import Policy
-from training.reference_kl import KlController, after_step, kl_weight
+from training.reference_kl import KlState, kl_weight, update_kl_state
 from training.settings import TrainingSettings
 from training.step_metrics import Gauges, Update
 from training.token_budget import TokenBudget
@@ -33,29 +32,31 @@ from training.token_budget import TokenBudget
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accumulated:
-    """What forward and backward of one update came to; the gradient itself lies in the parameters."""
+    """Results of forward and backward of one update. The gradient itself is in the parameters."""
 
     losses: list[float]
-    """Per micro-batch, already divided by the update's constant: their sum is the update's loss."""
+    """Loss of each micro-batch, already divided; their sum is the update's loss."""
     gauges: Gauges
-    """Over the update's branching tokens."""
+    """Figures of the update's branching tokens."""
     raw_tokens: int
+    """As in `Cut`."""
     unique_tokens: int
     """As in `Cut`."""
     kl_weight: float
-    """What the divergence weighed."""
+    """Weight of the KL divergence."""
     plan_s: float
-    """Seconds of cutting the rows into micro-batches."""
+    """Seconds of planning the micro-batches."""
     forward_s: float
-    """Seconds of the forwards, those of the reference included, as the host saw them."""
+    """Seconds of the forwards, with those of the reference, measured on the host."""
     backward_s: float
+    """Seconds of the backwards, measured on the host."""
 
     @classmethod
-    def of_all(cls, parts: Sequence["Accumulated"]) -> "Accumulated":
-        """One of what several processes did at the same time."""
+    def join(cls, parts: Sequence["Accumulated"]) -> "Accumulated":
+        """Join the results of several processes that worked at the same time."""
         return cls(
             losses=[loss for part in parts for loss in part.losses],
-            gauges=Gauges.of_all([part.gauges for part in parts]),
+            gauges=Gauges.join([part.gauges for part in parts]),
             raw_tokens=sum(part.raw_tokens for part in parts),
             unique_tokens=sum(part.unique_tokens for part in parts),
             kl_weight=parts[0].kl_weight,
@@ -66,39 +67,43 @@ class Accumulated:
 
 
 class Updater:
-    """Owns the optimiser of a policy, and makes the updates of a step.
+    """Owns the optimiser of a policy and computes the updates of a step.
 
     Attributes:
-        policy: the policy.
-        layout: how its rows are laid out.
-        budget: how many tokens a packed micro-batch may have.
-        optimiser: its state goes into checkpoints.
-        skipped_in_a_row: updates since the last finite one; goes into checkpoints.
-        kl: where the weight of the divergence from the base stands; goes into checkpoints.
-        moving: what past steps say of returns and advantages; goes into checkpoints.
-        skipped: updates of the present step that were not finite.
+        policy: the policy that is trained.
+        layout: splits rows into micro-batches.
+        budget: largest size of a packed micro-batch.
+        optimiser: AdamW; its state is saved in checkpoints.
+        skipped_in_a_row: updates since the last finite one; saved in checkpoints.
+        kl: state of the KL weight; saved in checkpoints.
+        moving: moving means of returns and advantages; saved in checkpoints.
+        skipped: updates of the current step that were not finite.
     """
 
     def __init__(self, policy: Policy, settings: TrainingSettings, peers: Peers | None = None) -> None:
-        """`peers`: processes that this one leads, and that share its updates."""
+        """`peers`: the processes that share the updates with this one, which leads them.
+
+        Raises:
+            InputError: the loss of the settings cannot be used.
+        """
         self.policy = policy
         self.layout = Layout(policy, settings)
         self.budget = TokenBudget(settings, policy.device)
-        policy_loss(settings.loss)  # one of a package may be missing: that is said before a step begins
+        policy_loss(settings.loss)  # fails now, not in the first step, if the package of the loss is missing
         self._settings = settings
         self.optimiser = torch.optim.AdamW(policy.parameters(), lr=settings.learning_rate, betas=(0.9, 0.999), weight_decay=0.0)
         self.skipped_in_a_row = 0
-        self.kl = KlController()
-        self.moving = MovingFigures()
-        self.skipped: list[NotFinite] = []
+        self.kl = KlState()
+        self.moving = MovingMeans()
+        self.skipped: list[SkippedUpdate] = []
         self._peers = peers
 
     def updates(self, batch: Batch, powers: Sequence[str] | None = None) -> Iterator[Update]:
-        """The step's updates, one by one, each on its own share of the advantage groups; after the last, what moves from step to
-        step has moved.
+        """Compute the step's updates one by one, each on its share of the advantage groups. After the last one, `kl` and `moving`
+        are those of the next step.
 
         Args:
-            powers: [rows of the batch] the power of each decision; None: they are taken for one power's.
+            powers: [rows of the batch] the power of each decision; None: all decisions count as one power's.
 
         Raises:
             TrainingError: three updates in a row were not finite.
@@ -115,22 +120,22 @@ class Updater:
             update = self.update(batch, share, advantages, anchors)
             if update.skipped:
                 named = batch.decision_ids[share].tolist()
-                self.skipped.append(NotFinite(number=number, decision_ids=named, outcome=update.outcome))
-            if self.skipped_in_a_row >= IN_A_ROW:
+                self.skipped.append(SkippedUpdate(number=number, decision_ids=named, outcome=update.outcome))
+            if self.skipped_in_a_row >= MAX_SKIPPED_UPDATES:
                 raise TrainingError(
-                    f"loss or gradient was not finite in {IN_A_ROW} updates in a row: lower training.learning_rate, and look at "
-                    "the rows that the run's folder not_finite names"
+                    f"loss or gradient was not finite in {MAX_SKIPPED_UPDATES} updates in a row: lower training.learning_rate, "
+                    "and inspect the rows that the files in the run's folder not_finite name"
                 )
             divergences.append(update.gauges.kl)
             yield update
         measured = np.concatenate([np.empty(0, np.float32), *divergences]).astype(np.float64)
         measured = measured[np.isfinite(measured)]
-        self.kl = after_step(self.kl, float(measured.mean()) if len(measured) else None, self._settings)
+        self.kl = update_kl_state(self.kl, float(measured.mean()) if len(measured) else None, self._settings)
         self.moving = moved
 
     def _anchors(self, batch: Batch, later: Sequence[Sequence[int]]) -> np.ndarray:
-        """float32 [completion positions]: log-probabilities as the step begins, for the rows of its later updates; elsewhere no
-        number, since a first update is itself where the step begins."""
+        """Log-probabilities at the beginning of the step, float32 [completion positions]: for the rows of the later updates. NaN
+        for the other rows: in the first update the current policy is that of the beginning."""
         anchors = np.full(len(batch.behaviour_logprobs), np.nan, np.float32)
         with torch.no_grad():
             for share in later:
@@ -140,14 +145,14 @@ class Updater:
         return anchors
 
     def cut(self, batch: Batch, rows: Sequence[int]) -> Cut:
-        """Micro-batches of `rows` in the layout and the budget of training."""
+        """Micro-batches of `rows`, in the layout and budget of training."""
         return self.layout.cut(batch, rows, self.budget.tokens)
 
     def update(self, batch: Batch, rows: Sequence[int], advantages: np.ndarray, anchors: np.ndarray | None = None) -> Update:
         """Forward, backward and one optimiser step on `rows`.
 
         Args:
-            advantages: float32 [rows of the batch], of every row of the batch.
+            advantages: float32 [rows of the batch].
             anchors: as in `accumulate`.
         """
         return self.apply(self.accumulate(batch, rows, advantages, anchors))
@@ -155,28 +160,28 @@ class Updater:
     def accumulate(
         self, batch: Batch, rows: Sequence[int], advantages: np.ndarray, anchors: np.ndarray | None = None
     ) -> Accumulated:
-        """The gradient of `rows`, over all their micro-batches; it stands in the parameters, and nothing from before does.
+        """Compute the gradient of `rows` into the parameters, replacing gradients from before.
 
         Args:
-            advantages: float32 [rows of the batch], of every row of the batch.
-            anchors: float32 [completion positions of the batch], what ratios are taken against; the present policy where it is no
-                number; None: the policies that drew the tokens.
+            advantages: float32 [rows of the batch].
+            anchors: float32 [completion positions of the batch], log-probabilities of the policy in the ratio's denominator; NaN
+                means the current policy. None: the ratio is taken against the policies that drew the tokens.
         """
 
         work = UpdateWork(batch=batch, rows=rows, advantages=advantages, anchors=anchors, objective=self._objective(batch, rows))
         if self._peers is None:
             return self.gradient(work, rows)
-        return Accumulated.of_all(lead(self._peers, work, self.policy.parameters(), self.gradient))
+        return Accumulated.join(lead(self._peers, work, self.policy.parameters(), self.gradient))
 
     def gradient(self, work: UpdateWork, rows: Sequence[int]) -> Accumulated:
-        """The gradient of some of an update's rows, or all of them; in the parameters stands nothing from before."""
+        """Compute the gradient of some or all rows of an update into the parameters. Gradients are zeroed first."""
 
         def one_micro_batch(_: int) -> int:
             micro = self.cut(work.batch, rows).micro_batches[0]
             self._forward_and_backward([micro], work)
             return micro.tokens
 
-        def all_of_them(_: int) -> Accumulated:
+        def all_micro_batches(_: int) -> Accumulated:
             self.optimiser.zero_grad(set_to_none=True)
             began = time.perf_counter()
             cut = self.cut(work.batch, rows)
@@ -194,13 +199,13 @@ class Updater:
             )
 
         if self.layout.packed and branching_tokens(work.batch, rows):
-            self.budget.settle(one_micro_batch)
-        return self.budget.within_memory(all_of_them)
+            self.budget.calibrate(one_micro_batch)
+        return self.budget.within_memory(all_micro_batches)
 
     def _forward_and_backward(
         self, micro_batches: Sequence[BranchingTokens], work: UpdateWork
     ) -> tuple[list[float], Gauges, float, float]:
-        """Each micro-batch's loss, what was seen, and seconds of forwards and backwards; gradients add up in the parameters."""
+        """Losses, gauges, and seconds of forwards and backwards; gradients are added to those in the parameters."""
         losses, gauges, forward_s, backward_s = [], [], 0.0, 0.0
         for micro in micro_batches:
             if len(micro.batch_row) == 0:
@@ -217,7 +222,7 @@ class Updater:
             losses.append(float(loss.detach()))
             forward_s += forwarded - began
             backward_s += time.perf_counter() - forwarded
-        return losses, Gauges.of_all(gauges), forward_s, backward_s
+        return losses, Gauges.join(gauges), forward_s, backward_s
 
     def _objective(self, batch: Batch, rows: Sequence[int]) -> Objective:
         """The loss of an update on `rows`, with its constants."""
@@ -233,11 +238,11 @@ class Updater:
     def _drawn(
         self, micro: BranchingTokens, found: MaskedLogprobs, advantages: np.ndarray, anchors: np.ndarray | None
     ) -> DrawnTokens:
-        """The tokens of a micro-batch as the losses take them."""
+        """The input of the policy loss for a micro-batch."""
         device, anchor = self.policy.device, None
         if anchors is not None:
-            then = torch.from_numpy(anchors[micro.completion_index]).to(device)
-            anchor = torch.where(torch.isfinite(then), then, found.chosen.detach())
+            stored = torch.from_numpy(anchors[micro.completion_index]).to(device)
+            anchor = torch.where(torch.isfinite(stored), stored, found.chosen.detach())
         return DrawnTokens(
             logprobs=found.chosen,
             behaviour=torch.from_numpy(micro.behaviour).to(device),
@@ -247,12 +252,12 @@ class Updater:
         )
 
     def _reference(self, micro: BranchingTokens) -> torch.Tensor:
-        """The base model's log-probabilities over the same legal sets."""
+        """The base model's log-probabilities over the legal sets, as `MaskedLogprobs.legal`; no gradient."""
         with torch.no_grad(), self.policy.model.disable_adapter():
             return self.policy.masked_logprobs(micro).legal
 
     def apply(self, accumulated: Accumulated) -> Update:
-        """Clip the gradient and take the optimiser step, unless something is not finite."""
+        """Clip the gradient and take the optimiser step, unless loss or gradient is not finite."""
         loss = sum(accumulated.losses)
         norm = float(torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self._settings.max_gradient_norm))
         finite = bool(np.isfinite(loss) and np.isfinite(norm))

@@ -39,7 +39,7 @@ def main(file: Path) -> None:
         found["weights"] = [weight.detach().clone() for weight in policy.parameters()]
         torch.save(found, file)
         if peers is not None:
-            peers.tell(None)
+            peers.broadcast(None)
     if peers is not None:
         peers.leave()
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.advantages import MovingFigures, advantages_of, leave_one_out
+from training.advantages import MovingMeans, advantages_of, leave_one_out
 from training.settings import TrainingSettings
 
 RETURNS, GROUPS = np.array([3.0, 0.0, 1.0, 4.0, 4.0, 1.0]), np.array([0, 0, 0, 1, 1, 1])
@@ -46,7 +46,7 @@ def test_a_group_of_one_is_refused():
 
 def of(steps: list[list[tuple[str, int, float]]], settings: TrainingSettings) -> list[list[float]]:
     """Advantages of some steps, each a list of (power, group, return)."""
-    moving, found = MovingFigures(), []
+    moving, found = MovingMeans(), []
     for rows in steps:
         powers, groups, returns = zip(*rows, strict=True)
         advantages, moving = advantages_of(np.array(returns), np.array(groups), powers, settings, moving)
@@ -120,11 +120,11 @@ def test_without_any_spread_nothing_is_divided_by_zero():
 
 
 def test_a_step_without_rows_moves_nothing():
-    before = MovingFigures(power_means={"FRANCE": 1.5}, mean_square=2.0)
+    before = MovingMeans(power_means={"FRANCE": 1.5}, mean_square=2.0)
     found, after = advantages_of(np.empty(0), np.empty(0, np.int64), [], TrainingSettings(), before)
     assert len(found) == 0 and after == before
 
 
 def test_moving_figures_come_back_from_json_bit_for_bit():
-    _, moving = advantages_of(RETURNS / 3, GROUPS, POWERS, TrainingSettings(), MovingFigures())
-    assert MovingFigures(**json.loads(json.dumps(asdict(moving)))) == moving
+    _, moving = advantages_of(RETURNS / 3, GROUPS, POWERS, TrainingSettings(), MovingMeans())
+    assert MovingMeans(**json.loads(json.dumps(asdict(moving)))) == moving

@@ -18,10 +18,10 @@ from storage.json_files import sealed
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
 from telemetry.errors import DataError, InputError
-from training.advantages import MovingFigures
+from training.advantages import MovingMeans
 from training.checkpoint import TrainerState, load_checkpoint, save_checkpoint
 from training.policy import Policy
-from training.reference_kl import KlController
+from training.reference_kl import KlState
 from training.settings import TrainingSettings
 from training.settings_hash import settings_hash
 from training.trainer import Trainer
@@ -58,8 +58,8 @@ def state_of(step: int) -> TrainerState:
         lineage="main",
         settings_hash=settings_hash(SETTINGS),
         metrics={"train/loss": 0.1 + 0.2},
-        kl=KlController(steps=step, mean=1 / 3),
-        moving=MovingFigures(power_means={"FRANCE": 1 / 7}, mean_square=2 / 7),
+        kl=KlState(steps=step, mean=1 / 3),
+        moving=MovingMeans(power_means={"FRANCE": 1 / 7}, mean_square=2 / 7),
     )
 
 
@@ -114,7 +114,7 @@ def test_a_checkpoint_of_the_former_layout_is_refused_with_the_cure_and_runs_not
     (folder / "trainer.safetensors").unlink()
     (folder / "trainer.pt").write_bytes(pickle.dumps(Touches(ran)))
     (folder / "manifest.json").write_text(json.dumps({"format": 2, "step": 2, "files": {"trainer.pt": {}}}))
-    with pytest.raises(InputError, match=r"pickle.*go on with the release that wrote it"):
+    with pytest.raises(InputError, match=r"pickle.*continue with the release that wrote it"):
         Trainer(paths, Policy(base(), SETTINGS), SETTINGS, StorageSettings())
     assert not ran.exists() and paths.checkpoint(2).is_dir()
 

@@ -132,12 +132,12 @@ def test_what_the_trainer_recorded_at_lag_zero_is_found_again(made, model, tmp_p
     recorded = read_outcome(paths, MAIN, 2)
     assert recorded is not None
     updater = Updater(Policy(model, SETTINGS), SETTINGS)
-    from training.lab import _newest, _try_all
+    from training.lab import _evaluate, _load_newest_checkpoint
 
-    assert _newest(paths, updater).step == 1
+    assert _load_newest_checkpoint(paths, updater).step == 1
     index = Index(paths)
     index.refresh()
     rows = read_ledger(paths, MAIN, 2)
-    figures, _ = _try_all(updater, index.gather(rows), rows["power"].to_pylist(), variants(SETTINGS, []))
+    figures, _ = _evaluate(updater, index.gather(rows), rows["power"].to_pylist(), variants(SETTINGS, []))
     assert figures["clipped"].loss == pytest.approx(recorded.loss, abs=1e-6)
     assert figures["clipped"].gradient_norm == pytest.approx(recorded.gradient_norm, rel=1e-4)

@@ -74,7 +74,7 @@ class Update:
             total += loss.item()
             seen.append(gauges)
         assert logits.grad is not None
-        return total, logits.grad, Gauges.of_all(seen)
+        return total, logits.grad, Gauges.join(seen)
 
     def forward(self, logits: torch.Tensor, at: list[int]) -> tuple[DrawnTokens, MaskedLogprobs]:
         widest = max(len(self.sets[place]) for place in at)

@@ -23,7 +23,7 @@ from tests.training.batches import VOCABULARY, batch_of, three_levels
 from training.masked_logprobs import masked_logprobs
 from training.packed_attention import DenseAttention, PackedAttention, RangeAttention
 from training.packed_attention_gpu import FlexAttention, VarlenAttention, padded_length
-from training.packed_forward import not_covered, packed_hidden
+from training.packed_forward import packed_hidden, uncovered_reason
 from training.padded_rows import pad
 from training.policy import Policy
 from training.settings import TrainingSettings
@@ -234,7 +234,7 @@ def test_an_adapter_on_the_head_is_not_covered():
     from peft import LoraConfig, get_peft_model
 
     model = get_peft_model(base(tied=False), LoraConfig(r=2, target_modules=["q_proj", "lm_head"], task_type="CAUSAL_LM"))
-    assert "adapter changes the head" in (not_covered(model) or "")
+    assert "adapter changes the head" in (uncovered_reason(model) or "")
 
 
 def test_a_packed_forward_that_is_wrong_is_found_at_the_start_and_not_used(monkeypatch):

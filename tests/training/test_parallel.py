@@ -14,7 +14,7 @@ from benchmarks.trainer_cases import Case, made_up_batch
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
 from telemetry.errors import TrainingError
-from training.parallel import join_peers, shares
+from training.parallel import join_peers, split_rows
 from training.process import TrainerProcess
 from training.settings import TrainingSettings
 
@@ -54,7 +54,7 @@ def test_shares_are_whole_groups_of_neighbours_and_about_equal(size: int):
     batch = made_up_batch(Case(positions=9, forks=4, own=30, spread=0.3), vocabulary=512)
     rows = [row for row in range(36) if row % 4 != 1]  # not all of a batch, in any order
     rows = [*rows[7:], *rows[:7]]
-    cut = shares(batch, rows, size)
+    cut = split_rows(batch, rows, size)
     assert len(cut) == size and sorted(row for part in cut for row in part) == sorted(rows)
     groups = [sorted({int(batch.advantage_groups[row]) for row in part}) for part in cut]
     assert [group for part in groups for group in part] == list(range(9))  # none split, neighbours together
@@ -64,7 +64,7 @@ def test_shares_are_whole_groups_of_neighbours_and_about_equal(size: int):
 
 
 def test_no_rows_leave_every_process_idle():
-    assert shares(made_up_batch(Case(positions=1, forks=2, own=4), vocabulary=64), [], 3) == [[], [], []]
+    assert split_rows(made_up_batch(Case(positions=1, forks=2, own=4), vocabulary=64), [], 3) == [[], [], []]
 
 
 @pytest.mark.slow

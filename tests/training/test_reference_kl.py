@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.training.loss_oracle import divergence, entropy, masked
-from training.reference_kl import KlController, after_step, exact_kl, kl_weight, legal_entropy
+from training.reference_kl import KlState, exact_kl, kl_weight, legal_entropy, update_kl_state
 from training.settings import TrainingSettings
 
 VOCABULARY = 12
@@ -78,10 +78,10 @@ def test_the_divergence_is_zero_from_itself_and_pulls_towards_the_reference():
 
 def controlled(settings: TrainingSettings, measured: Callable[[float], float | None], steps: int) -> list[float]:
     """The weights of some steps whose divergence is a function of their weight."""
-    state, weights = KlController(), []
+    state, weights = KlState(), []
     for _ in range(steps):
         weights.append(kl_weight(state, settings))
-        state = after_step(state, measured(weights[-1]), settings)
+        state = update_kl_state(state, measured(weights[-1]), settings)
     return weights
 
 
@@ -115,7 +115,7 @@ def test_one_loud_step_does_not_move_the_weight_and_a_step_without_a_figure_neve
 
 def test_a_state_comes_back_from_json_bit_for_bit():
     settings = TrainingSettings(kl_weight=0.1, kl_control="adaptive", kl_target=0.05)
-    state = KlController()
+    state = KlState()
     for measured in (0.1 + 1e-17, 1 / 3, None, math.pi):
-        state = after_step(state, measured, settings)
-        assert KlController(**json.loads(json.dumps(asdict(state)))) == state
+        state = update_kl_state(state, measured, settings)
+        assert KlState(**json.loads(json.dumps(asdict(state)))) == state

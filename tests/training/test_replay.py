@@ -159,7 +159,7 @@ def test_a_checkpoint_that_cannot_be_used_is_passed_over(paths, again, monkeypat
     if how == "damaged":
         assert sorted(paths.checkpoints.iterdir()) == before
         torn = paths.checkpoint(2) / "trainer.safetensors"
-        assert any(f"checkpoint file '{torn}' is missing, cut or altered" in line for line in said)
+        assert any(f"checkpoint file '{torn}' is missing, truncated or altered" in line for line in said)
 
 
 def test_the_first_micro_batch_that_differs_is_named(paths, again):

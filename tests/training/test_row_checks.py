@@ -9,9 +9,9 @@ import pytest
 
 from storage.gather import Batch
 from tests.training.batches import VOCABULARY, three_levels
-from training.row_checks import Model, only, sound_rows
+from training.row_checks import RowLimits, find_trainable_rows, select_rows
 
-MODEL = Model(vocabulary=VOCABULARY, longest=128)
+MODEL = RowLimits(vocabulary=VOCABULARY, longest=128)
 BAD = 4
 """The row that each fault is put into; of group 1, rows 3 to 5."""
 
@@ -66,32 +66,32 @@ FAULTS: dict[str, tuple[Callable[[Batch], Batch], str]] = {
 
 @pytest.mark.parametrize(("spoil", "why"), FAULTS.values(), ids=FAULTS)
 def test_a_row_at_fault_is_named_and_its_group_left_out(spoil, why):
-    kept, refused = sound_rows(spoil(three_levels()), MODEL)
+    kept, refused = find_trainable_rows(spoil(three_levels()), MODEL)
     assert [row.decision_id for row in refused] == [1000 + BAD] and why in refused[0].sentence
     assert "decision 1004 is not trained on, nor is its advantage group" in refused[0].sentence
     assert kept.tolist() == [row for row in range(12) if row not in (3, 4, 5)]
 
 
 def test_sound_rows_all_stay():
-    kept, refused = sound_rows(three_levels(), MODEL)
+    kept, refused = find_trainable_rows(three_levels(), MODEL)
     assert kept.tolist() == list(range(12)) and refused == []
 
 
 def test_rows_outside_any_group_go_alone():
     batch = replace(three_levels(), advantage_groups=np.full(12, -1, np.int32))
-    kept, refused = sound_rows(changed(batch, "temperatures", BAD, float("nan")), MODEL)
+    kept, refused = find_trainable_rows(changed(batch, "temperatures", BAD, float("nan")), MODEL)
     assert kept.tolist() == [row for row in range(12) if row != BAD] and len(refused) == 1
 
 
 def test_several_faults_are_one_refusal_each():
     batch = changed(changed(three_levels(), "returns", 0, float("nan")), "returns", BAD, float("nan"))
-    kept, refused = sound_rows(changed(batch, "temperatures", BAD, -1.0), MODEL)
+    kept, refused = find_trainable_rows(changed(batch, "temperatures", BAD, -1.0), MODEL)
     assert [row.decision_id for row in refused] == [1000, 1004] and kept.tolist() == list(range(6, 12))
 
 
 def test_some_rows_of_a_batch_are_those_rows_and_nothing_else():
     batch, chosen = three_levels(), [7, 2, 11]
-    few = only(batch, chosen)
+    few = select_rows(batch, chosen)
     for here, row in enumerate(chosen):
         assert few.input_ids[few.input_offsets[here] : few.input_offsets[here + 1]].tolist() == (
             batch.input_ids[batch.input_offsets[row] : batch.input_offsets[row + 1]].tolist()
@@ -106,5 +106,5 @@ def test_some_rows_of_a_batch_are_those_rows_and_nothing_else():
     flat = {"decision_ids", "prompt_lens", "temperatures", "returns", "advantage_groups", "policy_versions"}
     assert flat <= {field.name for field in fields(Batch)}
     assert all(getattr(few, name).tolist() == getattr(batch, name)[chosen].tolist() for name in flat)
-    whole = only(batch, range(12))
+    whole = select_rows(batch, range(12))
     assert all(np.array_equal(getattr(whole, field.name), getattr(batch, field.name)) for field in fields(Batch))

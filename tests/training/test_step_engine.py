@@ -94,7 +94,7 @@ def test_rows_of_an_update_that_is_not_finite_are_named_in_a_file_and_three_stop
     monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *_: torch.tensor(float("inf")))
     for step in (1, 2):
         assert trainer.step(step, 2).metrics["train/skipped"] == 1.0
-    with pytest.raises(TrainingError, match=r"3 updates in a row: lower training.learning_rate, and look at the rows"):
+    with pytest.raises(TrainingError, match=r"3 updates in a row: lower training.learning_rate, and inspect the rows"):
         trainer.step(3, 2)
     assert all(torch.equal(old, new) for old, new in zip(before, trainer._policy.parameters(), strict=True))
     files = sorted((paths.root / "not_finite").iterdir())

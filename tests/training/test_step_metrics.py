@@ -14,9 +14,9 @@ from training.step_metrics import (
     MISMATCH_ALARM,
     Gauges,
     Update,
-    alarm,
     effective_share,
     lag_zero_metrics,
+    mismatch_warning,
     rate_metrics,
     selection_metrics,
     update_metrics,
@@ -82,8 +82,8 @@ def test_figures_are_over_the_tokens_of_all_updates():
 def test_gauges_of_no_micro_batch_are_empty_and_keep_their_types():
     """As those of a process that has no row of an update."""
     seen = gauges(1, [0, 1])
-    joined = Gauges.of_all([Gauges.of_all([]), seen])
-    assert len(Gauges.of_all([]).log_ratio) == 0
+    joined = Gauges.join([Gauges.join([]), seen])
+    assert len(Gauges.join([]).log_ratio) == 0
     for name in ("batch_row", "log_ratio", "clipped_low", "left_out", "kl"):
         np.testing.assert_array_equal(getattr(joined, name), getattr(seen, name))
         assert getattr(joined, name).dtype == getattr(seen, name).dtype
@@ -105,7 +105,7 @@ def test_lag_zero_figures_are_of_the_first_update_and_of_rows_that_the_trained_v
     second = gauges(2, [0], log_ratio=np.array([9.0], np.float32))
     found = lag_zero_metrics([update(first), update(second)], batch(), VERSION)
     assert found["train/log_ratio_lag0_mean"] == pytest.approx(0.02) and found["train/log_ratio_lag0_max"] == pytest.approx(0.03)
-    assert found["train/mismatch_alarm"] == 0 and alarm(1, found) == ""
+    assert found["train/mismatch_alarm"] == 0 and mismatch_warning(1, found) == ""
     assert lag_zero_metrics([update(first)], batch(), VERSION + 1) == {}, "nothing was drawn by that version"
 
 
@@ -114,7 +114,7 @@ def test_the_alarm_is_a_metric_and_a_sentence(gap: float):
     seen = gauges(1, [0, 1], log_ratio=np.array([gap, gap], np.float32))
     found = lag_zero_metrics([update(seen)], batch(), VERSION)
     assert found["train/mismatch_alarm"] == 1
-    assert alarm(7, found).startswith("step 7: at lag 0 the log-probabilities of trainer and engine are")
+    assert mismatch_warning(7, found).startswith("step 7: at lag 0 the log-probabilities of trainer and engine are")
 
 
 def test_lags_are_told_as_a_histogram_of_rows():

@@ -14,8 +14,8 @@ CPU = torch.device("cpu")
 def test_a_budget_that_is_given_is_used_and_on_a_cpu_there_is_nothing_to_measure():
     for given, expected in ((0, CPU_TOKENS), (700, 700)):
         budget = TokenBudget(TrainingSettings(token_budget=given), CPU)
-        budget.settle(lambda tokens: pytest.fail("nothing is measured"))
-        assert budget.settled and budget.tokens == expected
+        budget.calibrate(lambda tokens: pytest.fail("nothing is measured"))
+        assert budget.calibrated and budget.tokens == expected
 
 
 def test_work_that_runs_out_of_memory_is_done_again_in_halves():
@@ -68,5 +68,5 @@ def test_one_warm_micro_batch_is_measured_and_scaled_to_the_free_memory(monkeypa
     asked = []
     budget = TokenBudget(TrainingSettings(), torch.device("cuda"))
     for _ in range(2):
-        budget.settle(lambda tokens: asked.append(tokens) or 2000)
+        budget.calibrate(lambda tokens: asked.append(tokens) or 2000)
     assert asked == [token_budget.WARM_TOKENS] and budget.tokens == 0.8 * 40e9 / 4e6 // 256 * 256

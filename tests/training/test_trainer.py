@@ -312,7 +312,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_its_step_repeated_from_its_ledger
     before = run_files(paths)
     flip(paths.checkpoint(2) / "trainer.safetensors")
     again = trainer_for(paths, model)
-    assert again.step_done == 1 and "trainer.safetensors' is missing, cut or altered" in again.set_aside[0]
+    assert again.step_done == 1 and "trainer.safetensors' is missing, truncated or altered" in again.set_aside[0]
     again.step(2, 1)
     assert run_files(paths) == before
     assert [path.name.split("-")[0] for path in paths.checkpoints.glob(".step*")] == [".step_000002.damaged"]

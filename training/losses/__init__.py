@@ -1,1 +1,1 @@
-"""Policy losses, one file each, behind the one hook in `choose.py`; docs/training.md has the formulas."""
+"""Policy losses, one file each. `choose.py` maps names to losses; docs/training.md has the formulas."""

@@ -1,4 +1,4 @@
-"""The hook: from the setting `training.loss` to the function that computes it, and to what its sum is divided by."""
+"""Maps the setting `training.loss` to a loss function and to the denominator of its sum."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,15 +17,15 @@ from training.settings import TrainingSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyLoss:
-    """A loss by name."""
+    """A loss function and how its sum is normalised."""
 
     of: Callable[[DrawnTokens, TrainingSettings], TokenLoss]
     """Loss of each branching token of a micro-batch, before the division."""
     per_decision: bool
-    """Divide the sum by the update's decisions that have a branching token, not by its branching tokens."""
+    """True: divide the sum by the decisions that have a branching token. False: by the branching tokens."""
 
     def denominator(self, branching_tokens: int, decisions: int) -> int:
-        """What the sum over the whole update is divided by, once."""
+        """Denominator of the sum over the whole update."""
         return decisions if self.per_decision else branching_tokens
 
 
@@ -35,20 +35,20 @@ LOSSES: Mapping[str, PolicyLoss] = {
     "gspo": PolicyLoss(of=gspo_loss, per_decision=True),
     "sequence_mean": PolicyLoss(of=sequence_mean_loss, per_decision=True),
 }
-"""Our own losses; `training.loss` may also name one that an installed package brings."""
+"""Built-in losses. `training.loss` may also name one from an installed package."""
 
 
 def policy_loss(name: str) -> PolicyLoss:
-    """The loss of that name, ours or one of a package (docs/extending.md).
+    """The loss of that name, built-in or from a package (docs/extending.md).
 
     Raises:
-        InputError: there is none, or the one of a package cannot be used.
+        InputError: there is no such loss, or the package's loss cannot be used.
     """
     return _REGISTRY.get(name)
 
 
 def _accept(found: PolicyLoss, extension: Extension) -> PolicyLoss:
-    """A loss of a package, tried on a few tokens."""
+    """Check a package's loss on four tokens."""
     if not isinstance(found, PolicyLoss):
         raise Misfit("is no entente.losses.PolicyLoss")
     check_arguments(found.of, "tokens", "settings")

@@ -14,7 +14,7 @@ from training.settings import TrainingSettings
 
 
 def clipped_loss(tokens: DrawnTokens, settings: TrainingSettings) -> TokenLoss:
-    """Loss of each branching token, before the division by the update's constant."""
+    """Loss of each branching token, before division by the update's branching tokens."""
     left_out = outliers(tokens, settings)
     loss, low, high = clipped(torch.exp(log_ratio(tokens, left_out)), tokens.advantages, settings)
     loss = torch.where(left_out, torch.zeros_like(loss), loss * truncated(log_importance(tokens), settings))

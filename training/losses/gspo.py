@@ -3,8 +3,8 @@
     s_i = exp(mean over the decision's branching tokens of log(pi / b))
     L_i = the clipped surrogate of s_i, spread evenly over its tokens
 
-A decision that holds an outlier token is left out whole. The paper's bounds (3e-4 and 4e-4) are for means over thousands of
-tokens; decisions have about ten, so the bounds are those of the other losses: clip_low and clip_high.
+A decision with an outlier token is left out completely. The paper's bounds (3e-4 and 4e-4) are for means over thousands of
+tokens. A decision has about ten tokens, so this loss uses clip_low and clip_high, like the other losses.
 """
 
 import torch
@@ -24,7 +24,7 @@ from training.settings import TrainingSettings
 
 
 def gspo_loss(tokens: DrawnTokens, settings: TrainingSettings) -> TokenLoss:
-    """Loss of each branching token, before the division by the update's decisions."""
+    """Loss of each branching token, before division by the update's decisions."""
     place, sizes = numbered(tokens.decisions)
     left_out = decision_means(outliers(tokens, settings).float(), place, sizes)[place] > 0
     ratio = torch.exp(decision_means(log_ratio(tokens, left_out), place, sizes))[place]

@@ -2,8 +2,8 @@
 
     L_t = clipped token loss / |o_i|        GRPO as first published: Shao et al. 2024, arXiv 2402.03300
 
-with |o_i| the branching tokens of the token's decision, all of them. A token of a long decision weighs less than one of a short
-decision; that bias is why the token mean is the default (Liu et al. 2025, arXiv 2503.20783).
+|o_i| is the number of branching tokens of the decision. A token of a long decision has a smaller weight than one of a short
+decision. Because of that bias the token mean is the default (Liu et al. 2025, arXiv 2503.20783).
 """
 
 from dataclasses import replace
@@ -14,7 +14,7 @@ from training.settings import TrainingSettings
 
 
 def sequence_mean_loss(tokens: DrawnTokens, settings: TrainingSettings) -> TokenLoss:
-    """Loss of each branching token, before the division by the update's decisions."""
+    """Loss of each branching token, before division by the update's decisions."""
     found = clipped_loss(tokens, settings)
     place, sizes = numbered(tokens.decisions)
     return replace(found, loss=found.loss / sizes[place])

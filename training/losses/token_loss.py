@@ -1,8 +1,8 @@
-"""What every policy loss is given and what it gives back.
+"""Input and output of every policy loss, and the parts that losses share.
 
-Promise: a loss is a value per branching token, and nothing is averaged here: the caller adds the values up and divides once by a
-constant of the whole update (`choose.py`), so that cutting an update into micro-batches never changes it. The tokens of a
-decision are never split between two micro-batches: losses over whole decisions rely on it.
+A loss returns one value per branching token and averages nothing. The caller adds the values and divides once by a constant of
+the whole update (`choose.py`), so the loss does not depend on how an update is split into micro-batches. All tokens of a decision
+are in one micro-batch; losses over whole decisions need this.
 """
 
 from dataclasses import dataclass
@@ -15,49 +15,50 @@ from training.settings import OUTLIER_HIGH, OUTLIER_LOW, TrainingSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnTokens:
-    """The branching tokens of a micro-batch; all of shape [tokens], nats where they are logarithms."""
+    """The branching tokens of a micro-batch. All fields have shape [tokens]; log-probabilities are in nats."""
 
     logprobs: Tensor
-    """float32, of the current masked policy; carries the gradient."""
+    """float32: log-probabilities of the current masked policy, with gradient."""
     behaviour: Tensor
-    """float32, of the masked policy that drew the tokens."""
+    """float32: log-probabilities of the masked policy that drew the tokens."""
     advantages: Tensor
-    """float32, each token its decision's."""
+    """float32: advantage of the token's decision."""
     decisions: Tensor
-    """int64: the decision that each token belongs to, by any numbering."""
+    """int64: number of the token's decision, in any numbering."""
     anchor: Tensor | None = None
-    """float32, detached: of the policy that the ratio is taken against; None: of the one that drew the tokens. Where it is
-    another, importance weights make up for the difference."""
+    """float32, detached: log-probabilities of the policy in the ratio's denominator. None: the policy that drew the tokens.
+    Otherwise importance weights correct for the difference."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLoss:
-    """Loss per branching token and what the guards did; all of shape [tokens]."""
+    """Loss per branching token, and which tokens were clipped or left out. All fields have shape [tokens]."""
 
     loss: Tensor
-    """float32; zero where a token was left out."""
+    """float32; 0 for tokens that are left out."""
     clipped_low: Tensor
-    """bool: no gradient because the token became rarer under a negative advantage, beyond the bound."""
+    """bool: no gradient, because the advantage is negative and the token is already rarer than the bound allows."""
     clipped_high: Tensor
-    """bool: no gradient because the token became likelier under a positive advantage, beyond the bound."""
+    """bool: no gradient, because the advantage is positive and the token is already likelier than the bound allows."""
     left_out: Tensor
-    """bool: its ratio to the policy that drew it was outside the outlier bounds, or no number."""
+    """bool: the token's ratio to the policy that drew it is outside the outlier bounds, or NaN."""
 
 
 def log_ratio(tokens: DrawnTokens, left_out: Tensor) -> Tensor:
-    """log(pi / anchor), with the gradient; 0 where left out, since what is no number would pass `where` as a gradient."""
-    against = tokens.behaviour if tokens.anchor is None else tokens.anchor
-    return torch.where(left_out, torch.zeros_like(against), tokens.logprobs - against)
+    """log(pi / anchor) with gradient, [tokens]; 0 for tokens that are left out, because a NaN passes through `torch.where` as a
+    NaN gradient."""
+    anchor = tokens.behaviour if tokens.anchor is None else tokens.anchor
+    return torch.where(left_out, torch.zeros_like(anchor), tokens.logprobs - anchor)
 
 
 def outliers(tokens: DrawnTokens, settings: TrainingSettings) -> Tensor:
-    """bool: pi / b is outside [OUTLIER_LOW, OUTLIER_HIGH], or no number."""
+    """bool [tokens]: pi / b is outside [OUTLIER_LOW, OUTLIER_HIGH], or NaN."""
     ratio = torch.exp((tokens.logprobs - tokens.behaviour).detach())
     return (ratio < OUTLIER_LOW) | (ratio > OUTLIER_HIGH) | ~torch.isfinite(ratio)
 
 
 def log_importance(tokens: DrawnTokens) -> Tensor:
-    """log(anchor / b), detached: 0 where the ratio is taken against b itself."""
+    """log(anchor / b), detached, [tokens]; 0 without an anchor."""
     return torch.zeros_like(tokens.behaviour) if tokens.anchor is None else tokens.anchor - tokens.behaviour
 
 
@@ -67,7 +68,11 @@ def truncated(log_weights: Tensor, settings: TrainingSettings) -> Tensor:
 
 
 def clipped(ratio: Tensor, advantages: Tensor, settings: TrainingSettings) -> tuple[Tensor, Tensor, Tensor]:
-    """The clipped surrogate of a ratio, be it a token's or a decision's; and where it is clipped from below and from above."""
+    """Clipped surrogate loss of ratios (of tokens or of decisions).
+
+    Returns:
+        The loss, and bool masks of where it is clipped from below and from above; all of the ratio's shape.
+    """
     bounded = torch.clamp(ratio, 1 - settings.clip_low, 1 + settings.clip_high)
     loss = -torch.minimum(ratio * advantages, bounded * advantages)
     loss = torch.where(advantages < 0, torch.minimum(loss, -settings.dual_clip * advantages), loss)
@@ -77,11 +82,15 @@ def clipped(ratio: Tensor, advantages: Tensor, settings: TrainingSettings) -> tu
 
 
 def numbered(decisions: Tensor) -> tuple[Tensor, Tensor]:
-    """Each token's place among the decisions that occur, and how many tokens each of these has (int64 [tokens], [decisions])."""
+    """Number decisions from 0.
+
+    Returns:
+        int64 [tokens]: new number of each token's decision; int64 [decisions]: tokens of each decision.
+    """
     _, place, sizes = torch.unique(decisions, return_inverse=True, return_counts=True)
     return place, sizes
 
 
 def decision_means(values: Tensor, place: Tensor, sizes: Tensor) -> Tensor:
-    """Mean of each decision's tokens, [decisions]."""
+    """Mean of `values` over each decision's tokens, [decisions]; `place` and `sizes` as from `numbered`."""
     return values.new_zeros(len(sizes)).index_add(0, place, values) / sizes
