@@ -219,7 +219,7 @@ def test_lengths_are_rounded_up_to_few_and_by_half_at_most():
 @pytest.mark.parametrize(
     ("made", "why"),
     [
-        (lambda: base("mistral"), "knows llama, qwen2, qwen3 and not 'mistral'"),
+        (lambda: base("mistral"), "supports llama, qwen2, qwen3 and not 'mistral'"),
         (lambda: base("qwen3", use_sliding_window=True, sliding_window=8, max_window_layers=1), "sliding window"),
     ],
     ids=["another architecture", "sliding window"],
