@@ -5,6 +5,7 @@ vLLM, a Prefect server, the `entente` command, and one whole run that it made.
 import asyncio
 import json
 import math
+import os
 import random
 import shutil
 import subprocess
@@ -30,6 +31,9 @@ from storage.control import ControlDesk, read_control
 from storage.runs import RunPaths
 from telemetry.errors import EngineError
 from tests.command import Entente
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # Two workers on two cores: further threads of torch would only wait.
 
 SMALL_MODEL = {"hidden": 64, "layers": 2, "source_games": 6, "imitation_steps": 12, "imitation_positions": 2}
 """Recipe of the model of the tests: real in every part, made in a few seconds, and no good at the game."""
