@@ -108,7 +108,7 @@ def test_an_outcome_is_ok_only_if_every_target_holds():
 def test_the_help_names_every_benchmark_with_a_line(capsys):
     assert main.run(["bench", "--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "The board: phases a second" in text and "The state cache: what it costs" in text
+    assert "The board: phases per second" in text and "The state cache: cost of building" in text
 
 
 def test_the_speedup_is_of_the_fast_path_over_the_engine_s_public_calls(monkeypatch: pytest.MonkeyPatch):

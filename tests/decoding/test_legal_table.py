@@ -229,5 +229,5 @@ def test_a_fork_is_played_in_every_way_of_writing_prompts(model, uniform_engine,
     assert course.status == "complete" and len(course.decisions) > 7
     assert not any(decision.rejected for decision in course.decisions)
     for decision in course.decisions:
-        prompt = tokens.codec.decode(decision.answer.prompt_ids)
+        prompt = tokens.codec.decode(decision.drawn.prompt_ids)
         assert prompt.startswith(rules_text(prompts)) and prompt.endswith("ORDERS:\n")

@@ -138,7 +138,7 @@ def test_what_a_producer_cannot_play_for_is_one_sentence(played: Played):
     with pytest.raises(InputError, match="has done all its steps and needs no rollouts"):
         asyncio.run(produce_rollouts.fn("mine", played.paths.root.parent, producer="x"))
     played.paths.control.unlink()
-    with pytest.raises(DataError, match="never at work"):
+    with pytest.raises(DataError, match="the run has not begun"):
         asyncio.run(produce_rollouts.fn("mine", played.paths.root.parent, producer="x"))
     assert not (played.paths.producers / "x.json").exists()
 

@@ -37,7 +37,7 @@ def test_a_refresh_rests_on_the_run_s_own_cache_and_on_steps_that_are_recorded(t
 
 
 @pytest.mark.parametrize(
-    ("run", "share", "sentence"), [("none", 0.3, "no run"), ("new", 0.3, "not trained"), ("mine", 1.0, "no share")]
+    ("run", "share", "sentence"), [("none", 0.3, "no run"), ("new", 0.3, "not trained"), ("mine", 1.0, "out of range")]
 )
 def test_what_cannot_be_refreshed_is_said_in_a_sentence(tmp_path: Path, run: str, share: float, sentence: str):
     begin_run(tmp_path, "new", 0)

@@ -196,7 +196,7 @@ def test_published_weights_that_are_not_those_of_the_step_are_found(paths, again
     assert difference is not None and difference.what == "the hash of the published adapter"
     assert difference.recorded == read_adapter(paths, 3).adapter_hash
     (paths.adapter(3) / "adapter_model.safetensors").write_bytes(b"torn")
-    with pytest.raises(DataError, match="is not the file of its manifest"):
+    with pytest.raises(DataError, match="does not match its manifest"):
         again(paths, 3)
 
 

@@ -88,7 +88,7 @@ def test_a_row_with_one_legal_id_too_few_stops_the_run(run_with_rows, exact_engi
     """The trainer's legal sets come from the rows: an altered set is another distribution."""
     from rollouts import fork
 
-    decide = fork._decide
+    decide = fork._draw_decisions
 
     async def narrowed(*arguments):
         answers = await decide(*arguments)
@@ -102,7 +102,7 @@ def test_a_row_with_one_legal_id_too_few_stops_the_run(run_with_rows, exact_engi
             answers[power] = replace(answer, legal_ids=np.delete(ids, place), legal_offsets=cut)
         return answers
 
-    monkeypatch.setattr(fork, "_decide", narrowed)
+    monkeypatch.setattr(fork, "_draw_decisions", narrowed)
     with pytest.raises(TrainingError, match="disagree"):
         trainer_for(run_with_rows(exact_engine(), groups=1, forks=2), model).measure_mismatch()
 
@@ -150,7 +150,7 @@ def test_a_step_packs_and_says_how_much_it_saved(paths, model):
 
 
 def test_a_step_whose_packed_path_fails_its_check_is_padded_and_says_so(paths, model, monkeypatch):
-    monkeypatch.setattr(training.layout, "TOLERANCES", {("cpu", "float32"): training.layout.Tolerance(loss=-1.0, gradient=0.0)})
+    monkeypatch.setattr(training.layout, "TOLERANCES", {("cpu", "float32"): training.layout.LayoutTolerance(loss=-1.0, gradient=0.0)})
     trainer = trainer_for(paths, model)
     metrics = trainer.step(1, 4).metrics
     assert metrics["train/packed"] == 0.0 and metrics["train/unique_tokens"] == metrics["train/tokens"]
