@@ -150,7 +150,8 @@ def test_a_step_packs_and_says_how_much_it_saved(paths, model):
 
 
 def test_a_step_whose_packed_path_fails_its_check_is_padded_and_says_so(paths, model, monkeypatch):
-    monkeypatch.setattr(training.layout, "TOLERANCES", {("cpu", "float32"): training.layout.LayoutTolerance(loss=-1.0, gradient=0.0)})
+    impossible = training.layout.LayoutTolerance(loss=-1.0, gradient=0.0)
+    monkeypatch.setattr(training.layout, "TOLERANCES", {("cpu", "float32"): impossible})
     trainer = trainer_for(paths, model)
     metrics = trainer.step(1, 4).metrics
     assert metrics["train/packed"] == 0.0 and metrics["train/unique_tokens"] == metrics["train/tokens"]
