@@ -76,6 +76,7 @@ _SHARED = {
     "tests/pipeline/test_rollout_side.py": "Prefect",
     "tests/pipeline/test_run_tables.py": "Prefect",
     "tests/pipeline/test_tuning_folder.py": "Prefect",
+    "tests/storage/test_data_format.py": "Prefect",
     "tests/benchmarks/test_decode.py": "vLLM",
     "tests/inference/": "vLLM",
 }
@@ -102,8 +103,20 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Shared groups first."""
+    """Shared groups first. A test outside its group would make the shared fixture a second time, so it is refused."""
     items.sort(key=lambda item: _group(item.nodeid) not in _SHARED.values())
+    for item in items:
+        used = set(getattr(item, "fixturenames", ()))
+        group = "Prefect" if "prefect_server" in used else "vLLM" if "vllm_engine" in used else None
+        if (
+            group
+            and _group(item.nodeid) != group
+            and not item.get_closest_marker("system")
+            and not item.get_closest_marker("slow")
+        ):
+            raise pytest.UsageError(
+                f"{item.nodeid} uses the fixture of the group {group!r}: add its file to _SHARED in tests/conftest.py"
+            )
 
 
 @pytest.fixture(scope="session")
