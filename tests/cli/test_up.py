@@ -166,7 +166,7 @@ def test_up_starts_what_the_ui_needs_again_is_harmless_and_down_ends_it_and_noth
         ended = entente(folder, "down")
         assert ended.stdout.splitlines()[0].startswith("worker") and "server          ended" in ended.stdout
         assert not server.is_running() and not other.is_running() and bystander.poll() is None
-        assert "nothing that `entente up` began here" in entente(folder, "down").stdout
+        assert "nothing that `entente up` started here" in entente(folder, "down").stdout
     finally:
         bystander.kill()
         bystander.wait()
@@ -179,7 +179,7 @@ def test_a_number_that_another_process_bears_by_now_is_left_alone(folder: Path):
         (folder / ".prefect").mkdir()
         record = [{"what": "server", "pid": bystander.pid, "started": 12345.0}]
         (folder / ".prefect" / "up.json").write_text(json.dumps(record))
-        assert "nothing that `entente up` began here" in entente(folder, "down").stdout
+        assert "nothing that `entente up` started here" in entente(folder, "down").stdout
         assert bystander.poll() is None
     finally:
         bystander.kill()

@@ -49,7 +49,7 @@ def test_slots_that_are_dear_here_give_way_to_merged_weights_and_it_says_why(
     onlooker = LogReporter()
     monkeypatch.setattr(onlooker, "say", said.append)
     monkeypatch.setattr(progress, "_reporter", onlooker)
-    monkeypatch.setattr(calibrate, "_measured", {})  # another test of this process may have measured
+    monkeypatch.setattr(calibrate, "_slots_cheap", {})  # another test of this process may have measured
     engine = EmbeddedEngine(model, InferenceSettings(**SMALL, adapters="auto"), name="auto")
     try:
         host.submit(engine.start()).result(timeout=300)

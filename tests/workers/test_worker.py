@@ -83,9 +83,9 @@ def test_worker_and_embedded_engine_give_the_same_course(host, remote, vllm_engi
         here = host.submit(play(vllm_engine, number)).result(timeout=120)
         there = host.submit(play(remote, number)).result(timeout=120)
         assert there.status == "complete" and [ply.position for ply in there.plies] == [ply.position for ply in here.plies]
-        for one, other in zip(here.drawn, there.drawn, strict=True):
-            assert one.generation.token_ids.tolist() == other.generation.token_ids.tolist()
-            assert abs(one.generation.logprobs - other.generation.logprobs).max() < 1e-5
+        for one, other in zip(here.decisions, there.decisions, strict=True):
+            assert one.drawn.generation.token_ids.tolist() == other.drawn.generation.token_ids.tolist()
+            assert abs(one.drawn.generation.logprobs - other.drawn.generation.logprobs).max() < 1e-5
 
 
 def test_a_published_adapter_is_served_under_its_version(host, remote, worker, make_adapter, positions, tokens):
