@@ -17,18 +17,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-SLOW = (
-    "pytest",
-    "numpy",
-    "pyarrow.dataset",
-    "pyarrow.parquet",
-    "duckdb",
-    "torch",
-    "transformers",
-    "peft",
-    "pydantic",
-    "diplomacy",
-)
 FOREIGN = 70
 """Exit code where a package of the tree was imported from elsewhere."""
 

@@ -1,6 +1,7 @@
 """A setting that became a constant: the value that is fixed now may still be named, another is refused, and old runs open."""
 
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def test_each_is_fixed_at_the_constant_of_its_owner():
         supervisor,
         worker,
     )
-    query = {name: field.default for name, field in selection.SelectionQuery.__dataclass_fields__.items()}
+    query = {field.name: field.default for field in fields(selection.SelectionQuery)}
     for name, fixed in REMOVED.items():
         last = name.partition(".")[2]
         found = [getattr(owner, last.upper()) for owner in owners if hasattr(owner, last.upper())] or [query[last]]
