@@ -1,7 +1,7 @@
 """The families of language models that can be trained, and their linear layers that an adapter may change (LoRA targets).
 
-All is read from a model's config, without torch. Trainer, engines and memory plans take names and shapes from here. A model of another
-family is refused. docs/extending.md shows how to add one.
+All is read from a model's config, without torch. Trainer, engines and memory plans take names and shapes from here. A model of
+another family is refused. docs/extending.md shows how to add one.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -144,7 +144,7 @@ def architecture_of(config: Mapping[str, Any], model: str) -> Architecture:
     family = FAMILIES.get(name) if isinstance(name, str) else None
     if not isinstance(name, str) or family is None:
         raise InputError(
-            f"model '{model}' is of the family {name!r}, and Entente knows {', '.join(sorted(FAMILIES))}: choose a model of these, "
+            f"model '{model}' is of the family {name!r}, and Entente knows {', '.join(sorted(FAMILIES))}: choose one of these, "
             "or add the family as docs/extending.md shows ('A LoRA target')"
         )
     used = [option for option in _UNSUPPORTED if config.get(option)]

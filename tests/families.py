@@ -43,7 +43,7 @@ CONFIGS: dict[str, tuple[type, dict[str, Any]]] = {
             "sliding_window": WINDOW,
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
             "query_pre_attn_scalar": 20,
-            "initializer_range": 0.02,
+            "initializer_range": 0.05,
             "pad_token_id": 0,
         },
     ),
