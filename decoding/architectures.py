@@ -67,6 +67,11 @@ class Architecture:
         shapes = {path: shape for path, shape in FAMILIES[self.family].linear(self).items() if path.rpartition(".")[2] in names}
         return {f"{_BLOCK}.{block}.{path}": shape for block in range(self.layers) for path, shape in shapes.items()}
 
+    @property
+    def linear_parameters(self) -> int:
+        """Number of weights of all linear layers that an adapter may change."""
+        return sum(out * into for out, into in self.linear_layers().values())
+
     def lora_parameters(self, rank: int, wanted: Collection[str] = ()) -> int:
         """Number of weights of an adapter of `rank` on `targets(wanted)`."""
         return rank * sum(sum(shape) for shape in self.linear_layers(wanted).values())

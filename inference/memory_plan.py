@@ -106,7 +106,7 @@ def read_shape(model: Path) -> ModelShape | None:
 def plan_memory(shape: ModelShape, settings: InferenceSettings, machine: Machine, *, trainer: int = 0) -> MemoryPlan:
     """Memory of an engine in this process, and of a trainer that takes `trainer` bytes of main memory.
 
-    With vLLM the flow also keeps the base weights that adapters are merged into. The torch engine has no fixed cache: its rows
+    With vLLM the flow also keeps the linear layers that adapters are merged into. The torch engine has no fixed cache: its rows
     grow to at most `max_sequences` sequences of the greatest length.
     """
     kind = engine_family(settings)
@@ -122,7 +122,7 @@ def plan_memory(shape: ModelShape, settings: InferenceSettings, machine: Machine
     else:
         reserved = int(machine.gpu_total * settings.gpu_memory_share)
         kv_cache = reserved - weights if on_gpu else settings.kv_cache_gib * GIB
-        base = shape.parameters * shape.width
+        base = shape.linear_parameters * shape.width
     return MemoryPlan(
         weights=weights,
         kv_cache=kv_cache,

@@ -49,7 +49,7 @@ CONFIGS: dict[str, tuple[type, dict[str, Any]]] = {
     ),
     "llama": (LlamaConfig, {"head_dim": 64}),
     "mistral": (MistralConfig, {"head_dim": 64, "sliding_window": WINDOW}),
-    "qwen2": (Qwen2Config, {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2}),
+    "qwen2": (Qwen2Config, {}),
     "qwen3": (Qwen3Config, {"head_dim": 64, "tie_word_embeddings": True}),
     "qwen3_moe": (Qwen3MoeConfig, {"head_dim": 64, "moe_intermediate_size": 48, "num_experts": 4, "num_experts_per_tok": 2}),
 }

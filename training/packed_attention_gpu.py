@@ -57,13 +57,13 @@ class FlexAttention:
             return self._masks[window]
         from torch.nn.attention.flex_attention import create_block_mask
 
-        leaves, positions = self._leaves, self._positions
+        leaves, positions, reach = self._leaves, self._positions, window or 0
 
         def sees(batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
             return (k <= q) & (q < leaves[k])
 
         def sees_near(batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
-            return sees(batch, head, q, k) & (positions[q] - positions[k] < window)
+            return sees(batch, head, q, k) & (positions[q] < positions[k] + reach)
 
         rule = sees if window is None else sees_near
         made = create_block_mask(rule, None, None, self._length, self._length, device=str(leaves.device))

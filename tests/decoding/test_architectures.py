@@ -19,7 +19,7 @@ def real_layers(family: str, **change: object) -> dict[str, tuple[int, int]]:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config_of(family, **change))
     return {
-        path: tuple(module.weight.shape)
+        path: (module.out_features, module.in_features)
         for path, module in model.named_modules()
         if isinstance(module, torch.nn.Linear) and path.startswith("model.layers.")
     }

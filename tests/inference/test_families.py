@@ -57,7 +57,7 @@ def batch_of(requests: Sequence[GenerationRequest], found: Sequence[Generation])
         legal_ids=np.concatenate([ids for ids, _ in legal]).astype(np.int32),
         legal_offsets=np.cumsum([0, *np.concatenate([np.diff(offsets) for _, offsets in legal])]),
         temperatures=np.ones(len(rows), np.float32),
-        returns=np.arange(len(rows)) % 2.0,
+        returns=np.arange(len(rows), dtype=np.float64) % 2,
         advantage_groups=np.arange(len(rows), dtype=np.int32) // 2,
         policy_versions=np.zeros(len(rows), np.int32),
     )
