@@ -93,7 +93,16 @@ def eos_token_id(folder: Path) -> int:
 
 def max_position(folder: Path) -> int:
     """Longest sequence that the model's config allows, in tokens."""
-    return int(_read_json(folder / "config.json").get("max_position_embeddings", 32768))
+    return int(read_config(folder).get("max_position_embeddings", 32768))
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The content of the model's config.json.
+
+    Raises:
+        InputError: it is missing or unreadable, or holds no JSON object.
+    """
+    return _read_json(folder / "config.json")
 
 
 def _read_json(file: Path) -> dict[str, Any]:

@@ -16,15 +16,16 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
 
+from decoding.architectures import Layers, read_architecture
 from records.policy_version import PolicyVersion
-from telemetry.errors import DataError
+from telemetry.errors import DataError, InputError
 from telemetry.read_file import read_regular
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 _MAX_CONFIG_BYTES, _MAX_ADAPTER_BYTES = 16 << 20, 64 << 30
 """Largest config or weight file header, and largest adapter if the base model is unknown; bytes."""
 
-_NAME = re.compile(r"base_model\.model\.(model\.layers\.(\d+)\.(?:self_attn|mlp)\.(\w+))\.lora_([AB])\.weight")
+_NAME = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
 _UNSUPPORTED_OPTIONS = (
     "alora_invocation_tokens",
     "alpha_pattern",
@@ -32,6 +33,7 @@ _UNSUPPORTED_OPTIONS = (
     "lora_bias",
     "modules_to_save",
     "rank_pattern",
+    "target_parameters",
     "trainable_token_indices",
     "use_bdlora",
     "use_dora",
@@ -92,8 +94,11 @@ def check_adapter(policy: PolicyVersion, base: Path, max_rank: int) -> AdapterFa
         DataError: the adapter cannot be served.
     """
     folder = policy.folder
-    shapes, layers = linear_shapes(base)
-    largest = 4 * max_rank * layers * sum(sum(shape) for shape in shapes.values()) + _MAX_CONFIG_BYTES
+    try:
+        architecture = read_architecture(base)
+    except InputError as error:
+        raise DataError(f"adapter '{folder}' cannot be checked: {error}") from error
+    largest = 4 * architecture.lora_parameters(max_rank) + _MAX_CONFIG_BYTES
     config, weights = _read(folder / CONFIG_FILE, _MAX_CONFIG_BYTES), _read(folder / WEIGHTS_FILE, largest)
     actual_hash = _hash(config, weights)
     if actual_hash != policy.adapter_hash:
@@ -107,7 +112,7 @@ def check_adapter(policy: PolicyVersion, base: Path, max_rank: int) -> AdapterFa
             f"adapter '{folder}' has rank {rank} but the engine's slots take rank {max_rank}: "
             f"start the engine with a slot rank of {rank} or more, or train with a lower training.lora_rank"
         )
-    kinds = _check_weights(folder / WEIGHTS_FILE, weights, rank, base)
+    kinds = _check_weights(folder / WEIGHTS_FILE, weights, rank, base, architecture.linear_layers())
     return AdapterFacts(rank=rank, scale=scale, modules=tuple(sorted(kinds)), bytes=len(config) + len(weights))
 
 
@@ -127,7 +132,7 @@ def _read_config(file: Path, content: bytes) -> tuple[int, float]:
     return rank, alpha / (rank**0.5 if config.get("use_rslora") else rank)
 
 
-def _check_weights(file: Path, content: bytes, rank: int, base: Path) -> set[str]:
+def _check_weights(file: Path, content: bytes, rank: int, base: Path, shapes: Layers) -> set[str]:
     """Check that every matrix of the weight file fits the base model; return the kinds of linear layer."""
     try:
         tensors = load(content)
@@ -135,17 +140,16 @@ def _check_weights(file: Path, content: bytes, rank: int, base: Path) -> set[str
         raise DataError(
             f"adapter file '{file}' is not a complete safetensors file ({error}): publish the adapter again"
         ) from error
-    shapes, layers = linear_shapes(base)
     kinds, pairs = set(), {}
     for name, tensor in tensors.items():
         match = _NAME.fullmatch(name)
-        if match is None or match[3] not in shapes or int(match[2]) >= layers:
+        if match is None or match[1] not in shapes:
             raise DataError(
                 f"adapter file '{file}' changes '{name}', which the base model '{base}' does not have: "
                 "it was trained on another base model, or on modules that are not served"
             )
-        out_features, in_features = shapes[match[3]]
-        expected_shape = (rank, in_features) if match[4] == "A" else (out_features, rank)
+        out_features, in_features = shapes[match[1]]
+        expected_shape = (rank, in_features) if match[2] == "A" else (out_features, rank)
         if tuple(tensor.shape) != expected_shape:
             raise DataError(
                 f"adapter file '{file}' has shape {tuple(tensor.shape)} for '{name}', but rank {rank} on the base model '{base}' "
@@ -153,8 +157,8 @@ def _check_weights(file: Path, content: bytes, rank: int, base: Path) -> set[str
             )
         if not tensor.is_floating_point() or not torch.isfinite(tensor).all():
             raise DataError(f"adapter file '{file}' has values that are not finite in '{name}': train that step again")
-        kinds.add(match[3])
-        pairs.setdefault(match[1], set()).add(match[4])
+        kinds.add(match[1].rpartition(".")[2])
+        pairs.setdefault(match[1], set()).add(match[2])
     _check_pairs(file, pairs)
     return kinds
 
@@ -164,38 +168,6 @@ def _check_pairs(file: Path, pairs: dict[str, set[str]]) -> None:
     if halves or not pairs:
         lacking = f"half of the pair for '{halves[0]}'" if halves else "any weights"
         raise DataError(f"adapter file '{file}' lacks {lacking}: publish the adapter again")
-
-
-def linear_shapes(base: Path) -> tuple[dict[str, tuple[int, int]], int]:
-    """Shapes of the linear layers of a Llama, Qwen2 or Qwen3 model, from the config in `base`.
-
-    Returns:
-        (out features, in features) by kind of layer, and the number of blocks.
-
-    Raises:
-        DataError: the config is missing, unreadable or of another family.
-    """
-    cure = "give the folder of a complete model"
-    content = read_regular(base / "config.json", at_most=_MAX_CONFIG_BYTES, what="model's config", error=DataError)
-    config = _json_object(base / "config.json", content, cure)
-    try:
-        hidden, inner, heads = (int(config[key]) for key in ("hidden_size", "intermediate_size", "num_attention_heads"))
-        head = int(config.get("head_dim") or hidden // heads)
-        shared = int(config.get("num_key_value_heads") or heads)
-        layers = int(config["num_hidden_layers"])
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        raise DataError(
-            f"'{base / 'config.json'}' does not describe a model of the Llama family ({error}): adapters for it cannot be checked"
-        ) from error
-    return {
-        "q_proj": (heads * head, hidden),
-        "k_proj": (shared * head, hidden),
-        "v_proj": (shared * head, hidden),
-        "o_proj": (hidden, heads * head),
-        "gate_proj": (inner, hidden),
-        "up_proj": (inner, hidden),
-        "down_proj": (hidden, inner),
-    }, layers
 
 
 def _json_object(file: Path, content: bytes, cure: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from decoding.architectures import read_architecture
 from decoding.model_files import eos_token_id
 from inference.served import LoadedVersion
 from inference.settings import InferenceSettings
@@ -83,21 +84,18 @@ def _make_batch(eos_id: int, number: int, slot: int) -> list[GenerationRequest]:
 
 
 def write_random_adapter(folder: Path, model: Path, rank: int, spread: float = 1e-3) -> Path:
-    """Write a peft adapter with weights from N(0, spread) on every linear layer of the model's blocks; return `folder`."""
+    """Write a peft adapter with weights from N(0, spread) on all LoRA targets of the model's family; return `folder`."""
     import torch
     from safetensors.torch import save_file
 
-    from inference.adapter_check import CONFIG_FILE, WEIGHTS_FILE, linear_shapes
+    from inference.adapter_check import CONFIG_FILE, WEIGHTS_FILE
 
-    shapes, layers = linear_shapes(model)
-    tensors = {}
-    for layer in range(layers):
-        for kind, (out_features, in_features) in shapes.items():
-            part = "self_attn" if kind in ("q_proj", "k_proj", "v_proj", "o_proj") else "mlp"
-            name = f"base_model.model.model.layers.{layer}.{part}.{kind}"
-            tensors[f"{name}.lora_A.weight"] = spread * torch.randn(rank, in_features)
-            tensors[f"{name}.lora_B.weight"] = spread * torch.randn(out_features, rank)
+    architecture, tensors = read_architecture(model), {}
+    for path, (out_features, in_features) in architecture.linear_layers().items():
+        tensors[f"base_model.model.{path}.lora_A.weight"] = spread * torch.randn(rank, in_features)
+        tensors[f"base_model.model.{path}.lora_B.weight"] = spread * torch.randn(out_features, rank)
     save_file(tensors, folder / WEIGHTS_FILE)
-    described = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": sorted(shapes), "bias": "none"}
+    targets = sorted(architecture.targets())
+    described = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": targets, "bias": "none"}
     (folder / CONFIG_FILE).write_text(json.dumps(described | {"base_model_name_or_path": str(model), "task_type": "CAUSAL_LM"}))
     return folder

@@ -40,7 +40,7 @@ class EmbeddedEngine(VllmEngine):
         arguments = engine_arguments(self._model, self._settings, slots=slots)
         try:
             self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments, distributed_executor_backend="uni"))
-        except (RuntimeError, ValueError) as error:
+        except (AssertionError, RuntimeError, ValueError) as error:  # an assertion: a model that vLLM knows only in part
             raise EngineError(f"vLLM could not load '{self._model}': {str(error).splitlines()[0]}") from error
         if not self._series:
             self._engine.logger_manager = None

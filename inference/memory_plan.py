@@ -7,15 +7,17 @@ config and the headers of its weight files, not the weights. This module imports
 import json
 import math
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
 import psutil
 
-from inference.settings import InferenceSettings
+from decoding.architectures import Architecture, read_architecture
+from decoding.model_files import read_config
+from inference.settings import AdapterMode, InferenceSettings
 from telemetry.errors import InputError
 
 GIB = 2**30
@@ -40,28 +42,12 @@ _MAX_HEADER_BYTES = 100_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelShape:
-    """Sizes of a decoder that determine its memory."""
+class ModelShape(Architecture):
+    """Sizes of a model that determine its memory."""
 
-    layers: int
-    hidden: int
-    """Width of the residual stream."""
-    inner: int
-    """Width inside the feed-forward blocks."""
-    heads: int
-    key_value_heads: int
-    head_width: int
     parameters: int
     width: int
     """Bytes of one stored weight."""
-    positions: int
-    """Longest sequence, tokens."""
-
-    def lora_parameters(self, rank: int) -> int:
-        """Number of weights of an adapter of `rank` on all seven linear layers of each block."""
-        queries, keys = self.heads * self.head_width, self.key_value_heads * self.head_width
-        ends = 2 * (self.hidden + queries) + 2 * (self.hidden + keys) + 3 * (self.hidden + self.inner)
-        return rank * self.layers * ends
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,30 +89,24 @@ class MemoryPlan:
 
 
 def read_shape(model: Path) -> ModelShape | None:
-    """The shape of the model in the folder `model`; None if its config lacks the usual fields."""
+    """The shape of the model in the folder `model`; None if the headers of its weight files cannot be read.
+
+    Raises:
+        InputError: see `read_architecture`.
+    """
+    config, architecture = read_config(model), read_architecture(model)
+    stored = str(config.get("dtype") or config.get("torch_dtype") or "float32")
     try:
-        config = json.loads((model / "config.json").read_text())
-        heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
-        stored = str(config.get("dtype") or config.get("torch_dtype") or "float32")
-        return ModelShape(
-            layers=int(config["num_hidden_layers"]),
-            hidden=hidden,
-            inner=int(config["intermediate_size"]),
-            heads=heads,
-            key_value_heads=int(config.get("num_key_value_heads") or heads),
-            head_width=int(config.get("head_dim") or hidden // heads),
-            parameters=sum(_count_parameters(file) for file in model.glob("*.safetensors")),
-            width=_WIDTHS.get(stored, 4),
-            positions=int(config.get("max_position_embeddings", 32768)),
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError):
+        parameters = sum(_count_parameters(file) for file in model.glob("*.safetensors"))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
+    return ModelShape(**asdict(architecture), parameters=parameters, width=_WIDTHS.get(stored, 4))
 
 
 def plan_memory(shape: ModelShape, settings: InferenceSettings, machine: Machine, *, trainer: int = 0) -> MemoryPlan:
     """Memory of an engine in this process, and of a trainer that takes `trainer` bytes of main memory.
 
-    With vLLM the flow also keeps the base weights that adapters are merged into. The torch engine has no fixed cache: its rows
+    With vLLM the flow also keeps the linear layers that adapters are merged into. The torch engine has no fixed cache: its rows
     grow to at most `max_sequences` sequences of the greatest length.
     """
     kind = engine_family(settings)
@@ -142,7 +122,7 @@ def plan_memory(shape: ModelShape, settings: InferenceSettings, machine: Machine
     else:
         reserved = int(machine.gpu_total * settings.gpu_memory_share)
         kv_cache = reserved - weights if on_gpu else settings.kv_cache_gib * GIB
-        base = shape.parameters * shape.width
+        base = shape.linear_parameters * shape.width
     return MemoryPlan(
         weights=weights,
         kv_cache=kv_cache,
@@ -155,14 +135,17 @@ def plan_memory(shape: ModelShape, settings: InferenceSettings, machine: Machine
     )
 
 
-def trainer_memory(shape: ModelShape, *, rank: int, dtype: str, tokens: int = 0, recompute: bool = False) -> int:
+def trainer_memory(
+    shape: ModelShape, *, rank: int, dtype: str, targets: Collection[str] = (), tokens: int = 0, recompute: bool = False
+) -> int:
     """Main memory of the trainer's process, bytes: frozen base, adapter, its gradient and two moments, and activations.
 
     Args:
+        targets: the adapter's linear layers; none: all that the family offers.
         tokens: tokens of a micro-batch that is computed in main memory; 0: on a GPU. Saved activations count twice, for their
             gradients; with that the estimate for the laptop preset equals the measured memory.
     """
-    fixed = TRAINER_PROCESS_BYTES + shape.parameters * _WIDTHS[dtype] + 4 * 4 * shape.lora_parameters(rank)
+    fixed = TRAINER_PROCESS_BYTES + shape.parameters * _WIDTHS[dtype] + 4 * 4 * shape.lora_parameters(rank, targets)
     return fixed + 2 * tokens * _activation_bytes(shape, _WIDTHS[dtype], recompute)
 
 
@@ -175,12 +158,14 @@ def _activation_bytes(shape: ModelShape, width: int, recompute: bool) -> int:
     return shape.layers * width * (shape.hidden if recompute else 8 * shape.hidden + 4 * shape.inner)
 
 
-def trainer_gpu_memory(shape: ModelShape, *, rank: int, dtype: str, tokens: int, recompute: bool) -> int:
+def trainer_gpu_memory(
+    shape: ModelShape, *, rank: int, dtype: str, tokens: int, recompute: bool, targets: Collection[str] = ()
+) -> int:
     """GPU memory of the trainer, bytes, at least: frozen base, adapter with gradient and two moments, and the saved activations
     of a micro-batch of `tokens`.
     """
     width = _WIDTHS[dtype]
-    fixed = shape.parameters * width + 4 * 4 * shape.lora_parameters(rank)
+    fixed = shape.parameters * width + 4 * 4 * shape.lora_parameters(rank, targets)
     return fixed + tokens * _activation_bytes(shape, width, recompute)
 
 
@@ -218,6 +203,8 @@ def check_memory(
             f"inference.block_size {settings.block_size} must be a multiple of {CPU_BLOCK}, because vLLM's attention on the "
             f"CPU takes no other: set it to {CPU_BLOCK}"
         )
+    if in_vllm:
+        adapter_mode(settings, shape, on_cpu=not machine.gpu_total)
     plan = plan_memory(shape, settings, machine, trainer=trainer)
     if machine.gpu_total and in_vllm:
         _check_gpu(plan, settings, machine, trainer_gpu)
@@ -238,6 +225,22 @@ def check_memory(
         f"the run (weights {size_text(plan.weights)}, key-value cache {size_text(plan.kv_cache)}, trainer {size_text(trainer)})",
         "choose a smaller model" if machine.gpu_total else cure,
     )
+
+
+def adapter_mode(settings: InferenceSettings, architecture: Architecture, *, on_cpu: bool) -> AdapterMode:
+    """How vLLM serves policy versions: `settings.adapters`, except that 'auto' becomes 'merge_reload' where vLLM has no LoRA.
+
+    Raises:
+        InputError: `settings.adapters` is 'slots' and vLLM has no LoRA for this architecture.
+    """
+    if settings.adapters == "merge_reload" or not (architecture.has_experts and on_cpu):
+        return settings.adapters
+    if settings.adapters == "slots":
+        raise InputError(
+            f"inference.adapters 'slots' does not work for a mixture of experts ('{architecture.family}') on a CPU, because "
+            "vLLM's LoRA for it needs Triton, which the CPU build of vLLM does not have: set it to 'merge_reload' or 'auto'"
+        )
+    return "merge_reload"
 
 
 def _check_gpu(plan: MemoryPlan, settings: InferenceSettings, machine: Machine, trainer: int) -> None:

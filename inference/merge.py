@@ -1,4 +1,4 @@
-"""Merges an adapter into the base weights, as a checkpoint that a running engine can reload.
+"""Merges an adapter into the base weights, as a partial checkpoint that a running engine can reload.
 
 The merged weight is W + scale * B @ A (Hu et al. 2021, arXiv 2106.09685). On a CPU, LoRA slots are ten times slower than the base
 model, so merged weights are served there. Merging is exact in float32; bfloat16 rounds small updates away.
@@ -9,23 +9,30 @@ import math
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
+from decoding.architectures import read_architecture
 from telemetry.errors import DataError
 
 _PREFIX = "base_model.model."
 
 
 def load_base(folder: Path) -> dict[str, torch.Tensor]:
-    """All tensors of the base model in `folder`, by name.
+    """Tensors of the base model in `folder` that an engine must reload with a merged adapter, by name.
+
+    These are all tensors of the attention and feed-forward parts that an adapter may change, since engines fuse layers of one
+    part. The weights of experts are not among them: vLLM on a CPU cannot load them a second time.
 
     Raises:
         DataError: there are no safetensors files.
+        InputError: see `read_architecture`.
     """
+    parts = {path.rpartition(".")[0] for path in read_architecture(folder).linear_layers()}
     tensors: dict[str, torch.Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):
-        tensors.update(load_file(file))
+        with safe_open(file, framework="pt") as stored:
+            tensors |= {name: stored.get_tensor(name) for name in stored.keys() if name.rsplit(".", 2)[0] in parts}  # noqa: SIM118
     if not tensors:
         raise DataError(f"'{folder}' holds no safetensors weights")
     return tensors

@@ -1,10 +1,9 @@
-"""A causal model of the Llama family in transformers, with its own key-value rows and switchable LoRA adapters.
+"""A causal model in transformers, with its own key-value rows and switchable LoRA adapters.
 
 One forward pass takes any number of tokens of each of many rows, packed without padding; only attention handles rows separately.
 The base weights never change: the active adapter adds its low-rank product.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,9 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AutoModelForCausalLM
 from transformers.utils import logging
 
+from decoding.architectures import read_architecture
 from inference.adapter_check import WEIGHTS_FILE, AdapterFacts
-from telemetry.errors import InputError
 
-MODEL_TYPES = ("llama", "qwen2", "qwen3")
 _ATTENTION = "entente_rows"
 _COLUMNS = 64
 """The number of columns is a multiple of this."""
@@ -76,11 +74,14 @@ class Step:
         self._row, self._offset = torch.from_numpy(row).to(device), torch.from_numpy(offset).to(device)
         self._longest = int(lengths.max())
         query = starts[:, None] + np.minimum(np.arange(self._longest), lengths[:, None] - 1)
-        self._seen = torch.from_numpy(query).to(device)[:, :, None] >= torch.arange(self._columns, device=device)
-        self._mask: Tensor | None = None
+        self._query = torch.from_numpy(query).to(device)[:, :, None]
+        self._masks: dict[int | None, Tensor] = {}
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None = None) -> Tensor:
         """Write `key` and `value` [key heads, tokens, size] to the rows, then attend from `query` [heads, tokens, size].
+
+        Args:
+            window: a token sees its own position and the `window` - 1 before it; None: all before it.
 
         Returns:
             [tokens, heads, size].
@@ -92,20 +93,30 @@ class Step:
         values[where, :, self.positions] = value.transpose(0, 1)
         heads, tokens, size = query.shape
         shared = heads // key.shape[0]
-        if self._mask is None:
-            mask = torch.zeros(self._seen.shape, dtype=query.dtype, device=query.device).masked_fill_(~self._seen, float("-inf"))
-            self._mask = mask.repeat(1, shared, 1)[:, None]  # query heads that share a key head are stacked along dimension 1
+        if window is not None and window >= self._columns:
+            window = None
+        if window not in self._masks:
+            mask = self._additive(window, query.dtype)
+            self._masks[window] = mask.repeat(1, shared, 1)[:, None]  # query heads that share a key head are stacked
         found = nn.functional.scaled_dot_product_attention(
             self._by_row(query.transpose(0, 1).reshape(tokens, key.shape[0], shared, size)),
             keys[rows, :, : self._columns],
             values[rows, :, : self._columns],
-            attn_mask=self._mask,
+            attn_mask=self._masks[window],
             scale=scale,
         )
         if self._longest == 1:
             return found.reshape(tokens, heads, size)
         found = found.unflatten(2, (shared, self._longest))
         return found[self._row, :, :, self._offset].reshape(tokens, heads, size)
+
+    def _additive(self, window: int | None, dtype: torch.dtype) -> Tensor:
+        """Additive mask [rows, longest, columns]: 0 where a token sees a column, else -inf."""
+        column = torch.arange(self._columns, device=self._query.device)
+        seen = self._query >= column
+        if window is not None:
+            seen &= self._query - column < window
+        return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, float("-inf"))
 
     def _by_row(self, packed: Tensor) -> Tensor:
         """[tokens, key heads, shared, size] -> [rows, key heads, shared * longest, size], padded with zeros."""
@@ -121,7 +132,8 @@ def _attend_rows(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
     step: Step = options["step"]
-    found = step.attend(module.layer_idx, query[0], key[0], value[0], options["scaling"])  # type: ignore[arg-type]
+    window = options.get("sliding_window")
+    found = step.attend(module.layer_idx, query[0], key[0], value[0], options["scaling"], window)  # type: ignore[arg-type]
     return found[None], None
 
 
@@ -160,15 +172,9 @@ class TorchModel:
         """Load the model.
 
         Raises:
-            InputError: the model type or its attention is not supported.
+            InputError: the model's family is unknown.
         """
-        config = json.loads((folder / "config.json").read_bytes())
-        kind, layers = config.get("model_type"), set(config.get("layer_types") or ["full_attention"])
-        if kind not in MODEL_TYPES or layers != {"full_attention"} or config.get("use_sliding_window"):
-            raise InputError(
-                f"the torch engine runs models of the kinds {', '.join(MODEL_TYPES)} with full attention, and '{folder}' is "
-                f"{kind!r}: choose another model, or set inference.engine to 'vllm'"
-            )
+        read_architecture(folder)
         wanted = dtype if dtype == "auto" else getattr(torch, dtype)
         logging.disable_progress_bar()
         model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=wanted, attn_implementation=_ATTENTION)

@@ -21,10 +21,12 @@ from typing import Any
 
 import numpy as np
 
+from decoding.architectures import read_architecture
 from decoding.legal_table import END
 from decoding.model_files import eos_token_id
 from inference.calibrate import slots_are_cheap, slots_known_expensive
 from inference.engine import EngineStats
+from inference.memory_plan import adapter_mode, vllm_build
 from inference.scratch import Scratch
 from inference.served import LoadedVersion, ServedVersions
 from inference.settings import AdapterMode, InferenceSettings
@@ -99,9 +101,15 @@ class VllmEngine(ABC):
         """Load the base model, choose how versions are served, and warm up.
 
         A failed engine may be started again; it then serves the base model alone.
+
+        Raises:
+            InputError: vLLM has no LoRA for this model, and the settings ask for slots.
         """
         await self._stop()
-        self._lost, mode = None, self._settings.adapters
+        self._lost = None
+        mode = adapter_mode(self._settings, read_architecture(self._model), on_cpu=vllm_build() == "cpu")
+        if mode != self._settings.adapters:
+            reporter().say(f"adapters: {mode}, because vLLM on a CPU has no LoRA for a mixture of experts")
         if mode == "auto" and slots_known_expensive(self._model, self._settings):
             mode = "merge_reload"
         await self._start(slots=mode != "merge_reload")
@@ -301,7 +309,7 @@ class VllmEngine(ABC):
             shutil.rmtree(target)
             raise DataError(
                 f"merging adapter '{served.policy.folder}' would lose {lost:.0%} of the update to rounding in "
-                f"{self._settings.dtype}: set inference.adapters to 'slots'"
+                f"{self._settings.dtype}: set inference.dtype to 'float32', or inference.adapters to 'slots'"
             )
         self._open.clear()
         try:

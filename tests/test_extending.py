@@ -80,7 +80,7 @@ def documented(install: Install) -> Path:
 
 
 def test_every_example_has_the_file_that_it_belongs_to():
-    assert len(re.findall(r"^```(?:python|toml)", PAGE, re.MULTILINE)) == len(BLOCKS) == 9
+    assert len(re.findall(r"^```(?:python|toml)", PAGE, re.MULTILINE)) == len(BLOCKS) == 10
 
 
 def test_the_settings_of_the_page_are_accepted_with_its_package_and_refused_without(
@@ -277,6 +277,27 @@ def module(name: str) -> ModuleType:
     made = ModuleType(name)
     exec(compile(BLOCKS[name], name, "exec"), made.__dict__)
     return made
+
+
+def test_the_lora_targets_of_the_page_are_the_layers_of_the_real_model_and_can_be_trained(monkeypatch):
+    import torch
+    from transformers import AutoModelForCausalLM, Phi3Config
+
+    from decoding import architectures
+    from training.policy import Policy
+    from training.settings import TrainingSettings
+
+    monkeypatch.setattr(architectures, "FAMILIES", dict(architectures.FAMILIES))
+    exec(BLOCKS["decoding/architectures.py"], dict(vars(architectures)))
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = Phi3Config(**sizes, num_key_value_heads=2, vocab_size=100, pad_token_id=0)
+    model = AutoModelForCausalLM.from_config(config)
+    found = architectures.architecture_of(config.to_dict(), "phi")
+    blocks = {path: module for path, module in model.named_modules() if path.startswith("model.layers.")}
+    real = {path: tuple(module.weight.shape) for path, module in blocks.items() if isinstance(module, torch.nn.Linear)}
+    assert found.linear_layers() == real
+    policy = Policy(model, TrainingSettings(lora_rank=4, device="cpu"))
+    assert sum(weight.numel() for weight in policy.parameters()) == found.lora_parameters(4)
 
 
 def test_the_engine_of_the_page_draws_legal_answers_with_the_odds_that_it_says(tokens):

@@ -3,7 +3,7 @@
 In that order (`trie_plan`), token q sees token k exactly if k <= q < leave[k]. So the tokens of a range see, before the range,
 only ancestors of its first token. On a CPU the forest is split into such ranges, at the boundaries with the lowest estimated
 cost; each range is one call of torch's fused attention over gathered keys. `DenseAttention` uses a T x T mask; it is slow and
-works on every device.
+works on every device. A sliding window is a bound on the distance of their positions.
 
 The functions are registered in transformers' attention registry, so models and peft layers are not modified.
 """
@@ -33,12 +33,13 @@ _CALL_COST = 2000
 class PackedAttention(Protocol):
     """Attention over one packed micro-batch, the same for all layers."""
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None = None) -> Tensor:
         """Attend.
 
         Args:
             query: [1, heads, T, width].
             key, value: [1, key heads, T, width]; heads is a multiple of key heads.
+            window: a token sees itself and the `window` - 1 positions above it; None: all above it.
 
         Returns:
             [1, T, heads, width].
@@ -54,7 +55,7 @@ def _attend(
     packed: PackedAttention | None = given.pop("packed_attention", None)
     if packed is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **given)
-    return packed(query, key, value, given["scaling"]), None
+    return packed(query, key, value, given["scaling"], given.get("sliding_window")), None
 
 
 AttentionInterface.register(_NAME, _attend)
@@ -82,12 +83,16 @@ class DenseAttention:
         leaves = torch.from_numpy(micro.leaves).to(device)
         place = torch.arange(len(leaves), device=device)
         self._sees = (place[None, :] <= place[:, None]) & (place[:, None] < leaves[None, :])
+        self._positions = torch.from_numpy(micro.positions).to(device)
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None = None) -> Tensor:
         """As `PackedAttention`."""
+        sees = self._sees
+        if window is not None:
+            sees = sees & (self._positions[:, None] - self._positions[None, :] < window)
         # Keys are repeated, because the fused kernels support a mask or shared keys, but not both.
         key, value = (values.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for values in (key, value))
-        attended = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=self._sees, scale=scale)
+        attended = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=sees, scale=scale)
         return attended.transpose(1, 2)
 
 
@@ -111,17 +116,28 @@ class RangeAttention:
 
     def __init__(self, micro: PackedMicroBatch) -> None:
         self._ranges = _ranges(micro)
-        self._masks: dict[tuple[int, torch.dtype], list[Tensor]] = {}
+        self._positions = micro.positions
+        self._deepest = int(micro.positions.max())
+        self._masks: dict[tuple[int, torch.dtype, int | None], list[Tensor]] = {}
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None = None) -> Tensor:
         """As `PackedAttention`."""
         shared_by = query.shape[1] // key.shape[1]
-        masks = self._masks.get((shared_by, query.dtype))
+        window = None if window is None or window > self._deepest else window
+        masks = self._masks.get((shared_by, query.dtype, window))
         if masks is None:
-            masks = self._masks[shared_by, query.dtype] = [_additive(part.sees, shared_by, query.dtype) for part in self._ranges]
+            masks = [_additive(self._sees(part, window), shared_by, query.dtype) for part in self._ranges]
+            self._masks[shared_by, query.dtype, window] = masks
         rows = query[0].unflatten(0, (key.shape[1], shared_by)).transpose(1, 2)
         attended: Any = _Ranges.apply(rows, torch.stack((key[0], value[0])), self._ranges, masks, scale)
         return attended.permute(1, 0, 2, 3).flatten(1, 2)[None]
+
+    def _sees(self, part: _Range, window: int | None) -> np.ndarray:
+        """bool [tokens of the range, keys]. Keys outside every window are computed and masked."""
+        if window is None:
+            return part.sees
+        distance = self._positions[part.begin : part.end, None] - self._positions[None, part.keys.numpy()]
+        return part.sees & (distance < window)
 
 
 def _additive(sees: np.ndarray, shared_by: int, dtype: torch.dtype) -> Tensor:

@@ -39,28 +39,45 @@ class FlexAttention:
     """Flex attention over the forest."""
 
     def __init__(self, micro: PackedMicroBatch, device: torch.device) -> None:
-        from torch.nn.attention.flex_attention import create_block_mask
-
         self._tokens = len(micro.input_ids)
         self._length = padded_length(self._tokens)
         # A padding token sees only itself, so that no softmax is empty.
         padded = np.arange(1, self._length + 1)
         padded[: self._tokens] = micro.leaves
-        leaves = torch.from_numpy(padded.astype(np.int32)).to(device)
+        self._leaves = torch.from_numpy(padded.astype(np.int32)).to(device)
+        positions = np.zeros(self._length, np.int32)
+        positions[: self._tokens] = micro.positions
+        self._positions, self._deepest = torch.from_numpy(positions).to(device), int(positions.max())
+        self._masks: dict[int | None, Any] = {}
+
+    def _mask(self, window: int | None) -> Any:
+        """The block mask of layers with this window."""
+        window = None if window is None or window > self._deepest else window
+        if window in self._masks:
+            return self._masks[window]
+        from torch.nn.attention.flex_attention import create_block_mask
+
+        leaves, positions, reach = self._leaves, self._positions, window or 0
 
         def sees(batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
             return (k <= q) & (q < leaves[k])
 
-        self._mask = create_block_mask(sees, None, None, self._length, self._length, device=str(device))
+        def sees_near(batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            return sees(batch, head, q, k) & (positions[q] < positions[k] + reach)
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        rule = sees if window is None else sees_near
+        made = create_block_mask(rule, None, None, self._length, self._length, device=str(leaves.device))
+        self._masks[window] = made
+        return made
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None = None) -> Tensor:
         """As `PackedAttention`."""
         short = self._length - self._tokens
         query, key, value = (torch.nn.functional.pad(values, (0, 0, 0, short)) for values in (query, key, value))
         # All three tensors already have the model's dtype; autocast must not change it.
         with torch.autocast(query.device.type, enabled=False):
             attended = _compiled(query.device.type)(
-                query, key, value, block_mask=self._mask, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
+                query, key, value, block_mask=self._mask(window), scale=scale, enable_gqa=query.shape[1] != key.shape[1]
             )
         return attended[:, :, : self._tokens].transpose(1, 2)
 
@@ -77,8 +94,10 @@ class VarlenAttention:
         self._key_ends = torch.from_numpy(np.concatenate([[0], np.cumsum(depths + lengths)]).astype(np.int32)).to(device)
         self._most = int(lengths.max()), int((depths + lengths).max())
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """As `PackedAttention`."""
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None = None) -> Tensor:
+        """As `PackedAttention`; without sliding windows."""
+        if window is not None:
+            raise NotImplementedError("variable-length attention has no sliding window here")
         key, value = (_Gather.apply(values.transpose(1, 2)[0], self._keys) for values in (key, value))
         attended, *_ = torch.ops.aten._flash_attention_forward(
             query.transpose(1, 2)[0].contiguous(),

@@ -12,21 +12,15 @@ from torch import Tensor
 from training.packed_attention import DenseAttention, PackedAttention, RangeAttention, packed_attention_arguments
 from training.trie_plan import PackedMicroBatch
 
-COVERED = ("llama", "qwen2", "qwen3")
-"""Values of `model_type` whose layers pass keyword arguments to the attention and use no positions but `position_ids`."""
-
 
 def uncovered_reason(model: Any) -> str | None:
     """Why the packed forward cannot be used for this peft model, in one sentence; None if it can."""
     causal = model.base_model.model
-    config = causal.config
-    if config.model_type not in COVERED:
-        return f"the packed forward supports {', '.join(COVERED)} and not '{config.model_type}'"
-    if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
-        return "the model has layers with a sliding window, which the packed forward does not support"
     if type(causal.lm_head) is not torch.nn.Linear:
         return "the adapter changes the head, of which the packed forward computes single rows"
-    if (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default") in ("dynamic", "longrope"):
+    rotary = getattr(causal.config, "rope_parameters", None) or {}
+    kinds = {each.get("rope_type") for each in (rotary, *rotary.values()) if isinstance(each, dict)}  # one, or one a layer type
+    if kinds & {"dynamic", "longrope"}:
         return "the model's rotary frequencies depend on the length of its input, which packing changes"
     return None
 

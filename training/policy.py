@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from decoding.architectures import architecture_of, read_architecture
 from telemetry.errors import DataError, InputError
 from training.branching import BranchingTokens
 from training.masked_logprobs import MaskedLogprobs, masked_logprobs
@@ -22,8 +23,6 @@ from training.packed_attention import use_packed_attention
 from training.packed_forward import uncovered_reason
 from training.row_checks import RowLimits
 from training.settings import TrainingSettings
-
-LORA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 def choose_device(wanted: str) -> torch.device:
@@ -50,20 +49,24 @@ class Policy:
         """`model`: folder of the base model, or the loaded base model, whose modules peft then wraps in place.
 
         Raises:
-            InputError: the settings ask for a GPU and there is none.
+            InputError: the settings ask for a GPU and there is none, the model's family is unknown, or its blocks do not have
+                the linear layers of `training.lora_targets`.
         """
         self.device = choose_device(settings.device)
         self.attention = "auto"
         self._settings = settings
         torch.manual_seed(settings.seed)
         base: Any = model
-        if not isinstance(model, PreTrainedModel):
+        if isinstance(model, PreTrainedModel):
+            targets = architecture_of(model.config.to_dict(), type(model).__name__).targets(settings.lora_targets)
+        else:
+            targets = read_architecture(model).targets(settings.lora_targets)
             base = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, settings.dtype))
         config = LoraConfig(
             r=settings.lora_rank,
             lora_alpha=settings.lora_alpha,  # type: ignore[arg-type]  # peft only divides it, so a float works
             lora_dropout=0.0,  # with dropout the on-policy ratio would differ from 1
-            target_modules=list(LORA_MODULES),
+            target_modules=list(targets),
             task_type="CAUSAL_LM",
         )
         self.model: PeftModel = get_peft_model(base, config, autocast_adapter_dtype=True)  # type: ignore[assignment]

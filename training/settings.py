@@ -46,7 +46,9 @@ class TrainingSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     lora_rank: Annotated[int, STAYS, Field(ge=1, le=512)] = 16
-    """Rank of the adapter on all seven linear modules of a block."""
+    """Rank of the adapter."""
+    lora_targets: Annotated[tuple[str, ...], STAYS] = ()
+    """Linear layers of a block that the adapter changes, such as q_proj and v_proj; none: all that the model's family offers."""
     lora_alpha: Annotated[float, STAYS, Field(gt=0)] = 32.0
     """Numerator of the adapter's scale, alpha / rank."""
     learning_rate: Annotated[float, Field(gt=0)] = 5e-6

@@ -117,6 +117,7 @@ def tiny_shape(recipe: TinyModelSettings, prompts: PromptSettings = DEFAULT_PROM
     norms = 2 * recipe.hidden + 2 * width
     parameters = recipe.vocabulary * recipe.hidden + recipe.layers * (block + norms) + recipe.hidden
     return ModelShape(
+        family="qwen3",
         layers=recipe.layers,
         hidden=recipe.hidden,
         inner=inner,
@@ -130,7 +131,11 @@ def tiny_shape(recipe: TinyModelSettings, prompts: PromptSettings = DEFAULT_PROM
 
 
 def model_shape(name: str, recipe: TinyModelSettings, prompts: PromptSettings) -> ModelShape | None:
-    """The shape of the model `name`; None if it is not downloaded, or its config does not contain the shape."""
+    """The shape of the model `name`; None if it is not downloaded, or its weight files cannot be read.
+
+    Raises:
+        InputError: its family is unknown, or its config is incomplete.
+    """
     if name == TINY:
         return tiny_shape(recipe, prompts)
     folder = model_here(name)
@@ -152,7 +157,10 @@ def check_length(settings: InferenceSettings, shape: ModelShape | None, name: st
 
 def trainer_bytes(settings: RunSettings, shape: ModelShape | None) -> int:
     """Main memory of the trainer's process at least, bytes; 0 if the shape is not known."""
-    return 0 if shape is None else trainer_memory(shape, rank=settings.training.lora_rank, dtype=settings.training.dtype)
+    if shape is None:
+        return 0
+    training = settings.training
+    return trainer_memory(shape, rank=training.lora_rank, dtype=training.dtype, targets=training.lora_targets)
 
 
 def trainer_bytes_about(settings: RunSettings, shape: ModelShape | None, machine: Machine) -> int:
@@ -165,6 +173,7 @@ def trainer_bytes_about(settings: RunSettings, shape: ModelShape | None, machine
         shape,
         rank=training.lora_rank,
         dtype=training.dtype,
+        targets=training.lora_targets,
         tokens=0 if on_gpu else training.token_budget or CPU_TOKENS,
         recompute=training.recompute,
     )
@@ -179,6 +188,7 @@ def trainer_gpu_bytes(settings: RunSettings, shape: ModelShape | None, machine: 
         shape,
         rank=training.lora_rank,
         dtype=training.dtype,
+        targets=training.lora_targets,
         tokens=training.token_budget or settings.inference.max_model_length,
         recompute=training.recompute,
     )

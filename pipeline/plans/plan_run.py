@@ -49,7 +49,7 @@ from storage.adapters import published_versions
 from storage.runs import RunPaths
 from telemetry.errors import InputError
 from training.loss_name import try_loss
-from training.settings import TinyModelSettings
+from training.settings import TinyModelSettings, TrainingSettings
 
 Forecast = dict[str, Any]
 _GENERATORS_BYTES = 10_000
@@ -94,6 +94,7 @@ def plan_train(settings: RunSettings, *, resume: bool = False) -> Forecast:
         "disk": _disk(settings, rehearsal, shape, folder),
         "memory": _memory(shape, settings.inference, machine, trainer_bytes_about(settings, shape, machine), trainer_gpu),
         "threads": _threads(settings),
+        "adapter": _adapter(settings.training, shape),
         "engine": _engine(settings.inference, machine),
         "reused_or_made": {"state_cache": _cache_line(cache, settings), "model": _model_line(model, settings)},
         "figures": _figures(settings, folder),
@@ -288,7 +289,8 @@ def _disk(settings: RunSettings, rehearsal: Rehearsal, shape: ModelShape | None,
     }
     total = plan["shards_bytes_about"]
     if shape is not None:
-        adapter = 4 * shape.lora_parameters(settings.training.lora_rank) + _ADAPTER_FILES_BYTES
+        training = settings.training
+        adapter = 4 * shape.lora_parameters(training.lora_rank, training.lora_targets) + _ADAPTER_FILES_BYTES
         checkpoint = 3 * adapter + _GENERATORS_BYTES
         kept = min(steps, settings.training.keep_checkpoints)
         plan |= {
@@ -342,6 +344,17 @@ def _memory(
         rows |= {"gpu_reserved_bytes": plan.gpu_needed, "gpu_free_bytes": machine.gpu_free, "gpu_total_bytes": machine.gpu_total}
         rows["gpu_trainer_bytes_at_least"] = trainer_gpu
     return rows
+
+
+def _adapter(training: TrainingSettings, shape: ModelShape | None) -> Forecast:
+    """Rank and linear layers of the adapter that is trained."""
+    if shape is None:
+        return {"rank": training.lora_rank, "targets": ", ".join(training.lora_targets) or "all that the model offers"}
+    return {
+        "rank": training.lora_rank,
+        "targets": ", ".join(shape.targets(training.lora_targets)),
+        "parameters": shape.lora_parameters(training.lora_rank, training.lora_targets),
+    }
 
 
 def _threads(settings: RunSettings) -> Forecast:

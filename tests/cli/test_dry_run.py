@@ -1,6 +1,7 @@
 """A dry run tells beforehand what a run then takes, starts nothing and writes nothing, and refuses what the run would."""
 
 import json
+import shutil
 import socket
 import threading
 from collections.abc import Iterator
@@ -108,6 +109,18 @@ def test_the_plan_of_a_resumed_run_counts_the_steps_that_are_left(workplace, tra
     assert content(trained[1].root) == before
 
 
+def test_the_plan_names_the_layers_that_the_adapter_changes(entente):
+    plan = json.loads(entente("train", "--dry-run", "--json").stdout)
+    assert plan["adapter"]["targets"] == "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"
+    few = json.loads(entente("train", "--dry-run", "--json", "--training.lora-targets", "v_proj", "q_proj").stdout)
+    assert few["adapter"]["targets"] == "q_proj, v_proj"
+    assert few["adapter"]["parameters"] < plan["adapter"]["parameters"] / 2
+    assert (
+        few["disk"]["adapter_bytes"] - 4 * few["adapter"]["parameters"]
+        == plan["disk"]["adapter_bytes"] - 4 * (plan["adapter"]["parameters"])
+    )
+
+
 def test_without_a_tokenizer_the_figures_are_bounds(entente):
     plan = json.loads(entente("train", "--dry-run", "--json", "--steps", "1").stdout)
     assert "bounds" in plan["tokens"]["basis"]
@@ -118,6 +131,10 @@ def test_without_a_tokenizer_the_figures_are_bounds(entente):
 def test_the_shape_of_the_tiny_model_is_known_before_it_is_made(model: Path):
     recipe = json.loads((model / "recipe.json").read_text())["settings"]
     assert tiny_shape(TinyModelSettings(**recipe)) == read_shape(model)
+
+
+EXPERTS = {"model_type": "qwen3_moe", "moe_intermediate_size": 64, "num_experts": 4, "num_experts_per_tok": 2}
+"""What makes the config of the small model one of a mixture of experts."""
 
 
 @pytest.mark.parametrize(
@@ -132,6 +149,22 @@ def test_the_shape_of_the_tiny_model_is_known_before_it_is_made(model: Path):
         (["evaluate", "--run", "taken", "--version", "3", "--dry-run"], "no policy version 3; its newest is 0"),
         (["serve", "--model", "{model}", "--port", "0", "--kv-cache-gib", "9999"], "lower inference.kv_cache_gib from 9999 to"),
         (["serve", "--model", "{model}", "--port", "0", "--block-size", "16"], "must be a multiple of 32"),
+        (["train", "--dry-run", "--inference.model", "{gpt2}"], "of the family 'gpt2', and Entente knows gemma3_text, llama, "),
+        (["train", "--inference.model", "{gpt2}"], "of the family 'gpt2', and Entente knows gemma3_text, llama, "),
+        (["serve", "--model", "{gpt2}", "--port", "0"], "or add the family as docs/extending.md shows"),
+        (["train", "--training.lora-targets", "query"], "training.lora_targets names 'query', but a model of the family 'qwen3'"),
+        (
+            ["train", "--dry-run", "--inference.model", "{experts}", "--training.lora-targets", "q_proj", "up_proj"],
+            "names 'up_proj', but a model of the family 'qwen3_moe' offers only q_proj, k_proj, v_proj, o_proj (its feed-forward",
+        ),
+        (
+            ["train", "--inference.model", "{experts}", "--inference.engine", "vllm", "--inference.adapters", "slots"],
+            "inference.adapters 'slots' does not work for a mixture of experts ('qwen3_moe') on a CPU",
+        ),
+        (
+            ["serve", "--model", "{experts}", "--engine", "vllm", "--adapters", "slots", "--port", "0"],
+            "inference.adapters 'slots' does not work for a mixture of experts ('qwen3_moe') on a CPU",
+        ),
         pytest.param(
             ["train", "--inference.kv-cache-gib", "9999"],
             "lower inference.kv_cache_gib from 9999 to",
@@ -143,8 +176,13 @@ def test_what_cannot_run_is_refused_before_anything_begins(entente, taken: Path,
     huge = RunPaths(entente.folder / "runs" / "huge").create()
     settings = layered_settings("laptop", (), {"inference": {"kv_cache_gib": 9999}})
     huge.settings.write_text(settings.model_dump_json())
+    models = {"{model}": model} | {f"{{{name}}}": entente.folder / name for name in ("gpt2", "experts")}
+    for name, change in (("gpt2", {"model_type": "gpt2"}), ("experts", EXPERTS)):
+        shutil.copytree(model, entente.folder / name)
+        config = json.loads((model / "config.json").read_text()) | change
+        (entente.folder / name / "config.json").write_text(json.dumps(config))
     before = content(entente.folder)
-    done = entente(*(word.replace("{model}", str(model)) for word in words))
+    done = entente(*(str(models.get(word, word)) for word in words))
     assert done.returncode == 2, done.stderr
     (line,) = done.stderr.splitlines()
     assert line.startswith("entente: ") and sentence in line

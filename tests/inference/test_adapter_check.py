@@ -122,6 +122,15 @@ def test_what_the_trainer_publishes_passes_under_the_hash_that_storage_gives_it(
     assert facts.bytes == sum(file.stat().st_size for file in good.iterdir() if file.name in (CONFIG, WEIGHTS))
 
 
+def test_an_adapter_on_named_layers_changes_these_alone(model, tmp_path):
+    from training.policy import Policy
+    from training.settings import TrainingSettings
+
+    Policy(model, TrainingSettings(lora_rank=8, lora_targets=("v_proj", "q_proj"))).save_adapter(tmp_path)
+    assert json.loads((tmp_path / CONFIG).read_text())["target_modules"] == ["q_proj", "v_proj"]
+    assert check_adapter(version_in(tmp_path, 1), model, 8).modules == ("q_proj", "v_proj")
+
+
 def test_a_base_without_a_config_is_named(good, tmp_path):
     with pytest.raises(DataError, match=r"config\.json"):
         check_adapter(version_in(good, 1), tmp_path, 64)

@@ -1,6 +1,7 @@
 """What a model needs is reckoned as vLLM and the weight files have it, and what cannot fit is refused with the figures."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from inference.memory_plan import (
     GIB,
     Machine,
     ModelShape,
+    adapter_mode,
     available_memory,
     check_memory,
     plan_memory,
@@ -23,6 +25,7 @@ from inference.settings import InferenceSettings
 from telemetry.errors import InputError
 
 SEVEN_B = ModelShape(
+    family="qwen2",
     layers=28,
     hidden=3584,
     inner=18944,
@@ -43,13 +46,25 @@ def test_the_shape_of_a_model_is_read_from_its_files(model: Path):
     assert (shape.layers, shape.hidden, shape.heads, shape.key_value_heads, shape.positions) == (2, 64, 2, 1, 1024)
 
 
-@pytest.mark.parametrize(
-    "config", ["{}", "[]", "no json", '{"num_attention_heads": 0, "hidden_size": 8}', '{"num_attention_heads": "x"}']
-)
-def test_a_config_in_other_words_is_no_shape_and_nothing_is_refused(tmp_path: Path, config: str):
-    (tmp_path / "config.json").write_text(config)
-    assert read_shape(tmp_path) is None
+def test_a_model_whose_shape_is_unknown_is_not_refused():
     check_memory(None, InferenceSettings(), machine=Machine(memory=0))
+
+
+def test_slots_are_refused_where_vllm_has_no_lora_and_auto_becomes_merged_weights():
+    experts = replace(SEVEN_B, family="qwen3_moe")
+    said = refusal(experts, Machine(memory=100 * GIB), dtype="bfloat16", adapters="slots")
+    assert said.startswith("inference.adapters 'slots' does not work for a mixture of experts ('qwen3_moe') on a CPU")
+    modes = {
+        (shape.family, on_cpu, wanted): adapter_mode(InferenceSettings(adapters=wanted), shape, on_cpu=on_cpu)
+        for shape in (SEVEN_B, experts)
+        for on_cpu in (True, False)
+        for wanted in ("auto", "slots", "merge_reload")
+        if (shape.family, on_cpu, wanted) != ("qwen3_moe", True, "slots")
+    }
+    assert {key: mode for key, mode in modes.items() if key[2] != mode} == {("qwen3_moe", True, "auto"): "merge_reload"}
+    on_gpu = Machine(memory=100 * GIB, gpu_total=80 * GIB, gpu_free=80 * GIB)
+    check_memory(experts, InferenceSettings(engine="vllm", dtype="bfloat16", adapters="slots"), machine=on_gpu)
+    check_memory(experts, InferenceSettings(engine="torch", dtype="bfloat16", adapters="slots", max_sequences=8), machine=on_gpu)
 
 
 @pytest.mark.vllm
@@ -65,6 +80,8 @@ def test_the_adapter_has_the_weights_that_peft_gives_it():
     # 161,480,704 parameters at rank 64, as peft prints for this model and all seven modules; linear in the rank.
     assert SEVEN_B.lora_parameters(64) == 161_480_704
     assert SEVEN_B.lora_parameters(16) * 4 == SEVEN_B.lora_parameters(64)
+    few = trainer_memory(SEVEN_B, rank=64, dtype="bfloat16", targets=("q_proj",))
+    assert trainer_memory(SEVEN_B, rank=64, dtype="bfloat16") - few == 16 * (161_480_704 - 28 * 64 * 2 * 3584)
 
 
 def refusal(shape: ModelShape, machine: Machine, trainer: int = 0, trainer_gpu: int = 0, **settings: object) -> str:

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from inference.merge import load_base, merge_adapter
 from telemetry.errors import DataError
+from tests.families import save_family
 
 
 def test_merged_weights_equal_those_that_peft_merges(model: Path, make_adapter, tmp_path: Path):
@@ -27,6 +28,15 @@ def test_merged_weights_equal_those_that_peft_merges(model: Path, make_adapter, 
             assert torch.allclose(ours[name], weight, atol=1e-6), name
             changed += int(not torch.equal(ours[name], base[name]))
     assert changed == 7 * json.loads((model / "config.json").read_text())["num_hidden_layers"]
+
+
+@pytest.mark.parametrize(("family", "parts"), [("qwen2", ["self_attn", "mlp"]), ("qwen3_moe", ["self_attn"])])
+def test_only_parts_that_an_adapter_may_change_are_loaded_again_but_whole(tmp_path: Path, family: str, parts: list[str]):
+    """An engine that got the queries alone would lose keys, values and biases of their fused layer."""
+    stored = load_file(save_family(family, tmp_path) / "model.safetensors")
+    loaded = load_base(tmp_path)
+    assert set(loaded) == {name for name in stored if name.split(".")[3:4] and name.split(".")[3] in parts}
+    assert all(torch.equal(loaded[name], stored[name]) for name in loaded)
 
 
 def test_an_adapter_of_another_base_is_refused_by_name(model: Path, make_adapter, tmp_path: Path):

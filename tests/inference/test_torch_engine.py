@@ -10,15 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
-from decoding.legal_table import END, LegalTable
+from decoding.legal_table import LegalTable
 from inference import torch_lane
 from inference.adapter_check import adapter_hash_of, version_in
 from inference.settings import InferenceSettings
 from inference.torch_engine import TorchEngine
 from records.generation import Generation, GenerationRequest
 from telemetry.errors import EngineError, EngineLostError, InputError
+from tests import families
+from tests.families import ladder
 
 CPU = torch.device("cpu")
 SIZES: dict[str, Any] = {
@@ -30,22 +32,6 @@ SIZES: dict[str, Any] = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,
 }
-
-
-def ladder(steps: int, width: int, forced: int = 3) -> LegalTable:
-    """`steps` choices among `width` tokens, each followed by `forced` tokens that must come."""
-    nodes: list[dict[int, int]] = []
-    for step in range(steps):
-        nodes.append(dict.fromkeys(range(10 * step, 10 * step + width), len(nodes) + 1))
-        for number in range(forced):
-            nodes.append({100 + number: len(nodes) + 1})
-    nodes.append({199: END})
-    return LegalTable(
-        offsets=np.cumsum([0, *map(len, nodes)]).astype(np.int32),
-        token_ids=np.array([token for node in nodes for token in sorted(node)], np.int32),
-        next_nodes=np.array([node[token] for node in nodes for token in sorted(node)], np.int32),
-        longest=len(nodes),
-    )
 
 
 TABLE = ladder(steps=5, width=6)
@@ -65,6 +51,10 @@ FAMILIES = {
     "llama with a head of its own size and a tied embedding": LlamaConfig(**SIZES, head_dim=32, tie_word_embeddings=True),
     "qwen2 where every head has keys of its own": Qwen2Config(**dict(SIZES, num_key_value_heads=4)),
     "qwen3": Qwen3Config(**SIZES, head_dim=16),
+    "mistral with a window": MistralConfig(**SIZES, sliding_window=20),
+    "gemma 3 with a window in one layer": Gemma3TextConfig(
+        **SIZES, head_dim=16, sliding_window=20, layer_types=["sliding_attention", "full_attention"], query_pre_attn_scalar=9
+    ),
 }
 
 
@@ -105,19 +95,7 @@ async def draw(engine: TorchEngine, requests: Sequence[GenerationRequest]) -> li
 
 def gaps(folder: Path, requests: Sequence[GenerationRequest], found: Sequence[Generation]) -> list[float]:
     """Largest difference of each completion's log-probabilities from those of a plain forward of transformers."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    differences = []
-    for each, generation in zip(requests, found, strict=True):
-        ids = generation.token_ids.tolist()
-        with torch.no_grad():
-            logits = model(torch.tensor([[*each.prompt_ids, *ids]])).logits[0, len(each.prompt_ids) - 1 : -1].double()
-        legal, offsets = each.table.legal_sets(ids)
-        expected = [
-            float(row[token] - torch.logsumexp(row[legal[offsets[place] : offsets[place + 1]].tolist()], 0))
-            for place, (row, token) in enumerate(zip(logits, ids, strict=True))
-        ]
-        differences.append(float(np.abs(np.array(expected) - generation.logprobs).max()))
-    return differences
+    return families.gaps(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), requests, found)
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES.keys())
@@ -336,11 +314,10 @@ def test_ids_outside_the_vocabulary_are_refused_before_they_reach_the_model(host
     use(host, folder, work)
 
 
-@pytest.mark.parametrize("change", [{"model_type": "gpt2"}, {"layer_types": ["sliding_attention"]}, {"use_sliding_window": True}])
-def test_a_model_of_a_kind_it_does_not_know_is_refused_by_name(host, folder, tmp_path, change: dict[str, Any]):
+def test_a_model_of_a_family_it_does_not_know_is_refused_by_name(host, folder, tmp_path):
     config = json.loads((folder / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | change))
-    with pytest.raises(InputError, match="the torch engine runs models of the kinds llama, qwen2, qwen3"):
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "gpt2"}))
+    with pytest.raises(InputError, match="of the family 'gpt2', and Entente knows gemma3_text, llama, "):
         host.submit(TorchEngine(tmp_path, InferenceSettings()).start()).result(timeout=30)
 
 

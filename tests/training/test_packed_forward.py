@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -16,6 +18,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 import training.layout
@@ -35,6 +39,8 @@ KINDS: dict[str, tuple[type, type]] = {
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
     "llama": (LlamaConfig, LlamaForCausalLM),
     "mistral": (MistralConfig, MistralForCausalLM),
+    "gemma3_text": (Gemma3TextConfig, Gemma3ForCausalLM),
+    "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
 }
 SETTINGS = TrainingSettings(lora_rank=4, lora_alpha=8, device="cpu")
 CPU = torch.device("cpu")
@@ -116,6 +122,29 @@ def test_packed_and_padded_have_the_same_loss_and_gradient(kind, tied, kv_heads)
     assert float(oracle.norm()) > 1e-3
 
 
+OTHERS: dict[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": 6},
+    "qwen3": {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1},
+    "gemma3_text": {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"], "head_dim": 16},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_a_window_and_a_mixture_of_experts_have_the_same_loss_and_gradient_packed_and_padded(kind: str):
+    batch = three_levels()
+    policy = policy_of(base(kind, initializer_range=0.1, **OTHERS[kind]))
+    padded, oracle, _ = step(policy, batch, layout="padded")
+    for attention in ("ranges", "dense"):
+        policy.attention = attention
+        packed, gradient, updater = step(policy, batch)
+        assert updater.layout.packed and policy.attention == attention, updater.layout.fallback
+        assert abs(packed - padded) <= 1e-6 and apart(gradient, oracle) <= 1e-5
+    if "sliding_window" in OTHERS[kind]:
+        unbounded = policy_of(base(kind, initializer_range=0.1, **{**OTHERS[kind], "sliding_window": 100}))
+        assert apart(step(unbounded, batch)[1], oracle) > 1e-3, "the window changes nothing, so this test says nothing"
+
+
 @pytest.mark.parametrize("budget", [1, 30, 45, 80, 10_000])
 def test_the_gradient_does_not_depend_on_the_budget(budget):
     policy, batch = policy_of(base()), three_levels(positions=3)
@@ -172,19 +201,21 @@ def queries(tokens: int, heads: int = 4, key_heads: int = 2, width: int = 16) ->
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_every_attention_is_that_of_the_mask():
+@pytest.mark.parametrize("window", [None, 7, 1000])
+def test_every_attention_is_that_of_the_mask(window: int | None):
     batch = three_levels(positions=6, powers=3, forks=4)
     (micro,) = plan(batch, range(len(batch.returns)), 4096).micro_batches
     tokens, scale = len(micro.input_ids), 0.25
     place = np.arange(tokens)
-    rule = torch.from_numpy((place[None, :] <= place[:, None]) & (place[:, None] < micro.leaves[None, :]))
+    near = micro.positions[:, None] - micro.positions[None, :] < (window or tokens)
+    rule = torch.from_numpy((place[None, :] <= place[:, None]) & (place[:, None] < micro.leaves[None, :]) & near)
     query, key, value = queries(tokens)
     scores = (query @ key.repeat_interleave(2, 1).transpose(2, 3)) * scale
     oracle = (scores.masked_fill(~rule, float("-inf")).softmax(-1) @ value.repeat_interleave(2, 1)).transpose(1, 2)
     with torch.no_grad():
         kinds: list[PackedAttention] = [DenseAttention(micro, CPU), RangeAttention(micro), FlexAttention(micro, CPU)]
         for attention in kinds:
-            torch.testing.assert_close(attention(query, key, value, scale), oracle, atol=1e-5, rtol=0)
+            torch.testing.assert_close(attention(query, key, value, scale, window), oracle, atol=1e-5, rtol=0)
 
 
 def test_the_gradient_of_ranges_is_that_of_the_mask():
@@ -216,18 +247,11 @@ def test_lengths_are_rounded_up_to_few_and_by_half_at_most():
     assert all(tokens <= padded_length(tokens) <= max(1024, 1.5 * tokens) for tokens in range(1, 20_000))
 
 
-@pytest.mark.parametrize(
-    ("made", "why"),
-    [
-        (lambda: base("mistral"), "supports llama, qwen2, qwen3 and not 'mistral'"),
-        (lambda: base("qwen3", use_sliding_window=True, sliding_window=8, max_window_layers=1), "sliding window"),
-    ],
-    ids=["another architecture", "sliding window"],
-)
-def test_what_is_not_covered_is_padded_and_says_why(made, why):
-    policy, batch = policy_of(made()), three_levels()
+def test_what_is_not_covered_is_padded_and_says_why():
+    rotary = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}
+    policy, batch = policy_of(base("llama", rope_parameters=rotary)), three_levels()
     _, _, updater = step(policy, batch)
-    assert not updater.layout.packed and why in updater.layout.fallback
+    assert not updater.layout.packed and "rotary frequencies depend on the length" in updater.layout.fallback
 
 
 def test_an_adapter_on_the_head_is_not_covered():
