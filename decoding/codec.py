@@ -43,6 +43,20 @@ class Codec:
             ids.extend(self._encode_segment(segment))
         return ids
 
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Ids of a text. Special tokens that are written out in the text are recognised."""
+        return self._encode(text)
+
+    def encode_after(self, before: str, text: str) -> tuple[int, ...] | None:
+        """Ids of `text` as the tokenizer spells it after `before`; None if it merges letters of the two into one token."""
+        head, whole = self.encode(before), self.encode(before + text)
+        return whole[len(head) :] if whole[: len(head)] == head else None
+
+    def single_token(self, text: str) -> int | None:
+        """The id of `text` if it is a single token, else None."""
+        ids = self.encode(text)
+        return ids[0] if len(ids) == 1 else None
+
     def decode(self, ids: Iterable[int]) -> str:
         """The text of `ids`, for display only."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)

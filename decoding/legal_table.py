@@ -4,6 +4,10 @@ A `LegalTable` is an acyclic automaton in CSR form: node -> allowed token ids, e
 one order per site, in the order of the sites, within the budget of builds and disbands, in the builder's notation. Every legal
 order set has exactly one token path, no option is a proper prefix of another, and `longest` is the length of the longest path.
 
+A table may begin with a thought (`decoding/thinking.py`). A completion is then in a *state*: a node, or, in its thought, the
+number of tokens left, as -1 - left. Node 0 of such a table has one token, the marker that ends the thought. Without a thought a
+state is always a node.
+
 A table consists of ints and is sent as bytes. Engines, rows and the trainer use the same table. This module does not use
 logits.
 """
@@ -15,13 +19,16 @@ from functools import lru_cache
 import numpy as np
 
 from decoding.codec import Codec
+from decoding.thinking import Thinking, ThoughtRule
 from game.legal import WAIVE, LegalOrders, OrderKind
 from game.notation import answer_lines, option_lines
 from game.prompt_settings import OrderNotation
 from telemetry.errors import DataError, InputError
 
 END = -1
-_FORMAT = 1
+_FORMAT, _FORMAT_WITH_THOUGHT = 1, 2
+_HEADERS = {_FORMAT: 4, _FORMAT_WITH_THOUGHT: 7}
+"""Numbers before the arrays, by format."""
 
 _Option = tuple[tuple[int, ...], int]
 """Token ids of one option including its end mark, and the index of the next root (END: the completion is complete)."""
@@ -38,7 +45,9 @@ class LegalTable:
     next_nodes: np.ndarray
     """int32 [edges]; END (-1) if the completion is complete."""
     longest: int
-    """Tokens of the longest completion, including the end mark."""
+    """Tokens of the longest completion, including the thought and the end mark."""
+    thought: ThoughtRule | None = None
+    """The thought that every completion begins with; None: completions are orders alone."""
     _bytes: bytes | None = field(default=None, repr=False, compare=False)
     """Result of `to_bytes`, kept because forks send the same table many times."""
     _sound: bool = field(default=False, repr=False, compare=False)
@@ -51,12 +60,28 @@ class LegalTable:
         """True if the table is known to be complete and acyclic, so that it needs no check."""
         return self._sound
 
+    @property
+    def start(self) -> int:
+        """The state before the first token: node 0, or the thought with all of its tokens left."""
+        return 0 if self.thought is None else -1 - self.thought.budget
+
+    @property
+    def largest_id(self) -> int:
+        """The largest token id that a completion may contain."""
+        largest = int(self.token_ids.max())
+        return largest if self.thought is None else max(largest, self.thought.end - 1)
+
     def to_bytes(self) -> bytes:
-        """Little-endian int32: format, nodes, edges, longest, then the three arrays. Repeated calls return the same object."""
+        """Little-endian int32: format, nodes, edges, longest, then the three arrays. Repeated calls return the same object.
+
+        With a thought the format is another, and budget, end and excluded id follow `longest`.
+        """
         data = self._bytes
         if data is None:
-            header = np.array([_FORMAT, len(self.offsets) - 1, len(self.token_ids), self.longest], "<i4")
-            parts = (header, self.offsets, self.token_ids, self.next_nodes)
+            rule = self.thought
+            header = [len(self.offsets) - 1, len(self.token_ids), self.longest]
+            header = [_FORMAT, *header] if rule is None else [_FORMAT_WITH_THOUGHT, *header, rule.budget, rule.end, rule.excluded]
+            parts = (np.array(header, "<i4"), self.offsets, self.token_ids, self.next_nodes)
             data = b"".join(part.astype("<i4", copy=False).tobytes() for part in parts)
             object.__setattr__(self, "_bytes", data)
         return data
@@ -75,11 +100,12 @@ class LegalTable:
             raise DataError(f"legal table of {len(data)} bytes is incomplete")
         values = np.frombuffer(data, "<i4")
         form, nodes, edges, longest = (int(v) for v in values[:4])
-        if form != _FORMAT or nodes < 1 or edges < nodes or len(values) != 4 + nodes + 1 + 2 * edges:
+        head = _HEADERS.get(form, 0)
+        if not head or nodes < 1 or edges < nodes or len(values) != head + nodes + 1 + 2 * edges:
             raise DataError(
                 f"legal table has format {form}, {nodes} nodes and {edges} edges in {len(values)} integers: not a table"
             )
-        offsets, ids, nexts = np.split(values[4:], [nodes + 1, nodes + 1 + edges])
+        offsets, ids, nexts = np.split(values[head:], [nodes + 1, nodes + 1 + edges])
         sizes = np.diff(offsets.astype(np.int64))  # the difference of two int32 values may overflow int32
         if offsets[0] != 0 or offsets[-1] != edges or (sizes < 1).any():
             raise DataError("legal table has a node without any allowed token, or edges that overlap")
@@ -90,55 +116,81 @@ class LegalTable:
             raise DataError(f"legal table allows a token outside the vocabulary of {vocabulary_size}")
         if ((np.diff(ids) <= 0) & (source[1:] == source[:-1])).any():
             raise DataError("legal table has a node whose allowed tokens are not in rising order")
-        deepest = _longest_path(offsets, nexts)
+        thought = None
+        if form == _FORMAT_WITH_THOUGHT:
+            budget, end, excluded = (int(v) for v in values[4:head])
+            thought = ThoughtRule(budget=budget, end=end, excluded=excluded)
+            thought.check(ids[: offsets[1]], ids[nexts == END], vocabulary_size)
+        deepest = _longest_path(offsets, nexts) + (thought.budget if thought else 0)
         if longest != deepest:
             raise DataError(f"legal table claims a longest completion of {longest} tokens, but has one of {deepest}")
-        return cls(offsets=offsets, token_ids=ids, next_nodes=nexts, longest=longest, _bytes=data, _sound=True)
+        return cls(offsets=offsets, token_ids=ids, next_nodes=nexts, longest=longest, thought=thought, _bytes=data, _sound=True)
 
-    def allowed(self, node: int) -> np.ndarray:
-        """Token ids allowed at `node`, int32, sorted."""
-        return self.token_ids[self.offsets[node] : self.offsets[node + 1]]
+    def allowed(self, state: int) -> np.ndarray:
+        """The legal set at `state`, int32: its ids, sorted, or in a thought an open set (`decoding/open_set.py`)."""
+        if state < END:
+            return self._rule.legal_set
+        return self.token_ids[self.offsets[state] : self.offsets[state + 1]]
 
-    def advance(self, node: int, token: int) -> int:
-        """Node after `token` at `node`; END if the completion is complete.
+    def advance(self, state: int, token: int) -> int:
+        """State after `token` at `state`; END if the completion is complete.
 
         Raises:
-            DataError: the token is not legal at this node.
+            DataError: the token is not legal at this state.
         """
-        low, high = (0, 0) if node == END else (int(self.offsets[node]), int(self.offsets[node + 1]))
+        if state < END:
+            return self._think(state, token)
+        low, high = (0, 0) if state == END else (int(self.offsets[state]), int(self.offsets[state + 1]))
         edge = low + int(np.searchsorted(self.token_ids[low:high], token))
         if edge >= high or self.token_ids[edge] != token:
-            raise DataError(f"token {token} is not legal at node {node} of its table")
+            raise DataError(f"token {token} is not legal at node {state} of its table")
         return int(self.next_nodes[edge])
 
-    def forced(self, node: int) -> tuple[list[int], int]:
-        """The tokens that must follow `node` while exactly one is legal, and the node after them.
+    def forced(self, state: int) -> tuple[list[int], int]:
+        """The tokens that must follow `state` while exactly one is legal, and the state after them.
 
-        That node has several legal tokens, or it is END. The list is shared and must not be changed.
+        That state has several legal tokens, or it is END. The list is shared and must not be changed.
         """
-        known = self._forced.get(node)
+        if state < END:
+            return [], state
+        known = self._forced.get(state)
         if known is None:
-            tokens, current = [], node
+            tokens, current = [], state
             while current != END and self.offsets[current + 1] - self.offsets[current] == 1:
                 edge = self.offsets[current]
                 tokens.append(int(self.token_ids[edge]))
                 current = int(self.next_nodes[edge])
-            known = self._forced[node] = tokens, current
+            known = self._forced[state] = tokens, current
         return known
 
+    @property
+    def _rule(self) -> ThoughtRule:
+        if self.thought is None:
+            raise DataError("a table without a thought has no thought state")
+        return self.thought
+
+    def _think(self, state: int, token: int) -> int:
+        """State after `token` in the thought."""
+        rule = self._rule
+        if token == self.token_ids[0]:
+            return int(self.next_nodes[0])
+        if not 0 <= token < rule.end or token == rule.excluded:
+            raise DataError(f"token {token} is not legal in a thought")
+        return state + 1 if state + 1 < END else 0
+
     def legal_sets(self, completion: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Legal token ids at each position of a completion, as CSR: ids int32 [sum], offsets int32 [len(completion) + 1].
+        """The legal set of each position of a completion, as CSR: ids int32 [sum], offsets int32 [len(completion) + 1].
 
         Raises:
             DataError: a token is not legal, or the completion is too long or too short.
         """
-        node, sets = 0, []
+        state, sets = self.start, []
         for position, token in enumerate(completion):
-            if node == END:
+            if state == END:
                 raise DataError(f"completion continues after its end, at position {position}")
-            sets.append(self.allowed(node))
-            node = self.advance(node, int(token))
-        if node != END:
+            sets.append(self.allowed(state))
+            state = self.advance(state, int(token))
+        if state != END:
             raise DataError(f"completion of {len(completion)} tokens stops before its end")
         offsets = np.zeros(len(sets) + 1, np.int32)
         np.cumsum([len(s) for s in sets], out=offsets[1:])
@@ -148,9 +200,13 @@ class LegalTable:
 class TableBuilder:
     """Builds tables for one codec and order notation. A bounded cache keeps the table of each set of legal orders."""
 
-    def __init__(self, codec: Codec, notation: OrderNotation = "full", memo: int = 1024) -> None:
+    def __init__(
+        self, codec: Codec, notation: OrderNotation = "full", memo: int = 1024, thinking: Thinking | None = None
+    ) -> None:
+        """`thinking`: how completions begin with a thought; None: they are orders alone."""
         self._codec = codec
         self._notation: OrderNotation = notation
+        self._thinking = thinking
         self.table = lru_cache(maxsize=memo)(self._build)
         self._spelled = lru_cache(maxsize=65536)(self._spell_line)
 
@@ -172,10 +228,10 @@ class TableBuilder:
         return ids
 
     def read(self, completion: Sequence[int], legal: LegalOrders) -> list[str]:
-        """Order texts that a complete completion spells, including waives.
+        """Order texts that a complete completion spells, including waives. Its thought is skipped.
 
         Raises:
-            DataError: a line is not a legal order.
+            DataError: the thought does not end, or a line is not a legal order.
         """
         by_site = [
             {self._codec.encode_order(line): order for line, order in zip(lines, options, strict=True)}
@@ -185,7 +241,7 @@ class TableBuilder:
             waive = {self._codec.encode_order(WAIVE): WAIVE}
             by_site = [{ids: order for orders in (*by_site, waive) for ids, order in orders.items()}] * legal.picks
         orders, line = [], []
-        for token in completion:
+        for token in completion if self._thinking is None else self._thinking.split(completion)[1]:
             if token in (self._codec.separator_id, self._codec.eos_id):
                 texts = by_site[len(orders)] if len(orders) < len(by_site) else {}
                 if tuple(line) not in texts:
@@ -199,10 +255,12 @@ class TableBuilder:
     def order_logprobs(self, completion: Sequence[int], logprobs: Sequence[float]) -> list[float]:
         """Log-probability of each order in a complete completion, given the orders before it; nats.
 
-        Each order's value is the sum over its tokens and its end mark, so the values add up to that of the completion.
+        Each order's value is the sum over its tokens and its end mark, so the values add up to that of the completion without
+        its thought.
         """
         sums, current = [], 0.0
-        for token, logprob in zip(completion, logprobs, strict=True):
+        first = 0 if self._thinking is None else len(completion) - len(self._thinking.split(completion)[1])
+        for token, logprob in zip(completion[first:], logprobs[first:], strict=True):
             current += float(logprob)
             if token in (self._codec.separator_id, self._codec.eos_id):
                 sums.append(current)
@@ -210,9 +268,13 @@ class TableBuilder:
         return sums
 
     def _build(self, legal: LegalOrders) -> LegalTable:
-        if legal.kind in (OrderKind.MOVEMENT, OrderKind.RETREAT):
-            return _assemble(self._one_order_per_site(legal))
-        return _assemble(self._choice_of_sites(legal))
+        is_per_site = legal.kind in (OrderKind.MOVEMENT, OrderKind.RETREAT)
+        roots = self._one_order_per_site(legal) if is_per_site else self._choice_of_sites(legal)
+        if self._thinking is None:
+            return _assemble(roots)
+        end_of_thought: list[_Option] = [((self._thinking.marker, *self._thinking.closing), 1)]
+        later = ([(ids, following if following == END else following + 1) for ids, following in root] for root in roots)
+        return _assemble([end_of_thought, *later], self._thinking.rule)
 
     def _spell_line(self, line: str, is_last: bool) -> tuple[int, ...]:
         return (*self._codec.encode_order(line), self._codec.eos_id if is_last else self._codec.separator_id)
@@ -262,7 +324,7 @@ class TableBuilder:
         return range(first, sites if may_waive else sites - (picks - given) + 1)
 
 
-def _assemble(roots: Sequence[Sequence[_Option]]) -> LegalTable:
+def _assemble(roots: Sequence[Sequence[_Option]], thought: ThoughtRule | None = None) -> LegalTable:
     """The automaton from the options of each root; node numbers rise along every path.
 
     Options of a root are taken in sorted order. An option can then share a prefix only with the option before it, and the edges
@@ -304,7 +366,8 @@ def _assemble(roots: Sequence[Sequence[_Option]]) -> LegalTable:
         offsets=offsets,
         token_ids=np.array(tokens, np.int32)[by_source],
         next_nodes=next_nodes,
-        longest=_longest_choice(roots),
+        longest=_longest_choice(roots) + (thought.budget if thought else 0),
+        thought=thought,
         _sound=True,
     )
 

@@ -29,6 +29,18 @@ def open_sets(legal_ids: np.ndarray, legal_offsets: np.ndarray) -> np.ndarray:
     return legal_ids[legal_offsets[:-1]] < 0
 
 
+def set_size(legal: np.ndarray) -> int:
+    """Number of ids in one legal set, listed or open."""
+    return int(legal[1]) - 1 if legal[0] < 0 else len(legal)
+
+
+def nth_id(legal: np.ndarray, number: int) -> int:
+    """The id with this number, counted from 0 in rising order, of one legal set, listed or open."""
+    if legal[0] >= 0:
+        return int(legal[number])
+    return number + (number >= -1 - int(legal[0]))
+
+
 def excluded_ids(firsts: np.ndarray) -> np.ndarray:
     """The excluded id of each open set, from its first number."""
     return -1 - firsts

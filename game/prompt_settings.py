@@ -1,8 +1,8 @@
-"""Settings of prompts: whether a prompt lists the legal orders, and how an answer spells an order."""
+"""Settings of prompts: what a prompt says of legal orders, how an answer spells an order, and whether the model thinks first."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 OrderNotation = Literal["full", "slot"]
 
@@ -18,6 +18,9 @@ class PromptSettings(BaseModel):
     order_notation: OrderNotation = "full"
     """How an order is answered: 'full', as "A PAR - BUR"; 'slot', only what the unit does, as "BUR" or "S MAR BUR": half
     the tokens to draw, none of them forced by the unit's name."""
+    thinking_tokens: Annotated[int, Field(ge=0)] = 0
+    """Most tokens of free text that the model may write before its orders, until it ends the thought itself; 0: it orders at
+    once."""
 
 
 DEFAULT_PROMPTS = PromptSettings()

@@ -16,6 +16,10 @@ from game.snapshot import POWERS
 if TYPE_CHECKING:  # game.board loads the engine
     from game.board import Board
 
+ANSWER_CUE = "ORDERS:\n"
+"""The text before the orders."""
+THOUGHT_CUE = "THOUGHT:\n"
+"""The text before a thought, for a model without tokens of its own for thinking."""
 _INTRODUCTION = "Diplomacy without press. Each power: units | supply centres. "
 _HOW_TO_ANSWER = {
     "full": "Answer one order per line, in the order of the units named.\n",
@@ -31,7 +35,8 @@ _HOW_TO_READ = {
 
 def rules_text(settings: PromptSettings = DEFAULT_PROMPTS) -> str:
     """The first segment of every prompt."""
-    return _INTRODUCTION + _HOW_TO_ANSWER[settings.order_notation] + _HOW_TO_READ[settings.legal_orders]
+    think = f"Think first, in at most {settings.thinking_tokens} tokens. " if settings.thinking_tokens else ""
+    return _INTRODUCTION + think + _HOW_TO_ANSWER[settings.order_notation] + _HOW_TO_READ[settings.legal_orders]
 
 
 def board_text(board: "Board") -> str:
@@ -48,9 +53,9 @@ def board_text(board: "Board") -> str:
     return "\n".join(lines) + "\n"
 
 
-def power_text(legal: LegalOrders, board: "Board", settings: PromptSettings = DEFAULT_PROMPTS) -> str:
-    """The last segment: the power, the kind of orders, the number of builds or disbands, the sites in order, and the legal
-    orders as the settings ask.
+def power_text(legal: LegalOrders, board: "Board", settings: PromptSettings = DEFAULT_PROMPTS, cue: str = ANSWER_CUE) -> str:
+    """The last segment: the power, the kind of orders, the number of builds or disbands, the sites in order, the legal orders
+    as the settings ask, and the `cue` that the completion follows.
 
     A retreat always names the locations open to each unit, because the board text does not show them.
     """
@@ -72,7 +77,7 @@ def power_text(legal: LegalOrders, board: "Board", settings: PromptSettings = DE
         lines = [_line(head, *(_line(site, *own) for site, own in zip(sites, kinds, strict=True)))]
     else:
         lines = [_line(head, *sites), *(_every_order(legal, settings) if lists_lines else ())]
-    return "\n".join([*lines, "ORDERS:\n"])
+    return "\n".join([*lines, cue])
 
 
 def _line(*words: str) -> str:

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 TABLE_KEY = "legal_table"
 """Key of the table's bytes in `SamplingParams.extra_args`."""
 START_KEY = "legal_start"
-"""Key of the table's node at which the first token is drawn. Forced tokens before it are already in the prompt."""
+"""Key of the table's node at which the first token is drawn; 0: the table's start. Forced tokens before it are already in the
+prompt."""
 
 
 class TableCache:
@@ -58,7 +59,8 @@ table_cache = TableCache()
 
 
 def admit(parameters: "SamplingParams", vocabulary_size: int | None) -> None:
-    """Refuse a request with an invalid table, tokens outside the vocabulary (None: not known), or too small a `max_tokens`.
+    """Refuse a request with an invalid table, tokens outside the vocabulary (None: not known), too small a `max_tokens`, or a
+    thought that may contain a token at which vLLM stops.
 
     Raises:
         ValueError: the request is refused; vLLM's `validate_params` requires this type.
@@ -72,9 +74,13 @@ def admit(parameters: "SamplingParams", vocabulary_size: int | None) -> None:
         table = table_cache.decode(data)
     except DataError as error:
         raise ValueError(str(error)) from error
-    if vocabulary_size is not None and table.token_ids.max() >= vocabulary_size:
-        raise ValueError(f"legal table allows token {table.token_ids.max()} outside the vocabulary of {vocabulary_size}")
-    head, after = table.forced(0)
+    if vocabulary_size is not None and table.largest_id >= vocabulary_size:
+        raise ValueError(f"legal table allows token {table.largest_id} outside the vocabulary of {vocabulary_size}")
+    if table.thought is not None:
+        stops = {*(parameters.stop_token_ids or ())} - {table.thought.excluded}
+        if stops or not parameters.ignore_eos:
+            raise ValueError(f"a thought may contain any token but {table.thought.excluded}, so no other may stop the request")
+    head, after = table.forced(table.start)
     start = start_node(parameters)
     if start not in (0, after) or start == END:
         raise ValueError(f"{START_KEY} must be 0 or {after}, where the table's first choice is, not {start!r}")
@@ -84,7 +90,7 @@ def admit(parameters: "SamplingParams", vocabulary_size: int | None) -> None:
 
 
 def start_node(parameters: "SamplingParams") -> int:
-    """The table node at which an admitted request's first token is drawn."""
+    """The table node at which an admitted request's first token is drawn; 0: the table's start."""
     return (parameters.extra_args or {}).get(START_KEY, 0)
 
 
@@ -99,4 +105,4 @@ def admitted_table(parameters: "SamplingParams", vocabulary_size: int) -> LegalT
         table = None if data is None else table_cache.decode(data)
     except (DataError, TypeError):
         return None
-    return None if table is None or table.token_ids.max() >= vocabulary_size else table
+    return None if table is None or table.largest_id >= vocabulary_size else table

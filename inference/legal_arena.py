@@ -4,6 +4,9 @@ This is the core of both vLLM logits processors; it imports torch and not vLLM. 
 a slot, and a slot's state is one node. Advancing and masking are a few tensor operations over the whole batch; nothing is copied
 to the host, so the GPU never waits. Requests with equal tables share one copy. Memory of unused tables is reused when needed.
 
+A slot in a thought (`decoding/thinking.py`) is at the first node of its table, and a second number counts the tokens left of
+its thought. While no table has a thought, that number costs no tensor operation.
+
 A sampled token outside the table raises nothing: the slot is counted and becomes unconstrained.
 """
 
@@ -15,6 +18,7 @@ import torch
 from torch import Tensor
 
 from decoding.legal_table import END, LegalTable
+from decoding.thinking import ThoughtRule
 
 FREE, LOST = 0, 1
 """Nodes of an unconstrained slot. FREE: without a table, or past its end. LOST: it left its table."""
@@ -43,6 +47,12 @@ class LegalArena:
         self._nodes = torch.zeros(slots, dtype=torch.int64, device=self._device)
         self._illegal_tokens = torch.zeros((), dtype=torch.int64, device=self._device)
         """Count over slots that were reassigned since."""
+        self._left, self._excluded, self._ends = torch.zeros(3, slots, dtype=torch.int64, device=self._device)
+        """Tokens left of each slot's thought, 0 outside a thought; and the rule of its thought."""
+        self._thoughts: dict[int, ThoughtRule] = {}
+        """The rules of the slots whose tables have a thought, as they are on the device."""
+        self._least_end = 0
+        """The least `end` among them."""
         self._slots: list[_ArenaTable | None] = [None] * slots
         self._starts = [0] * slots
         self._placed: dict[int, _ArenaTable] = {}
@@ -56,7 +66,10 @@ class LegalArena:
         return int(self._illegal_tokens + (self._nodes == LOST).sum())
 
     def assign(self, slot: int, table: LegalTable | None, start: int = 0) -> None:
-        """Assign `slot` to a request at node `start` of `table` (None: no table). Takes effect at the next `flush`."""
+        """Assign `slot` to a request at node `start` of `table` (None: no table); 0: at the table's start.
+
+        Takes effect at the next `flush`.
+        """
         before = self._slots[slot]
         if before is not None:
             before.users -= 1
@@ -68,7 +81,7 @@ class LegalArena:
                 placed = self._placed[id(table)] = _ArenaTable(table)
                 self._new.append(placed)
             placed.users += 1
-        self._slots[slot], self._starts[slot] = placed, start
+        self._slots[slot], self._starts[slot] = placed, start or (0 if table is None else table.start)
 
     def flush(self) -> None:
         """Copy new assignments to the device."""
@@ -76,30 +89,55 @@ class LegalArena:
             self._place_new()
         if self._reset:
             slots = list(self._reset)
-            held = [self._slots[slot] for slot in slots]
             at = self._upload(slots)
             self._illegal_tokens += (self._nodes[at] == LOST).sum()
-            starts = [self._starts[slot] for slot in slots]
-            at_start = [FREE if placed is None else placed.root + start for placed, start in zip(held, starts, strict=True)]
-            self._nodes[at] = self._upload(at_start)
+            self._flush_thoughts(slots, at)
+            self._set(slots, at, [self._starts[slot] for slot in slots])
             self._reset.clear()
 
-    def set_nodes(self, slots: Sequence[int], nodes: Sequence[int | None]) -> None:
-        """Set the nodes of flushed slots, each within its table: END past its end, None outside the table."""
+    def set_states(self, slots: Sequence[int], states: Sequence[int | None]) -> None:
+        """Set the states of flushed slots, each within its table: END past its end, None outside the table."""
+        self._set(slots, self._upload(slots), states)
+
+    def _set(self, slots: Sequence[int], at: Tensor, states: Sequence[int | None]) -> None:
         tables = (self._slots[slot] for slot in slots)
-        arena_nodes = [
-            LOST if node is None else FREE if node == END or placed is None else placed.root + node
-            for placed, node in zip(tables, nodes, strict=True)
+        nodes = [
+            LOST if state is None else FREE if state == END or placed is None else placed.root + max(state, 0)
+            for placed, state in zip(tables, states, strict=True)
         ]
-        self._nodes[self._upload(slots)] = self._upload(arena_nodes)
+        self._nodes[at] = self._upload(nodes)
+        if self._thoughts:
+            self._left[at] = self._upload([max(0, -1 - state) if state is not None else 0 for state in states])
+
+    def _flush_thoughts(self, slots: Sequence[int], at: Tensor) -> None:
+        """Copy the thought rules of reassigned slots to the device."""
+        tables = (placed and placed.table for placed in (self._slots[slot] for slot in slots))
+        rules = {slot: table.thought for slot, table in zip(slots, tables, strict=True) if table and table.thought}
+        if not rules and not self._thoughts:
+            return
+        self._left[at] = 0
+        self._thoughts = {slot: rule for slot, rule in self._thoughts.items() if slot not in self._reset} | rules
+        if rules:
+            thinkers = self._upload(list(rules))
+            self._excluded[thinkers] = self._upload([rule.excluded for rule in rules.values()])
+            self._ends[thinkers] = self._upload([rule.end for rule in rules.values()])
+            self._least_end = min(rule.end for rule in self._thoughts.values())
 
     def advance(self, slots: Tensor, tokens: Tensor, moved: Tensor | None = None) -> None:
         """Advance `slots` int64 [n], which are distinct, by `tokens` int64 [n]; only where `moved` bool [n] is True, if given."""
         nodes = self._nodes[slots]
         wanted = nodes * _WIDTH + tokens
         edges = torch.searchsorted(self._keys, wanted)
+        is_edge = self._keys[edges] == wanted
         # A token that is not an edge leaves a free slot free; any other slot becomes lost.
-        reached = torch.where(self._keys[edges] == wanted, self._targets[edges], nodes.clamp(max=LOST))
+        reached = torch.where(is_edge, self._targets[edges], nodes.clamp(max=LOST))
+        if self._thoughts:
+            left = self._left[slots]
+            # The only edge of a slot in a thought is the marker, which ends the thought.
+            goes_on = (left > 0) & ~is_edge & (tokens >= 0) & (tokens < self._ends[slots]) & (tokens != self._excluded[slots])
+            reached = torch.where(goes_on, nodes, reached)
+            fewer = torch.where(goes_on, left - 1, 0)
+            self._left[slots] = fewer if moved is None else torch.where(moved, fewer, left)
         self._nodes[slots] = reached if moved is None else torch.where(moved, reached, nodes)
 
     def mask(self, logits: Tensor, slots: Tensor) -> Tensor:
@@ -109,8 +147,24 @@ class LegalArena:
         place = torch.minimum(self._up_to_widest, self._lasts[nodes].unsqueeze(1))
         tokens = self._tokens[self._firsts[nodes].unsqueeze(1) + place]
         legal = logits.gather(1, tokens)
-        logits.masked_fill_((nodes >= _TABLES).unsqueeze(1), float("-inf"))
+        is_listed = nodes >= _TABLES
+        if self._thoughts:
+            thinks = self._left[slots] > 0
+            self._mask_thoughts(logits, slots, thinks)
+            is_listed &= ~thinks
+            # In a thought `legal` is the logit of the marker, so rewriting it changes nothing.
+        logits.masked_fill_(is_listed.unsqueeze(1), float("-inf"))
         return logits.scatter_(1, tokens, legal)
+
+    def _mask_thoughts(self, logits: Tensor, slots: Tensor, thinks: Tensor) -> None:
+        """Set the logits of the excluded id and of the ids from `end` on to -inf, in the rows where `thinks` bool [rows]."""
+        excluded = self._excluded[slots].unsqueeze(1)
+        kept = logits.gather(1, excluded)
+        logits.scatter_(1, excluded, kept.masked_fill_(thinks.unsqueeze(1), float("-inf")))
+        beyond = logits[:, self._least_end :]
+        if beyond.shape[1]:
+            ids = torch.arange(self._least_end, logits.shape[1], device=self._device)
+            beyond.masked_fill_(thinks.unsqueeze(1) & (ids >= self._ends[slots].unsqueeze(1)), float("-inf"))
 
     def _place_new(self) -> None:
         nodes = sum(len(placed.table.offsets) - 1 for placed in self._new)

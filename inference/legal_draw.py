@@ -3,7 +3,8 @@
 log pi(a) = z_a / T - log sum_{b legal} exp(z_b / T)        (the masked policy; z: logits, T: temperature of the request)
 
 A forced token is appended at once, with log-probability 0 and without a draw. Each completion has its own random source and uses
-one number for each branching token, so it does not depend on the rest of the batch.
+one number for each branching token, so it does not depend on the rest of the batch. A thought token is drawn from an open set,
+which no array lists.
 """
 
 import random
@@ -12,10 +13,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from decoding.legal_table import END, LegalTable
+from decoding.open_set import nth_id, set_size
 
 
 class PartialCompletion:
-    """A completion that is being drawn: its tokens so far and its node in the table."""
+    """A completion that is being drawn: its tokens so far and its state in the table."""
 
     def __init__(self, table: LegalTable, seed: int, temperature: float) -> None:
         self.token_ids: list[int] = []
@@ -24,18 +26,18 @@ class PartialCompletion:
         """Number of its forced tokens."""
         self.temperature = temperature
         self._table = table
-        self._node = 0
+        self._state = table.start
         self._rng = random.Random(seed)
         self._take_forced()
 
     @property
     def done(self) -> bool:
         """Whether the completion is complete."""
-        return self._node == END
+        return self._state == END
 
     def allowed(self) -> np.ndarray:
-        """The legal tokens of the next position, two or more."""
-        return self._table.allowed(self._node)
+        """The legal set of the next position: two or more tokens, or in a thought an open set."""
+        return self._table.allowed(self._state)
 
     def draw_uniform(self) -> float:
         """The next random number, in [0, 1)."""
@@ -45,11 +47,11 @@ class PartialCompletion:
         """Append the drawn `token`, and the forced tokens after it."""
         self.token_ids.append(token)
         self.logprobs.append(logprob)
-        self._node = self._table.advance(self._node, token)
+        self._state = self._table.advance(self._state, token)
         self._take_forced()
 
     def _take_forced(self) -> None:
-        tokens, self._node = self._table.forced(self._node)
+        tokens, self._state = self._table.forced(self._state)
         self.token_ids += tokens
         self.logprobs += [0.0] * len(tokens)
         self.forced += len(tokens)
@@ -59,13 +61,13 @@ def draw(partials: Sequence[PartialCompletion], allowed: Sequence[np.ndarray], l
     """Draw one token for each completion.
 
     Args:
-        allowed: legal tokens of each completion, int32 [n_i].
-        logits: float32 [sum of n_i], in the order of `allowed`.
+        allowed: legal set of each completion, int32: n_i tokens, or an open set of n_i tokens.
+        logits: float32 [sum of n_i], in the order of `allowed`; those of an open set in the order of its ids.
 
     Returns:
         indices of completions with a logit that is NaN or plus infinity; they are unchanged.
     """
-    counts = np.fromiter((len(tokens) for tokens in allowed), np.int64, len(allowed))
+    counts = np.fromiter((set_size(legal) for legal in allowed), np.int64, len(allowed))
     ends = np.cumsum(counts)
     starts = ends - counts
     values = logits.astype(np.float64)
@@ -85,8 +87,7 @@ def draw(partials: Sequence[PartialCompletion], allowed: Sequence[np.ndarray], l
     chosen = np.searchsorted(reached, reached[ends - 1] - totals * (1.0 - uniforms), side="right")
     chosen = np.clip(chosen, starts, ends - 1)
     logprobs = (scaled[chosen] - np.log(totals)).tolist()
-    tokens = np.concatenate(allowed)[chosen].tolist()
-    for partial, token, logprob, can in zip(partials, tokens, logprobs, finite, strict=True):
+    for partial, legal, place, logprob, can in zip(partials, allowed, (chosen - starts).tolist(), logprobs, finite, strict=True):
         if can:
-            partial.take(token, logprob)
+            partial.take(nth_id(legal, place), logprob)
     return np.flatnonzero(~finite).tolist()

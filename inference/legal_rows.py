@@ -3,7 +3,7 @@
 V1 gives one list of sampled tokens for each request, to which it keeps appending. Before each step `mask` reads the known part
 of those lists and then masks the whole batch. No sampled token makes it raise.
 
-Tables are walked on the engine's device, or on the host if `jump` is used: `jump` needs a row's node before the next pass.
+Tables are walked on the engine's device, or on the host if `jump` is used: `jump` needs a row's state before the next pass.
 """
 
 from dataclasses import dataclass
@@ -22,22 +22,22 @@ class _Row:
     table: LegalTable
     output: list[int]
     """vLLM's list of this row's sampled tokens, which grows; a negative token is not known yet."""
-    node: int | None
-    """Its node, if rows are walked on the host; None once it left its table."""
+    state: int | None
+    """Its state in the table, if rows are walked on the host; None once it left its table."""
     walked: int = 0
-    """Number of tokens of `output` that its node reflects."""
+    """Number of tokens of `output` that its state reflects."""
     changed: bool = False
-    """Whether its node differs from the one on the device."""
+    """Whether its state differs from the one on the device."""
 
     def walk(self) -> None:
-        """Advance the node by the new tokens of `output`."""
+        """Advance the state by the new tokens of `output`."""
         for token in self.output[self.walked :]:
             self.changed = True
-            if self.node is not None and self.node != END:
+            if self.state is not None and self.state != END:
                 try:
-                    self.node = self.table.advance(self.node, token)
+                    self.state = self.table.advance(self.state, token)
                 except DataError:
-                    self.node = None
+                    self.state = None
         self.walked = len(self.output)
 
 
@@ -63,10 +63,11 @@ class LegalRows:
         return self._arena.illegal_tokens
 
     def add(self, row: int, table: LegalTable | None, output: list[int], start: int = 0) -> None:
-        """Assign `row` to a request with `table` (None: unconstrained). Its tokens appear in `output`, the first at `start`."""
+        """Assign `row` to a request with `table` (None: unconstrained). Its tokens appear in `output`, the first at node `start`
+        (0: at the table's start)."""
         self.remove(row)
         if table is not None:
-            self._rows[row] = _Row(self._free.pop(), table, output, start)
+            self._rows[row] = _Row(self._free.pop(), table, output, start or table.start)
             self._arena.assign(self._rows[row].slot, table, start)
 
     def remove(self, row: int) -> None:
@@ -121,9 +122,9 @@ class LegalRows:
             if row.walked == len(row.output):
                 continue
             row.walk()
-            if row.node is None or row.node == END:
+            if row.state is None or row.state == END:
                 continue
-            tokens, after = row.table.forced(row.node)
+            tokens, after = row.table.forced(row.state)
             if len(tokens) > most and after != END:
                 tokens = tokens[:most]
             if tokens:
@@ -137,7 +138,7 @@ class LegalRows:
             row.walk()
         changed = [row for row in self._rows.values() if row.changed]
         if changed:
-            self._arena.set_nodes([row.slot for row in changed], [row.node for row in changed])
+            self._arena.set_states([row.slot for row in changed], [row.state for row in changed])
             for row in changed:
                 row.changed = False
 

@@ -14,9 +14,9 @@ from records.generation import GenerationRequest
 def forced_prefix(table: LegalTable) -> tuple[list[int], int]:
     """The forced tokens at the start of every completion, and the node after them.
 
-    Empty with node 0 if the table has no branching node or is not checked yet.
+    Empty with node 0 if the table begins with a thought, has no branching node or is not checked yet.
     """
-    head, start = table.forced(0) if table.is_sound else ([], 0)
+    head, start = table.forced(0) if table.is_sound and table.thought is None else ([], 0)
     return ([], 0) if start == END else (head, start)
 
 
@@ -35,6 +35,8 @@ def sampling_params(request: GenerationRequest, eos_id: int) -> SamplingParams:
         seed=request.seed,
         max_tokens=request.table.longest - len(head),
         stop_token_ids=[eos_id],
+        # A thought may contain whatever else vLLM takes for an end of sequence.
+        ignore_eos=request.table.thought is not None,
         logprobs=0,
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,

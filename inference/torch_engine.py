@@ -135,7 +135,7 @@ class TorchEngine:
             )
         prompt = np.asarray(request.prompt_ids, np.int64)
         ids = np.concatenate((prompt, request.table.token_ids))
-        if not len(prompt) or ids.min() < 0 or ids.max() >= vocabulary:
+        if not len(prompt) or ids.min() < 0 or max(ids.max(), request.table.largest_id) >= vocabulary:
             raise EngineError(
                 f"{where} has an empty prompt or ids outside the vocabulary of {vocabulary}: it was made for another model"
             )

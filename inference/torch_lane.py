@@ -14,12 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from decoding.open_set import excluded_ids
 from inference.legal_draw import PartialCompletion, draw
 from inference.prefix_plan import PrefixPlan, plan_prefixes
 from inference.torch_model import KeyValueRows, Step, TorchModel
 from records.generation import Generation, GenerationRequest
 from records.policy_version import BASE_HASH, PolicyVersion
 from telemetry.errors import EngineError
+
+_OPEN_LOGITS = 1 << 22
+"""Most logits of thought tokens that are drawn from at a time."""
 
 
 @dataclass(slots=True, eq=False)
@@ -163,8 +167,31 @@ class Lane:
 
     def _draw(self, batch: list[LaneRequest], states: Tensor) -> None:
         allowed = [pending.completion.allowed() for pending in batch]
-        counts = np.fromiter((len(tokens) for tokens in allowed), np.int64, len(allowed))
-        logits = self._model.legal_logits(states, counts, np.concatenate(allowed))
+        if any(legal[0] < 0 for legal in allowed):
+            batch, allowed, states = self._draw_thoughts(batch, allowed, states)
+        if batch:
+            counts = np.fromiter((len(tokens) for tokens in allowed), np.int64, len(allowed))
+            self._take(batch, allowed, self._model.legal_logits(states, counts, np.concatenate(allowed)))
+
+    def _draw_thoughts(
+        self, batch: list[LaneRequest], allowed: list[np.ndarray], states: Tensor
+    ) -> tuple[list[LaneRequest], list[np.ndarray], Tensor]:
+        """Draw the next token of the requests that are in a thought; returns the others, with their legal sets and states."""
+        thoughts: dict[tuple[int, int], list[int]] = {}
+        for place, legal in enumerate(allowed):
+            if legal[0] < 0:
+                thoughts.setdefault((int(excluded_ids(legal[0])), int(legal[1])), []).append(place)
+        for (excluded, end), places in thoughts.items():
+            most = max(1, _OPEN_LOGITS // end)
+            for some in (places[first : first + most] for first in range(0, len(places), most)):
+                logits = self._model.open_logits(states[some], excluded, end)
+                self._take([batch[place] for place in some], [allowed[place] for place in some], logits.ravel())
+        others = [place for place, legal in enumerate(allowed) if legal[0] >= 0]
+        return [batch[place] for place in others], [allowed[place] for place in others], states[others]
+
+    @staticmethod
+    def _take(batch: list[LaneRequest], allowed: list[np.ndarray], logits: np.ndarray) -> None:
+        """Draw the next token of each request from its legal set; `logits` as `draw` wants them."""
         for place in draw([pending.completion for pending in batch], allowed, logits):
             if not batch[place].answer.done():
                 batch[place].answer.set_exception(

@@ -21,6 +21,8 @@ from inference.adapter_check import WEIGHTS_FILE, AdapterFacts
 _ATTENTION = "entente_rows"
 _COLUMNS = 64
 """The number of columns is a multiple of this."""
+_HEAD_PART = 8192
+"""Most rows of the output head that are converted to float32 at a time."""
 
 
 class KeyValueRows:
@@ -216,6 +218,19 @@ class TorchModel:
             input_ids=packed, position_ids=step.positions[None], use_cache=False, step=step
         ).last_hidden_state
         return states[0, step.last]
+
+    def open_logits(self, states: Tensor, excluded: int, end: int) -> np.ndarray:
+        """float32 logits [rows, end - 1] of all ids below `end` except `excluded`, for each of `states` [rows, hidden]."""
+        # The head is converted in parts, because a whole one in float32 may take gigabytes.
+        parts = [
+            nn.functional.linear(
+                states.float(),
+                self._head.weight[first : min(first + _HEAD_PART, end)].float(),
+                None if self._head.bias is None else self._head.bias[first : min(first + _HEAD_PART, end)].float(),
+            )
+            for first in range(0, end, _HEAD_PART)
+        ]
+        return np.delete(torch.cat(parts, 1).cpu().numpy(), excluded, axis=1)
 
     def legal_logits(self, states: Tensor, counts: np.ndarray, token_ids: np.ndarray) -> np.ndarray:
         """float32 logits [sum of counts] of `token_ids`; `counts` of them belong to each of `states` [rows, hidden]."""

@@ -135,7 +135,7 @@ class VllmEngine(ABC):
         """Draw one completion; see `Engine.generate`."""
         await self._open.wait()
         served = self._check(request)
-        if request.table.is_sound and request.table.forced(0)[1] == END:
+        if request.table.is_sound and request.table.forced(request.table.start)[1] == END:
             return self._forced_generation(request, served)
         in_flight = self._admit(request, served)
         try:

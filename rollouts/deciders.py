@@ -12,10 +12,11 @@ import numpy as np
 
 from decoding.codec import Codec
 from decoding.legal_table import TableBuilder
+from decoding.thinking import thinking_of
 from game.board import Board
 from game.legal import LegalOrders
 from game.prompt_settings import DEFAULT_PROMPTS, PromptSettings
-from game.prompts import board_text, power_text, rules_text
+from game.prompts import ANSWER_CUE, board_text, power_text, rules_text
 from inference.engine import Engine
 from records.generation import Generation, GenerationRequest
 from rollouts.seeds import seed_of
@@ -30,7 +31,11 @@ class Tokens:
 
     def __init__(self, codec: Codec, prompts: PromptSettings = DEFAULT_PROMPTS) -> None:
         self.codec, self.prompts = codec, prompts
-        self.tables = TableBuilder(codec, prompts.order_notation)
+        self.thinking = thinking_of(codec, prompts.thinking_tokens)
+        """How completions begin with a thought; None: they are orders alone."""
+        self.cue = ANSWER_CUE if self.thinking is None else self.thinking.cue
+        """Last text of a prompt."""
+        self.tables = TableBuilder(codec, prompts.order_notation, thinking=self.thinking)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +121,7 @@ async def draw(
     legal, suffix = request.legal, (repetition,) if repetition else ()
     table = tokens.tables.table(legal)
     shared = texts or position_texts(request.board, tokens)
-    prompt_ids = tokens.codec.encode_prompt((*shared, power_text(legal, request.board, tokens.prompts)))
+    prompt_ids = tokens.codec.encode_prompt((*shared, power_text(legal, request.board, tokens.prompts, tokens.cue)))
     seed = seed_of(request.dice, request.ply, request.power, *suffix)
     generation_request = GenerationRequest(
         request_id="/".join(str(part) for part in (request.game, request.ply, request.power, *suffix)),

@@ -18,6 +18,7 @@ import pytest
 
 from decoding.codec import Codec
 from decoding.legal_table import END
+from decoding.open_set import nth_id, set_size
 from game.board import Board
 from game.players import player
 from game.snapshot import Snapshot
@@ -168,12 +169,12 @@ class UniformEngine:
         await asyncio.sleep(0)
         if self._fails(request):
             raise EngineError(f"request {request.request_id} was made to fail")
-        dice, node, ids, logprobs = random.Random(request.seed), 0, [], []
-        while node != END:
-            allowed = request.table.allowed(node).tolist()
-            ids.append(dice.choice(allowed))
-            logprobs.append(-math.log(len(allowed)))
-            node = request.table.advance(node, ids[-1])
+        dice, state, ids, logprobs = random.Random(request.seed), request.table.start, [], []
+        while state != END:
+            allowed = request.table.allowed(state)
+            ids.append(nth_id(allowed, dice.choice(range(set_size(allowed)))))
+            logprobs.append(-math.log(set_size(allowed)))
+            state = request.table.advance(state, ids[-1])
         return Generation(
             token_ids=np.array(ids, np.int32),
             logprobs=np.array(logprobs, np.float32),

@@ -155,16 +155,16 @@ def check_answer(generation: Generation, table: LegalTable, asked: PolicyVersion
     """
     if generation.policy != asked:
         raise DataError(f"{generation.policy} drew a request for {asked}")
-    node = 0
+    state = table.start
     for position, (token, logprob) in enumerate(zip(generation.token_ids.tolist(), generation.logprobs.tolist(), strict=True)):
-        if node == END:
+        if state == END:
             raise DataError(f"the answer continues after its end, at position {position}")
-        forced = table.offsets[node + 1] - table.offsets[node] == 1
-        node = table.advance(node, token)
+        forced = len(table.allowed(state)) == 1  # an open set has two numbers
+        state = table.advance(state, token)
         # The first condition also refuses NaN.
         if not -1e4 < logprob < 1e-3 or (forced and logprob < -1e-3):
             raise DataError(f"the log-probability at position {position} is {logprob}, which is impossible")
-    if node != END:
+    if state != END:
         raise DataError(f"the answer of {len(generation.token_ids)} tokens stops before its end")
 
 

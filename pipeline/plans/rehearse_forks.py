@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from decoding.codec import Codec
 from decoding.legal_table import END
+from decoding.open_set import nth_id, set_size
 from game.board import Board
 from game.snapshot import Snapshot
 from inference.engine import EngineStats
@@ -119,10 +120,11 @@ class _UniformEngine:
 
     async def generate(self, request: GenerationRequest) -> Generation:
         self.longest = max(self.longest, len(request.prompt_ids) + request.table.longest)
-        dice, node, ids = random.Random(request.seed), 0, []
-        while node != END:
-            ids.append(dice.choice(request.table.allowed(node).tolist()))
-            node = request.table.advance(node, ids[-1])
+        dice, state, ids = random.Random(request.seed), request.table.start, []
+        while state != END:
+            legal = request.table.allowed(state)
+            ids.append(nth_id(legal, dice.randrange(set_size(legal))))
+            state = request.table.advance(state, ids[-1])
         return Generation(
             token_ids=np.array(ids, np.int32),
             logprobs=np.zeros(len(ids), np.float32),
