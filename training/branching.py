@@ -1,7 +1,8 @@
 """The branching tokens of decisions. The loss is a sum over them, in the packed and in the padded layout.
 
 A token is branching if its legal set holds more than one id. A forced token has probability 1 under any weights, so it has no
-loss and no gradient.
+loss and no gradient. The legal set of an order token is a list of ids, that of a thought token an open set
+(decoding/open_set.py). No list of the ids of an open set is ever made.
 """
 
 from collections.abc import Sequence
@@ -9,28 +10,45 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from decoding.open_set import excluded_ids
 from storage.gather import Batch
 from training.mass_probe import probed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchingTokens:
-    """B branching tokens; K is the size of their largest legal set. A token is listed once for each decision that drew it."""
+    """B branching tokens: D order tokens, whose largest legal set has K ids, and E thought tokens.
+
+    A token is listed once for each decision that drew it. Order tokens and thought tokens each keep the order of the B tokens.
+    """
 
     batch_row: np.ndarray
     """int64 [B]: row in the whole batch. The tokens of a row are adjacent and in order."""
     completion_index: np.ndarray
     """int64 [B]: index into the completion positions of the whole batch."""
+    in_thought: np.ndarray
+    """bool [B]: True for thought tokens."""
     legal_ids: np.ndarray
-    """int64 [B, K]: the legal set. Padding repeats its first id."""
+    """int64 [D, K]: the legal set. Padding repeats its first id."""
     legal_mask: np.ndarray
-    """bool [B, K]: False for padding."""
+    """bool [D, K]: False for padding."""
     chosen: np.ndarray
-    """int64 [B]: column of the drawn token in `legal_ids`."""
+    """int64 [D]: column of the drawn token in `legal_ids`."""
+    thought_ids: np.ndarray
+    """int64 [E]: the drawn token of each thought token."""
+    excluded: np.ndarray
+    """int64 [E]: the id that its open set leaves out."""
+    end: np.ndarray
+    """int64 [E]: the end of its open set."""
     behaviour: np.ndarray
     """float32 [B]: behaviour logprob, nats."""
     temperature: np.ndarray
     """float32 [B]."""
+
+    @property
+    def has_thought(self) -> bool:
+        """Whether any of the tokens is a thought token."""
+        return len(self.thought_ids) > 0
 
 
 def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -56,9 +74,20 @@ def branching_decisions(batch: Batch, rows: Sequence[int] | np.ndarray) -> int:
     return int((branching_counts(batch, rows) > 0).sum())
 
 
+def thought_tokens(batch: Batch, rows: Sequence[int] | np.ndarray) -> int:
+    """Total thought tokens of the rows; they are branching tokens too."""
+    return int(in_thought(batch, branching_indices(batch, np.asarray(rows, np.int64))[0]).sum())
+
+
 def probed_tokens(batch: Batch, rows: Sequence[int] | np.ndarray) -> int:
-    """Number of branching tokens of the rows whose legal mass is probed."""
-    return int(probed(branching_indices(batch, np.asarray(rows, np.int64))[0]).sum())
+    """Number of order tokens of the rows whose legal mass is probed."""
+    index = branching_indices(batch, np.asarray(rows, np.int64))[0]
+    return int(probed(index[~in_thought(batch, index)]).sum())
+
+
+def in_thought(batch: Batch, completion_index: np.ndarray) -> np.ndarray:
+    """Which of these branching tokens are thought tokens, bool [tokens]."""
+    return batch.legal_ids[batch.legal_offsets[completion_index]] < 0
 
 
 def branching_indices(batch: Batch, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -87,18 +116,28 @@ def branching_fields(batch: Batch, batch_row: np.ndarray, completion_index: np.n
     Raises:
         ValueError: a drawn token is not in its own legal set.
     """
+    thought = in_thought(batch, completion_index)
     first = batch.legal_offsets[completion_index]
-    sizes = batch.legal_offsets[completion_index + 1] - first
+    sizes = (batch.legal_offsets[completion_index + 1] - first)[~thought]
     column = np.arange(int(sizes.max()) if len(sizes) else 1)
     legal_mask = column[None, :] < sizes[:, None]
-    legal_ids = batch.legal_ids[first[:, None] + np.where(legal_mask, column[None, :], 0)].astype(np.int64)
+    legal_ids = batch.legal_ids[first[~thought, None] + np.where(legal_mask, column[None, :], 0)].astype(np.int64)
     drawn = batch.input_ids[batch.input_offsets[batch_row] + positions_of(batch, batch_row, completion_index)]
+    excluded = excluded_ids(batch.legal_ids[first[thought]]).astype(np.int64)
+    end = batch.legal_ids[first[thought] + 1].astype(np.int64)
+    thought_ids = drawn[thought].astype(np.int64)
+    if outside := int(((thought_ids == excluded) | (thought_ids >= end)).sum()):
+        raise ValueError(f"{outside} drawn tokens are not in their own open sets")
     return {
         "batch_row": batch_row,
         "completion_index": completion_index,
+        "in_thought": thought,
         "legal_ids": legal_ids,
         "legal_mask": legal_mask,
-        "chosen": _column_of(drawn, legal_ids, legal_mask),
+        "chosen": _column_of(drawn[~thought], legal_ids, legal_mask),
+        "thought_ids": thought_ids,
+        "excluded": excluded,
+        "end": end,
         "behaviour": batch.behaviour_logprobs[completion_index].astype(np.float32),
         "temperature": batch.temperatures[batch_row].astype(np.float32),
     }

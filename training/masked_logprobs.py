@@ -1,14 +1,16 @@
-"""Log-probabilities of branching tokens over their legal sets (the masked policy).
+"""Log-probabilities of branching tokens over their legal sets (the masked policy), with entropy and divergence.
 
     log pi(a) = z_a / T - log sum_{b legal} exp(z_b / T)        z: logits, T: temperature of the row
 
-The softmax is computed in float32, also for a bfloat16 model. Packed micro-batches multiply only the rows of the head whose ids
-are legal; padded micro-batches, which serve as the oracle, multiply the whole head.
+The softmax is computed in float32, also for a bfloat16 model. For order tokens, packed micro-batches multiply only the rows of
+the head whose ids are legal; padded micro-batches, which serve as the oracle, multiply the whole head. For thought tokens, whose
+legal sets are open, see training/thought_logprobs.py.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,34 +18,95 @@ from training.branching import BranchingTokens
 from training.mass_probe import probed
 from training.packed_forward import legal_logits, packed_hidden, to_device
 from training.padded_rows import PaddedRows
+from training.reference_kl import exact_kl, legal_entropy
+from training.thought_logprobs import thought_figures
 from training.trie_plan import PackedMicroBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskedLogprobs:
-    """Log-probabilities of the branching tokens from one forward; float32 [branching tokens], with gradient."""
+    """Figures of the branching tokens from one forward; float32 [branching tokens]. `chosen` and `kl` have a gradient."""
 
     chosen: Tensor
     """Log-probability, nats, of the drawn token over its legal set."""
-    legal: Tensor
-    """[branching tokens, largest legal set]: log-probability of each legal token, as `legal_ids`; -inf as padding."""
+    entropy: Tensor
+    """Entropy over the legal set, nats; with gradient only if asked for."""
+    kl: Tensor | None
+    """Divergence from the reference over the legal set, nats; None without a reference."""
     legal_mass: Tensor
-    """Probability of the legal set under the unmasked model; NaN for tokens that are not probed."""
+    """Probability of the legal set under the unmasked model; NaN for tokens that are not probed, such as all thought tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """What the divergence needs of the base model's forward on the same micro-batch; without gradient."""
+
+    legal: Tensor
+    """[order tokens, largest legal set]: log-probability of each legal token, as `legal_ids`; -inf as padding."""
+    thought_hidden: Tensor
+    """[thought tokens, width]: hidden states that predict the thought tokens."""
 
 
 def masked_logprobs(
-    causal: Any, micro: BranchingTokens, attention: str = "auto", *, mass_gradient: bool = False
+    causal: Any,
+    micro: BranchingTokens,
+    attention: str = "auto",
+    reference: Reference | None = None,
+    *,
+    entropy_gradient: bool = False,
+    mass_gradient: bool = False,
 ) -> MaskedLogprobs:
     """Forward of a packed or a padded micro-batch.
 
     Args:
         causal: the causal model inside the peft model.
         attention: as in `attention_for`.
+        reference: of the same micro-batch; None: no divergence is computed.
+        entropy_gradient: compute the gradient of the entropy too.
         mass_gradient: compute the gradient of the legal mass too.
 
     Raises:
         TypeError: `micro` is neither packed nor padded.
+        ValueError: it has thought tokens, and the head is trained.
     """
+    hidden, legal = _legal_logits(causal, micro, attention)
+    logprobs = torch.log_softmax(legal, dim=1)
+    with torch.set_grad_enabled(mass_gradient and torch.is_grad_enabled()):
+        mass = _legal_mass(causal.lm_head, hidden, legal, micro)
+    chosen = torch.gather(logprobs, 1, to_device(micro.chosen, logprobs.device)[:, None])[:, 0]
+    entropy = legal_entropy(logprobs if entropy_gradient else logprobs.detach())
+    kl = None if reference is None else exact_kl(logprobs, reference.legal)
+    if not micro.has_thought:
+        return MaskedLogprobs(chosen=chosen, entropy=entropy, kl=kl, legal_mass=mass)
+    states = None if reference is None else reference.thought_hidden
+    thought = thought_figures(causal.lm_head, _pick(hidden, micro.in_thought), micro, states, entropy_gradient=entropy_gradient)
+    at = to_device(np.argsort(np.argsort(micro.in_thought, kind="stable")), hidden.device)
+
+    def merge(orders: Tensor, thoughts: Tensor) -> Tensor:
+        """The figures of all branching tokens, in their order."""
+        return torch.cat([orders, thoughts]).index_select(0, at)
+
+    return MaskedLogprobs(
+        chosen=merge(chosen, thought.chosen),
+        entropy=merge(entropy, thought.entropy),
+        kl=None if kl is None or thought.kl is None else merge(kl, thought.kl),
+        legal_mass=merge(mass, torch.full_like(thought.chosen, float("nan"))),
+    )
+
+
+def reference_of(causal: Any, micro: BranchingTokens, attention: str = "auto") -> Reference:
+    """Forward of a packed or a padded micro-batch through the base model; the caller has disabled adapter and gradients.
+
+    Raises:
+        TypeError: `micro` is neither packed nor padded.
+    """
+    hidden, legal = _legal_logits(causal, micro, attention)
+    return Reference(legal=torch.log_softmax(legal, dim=1), thought_hidden=_pick(hidden, micro.in_thought))
+
+
+def _legal_logits(causal: Any, micro: BranchingTokens, attention: str) -> tuple[Tensor, Tensor]:
+    """Hidden states [branching tokens, width]; and for the order tokens their logits after temperature, float32 [order tokens,
+    largest legal set], -inf as padding."""
     device = causal.lm_head.weight.device
     if isinstance(micro, PackedMicroBatch):
         shared = packed_hidden(causal, micro, attention)
@@ -51,17 +114,17 @@ def masked_logprobs(
         hidden = shared.index_select(0, to_device(micro.token_hidden, device))
     elif isinstance(micro, PaddedRows):
         hidden = _padded_hidden(causal, micro)
-        logits = torch.gather(causal.lm_head(hidden).float(), 1, to_device(micro.legal_ids, device))
+        logits = causal.lm_head(_pick(hidden, ~micro.in_thought)).float()
+        logits = torch.gather(logits, 1, to_device(micro.legal_ids, device))
     else:
         raise TypeError(f"no forward is known for {type(micro).__name__}")
-    temperature = to_device(micro.temperature, device)[:, None]
-    legal = (logits / temperature).masked_fill(~to_device(micro.legal_mask, device), float("-inf"))
-    logprobs = torch.log_softmax(legal, dim=1)
-    with torch.set_grad_enabled(mass_gradient and torch.is_grad_enabled()):
-        mass = _legal_mass(causal.lm_head, hidden, temperature, legal, micro)
-    return MaskedLogprobs(
-        chosen=torch.gather(logprobs, 1, to_device(micro.chosen, device)[:, None])[:, 0], legal=logprobs, legal_mass=mass
-    )
+    temperature = to_device(micro.temperature[~micro.in_thought], device)[:, None]
+    return hidden, (logits / temperature).masked_fill(~to_device(micro.legal_mask, device), float("-inf"))
+
+
+def _pick(hidden: Tensor, which: np.ndarray) -> Tensor:
+    """The rows of `hidden` where the mask `which` is True."""
+    return hidden if which.all() else hidden.index_select(0, to_device(which.nonzero()[0], hidden.device))
 
 
 def _padded_hidden(causal: Any, rows: PaddedRows) -> Tensor:
@@ -73,9 +136,11 @@ def _padded_hidden(causal: Any, rows: PaddedRows) -> Tensor:
     return hidden[to_device(rows.token_row, device), to_device(rows.token_position, device)]
 
 
-def _legal_mass(head: Any, hidden: Tensor, temperature: Tensor, legal: Tensor, micro: BranchingTokens) -> Tensor:
-    """[B]: legal mass of the probed tokens, from the whole head; NaN for the others."""
-    index = to_device(probed(micro.completion_index).nonzero()[0], hidden.device)
-    unmasked = head(hidden[index]).float() / temperature[index]
+def _legal_mass(head: Any, hidden: Tensor, legal: Tensor, micro: BranchingTokens) -> Tensor:
+    """[order tokens]: legal mass of the probed tokens, from the whole head; NaN for the others."""
+    (orders,) = (~micro.in_thought).nonzero()
+    (probes,) = probed(micro.completion_index[orders]).nonzero()
+    at, index = (to_device(values, hidden.device) for values in (orders[probes], probes))
+    unmasked = head(hidden[at]).float() / to_device(micro.temperature[orders[probes]], hidden.device)[:, None]
     mass = torch.exp(torch.logsumexp(legal[index], dim=1) - torch.logsumexp(unmasked, dim=1))
     return torch.full_like(legal[:, 0], float("nan")).index_copy(0, index, mass)

@@ -7,7 +7,6 @@ legal mass M is probed. D, N and P are counted over the whole update before its 
 the update is split into micro-batches.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,9 +14,8 @@ import torch
 from torch import Tensor
 
 from training.losses.choose import policy_loss
-from training.losses.token_loss import DrawnTokens, TokenLoss
+from training.losses.token_loss import DrawnTokens
 from training.masked_logprobs import MaskedLogprobs
-from training.reference_kl import exact_kl, legal_entropy
 from training.settings import TrainingSettings
 from training.step_metrics import Gauges
 
@@ -31,52 +29,50 @@ class Objective:
     """Weight of the divergence in this step; at 0 the reference is not computed."""
     branching_tokens: int
     """N."""
+    thought_tokens: int
+    """Those of N that are thought tokens."""
     decisions: int
     """Decisions of the update that have a branching token."""
     probed_tokens: int
     """P."""
 
     def add(
-        self, tokens: DrawnTokens, found: MaskedLogprobs, reference: Tensor | None, batch_row: np.ndarray
+        self, tokens: DrawnTokens, found: MaskedLogprobs, batch_row: np.ndarray, in_thought: np.ndarray
     ) -> tuple[Tensor, Gauges]:
         """One micro-batch's part of the loss (a scalar with gradient), and figures of its tokens.
 
         Args:
-            reference: log-probabilities of the base model, shaped as `found.legal`; None if `kl_weight` is 0.
             batch_row: int64 [tokens], the token's row in the whole batch.
+            in_thought: bool [tokens], True for thought tokens.
         """
         kind = policy_loss(self.settings.loss)
         policy = kind.of(tokens, self.settings)
         loss = policy.loss.sum() / kind.denominator(self.branching_tokens, self.decisions)
-        entropy = legal_entropy(found.legal if self.settings.entropy_weight else found.legal.detach())
+        slope = torch.full_like(found.entropy, float("nan"))
+        if self.thought_tokens:
+            (slope,) = torch.autograd.grad(loss, tokens.logprobs, retain_graph=True)
         if self.settings.entropy_weight:
-            loss = loss - self.settings.entropy_weight * entropy.sum() / self.branching_tokens
-        kl = None
-        if reference is not None:
-            kl = exact_kl(found.legal, reference)
-            loss = loss + self.kl_weight * kl.sum() / self.branching_tokens
+            loss = loss - self.settings.entropy_weight * found.entropy.sum() / self.branching_tokens
+        if found.kl is not None:
+            loss = loss + self.kl_weight * found.kl.sum() / self.branching_tokens
         if self.settings.legal_mass_weight and self.probed_tokens:
             probed = torch.isfinite(found.legal_mass)
             surprise = -torch.log(torch.where(probed, found.legal_mass, 1.0))
             loss = loss + self.settings.legal_mass_weight * surprise.sum() / self.probed_tokens
-        return loss, _gauges(tokens, policy, found, entropy, kl, batch_row)
-
-
-def _gauges(
-    tokens: DrawnTokens, policy: TokenLoss, found: MaskedLogprobs, entropy: Tensor, kl: Tensor | None, batch_row: np.ndarray
-) -> Gauges:
-    figures: Sequence[Tensor] = [tokens.logprobs - tokens.behaviour, entropy, found.legal_mass]
-    figures = [*figures, torch.full_like(entropy, float("nan")) if kl is None else kl]
-    guards = [policy.clipped_low, policy.clipped_high, policy.left_out]
-    # Stacked, so that the device is read once instead of seven times.
-    seen = torch.stack([figure.detach().float() for figure in (*figures, *guards)]).cpu().numpy()
-    return Gauges(
-        batch_row=batch_row,
-        log_ratio=seen[0],
-        entropy=seen[1],
-        legal_mass=seen[2],
-        kl=seen[3],
-        clipped_low=seen[4] > 0,
-        clipped_high=seen[5] > 0,
-        left_out=seen[6] > 0,
-    )
+        kl = torch.full_like(slope, float("nan")) if found.kl is None else found.kl
+        figures = [tokens.logprobs - tokens.behaviour, found.entropy, found.legal_mass, kl, slope]
+        guards = [policy.clipped_low, policy.clipped_high, policy.left_out]
+        # Stacked, so that the device is read once instead of eight times.
+        seen = torch.stack([figure.detach().float() for figure in (*figures, *guards)]).cpu().numpy()
+        return loss, Gauges(
+            batch_row=batch_row,
+            in_thought=in_thought,
+            log_ratio=seen[0],
+            entropy=seen[1],
+            legal_mass=seen[2],
+            kl=seen[3],
+            slope=seen[4],
+            clipped_low=seen[5] > 0,
+            clipped_high=seen[6] > 0,
+            left_out=seen[7] > 0,
+        )

@@ -62,12 +62,12 @@ def packed_hidden(causal: Any, micro: PackedMicroBatch, kind: str = "auto") -> T
 
 
 def legal_logits(head: torch.nn.Linear, hidden: Tensor, micro: PackedMicroBatch) -> Tensor:
-    """Logits of the legal ids, float32 [B, K]. Only rows of the head whose ids are legal in the micro-batch are computed."""
+    """Logits of the legal ids of the order tokens, float32 [D, K]. Only rows of the head whose ids are legal are computed."""
     device = hidden.device
     ids = to_device(micro.head_ids, device)
     bias = None if head.bias is None else head.bias.index_select(0, ids)
     logits = torch.nn.functional.linear(hidden, head.weight.index_select(0, ids), bias).float()
-    at = to_device(micro.token_hidden, device)[:, None] * len(ids) + to_device(micro.legal_columns, device)
+    at = to_device(micro.token_hidden[~micro.in_thought], device)[:, None] * len(ids) + to_device(micro.legal_columns, device)
     return logits.flatten().index_select(0, at.flatten()).view(at.shape)
 
 

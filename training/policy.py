@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from decoding.architectures import architecture_of, read_architecture
 from telemetry.errors import DataError, InputError
 from training.branching import BranchingTokens
-from training.masked_logprobs import MaskedLogprobs, masked_logprobs
+from training.masked_logprobs import MaskedLogprobs, Reference, masked_logprobs, reference_of
 from training.packed_attention import use_packed_attention
 from training.packed_forward import uncovered_reason
 from training.row_checks import RowLimits
@@ -85,12 +85,22 @@ class Policy:
         """The adapter's parameters, in a fixed order."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
-    def masked_logprobs(self, micro: BranchingTokens) -> MaskedLogprobs:
+    def masked_logprobs(self, micro: BranchingTokens, reference: Reference | None = None) -> MaskedLogprobs:
         """Forward of a packed or padded micro-batch; see `training.masked_logprobs`."""
         with self._autocast():
             return masked_logprobs(
-                self.model.base_model.model, micro, self.attention, mass_gradient=self._settings.legal_mass_weight > 0
+                self.model.base_model.model,
+                micro,
+                self.attention,
+                reference,
+                entropy_gradient=self._settings.entropy_weight > 0,
+                mass_gradient=self._settings.legal_mass_weight > 0,
             )
+
+    def reference(self, micro: BranchingTokens) -> Reference:
+        """Forward of a packed or padded micro-batch through the base model, without gradient."""
+        with torch.no_grad(), self.model.disable_adapter(), self._autocast():
+            return reference_of(self.model.base_model.model, micro, self.attention)
 
     @property
     def row_limits(self) -> RowLimits:

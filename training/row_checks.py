@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from decoding.open_set import excluded_ids
 from storage.gather import Batch
 from training.branching import ranges
 
@@ -72,12 +73,14 @@ def _faults(batch: Batch, limits: RowLimits) -> list[tuple[np.ndarray, str]]:
     token = ranges((batch.input_offsets[:-1] + prompts)[agreeing], positions[agreeing])
     drawn, logprobs = batch.input_ids[token], batch.behaviour_logprobs[at]
     sizes = batch.legal_offsets[at + 1] - batch.legal_offsets[at]
-    legal = batch.legal_ids[ranges(batch.legal_offsets[at], np.maximum(sizes, 0))]
-    owner = np.repeat(np.arange(len(at)), np.maximum(sizes, 0))
-    without = np.ones(len(at), bool)
+    is_open, outside, unknown = _open_sets(batch, at, drawn, limits.vocabulary)
+    without, foreign = ~is_open, np.zeros(n, bool)
+    listed = np.where(is_open, 0, np.maximum(sizes, 0))
+    legal = batch.legal_ids[ranges(batch.legal_offsets[at], listed)]
+    owner = np.repeat(np.arange(len(at)), listed)
     without[owner[legal == drawn[owner]]] = False
-    foreign = np.zeros(n, bool)
     foreign[row[owner[(legal < 0) | (legal >= limits.vocabulary)]]] = True
+    foreign[row[unknown]] = True
     row_of_token = np.repeat(np.arange(n), lengths)
     beyond = (batch.input_ids < 0) | (batch.input_ids >= limits.vocabulary)
     if len(row_of_token) == len(beyond):
@@ -93,11 +96,29 @@ def _faults(batch: Batch, limits: RowLimits) -> list[tuple[np.ndarray, str]]:
         (lengths > limits.longest, f"it is longer than the {limits.longest} tokens that the model reads"),
         (foreign, f"it holds token ids beyond the model's vocabulary of {limits.vocabulary}"),
         (rows_of(without), "a legal set lacks the token that was drawn from it"),
+        (rows_of(outside), "a thought holds a token that no thought may hold"),
         (rows_of(~np.isfinite(logprobs)), "a behaviour log-probability is not a finite number"),
         (rows_of(logprobs > _ABOVE_ZERO), "a behaviour log-probability is above 0"),
         (~(np.isfinite(batch.temperatures) & (batch.temperatures > 0)), "its temperature is not a positive number"),
         (~np.isfinite(batch.returns), "its return is not a finite number"),
     ]
+
+
+def _open_sets(batch: Batch, at: np.ndarray, drawn: np.ndarray, vocabulary: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Check the open sets of the completion positions `at`, where the tokens `drawn` were drawn.
+
+    Returns:
+        Three bool masks [positions]: the set is open; it is open and lacks the drawn token; it is open and names ids that the
+        model does not have.
+    """
+    first = batch.legal_offsets[at]
+    is_open = batch.legal_offsets[at + 1] - first == 2
+    is_open[is_open] = batch.legal_ids[first[is_open]] < 0
+    excluded, end = np.zeros_like(drawn), np.full_like(drawn, vocabulary)
+    excluded[is_open] = excluded_ids(batch.legal_ids[first[is_open]])
+    end[is_open] = batch.legal_ids[first[is_open] + 1]
+    outside = is_open & ((drawn == excluded) | (drawn >= end))
+    return is_open, outside, is_open & ((excluded >= end) | (end > vocabulary))
 
 
 def select_rows(batch: Batch, rows: Sequence[int] | np.ndarray) -> Batch:

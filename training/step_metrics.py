@@ -14,7 +14,7 @@ from storage.outcome import UpdateOutcome
 MISMATCH_ALARM = 0.05
 """Largest plausible mean |log ratio| at lag 0, nats. Above it, mask, temperature, ids or weights of trainer and engine differ."""
 _LAGS = 3
-_GAUGE_TYPES = {"batch_row": np.int64, "clipped_low": np.bool_, "clipped_high": np.bool_, "left_out": np.bool_}
+_GAUGE_TYPES = {"batch_row": np.int64} | dict.fromkeys(("in_thought", "clipped_low", "clipped_high", "left_out"), np.bool_)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +23,8 @@ class Gauges:
 
     batch_row: npt.NDArray[np.int64]
     """Row of the batch."""
+    in_thought: npt.NDArray[np.bool_]
+    """True for thought tokens."""
     log_ratio: npt.NDArray[np.float32]
     """log(pi / b), nats; b is always the policy that drew the token, also if the loss has another anchor."""
     entropy: npt.NDArray[np.float32]
@@ -31,6 +33,8 @@ class Gauges:
     """Unmasked probability of the legal set; NaN if it was not probed."""
     kl: npt.NDArray[np.float32]
     """Divergence from the base model over the legal set, nats; NaN if it was not computed."""
+    slope: npt.NDArray[np.float32]
+    """Derivative of the update's policy loss by the token's log-probability; NaN if the update has no thought token."""
     clipped_low: npt.NDArray[np.bool_]
     """As in `TokenLoss`."""
     clipped_high: npt.NDArray[np.bool_]
@@ -102,7 +106,25 @@ def update_metrics(updates: Sequence[Update]) -> dict[str, float]:
         **_quantiles("entropy", seen.entropy, p10=0.1, p50=0.5),
         **_quantiles("legal_mass", seen.legal_mass, p10=0.1, p50=0.5),
         **_quantiles("kl", seen.kl, p50=0.5, p99=0.99),
+        **_thought_metrics(seen),
     }
+
+
+def _thought_metrics(seen: Gauges) -> dict[str, float]:
+    """Figures of thought tokens and of order tokens, apart; empty without a thought token."""
+    if not seen.in_thought.any():
+        return {}
+    slopes = np.abs(np.where(np.isfinite(seen.slope), seen.slope, 0.0).astype(np.float64))
+    found = {"train/thought_tokens": float(seen.in_thought.sum())}
+    if slopes.any():
+        found["train/thought_slope_share"] = float(slopes[seen.in_thought].sum() / slopes.sum())
+    for part, tokens in {"thought": seen.in_thought, "order": ~seen.in_thought}.items():
+        figures = {"log_ratio_mean": np.abs(seen.log_ratio), "entropy_mean": seen.entropy, "kl_mean": seen.kl}
+        for name, values in figures.items():
+            known = values[tokens & np.isfinite(values)]
+            if len(known):
+                found[f"train/{part}_{name}"] = float(known.mean(dtype=np.float64))
+    return found
 
 
 def effective_share(weights: np.ndarray) -> float:

@@ -26,7 +26,7 @@ from training.branching import BranchingTokens, branching_fields, branching_indi
 class PackedMicroBatch(BranchingTokens):
     """A forest of token paths in depth-first order, and their branching tokens.
 
-    T: tokens; S: segments; H: tokens whose hidden state is needed; V: distinct legal ids; B and K as in `BranchingTokens`. A
+    T: tokens; S: segments; H: tokens whose hidden state is needed; V: distinct legal ids; B, D and K as in `BranchingTokens`. A
     segment is a maximal run of tokens at which no path splits off.
     """
 
@@ -43,9 +43,9 @@ class PackedMicroBatch(BranchingTokens):
     token_hidden: np.ndarray
     """int64 [B]: index into `hidden_at` for each branching token; decisions with an equal prefix share it."""
     head_ids: np.ndarray
-    """int64 [V], ascending: ids that are legal for any token; only these rows of the head are computed."""
+    """int64 [V], ascending: ids that are legal for any order token; for order tokens only these rows of the head are computed."""
     legal_columns: np.ndarray
-    """int64 [B, K]: index of each of `legal_ids` in `head_ids`."""
+    """int64 [D, K]: index of each of `legal_ids` in `head_ids`."""
 
     @property
     def tokens(self) -> int:

@@ -15,7 +15,7 @@ from storage.gather import Batch
 from storage.outcome import UpdateOutcome
 from telemetry.errors import TrainingError
 from training.advantages import MovingMeans, advantages_of
-from training.branching import BranchingTokens, branching_decisions, branching_tokens, probed_tokens
+from training.branching import BranchingTokens, branching_decisions, branching_tokens, probed_tokens, thought_tokens
 from training.layout import Cut, Layout
 from training.losses.choose import policy_loss
 from training.losses.token_loss import DrawnTokens
@@ -212,10 +212,10 @@ class Updater:
                 losses.append(0.0)
                 continue
             began = time.perf_counter()
-            found = self.policy.masked_logprobs(micro)
-            reference = self._reference(micro) if work.objective.kl_weight else None
+            reference = self.policy.reference(micro) if work.objective.kl_weight else None
+            found = self.policy.masked_logprobs(micro, reference)
             drawn = self._drawn(micro, found, work.advantages, work.anchors)
-            loss, seen = work.objective.add(drawn, found, reference, micro.batch_row)
+            loss, seen = work.objective.add(drawn, found, micro.batch_row, micro.in_thought)
             gauges.append(seen)
             forwarded = time.perf_counter()
             loss.backward()
@@ -231,6 +231,7 @@ class Updater:
             settings=self._settings,
             kl_weight=kl_weight(self.kl, self._settings),
             branching_tokens=tokens,
+            thought_tokens=thought_tokens(batch, rows),
             decisions=branching_decisions(batch, rows),
             probed_tokens=probed_tokens(batch, rows),
         )
@@ -250,11 +251,6 @@ class Updater:
             decisions=torch.from_numpy(micro.batch_row).to(device),
             anchor=anchor,
         )
-
-    def _reference(self, micro: BranchingTokens) -> torch.Tensor:
-        """The base model's log-probabilities over the legal sets, as `MaskedLogprobs.legal`; no gradient."""
-        with torch.no_grad(), self.policy.model.disable_adapter():
-            return self.policy.masked_logprobs(micro).legal
 
     def apply(self, accumulated: Accumulated) -> Update:
         """Clip the gradient and take the optimiser step, unless loss or gradient is not finite."""

@@ -12,6 +12,7 @@ from training.losses.choose import LOSSES
 from training.losses.token_loss import DrawnTokens
 from training.masked_logprobs import MaskedLogprobs
 from training.objective import Objective
+from training.reference_kl import exact_kl, legal_entropy
 from training.settings import TrainingSettings
 from training.step_metrics import Gauges
 
@@ -38,6 +39,7 @@ class Update:
         now = self.policies(self.logits)
         self.behaviour = [now[at][self.sets[at][self.drawn[at]]] + dice.gauss(0, 0.5) for at in range(len(self.decisions))]
         self.probed = [at % 3 == 0 for at in range(len(self.decisions))]
+        self.thoughts = [False] * len(self.decisions)
 
     def policies(self, logits: list[list[float]]) -> list[dict[int, float]]:
         return [masked(row, legal) for row, legal in zip(logits, self.sets, strict=True)]
@@ -61,25 +63,25 @@ class Update:
             settings=settings.model_copy(update={"loss": name}),
             kl_weight=settings.kl_weight,
             branching_tokens=len(self.decisions),
+            thought_tokens=sum(self.thoughts),
             decisions=len(set(self.decisions)),
             probed_tokens=sum(self.probed),
         )
         logits, total, seen = torch.tensor(self.logits, dtype=torch.float64, requires_grad=True), 0.0, []
         for rows in micro_batches:
             at = [place for place, decision in enumerate(self.decisions) if decision in rows]
-            tokens, forward = self.forward(logits, at)
-            reference = self.forward(torch.tensor(self.base, dtype=torch.float64), at)[1].legal if settings.kl_weight else None
-            loss, gauges = objective.add(tokens, forward, reference, np.array([self.decisions[place] for place in at]))
+            base = torch.tensor(self.base, dtype=torch.float64) if settings.kl_weight else None
+            tokens, forward = self.forward(logits, base, at)
+            rows_of, thoughts = ([each[place] for place in at] for each in (self.decisions, self.thoughts))
+            loss, gauges = objective.add(tokens, forward, np.array(rows_of), np.array(thoughts))
             loss.backward()
             total += loss.item()
             seen.append(gauges)
         assert logits.grad is not None
         return total, logits.grad, Gauges.join(seen)
 
-    def forward(self, logits: torch.Tensor, at: list[int]) -> tuple[DrawnTokens, MaskedLogprobs]:
-        widest = max(len(self.sets[place]) for place in at)
-        rows = [torch.cat([logits[p][self.sets[p]], logits.new_full((widest - len(self.sets[p]),), -math.inf)]) for p in at]
-        legal = torch.stack(rows)
+    def forward(self, logits: torch.Tensor, base: torch.Tensor | None, at: list[int]) -> tuple[DrawnTokens, MaskedLogprobs]:
+        legal = self.legal(logits, at)
         mass = (legal.logsumexp(1) - logits[at].logsumexp(1)).exp()
         logprobs = legal.log_softmax(1)
         chosen = logprobs[range(len(at)), [self.drawn[place] for place in at]]
@@ -90,8 +92,19 @@ class Update:
             decisions=torch.tensor([self.decisions[place] for place in at]),
         )
         probed = torch.tensor([self.probed[place] for place in at])
-        mass = torch.where(probed, mass, torch.full_like(mass, math.nan))
-        return tokens, MaskedLogprobs(chosen=chosen, legal=logprobs, legal_mass=mass)
+        found = MaskedLogprobs(
+            chosen=chosen,
+            entropy=legal_entropy(logprobs),
+            kl=None if base is None else exact_kl(logprobs, self.legal(base, at).log_softmax(1)),
+            legal_mass=torch.where(probed, mass, torch.full_like(mass, math.nan)),
+        )
+        return tokens, found
+
+    def legal(self, logits: torch.Tensor, at: list[int]) -> torch.Tensor:
+        """Logits of the legal tokens, -inf beyond a set."""
+        widest = max(len(self.sets[place]) for place in at)
+        rows = [torch.cat([logits[p][self.sets[p]], logits.new_full((widest - len(self.sets[p]),), -math.inf)]) for p in at]
+        return torch.stack(rows)
 
 
 @pytest.mark.parametrize("terms", TERMS.values(), ids=TERMS)

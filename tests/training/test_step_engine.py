@@ -48,11 +48,11 @@ def test_an_update_that_runs_out_of_memory_half_way_is_done_again_in_halves_with
     small.layout._checked = True
     honest = type(small.policy).masked_logprobs
 
-    def with_little_memory(self, micro):
+    def with_little_memory(self, micro, reference):
         if small.budget.tokens > 128 and (small.budget.tokens > 256 or small.budget.tokens in done):
             raise torch.OutOfMemoryError("CUDA out of memory")
         done.append(small.budget.tokens)
-        return honest(self, micro)
+        return honest(self, micro, reference)
 
     monkeypatch.setattr("training.token_budget.LEAST", 64)
     monkeypatch.setattr(type(small.policy), "masked_logprobs", with_little_memory)

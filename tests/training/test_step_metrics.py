@@ -36,10 +36,12 @@ def gauges(seed: int, rows: list[int], **given: Any) -> Gauges:
     dice, n = random.Random(seed), len(rows)
     figures: dict[str, Any] = {
         "batch_row": np.array(rows),
+        "in_thought": np.zeros(n, bool),
         "log_ratio": np.array([dice.gauss(0, 0.01) for _ in rows], np.float32),
         "entropy": np.array([dice.random() for _ in rows], np.float32),
         "legal_mass": np.array([dice.random() if place % 2 else np.nan for place in range(n)], np.float32),
         "kl": np.full(n, np.nan, np.float32),
+        "slope": np.full(n, np.nan, np.float32),
         "clipped_low": np.array([dice.random() < 0.2 for _ in rows]),
         "clipped_high": np.array([dice.random() < 0.2 for _ in rows]),
         "left_out": np.array([dice.random() < 0.1 for _ in rows]),
