@@ -14,7 +14,7 @@ from telemetry.read_file import LARGEST_RESULT, read_text
 
 HUB_TIMEOUT_S = 10.0
 """Seconds to wait for the hub's answer on whether it has a model."""
-_HUB_PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.model"]
+_HUB_PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 
 
 def resolve_model(name: str | Path) -> Path:
@@ -91,6 +91,19 @@ def eos_token_id(folder: Path) -> int:
     raise InputError(f"model '{folder}' names no eos_token_id in its config.json")
 
 
+def chat_template(folder: Path) -> Any:
+    """The chat templates of a model as its files have them, a text or named texts; None if it has none.
+
+    Raises:
+        InputError: the file with the template cannot be read.
+    """
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return read_text(file, at_most=LARGEST_RESULT, what="model's file")
+    file = folder / "tokenizer_config.json"
+    return (_read_json(file).get("chat_template") or None) if file.is_file() else None
+
+
 def max_position(folder: Path) -> int:
     """Longest sequence that the model's config allows, in tokens."""
     return int(_read_json(folder / "config.json").get("max_position_embeddings", 32768))
@@ -107,10 +120,13 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def model_fingerprint(folder: Path) -> str:
-    """Hash that distinguishes models, 16 hex digits: content of config and tokenizer, names and sizes of weight files."""
+    """Hash that distinguishes models, 16 hex digits: content of config, tokenizer and chat template, if there is one, names and
+    sizes of weight files."""
     digest = hashlib.sha256()
     for name in ("config.json", "tokenizer.json"):
         digest.update((folder / name).read_bytes())
+    if template := chat_template(folder):
+        digest.update(json.dumps(template, sort_keys=True).encode())
     for file in sorted(folder.glob("*.safetensors")):
         digest.update(f"{file.name}:{file.stat().st_size}".encode())
     return digest.hexdigest()[:16]

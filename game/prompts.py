@@ -16,6 +16,8 @@ from game.snapshot import POWERS
 if TYPE_CHECKING:  # game.board loads the engine
     from game.board import Board
 
+ANSWER_CUE = "ORDERS:\n"
+"""Last text of a prompt. It ends with a line break, so every order of the answer follows a line break."""
 _INTRODUCTION = "Diplomacy without press. Each power: units | supply centres. "
 _HOW_TO_ANSWER = {
     "full": "Answer one order per line, in the order of the units named.\n",
@@ -48,11 +50,14 @@ def board_text(board: "Board") -> str:
     return "\n".join(lines) + "\n"
 
 
-def power_text(legal: LegalOrders, board: "Board", settings: PromptSettings = DEFAULT_PROMPTS) -> str:
-    """The last segment: the power, the kind of orders, the number of builds or disbands, the sites in order, and the legal
-    orders as the settings ask.
+def power_text(legal: LegalOrders, board: "Board", settings: PromptSettings = DEFAULT_PROMPTS, cue: str = ANSWER_CUE) -> str:
+    """The last segment: the power, the kind of orders, the number of builds or disbands, the sites in order, the legal orders as
+    the settings ask, and the cue.
 
     A retreat always names the locations open to each unit, because the board text does not show them.
+
+    Args:
+        cue: the text after which the model answers; empty where something else comes between the power and the cue.
     """
     is_adjustment = legal.kind in (OrderKind.BUILD, OrderKind.DISBAND)
     count = [str(legal.picks)] if is_adjustment else []
@@ -72,7 +77,7 @@ def power_text(legal: LegalOrders, board: "Board", settings: PromptSettings = DE
         lines = [_line(head, *(_line(site, *own) for site, own in zip(sites, kinds, strict=True)))]
     else:
         lines = [_line(head, *sites), *(_every_order(legal, settings) if lists_lines else ())]
-    return "\n".join([*lines, "ORDERS:\n"])
+    return "\n".join([*lines, cue])
 
 
 def _line(*words: str) -> str:

@@ -1,0 +1,157 @@
+"""The text that a model's chat template puts around a prompt.
+
+The template is rendered with real rules and boards: the rules are the system part, board and power the user's part. What the
+template writes before, between and after them is the same in every prompt, so it is read once, and no prompt is rendered again.
+This module does not tokenise.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache
+from pathlib import Path
+
+from decoding.model_files import chat_template
+from game.prompt_settings import ChatSetting
+from telemetry.errors import InputError
+
+Messages = list[dict[str, str]]
+Render = Callable[[Messages, bool], str]
+"""The text of some messages; the second argument asks for the generation prompt, the head of the model's turn."""
+
+_DAY = datetime(2025, 1, 1)
+"""Templates that write today's date get this one, so that a run's prompts are the same on every day."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatFormat:
+    """A prompt is `before`, rules, `between`, board and power, `after`, cue. Rules and power end without a line break."""
+
+    before: str
+    between: str
+    after: str
+    description: str
+    """What is put around a prompt, for people."""
+
+
+PLAIN = ChatFormat(before="", between="\n", after="\n", description="none: prompts are plain text")
+
+
+def chat_format(folder: Path | None, setting: ChatSetting, samples: Sequence[tuple[str, str]]) -> ChatFormat:
+    """The format of the model in `folder`.
+
+    Args:
+        folder: None if the model is not here: then prompts are plain text.
+        samples: rules, and board with power, of some prompts, without white space at their ends.
+
+    Raises:
+        InputError: `setting` asks for a template that is not there, or the template cannot hold a prompt.
+    """
+    if setting == "none" or folder is None:
+        return PLAIN
+    if chat_template(folder) is None:
+        if setting == "template":
+            raise InputError(
+                f"prompts.chat is 'template', but model '{folder}' has no chat template: set prompts.chat to 'auto' or 'none', "
+                "or use a model that has one"
+            )
+        return PLAIN
+    try:
+        return read_format(_renderer(folder), samples)
+    except InputError as error:
+        raise InputError(
+            f"the chat template of model '{folder}' {error}: correct the template, or set prompts.chat to 'none'"
+        ) from error
+
+
+def read_format(render: Render, samples: Sequence[tuple[str, str]]) -> ChatFormat:
+    """The format that `render` writes.
+
+    Raises:
+        InputError: the template drops or changes a part of the prompt; the message begins with a verb.
+    """
+    rules, body = samples[0]
+    messages_of = _system_and_user
+    try:
+        text = render(messages_of(rules, body), True)
+    except InputError:
+        # The template refuses a system part, or nothing helps, and then this raises again.
+        messages_of = _user_alone
+        text = render(messages_of(rules, body), True)
+    before, is_there, rest = text.partition(rules)
+    if not is_there:
+        raise InputError("drops the system part, which holds the rules")
+    between, is_there, after = rest.partition(body)
+    if not is_there:
+        raise InputError("drops or changes the user's part, which holds the board")
+    for rules, body in samples:
+        if render(messages_of(rules, body), True) != before + rules + between + body + after:
+            raise InputError("changes the text of a message")
+    _check_generation_prompt(render, messages_of(rules, body))
+    if between.strip():
+        where = "the rules are its system part"
+    else:
+        where = "it has no system part, so the rules begin the user's part"
+    return ChatFormat(before=before, between=between, after=after, description=f"the model's chat template; {where}")
+
+
+def _system_and_user(rules: str, body: str) -> Messages:
+    return [{"role": "system", "content": rules}, {"role": "user", "content": body}]
+
+
+def _user_alone(rules: str, body: str) -> Messages:
+    return [{"role": "user", "content": f"{rules}\n{body}"}]
+
+
+def _check_generation_prompt(render: Render, messages: Messages) -> None:
+    """Some templates need no generation prompt, because the user's part ends with the mark that the model's turn follows.
+
+    Raises:
+        InputError: the model's turn begins with text that the generation prompt does not write.
+    """
+    asked, answer = render(messages, True), "A PAR - BUR"
+    if asked != render(messages, False):
+        return
+    answered = render([*messages, {"role": "assistant", "content": answer}], False)
+    if not answered.startswith(asked) or answered[len(asked) :].partition(answer)[0].strip():
+        raise InputError("writes no generation prompt, the head of the model's turn")
+
+
+@lru_cache(maxsize=4)
+def _renderer(folder: Path) -> Render:
+    """Renders with transformers, whose form templates are written for.
+
+    Raises:
+        InputError: the tokenizer cannot be loaded; when called: the template cannot render the messages.
+    """
+    from jinja2.exceptions import TemplateError
+    from transformers import PreTrainedTokenizerFast
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # warnings about its token ids, which are not used
+    try:
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, TypeError, LookupError) as error:
+        raise InputError(f"cannot be read ({_first_line(error)})") from error
+    finally:
+        logging.set_verbosity(verbosity)
+
+    def render(messages: Messages, with_generation_prompt: bool) -> str:
+        try:
+            return tokenizer.apply_chat_template(
+                messages,
+                tokenize=False,
+                add_generation_prompt=with_generation_prompt,
+                strftime_now=_DAY.strftime,
+                enable_thinking=False,
+            )
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
+            # A template is a program of its own, so it may fail in any of these ways.
+            raise InputError(f"cannot be used ({_first_line(error)})") from error
+
+    return render
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
