@@ -5,13 +5,13 @@ template writes before, between and after them is the same in every prompt, so i
 This module does not tokenise.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
-from decoding.model_files import chat_template
+from decoding.model_files import chat_template, special_tokens
 from game.prompt_settings import ChatSetting
 from telemetry.errors import InputError
 
@@ -49,7 +49,8 @@ def chat_format(folder: Path | None, setting: ChatSetting, samples: Sequence[tup
     """
     if setting == "none" or folder is None:
         return PLAIN
-    if chat_template(folder) is None:
+    template = chat_template(folder)
+    if template is None:
         if setting == "template":
             raise InputError(
                 f"prompts.chat is 'template', but model '{folder}' has no chat template: set prompts.chat to 'auto' or 'none', "
@@ -57,7 +58,7 @@ def chat_format(folder: Path | None, setting: ChatSetting, samples: Sequence[tup
             )
         return PLAIN
     try:
-        return read_format(_renderer(folder), samples)
+        return read_format(_renderer(template, special_tokens(folder)), samples)
     except InputError as error:
         raise InputError(
             f"the chat template of model '{folder}' {error}: correct the template, or set prompts.chat to 'none'"
@@ -88,10 +89,7 @@ def read_format(render: Render, samples: Sequence[tuple[str, str]]) -> ChatForma
         if render(messages_of(rules, body), True) != before + rules + between + body + after:
             raise InputError("changes the text of a message")
     _check_generation_prompt(render, messages_of(rules, body))
-    if between.strip():
-        where = "the rules are its system part"
-    else:
-        where = "it has no system part, so the rules begin the user's part"
+    where = "the rules are its system part" if between.strip() else "it has no system part, so the rules begin the user's part"
     return ChatFormat(before=before, between=between, after=after, description=f"the model's chat template; {where}")
 
 
@@ -117,38 +115,22 @@ def _check_generation_prompt(render: Render, messages: Messages) -> None:
         raise InputError("writes no generation prompt, the head of the model's turn")
 
 
-@lru_cache(maxsize=4)
-def _renderer(folder: Path) -> Render:
-    """Renders with transformers, whose form templates are written for.
-
-    Raises:
-        InputError: the tokenizer cannot be loaded; when called: the template cannot render the messages.
-    """
+def _renderer(template: str, special: Mapping[str, str]) -> Render:
+    """Renders as transformers does, for whose environment templates are written. A call raises InputError if it fails."""
     from jinja2.exceptions import TemplateError
-    from transformers import PreTrainedTokenizerFast
-    from transformers.utils import logging
+    from transformers.utils.chat_template_utils import render_jinja_template
 
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # warnings about its token ids, which are not used
-    try:
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, TypeError, LookupError) as error:
-        raise InputError(f"cannot be read ({_first_line(error)})") from error
-    finally:
-        logging.set_verbosity(verbosity)
+    values: dict[str, Any] = {**special, "strftime_now": _DAY.strftime, "enable_thinking": False}
 
     def render(messages: Messages, with_generation_prompt: bool) -> str:
         try:
-            return tokenizer.apply_chat_template(
-                messages,
-                tokenize=False,
-                add_generation_prompt=with_generation_prompt,
-                strftime_now=_DAY.strftime,
-                enable_thinking=False,
+            (text,), _ = render_jinja_template(
+                [messages], chat_template=template, add_generation_prompt=with_generation_prompt, **values
             )
         except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
             # A template is a program of its own, so it may fail in any of these ways.
             raise InputError(f"cannot be used ({_first_line(error)})") from error
+        return text
 
     return render
 

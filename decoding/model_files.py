@@ -91,17 +91,34 @@ def eos_token_id(folder: Path) -> int:
     raise InputError(f"model '{folder}' names no eos_token_id in its config.json")
 
 
-def chat_template(folder: Path) -> Any:
-    """The chat templates of a model as its files have them, a text or named texts; None if it has none.
+def chat_template(folder: Path) -> str | None:
+    """The chat template of a model, the default one of several; None if it has none.
 
     Raises:
-        InputError: the file with the template cannot be read.
+        InputError: the file with the template cannot be read, or none of several is the default.
     """
     file = folder / "chat_template.jinja"
     if file.is_file():
         return read_text(file, at_most=LARGEST_RESULT, what="model's file")
+    found = _tokenizer_config(folder).get("chat_template") or None
+    if isinstance(found, list):
+        named = {each["name"]: each["template"] for each in found}
+        if "default" not in named:
+            raise InputError(f"model '{folder}' has the chat templates {', '.join(sorted(named))}, but none named 'default'")
+        return named["default"]
+    return found
+
+
+def special_tokens(folder: Path) -> dict[str, str]:
+    """Text of each named special token, such as `bos_token`, which chat templates refer to."""
+    found = {name: value for name, value in _tokenizer_config(folder).items() if name.endswith("_token")}
+    texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in found.items()}
+    return {name: text for name, text in texts.items() if isinstance(text, str)}
+
+
+def _tokenizer_config(folder: Path) -> dict[str, Any]:
     file = folder / "tokenizer_config.json"
-    return (_read_json(file).get("chat_template") or None) if file.is_file() else None
+    return _read_json(file) if file.is_file() else {}
 
 
 def max_position(folder: Path) -> int:
@@ -126,7 +143,7 @@ def model_fingerprint(folder: Path) -> str:
     for name in ("config.json", "tokenizer.json"):
         digest.update((folder / name).read_bytes())
     if template := chat_template(folder):
-        digest.update(json.dumps(template, sort_keys=True).encode())
+        digest.update(template.encode())
     for file in sorted(folder.glob("*.safetensors")):
         digest.update(f"{file.name}:{file.stat().st_size}".encode())
     return digest.hexdigest()[:16]

@@ -2,14 +2,15 @@
 
 A prompt is cut into three pieces, from most to least shared: what all prompts share, what the powers of a position share, and the
 rest. Each piece is encoded once. The ids of the pieces are those of the whole text. Where a tokenizer merges letters across the
-wanted cut, the cut moves to the nearest earlier place where this holds; `Seam` says what that costs. Real prompts are tried before
-the form is used. This module does not draw or read answers.
+wanted cut, the cut moves to the nearest earlier place where this holds; `Seam` says what that costs. Real prompts are tried
+before the form is used. This module does not draw or read answers.
 """
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 from decoding.chat_format import ChatFormat, chat_format
 from decoding.codec import ORDER_SEPARATOR, Codec
@@ -17,7 +18,7 @@ from game.board import Board
 from game.legal import OrderKind
 from game.notation import answer_lines
 from game.players import player
-from game.prompt_settings import PromptSettings
+from game.prompt_settings import OrderNotation, PromptSettings
 from game.prompts import ANSWER_CUE, board_text, power_text, rules_text
 from telemetry.errors import InputError
 
@@ -107,9 +108,16 @@ class PromptForm:
         return _stripped(power) + self._tail
 
 
-@lru_cache(maxsize=8)
 def sample_prompts(settings: PromptSettings) -> tuple[PromptSample, ...]:
     """Prompts and answers of some positions of each kind, from one game between random players."""
+    return _sample_prompts(settings.legal_orders, settings.order_notation)
+
+
+@lru_cache(maxsize=8)
+def _sample_prompts(
+    legal_orders: Literal["none", "factored", "lines"], order_notation: OrderNotation
+) -> tuple[PromptSample, ...]:
+    settings = PromptSettings(legal_orders=legal_orders, order_notation=order_notation)
     dice, board, seen = random.Random("prompt samples"), Board.start(), dict.fromkeys(OrderKind, 0)
     samples: list[PromptSample] = []
     while min(seen.values()) < _SAMPLES_OF_A_KIND and not board.is_over:
