@@ -37,12 +37,15 @@ class ChatFormat:
 PLAIN = ChatFormat(before="", between="\n", after="\n", description="none: prompts are plain text")
 
 
-def chat_format(folder: Path | None, setting: ChatSetting, samples: Sequence[tuple[str, str]]) -> ChatFormat:
+def chat_format(
+    folder: Path | None, setting: ChatSetting, samples: Sequence[tuple[str, str]], *, thinks: bool = False
+) -> ChatFormat:
     """The format of the model in `folder`.
 
     Args:
         folder: None if the model is not here: then prompts are plain text.
         samples: rules, and board with power, of some prompts, without white space at their ends.
+        thinks: the model may think before it answers; templates that know the value `enable_thinking` get it.
 
     Raises:
         InputError: `setting` asks for a template that is not there, or the template cannot hold a prompt.
@@ -58,7 +61,7 @@ def chat_format(folder: Path | None, setting: ChatSetting, samples: Sequence[tup
             )
         return PLAIN
     try:
-        return read_format(_renderer(template, special_tokens(folder)), samples)
+        return read_format(_renderer(template, {**special_tokens(folder), "enable_thinking": thinks}), samples)
     except InputError as error:
         raise InputError(
             f"the chat template of model '{folder}' {error}: correct the template, or set prompts.chat to 'none'"
@@ -81,7 +84,7 @@ def read_format(render: Render, samples: Sequence[tuple[str, str]]) -> ChatForma
         text = render(messages_of(rules, body), True)
     before, is_there, rest = text.partition(rules)
     if not is_there:
-        raise InputError("drops the system part, which holds the rules")
+        raise InputError("drops or changes the system part, which holds the rules")
     between, is_there, after = rest.partition(body)
     if not is_there:
         raise InputError("drops or changes the user's part, which holds the board")
@@ -115,17 +118,19 @@ def _check_generation_prompt(render: Render, messages: Messages) -> None:
         raise InputError("writes no generation prompt, the head of the model's turn")
 
 
-def _renderer(template: str, special: Mapping[str, str]) -> Render:
+def _renderer(template: str, values: Mapping[str, Any]) -> Render:
     """Renders as transformers does, for whose environment templates are written. A call raises InputError if it fails."""
     from jinja2.exceptions import TemplateError
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    values: dict[str, Any] = {**special, "strftime_now": _DAY.strftime, "enable_thinking": False}
-
     def render(messages: Messages, with_generation_prompt: bool) -> str:
         try:
             (text,), _ = render_jinja_template(
-                [messages], chat_template=template, add_generation_prompt=with_generation_prompt, **values
+                [messages],
+                chat_template=template,
+                add_generation_prompt=with_generation_prompt,
+                strftime_now=_DAY.strftime,
+                **values,
             )
         except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
             # A template is a program of its own, so it may fail in any of these ways.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from decoding.chat_format import ChatFormat, chat_format
+from decoding.chat_format import PLAIN, ChatFormat, chat_format
 from decoding.codec import ORDER_SEPARATOR, Codec
 from game.board import Board
 from game.legal import OrderKind
@@ -43,7 +43,7 @@ class Seam:
     moved: int
     """Characters from the wanted place back to the seam."""
     context: int | None
-    """Characters before the seam with which the piece after it is encoded; None: all of the prompt before the seam."""
+    """Characters before the seam with which the piece after it is encoded: 1, or None for all of the prompt before the seam."""
     lost_tokens: int
     """Tokens per prompt, rounded up, that would be shared if the seam lay at the wanted place."""
 
@@ -59,9 +59,8 @@ class PromptForm:
         """
         self._codec, self._rules = codec, _stripped(rules_text(settings))
         samples = sample_prompts(settings)
-        self.chat: ChatFormat = chat_format(
-            codec.folder, settings.chat, [(self._rules, each.board + _stripped(each.power)) for each in samples]
-        )
+        texts = [(self._rules, each.board + _stripped(each.power)) for each in samples]
+        self.chat: ChatFormat = chat_format(codec.folder, settings.chat, texts, thinks=cue != ANSWER_CUE)
         self._head = self.chat.before + self._rules + self.chat.between
         self._tail = self.chat.after + cue
         after_rules = [(self._head, each.board + self._rest(each.power)) for each in samples]
@@ -70,10 +69,12 @@ class PromptForm:
         after_board = [(self._head + each.board, self._rest(each.power)) for each in samples]
         shortest = min(len(self._second_begin + each.board) for each in samples)
         self.after_board = _find_seam(codec, after_board, shortest)
-        self._first = codec.start_ids + codec.encode(self._first_text)
+        # A template itself writes the beginning-of-sequence token, if its model wants one.
+        self._start_ids = codec.start_ids if self.chat is PLAIN else ()
+        self._first = self._start_ids + codec.encode(self._first_text)
         # Boards and powers change with every position.
         self._encode_after = lru_cache(maxsize=1024)(codec.encode_after)
-        _check(self, codec, samples)
+        self._check(samples)
 
     def pieces(self, board: str, power: str) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
         """Ids of the pieces of a prompt: shared by all prompts, shared by the position, and the rest.
@@ -101,8 +102,26 @@ class PromptForm:
         return [token for piece in self.pieces(board, power) for token in piece]
 
     def text(self, board: str, power: str) -> str:
-        """The prompt as one text, without `Codec.start_ids`."""
+        """The prompt as one text, without what the tokenizer itself puts before it."""
         return self._head + board + self._rest(power)
+
+    def _check(self, samples: Sequence[PromptSample]) -> None:
+        """Check on whole prompts with their answers that pieces and orders, encoded apart, are spelled as in one text.
+
+        Raises:
+            InputError: they are not.
+        """
+        codec = self._codec
+        for sample in samples:
+            ids, text = self.ids(sample.board, sample.power), self.text(sample.board, sample.power)
+            answer = [token for line in sample.lines for token in (*codec.encode_order(line), codec.separator_id)][:-1]
+            whole = text + ORDER_SEPARATOR.join(sample.lines)
+            for what, apart, together in (("a prompt", ids, text), ("an answer", ids + answer, whole)):
+                if tuple(apart) != self._start_ids + codec.encode(together):
+                    raise InputError(
+                        f"tokenizer of '{codec.folder}' does not encode the pieces of {what} as it encodes them together: "
+                        "use a model with another tokenizer"
+                    )
 
     def _rest(self, power: str) -> str:
         return _stripped(power) + self._tail
@@ -144,44 +163,30 @@ def _find_seam(codec: Codec, cuts: Sequence[tuple[str, str]], farthest: int) -> 
 
     Args:
         cuts: of each sample, the text before and the text after the wanted place.
-        farthest: characters from the wanted place back to one that surely holds: another seam, or the beginning.
+        farthest: characters from the wanted place back to the farthest place that is tried.
+
+    Raises:
+        InputError: none holds.
     """
     wholes = [codec.encode(before + after) for before, after in cuts]
     for moved in range(farthest + 1):
         moved_cuts = [(first, begin + after) for before, after in cuts for first, begin in [_cut(before, moved)]]
-        for context in (0, 1, None):
+        for context in (1, None):
             if all(_apart(codec, first, rest, context) == whole for (first, rest), whole in zip(moved_cuts, wholes, strict=True)):
                 lost = sum(
                     len(codec.encode(before)) - len(codec.encode(first))
                     for (before, _), (first, _) in zip(cuts, moved_cuts, strict=True)
                 )
                 return Seam(moved=moved, context=context, lost_tokens=-(-lost // len(cuts)))
-    raise AssertionError("the farthest seam holds with all of the prompt as context")
+    raise InputError(
+        f"tokenizer of '{codec.folder}' encodes a prompt only as a whole, so that powers of a position could share nothing: "
+        "use a model with another tokenizer"
+    )
 
 
 def _apart(codec: Codec, first: str, rest: str, context: int | None) -> tuple[int, ...] | None:
     after = codec.encode_after(_last(first, context), rest)
     return None if after is None else codec.encode(first) + after
-
-
-def _check(form: PromptForm, codec: Codec, samples: Sequence[PromptSample]) -> None:
-    """Check on whole prompts with their answers that pieces and orders, encoded apart, are spelled as in one text.
-
-    Raises:
-        InputError: they are not.
-    """
-    for sample in samples:
-        ids, text = form.ids(sample.board, sample.power), form.text(sample.board, sample.power)
-        answer = [token for line in sample.lines for token in (*codec.encode_order(line), codec.separator_id)][:-1]
-        for what, apart, whole in (
-            ("prompt", ids, text),
-            ("answer", ids + answer, text + ORDER_SEPARATOR.join(sample.lines)),
-        ):
-            if tuple(apart) != codec.start_ids + codec.encode(whole):
-                raise InputError(
-                    f"tokenizer of '{codec.folder}' does not encode the pieces of a{'n' if what == 'answer' else ''} {what} as "
-                    "it encodes them together: use a model with another tokenizer"
-                )
 
 
 def _stripped(text: str) -> str:

@@ -318,8 +318,8 @@ def check_settings(settings: RunSettings) -> None:
         )
     if settings.prompts.chat == "template" and settings.inference.model == "tiny":
         raise InputError(
-            "prompts.chat is 'template', but a tiny model has no chat template: set prompts.chat to 'auto', or inference.model to "
-            "a model that has one"
+            "prompts.chat is 'template', but a tiny model has no chat template: set prompts.chat to 'auto', or inference.model "
+            "to a model that has one"
         )
     _check_slots(settings)
     _check_simulated(settings)
