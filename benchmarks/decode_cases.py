@@ -17,7 +17,6 @@ from game.board import Board
 from game.legal import LegalOrders, OrderKind
 from game.players import player
 from game.prompt_settings import PromptSettings
-from game.prompts import board_text, power_text, rules_text
 from game.snapshot import Snapshot
 from records.generation import Generation, GenerationRequest
 from records.policy_version import BASE
@@ -131,13 +130,7 @@ def requests_for(cases: Sequence[Case], tokens: Tokens, label: str) -> list[Gene
     return [
         GenerationRequest(
             request_id=f"{label}/{number}",
-            prompt_ids=tokens.codec.encode_prompt(
-                (
-                    rules_text(tokens.prompts),
-                    board_text(case.board),
-                    power_text(case.legal, case.board, tokens.prompts),
-                )
-            ),
+            prompt_ids=tokens.prompt_ids(case.board, case.legal),
             table=tokens.tables.table(case.legal),
             seed=number,
             snapshot_id=case.snapshot_id,

@@ -8,14 +8,13 @@ import asyncio
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.feather as feather
 
-from decoding.codec import ORDER_SEPARATOR, Codec
+from decoding.codec import Codec
 from decoding.legal_table import LegalTable
 from records.generation import GenerationRequest
 from telemetry.errors import InputError
@@ -49,13 +48,10 @@ class GeneralCodec(Codec):
         from benchmarks.prompt_tokens import general_tokens
 
         self._tekken = general_tokens()
-        self.eos_id = int(self._tekken.eos_id)
-        (self.separator_id,) = self._encode(ORDER_SEPARATOR)
-        self.vocabulary_size = int(self._tekken.n_words)
-        self._encode_segment = lru_cache(maxsize=1024)(self._encode)
-        self.encode_order = lru_cache(maxsize=32768)(self._encode_order)
+        self._prepare(eos_id=int(self._tekken.eos_id), vocabulary_size=int(self._tekken.n_words))
 
-    def _encode(self, text: str) -> tuple[int, ...]:
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Ids of a text, without a mark of its beginning."""
         return tuple(self._tekken.encode(text, bos=False, eos=False))
 
 

@@ -60,7 +60,7 @@ def make(
 
 @app.command
 def show(model: Annotated[str, Parameter(help="A folder or a hub id.")]) -> None:
-    """Show a model: size, vocabulary, longest sequence, and its recipe if it was made here.
+    """Show a model: size, vocabulary, longest sequence, chat format, and its recipe if it was made here.
 
     Example
 
@@ -68,11 +68,14 @@ def show(model: Annotated[str, Parameter(help="A folder or a hub id.")]) -> None
     """
     from decoding.codec import Codec
     from decoding.model_files import max_position, model_fingerprint, resolve_model
+    from decoding.prompt_form import PromptForm
 
     folder = resolve_model(model)
     codec = Codec(folder)
+    form = PromptForm(codec, DEFAULT_PROMPTS)
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     print(f"{folder}\nfingerprint {model_fingerprint(folder)}, weights {size / 1e6:.1f} MB")
     print(f"vocabulary {codec.vocabulary_size}, longest sequence {max_position(folder)} tokens")
+    print(f"chat format {form.chat.description}")
     if (folder / "recipe.json").is_file():
         print(f"recipe {jsonlib.dumps(jsonlib.loads((folder / 'recipe.json').read_text()))}")

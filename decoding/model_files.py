@@ -14,7 +14,7 @@ from telemetry.read_file import LARGEST_RESULT, read_text
 
 HUB_TIMEOUT_S = 10.0
 """Seconds to wait for the hub's answer on whether it has a model."""
-_HUB_PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.model"]
+_HUB_PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 
 
 def resolve_model(name: str | Path) -> Path:
@@ -91,6 +91,36 @@ def eos_token_id(folder: Path) -> int:
     raise InputError(f"model '{folder}' names no eos_token_id in its config.json")
 
 
+def chat_template(folder: Path) -> str | None:
+    """The chat template of a model, the default one of several; None if it has none.
+
+    Raises:
+        InputError: the file with the template cannot be read, or none of several is the default.
+    """
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return read_text(file, at_most=LARGEST_RESULT, what="model's file")
+    found = _tokenizer_config(folder).get("chat_template") or None
+    if isinstance(found, list):
+        named = {each["name"]: each["template"] for each in found}
+        if "default" not in named:
+            raise InputError(f"model '{folder}' has the chat templates {', '.join(sorted(named))}, but none named 'default'")
+        return named["default"]
+    return found
+
+
+def special_tokens(folder: Path) -> dict[str, str]:
+    """Text of each named special token, such as `bos_token`, which chat templates refer to."""
+    found = {name: value for name, value in _tokenizer_config(folder).items() if name.endswith("_token")}
+    texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in found.items()}
+    return {name: text for name, text in texts.items() if isinstance(text, str)}
+
+
+def _tokenizer_config(folder: Path) -> dict[str, Any]:
+    file = folder / "tokenizer_config.json"
+    return _read_json(file) if file.is_file() else {}
+
+
 def max_position(folder: Path) -> int:
     """Longest sequence that the model's config allows, in tokens."""
     return int(read_config(folder).get("max_position_embeddings", 32768))
@@ -116,10 +146,13 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def model_fingerprint(folder: Path) -> str:
-    """Hash that distinguishes models, 16 hex digits: content of config and tokenizer, names and sizes of weight files."""
+    """Hash that distinguishes models, 16 hex digits: content of config, tokenizer and chat template, if there is one, names and
+    sizes of weight files."""
     digest = hashlib.sha256()
     for name in ("config.json", "tokenizer.json"):
         digest.update((folder / name).read_bytes())
+    if template := chat_template(folder):
+        digest.update(template.encode())
     for file in sorted(folder.glob("*.safetensors")):
         digest.update(f"{file.name}:{file.stat().st_size}".encode())
     return digest.hexdigest()[:16]

@@ -15,8 +15,9 @@ from typing import Literal
 from game.board import POWERS
 from game.legal import LegalOrders, OrderKind
 from game.players import player
+from game.prompts import board_text
 from inference.engine import Engine
-from rollouts.deciders import DecisionRequest, Tokens, draw, position_texts
+from rollouts.deciders import DecisionRequest, Tokens, draw
 from rollouts.fork import ForkPlan, play_fork
 from rollouts.seeds import dice
 
@@ -56,9 +57,9 @@ class RepeatedDecider:
 
     async def _draws(self, request: DecisionRequest, first: int, count: int) -> list[list[str]]:
         self.drawn += count
-        texts = position_texts(request.board, self._tokens)
+        shown = board_text(request.board)
         draws = (
-            draw(request, self._engine, self._tokens, version=self._version, texts=texts, repetition=number)
+            draw(request, self._engine, self._tokens, version=self._version, shown=shown, repetition=number)
             for number in range(first, first + count)
         )
         return [drawn.orders for drawn in await asyncio.gather(*draws)]

@@ -76,7 +76,7 @@ def check_inputs(settings: RunSettings, *, resume: bool = False, fork_lineage: s
 
     Raises:
         InputError: settings contradict each other or those of the resumed run, the run's name is taken, there is no run to
-            resume, or there is no such model.
+            resume, there is no such model, or its tokenizer or chat template cannot be used.
     """
     check_settings(settings)
     check_objective(settings)
@@ -88,7 +88,7 @@ def check_inputs(settings: RunSettings, *, resume: bool = False, fork_lineage: s
     if settings.simulated.from_run:
         settings_of(RunPaths(settings.runs_root / settings.simulated.from_run))
     if settings.inference.model != "tiny":
-        resolve_model(settings.inference.model)
+        Tokens(Codec(resolve_model(settings.inference.model)), settings.prompts)
     check_room(settings, trains=True)
     try_loss(settings.training.loss)
 

@@ -1,9 +1,10 @@
-"""Settings of prompts: what a prompt says of legal orders, how an answer spells an order, and whether the model thinks first."""
+"""Settings of prompts: the chat format, what a prompt says of legal orders, how an answer spells an order, and thinking first."""
 
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+ChatSetting = Literal["auto", "template", "none"]
 OrderNotation = Literal["full", "slot"]
 
 
@@ -12,6 +13,9 @@ class PromptSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
+    chat: ChatSetting = "auto"
+    """Whether the tokenizer's chat template is put around a prompt: 'auto', if it has one; 'template', it must have one;
+    'none', a prompt is plain text. The rules are the system part, board and power the user's. A tiny model has no template."""
     legal_orders: Literal["none", "factored", "lines"] = "none"
     """What a prompt says of legal orders: 'none', since the decoder allows no others anyway; 'factored', each unit's
     options by kind on one line; 'lines', every order on a line of its own (long: raise inference.max_model_length)."""

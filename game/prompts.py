@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # game.board loads the engine
     from game.board import Board
 
 ANSWER_CUE = "ORDERS:\n"
-"""The text before the orders."""
+"""The text before the orders. It ends with a line break, so every order of the answer follows a line break."""
 THOUGHT_CUE = "THOUGHT:\n"
 """The text before a thought, for a model without tokens of its own for thinking."""
 _INTRODUCTION = "Diplomacy without press. Each power: units | supply centres. "
@@ -54,10 +54,13 @@ def board_text(board: "Board") -> str:
 
 
 def power_text(legal: LegalOrders, board: "Board", settings: PromptSettings = DEFAULT_PROMPTS, cue: str = ANSWER_CUE) -> str:
-    """The last segment: the power, the kind of orders, the number of builds or disbands, the sites in order, the legal orders
-    as the settings ask, and the `cue` that the completion follows.
+    """The last segment: the power, the kind of orders, the number of builds or disbands, the sites in order, the legal orders as
+    the settings ask, and the cue.
 
     A retreat always names the locations open to each unit, because the board text does not show them.
+
+    Args:
+        cue: the text after which the model answers; empty where something else comes between the power and the cue.
     """
     is_adjustment = legal.kind in (OrderKind.BUILD, OrderKind.DISBAND)
     count = [str(legal.picks)] if is_adjustment else []

@@ -1,7 +1,8 @@
-"""Settings of earlier versions that are constants now, each beside the code that uses it.
+"""Settings of other versions: those that are constants now, each beside the code that uses it, and those that were added.
 
-A file, a deployment or a stored run may still contain one with the constant's value. Any other value is refused. Exception: a
-stored run opens with a message if its rows and weights do not depend on that setting.
+A file, a deployment or a stored run may still contain a removed one with the constant's value. Any other value is refused.
+Exception: a stored run opens with a message if its rows and weights do not depend on that setting. A stored run that lacks an
+added setting behaves as it did before.
 """
 
 from collections.abc import Mapping
@@ -39,13 +40,15 @@ _ROWS_AND_WEIGHTS = frozenset(
     {"storage.balance_powers", "storage.freshness", "storage.min_spread", "training.outlier_high", "training.outlier_low"}
 )
 """Removed settings on which the rows and weights of a run depend."""
+ADDED: Mapping[str, Any] = {"prompts.chat": "none"}
+"""Dotted name of a setting that was added with another default than what runs did before -> what they did."""
 
 
 def without_removed(tree: Any, *, stored: str = "") -> Any:
     """A copy of a settings tree without removed settings. A value that is no mapping is returned unchanged.
 
     Args:
-        stored: name of the run, if the settings are those of a stored run.
+        stored: name of the run, if the settings are those of a stored run; it then gets the added settings too.
 
     Raises:
         ValueError: a removed setting has another value than the constant.
@@ -64,4 +67,9 @@ def without_removed(tree: Any, *, stored: str = "") -> Any:
         if not stored or name in _ROWS_AND_WEIGHTS:
             raise ValueError(f"{name} is no longer a setting: it is always {constant!r}, not {given!r}; leave it out")
         reporter().say(f"run '{stored}' was started with {name} {given!r}; it is always {constant!r} now")
+    for name, before in ADDED.items() if stored else ():
+        section, _, last = name.partition(".")
+        inner = remaining.setdefault(section, {})
+        if isinstance(inner, dict):
+            inner.setdefault(last, before)
     return remaining

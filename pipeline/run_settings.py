@@ -316,6 +316,11 @@ def check_settings(settings: RunSettings) -> None:
         raise InputError(
             f"evaluation.positions {wanted} exceeds cache.held_out_snapshots {held_out}: lower the one or raise the other"
         )
+    if settings.prompts.chat == "template" and settings.inference.model == "tiny":
+        raise InputError(
+            "prompts.chat is 'template', but a tiny model has no chat template: set prompts.chat to 'auto', or inference.model "
+            "to a model that has one"
+        )
     _check_slots(settings)
     _check_simulated(settings)
     _ = settings.threads  # raises InputError if they do not fit the cores

@@ -12,11 +12,12 @@ import numpy as np
 
 from decoding.codec import Codec
 from decoding.legal_table import TableBuilder
+from decoding.prompt_form import PromptForm
 from decoding.thinking import thinking_of
 from game.board import Board
 from game.legal import LegalOrders
 from game.prompt_settings import DEFAULT_PROMPTS, PromptSettings
-from game.prompts import ANSWER_CUE, board_text, power_text, rules_text
+from game.prompts import ANSWER_CUE, board_text, power_text
 from inference.engine import Engine
 from records.generation import Generation, GenerationRequest
 from rollouts.seeds import seed_of
@@ -27,15 +28,27 @@ _RETIRED_VERSIONS_MAX = 3
 
 
 class Tokens:
-    """Converts decisions to tokens and back for one model: prompt format, codec and legal tables."""
+    """Converts decisions to tokens and back for one model: prompt form, codec and legal tables."""
 
     def __init__(self, codec: Codec, prompts: PromptSettings = DEFAULT_PROMPTS) -> None:
+        """Try the prompt form on real prompts.
+
+        Raises:
+            InputError: the model's chat template or tokenizer cannot be used; see `PromptForm`.
+        """
         self.codec, self.prompts = codec, prompts
         self.thinking = thinking_of(codec, prompts.thinking_tokens)
         """How completions begin with a thought; None: they are orders alone."""
-        self.cue = ANSWER_CUE if self.thinking is None else self.thinking.cue
-        """Last text of a prompt."""
+        self.form = PromptForm(codec, prompts, ANSWER_CUE if self.thinking is None else self.thinking.cue)
         self.tables = TableBuilder(codec, prompts.order_notation, thinking=self.thinking)
+
+    def prompt_ids(self, board: Board, legal: LegalOrders, shown: str | None = None) -> list[int]:
+        """Ids of the prompt that asks one power for its orders.
+
+        Args:
+            shown: `board_text` of the board, if the caller has computed it.
+        """
+        return self.form.ids(shown or board_text(board), power_text(legal, board, self.prompts, cue=""))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,25 +107,20 @@ class PolicyDecider:
         return (await draw(request, self._engine, self._tokens, version=self._version)).orders
 
 
-def position_texts(board: Board, tokens: Tokens) -> tuple[str, str]:
-    """The parts of a prompt that all powers of a position share: (rules, board)."""
-    return rules_text(tokens.prompts), board_text(board)
-
-
 async def draw(
     request: DecisionRequest,
     engine: Engine,
     tokens: Tokens,
     *,
     version: int | None = None,
-    texts: tuple[str, str] | None = None,
+    shown: str | None = None,
     repetition: int = 0,
 ) -> DrawnDecision:
     """Draw one decision.
 
     Args:
         version: the policy version; None: the newest.
-        texts: `position_texts` of the board, if the caller has computed them.
+        shown: `board_text` of the board, if the caller has computed it.
         repetition: number of the draw, from 0, if one request is drawn several times. Each draw has its own seed.
 
     Raises:
@@ -120,8 +128,7 @@ async def draw(
     """
     legal, suffix = request.legal, (repetition,) if repetition else ()
     table = tokens.tables.table(legal)
-    shared = texts or position_texts(request.board, tokens)
-    prompt_ids = tokens.codec.encode_prompt((*shared, power_text(legal, request.board, tokens.prompts, tokens.cue)))
+    prompt_ids = tokens.prompt_ids(request.board, legal, shown)
     seed = seed_of(request.dice, request.ply, request.power, *suffix)
     generation_request = GenerationRequest(
         request_id="/".join(str(part) for part in (request.game, request.ply, request.power, *suffix)),

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field, replace
 from game.board import Board
 from game.legal import LegalOrders
 from game.players import player
+from game.prompts import board_text
 from game.scores import SOLO_CENTRES, Standing, compute_standing, horizon_reached
 from inference.engine import Engine
-from rollouts.deciders import Decider, DecisionRequest, DrawnDecision, Tokens, draw, position_texts
+from rollouts.deciders import Decider, DecisionRequest, DrawnDecision, Tokens, draw
 from rollouts.seeds import dice
 from telemetry.errors import DataError, EngineError
 
@@ -241,8 +242,8 @@ async def _draw_decisions(
     if not powers:
         return {}
     assert engine is not None and tokens is not None, "a policy seat needs an engine"
-    texts = position_texts(board, tokens)
-    drawn = (draw(_request(plan, board, legal[power], ply), engine, tokens, texts=texts) for power in powers)
+    shown = board_text(board)
+    drawn = (draw(_request(plan, board, legal[power], ply), engine, tokens, shown=shown) for power in powers)
     return dict(zip(powers, await asyncio.gather(*drawn), strict=True))
 
 

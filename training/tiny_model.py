@@ -177,8 +177,8 @@ def _imitate(
     spell = TableBuilder(codec).spell_lines
     rows = [
         SharedRow(
-            head=codec.encode_prompt(position.shared),
-            tails=[(codec.encode_prompt([rest]), spell(lines)) for rest, lines in position.decisions],
+            head=[token for text in position.shared for token in codec.encode(text)],
+            tails=[(list(codec.encode(rest)), spell(lines)) for rest, lines in position.decisions],
         )
         for position in positions
     ]

@@ -8,6 +8,7 @@ same time, and the step waits for all. Opponents' random numbers, seeds, horizon
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 
@@ -110,6 +111,7 @@ class Table:
     def __post_init__(self) -> None:
         notation = self.prompts.order_notation if self.way.compact_prompts and self.way.mask_core else "full"
         self.tables = TableBuilder(self.codec, notation)
+        self._encode = lru_cache(maxsize=1024)(self.codec.encode)
 
     # -- drawing --------------------------------------------------------------------------------------------------------
 
@@ -126,7 +128,7 @@ class Table:
             with self.clock("prompts"):
                 segments = self._segments(ask)
                 prompts.append("".join(segments) if not self.way.kept_tokens else "")
-                ids = self.codec.encode_prompt(segments)
+                ids = [token for segment in segments for token in self._encode(segment)]
             with self.clock("mask"):
                 table = self.tables.table(ask.legal)
             requests.append(

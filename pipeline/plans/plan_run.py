@@ -39,6 +39,7 @@ from pipeline.plans.find_model import (
     trainer_bytes_about,
     trainer_gpu_bytes,
 )
+from pipeline.plans.plan_prompts import plan_prompts
 from pipeline.plans.rehearse_forks import PLIES_A_YEAR, Rehearsal, codec_of, rehearse, some_positions
 from pipeline.run_settings import CACHE_FOLDER, MODEL_FOLDER, RunSettings, check_objective, check_settings
 from pipeline.threads import plan_threads, usable_cores
@@ -89,6 +90,7 @@ def plan_train(settings: RunSettings, *, resume: bool = False) -> Forecast:
         "command": "train",
         "run": {"name": name, "folder": str(folder), "seed": settings.seed} | ({"steps_done": done} if resume else {}),
         "work": work,
+        "prompts": plan_prompts(tokens, is_known=model is not None or settings.inference.model == TINY),
         "tokens": _tokens(settings, rehearsal, work["decisions_about"], exact=model is not None),
         "evaluation": _evaluation(settings.evaluation, times=2, scripted=2),
         "disk": _disk(settings, rehearsal, shape, folder),

@@ -95,10 +95,10 @@ class BytesAsTokens(Codec):
     """Replaces a tokenizer that is not downloaded: one token per byte."""
 
     def __init__(self) -> None:
-        self.eos_id, self.separator_id, self.vocabulary_size = 256, ord("\n"), 257
-        self._encode_segment, self.encode_order = self._encode, self._encode_order
+        self._prepare(eos_id=256, vocabulary_size=257)
 
-    def _encode(self, text: str) -> tuple[int, ...]:
+    def encode(self, text: str) -> tuple[int, ...]:
+        """One id per byte."""
         return tuple(text.encode())
 
 

@@ -138,7 +138,7 @@ def rows_for(tokens: Tokens) -> list[Row]:
                 power="FRANCE",
                 phase="S1901M",
                 prompt="FRANCE MOVEMENT\n",
-                prompt_ids=tokens.codec.encode_prompt(["FRANCE MOVEMENT\n"]),
+                prompt_ids=list(tokens.codec.encode("FRANCE MOVEMENT\n")),
                 generation=Generation(
                     token_ids=np.array(spelled, np.int32),
                     logprobs=np.linspace(-1, -0.1, len(spelled)).astype(np.float32),

@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 
 from game.board import Board
-from game.prompts import board_text, power_text, rules_text
 from inference.adapter_check import WEIGHTS_FILE, adapter_hash_of, version_in
 from records.generation import Generation, GenerationRequest
 from records.policy_version import PolicyVersion
@@ -41,7 +40,7 @@ def ask(positions, tokens, request) -> Callable[..., list[GenerationRequest]]:
                 found.append(
                     GenerationRequest(
                         request_id=f"{request.node.name}/{label}/{len(found)}",
-                        prompt_ids=tokens.codec.encode_prompt((rules_text(), board_text(board), power_text(legal, board))),
+                        prompt_ids=tokens.prompt_ids(board, legal),
                         table=tokens.tables.table(legal),
                         seed=7000 + len(found),
                         temperature=temperature,

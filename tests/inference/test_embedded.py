@@ -11,7 +11,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from game.board import Board
-from game.prompts import board_text, power_text, rules_text
 from game.snapshot import Snapshot
 from inference.adapter_check import adapter_hash_of, version_in
 from inference.embedded import EmbeddedEngine
@@ -31,7 +30,7 @@ def requests_for(
     for snapshot in positions:
         board = Board.restore(snapshot)
         for legal in board.legal_orders().values():
-            prompt = tokens.codec.encode_prompt((rules_text(), board_text(board), power_text(legal, board)))
+            prompt = tokens.prompt_ids(board, legal)
             found.append(
                 GenerationRequest(
                     request_id=f"{label}/{len(found)}",

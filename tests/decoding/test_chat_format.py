@@ -1,0 +1,241 @@
+"""Prompts within a chat template: the pieces are those of the whole, and a template that cannot hold a prompt is refused."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from decoding import chat_format as module
+from decoding.codec import Codec
+from decoding.model_files import model_fingerprint
+from decoding.prompt_form import PromptForm, sample_prompts
+from game.board import Board
+from game.prompt_settings import PromptSettings
+from game.prompts import ANSWER_CUE, board_text, power_text, rules_text
+from rollouts.deciders import Tokens
+from telemetry.errors import InputError
+from tests.chat_models import GEMMA, LLAMA, MISTRAL, NO_GENERATION_PROMPT, NO_SYSTEM, QWEN, TEMPLATES, chat_model
+
+SETTINGS = PromptSettings()
+
+
+@pytest.fixture
+def chat(model: Path, tmp_path: Path) -> Callable[..., Tokens]:
+    """Tokens of the small model with a chat template: `chat(template)`."""
+
+    def make(template: str, **prompts: str) -> Tokens:
+        folder = chat_model(model, tmp_path / "chat", template)
+        return Tokens(Codec(folder), PromptSettings.model_validate(prompts))
+
+    return make
+
+
+def parts(board: Board, power: str) -> tuple[str, str]:
+    """Rules, and board with power, as the messages of a chat hold them."""
+    body = board_text(board) + power_text(board.legal_orders()[power], board, cue="")
+    return rules_text().removesuffix("\n"), body.removesuffix("\n")
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_prompt_is_what_transformers_renders_and_encodes_then_the_cue(chat, name: str):
+    tokens, board = chat(TEMPLATES[name], chat="template"), Board.start()
+    theirs = PreTrainedTokenizerFast.from_pretrained(tokens.codec.folder)
+    for power in ("FRANCE", "TURKEY"):
+        rules, body = parts(board, power)
+        system = [{"role": "system", "content": rules}, {"role": "user", "content": body}]
+        messages = system if name != "gemma" else [{"role": "user", "content": f"{rules}\n{body}"}]
+        text = theirs.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True, enable_thinking=False, strftime_now=module._DAY.strftime
+        )
+        assert isinstance(text, str)
+        whole = theirs(text + ANSWER_CUE, add_special_tokens=False).input_ids
+        assert tokens.prompt_ids(board, board.legal_orders()[power]) == whole
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_powers_of_a_position_share_all_but_their_own_piece(chat, name: str):
+    form, board = chat(TEMPLATES[name]).form, Board.start()
+    legal = board.legal_orders()
+    france, turkey = (form.pieces(board_text(board), power_text(legal[power], board, cue="")) for power in ("FRANCE", "TURKEY"))
+    assert france[:2] == turkey[:2] and france[2] != turkey[2]
+    board.step({})
+    later = form.pieces(board_text(board), power_text(board.legal_orders()["FRANCE"], board, cue=""))
+    assert later[0] == france[0] and later[1] != france[1]
+    assert form._codec.decode(france[0]).endswith(rules_text().removesuffix("\n") + form.chat.between)
+
+
+@pytest.mark.parametrize(
+    ("template", "where"),
+    [(QWEN, "the rules are its system part"), (LLAMA, "system part"), (MISTRAL, "no system part"), (GEMMA, "no system part")],
+    ids=TEMPLATES,
+)
+def test_the_form_says_where_the_rules_are(chat, template: str, where: str):
+    assert where in chat(template).form.chat.description
+
+
+def test_the_beginning_of_the_sequence_comes_once_from_the_template_or_the_tokenizer(chat, model: Path):
+    tokens, board = chat(LLAMA), Board.start()
+    folder = tokens.codec.folder
+    begin = tokens.codec.encode("<|begin|>")
+    assert tokens.prompt_ids(board, board.legal_orders()["FRANCE"]).count(*begin) == 1
+
+    # A tokenizer that adds the mark itself, as Llama's does: with the template the mark must not come twice.
+    file = folder / "tokenizer.json"
+    from tokenizers import Tokenizer
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer = Tokenizer.from_file(str(file))
+    tokenizer.post_processor = TemplateProcessing(
+        single="<|begin|> $A <|end|>", special_tokens=[("<|begin|>", *begin), ("<|end|>", 0)]
+    )
+    tokenizer.save(str(file))
+    for chat_setting in ("template", "none"):
+        both = Tokens(Codec(folder), PromptSettings(chat=chat_setting))
+        ids = both.prompt_ids(board, board.legal_orders()["FRANCE"])
+        assert ids.count(*begin) == 1 and ids[0] == begin[0] and ids[-1] != tokens.codec.eos_id, chat_setting
+    plain = Tokens(Codec(model))
+    assert plain.codec.start_ids == ()
+
+
+def test_without_a_template_or_with_none_a_prompt_is_plain_text(chat, tokens: Tokens):
+    board = Board.start()
+    legal = board.legal_orders()["FRANCE"]
+    text = rules_text() + board_text(board) + power_text(legal, board)
+    assert tokens.codec.decode(tokens.prompt_ids(board, legal)) == text
+    unused = chat(QWEN, chat="none")
+    assert unused.prompt_ids(board, legal) == tokens.prompt_ids(board, legal)
+    assert unused.form.chat is module.PLAIN is tokens.form.chat
+
+
+def test_a_template_of_todays_date_writes_the_same_prompt_on_every_day(chat):
+    assert "Today: 01 Jan 2025\n\nDiplomacy without press." in chat(LLAMA).form.text("", "")
+
+
+def test_a_cue_that_opens_a_thought_lets_the_template_think(chat):
+    codec = chat(QWEN).codec
+    assert PromptForm(codec, SETTINGS).text("", "").endswith("assistant\n<think>\n\n</think>\n\nORDERS:\n")
+    assert PromptForm(codec, SETTINGS, cue="<think>\n").text("", "").endswith("assistant\n<think>\n")
+
+
+def test_where_a_tokenizer_merges_across_the_seam_the_seam_moves_and_says_what_it_costs(chat):
+    """The space before the board becomes part of the board's first token."""
+    spaced = QWEN.replace("m.role + '\\n'", "m.role + ' '").replace("'<|im_end|>\\n'", "'<|im_end|>'")
+    tokens = chat(spaced)
+    form, board = tokens.form, Board.start()
+    assert (form.after_rules.moved, form.after_rules.lost_tokens) == (1, 1)
+    assert (form.after_board.moved, form.after_board.lost_tokens) == (0, 0)
+    power = power_text(board.legal_orders()["FRANCE"], board, cue="")
+    _, shared, _ = form.pieces(board_text(board), power)
+    assert tokens.codec.decode(shared).startswith(" SPRING")
+    assert tuple(form.ids(board_text(board), power)) == tokens.codec.encode(form.text(board_text(board), power))
+
+
+class Letters(Codec):
+    """One id per letter, except where `pattern` finds more than one letter."""
+
+    def __init__(self, pattern: str) -> None:
+        self._pattern = pattern
+        self._prepare(eos_id=-1, vocabulary_size=2**31)
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        return tuple(sum(map(ord, found)) for found in re.findall(f"{self._pattern}|.", text, re.DOTALL))
+
+
+def test_a_power_whose_name_merges_with_the_end_of_the_board_moves_that_seam():
+    codec = Letters(r"\n[A-Z](?=[A-Z]+ (?:MOVEMENT|RETREAT|BUILD|DISBAND))")
+    form = PromptForm(codec, SETTINGS)
+    assert (form.after_rules.moved, form.after_board.moved, form.after_board.lost_tokens) == (0, 1, 1)
+    for sample in sample_prompts(SETTINGS):
+        _, shared, rest = form.pieces(sample.board, sample.power)
+        assert rest[0] >= ord("\n") + ord("A") and shared[-1] != ord("\n")
+        assert tuple(form.ids(sample.board, sample.power)) == codec.encode(form.text(sample.board, sample.power))
+
+
+def test_a_piece_is_encoded_with_the_letter_before_it_if_it_is_spelled_differently_at_the_start_of_a_text():
+    codec = Letters(r"\A.")
+    codec.encode = lambda text: (1, *map(ord, text)) if text else ()  # a mark that every text begins with
+    codec._prepare(eos_id=-1, vocabulary_size=2**31)
+    form = PromptForm(codec, SETTINGS)
+    assert (form.after_rules.context, form.after_board.context) == (1, 1)
+    sample = sample_prompts(SETTINGS)[0]
+    assert form.ids(sample.board, sample.power).count(1) == 1
+    assert codec.encode_order("A PAR H") == tuple(map(ord, "A PAR H"))
+
+
+def test_a_tokenizer_that_spells_a_prompt_only_as_a_whole_is_refused():
+    with pytest.raises(InputError, match="encodes a prompt only as a whole, so that powers of a position could share nothing"):
+        PromptForm(Letters(r"(?s:.+)ORDERS:"), SETTINGS)
+
+
+def test_a_prompt_that_is_merged_although_no_tried_one_was_is_refused():
+    form = PromptForm(Letters(r"\nSMITH"), SETTINGS)
+    with pytest.raises(InputError, match="merges letters of two parts of a prompt into one token, in the prompt of 'SMITH"):
+        form.pieces(sample_prompts(SETTINGS)[0].board, "SMITH MOVEMENT A PAR\n")
+
+
+@pytest.mark.parametrize(
+    ("template", "sentence"),
+    [
+        (NO_SYSTEM, "drops or changes the system part, which holds the rules"),
+        (NO_GENERATION_PROMPT, "writes no generation prompt, the head of the model's turn"),
+        (QWEN.replace("m.content", "(m.content | upper)"), "drops or changes the system part"),
+        (QWEN.replace("m.content", "(m.content | replace('|', '/'))"), "drops or changes the system part"),
+        (QWEN.replace("m.content", "(m.content | replace('WAR', 'war'))"), "drops or changes the user's part"),
+        (QWEN.replace("m.content", "m.content + (m.content | length | string)"), "changes the text of a message"),
+        ("{{ raise_exception('not today') }}", r"cannot be used \(not today\)"),
+        ("{% if %}", "cannot be used"),
+        ("{{ messages + 1 }}", "cannot be used"),
+    ],
+    ids=["drops the system part", "no generation prompt", "upper", "rules", "board", "length", "raises", "syntax", "type"],
+)
+def test_a_template_that_cannot_hold_a_prompt_is_refused_with_a_cure(chat, template: str, sentence: str):
+    with pytest.raises(
+        InputError, match=f"the chat template of model '.*' {sentence}.*: correct the template, or set prompts.chat"
+    ):
+        chat(template)
+
+
+def test_a_template_is_demanded_only_where_there_is_one(model: Path, tokens: Tokens):
+    with pytest.raises(InputError, match=r"prompts.chat is 'template', but model '.*' has no chat template: set prompts.chat to"):
+        Tokens(Codec(model), PromptSettings(chat="template"))
+    assert tokens.prompts.chat == "auto"
+
+
+def test_a_template_in_the_tokenizers_config_counts_and_named_ones_need_a_default(chat):
+    import json
+
+    folder = chat(QWEN).codec.folder
+    (folder / "chat_template.jinja").unlink()
+    file = folder / "tokenizer_config.json"
+    config = json.loads(file.read_text())
+    for found in (GEMMA, [{"name": "tools", "template": "-"}, {"name": "default", "template": GEMMA}]):
+        file.write_text(json.dumps(config | {"chat_template": found, "bos_token": {"content": "<|begin|>"}}))
+        assert PromptForm(Codec(folder), SETTINGS).text("", "").startswith("<|begin|><start_of_turn>user\nDiplomacy")
+    file.write_text(json.dumps(config | {"chat_template": [{"name": "tools", "template": "-"}]}))
+    with pytest.raises(InputError, match="has the chat templates tools, but none named 'default'"):
+        PromptForm(Codec(folder), SETTINGS)
+
+
+def test_a_chat_template_is_part_of_what_makes_two_models_the_same(chat, model: Path):
+    folder = chat(QWEN).codec.folder
+    before = model_fingerprint(folder)
+    (folder / "chat_template.jinja").write_text(GEMMA)
+    assert model_fingerprint(folder) != before
+
+
+def test_prompts_without_a_template_load_neither_transformers_nor_torch(model: Path):
+    program = f"""
+import sys
+from pathlib import Path
+from decoding.codec import Codec
+from rollouts.deciders import Tokens
+Tokens(Codec(Path({str(model)!r})))
+print([name for name in ("transformers", "torch", "jinja2") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=os.environ, check=True)
+    assert done.stdout == "[]\n"
