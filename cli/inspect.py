@@ -11,11 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from cli.options import Run, RunsRoot, which_run
-from cli.terminal import output_console
+from cli.terminal import cell, output_console
 from storage.runs import LATEST
 from telemetry.errors import InputError
 
 if TYPE_CHECKING:
+    from decoding.thoughts import Thought
     from reports.inspect_rows import Decided, Inspector
 
 app = App(name="inspect", help="Look at one decision, one group of forks, or one step of a run.")
@@ -30,7 +31,7 @@ def decision(
     runs_root: RunsRoot = Path("runs"),
     board: Picture = None,
 ) -> None:
-    """One decision: prompt, completion, orders with their probabilities, and every token with its legal set.
+    """One decision: prompt, thought if there is one, orders with their probabilities, and every token with its legal set.
 
     Example
 
@@ -40,9 +41,10 @@ def decision(
     with _opened(run, runs_root) as rows:
         found = rows.decision(decision_id)
         _draw(found, board)
-    _print(
-        _title(found), _outcome(found), Text(found.prompt, style="dim"), Text(found.completion), _orders(found), _tokens(found)
-    )
+    prompt = _text(found.prompt)
+    prompt.stylize("dim")
+    thought, answer = _thought(found.thought), _text(found.answer)
+    _print(_title(found), _outcome(found), prompt, *thought, answer, _orders(found), _tokens(found))
 
 
 @app.command
@@ -76,7 +78,7 @@ def group(
         values = (member["fork"], f"{member['return']:+.3g}", member["policy_version"], member["status"], member["decision_id"])
         forks.add_row(*map(str, values))
     sides = [
-        Group(Text(f"{name}: fork {side.facts['fork']}", style="bold"), _outcome(side), _orders(side))
+        Group(Text(f"{name}: fork {side.facts['fork']}", style="bold"), _outcome(side), *_thought(side.thought), _orders(side))
         for name, side in (("best", found.best), ("worst", found.worst))
     ]
     side_by_side = Table.grid(padding=(0, 4))
@@ -194,12 +196,26 @@ def _orders(found: "Decided") -> RenderableType:
     return table
 
 
+def _thought(thought: "Thought | None") -> list[Text]:
+    """What the model wrote before its orders, under a line about it."""
+    if thought is None:
+        return []
+    text = _text(thought.text or "")
+    text.stylize("italic")
+    return [Text(thought.sentence, style="bold"), text]
+
+
+def _text(text: str) -> Text:
+    return cell(text, keep="\n")
+
+
 def _tokens(found: "Decided") -> RenderableType:
     table = Table("position", "token", "legal tokens", "logprob", box=None)
     for place, drawn in enumerate(found.drawn):
         forced = drawn.legal == 1
+        legal = "thought: any" if drawn.legal is None else str(drawn.legal)
         logprob = "forced" if forced else f"{drawn.logprob:.4f}"
-        table.add_row(str(place), Text(repr(drawn.token)), str(drawn.legal), logprob, style="dim" if forced else "")
+        table.add_row(str(place), Text(repr(drawn.token)), legal, logprob, style="dim" if forced else "")
     return table
 
 

@@ -9,8 +9,9 @@ from cyclopts import App, Parameter
 from rich.table import Table
 
 from cli.options import RunsRoot
-from cli.terminal import cell, output_console, shown
+from cli.terminal import cell, output_console
 from inference.memory_plan import size_text
+from telemetry.plain_text import shown
 
 if TYPE_CHECKING:
     from reports.run_list import RunLine

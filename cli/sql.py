@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
 
 import pyarrow as pa
 from cyclopts import Parameter, validators
@@ -16,11 +16,13 @@ from rich.table import Table
 
 from cli import end_by_signal
 from cli.options import Run, RunsRoot, which_run
-from cli.terminal import cell, output_console, shown
+from cli.terminal import cell, output_console
 from storage.runs import LATEST
 from telemetry.errors import InputError
+from telemetry.plain_text import shown
 
 if TYPE_CHECKING:
+    from decoding.codec import Codec
     from pipeline.run_settings import RunSettings
 
 Format = Literal["table", "csv", "json", "parquet"]
@@ -52,7 +54,8 @@ def sql(
 
     Views: decisions (a row each), groups (advantage groups), batches (what each step trained on; trained: without what a fork
     left behind), plies, orders, tokens (a row per completion position, with its text), lag, snapshots, standings (which
-    groups the next step could train on), metrics (step, name, value), workers, worker_log, devices (its GPUs), refused.
+    groups the next step could train on), thoughts (what the model wrote before its orders), metrics (step, name, value), workers,
+    worker_log, devices (its GPUs), refused.
 
     Examples
 
@@ -80,7 +83,7 @@ def sql(
     paths = RunPaths(runs_root / which_run(run, runs_root))
     # With the run's own blend, "return" is the value that the trainer used.
     settings = settings_of(paths) if as_of is None else settings_at(paths, as_of)
-    text = _TokenText(settings, paths.root)
+    text = _RunText(settings, paths.root)
     opened = partial(
         connect,
         paths.root,
@@ -88,7 +91,8 @@ def sql(
         discount=settings.storage.discount,
         as_of=as_of,
         memory_gib=memory_gib,
-        token_text=text,
+        token_text=text.of_token,
+        read_thought=text.of_thought,
     )
     first = _ROWS_SHOWN + 1 if form == "table" else None
     answer = run_interruptible(
@@ -127,25 +131,37 @@ def _form(format: Format | None, output: Path | None) -> Format:
     return format or by_suffix or "table"
 
 
-class _TokenText:
-    """Text of a token id by the run's own tokenizer, which is loaded on first use."""
+class _RunText:
+    """Text of a run's tokens by its own tokenizer, which is loaded on first use."""
 
     def __init__(self, settings: "RunSettings", run: Path) -> None:
         self._settings, self._run = settings, run
-        self._codec: Any = None
+        self._loaded: Codec | None = None
         self.missing = ""
         """Why the tokenizer cannot be loaded; empty if it can, or was not needed."""
 
-    def __call__(self, token: int) -> str | None:
-        if self._codec is None and not self.missing:
+    def of_token(self, token: int) -> str | None:
+        """Text of one token; None without a tokenizer."""
+        codec = self._codec()
+        return codec and codec.decode([token])
+
+    def of_thought(self, tokens: list[int]) -> tuple[str, bool] | None:
+        """Text of a thought and whether it was ended by force; None without a tokenizer."""
+        from decoding.thoughts import read_thought
+
+        codec = self._codec()
+        return codec and read_thought(tokens, codec)
+
+    def _codec(self) -> "Codec | None":
+        if self._loaded is None and not self.missing:
             from decoding.codec import Codec
             from pipeline.plans.find_model import model_of
 
             try:
-                self._codec = Codec(model_of(self._settings, self._run.parent, self._run.name))
+                self._loaded = Codec(model_of(self._settings, self._run.parent, self._run.name))
             except InputError as error:
                 self.missing = str(error)
-        return None if self._codec is None else self._codec.decode([token])
+        return self._loaded
 
 
 def _exit_without_waiting(error: BaseException) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from decoding.thoughts import Thought, thought_of
 from evaluation.intervals import Estimate, estimate
 from evaluation.settings import EvaluationSettings
 from game.board import POWERS, Board
@@ -37,7 +38,9 @@ class Opening:
     orders: tuple[str, ...]
     """As drawn, at temperature 1, with the same seed for every version."""
     probabilities: tuple[float, ...]
-    """Probability of each order, given the orders before it."""
+    """Probability of each order, given the thought and the orders before it."""
+    thought: Thought | None = None
+    """What the policy wrote before the orders; None if it wrote nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,13 +137,15 @@ async def measure_strength(
 
 def _opening(snapshot: Snapshot, first: PlayedDecision, tokens: Tokens | None) -> Opening:
     assert tokens is not None, "a drawn decision needs a tokenizer"
-    generation = first.drawn.generation
-    logprobs = tokens.tables.order_logprobs(generation.token_ids.tolist(), generation.logprobs.tolist())
+    drawn = first.drawn
+    completion, token_logprobs = drawn.generation.token_ids.tolist(), drawn.generation.logprobs.tolist()
+    logprobs = tokens.tables.order_logprobs(completion, token_logprobs)
     return Opening(
         snapshot=snapshot,
         power=first.power,
-        orders=tuple(first.drawn.orders),
+        orders=tuple(drawn.orders),
         probabilities=tuple(round(math.exp(logprob), 6) for logprob in logprobs),
+        thought=thought_of(completion, token_logprobs, drawn.legal_ids, drawn.legal_offsets, tokens.codec),
     )
 
 

@@ -5,7 +5,6 @@ probability. Printing is the caller's work.
 """
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +14,11 @@ import duckdb
 import numpy as np
 
 from decoding.codec import Codec
+from decoding.thoughts import Thought, thought_of
 from game.board import Board
 from game.render import draw_board, frame_around, order_locations
 from game.snapshot import Snapshot, make_snapshot
+from reports.order_odds import odds_of_orders
 from storage.asking import connect
 from storage.runs import RunPaths
 from storage.schema import COMPONENTS
@@ -33,8 +34,8 @@ class ShownToken:
 
     token: str
     """Its text."""
-    legal: int
-    """Size of the legal set; 1: forced."""
+    legal: int | None
+    """Size of the legal set; 1: forced; None: a thought token, which may be any but the end mark of the completion."""
     logprob: float
     """Log-probability of the drawn token under the masked policy, nats."""
 
@@ -46,9 +47,13 @@ class Decided:
     facts: dict[str, Any]
     """Its columns of the view `decisions`."""
     prompt: str
-    completion: str
+    thought: Thought | None
+    """The thought at the start of the completion; None if there is none."""
+    answer: str
+    """The completion after the thought."""
     orders: list[tuple[str, float | None]]
-    """Each order with its probability given the earlier ones; None if the completion cannot be split into orders."""
+    """Each order with its probability given the thought and the earlier orders; None if the completion cannot be split into
+    orders."""
     drawn: list[ShownToken]
     results: dict[str, list[str]]
     """Results of the order by unit; empty means success."""
@@ -123,18 +128,22 @@ class Inspector:
         decisions = open_shard(path)
         row = decisions.slice(facts["row"], 1).to_pylist()[0]
         prompt, completion = row["input_ids"][: row["prompt_len"]], row["input_ids"][row["prompt_len"] :]
+        logprobs = row["behaviour_logprobs"]
+        thought = thought_of(completion, logprobs, row["legal_ids"], row["legal_offsets"], self._codec)
+        n_thought = thought.tokens if thought else 0
+        legal = [None] * n_thought + np.diff(row["legal_offsets"]).tolist()[n_thought:]
+        odds = odds_of_orders(row, (self._codec.separator_id, self._codec.eos_id))
         ply = _ply(open_plies(path, decisions).to_pylist(), facts)
         steps = "SELECT DISTINCT step FROM batches WHERE decision_id = ? ORDER BY step"
         return Decided(
             facts=facts,
             prompt=self._codec.decode(prompt),
-            completion=self._codec.decode(completion),
-            orders=self._orders(row, completion),
+            thought=thought,
+            answer=self._codec.decode(completion[n_thought:]),
+            orders=[(order, one and one.probability) for order, one in zip(row["orders"], odds, strict=True)],
             drawn=[
-                ShownToken(token=self._codec.decode([token]), legal=int(legal), logprob=float(logprob))
-                for token, legal, logprob in zip(
-                    completion, np.diff(row["legal_offsets"]), row["behaviour_logprobs"], strict=True
-                )
+                ShownToken(token=self._codec.decode([token]), legal=size, logprob=float(logprob))
+                for token, size, logprob in zip(completion, legal, logprobs, strict=True)
             ],
             results=_results(ply, facts["power"]),
             steps=[step["step"] for step in _rows(self._connection, steps, decision_id)],
@@ -192,17 +201,6 @@ class Inspector:
             (newest,) = _rows(self._connection, "SELECT coalesce(max(step), 0) AS step FROM batches")
             raise InputError(f"there is no step {step}: run '{name}' has trained {newest['step']} steps")
         return {figure["name"]: figure["value"] for figure in figures}, groups
-
-    def _orders(self, row: dict[str, Any], completion: list[int]) -> list[tuple[str, float | None]]:
-        """Each order with the probability of its tokens and its end mark."""
-        logprobs, begun = [], 0.0
-        for token, logprob in zip(completion, row["behaviour_logprobs"], strict=True):
-            begun += logprob
-            if token in (self._codec.separator_id, self._codec.eos_id):
-                logprobs.append(begun)
-                begun = 0.0
-        complete = len(logprobs) == len(row["orders"])
-        return [(order, math.exp(logprobs[place]) if complete else None) for place, order in enumerate(row["orders"])]
 
 
 def _rows(connection: duckdb.DuckDBPyConnection, question: str, *values: object) -> list[dict[str, Any]]:

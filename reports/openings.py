@@ -8,6 +8,7 @@ import base64
 import math
 from dataclasses import dataclass
 
+from decoding.thoughts import Thought
 from evaluation.score_files import ScoreRecord
 from evaluation.strength import Opening
 from game.board import Board
@@ -27,7 +28,9 @@ class BoardView:
     alt: str
     """The same as text."""
     orders: list[tuple[str, float]]
-    """Each order with its probability, given the orders before it."""
+    """Each order with its probability, given the thought and the orders before it."""
+    thought: Thought | None
+    """What the policy wrote before the orders; None if it wrote nothing."""
 
     @property
     def joint(self) -> float:
@@ -84,4 +87,5 @@ def _view(board: Board, who: str, opening: Opening, frame: Frame) -> BoardView:
         picture=draw_board(board, {opening.power: opening.orders}, certainty=dict(orders), frame=frame),
         alt=f"Board of {board.long_phase.lower()} with the orders of {opening.power.title()} by the {who} policy: {odds}",
         orders=orders,
+        thought=opening.thought,
     )

@@ -20,6 +20,7 @@ from reports.settings_tree import compare, flat
 from storage.runs import RunPaths, durable_write
 from telemetry.errors import EntenteError, InputError
 from telemetry.machine import environment
+from telemetry.plain_text import shown
 from telemetry.stages import STAGES
 
 MATCHES_SHOWN = 4
@@ -52,6 +53,7 @@ def html_of(facts: RunFacts, presets: Mapping[str, Mapping[str, Any]], runs_root
         lstrip_blocks=True,
     ).get_template("page.html.jinja")
     word, state = sentences.state(facts)
+    positions = shown_positions(facts.scores)
     return template.render(
         name=facts.name,
         model=facts.settings.get("inference", {}).get("model", "unknown"),
@@ -94,7 +96,8 @@ def html_of(facts: RunFacts, presets: Mapping[str, Mapping[str, Any]], runs_root
         failures=facts.rows.failures,
         refused=facts.rows.refused,
         troubles=facts.troubles,
-        positions=shown_positions(facts.scores),
+        positions=positions,
+        thoughts=any(view.thought for position in positions for view in position.views),
         comparison=compare(facts.settings, presets),
         settings=flat(facts.settings),
         environment=facts.environment or environment(),
@@ -102,6 +105,7 @@ def html_of(facts: RunFacts, presets: Mapping[str, Mapping[str, Any]], runs_root
         commands=commands(facts, runs_root, word),
         value=_value,
         per_cent=_per_cent,
+        shown=shown,
     )
 
 

@@ -208,6 +208,7 @@
     const box = html("section", { class: "power", style: `--own: var(--p${p})` });
     box.append(html("h2", {}, game.powers[p], html("span", { class: "quiet" },
       `${counted(centresOf(ply, p), "centre")}, ${counted(standingNow, "unit")} · ${own ? "policy" : game.opponents}`)));
+    if (decision && decision.thought) box.append(thought(decision.thought));
     if (given.length) {
       const body = html("tbody", {});
       given.forEach((order, i) => {
@@ -228,6 +229,9 @@
     return html("div", { class: "track", title: choices ? `${counted(choices, "token")} of it had a legal rival` : "forced by the orders before it" }, bar, percent(p));
   }
 
+  const thought = ({ about, text }) => html("figure", { class: "thought" },
+    text.trim() && html("blockquote", {}, text.trim()), html("figcaption", { class: "quiet" }, about));
+
   function facts(ply, p, decision, given) {
     const box = html("div", { class: "facts" });
     if (!decision) {
@@ -236,7 +240,7 @@
       return box;
     }
     const lag = decision.used.map(([step, behind]) => `step ${step} trained on it at lag ${behind}`);
-    box.append(html("p", {}, `All together ${percent(Math.exp(decision.logprob))}. Drawn by ${decision.version ? `version ${decision.version}` : "the base"}; ${lag.join("; ") || "no step trained on it"}.`));
+    box.append(html("p", {}, `All together ${percent(Math.exp(decision.logprob))}${decision.thought ? ", given the thought" : ""}. Drawn by ${decision.version ? `version ${decision.version}` : "the base"}; ${lag.join("; ") || "no step trained on it"}.`));
     const parts = Object.entries(decision.components).map(([name, value]) => `${name.replaceAll("_", " ")} ${signed(value)}`).join(", ");
     box.append(html("p", {}, `Return ${signed(decision.return) || "0"}. Until its next decision: ${parts || "nothing changed"}.`));
     if (decision.status !== "complete") box.append(html("p", {}, `The fork failed later: ${decision.reason}.`));

@@ -17,6 +17,7 @@ from game.snapshot import POWERS
 from reports.replayed import ReplayedGame, ShownDecision, ShownOrder, ShownPly
 from storage.runs import durable_write
 from telemetry.errors import InputError
+from telemetry.plain_text import shown
 
 _DIGITS = 6
 """Digits of a probability on the page."""
@@ -128,6 +129,8 @@ def _decision(decision: ShownDecision) -> dict[str, Any]:
     return {
         "id": str(decision.decision_id),  # a JavaScript number would lose digits
         "version": decision.version,
+        "thought": decision.thought
+        and {"about": decision.thought.sentence, "text": shown(decision.thought.text or "", keep="\n")},
         "logprob": round(decision.logprob, _DIGITS),
         "return": round(decision.value, _DIGITS),
         "components": {name: round(value, _DIGITS) for name, value in decision.components.items()},

@@ -16,10 +16,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from decoding.codec import Codec
+from decoding.thoughts import Thought, thought_of
 from game.board import Board
 from game.snapshot import POWERS, make_snapshot
 from reports.games import GameName, find_game
-from reports.order_odds import OrderOdds, odds_by_line
+from reports.order_odds import odds_of_orders
 from storage.archive import archive_path, archived
 from storage.asking import connect
 from storage.runs import RunPaths
@@ -48,8 +49,10 @@ class ShownDecision:
     decision_id: int
     power: str
     version: int
+    thought: Thought | None
+    """What the model wrote before the orders; None if it wrote nothing."""
     logprob: float
-    """Log-probability of the whole order set, nats."""
+    """Log-probability of the whole order set, nats, given the thought."""
     value: float
     """The return under the run's blend and discount."""
     components: dict[str, float]
@@ -105,12 +108,16 @@ def read_game(
         game = find_game(connection, paths.root.name, asked)
         facts = _decisions(connection, game)
     decisions, plies = _rows_of(paths, game)
-    ends = _ends(model)
+    codec = None if model is None else Codec(model)
+    ends = frozenset() if codec is None else frozenset((codec.separator_id, codec.eos_id))
     for row in decisions:
+        completion, logprobs = row["input_ids"][row["prompt_len"] :], row["behaviour_logprobs"]
+        thought = thought_of(completion, logprobs, row["legal_ids"], row["legal_offsets"], codec)
         facts[row["ply"], row["power"]] |= {
             "orders_drawn": row["orders"],
-            "odds": _odds(row, ends),
-            "logprob": sum(row["behaviour_logprobs"]),
+            "odds": odds_of_orders(row, ends),
+            "thought": thought,
+            "logprob": sum(logprobs[thought.tokens if thought else 0 :]),
         }
     return ReplayedGame(
         run=paths.root.name,
@@ -167,20 +174,6 @@ def _archived_plies(file: Path) -> pa.Table:
         raise DataError(f"{file} is missing or damaged ({' '.join(str(error).split())}); restore it from a copy") from error
 
 
-def _ends(model: Path | None) -> frozenset[int]:
-    if model is None:
-        return frozenset()
-    codec = Codec(model)
-    return frozenset((codec.separator_id, codec.eos_id))
-
-
-def _odds(row: dict[str, Any], ends: frozenset[int]) -> list[OrderOdds | None]:
-    """The odds of each order; None for each if the completion cannot be split into orders."""
-    completion = row["input_ids"][row["prompt_len"] :]
-    found = odds_by_line(completion, row["behaviour_logprobs"], row["legal_offsets"], ends)
-    return list(found) if len(found) == len(row["orders"]) else [None] * len(row["orders"])
-
-
 def _shown(row: dict[str, Any], facts: Mapping[tuple[int, str], dict[str, Any]]) -> ShownPly:
     number, given, results = row["ply"], json.loads(row["orders"] or "{}"), json.loads(row["results"] or "{}")
     snapshot = make_snapshot(row["position"], row["phase"], source="replay", game_id="", seed=0)
@@ -213,6 +206,7 @@ def _decision(row: dict[str, Any]) -> ShownDecision:
         decision_id=row["decision_id"],
         power=row["power"],
         version=row["policy_version"],
+        thought=row["thought"],
         logprob=row["logprob"],
         value=row["return"],
         components={name: row[name] for name in COMPONENTS if row[name]},

@@ -26,14 +26,16 @@ from telemetry.errors import InputError
 
 VIEWS = (
     "decisions", "groups", "batches", "plies", "orders", "tokens", "lag", "snapshots", "standings", "metrics", "workers",
-    "worker_log", "devices", "refused", "trained",
+    "worker_log", "devices", "refused", "trained", "thoughts",
 )  # fmt: skip
 QUERIES = {file.stem: file.read_text() for file in sorted((Path(__file__).parent / "queries").glob("*.sql"))}
 """Ready queries by name; the first line of each says what it answers."""
 _VIEWS_SQL = Path(__file__).with_name("views.sql").read_text()
-_LISTS = ("decision_id", "input_ids", "prompt_len", "behaviour_logprobs", "legal_offsets", "orders")
+_LISTS = ("decision_id", "input_ids", "prompt_len", "behaviour_logprobs", "legal_ids", "legal_offsets", "orders")
 _READ_ONLY = {duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN}
 _FETCHED_ROWS = 10_000  # rows per record batch from DuckDB
+_THOUGHT = "STRUCT(text VARCHAR, by_force BOOLEAN)"
+_THOUGHT_ARROW = pa.struct([("text", pa.string()), ("by_force", pa.bool_())])
 GIB = 2**30
 
 
@@ -45,6 +47,7 @@ def connect(
     as_of: int | None = None,
     memory_gib: float | None = None,
     token_text: Callable[[int], str | None] = lambda token: None,
+    read_thought: Callable[[list[int]], tuple[str, bool] | None] = lambda tokens: None,
 ) -> duckdb.DuckDBPyConnection:
     """A DuckDB connection with the views of `VIEWS` over the run in `run_dir`, as it is now.
 
@@ -55,6 +58,7 @@ def connect(
             `standings` is for the next step.
         memory_gib: GiB that DuckDB may use; None: DuckDB's own limit, most of the machine's memory. Nothing spills to disk.
         token_text: text of a token id, for the column "text" of `tokens`; called only if a query reads that column.
+        read_thought: text of a thought's tokens and whether it was ended by force, for the view `thoughts`; called likewise.
 
     Raises:
         InputError: the folder is no run, or there is no such step.
@@ -82,6 +86,9 @@ def connect(
     connection.register("worker_log", _worker_log(paths.worker_log))
     connection.register("devices", _devices(paths.devices))
     connection.create_function("token_text", _texts(token_text), ["INTEGER"], "VARCHAR", type=ARROW, null_handling=SPECIAL)
+    connection.create_function(
+        "read_thought", _thoughts(read_thought), ["INTEGER[]"], _THOUGHT, type=ARROW, null_handling=SPECIAL
+    )
     connection.execute(_VIEWS_SQL)
     connection.execute("SET temp_directory = ''")
     if memory_gib is not None:
@@ -164,6 +171,18 @@ def _texts(text_of: Callable[[int], str | None]) -> Callable[[pa.Array], pa.Arra
         return pa.array([known[token] for token in encoded.dictionary.to_pylist()], pa.string()).take(encoded.indices)
 
     return texts
+
+
+def _thoughts(
+    read: Callable[[list[int]], tuple[str, bool] | None],
+) -> Callable[[pa.Array | pa.ChunkedArray], pa.Array]:
+    """A function from a column of thoughts' tokens to their texts and ends."""
+
+    def thoughts(tokens: pa.Array | pa.ChunkedArray) -> pa.Array:
+        found = [read(ids) for ids in tokens.to_pylist()]
+        return pa.array([one and {"text": one[0], "by_force": one[1]} for one in found], _THOUGHT_ARROW)
+
+    return thoughts
 
 
 def _stacked(tables: list[pa.Table], columns: tuple[str, ...]) -> pa.Table:

@@ -1,6 +1,7 @@
 -- Views for queries, beside the index's own tables.
 
--- Every completion position: token, logprob, number of legal tokens.
+-- Every completion position: token, logprob, number of legal tokens. The legal set of a thought token is two numbers, -1 - excluded
+-- and end: every id below end, except one.
 CREATE VIEW tokens AS
 SELECT
     decision_id,
@@ -8,9 +9,23 @@ SELECT
     input_ids[prompt_len + place + 1] AS token,
     token_text(token) AS "text",
     behaviour_logprobs[place + 1] AS logprob,
-    legal_offsets[place + 2] - legal_offsets[place + 1] AS legal_tokens,
-    legal_tokens = 1 AS forced
-FROM (SELECT *, unnest(range(len(behaviour_logprobs))) AS place FROM payload);
+    CASE WHEN legal_ids[begin + 1] < 0 THEN legal_ids[begin + 2] - 1 ELSE size END AS legal_tokens,
+    size = 1 AS forced,
+    legal_ids[begin + 1] < 0 AS thought
+FROM (
+    SELECT *, legal_offsets[place + 1] AS begin, legal_offsets[place + 2] - begin AS size
+    FROM (SELECT *, unnest(range(len(behaviour_logprobs))) AS place FROM payload)
+);
+
+-- What the model wrote before its orders: tokens, their logprob, text without the end marker, whether the budget ended it.
+CREATE VIEW thoughts AS
+SELECT decision_id, tokens, logprob, found."text" AS "text", found.by_force AS by_force
+FROM (
+    SELECT *, read_thought(input_ids[prompt_len + 1 : prompt_len + tokens]) AS found,
+        list_sum(behaviour_logprobs[:tokens]) AS logprob
+    FROM (SELECT *, len(list_filter(legal_ids, lambda id: id < 0))::INTEGER AS tokens FROM payload)
+    WHERE tokens > 0
+);
 
 -- Policy lag of the rows of each step.
 CREATE VIEW lag AS

@@ -9,6 +9,7 @@ import os
 import random
 import shutil
 import subprocess
+import tarfile
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -296,6 +297,17 @@ def trained(workplace: Entente) -> tuple[dict[str, Any], RunPaths, subprocess.Co
     done = workplace.process("train", "--config", "small.toml", "--run", "first", "--json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1]), RunPaths(workplace.folder / "runs" / "first"), done
+
+
+@pytest.fixture
+def run_of_before(tmp_path: Path) -> RunPaths:
+    """A stored run of two steps, from before a model could think, beside its model; a copy of its own to change.
+
+    Made with `entente train` on a tiny model of 29,000 weights. Its state cache was left out, and the name of its platform cut.
+    """
+    with tarfile.open(Path(__file__).parent / "stored_runs" / "before_thinking.tar.xz") as archive:
+        archive.extractall(tmp_path / "stored", filter="data")
+    return RunPaths(tmp_path / "stored" / "before")
 
 
 @pytest.fixture

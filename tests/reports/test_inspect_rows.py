@@ -39,9 +39,9 @@ def test_a_decision_is_shown_as_it_was_drawn(rows, stored):
         shown = rows.decision(row["decision_id"])
         assert [drawn.legal for drawn in shown.drawn] == np.diff(row["legal_offsets"]).tolist()
         assert [drawn.logprob for drawn in shown.drawn] == row["behaviour_logprobs"]
-        assert "".join(drawn.token for drawn in shown.drawn) == shown.completion
+        assert "".join(drawn.token for drawn in shown.drawn) == shown.answer
         assert [order for order, _ in shown.orders] == row["orders"]
-        assert shown.completion.removesuffix("<|end|>").split("\n") == row["orders"]
+        assert shown.answer.removesuffix("<|end|>").split("\n") == row["orders"]
         together = math.prod(probability for _, probability in shown.orders)
         assert math.log(together) == pytest.approx(sum(row["behaviour_logprobs"]), abs=1e-5)
 

@@ -1,0 +1,111 @@
+"""What a model wrote before its orders is shown by every command that shows decisions, and cannot act on a terminal or a page."""
+
+import csv
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli import main
+from storage.runs import RunPaths
+from tests.thought_rows import LOGPROB, add_thoughts
+
+DECISION = 5422589164285029454
+ORDERS = {"F BLA C A CON - RUM": "2.2%", "A LVN S F PRU": "9.4%", "A MOS - STP": "7.5%", "F PRU - BER": "18.6%"}
+"""Of this decision in the stored run, with their probabilities."""
+WICKED = "\x1b[2J<script>alert(1)</script>\nA PAR H\n\u202eétage"
+"""It moves a terminal's cursor, runs in a page, has lines as orders have, and turns letters around."""
+
+
+@pytest.fixture
+def thinking(run_of_before: RunPaths, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """`entente WORDS` about a run whose decisions have thoughts, some wicked ones ended by force: standard output."""
+    monkeypatch.setattr("cli.environment.prepare_environment", lambda **how: None)
+
+    def run(*words: str, thoughts: list[tuple[str, bool]]) -> str:
+        add_thoughts(run_of_before, thoughts)
+        assert main.run([*words, "--run", "before", "--runs-root", str(run_of_before.root.parent)]) == 0
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_a_decision_is_shown_with_its_thought_and_the_odds_of_its_orders_alone(thinking):
+    said = thinking("runs", "inspect", "decision", str(DECISION), thoughts=[("Take Berlin.", False)])
+    head = next(line for line in said.splitlines() if line.startswith("thought of "))
+    number = int(head.split()[2])
+    assert head == f"thought of {number} tokens, ended by itself, log-probability {number * LOGPROB:.2f}"
+    assert f"{head}\nTake Berlin.\nORDERS:\n" + "\n".join(ORDERS) + "<|end|>" in said
+    lines = [line.split() for line in said.splitlines()]
+    assert all(any(line[: len(words)] == words for line in lines) for words in ([*o.split(), p] for o, p in ORDERS.items()))
+    assert sum(line[-3:] == ["thought:", "any", str(LOGPROB) + "000"] for line in lines) == number
+
+
+def test_a_thought_cannot_act_on_the_terminal(thinking):
+    for words in (["decision", str(DECISION)], ["group", "0"]):
+        said = thinking("runs", "inspect", *words, thoughts=[(WICKED, True)])
+        assert "ended by force" in said and "\x1b" not in said and "\u202e" not in said
+        assert "\\x1b[2J<script>" in said and "\\u202eétage" in said
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        pytest.param(
+            "select count(*), count(distinct text), count(*) filter (by_force), sum(logprob) / sum(tokens) from thoughts",
+            [38, 2, 19, LOGPROB],
+            id="thoughts",
+        ),
+        pytest.param(
+            "select any_value(h.text), any_value(by_force), any_value(h.tokens) = count(*) from thoughts h join tokens t "
+            f"using (decision_id) where thought and decision_id = {DECISION}",
+            [WICKED, True, True],
+            id="one",
+        ),
+        pytest.param("select min(legal_tokens), max(legal_tokens) from tokens where thought", [479, 479], id="legal tokens"),
+        pytest.param("select sum(legal_tokens) from tokens where not thought and not forced", [1372 - 475], id="orders"),
+        pytest.param("select sum(t.tokens) = count(*) filter (k.thought) from tokens k left join thoughts t "
+                     "on t.decision_id = k.decision_id and k.place = 0", [True], id="lengths"),
+    ],
+)  # fmt: skip
+def test_sql_has_thoughts_and_counts_their_legal_tokens(thinking, question: str, answer: list[Any]):
+    said = thinking("sql", question, "--format", "json", thoughts=[("Hold.", False), (WICKED, True)])
+    assert list(json.loads(said).values()) == answer
+
+
+def test_sql_writes_thoughts_to_a_file_as_they_are(thinking, tmp_path: Path):
+    thinking("sql", "select text from thoughts", "--output", str(tmp_path / "t.csv"), thoughts=[(WICKED, True)])
+    with (tmp_path / "t.csv").open(newline="") as file:
+        assert [*csv.reader(file)][1:] == [[WICKED]] * 38
+
+
+def test_without_the_tokenizer_a_thought_has_a_length_but_no_text(
+    thinking, run_of_before: RunPaths, capsys: pytest.CaptureFixture[str]
+):
+    thinking("runs", "inspect", "step", "1", thoughts=[("Hold.", False)])
+    (run_of_before.root.parent / "_models").rename(run_of_before.root / "elsewhere")
+    at = ["--run", "before", "--runs-root", str(run_of_before.root.parent)]
+    assert main.run(["sql", "select distinct text, by_force, logprob / tokens from thoughts", "--format", "csv", *at]) == 0
+    told = capsys.readouterr()
+    assert told.out.splitlines()[1:] == [f",,{LOGPROB}"] and 'the column "text" is empty' in told.err
+    assert main.run(["replay", "0/1", *at]) == 0
+    page = (run_of_before.root / "replay-0-1.html").read_text()
+    assert page.count(" tokens, log-probability ") == 3 and "Hold" not in page
+
+
+def test_the_replay_page_has_the_thought_as_data_and_not_as_markup(thinking, run_of_before: RunPaths):
+    thinking("replay", "0/1", thoughts=[(WICKED, True), ("", False), ("Hold.", False)])
+    page = (run_of_before.root / "replay-0-1.html").read_text()
+    assert "<script>alert" not in page and "\x1b" not in page and "\u202e" not in page
+    data = json.loads(page.split('type="application/json">')[1].split("</script>")[0])
+    decisions = [decision for ply in data["plies"] for decision in ply["decisions"].values()]
+    found = {decision["thought"]["text"]: decision["thought"]["about"] for decision in decisions}
+    assert "ended by force" in found["\\x1b[2J<script>alert(1)</script>\nA PAR H\n\\u202eétage"]
+    assert found[""] == f"thought of 1 token, ended by itself, log-probability {LOGPROB:.2f}"
+    (one,) = [decision for decision in decisions if decision["id"] == str(DECISION)]
+    assert math.exp(one["logprob"]) == pytest.approx(0.022 * 0.094 * 0.075 * 0.186, rel=0.03), "of the orders, given the thought"
+    odds = [order[2] for order in data["plies"][1]["orders"]["5"]]
+    assert odds == pytest.approx([0.022, 0.094, 0.075, 0.186], rel=0.03)
