@@ -19,19 +19,19 @@ from functools import lru_cache
 import numpy as np
 
 from decoding.codec import Codec
+from decoding.option_trie import END, TokenLines, assemble
 from decoding.thinking import Thinking, ThoughtRule
 from game.legal import WAIVE, LegalOrders, OrderKind
 from game.notation import answer_lines, option_lines
 from game.prompt_settings import OrderNotation
-from telemetry.errors import DataError, InputError
+from telemetry.errors import DataError
 
-END = -1
 _FORMAT, _FORMAT_WITH_THOUGHT = 1, 2
 _HEADERS = {_FORMAT: 4, _FORMAT_WITH_THOUGHT: 7}
 """Numbers before the arrays, by format."""
 
-_Option = tuple[tuple[int, ...], int]
-"""Token ids of one option including its end mark, and the index of the next root (END: the completion is complete)."""
+_Options = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Rows, roots and following roots of the options of a table; see `assemble`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,7 +208,11 @@ class TableBuilder:
         self._notation: OrderNotation = notation
         self._thinking = thinking
         self.table = lru_cache(maxsize=memo)(self._build)
-        self._spelled = lru_cache(maxsize=65536)(self._spell_line)
+        self._lines = TokenLines()
+        self._known: tuple[dict[str, int], dict[str, int]] = {}, {}
+        """Rows of answer lines in `_lines`: before another line, and at the end of the completion."""
+        if thinking is not None:
+            self._end_of_thought = self._lines.add((thinking.marker, *thinking.closing))
 
     def spell(self, orders: Sequence[str], legal: LegalOrders) -> list[int]:
         """Token ids of an order set, given in the order of its sites (builds, then waives).
@@ -269,28 +273,45 @@ class TableBuilder:
 
     def _build(self, legal: LegalOrders) -> LegalTable:
         is_per_site = legal.kind in (OrderKind.MOVEMENT, OrderKind.RETREAT)
-        roots = self._one_order_per_site(legal) if is_per_site else self._choice_of_sites(legal)
-        if self._thinking is None:
-            return _assemble(roots)
-        end_of_thought: list[_Option] = [((self._thinking.marker, *self._thinking.closing), 1)]
-        later = ([(ids, following if following == END else following + 1) for ids, following in root] for root in roots)
-        return _assemble([end_of_thought, *later], self._thinking.rule)
+        rows, roots, following = self._one_order_per_site(legal) if is_per_site else self._choice_of_sites(legal)
+        rule = None
+        if self._thinking is not None:
+            # The end of the thought is a root of its own, before the others.
+            rule, ends_completion = self._thinking.rule, following == END
+            rows = np.concatenate([[self._end_of_thought], rows])
+            roots = np.concatenate([[0], roots + 1])
+            following = np.concatenate([[1], np.where(ends_completion, END, following + 1)])
+        offsets, token_ids, next_nodes, longest = assemble(self._lines, rows, roots, following)
+        return LegalTable(
+            offsets=offsets,
+            token_ids=token_ids,
+            next_nodes=next_nodes,
+            longest=longest + (rule.budget if rule else 0),
+            thought=rule,
+            _sound=True,
+        )
 
-    def _spell_line(self, line: str, is_last: bool) -> tuple[int, ...]:
-        return (*self._codec.encode_order(line), self._codec.eos_id if is_last else self._codec.separator_id)
+    def _rows(self, lines: Sequence[str], is_last: bool) -> list[int]:
+        """Rows in `_lines` of answer lines with the end mark after them."""
+        known = self._known[is_last]
+        try:
+            return [known[line] for line in lines]
+        except KeyError:
+            end = self._codec.eos_id if is_last else self._codec.separator_id
+            for line in lines:
+                if line not in known:
+                    known[line] = self._lines.add((*self._codec.encode_order(line), end))
+            return [known[line] for line in lines]
 
-    def _one_order_per_site(self, legal: LegalOrders) -> list[list[_Option]]:
-        last, spelled = len(legal.sites) - 1, self._spelled
-        sites = []
-        for site, lines in enumerate(option_lines(legal, self._notation)):
-            is_last, following = site == last, END if site == last else site + 1
-            sites.append([(spelled(line, is_last), following) for line in lines])
-        return sites
+    def _one_order_per_site(self, legal: LegalOrders) -> _Options:
+        last, rows = len(legal.sites) - 1, []
+        lines = option_lines(legal, self._notation)
+        for site, own in enumerate(lines):
+            rows += self._rows(own, site == last)
+        roots = np.repeat(np.arange(last + 1), [len(own) for own in lines])
+        return np.array(rows), roots, np.where(roots == last, END, roots + 1)
 
-    def _option(self, line: str, following: int) -> _Option:
-        return self._spelled(line, following == END), following
-
-    def _choice_of_sites(self, legal: LegalOrders) -> list[list[_Option]]:
+    def _choice_of_sites(self, legal: LegalOrders) -> _Options:
         """Options per state of a build or disband: (orders given, first open site).
 
         Sites are chosen in rising order, so each order set has one path.
@@ -305,79 +326,22 @@ class TableBuilder:
         # States are sorted by orders given, so every edge leads to a higher root.
         number = {state: index for index, state in enumerate(sorted(states))}
 
-        lines = option_lines(legal, self._notation)
-        roots: list[list[_Option]] = []
-        for given, first in number:
-            options = [
-                self._option(text, number.get((given + 1, site + 1), END))
-                for site in self._open_sites(given, first, picks, sites, may_waive)
-                for text in lines[site]
-            ]
-            if may_waive:
-                options.append(self._option(WAIVE, number.get((given + 1, sites), END)))
-            roots.append(options)
-        return roots
+        lines = [*option_lines(legal, self._notation), (WAIVE,)]
+        rows, roots, following = [], [], []
+        for (given, first), root in number.items():
+            chosen = [(site, site + 1) for site in self._open_sites(given, first, picks, sites, may_waive)]
+            for site, first_open in [*chosen, (sites, sites)] if may_waive else chosen:  # the last entry of `lines` is a waive
+                target = number.get((given + 1, first_open), END)
+                found = self._rows(lines[site], target == END)
+                rows += found
+                roots += [root] * len(found)
+                following += [target] * len(found)
+        return np.array(rows), np.array(roots), np.array(following)
 
     @staticmethod
     def _open_sites(given: int, first: int, picks: int, sites: int, may_waive: bool) -> range:
         """Sites available for the next order. A disband must leave enough sites for the remaining ones."""
         return range(first, sites if may_waive else sites - (picks - given) + 1)
-
-
-def _assemble(roots: Sequence[Sequence[_Option]], thought: ThoughtRule | None = None) -> LegalTable:
-    """The automaton from the options of each root; node numbers rise along every path.
-
-    Options of a root are taken in sorted order. An option can then share a prefix only with the option before it, and the edges
-    of a node are in the order of their tokens.
-    """
-    starts, nodes = [], 0
-    sources, tokens, targets = [], [], []  # per edge; a target below END encodes the root -2 - target
-    for options in roots:
-        path, before = [nodes], ()
-        starts.append(nodes)
-        nodes += 1
-        for ids, following in sorted(options):
-            shared, last = 0, len(ids) - 1
-            for token, other in zip(ids, before, strict=False):
-                if token != other:
-                    break
-                shared += 1
-            if shared == len(before) > 0:
-                raise InputError(f"option {before} equals option {ids} or is a prefix of it: no end mark separates them")
-            del path[shared + 1 :]
-            for token in ids[shared:last]:
-                sources.append(path[-1])
-                tokens.append(token)
-                targets.append(nodes)
-                path.append(nodes)
-                nodes += 1
-            sources.append(path[-1])
-            tokens.append(ids[last])
-            targets.append(END if following == END else -2 - following)
-            before = ids
-    source = np.array(sources, np.int32)
-    by_source = np.argsort(source, kind="stable")
-    offsets = np.zeros(nodes + 1, np.int32)
-    np.cumsum(np.bincount(source, minlength=nodes), out=offsets[1:])
-    next_nodes = np.array(targets, np.int32)[by_source]
-    to_root = next_nodes < END
-    next_nodes[to_root] = np.array(starts, np.int32)[-2 - next_nodes[to_root]]
-    return LegalTable(
-        offsets=offsets,
-        token_ids=np.array(tokens, np.int32)[by_source],
-        next_nodes=next_nodes,
-        longest=_longest_choice(roots) + (thought.budget if thought else 0),
-        thought=thought,
-        _sound=True,
-    )
-
-
-def _longest_choice(roots: Sequence[Sequence[_Option]]) -> int:
-    """Tokens of the longest completion; a root leads only to later roots."""
-    rest = [0] * (len(roots) + 1)  # the last entry, index -1, belongs to END
-    for root in range(len(roots) - 1, -1, -1):
-        rest[root] = max(len(ids) + rest[following] for ids, following in roots[root])
-    return rest[0]
 
 
 def _longest_path(offsets: np.ndarray, next_nodes: np.ndarray) -> int:

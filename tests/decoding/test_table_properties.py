@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from decoding.codec import Codec
-from decoding.legal_table import END, LegalTable, TableBuilder, _assemble
+from decoding.legal_table import END, LegalTable, TableBuilder
+from decoding.option_trie import TokenLines, assemble
 from game.legal import LegalOrders, OrderKind
 from game.notation import option_lines
 from rollouts.fork import Tokens
@@ -116,14 +117,16 @@ def test_a_table_read_from_bytes_is_checked_and_equal(tokens: Tokens, legal: Leg
 
 @pytest.mark.parametrize("second", [(4, 5), (4, 5, 6), (4,)], ids=["the same", "longer", "shorter"])
 def test_options_that_no_end_mark_parts_are_refused(second: tuple[int, ...]):
+    lines = TokenLines()
+    rows = [lines.add(ids) for ids in ((4, 5), second)]
     with pytest.raises(InputError, match="no end mark separates them"):
-        _assemble([[((4, 5), END), (second, END)]])
+        assemble(lines, rows, [0, 0], [END, END])
 
 
 def test_an_order_is_tokenised_once_and_a_table_built_once(tokens: Tokens, model, monkeypatch: pytest.MonkeyPatch):
     codec, encoded = Codec(model), []
-    encode = codec._encode
-    monkeypatch.setattr(codec, "_encode", lambda text: (encoded.append(text), encode(text))[1])
+    encode = codec.encode_order
+    monkeypatch.setattr(codec, "encode_order", lambda text: (encoded.append(text), encode(text))[1])
     builder = TableBuilder(codec)
     one = LegalOrders(power="TURKEY", kind=OrderKind.MOVEMENT, sites=("F CON",), options=(("F CON - BLA", "F CON H"),), picks=1)
     wider = LegalOrders(
