@@ -109,3 +109,17 @@ def test_the_replay_page_has_the_thought_as_data_and_not_as_markup(thinking, run
     assert math.exp(one["logprob"]) == pytest.approx(0.022 * 0.094 * 0.075 * 0.186, rel=0.03), "of the orders, given the thought"
     odds = [order[2] for order in data["plies"][1]["orders"]["5"]]
     assert odds == pytest.approx([0.022, 0.094, 0.075, 0.186], rel=0.03)
+
+
+def test_the_report_shows_the_thoughts_of_scored_openings(thinking, run_of_before: RunPaths):
+    for who in ("base", "trained"):
+        file = run_of_before.scores / f"{who}.json"
+        record = json.loads(file.read_text())
+        for opening in record["score"]["openings"]:
+            opening["thought"] = {"tokens": 9, "logprob": -12.345, "text": f"{who}: {WICKED}", "by_force": True}
+        file.write_text(json.dumps(record))
+    thinking("report", thoughts=[("Hold.", False)])
+    page = (run_of_before.root / "report.html").read_text()
+    assert page.count("thought of 9 tokens, ended by force, log-probability -12.35") == 4
+    assert page.count("base: \\x1b[2J&lt;script&gt;alert(1)&lt;/script&gt;\nA PAR H\n\\u202eétage</blockquote>") == 2
+    assert "<script>" not in page and "given the orders above it and the thought" in page

@@ -28,6 +28,7 @@ from storage.tombstones import files_of, publish_tombstone
 from telemetry.errors import DataError, InputError
 from tests.conftest import Entente
 from tests.reports.conftest import Page
+from tests.thought_rows import add_thoughts
 
 LINE, END = 1, 2
 
@@ -288,3 +289,27 @@ def test_a_browser_steps_through_a_game_without_network_or_complaint(
         assert all("%" in chance for chance in shown["chances"]) and shown["wide"] <= width
     assert len({shown["units"] for shown in seen}) > 1 and any(shown["chances"] for shown in seen)
     assert complaints == [] and requests == [file.resolve().as_uri()]
+
+
+def test_a_browser_shows_thoughts_as_text(browser: Any, run_of_before: RunPaths, tmp_path: Path):
+    wicked = "Take BER.\n</script><img src=x onerror=alert(1)> & hold \x1b[2J" + 40 * "verylongword"
+    add_thoughts(run_of_before, [("", False), (wicked, True), ("Hold.", False)])
+    (model,) = (run_of_before.root.parent / MODEL_FOLDER).glob("tiny-*")
+    game, file = read_game(run_of_before, "0/1", model), tmp_path / "game.html"
+    file.write_text(replay_html(game, Path("runs")))
+    complaints: list[str] = []
+    page = browser.new_page(viewport={"width": 390, "height": 900})
+    for event in ("console", "pageerror", "dialog"):
+        page.on(event, lambda said: complaints.append(str(said)))
+    page.goto(file.resolve().as_uri(), wait_until="load")
+    seen = []
+    for _ in game.plies:
+        texts = page.eval_on_selector_all("blockquote", "all => all.map(quote => quote.textContent)")
+        about = page.eval_on_selector_all("figcaption", "all => all.map(caption => caption.textContent)")
+        seen.append((texts, [words.split(", ")[1] for words in about]))
+        assert page.evaluate("document.scrollingElement.scrollWidth") <= 390 and page.locator("aside img").count() == 0
+        page.keyboard.press("ArrowRight")
+    page.close()
+    by_itself, shown = ["ended by itself"], wicked.replace("\x1b", "\\x1b")
+    assert seen == [(["Hold."], by_itself), ([shown], ["ended by force"]), ([], by_itself), ([], [])]
+    assert complaints == []
