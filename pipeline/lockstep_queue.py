@@ -128,4 +128,4 @@ class LockstepQueue(RolloutQueue):
             reporter().say(f"set aside, to be played again: {sentence}")
         if published.published or published.set_aside:
             missing = sum(count for _, count in published.missing)
-            self._reports.append(report_of(published, self._wanted - missing))
+            self._reports.append(report_of(published, self._wanted - missing, self._resources.tokens.thinking))

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from decoding.thinking import Thinking
 from game.snapshot import Snapshot
 from pipeline.resources import PROBE, PRODUCER, Resources, RolloutResources
 from rollouts.roll_out import plan_start_groups, roll_out
@@ -40,6 +41,12 @@ class EngineWork:
     completion_tokens: int
     forced_tokens: int
     """Completion tokens that had a single legal id."""
+    thoughts: int = 0
+    """Decisions with a thought; 0 if the model orders at once."""
+    thought_tokens: int = 0
+    """Tokens drawn in these thoughts, drawn end markers included."""
+    forced_thoughts: int = 0
+    """Thoughts that the budget ended."""
     queue_ms: float
     """Median over decisions."""
     prefill_ms: float
@@ -102,7 +109,7 @@ async def play_missing(
         mine = positions[first - first_group : first - first_group + stretch]
         await play_groups(resources, stage, producer, mine, first, after=after)
     whole = found if not found.missing else await asyncio.to_thread(coverage, resources.paths, producer, first_group, count)
-    report = await asyncio.to_thread(report_of, whole, count)
+    report = await asyncio.to_thread(report_of, whole, count, resources.tokens.thinking)
     return replace(report, set_aside=len(found.set_aside), seconds=time.monotonic() - began)
 
 
@@ -211,11 +218,15 @@ async def publish_when_there_is_room(publish: Callable[[], Shard], wait_s: float
             await asyncio.sleep(min(_RETRY_S, left))
 
 
-def report_of(found: Coverage, count: int) -> RolloutReport:
-    """The report of `count` start groups, computed from their published shards."""
+def report_of(found: Coverage, count: int, thinking: Thinking | None = None) -> RolloutReport:
+    """The report of `count` start groups, computed from their published shards.
+
+    Args:
+        thinking: how their completions begin with a thought; None: thoughts are not counted.
+    """
     columns = [
         "start_group", "fork", "status", "orders_rejected", "engine_ms", "prompt_len", "cached_tokens", "legal_offsets",
-        "queue_ms", "prefill_ms", "decode_ms",
+        "queue_ms", "prefill_ms", "decode_ms", *(["legal_ids"] if thinking else []),
     ]  # fmt: skip
     tables = [open_shard(shard.path).select(columns).replace_schema_metadata(None) for shard in found.published]
     rows = pa.concat_tables(tables).combine_chunks() if tables else None
@@ -230,7 +241,7 @@ def report_of(found: Coverage, count: int) -> RolloutReport:
         orders_rejected=0 if rows is None else int(rows["orders_rejected"].to_numpy().sum()),
         set_aside=len(found.set_aside),
         seconds=0.0,
-        engine_work=None if rows is None else _engine_work(rows),
+        engine_work=None if rows is None else _add_thoughts(_engine_work(rows), rows, thinking),
         engine_ms=None if rows is None else float(np.median(rows["engine_ms"].to_numpy())),
     )
 
@@ -248,4 +259,23 @@ def _engine_work(rows: pa.Table) -> EngineWork:
         completion_tokens=int(np.count_nonzero(is_token)),
         forced_tokens=int(np.count_nonzero(legal_ids[is_token] == 1)),
         **{name: float(np.median(rows[name].to_numpy())) for name in ("queue_ms", "prefill_ms", "decode_ms")},
+    )
+
+
+def _add_thoughts(work: EngineWork, rows: pa.Table, thinking: Thinking | None) -> EngineWork:
+    """`work` with its counts of thoughts."""
+    if thinking is None:
+        return work
+    sets = as_array(rows["legal_ids"])
+    starts = sets.offsets.to_numpy() - sets.offsets[0].as_py()
+    ids = sets.flatten().to_numpy()
+    # Each open set has one negative number, and the open sets of a completion are its first.
+    before = np.concatenate([[0], np.cumsum(ids < 0)])
+    drawn = before[starts[1:]] - before[starts[:-1]]
+    after_thought = ids[starts[:-1] + 2 * drawn]
+    return replace(
+        work,
+        thoughts=rows.num_rows,
+        thought_tokens=int(drawn.sum()),
+        forced_thoughts=int(np.count_nonzero(after_thought == thinking.marker)),
     )

@@ -311,6 +311,12 @@ def check_settings(settings: RunSettings) -> None:
         *settings.cache.players,
     }:
         check_player(name)
+    thinking, longest = settings.prompts.thinking_tokens, settings.inference.max_model_length
+    if thinking >= longest:
+        raise InputError(
+            f"prompts.thinking_tokens {thinking} leaves no room for a prompt and its orders within inference.max_model_length "
+            f"{longest}: lower the one or raise the other"
+        )
     wanted, held_out = settings.evaluation.positions, settings.cache.held_out_snapshots
     if wanted > held_out:
         raise InputError(

@@ -122,7 +122,7 @@ def _token_figures(work: Sequence[EngineWork], seconds: float) -> dict[str, floa
         return {}
     prompt, cached = sum(each.prompt_tokens for each in work), sum(each.cached_tokens for each in work)
     completion, forced = sum(each.completion_tokens for each in work), sum(each.forced_tokens for each in work)
-    return {
+    return _thought_figures(work) | {
         "rollout/prompt_tokens": float(prompt),
         "rollout/cached_tokens": float(cached),
         "rollout/prefix_hit_share": cached / max(1, prompt),
@@ -132,6 +132,17 @@ def _token_figures(work: Sequence[EngineWork], seconds: float) -> dict[str, floa
         "rollout/queue_ms_p50": float(np.median([each.queue_ms for each in work])),
         "rollout/prefill_ms_p50": float(np.median([each.prefill_ms for each in work])),
         "rollout/decode_ms_p50": float(np.median([each.decode_ms for each in work])),
+    }
+
+
+def _thought_figures(work: Sequence[EngineWork]) -> dict[str, float]:
+    """Metrics of thoughts; empty if no decision has one."""
+    thoughts = sum(each.thoughts for each in work)
+    if not thoughts:
+        return {}
+    return {
+        "rollout/thought_tokens_mean": sum(each.thought_tokens for each in work) / thoughts,
+        "rollout/thought_forced_share": sum(each.forced_thoughts for each in work) / thoughts,
     }
 
 

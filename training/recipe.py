@@ -30,4 +30,4 @@ def find_tiny(root: Path, recipe: TinyModelSettings, prompts: PromptSettings = D
 def longest_sequence(prompts: PromptSettings) -> int:
     """Longest prompt plus completion of a tiny model, tokens. Prompts that list every legal order on a line are several times
     longer."""
-    return 4096 if prompts.legal_orders == "lines" else 1024
+    return (4096 if prompts.legal_orders == "lines" else 1024) + prompts.thinking_tokens

@@ -3,13 +3,16 @@
 It has a byte-level BPE tokenizer trained on prompts and orders, and is a Qwen3 of about a million parameters that is first
 trained to imitate a scripted player. On a base with random weights, LoRA reaches only half the gain. The result is a
 `save_pretrained` folder, cached by the hash of its recipe.
+
+A base that thinks before it orders imitates thoughts too: the names of the centres that the teacher's orders go for. They are
+short enough for a small budget, and the orders after them depend on them, so that better thoughts can make better orders.
 """
 
 import json
 import os
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,11 +24,12 @@ from transformers.utils.logging import disable_progress_bar
 
 from decoding.codec import Codec
 from decoding.legal_table import TableBuilder
+from decoding.thinking import Thinking, thinking_of
 from game.board import Board
 from game.notation import answer_lines
 from game.players import player
 from game.prompt_settings import DEFAULT_PROMPTS, PromptSettings
-from game.prompts import board_text, power_text, rules_text
+from game.prompts import ANSWER_CUE, THOUGHT_CUE, board_text, power_text, rules_text
 from training.recipe import longest_sequence, recipe_hash
 from training.settings import TinyModelSettings
 
@@ -42,8 +46,8 @@ class _Position:
 
     shared: tuple[str, str]
     """Rules and board: the prompt prefix of all powers."""
-    decisions: tuple[tuple[str, tuple[str, ...]], ...]
-    """Per power: the rest of its prompt, and the lines of the teacher's orders."""
+    decisions: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...]
+    """Per power: the rest of its prompt, the words of its thought, and the lines of the teacher's orders."""
 
 
 def make_tiny_model(
@@ -76,10 +80,11 @@ def _make(folder: Path, settings: TinyModelSettings, prompts: PromptSettings, re
     for number in range(settings.source_games):
         positions.extend(_teacher_game(settings, prompts, number))
         report("scripted games", number + 1, settings.source_games)
-    _save_tokenizer(positions, settings, folder)
+    _save_tokenizer(positions, settings, folder, "\n" + ANSWER_CUE if prompts.thinking_tokens else "")
     model = _new_model(settings, prompts, folder)
     model.config.save_pretrained(folder)
-    losses = _imitate(model, positions, settings, Codec(folder), report)
+    codec = Codec(folder)
+    losses = _imitate(model, positions, settings, codec, thinking_of(codec, prompts.thinking_tokens), report)
     disable_progress_bar()  # `report` shows the progress
     model.save_pretrained(folder)
     recipe = {"settings": settings.model_dump(), "parameters": model.num_parameters(), "loss": losses}
@@ -102,7 +107,8 @@ def _teacher_game(settings: TinyModelSettings, prompts: PromptSettings, number: 
                 shared=(rules_text(prompts), board_text(board)),
                 decisions=tuple(
                     (
-                        power_text(legal[power], board, prompts),
+                        power_text(legal[power], board, prompts, THOUGHT_CUE if prompts.thinking_tokens else ANSWER_CUE),
+                        _wanted_centres(board, power, orders[power]) if prompts.thinking_tokens else (),
                         tuple(answer_lines(orders[power], legal[power], prompts.order_notation)),
                     )
                     for power in open_choices
@@ -111,7 +117,15 @@ def _teacher_game(settings: TinyModelSettings, prompts: PromptSettings, number: 
         board.step(orders)
 
 
-def _save_tokenizer(positions: list[_Position], settings: TinyModelSettings, folder: Path) -> None:
+def _wanted_centres(board: Board, power: str, orders: Sequence[str]) -> tuple[str, ...]:
+    """The supply centres, not its own, that the orders of a power move or retreat to."""
+    centres = board.centres()
+    foreign = {*board.free_centres(), *(centre for own in centres.values() for centre in own)} - {*centres[power]}
+    goals = [words[3][:3] for order in orders if (words := order.split(" "))[2:3] in (["-"], ["R"])]
+    return tuple(goal for goal in goals if goal in foreign)
+
+
+def _save_tokenizer(positions: list[_Position], settings: TinyModelSettings, folder: Path, after_thought: str) -> None:
     tokenizer = Tokenizer(models.BPE())
     # A line break is a token of its own, so that the order separator is one token; a word's token includes its leading space.
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -125,7 +139,8 @@ def _save_tokenizer(positions: list[_Position], settings: TinyModelSettings, fol
         show_progress=False,
     )
     texts = (
-        "".join(position.shared) + "".join(rest + "\n".join(lines) for rest, lines in position.decisions)
+        "".join(position.shared)
+        + "".join(rest + " ".join(words) + after_thought + "\n".join(lines) for rest, words, lines in position.decisions)
         for position in positions
     )
     tokenizer.train_from_iterator(texts, trainer)
@@ -167,6 +182,7 @@ def _imitate(
     positions: list[_Position],
     settings: TinyModelSettings,
     codec: Codec,
+    thinking: Thinking | None,
     report: OnProgress,
 ) -> list[float]:
     """Train the model on prompts and orders; returns the loss, nats per token, every 20 steps.
@@ -174,11 +190,16 @@ def _imitate(
     The loss is over the whole vocabulary, so that legal tokens get probability mass, and over prompts too: the list of a power's
     own units repeats part of the board, so the model learns to read the board.
     """
-    spell = TableBuilder(codec).spell_lines
+    spell_lines = TableBuilder(codec).spell_lines
+
+    def spell(words: tuple[str, ...], lines: tuple[str, ...]) -> list[int]:
+        orders = spell_lines(lines)
+        return orders if thinking is None else thinking.enclose(_fitting(words, codec, thinking), orders)
+
     rows = [
         SharedRow(
             head=[token for text in position.shared for token in codec.encode(text)],
-            tails=[(list(codec.encode(rest)), spell(lines)) for rest, lines in position.decisions],
+            tails=[(list(codec.encode(rest)), spell(words, lines)) for rest, words, lines in position.decisions],
         )
         for position in positions
     ]
@@ -200,6 +221,15 @@ def _imitate(
             losses.append(round(float(loss.detach()), 4))
         report("imitation", step + 1, total)
     return losses
+
+
+def _fitting(words: Sequence[str], codec: Codec, thinking: Thinking) -> Sequence[int]:
+    """Ids of as many of the words as leave room in the thought for its end mark, which the model must learn to write."""
+    for count in range(len(words), 0, -1):
+        ids = codec.encode_order(" ".join(words[:count]))
+        if len(ids) < thinking.rule.budget:
+            return ids
+    return ()
 
 
 def language_loss(model: Qwen3ForCausalLM, rows: list[SharedRow]) -> torch.Tensor:

@@ -8,6 +8,7 @@ import json
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,8 @@ import pyarrow as pa
 
 from decoding.legal_table import END, LegalTable
 from decoding.model_files import eos_token_id
+from decoding.open_set import excluded_ids, open_sets
+from decoding.thinking import ThoughtRule
 from records.generation import GenerationRequest
 from telemetry.errors import DataError, InputError
 from tuning.settings import TuneSettings
@@ -139,23 +142,31 @@ def read_requests(file: Path, model: Path) -> list[GenerationRequest]:
 def chain_table(legal_ids: Sequence[int], legal_offsets: Sequence[int], eos: int) -> LegalTable:
     """A table whose position i has the recorded legal set, and whose tokens all lead to position i + 1.
 
-    The end mark is the only token of the last position and legal nowhere else, so that every draw has the same length.
+    The end mark is the only token of the last position and legal nowhere else, so that every draw has the same length. Only a
+    thought may be shorter: the token after it, which ends it, may be drawn in it.
 
     Raises:
         DataError: the sets do not end with the end mark.
     """
-    last = len(legal_offsets) - 2
+    bounds = np.asarray(legal_offsets)
+    thought = int(np.count_nonzero(open_sets(np.asarray(legal_ids), bounds)))  # its sets come first
+    rule = None
+    if thought:
+        rule = ThoughtRule(budget=thought, end=int(legal_ids[1]), excluded=int(excluded_ids(np.asarray(legal_ids[:1]))[0]))
+    last = len(bounds) - 2 - thought
     sets = []
-    for place in range(last + 1):
-        ids = legal_ids[legal_offsets[place] : legal_offsets[place + 1]]
+    for place, (first, after) in enumerate(pairwise(bounds[thought:].tolist())):
+        ids = legal_ids[first:after]
         others = [token for token in ids if token != eos]
         sets.append([eos] if place == last else others)
         if (place == last and eos not in ids) or (place < last and not others):
             raise DataError(f"the legal sets of a recorded decision do not end where their end mark {eos} is: of another model?")
     sizes = np.array([len(ids) for ids in sets])
-    following = np.append(np.arange(1, last + 1), END)
-    head = np.array([1, last + 1, int(sizes.sum()), last + 1], "<i4")
-    offsets = np.append(0, np.cumsum(sizes)).astype("<i4")
-    flat = np.array([token for ids in sets for token in ids], "<i4")
-    targets = np.repeat(following, sizes).astype("<i4")
-    return LegalTable.from_bytes(b"".join(part.tobytes() for part in (head, offsets, flat, targets)))
+    table = LegalTable(
+        offsets=np.append(0, np.cumsum(sizes)).astype(np.int32),
+        token_ids=np.array([token for ids in sets for token in ids], np.int32),
+        next_nodes=np.repeat(np.append(np.arange(1, last + 1), END), sizes).astype(np.int32),
+        longest=thought + last + 1,
+        thought=rule,
+    )
+    return LegalTable.from_bytes(table.to_bytes())
