@@ -1,9 +1,11 @@
 """Made-up batches: decisions given as token lists, with legal sets that hang on the tokens before."""
 
 import zlib
+from dataclasses import replace
 
 import numpy as np
 
+from decoding.open_set import open_set
 from storage.gather import Batch
 
 VOCABULARY = 64
@@ -59,3 +61,14 @@ def three_levels(seed: int = 0, *, positions: int = 2, powers: int = 2, forks: i
                 rows.append((prompt, tokens(int(dice.integers(1, 8)), below=2)))
                 groups.append(number)
     return batch_of(rows, groups=groups)
+
+
+def with_thoughts(batch: Batch, tokens: int, *, excluded: int, end: int) -> Batch:
+    """The batch as if the first `tokens` tokens of each completion were a thought, drawn with equal odds."""
+    sets = np.split(batch.legal_ids, batch.legal_offsets[1:-1])
+    logprobs = batch.behaviour_logprobs.copy()
+    for first, after in zip(batch.completion_offsets[:-1], batch.completion_offsets[1:], strict=True):
+        for place in range(first, min(first + tokens, after)):
+            sets[place], logprobs[place] = open_set(excluded, end), -np.log(end - 1)
+    offsets = np.cumsum([0, *map(len, sets)])
+    return replace(batch, legal_ids=np.concatenate(sets), legal_offsets=offsets, behaviour_logprobs=logprobs)

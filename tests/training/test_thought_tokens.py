@@ -1,0 +1,236 @@
+"""Thought tokens in the trainer: loss, gradient and figures against float64 over the whole vocabulary, row by row."""
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import training.thought_logprobs
+from storage.gather import Batch
+from tests.training.batches import VOCABULARY, three_levels, with_thoughts
+from tests.training.loss_oracle import ORACLES, Part, Token
+from tests.training.test_packed_forward import SETTINGS, apart, base, gradient_of, policy_of, step
+from training.branching import branching_tokens, probed_tokens, thought_tokens
+from training.mass_probe import probed
+from training.mismatch import measure_mismatch
+from training.padded_rows import pad
+from training.policy import Policy
+from training.settings import TrainingSettings
+from training.thought_logprobs import thought_figures
+from training.trie_plan import plan
+from training.update import Updater
+
+EXCLUDED, END = 7, VOCABULARY - 4
+"""The head has rows behind the end, as heads that are padded to a round number. Half of the open sets end elsewhere."""
+
+
+def thinking_policy(settings: TrainingSettings = SETTINGS, **more: Any) -> Policy:
+    """A policy whose probabilities are far from equal."""
+    return policy_of(base(initializer_range=0.3, **more), settings)
+
+
+def thinking_batch(tokens: int = 3, **more: Any) -> Batch:
+    """Rows with a thought, orders and forced tokens; some rows end in their thought."""
+    batch = with_thoughts(three_levels(**more), tokens, excluded=EXCLUDED, end=END)
+    (firsts,) = np.nonzero(batch.legal_ids < 0)
+    batch.legal_ids[firsts[::2]], batch.legal_ids[firsts[::2] + 1] = -1 - (EXCLUDED + 1), VOCABULARY
+    return batch
+
+
+class Naive:
+    """The branching tokens of a batch, one row after another, in float64, with every legal set written out."""
+
+    def __init__(self, policy: Policy, batch: Batch) -> None:
+        self._model, self.batch = copy.deepcopy(policy.model).double(), batch
+        self.weights = [weight for weight in self._model.parameters() if weight.requires_grad]
+        self.rows: list[int] = []
+        self.places: list[int] = []
+        self.thoughts: list[bool] = []
+        with torch.no_grad(), self._model.disable_adapter():
+            references = [over for _, over, _, _ in self._tokens()]
+        found = list(self._tokens())
+        self.chosen = torch.stack([over[drawn] for drawn, over, _, _ in found])
+        self.entropy = torch.stack([-(over.exp() * over).sum() for _, over, _, _ in found])
+        self.kl = torch.stack([(f[1].exp() * (f[1] - base)).sum() for f, base in zip(found, references, strict=True)])
+        self.mass = torch.stack([mass for _, _, mass, _ in found])
+        self.thoughts = [thought for _, _, _, thought in found]
+
+    def _tokens(self) -> Any:
+        """Column of the drawn token, log-probabilities of the legal ids, legal mass, and whether it is a thought token."""
+        batch, self.rows, self.places = self.batch, [], []
+        for row in range(len(batch.returns)):
+            ids = torch.from_numpy(batch.input_ids[batch.input_offsets[row] : batch.input_offsets[row + 1]].astype(np.int64))
+            logits = self._model(input_ids=ids[None]).logits[0] / float(batch.temperatures[row])
+            for number, place in enumerate(range(batch.completion_offsets[row], batch.completion_offsets[row + 1])):
+                legal = batch.legal_ids[batch.legal_offsets[place] : batch.legal_offsets[place + 1]].tolist()
+                position = int(batch.prompt_lens[row]) + number
+                if thought := legal[0] < 0:
+                    legal = [token for token in range(legal[1]) if token != -1 - legal[0]]
+                if len(legal) > 1:
+                    self.rows.append(row)
+                    self.places.append(place)
+                    over = torch.log_softmax(logits[position - 1, legal], 0)
+                    mass = torch.softmax(logits[position - 1], 0)[legal].sum()
+                    yield legal.index(int(ids[position])), over, mass, thought
+
+    def parts(self, loss: str, advantages: np.ndarray) -> list[Part]:
+        """Each token's part of the policy loss and its slope."""
+        drawn = self.batch.behaviour_logprobs[self.places].tolist()
+        tokens = zip(self.chosen.tolist(), drawn, advantages[self.rows].tolist(), self.rows, strict=True)
+        return ORACLES[loss]([Token(*token) for token in tokens])
+
+    def probes(self) -> torch.Tensor:
+        """Legal masses of the probed tokens."""
+        return self.mass[probed(np.array(self.places)) & ~np.array(self.thoughts)]
+
+    def step(self, settings: TrainingSettings, advantages: np.ndarray) -> tuple[float, torch.Tensor]:
+        """Loss and gradient of the update."""
+        parts = self.parts(settings.loss, advantages)
+        terms = settings.kl_weight * self.kl.mean() - settings.entropy_weight * self.entropy.mean()
+        terms = terms - settings.legal_mass_weight * self.probes().log().mean()
+        slopes = torch.tensor([part.slope for part in parts], dtype=torch.float64)
+        gradients = torch.autograd.grad((slopes * self.chosen).sum() + terms, self.weights, retain_graph=True)
+        return sum(part.loss for part in parts) + float(terms), torch.cat([part.flatten() for part in gradients])
+
+
+@pytest.fixture(scope="module")
+def naive() -> Naive:
+    """Of a batch as if a third of its tokens had been drawn with far higher odds, and a third with far lower ones."""
+    found = Naive(thinking_policy(), thinking_batch(forks=2))
+    logprobs = found.batch.behaviour_logprobs.copy()
+    logprobs[found.places] = found.chosen.detach().numpy() + 0.4 * (np.array(found.places) % 3 - 1)
+    found.batch = replace(found.batch, behaviour_logprobs=logprobs)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("loss", "layout"),
+    [("clipped", "packed"), ("clipped", "padded"), ("dppo", "packed"), ("gspo", "packed"), ("sequence_mean", "packed")],
+)
+def test_loss_gradient_and_figures_are_those_of_every_id_written_out(loss: str, layout: str, naive: Naive):
+    terms = {"kl_weight": 0.3, "entropy_weight": 0.1, "legal_mass_weight": 0.2}
+    settings = SETTINGS.model_copy(update=terms | {"loss": loss, "layout": layout})
+    policy, batch = thinking_policy(settings), naive.batch
+    advantages = (batch.returns - batch.returns.mean()).astype(np.float32)
+    expected, gradient = naive.step(settings, advantages)
+    updater = Updater(policy, settings)
+    found = updater.accumulate(batch, range(len(batch.returns)), advantages)
+    assert updater.layout.packed == (layout == "packed")
+    assert sum(found.losses) == pytest.approx(expected, abs=1e-5)
+    assert apart(gradient_of(policy).double(), gradient) < 1e-5
+    seen, order = found.gauges, np.argsort(found.gauges.batch_row, kind="stable")
+    assert seen.in_thought[order].tolist() == naive.thoughts
+    figures = {
+        "entropy": naive.entropy,
+        "kl": naive.kl,
+        "log_ratio": naive.chosen.detach() - batch.behaviour_logprobs[naive.places],
+    }
+    for name, values in figures.items():
+        np.testing.assert_allclose(getattr(seen, name)[order], values.detach().numpy(), atol=2e-5)
+    slopes = np.array([part.slope for part in naive.parts(loss, advantages)])
+    np.testing.assert_allclose(seen.slope[order], slopes, atol=1e-5)
+    assert not np.isfinite(seen.legal_mass[seen.in_thought]).any()
+    assert np.isfinite(seen.legal_mass).sum() == len(naive.probes()) == probed_tokens(batch, range(len(batch.returns))) > 0
+    assert slopes[naive.thoughts].any() and slopes[~np.array(naive.thoughts)].any(), "one part taught nothing"
+
+
+def test_thought_tokens_are_counted_as_branching_tokens_and_take_no_list_of_ids():
+    batch = thinking_batch()
+    rows, plain = range(len(batch.returns)), three_levels()
+    at = np.concatenate([np.arange(first, first + 3) for first in batch.completion_offsets[:-1]])
+    thoughts = int(np.minimum(np.diff(batch.completion_offsets), 3).sum())
+    assert thought_tokens(batch, rows) == thoughts and thought_tokens(plain, rows) == 0
+    beyond = np.setdiff1d(np.arange(len(batch.behaviour_logprobs)), at)
+    assert branching_tokens(batch, rows) >= thoughts + int((np.diff(plain.legal_offsets)[beyond] > 1).sum())
+    for micro in (*plan(batch, rows, 4096).micro_batches, pad(batch, rows)):
+        assert micro.in_thought.sum() == len(micro.thought_ids) == len(micro.end) == thoughts
+        assert len(micro.legal_ids) == len(micro.chosen) == len(micro.batch_row) - thoughts
+        assert micro.legal_ids.shape[1] <= 5 and set(zip(micro.excluded, micro.end, strict=True)) == {(7, 60), (8, 64)}
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 10_000])
+def test_the_size_of_a_chunk_changes_neither_loss_nor_gradient(rows: int, monkeypatch):
+    terms = {"kl_weight": 0.3, "entropy_weight": 0.1}
+    policy, batch = thinking_policy(SETTINGS.model_copy(update=terms)), thinking_batch()
+    whole, oracle, _ = step(policy, batch, **terms)
+    monkeypatch.setattr(training.thought_logprobs, "CHUNK_LOGITS", rows * VOCABULARY)
+    chunked, gradient, _ = step(policy, batch, **terms)
+    assert abs(chunked - whole) <= 1e-6 and apart(gradient, oracle) <= 1e-6
+
+
+class LargestLogits(TorchDispatchMode):
+    """Notes the most rows of a tensor whose last dimension is the vocabulary."""
+
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__()
+        self.vocabulary, self.rows = vocabulary, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for tensor in made if isinstance(made, tuple | list) else [made]:
+            if isinstance(tensor, torch.Tensor) and tensor.shape[-1:] == (self.vocabulary,):
+                self.rows = max(self.rows, tensor.numel() // self.vocabulary)
+        return made
+
+
+def test_no_more_logits_than_a_chunk_are_in_one_tensor(monkeypatch):
+    terms, vocabulary = {"kl_weight": 0.3, "entropy_weight": 0.1}, 997
+    model, batch = base(), thinking_batch()
+    model.resize_token_embeddings(vocabulary)  # no other dimension has this size
+    policy = policy_of(model, SETTINGS.model_copy(update=terms))
+    probes = probed_tokens(batch, range(len(batch.returns)))
+    monkeypatch.setattr(training.thought_logprobs, "CHUNK_LOGITS", 4 * vocabulary + 1)
+    updater = Updater(policy, SETTINGS.model_copy(update=terms | {"token_budget": 4096}))
+    updater.layout._checked = True  # its padded forward makes logits of every order token
+    with LargestLogits(vocabulary) as largest:
+        updater.accumulate(batch, range(len(batch.returns)), batch.returns.astype(np.float32))
+    assert largest.rows == max(4, probes) < thought_tokens(batch, range(len(batch.returns))) / 3
+
+
+def test_a_gradient_can_be_asked_for_twice():
+    """As the comparison of losses does."""
+    policy = thinking_policy()
+    chosen = policy.masked_logprobs(pad(thinking_batch(), [0, 1])).chosen
+    one, other = (
+        torch.cat([part.flatten() for part in torch.autograd.grad(chosen, policy.parameters(), weights, retain_graph=True)])
+        for weights in (torch.ones_like(chosen), 2 * torch.ones_like(chosen))
+    )
+    torch.testing.assert_close(other, 2 * one)
+
+
+def test_in_bfloat16_both_layouts_agree_and_the_check_passes():
+    settings = SETTINGS.model_copy(update={"dtype": "bfloat16"})
+    policy, batch = policy_of(base().to(torch.bfloat16), settings), thinking_batch()
+    packed, gradient, updater = step(policy, batch, dtype="bfloat16")
+    padded, oracle, _ = step(policy, batch, dtype="bfloat16", layout="padded")
+    assert updater.layout.packed, updater.layout.fallback
+    assert abs(packed - padded) < 5e-3 and apart(gradient, oracle) < 0.1
+
+
+def test_blocks_that_are_computed_again_change_nothing():
+    policy, batch = thinking_policy(), thinking_batch()
+    _, oracle, _ = step(policy, batch)
+    policy.recompute(True)
+    assert apart(step(policy, batch)[1], oracle) <= 1e-6
+
+
+def test_a_head_that_is_trained_is_refused():
+    micro = pad(thinking_batch(), [0])
+    head = torch.nn.Linear(4, VOCABULARY)
+    with pytest.raises(ValueError, match="only while the head is frozen"):
+        thought_figures(head, torch.zeros(len(micro.thought_ids), 4), micro, None, entropy_gradient=False)
+
+
+def test_a_thought_that_the_engine_drew_by_other_odds_is_a_mismatch(naive: Naive):
+    policy, batch = thinking_policy(), naive.batch
+    logprobs = batch.behaviour_logprobs.copy()
+    logprobs[naive.places] = naive.chosen.detach().numpy()
+    updater = Updater(policy, SETTINGS)
+    found = measure_mismatch(updater, replace(batch, behaviour_logprobs=logprobs))
+    assert found.tokens == len(naive.places) and found.largest < 2e-5
+    logprobs[naive.places[naive.thoughts.index(True)]] -= 0.5
+    assert measure_mismatch(updater, replace(batch, behaviour_logprobs=logprobs)).largest == pytest.approx(0.5, abs=1e-4)
