@@ -122,8 +122,8 @@ def test_options_that_no_end_mark_parts_are_refused(second: tuple[int, ...]):
 
 def test_an_order_is_tokenised_once_and_a_table_built_once(tokens: Tokens, model, monkeypatch: pytest.MonkeyPatch):
     codec, encoded = Codec(model), []
-    encode = codec._encode
-    monkeypatch.setattr(codec, "_encode", lambda text: (encoded.append(text), encode(text))[1])
+    encode = codec.encode
+    monkeypatch.setattr(codec, "encode", lambda text: (encoded.append(text), encode(text))[1])
     builder = TableBuilder(codec)
     one = LegalOrders(power="TURKEY", kind=OrderKind.MOVEMENT, sites=("F CON",), options=(("F CON - BLA", "F CON H"),), picks=1)
     wider = LegalOrders(
@@ -131,5 +131,6 @@ def test_an_order_is_tokenised_once_and_a_table_built_once(tokens: Tokens, model
     )
     assert builder.table(one) is builder.table(one)
     builder.table(wider)
-    assert sorted(encoded) == ["F CON - AEG", "F CON - BLA", "F CON H"]
+    orders = ["F CON - AEG", "F CON - BLA", "F CON H"]
+    assert sorted(encoded) == [f"ORDERS:\n{order}\n{order}" for order in orders]
     assert builder.table.cache_info().misses == 2
