@@ -20,6 +20,7 @@ from game.players import player
 from game.prompt_settings import PromptSettings
 from game.prompts import board_text, power_text, rules_text
 from rollouts.deciders import Tokens
+from tests.chat_models import MISTRAL
 
 mistral_common = pytest.importorskip("mistral_common")
 DATA = Path(str(mistral_common.__file__)).parent / "data"
@@ -94,7 +95,7 @@ def check(folder: Path, oracle: Encode, prompts: PromptSettings) -> None:
                 assert len(codec_ids) == len(options)
 
 
-@pytest.mark.parametrize("notation", ["full", "slot"])
+@pytest.mark.parametrize("notation", ["full", pytest.param("slot", marks=pytest.mark.system)])
 def test_sentencepiece_spells_prompts_and_answers_as_in_the_whole_text(sentencepiece, notation: str):
     check(*sentencepiece, PromptSettings.model_validate({"order_notation": notation, "legal_orders": "factored"}))
 
@@ -110,25 +111,36 @@ def test_every_order_of_several_positions_follows_a_line_break_in_one_spelling(s
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("notation", ["full", "slot"])
-@pytest.mark.parametrize("listed", ["none", "factored"])
+@pytest.mark.parametrize(("listed", "notation"), [("none", "full"), ("factored", "slot")])
 def test_tekken_spells_prompts_and_answers_as_in_the_whole_text(tekken, listed: str, notation: str):
     check(*tekken, PromptSettings.model_validate({"chat": "none", "order_notation": notation, "legal_orders": listed}))
 
 
-@pytest.mark.system
-def test_tekken_with_its_chat_template_gives_the_ids_of_mistral_common_then_the_cue(tekken):
+def check_chat(folder: Path, file: Path, oracle: Encode) -> None:
+    """Prompts in the template are the oracle's chats, then the cue."""
     from mistral_common.protocol.instruct.messages import SystemMessage, UserMessage
     from mistral_common.protocol.instruct.request import ChatCompletionRequest
     from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 
-    folder, oracle = tekken
-    tokens, theirs = Tokens(Codec(folder), PromptSettings(chat="template")), MistralTokenizer.from_file(str(TEKKEN))
+    tokens, theirs = Tokens(Codec(folder), PromptSettings(chat="template")), MistralTokenizer.from_file(str(file))
+    cue = oracle("ORDERS:\n")
     for board, legal, orders in positions():
         for power, own in legal.items():
             body = (board_text(board) + power_text(own, board, cue="")).removesuffix("\n")
             messages = [SystemMessage(content=rules_text().removesuffix("\n")), UserMessage(content=body)]
             request = ChatCompletionRequest(messages=messages)
-            ids = tokens.prompt_ids(board, own)
-            assert ids == [*theirs.encode_chat_completion(request).tokens, *oracle("ORDERS:\n")]
+            assert tokens.prompt_ids(board, own) == [*theirs.encode_chat_completion(request).tokens, *cue]
             tokens.tables.table(own).legal_sets(tokens.tables.spell(orders[power], own))
+
+
+def test_sentencepiece_within_a_chat_template_gives_the_ids_of_mistral_common(sentencepiece, tmp_path: Path):
+    folder, oracle = sentencepiece
+    shutil.copytree(folder, tmp_path / "chat")
+    (tmp_path / "chat" / "chat_template.jinja").write_text(MISTRAL)
+    check_chat(tmp_path / "chat", SENTENCEPIECE, oracle)
+
+
+@pytest.mark.system
+def test_tekken_within_its_own_chat_template_gives_the_ids_of_mistral_common(tekken):
+    folder, oracle = tekken
+    check_chat(folder, TEKKEN, oracle)
