@@ -91,7 +91,7 @@ def read_format(render: Render, samples: Sequence[tuple[str, str]]) -> ChatForma
     for rules, body in samples:
         if render(messages_of(rules, body), True) != before + rules + between + body + after:
             raise InputError("changes the text of a message")
-    _check_generation_prompt(render, messages_of(rules, body))
+    after += _space_before_answer(render, messages_of(rules, body))
     where = "the rules are its system part" if between.strip() else "it has no system part, so the rules begin the user's part"
     return ChatFormat(before=before, between=between, after=after, description=f"the model's chat template; {where}")
 
@@ -104,18 +104,22 @@ def _user_alone(rules: str, body: str) -> Messages:
     return [{"role": "user", "content": f"{rules}\n{body}"}]
 
 
-def _check_generation_prompt(render: Render, messages: Messages) -> None:
-    """Some templates need no generation prompt, because the user's part ends with the mark that the model's turn follows.
+def _space_before_answer(render: Render, messages: Messages) -> str:
+    """What the model's turn begins with beyond the generation prompt: white space, or nothing.
+
+    Some templates need no generation prompt, because the user's part ends with the mark that the model's turn follows.
 
     Raises:
-        InputError: the model's turn begins with text that the generation prompt does not write.
+        InputError: the turn begins with text that the generation prompt does not write.
     """
     asked, answer = render(messages, True), "A PAR - BUR"
     if asked != render(messages, False):
-        return
+        return ""
     answered = render([*messages, {"role": "assistant", "content": answer}], False)
-    if not answered.startswith(asked) or answered[len(asked) :].partition(answer)[0].strip():
+    space = answered.removeprefix(asked).partition(answer)[0]
+    if space.strip():
         raise InputError("writes no generation prompt, the head of the model's turn")
+    return space
 
 
 def _renderer(template: str, values: Mapping[str, Any]) -> Render:

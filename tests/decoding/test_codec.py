@@ -1,4 +1,4 @@
-"""Prompts are encoded by segment and orders by line; each text is tokenised once."""
+"""Orders are encoded by line, in the context of their answer; each text is tokenised once."""
 
 import json
 import shutil
@@ -9,38 +9,31 @@ import pytest
 from decoding.codec import Codec
 from decoding.model_files import eos_token_id, model_fingerprint, resolve_model
 from game.board import Board
-from game.prompts import board_text, power_text, rules_text
+from game.prompts import board_text
+from rollouts.deciders import Tokens
 from telemetry.errors import InputError
 
 
-def test_a_prompt_is_its_segments_so_powers_of_one_board_share_their_leading_ids(model: Path):
-    codec, board = Codec(model), Board.start()
-    legal = board.legal_orders()
-    prompts = [
-        codec.encode_prompt((rules_text(), board_text(board), power_text(legal[power], board))) for power in ("FRANCE", "TURKEY")
-    ]
-    shared = codec.encode_prompt((rules_text(), board_text(board)))
-    assert prompts[0][: len(shared)] == shared == prompts[1][: len(shared)]
-    assert prompts[0] != prompts[1]
-    assert codec.decode(prompts[0]) == rules_text() + board_text(board) + power_text(legal["FRANCE"], board)
+def test_text_after_other_text_is_spelled_as_in_the_whole_or_not_at_all(tokens: Tokens):
+    codec = tokens.codec
+    assert codec.encode_after("A PAR\n", "F BRE") == codec.encode("A PAR\nF BRE")[len(codec.encode("A PAR\n")) :]
+    assert codec.encode_after("A PA", "R - BUR\n") is None, "the tokenizer merges letters over this seam"
 
 
-def test_a_piece_has_the_same_ids_whatever_stands_before_it(tokens):
-    """A tokenizer would merge letters over the seam."""
-    parts = "A PA", "R - BUR\n"
-    alone = [tokens.codec.encode_prompt([part]) for part in parts]
-    assert tokens.codec.encode_prompt(parts) == alone[0] + alone[1] != tokens.codec.encode_prompt(["".join(parts)])
-
-
-def test_no_text_is_tokenised_twice(model: Path, monkeypatch: pytest.MonkeyPatch):
+def test_no_board_and_no_order_is_tokenised_twice(model: Path, monkeypatch: pytest.MonkeyPatch):
     seen: list[str] = []
-    encode = Codec._encode
-    monkeypatch.setattr(Codec, "_encode", lambda self, text: seen.append(text) or encode(self, text))
-    codec = Codec(model)
-    for _ in range(3):
-        codec.encode_prompt(("rules\n", "board\n", "FRANCE\n"))
-        codec.encode_order("A PAR - BUR")
-    assert sorted(seen) == sorted(["rules\n", "board\n", "FRANCE\n", "A PAR - BUR"])
+    encode = Codec.encode
+    monkeypatch.setattr(Codec, "encode", lambda self, text: seen.append(text) or encode(self, text))
+    tokens, board = Tokens(Codec(model)), Board.start()
+    board.step({})
+    seen.clear()
+    powers = ("FRANCE MOVEMENT A PAR\n", "TURKEY MOVEMENT A CON\n")
+    for power in (*powers, *powers):
+        tokens.form.ids(board_text(board), power)
+        tokens.codec.encode_order("F LYO - TUN")
+    for part in (board_text(board), *powers, "F LYO - TUN\n"):
+        assert sum(part in text for text in seen) == 1, part
+    assert not any("Diplomacy without press" in text for text in seen), "the rules"
 
 
 def test_the_separator_is_one_token_that_no_order_contains(model: Path):
@@ -49,6 +42,42 @@ def test_the_separator_is_one_token_that_no_order_contains(model: Path):
     for order in ("A PAR - BUR", "F STP/SC B", "A LON - BEL VIA", "WAIVE"):
         assert codec.separator_id not in codec.encode_order(order)
         assert codec.decode(codec.encode_order(order)) == order
+
+
+class Bytes(Codec):
+    """One id per byte, except where a text is to be spelled otherwise."""
+
+    def __init__(self, instead: dict[str, str]) -> None:
+        self._instead = instead
+        self._prepare(eos_id=ord("$"), vocabulary_size=256)
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        for written, spelled in self._instead.items():
+            text = text.replace(written, spelled)
+        return tuple(text.encode())
+
+
+@pytest.mark.parametrize(
+    ("instead", "sentence"),
+    [
+        ({"A PAR S": ""}, "encodes order '.*' as nothing"),
+        ({"A PAR S": "A$"}, "with a token that ends an order"),
+        ({"BRE\nA PAR S": "BRE\nAPAR S"}, "encodes order '.*' differently at the ends of a line"),
+        ({"BRE\n": "BR\n"}, "encodes order '.*' differently at the ends of a line"),
+    ],
+    ids=["nothing", "the end mark", "after a line break", "before a line break"],
+)
+def test_an_order_that_has_no_spelling_of_its_own_is_refused(instead: dict[str, str], sentence: str):
+    codec = Bytes(instead)
+    assert codec.encode_order("F BRE H") == tuple(b"F BRE H")
+    with pytest.raises(InputError, match=sentence):
+        codec.encode_order("A PAR S" if "A PAR S" in instead else "A PAR S F BRE")
+
+
+@pytest.mark.parametrize("spelled", ["PAR H##", "PAR H", "PAR &"], ids=["two tokens", "none", "merged"])
+def test_a_line_break_that_is_not_a_token_of_its_own_is_refused(spelled: str):
+    with pytest.raises(InputError, match="does not encode the line break after an order as one token of its own"):
+        Bytes({"PAR H\n": spelled})
 
 
 @pytest.mark.parametrize("missing", ["config.json", "tokenizer.json"])

@@ -1,0 +1,146 @@
+"""Tokenizers of real models, as `mistral_common` ships them: SentencePiece with 32,768 ids and Tekken with 131,072.
+
+`mistral_common` is the independent oracle: it encodes with its own code.
+"""
+
+import json
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from decoding.codec import Codec
+from decoding.legal_table import END
+from game.board import Board
+from game.legal import LegalOrders, OrderKind
+from game.notation import answer_lines
+from game.players import player
+from game.prompt_settings import PromptSettings
+from game.prompts import board_text, power_text, rules_text
+from rollouts.deciders import Tokens
+from tests.chat_models import MISTRAL
+
+mistral_common = pytest.importorskip("mistral_common")
+DATA = Path(str(mistral_common.__file__)).parent / "data"
+TEKKEN, SENTENCEPIECE = DATA / "tekken_240911.json", DATA / "mistral_instruct_tokenizer_240323.model.v3"
+Encode = Callable[[str], list[int]]
+
+
+def positions(seed: int = 11) -> Iterator[tuple[Board, dict[str, LegalOrders], dict[str, list[str]]]]:
+    """Boards with the legal orders and random orders of each power, until each kind of orders was seen."""
+    dice, board, missing = random.Random(seed), Board.start(), set(OrderKind)
+    while missing:
+        legal = board.legal_orders()
+        orders = {power: player("random")(own, dice, board) for power, own in legal.items()}
+        if new := missing & {own.kind for own in legal.values()}:
+            missing -= new
+            yield board, legal, orders
+        board.step(orders)
+
+
+def config(folder: Path, eos: int) -> None:
+    (folder / "config.json").write_text(json.dumps({"eos_token_id": eos, "max_position_embeddings": 4096}))
+
+
+@pytest.fixture(scope="module")
+def sentencepiece(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Encode]:
+    """A model's folder with this tokenizer, and the oracle."""
+    from mistral_common.tokens.tokenizers.sentencepiece import SentencePieceTokenizer
+    from transformers import LlamaTokenizer
+
+    folder = tmp_path_factory.mktemp("sentencepiece")
+    shutil.copy(SENTENCEPIECE, folder / "tokenizer.model")
+    LlamaTokenizer.from_pretrained(folder).save_pretrained(folder)
+    oracle = SentencePieceTokenizer(str(SENTENCEPIECE))
+    config(folder, oracle.eos_id)
+    return folder, lambda text: oracle.encode(text, bos=False, eos=False)
+
+
+@pytest.fixture(scope="module")
+def tekken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Encode]:
+    """A model's folder with this tokenizer and its chat template, and the oracle."""
+    from mistral_common.tokens.tokenizers.tekken import Tekkenizer
+    from transformers.integrations.mistral import convert_tekken_tokenizer
+
+    folder = tmp_path_factory.mktemp("tekken")
+    convert_tekken_tokenizer(str(TEKKEN)).save_pretrained(folder)
+    oracle = Tekkenizer.from_file(TEKKEN)
+    config(folder, oracle.eos_id)
+    return folder, lambda text: oracle.encode(text, bos=False, eos=False)
+
+
+def check(folder: Path, oracle: Encode, prompts: PromptSettings) -> None:
+    """Prompts and answers are those of the oracle, and legal tables spell and read back any answer."""
+    tokens = Tokens(Codec(folder), prompts)
+    codec, tables, dice = tokens.codec, tokens.tables, random.Random(3)
+    for board, legal, orders in positions():
+        for power, own in legal.items():
+            text = rules_text(prompts) + board_text(board) + power_text(own, board, prompts)
+            ids = tokens.prompt_ids(board, own)
+            assert ids == oracle(text)
+            answer = "\n".join(answer_lines(orders[power], own, prompts.order_notation))
+            spelled = tables.spell(orders[power], own)
+            assert ids + spelled[:-1] == oracle(text + answer) and spelled[-1] == codec.eos_id
+            table, node, drawn = tables.table(own), 0, []
+            table.legal_sets(spelled)
+            while node != END:
+                drawn.append(dice.choice(table.allowed(node).tolist()))
+                node = table.advance(node, drawn[-1])
+            read = tables.read(drawn, own)
+            assert own.admits(read) and tables.spell(read, own) == drawn
+            for options in own.options:
+                codec_ids = {codec.encode_order(order) for order in options}
+                assert len(codec_ids) == len(options)
+
+
+@pytest.mark.parametrize("notation", ["full", pytest.param("slot", marks=pytest.mark.system)])
+def test_sentencepiece_spells_prompts_and_answers_as_in_the_whole_text(sentencepiece, notation: str):
+    check(*sentencepiece, PromptSettings.model_validate({"order_notation": notation, "legal_orders": "factored"}))
+
+
+def test_every_order_of_several_positions_follows_a_line_break_in_one_spelling(sentencepiece):
+    folder, oracle = sentencepiece
+    codec, start = Codec(folder), len(oracle("ORDERS:\n"))
+    for _, legal, _ in positions(seed=5):
+        orders = {order for own in legal.values() for options in own.options for order in options}
+        for order in orders:
+            assert list(codec.encode_order(order)) == oracle(f"ORDERS:\n{order}")[start:]
+            assert list(codec.encode_order(order)) != oracle(order), "a text of its own begins with a space"
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(("listed", "notation"), [("none", "full"), ("factored", "slot")])
+def test_tekken_spells_prompts_and_answers_as_in_the_whole_text(tekken, listed: str, notation: str):
+    check(*tekken, PromptSettings.model_validate({"chat": "none", "order_notation": notation, "legal_orders": listed}))
+
+
+def check_chat(folder: Path, file: Path, oracle: Encode) -> None:
+    """Prompts in the template are the oracle's chats, then the cue."""
+    from mistral_common.protocol.instruct.messages import SystemMessage, UserMessage
+    from mistral_common.protocol.instruct.request import ChatCompletionRequest
+    from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
+
+    tokens, theirs = Tokens(Codec(folder), PromptSettings(chat="template")), MistralTokenizer.from_file(str(file))
+    cue = oracle("ORDERS:\n")
+    for board, legal, orders in positions():
+        for power, own in legal.items():
+            body = (board_text(board) + power_text(own, board, cue="")).removesuffix("\n")
+            messages = [SystemMessage(content=rules_text().removesuffix("\n")), UserMessage(content=body)]
+            request = ChatCompletionRequest(messages=messages)
+            assert tokens.prompt_ids(board, own) == [*theirs.encode_chat_completion(request).tokens, *cue]
+            tokens.tables.table(own).legal_sets(tokens.tables.spell(orders[power], own))
+
+
+def test_sentencepiece_within_a_chat_template_gives_the_ids_of_mistral_common(sentencepiece, tmp_path: Path):
+    folder, oracle = sentencepiece
+    shutil.copytree(folder, tmp_path / "chat")
+    (tmp_path / "chat" / "chat_template.jinja").write_text(MISTRAL)
+    check_chat(tmp_path / "chat", SENTENCEPIECE, oracle)
+
+
+@pytest.mark.system
+def test_tekken_within_its_own_chat_template_gives_the_ids_of_mistral_common(tekken):
+    folder, oracle = tekken
+    check_chat(folder, TEKKEN, oracle)
