@@ -12,10 +12,9 @@ import numpy as np
 
 from decoding.codec import Codec
 from decoding.open_set import open_sets
+from decoding.thinking import thinking_of
 
 Ints = Sequence[int] | np.ndarray
-_MARKERS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
-"""Begin and end of a thought in tokenizers that have a token for each; in all others the line break ends a thought."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,13 +61,12 @@ def thought_of(
 
 def read_thought(ids: Sequence[int], codec: Codec) -> tuple[str, bool]:
     """The text of thought tokens without the end marker, and whether the thought was ended by force."""
-    by_force = ids[-1] != _end_marker(codec)
+    by_force = ids[-1] != _marker(codec)
     return codec.decode(ids if by_force else ids[:-1]), by_force
 
 
-def _end_marker(codec: Codec) -> int:
-    for marks in _MARKERS:
-        begin, end = (codec.encode_prompt((mark,)) for mark in marks)
-        if len(begin) == len(end) == 1:
-            return end[0]
-    return codec.separator_id
+def _marker(codec: Codec) -> int:
+    """The id that ends a thought, which does not depend on the budget."""
+    thinking = thinking_of(codec, 1)
+    assert thinking is not None
+    return thinking.marker

@@ -242,7 +242,7 @@ def report_of(found: Coverage, count: int, thinking: Thinking | None = None) -> 
         set_aside=len(found.set_aside),
         seconds=0.0,
         engine_work=None if rows is None else _add_thoughts(_engine_work(rows), rows, thinking),
-        engine_ms=None if rows is None else float(np.median(rows["engine_ms"].to_numpy())),
+        engine_ms=None if rows is None else _median(rows, "engine_ms"),
     )
 
 
@@ -258,8 +258,14 @@ def _engine_work(rows: pa.Table) -> EngineWork:
         cached_tokens=int(rows["cached_tokens"].to_numpy().sum()),
         completion_tokens=int(np.count_nonzero(is_token)),
         forced_tokens=int(np.count_nonzero(legal_ids[is_token] == 1)),
-        **{name: float(np.median(rows[name].to_numpy())) for name in ("queue_ms", "prefill_ms", "decode_ms")},
+        queue_ms=_median(rows, "queue_ms"),
+        prefill_ms=_median(rows, "prefill_ms"),
+        decode_ms=_median(rows, "decode_ms"),
     )
+
+
+def _median(rows: pa.Table, column: str) -> float:
+    return float(np.median(rows[column].to_numpy()))
 
 
 def _add_thoughts(work: EngineWork, rows: pa.Table, thinking: Thinking | None) -> EngineWork:

@@ -85,7 +85,7 @@ def make_json_model(root: Path, settings: TinyModelSettings) -> Path:
 
 def _make(folder: Path, settings: TinyModelSettings) -> None:
     games = [position for number in range(settings.source_games) for position in _teacher_game(settings, number)]
-    tiny._save_tokenizer(games, settings, folder)
+    tiny._save_tokenizer(games, settings, folder, after_thought="")
     model = tiny._new_model(settings, tiny.DEFAULT_PROMPTS, folder)
     model.config.save_pretrained(folder)
     codec = Codec(folder)
@@ -94,6 +94,7 @@ def _make(folder: Path, settings: TinyModelSettings) -> None:
         games,
         settings.model_copy(update={"imitation_positions": max(1, min(ROWS_A_STEP, 3 * settings.imitation_positions))}),
         codec,
+        None,
         lambda stage, done, total: reporter().stage(f"model of the old way: {stage}", done, total),
     )
     model.save_pretrained(folder)
@@ -108,7 +109,7 @@ def _teacher_game(settings: TinyModelSettings, number: int) -> list["tiny._Posit
         legal = board.legal_orders()
         orders = {power: teacher(choice, dice, board) for power, choice in legal.items()}
         found += [
-            tiny._Position(shared=(HEAD, ""), decisions=((json_prompt(board, choice), tuple(orders[power])),))
+            tiny._Position(shared=(HEAD, ""), decisions=((json_prompt(board, choice), (), tuple(orders[power])),))
             for power, choice in legal.items()
             if not choice.is_forced
         ]
