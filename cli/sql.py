@@ -51,8 +51,9 @@ def sql(
     """Query a run's rows with DuckDB's SQL, also while it trains. Nothing is locked or changed. Ctrl-C ends the query.
 
     Views: decisions (a row each), groups (advantage groups), batches (what each step trained on; trained: without what a fork
-    left behind), plies, orders, tokens (a row per completion position, with its text), lag, snapshots, standings (which
-    groups the next step could train on), metrics (step, name, value), workers, worker_log, devices (its GPUs), refused.
+    left behind), plies, orders, tokens (a row per completion position, with its text), thoughts (how long each is), lag,
+    snapshots, standings (which groups the next step could train on), metrics (step, name, value), workers, worker_log, devices
+    (its GPUs), refused.
 
     Examples
 

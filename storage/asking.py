@@ -25,13 +25,13 @@ from storage.suggestions import suggest_names
 from telemetry.errors import InputError
 
 VIEWS = (
-    "decisions", "groups", "batches", "plies", "orders", "tokens", "lag", "snapshots", "standings", "metrics", "workers",
-    "worker_log", "devices", "refused", "trained",
+    "decisions", "groups", "batches", "plies", "orders", "tokens", "thoughts", "lag", "snapshots", "standings", "metrics",
+    "workers", "worker_log", "devices", "refused", "trained",
 )  # fmt: skip
 QUERIES = {file.stem: file.read_text() for file in sorted((Path(__file__).parent / "queries").glob("*.sql"))}
 """Ready queries by name; the first line of each says what it answers."""
 _VIEWS_SQL = Path(__file__).with_name("views.sql").read_text()
-_LISTS = ("decision_id", "input_ids", "prompt_len", "behaviour_logprobs", "legal_offsets", "orders")
+_LISTS = ("decision_id", "input_ids", "prompt_len", "behaviour_logprobs", "legal_ids", "legal_offsets", "orders")
 _READ_ONLY = {duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN}
 _FETCHED_ROWS = 10_000  # rows per record batch from DuckDB
 GIB = 2**30

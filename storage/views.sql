@@ -1,6 +1,6 @@
 -- Views for queries, beside the index's own tables.
 
--- Every completion position: token, logprob, number of legal tokens.
+-- Every completion position: token, logprob, number of legal tokens. A thought token has an open set (decoding/open_set.py).
 CREATE VIEW tokens AS
 SELECT
     decision_id,
@@ -8,9 +8,21 @@ SELECT
     input_ids[prompt_len + place + 1] AS token,
     token_text(token) AS "text",
     behaviour_logprobs[place + 1] AS logprob,
-    legal_offsets[place + 2] - legal_offsets[place + 1] AS legal_tokens,
-    legal_tokens = 1 AS forced
+    CASE
+        WHEN legal_ids[legal_offsets[place + 1] + 1] < 0 THEN legal_ids[legal_offsets[place + 1] + 2] - 1
+        ELSE legal_offsets[place + 2] - legal_offsets[place + 1]
+    END AS legal_tokens,
+    legal_tokens = 1 AS forced,
+    legal_ids[legal_offsets[place + 1] + 1] < 0 AS thought
 FROM (SELECT *, unnest(range(len(behaviour_logprobs))) AS place FROM payload);
+
+-- Every decision: the tokens of its thought, the first of its completion, and their log-probability.
+CREATE VIEW thoughts AS
+SELECT
+    decision_id,
+    len(list_filter(legal_ids, lambda id: id < 0))::INTEGER AS thought_tokens,
+    coalesce(list_sum(behaviour_logprobs[:thought_tokens]), 0) AS logprob
+FROM payload;
 
 -- Policy lag of the rows of each step.
 CREATE VIEW lag AS
