@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -13,11 +14,14 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
+from decoding.open_set import open_set
 from storage.answers import Form, json_lines
 from storage.asking import ask, connect
 from storage.interruptible import run_interruptible
 from storage.runs import RunPaths
+from storage.shards import publish_shard
 from telemetry.errors import InputError
+from tests.storage.make_rows import make_decision, make_ply
 
 ODD = {
     "blob": (r"'ab\xAA'::blob", r"ab\xAA", r"ab\xAA"),
@@ -100,6 +104,25 @@ def test_tokens_have_their_text_which_is_looked_up_once_and_only_where_it_is_ask
         rows = ask(run, "from tokens").to_pylist()
     assert rows and all(row["text"] == (f"<{row['token']}>" if row["token"] % 2 else None) for row in rows)
     assert sorted(looked) == sorted({row["token"] for row in rows})
+
+
+def test_a_thought_token_may_be_nearly_any_id_and_thoughts_are_counted(paths: RunPaths, publish: Callable[..., Any]):
+    """A thought of two tokens below 600, then a forced token and a choice of two; a row without a thought has 0 tokens."""
+    sets = {"legal_ids": [*open_set(5, 600).tolist(), *open_set(5, 600).tolist(), 9, 3, 4], "legal_offsets": [0, 2, 4, 5, 7]}
+    thinking = {"input_ids": [1, 1, 8, 599, 9, 4], "prompt_len": 2, "behaviour_logprobs": [-6.0, -5.5, 0.0, -0.5]} | sets
+    rows = [make_decision(random.Random(0), fork=0, **thinking), make_decision(random.Random(1), fork=1)]
+    publish_shard(paths, "p0", 0, rows, [make_ply(fork=fork) for fork in (0, 1)], {}, next_start_group=1)
+    with connect(paths.root) as run:
+        thoughts = {row.pop("decision_id"): row for row in ask(run, "from thoughts").to_pylist()}
+        tokens = ask(run, "from tokens order by place").to_pylist()
+        counted = ask(run, "select decision_id, n_branching from decisions where fork = 0").to_pylist()
+    own = [row for row in tokens if row["decision_id"] == rows[0].decision_id]
+    assert [(row["legal_tokens"], row["forced"], row["thought"]) for row in own] == [
+        (599, False, True), (599, False, True), (1, True, False), (2, False, False),
+    ]  # fmt: skip
+    assert thoughts[rows[0].decision_id] == {"thought_tokens": 2, "logprob": -11.5}
+    assert thoughts[rows[1].decision_id] == {"thought_tokens": 0, "logprob": 0.0}
+    assert counted == [{"decision_id": rows[0].decision_id, "n_branching": 3}]
 
 
 def test_an_answer_and_a_query_are_bounded_in_memory(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from storage.gather import Batch
-from tests.training.batches import VOCABULARY, three_levels
+from tests.training.batches import VOCABULARY, three_levels, with_thoughts
 from training.row_checks import RowLimits, find_trainable_rows, select_rows
 
 MODEL = RowLimits(vocabulary=VOCABULARY, longest=128)
@@ -49,6 +49,21 @@ def too_long(batch: Batch) -> Batch:
     return replace(longer, input_ids=np.insert(batch.input_ids, first, [1] * more).astype(np.int32), input_offsets=offsets)
 
 
+def thinking(drawn: int, *legal: int) -> Callable[[Batch], Batch]:
+    """The first completion token is `drawn`, over the legal set `legal`; all other rows begin with a thought too."""
+
+    def spoil(batch: Batch) -> Batch:
+        batch = with_thoughts(batch, 1, excluded=7, end=60)
+        batch = changed(batch, "input_ids", int(batch.input_offsets[BAD] + batch.prompt_lens[BAD]), drawn)
+        at = int(batch.completion_offsets[BAD])
+        first, end, offsets = batch.legal_offsets[at], batch.legal_offsets[at + 1], batch.legal_offsets.copy()
+        offsets[at + 1 :] += len(legal) - 2
+        ids = np.concatenate([batch.legal_ids[:first], np.array(legal, np.int32), batch.legal_ids[end:]])
+        return replace(batch, legal_ids=ids, legal_offsets=offsets)
+
+    return spoil
+
+
 FAULTS: dict[str, tuple[Callable[[Batch], Batch], str]] = {
     "its own token": (lacking_its_token, "lacks the token that was drawn"),
     "an empty legal set": (with_no_legal_token, "lacks the token that was drawn"),
@@ -59,6 +74,12 @@ FAULTS: dict[str, tuple[Callable[[Batch], Batch], str]] = {
     "too long": (too_long, "longer than the 128 tokens that the model reads"),
     "foreign token": (lambda b: changed(b, "input_ids", int(b.input_offsets[BAD]), VOCABULARY), "beyond the model's vocabulary"),
     "negative token": (lambda b: changed(b, "input_ids", int(b.input_offsets[BAD]), -1), "beyond the model's vocabulary"),
+    "the id that ends a completion in a thought": (thinking(7, -8, 60), "a token that no thought may hold"),
+    "the end of an open set in a thought": (thinking(60, -8, 60), "a token that no thought may hold"),
+    "an open set beyond the vocabulary": (thinking(3, -8, VOCABULARY + 1), "beyond the model's vocabulary"),
+    "an open set that excludes none of its ids": (thinking(3, -61, 60), "beyond the model's vocabulary"),
+    "an open set of three numbers": (thinking(3, -8, 3, 60), "beyond the model's vocabulary"),
+    "an open set of one number": (thinking(3, -8), "beyond the model's vocabulary"),
     "temperature": (lambda b: changed(b, "temperatures", BAD, 0.0), "temperature is not a positive number"),
     "return": (lambda b: changed(b, "returns", BAD, float("inf")), "return is not a finite number"),
 }
@@ -73,8 +94,9 @@ def test_a_row_at_fault_is_named_and_its_group_left_out(spoil, why):
 
 
 def test_sound_rows_all_stay():
-    kept, refused = find_trainable_rows(three_levels(), MODEL)
-    assert kept.tolist() == list(range(12)) and refused == []
+    for batch in (three_levels(), thinking(59, -8, 60)(three_levels()), thinking(0, -VOCABULARY, VOCABULARY)(three_levels())):
+        kept, refused = find_trainable_rows(batch, MODEL)
+        assert kept.tolist() == list(range(12)) and refused == []
 
 
 def test_rows_outside_any_group_go_alone():

@@ -97,6 +97,23 @@ def test_the_divergence_is_told_where_it_was_measured():
     assert found["train/kl_p50"] == pytest.approx(0.2) and found["train/kl_weight"] == 0.25
 
 
+def test_thoughts_and_orders_are_told_apart_only_where_there_are_thoughts():
+    thought, kl = np.array([True, False, True]), np.array([0.1, 0.2, 0.3], np.float32)
+    first = gauges(1, [0, 0, 1], in_thought=thought, slope=np.array([-0.1, 0.4, 0.2], np.float32), kl=kl)
+    second = gauges(2, [2, 3], slope=np.array([0.0, -0.3], np.float32))
+    found = update_metrics([update(first), update(second)])
+    assert found["train/thought_tokens"] == 2 and found["train/thought_slope_share"] == pytest.approx(0.3)
+    assert found["train/thought_kl_mean"] == pytest.approx(0.2) and found["train/order_kl_mean"] == pytest.approx(0.2)
+    assert found["train/thought_log_ratio_mean"] == pytest.approx(np.abs(first.log_ratio[thought]).mean())
+    orders = [*first.entropy[~thought], *second.entropy]
+    assert found["train/order_entropy_mean"] == pytest.approx(np.mean(orders)) and found["train/branching_tokens"] == 5
+    check(found)
+    plain = update_metrics([update(second)])
+    assert not [name for name in plain if "thought" in name or "order" in name]
+    unmeasured = update_metrics([update(gauges(1, [0, 1, 2], in_thought=thought))])
+    assert "train/thought_slope_share" not in unmeasured and "train/thought_kl_mean" not in unmeasured
+
+
 @pytest.mark.parametrize(("weights", "share"), [([1, 1, 1, 1], 1.0), ([1, 0, 0, 0], 0.25), ([3, 1], 0.8), ([0, 0], 0.0)])
 def test_effective_samples_are_a_share_of_the_samples(weights: list[float], share: float):
     assert effective_share(np.array(weights, float)) == pytest.approx(share)

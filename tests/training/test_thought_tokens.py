@@ -85,7 +85,7 @@ class Naive:
 
     def probes(self) -> torch.Tensor:
         """Legal masses of the probed tokens."""
-        return self.mass[probed(np.array(self.places)) & ~np.array(self.thoughts)]
+        return self.mass[torch.from_numpy(probed(np.array(self.places)) & ~np.array(self.thoughts))]
 
     def step(self, settings: TrainingSettings, advantages: np.ndarray) -> tuple[float, torch.Tensor]:
         """Loss and gradient of the update."""
@@ -94,7 +94,7 @@ class Naive:
         terms = terms - settings.legal_mass_weight * self.probes().log().mean()
         slopes = torch.tensor([part.slope for part in parts], dtype=torch.float64)
         gradients = torch.autograd.grad((slopes * self.chosen).sum() + terms, self.weights, retain_graph=True)
-        return sum(part.loss for part in parts) + float(terms), torch.cat([part.flatten() for part in gradients])
+        return sum(part.loss for part in parts) + float(terms.detach()), torch.cat([part.flatten() for part in gradients])
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +127,7 @@ def test_loss_gradient_and_figures_are_those_of_every_id_written_out(loss: str, 
     figures = {
         "entropy": naive.entropy,
         "kl": naive.kl,
-        "log_ratio": naive.chosen.detach() - batch.behaviour_logprobs[naive.places],
+        "log_ratio": naive.chosen - torch.from_numpy(batch.behaviour_logprobs[naive.places]),
     }
     for name, values in figures.items():
         np.testing.assert_allclose(getattr(seen, name)[order], values.detach().numpy(), atol=2e-5)
@@ -152,7 +152,7 @@ def test_thought_tokens_are_counted_as_branching_tokens_and_take_no_list_of_ids(
         assert micro.legal_ids.shape[1] <= 5 and set(zip(micro.excluded, micro.end, strict=True)) == {(7, 60), (8, 64)}
 
 
-@pytest.mark.parametrize("rows", [1, 2, 5, 10_000])
+@pytest.mark.parametrize("rows", [1, 5])
 def test_the_size_of_a_chunk_changes_neither_loss_nor_gradient(rows: int, monkeypatch):
     terms = {"kl_weight": 0.3, "entropy_weight": 0.1}
     policy, batch = thinking_policy(SETTINGS.model_copy(update=terms)), thinking_batch()
@@ -163,16 +163,16 @@ def test_the_size_of_a_chunk_changes_neither_loss_nor_gradient(rows: int, monkey
 
 
 class LargestLogits(TorchDispatchMode):
-    """Notes the most rows of a tensor whose last dimension is the vocabulary."""
+    """Notes the most rows of a tensor whose last dimension is the vocabulary; views of the head do not count."""
 
-    def __init__(self, vocabulary: int) -> None:
+    def __init__(self, head: torch.Tensor) -> None:
         super().__init__()
-        self.vocabulary, self.rows = vocabulary, 0
+        self.vocabulary, self.head, self.rows = len(head), head.data_ptr(), 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
         for tensor in made if isinstance(made, tuple | list) else [made]:
-            if isinstance(tensor, torch.Tensor) and tensor.shape[-1:] == (self.vocabulary,):
+            if isinstance(tensor, torch.Tensor) and tensor.shape[-1:] == (self.vocabulary,) and tensor.data_ptr() != self.head:
                 self.rows = max(self.rows, tensor.numel() // self.vocabulary)
         return made
 
@@ -180,13 +180,13 @@ class LargestLogits(TorchDispatchMode):
 def test_no_more_logits_than_a_chunk_are_in_one_tensor(monkeypatch):
     terms, vocabulary = {"kl_weight": 0.3, "entropy_weight": 0.1}, 997
     model, batch = base(), thinking_batch()
-    model.resize_token_embeddings(vocabulary)  # no other dimension has this size
+    model.resize_token_embeddings(vocabulary, mean_resizing=False)  # no other dimension has this size
     policy = policy_of(model, SETTINGS.model_copy(update=terms))
     probes = probed_tokens(batch, range(len(batch.returns)))
     monkeypatch.setattr(training.thought_logprobs, "CHUNK_LOGITS", 4 * vocabulary + 1)
     updater = Updater(policy, SETTINGS.model_copy(update=terms | {"token_budget": 4096}))
     updater.layout._checked = True  # its padded forward makes logits of every order token
-    with LargestLogits(vocabulary) as largest:
+    with LargestLogits(model.lm_head.weight) as largest:
         updater.accumulate(batch, range(len(batch.returns)), batch.returns.astype(np.float32))
     assert largest.rows == max(4, probes) < thought_tokens(batch, range(len(batch.returns))) / 3
 
