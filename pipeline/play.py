@@ -258,7 +258,9 @@ def _engine_work(rows: pa.Table) -> EngineWork:
         cached_tokens=int(rows["cached_tokens"].to_numpy().sum()),
         completion_tokens=int(np.count_nonzero(is_token)),
         forced_tokens=int(np.count_nonzero(legal_ids[is_token] == 1)),
-        **{name: float(np.median(rows[name].to_numpy())) for name in ("queue_ms", "prefill_ms", "decode_ms")},
+        queue_ms=float(np.median(rows["queue_ms"].to_numpy())),
+        prefill_ms=float(np.median(rows["prefill_ms"].to_numpy())),
+        decode_ms=float(np.median(rows["decode_ms"].to_numpy())),
     )
 
 
