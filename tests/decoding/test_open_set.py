@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from decoding.open_set import excluded_ids, open_set, open_sets
+from decoding.open_set import excluded_ids, nth_id, open_set, open_sets, set_size
 
 
 def test_an_open_set_is_told_from_a_list_and_names_the_id_that_it_leaves_out():
@@ -21,3 +21,10 @@ def test_an_open_set_is_told_from_a_list_and_names_the_id_that_it_leaves_out():
 def test_an_open_set_excludes_one_of_its_own_ids(excluded: int):
     with pytest.raises(ValueError, match="excludes one of its 9 ids"):
         open_set(excluded, 9)
+
+
+@pytest.mark.parametrize("excluded", [0, 3, 8])
+def test_the_ids_of_a_set_can_be_counted_off_listed_or_open(excluded: int):
+    listed = np.array([token for token in range(9) if token != excluded])
+    for legal in (listed, open_set(excluded, 9)):
+        assert [nth_id(legal, number) for number in range(set_size(legal))] == listed.tolist()

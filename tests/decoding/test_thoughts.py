@@ -28,7 +28,7 @@ def thinker(run_of_before: RunPaths, request: pytest.FixtureRequest) -> Codec:
 
 
 def ids(codec: Codec, text: str) -> list[int]:
-    return codec.encode_prompt((text,))
+    return list(codec.encode(text))
 
 
 def test_without_tokens_for_thinking_the_line_break_ends_a_thought(codec: Codec):

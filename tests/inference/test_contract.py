@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from decoding.legal_table import TableBuilder
+from decoding.thinking import thinking_of
 from game.board import Board
 from inference.adapter_check import WEIGHTS_FILE, adapter_hash_of, version_in
 from records.generation import Generation, GenerationRequest
@@ -31,7 +33,12 @@ def ask(positions, tokens, request) -> Callable[..., list[GenerationRequest]]:
     """Requests for all powers of some positions, with ids of their own: `ask("label", positions=3)`."""
 
     def build(
-        label: str, *, positions_: int = 2, temperature: float = 1.0, version: int | None = None
+        label: str,
+        *,
+        positions_: int = 2,
+        temperature: float = 1.0,
+        version: int | None = None,
+        tables: TableBuilder = tokens.tables,
     ) -> list[GenerationRequest]:
         found = []
         for snapshot in positions[:positions_]:
@@ -41,7 +48,7 @@ def ask(positions, tokens, request) -> Callable[..., list[GenerationRequest]]:
                     GenerationRequest(
                         request_id=f"{request.node.name}/{label}/{len(found)}",
                         prompt_ids=tokens.prompt_ids(board, legal),
-                        table=tokens.tables.table(legal),
+                        table=tables.table(legal),
                         seed=7000 + len(found),
                         temperature=temperature,
                         snapshot_id=snapshot.snapshot_id,
@@ -113,6 +120,8 @@ def expected_logprobs(model: Any, request: GenerationRequest, generation: Genera
     for position, token in enumerate(generation.token_ids.tolist()):
         row = logits[len(request.prompt_ids) + position - 1]
         legal = legal_ids[offsets[position] : offsets[position + 1]].tolist()
+        if legal[0] < 0:
+            legal = [id_ for id_ in range(legal[1]) if id_ != -1 - legal[0]]
         found.append(float(row[token] - torch.logsumexp(row[legal], 0)))
     return np.array(found)
 
@@ -149,6 +158,53 @@ def test_logprobs_are_those_of_the_masked_policy_without_and_with_an_adapter(
     assert {(each.policy.version, each.policy.adapter_hash) for each in generations} == {(version, adapter_hash_of(adapters[0]))}
     assert gap(adapted[0], requests, generations) < 1e-4
     assert gap(reference, requests, generations) > 0.05, "the adapter moves nothing: nobody would see it ignored"
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_a_thought_is_drawn_from_all_ids_but_the_end_of_sequence_and_orders_follow(
+    run, contender, ask, draw, publish, tokens, reference, make_adapter, temperature
+):
+    """Requests that think, of two rules, beside others that do not: each is drawn as if it were alone."""
+    codec, idle = tokens.codec, publish(make_adapter(seed=3, scale=0.0))
+    thinking = thinking_of(codec, 6)
+    assert thinking is not None
+    shorter = replace(thinking, rule=replace(thinking.rule, end=codec.vocabulary_size - 100))
+    requests = [
+        request
+        for label, way in (("thinks", thinking), ("plain", None), ("shorter", shorter))
+        for request in ask(label, positions_=3, temperature=temperature, version=idle, tables=TableBuilder(codec, thinking=way))
+    ]
+    before = run(contender.engine.stats())
+    generations = draw(requests)
+    after = run(contender.engine.stats())
+    assert gap(reference, requests, generations) < 1e-4
+    drawn, forced = [], 0
+    for request, generation in zip(requests, generations, strict=True):
+        ids, offsets = request.table.legal_sets(generation.token_ids.tolist())  # raises unless whole and legal
+        forced += int((np.diff(offsets) == 1).sum())
+        assert not generation.logprobs[np.diff(offsets) == 1].any()
+        if request.table.thought is not None:
+            drawn.append(int((ids < 0).sum()))
+            thought, _ = thinking.split(generation.token_ids.tolist())
+            assert codec.eos_id not in thought and all(token < request.table.thought.end for token in thought)
+    assert max(drawn) == 6 > min(drawn), "all thoughts were ended by their marker, or all by their budget"
+    assert after.forced_tokens - before.forced_tokens == forced
+    alone = [draw([replace(request, request_id=f"{request.request_id}/alone")])[0] for request in requests[::15]]
+    assert same(generations[::15], alone)
+
+
+def test_a_thought_of_foreign_ids_or_beyond_the_longest_request_is_refused_alone(contender, run, ask, draw, tokens):
+    thinking = thinking_of(tokens.codec, 6)
+    assert thinking is not None
+    good = ask("good", positions_=1, tables=TableBuilder(tokens.codec, thinking=thinking))
+    for number, changed in enumerate(({"end": 10**6}, {"budget": 10**6})):
+        rule = replace(thinking.rule, **changed)
+        longest = good[0].table.longest - thinking.rule.budget + rule.budget
+        table = replace(good[0].table, thought=rule, longest=longest, _bytes=None, _sound=False)
+        with pytest.raises(EngineError) as refusal:
+            run(contender.engine.generate(replace(good[0], request_id=f"{good[0].request_id}/bad {number}", table=table)))
+        assert not isinstance(refusal.value, EngineLostError | VersionGoneError)
+    assert len(draw(good)) == len(good) and run(contender.engine.stats()).running == 0
 
 
 def test_every_completion_is_a_legal_order_set_and_forced_tokens_are_certain(ask, draw):

@@ -1,11 +1,13 @@
 """Draws follow the masked policy at the temperature asked for, and depend on the seed alone."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from decoding.legal_table import END, LegalTable
+from decoding.thinking import ThoughtRule
 from inference.legal_draw import PartialCompletion, draw
 
 
@@ -91,3 +93,40 @@ def test_the_smallest_temperature_there_is_draws_the_likeliest():
     assert draw(partials, [partial.allowed() for partial in partials], np.tile(np.array([1.0, 2.0, -3.0], np.float32), 9)) == []
     assert {tuple(partial.token_ids) for partial in partials} == {(5,)}
     assert {partial.logprobs[0] for partial in partials} == {0.0}
+
+
+def thought(budget: int, *, excluded: int) -> LegalTable:
+    """A thought below 6 that 3 ends; then 4; then the end of sequence, `excluded`."""
+    found = table({3: 1}, {4: 2}, {excluded: END})
+    return replace(found, longest=budget + 3, thought=ThoughtRule(budget=budget, end=6, excluded=excluded))
+
+
+@pytest.mark.parametrize("excluded", [0, 2, 5])
+@pytest.mark.parametrize("thrown", [None, 0.0, 1 - 2**-53], ids=["any", "lowest", "highest"])
+def test_a_thought_token_is_any_id_but_the_excluded_one_as_often_as_the_policy_says(excluded: int, thrown: float | None):
+    ids = [token for token in range(6) if token != excluded]
+    logits = np.array([0.3, -1.0, 1.1, 0.0, 0.7], np.float32)
+    exact = np.exp(logits.astype(np.float64))
+    exact /= exact.sum()
+    partials = [PartialCompletion(thought(9, excluded=excluded), seed, 1.0) for seed in range(8000)]
+    if thrown is not None:
+        for partial in partials:
+            partial.draw_uniform = lambda: thrown  # type: ignore[method-assign]
+    draw(partials, [partial.allowed() for partial in partials], np.tile(logits, len(partials)))
+    if thrown is not None:
+        assert {partial.token_ids[0] for partial in partials} == {ids[0 if thrown == 0 else -1]}
+        return
+    for token, share in zip(ids, exact, strict=True):
+        seen = [partial for partial in partials if partial.token_ids[0] == token]
+        assert abs(len(seen) / len(partials) - share) < 4 * math.sqrt(share * (1 - share) / len(partials))
+        assert seen[0].logprobs[0] == pytest.approx(math.log(share), abs=1e-9)
+        assert seen[0].done == (token == 3), "the marker, and what must follow it, ends this completion"
+
+
+def test_after_the_budget_the_marker_is_forced_and_costs_no_draw():
+    partial = PartialCompletion(thought(2, excluded=5), 0, 1.0)
+    for token in (1, 0):
+        assert not partial.done and partial.allowed().tolist() == [-6, 6]
+        partial.take(token, -0.5)
+    assert partial.done and partial.token_ids == [1, 0, 3, 4, 5] and partial.forced == 3
+    assert partial.logprobs == [-0.5, -0.5, 0.0, 0.0, 0.0]

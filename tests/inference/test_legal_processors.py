@@ -10,6 +10,7 @@ import inspect
 import itertools
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,6 +35,7 @@ from vllm.v1.worker.gpu.sample.logits_processor import (
 )
 
 from decoding.legal_table import END, LegalTable, TableBuilder
+from decoding.thinking import Thinking, ThoughtRule, thinking_of
 from game.legal import LegalOrders, OrderKind
 from inference import legal_arena
 from inference.legal_admission import START_KEY, TABLE_KEY
@@ -83,10 +85,18 @@ class Request:
     """A request in flight, and what the oracle says of it."""
 
     def __init__(
-        self, table: LegalTable | None, sets: Sequence[tuple[int, ...]], prompt: int, *, at_first_choice: bool = False
+        self,
+        table: LegalTable | None,
+        sets: Sequence[tuple[int, ...]],
+        prompt: int,
+        *,
+        at_first_choice: bool = False,
+        thinking: Thinking | None = None,
     ) -> None:
-        """With `at_first_choice` the prompt ends with what every set begins with."""
-        head, start = table.forced(0) if table is not None and at_first_choice else ([], 0)
+        """With `at_first_choice` the prompt ends with what every set begins with; with `thinking` a thought comes first."""
+        self.thinking = thinking
+        can_skip = table is not None and thinking is None and at_first_choice
+        head, start = table.forced(0) if table is not None and can_skip else ([], 0)
         if start == END:
             head, start = [], 0
         extra = None if table is None else {TABLE_KEY: table.to_bytes(), START_KEY: start}
@@ -100,8 +110,20 @@ class Request:
         """The tokens that go on spelling a legal set; None: any."""
         if self._sets is None:
             return None
-        length = len(self.output)
-        return {ids[length] for ids in self._sets if len(ids) > length and ids[:length] == tuple(self.output)} or None
+        begun, sets = tuple(self.output), self._sets
+        if self.thinking is not None:
+            rule, marker = self.thinking.rule, self.thinking.marker
+            if marker not in begun:
+                return {marker} if len(begun) >= rule.budget else {*range(rule.end)} - {rule.excluded}
+            begun = begun[begun.index(marker) + 1 :]
+            sets = [(*self.thinking.closing, *ids) for ids in sets]
+        length = len(begun)
+        return {ids[length] for ids in sets if len(ids) > length and ids[:length] == begun} or None
+
+    @property
+    def thinks(self) -> bool:
+        """Whether its next token is one of a thought."""
+        return self.thinking is not None and self.thinking.marker not in self.output
 
 
 class RunnerV1:
@@ -252,8 +274,36 @@ def test_finite_is_exactly_what_a_legal_set_may_go_on_with(
         follow_requests(runner(), tokens, choices, random.Random(seed))
 
 
-def follow_requests(engine: Any, tokens: Tokens, choices: list[LegalOrders], dice: random.Random) -> None:
-    builder = TableBuilder(tokens.codec)
+@RUNNERS
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    choices=st.lists(legal_orders(), min_size=1, max_size=3),
+    seed=st.integers(0, 2**32),
+    room=st.sampled_from([1, 1 << 14]),
+    rules=st.lists(
+        st.tuples(st.sampled_from([1, 2, 5]), st.sampled_from([640, VOCABULARY])), min_size=1, max_size=2, unique=True
+    ),
+)
+def test_before_a_thought_ends_finite_is_everything_but_the_end_of_sequence(
+    tokens: Tokens, runner: type, choices: list[LegalOrders], seed: int, room: int, rules: list[tuple[int, int]]
+):
+    """Requests that think, of one rule or two, among others that do not."""
+    thinking = thinking_of(tokens.codec, 1)
+    assert thinking is not None and tokens.codec.vocabulary_size <= 640
+    ways = [replace(thinking, rule=replace(thinking.rule, budget=budget, end=end)) for budget, end in rules]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(legal_arena, "LEAST_EDGES", room)
+        follow_requests(runner(), tokens, choices, random.Random(seed), [None, *ways])
+
+
+def follow_requests(
+    engine: Any,
+    tokens: Tokens,
+    choices: list[LegalOrders],
+    dice: random.Random,
+    ways: Sequence[Thinking | None] = (None,),
+) -> None:
+    builders = {way: TableBuilder(tokens.codec, thinking=way) for way in ways}
     spelled = {legal: spelled_sets(tokens, legal) for legal in choices}
     running: list[Request] = []
     aside: list[Request] = []
@@ -268,8 +318,10 @@ def follow_requests(engine: Any, tokens: Tokens, choices: list[LegalOrders], dic
         room -= len(fresh)
         for _ in range(dice.randint(0, room) if step < 40 else 0):
             legal = dice.choice(choices)
-            table = builder.table(legal) if dice.random() < 0.8 else None
-            fresh.append(Request(table, spelled[legal], dice.randint(1, 9), at_first_choice=dice.random() < 0.5))
+            way = dice.choice(ways)
+            table = builders[way].table(legal) if dice.random() < 0.8 else None
+            way = None if table is None else way
+            fresh.append(Request(table, spelled[legal], dice.randint(1, 9), at_first_choice=dice.random() < 0.5, thinking=way))
         running = [request for request in kept if request not in put_aside] + fresh
         aside += put_aside
         rows = list(engine.step(gone + put_aside, fresh, dice))
@@ -285,6 +337,8 @@ def follow_requests(engine: Any, tokens: Tokens, choices: list[LegalOrders], dic
             keep = list(range(VOCABULARY)) if allowed is None else sorted(allowed)
             assert torch.isfinite(masked[row]).nonzero().flatten().tolist() == keep
             assert torch.equal(masked[row, keep], before[row, keep])
+            if request.thinks and dice.random() < 0.3:
+                allowed = {tokens.codec.separator_id}
             unbound = allowed is None and len(request.output) < 5
             request.output.append(
                 dice.randrange(100, VOCABULARY) if unbound else dice.choice(sorted(allowed or [tokens.codec.eos_id]))
@@ -319,6 +373,84 @@ def test_a_token_outside_its_table_frees_its_row_alone_and_is_counted(runner: ty
     if token >= 0 or runner is RunnerV2:  # V1 shows a token that it does not know yet as -1
         assert torch.isfinite(masked[rows[strayed]]).all()
         assert engine.processor.illegal_tokens == 1
+
+
+def thoughtful_table(budget: int = 3, *, end: int = VOCABULARY, excluded: int = 9) -> LegalTable:
+    """A thought that 7 ends, then 8, then 5 or 6, then 9."""
+    return LegalTable(
+        offsets=np.array([0, 1, 2, 4, 5], np.int32),
+        token_ids=np.array([7, 8, 5, 6, 9], np.int32),
+        next_nodes=np.array([1, 2, 3, 3, END], np.int32),
+        longest=budget + 4,
+        thought=ThoughtRule(budget=budget, end=end, excluded=excluded),
+    )
+
+
+def thought_request(table: LegalTable) -> Request:
+    assert table.thought is not None
+    thinking = Thinking(cue="", marker=7, closing=(8,), rule=table.thought)
+    return Request(table, [(5, 9), (6, 9)], 2, thinking=thinking)
+
+
+@RUNNERS
+@pytest.mark.parametrize("token", [9, 650, VOCABULARY, 2**31 - 1], ids=["end of sequence", "beyond", "outside", "largest"])
+def test_a_token_that_no_thought_may_contain_frees_its_row_alone_and_is_counted(runner: type, token: int):
+    engine, dice = runner(), random.Random(0)
+    strayed, good = (thought_request(thoughtful_table(end=650)) for _ in range(2))
+    list(engine.step([], [strayed, good], dice))
+    engine.apply(torch.zeros(2, VOCABULARY))
+    strayed.output.append(token)
+    good.output.append(5)
+    rows = dict(engine.step([], [], dice))
+    masked = engine.apply(torch.zeros(2, VOCABULARY))
+    assert torch.isfinite(masked[rows[good]]).nonzero().flatten().tolist() == [t for t in range(650) if t != 9]
+    assert torch.isfinite(masked[rows[strayed]]).all() and engine.processor.illegal_tokens == 1
+
+
+@RUNNERS
+def test_requests_that_do_not_think_cost_no_operation_for_thoughts(runner: type, monkeypatch: pytest.MonkeyPatch):
+    """Also after one that thought has gone."""
+    engine, dice, thoughts = runner(), random.Random(0), []
+    plain = legal_arena.LegalArena._mask_thoughts
+    monkeypatch.setattr(legal_arena.LegalArena, "_mask_thoughts", lambda *arguments: (thoughts.append(1), plain(*arguments))[1])
+    gone: list[Request] = []
+    for thinks in (False, True, False):
+        request = thought_request(thoughtful_table()) if thinks else Request(simple_table(5, 6), [(5, 9), (6, 9)], 2)
+        if runner is RunnerV2 and gone:
+            engine._free = [engine._slots[gone[0]]]  # V2 is not told of free slots: the next request takes this one
+            engine._slots.clear()
+            list(engine.step([], [request], dice))
+        else:
+            list(engine.step(gone, [request], dice))
+        thoughts.clear()
+        engine.apply(torch.zeros(1, VOCABULARY))
+        assert bool(thoughts) == thinks
+        gone = [request]
+
+
+@pytest.mark.parametrize("processor", [LegalOrderProcessor, LegalOrderProcessorV2], ids=["V1", "V2"])
+def test_a_thought_that_breaks_a_rule_is_refused_at_admission(processor):
+    RunnerV1(), RunnerV2()  # admission knows the vocabulary of the engine
+
+    def ask(table: LegalTable, **changed: Any) -> None:
+        usual: dict[str, Any] = {"max_tokens": 7, "stop_token_ids": [9], "ignore_eos": True}
+        processor.validate_params(SamplingParams(**usual | changed, extra_args={TABLE_KEY: table.to_bytes()}))
+
+    ask(thoughtful_table())
+    for table, sentence in (
+        (thoughtful_table(0), "at least 1"),
+        (thoughtful_table(end=VOCABULARY + 1), "outside the vocabulary"),
+        (thoughtful_table(excluded=7), "another one ends"),
+        (replace(thoughtful_table(), longest=4), "but has one of 7"),
+        (replace(thoughtful_table(), token_ids=np.array([9, 8, 5, 6, 9], np.int32)), "without a single token that ends it"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            ask(table)
+    for changed in ({"ignore_eos": False}, {"stop_token_ids": [9, 11]}):
+        with pytest.raises(ValueError, match="so no other may stop the request"):
+            ask(thoughtful_table(), **changed)
+    with pytest.raises(ValueError, match="max_tokens 6 would cut a completion of 7 tokens"):
+        ask(thoughtful_table(), max_tokens=6)
 
 
 def test_v1_waits_for_a_token_that_is_not_known_yet():

@@ -1,0 +1,231 @@
+"""A completion may begin with a thought: any ids but the end of sequence, a bounded number of them, then its end marker."""
+
+import itertools
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import AddedToken, Tokenizer
+
+from decoding.codec import Codec
+from decoding.legal_table import END, LegalTable, TableBuilder
+from decoding.open_set import nth_id, open_set, set_size
+from decoding.thinking import Thinking, ThoughtRule, thinking_of
+from game.legal import LegalOrders, OrderKind
+from rollouts.fork import Tokens
+from telemetry.errors import DataError
+
+RETREAT = LegalOrders(
+    power="ITALY", kind=OrderKind.RETREAT, sites=("A VEN",), options=(("A VEN D", "A VEN R ROM", "A VEN R TUS"),), picks=1
+)
+BUILD = LegalOrders(
+    power="RUSSIA",
+    kind=OrderKind.BUILD,
+    sites=("MOS", "STP"),
+    options=(("A MOS B",), ("A STP B", "F STP/NC B")),
+    picks=2,
+)
+
+
+def small_thought(budget: int = 2, *, end: int = 6, excluded: int = 5) -> LegalTable:
+    """A thought below `end`, ended by 3; then 4; then 1 or 2; then 5."""
+    return LegalTable(
+        offsets=np.array([0, 1, 2, 4, 5], np.int32),
+        token_ids=np.array([3, 4, 1, 2, 5], np.int32),
+        next_nodes=np.array([1, 2, 3, 3, END], np.int32),
+        longest=budget + 4,
+        thought=ThoughtRule(budget=budget, end=end, excluded=excluded),
+    )
+
+
+@pytest.mark.parametrize("budget", [1, 2, 3])
+def test_exactly_the_thoughts_within_the_budget_may_come_before_the_orders(budget: int):
+    table = LegalTable.from_bytes(small_thought(budget).to_bytes(), 6)
+    answers = [[4, 1, 5], [4, 2, 5]]
+    free = [0, 1, 2, 4]  # neither the marker 3 nor the end of sequence 5
+    wanted = {
+        (*thought, 3, *answer)
+        for length in range(budget + 1)
+        for thought in itertools.product(free, repeat=length)
+        for answer in answers
+    }
+    found = set()
+    for length in range(1, budget + 6):
+        for completion in itertools.product(range(6), repeat=length) if length < 6 else ():
+            try:
+                table.legal_sets(completion)
+            except DataError:
+                continue
+            found.add(completion)
+    assert found == {completion for completion in wanted if len(completion) < 6}
+    assert max(map(len, wanted)) == table.longest
+    for completion in wanted:
+        ids, offsets = table.legal_sets(completion)
+        drawn = min(completion.index(3) + 1, budget)
+        for place, token in enumerate(completion):
+            legal = ids[offsets[place] : offsets[place + 1]].tolist()
+            assert (legal == open_set(5, 6).tolist()) == (place < drawn)
+            assert place < drawn or token in legal
+
+
+def test_a_thought_state_forces_nothing_and_the_end_of_the_budget_forces_the_marker():
+    table = small_thought()
+    assert table.forced(table.start) == ([], table.start)
+    last = table.advance(table.start, 0)
+    assert table.forced(last) == ([], last)
+    assert table.forced(table.advance(last, 1)) == ([3, 4], 2)
+    assert table.forced(table.advance(last, 3)) == ([4], 2)
+
+
+@pytest.mark.parametrize("token", [5, 6, -1, 10**6])
+def test_a_thought_holds_neither_the_end_of_sequence_nor_a_foreign_id(token: int):
+    with pytest.raises(DataError, match="not legal in a thought"):
+        small_thought().advance(small_thought().start, token)
+
+
+def test_bytes_round_trip_and_a_table_without_a_thought_has_the_bytes_that_it_always_had(tokens: Tokens):
+    table = small_thought()
+    again = LegalTable.from_bytes(table.to_bytes(), 6)
+    assert (again.thought, again.longest, again.start) == (table.thought, table.longest, table.start) and again.is_sound
+    plain = tokens.tables.table(RETREAT)
+    header = [1, len(plain.offsets) - 1, len(plain.token_ids), plain.longest]
+    assert plain.to_bytes() == np.concatenate([header, plain.offsets, plain.token_ids, plain.next_nodes]).astype("<i4").tobytes()
+
+
+@pytest.mark.parametrize(
+    ("table", "sentence"),
+    [
+        (small_thought(0), "must be at least 1"),
+        (small_thought(-3), "must be at least 1"),
+        (small_thought(end=7), "outside the vocabulary of 6"),
+        (small_thought(end=0), "outside the vocabulary of 6"),
+        (small_thought(excluded=4), "another one ends its completions"),
+        (small_thought(end=5), "another one ends its completions"),
+        (small_thought(excluded=-1), "another one ends its completions"),
+        (replace(small_thought(), longest=4), "longest completion of 4 tokens, but has one of 6"),
+        (replace(small_thought(), token_ids=np.array([5, 4, 1, 2, 5], np.int32)), "without a single token that ends it"),
+        (
+            replace(
+                small_thought(),
+                offsets=np.array([0, 2, 3, 5, 6], np.int32),
+                token_ids=np.array([0, 3, 4, 1, 2, 5], np.int32),
+                next_nodes=np.array([1, 1, 2, 3, 3, END], np.int32),
+            ),
+            "without a single token that ends it",
+        ),
+    ],
+    ids=[
+        "no budget",
+        "negative",
+        "beyond",
+        "empty",
+        "not the end",
+        "end beyond",
+        "no id",
+        "length",
+        "marker ends",
+        "two markers",
+    ],
+)
+def test_a_received_thought_that_breaks_a_rule_is_refused(table: LegalTable, sentence: str):
+    with pytest.raises(DataError, match=sentence):
+        LegalTable.from_bytes(table.to_bytes(), 6)
+
+
+def test_a_thought_whose_marker_is_no_thought_token_is_refused():
+    table = replace(small_thought(end=6), token_ids=np.array([9, 4, 1, 2, 5], np.int32))
+    with pytest.raises(DataError, match="without a single token that ends it"):
+        LegalTable.from_bytes(table.to_bytes(), 20)
+
+
+def test_every_single_integer_changed_is_refused_or_still_a_sound_table():
+    words = np.frombuffer(small_thought().to_bytes(), "<i4")
+    for place in range(len(words)):
+        for value in (-7, -1, 0, 1, 3, words[place] + 1, 2**31 - 1):
+            altered = words.copy()
+            altered[place] = value
+            try:
+                table = LegalTable.from_bytes(altered.tobytes(), 6)
+            except DataError:
+                continue
+            state, length, lowest = table.start, 0, True
+            while state != END:  # the longest completion: never the marker before it must be, then the deepest branch
+                legal = table.allowed(state)
+                ids = [nth_id(legal, number) for number in range(set_size(legal))]
+                assert all(0 <= token < 6 for token in ids)
+                if state < END:
+                    assert ids and table.thought is not None and table.thought.excluded not in ids
+                    state = table.advance(state, next(token for token in ids if token != table.token_ids[0]))
+                else:
+                    state, lowest = table.advance(state, ids[-1 if lowest else 0]), False
+                length += 1
+            assert length <= table.longest <= 8
+
+
+@pytest.mark.parametrize("legal", [RETREAT, BUILD], ids=lambda legal: legal.kind)
+@pytest.mark.parametrize("notation", ["full", "slot"])
+def test_orders_after_a_thought_are_spelled_read_and_weighed_as_without(tokens: Tokens, legal: LegalOrders, notation):
+    codec = tokens.codec
+    thinking = thinking_of(codec, 4)
+    assert thinking is not None
+    plain, tables = TableBuilder(codec, notation), TableBuilder(codec, notation, thinking=thinking)
+    table, without = tables.table(legal), plain.table(legal)
+    assert table.longest == 4 + 1 + len(thinking.closing) + without.longest
+    chosen = [legal.options[-1][-1], *["WAIVE"] * (legal.picks - 1)]
+    orders = plain.spell(chosen, legal)
+    for thought in ([], [7], [7, 8, 9, 10]):
+        completion = thinking.enclose(thought, orders)
+        assert thinking.split(completion) == (thought, orders)
+        assert tables.read(completion, legal) == plain.read(orders, legal) == chosen
+        weights = np.linspace(-3, -1, len(completion)).tolist()
+        assert tables.order_logprobs(completion, weights) == plain.order_logprobs(orders, weights[-len(orders) :])
+        ids, offsets = table.legal_sets(completion)
+        expected, bounds = without.legal_sets(orders)
+        assert ids[-len(expected) :].tolist() == expected.tolist()
+        assert (offsets[-len(bounds) :] - offsets[-len(bounds)]).tolist() == bounds.tolist()
+        assert int((ids < 0).sum()) == min(len(thought) + 1, 4)
+        assert LegalTable.from_bytes(table.to_bytes(), codec.vocabulary_size).legal_sets(completion)[0].tolist() == ids.tolist()
+
+
+@pytest.mark.parametrize("cut", [0, 3, 5])
+def test_a_thought_that_does_not_end_is_refused(tokens: Tokens, cut: int):
+    thinking = thinking_of(tokens.codec, 4)
+    assert thinking is not None
+    with pytest.raises(DataError):
+        thinking.split(thinking.enclose([7, 8, 9, 10], [3])[:cut])
+    with pytest.raises(DataError):
+        thinking.split(thinking.enclose([7, 8, 9, 10, 11], [3]))
+
+
+def test_without_tokens_for_it_a_thought_is_a_line(tokens: Tokens):
+    thinking = thinking_of(tokens.codec, 4)
+    assert thinking is not None and thinking.cue == "THOUGHT:\n"
+    assert tokens.codec.decode([thinking.marker, *thinking.closing]) == "\nORDERS:\n"
+    assert thinking.rule == ThoughtRule(budget=4, end=tokens.codec.vocabulary_size, excluded=tokens.codec.eos_id)
+    assert thinking_of(tokens.codec, 0) is None
+
+
+@pytest.mark.parametrize(("opening", "marker"), [("<think>", "</think>"), ("[THINK]", "[/THINK]")])
+def test_a_tokenizer_with_tokens_for_thinking_uses_them(model: Path, tmp_path: Path, opening: str, marker: str):
+    thinking = thinking_of(codec_with(model, tmp_path, opening, marker), 4)
+    assert thinking is not None and thinking.cue == f"{opening}\n"
+    codec = Codec(tmp_path)
+    assert thinking.marker == codec.single_token(marker) != codec.separator_id
+    assert codec.decode([thinking.marker, *thinking.closing]) == f"{marker}\n\nORDERS:\n"
+    assert thinking.rule.end == codec.vocabulary_size == Codec(model).vocabulary_size + 2
+
+
+def test_one_of_the_two_tokens_is_not_enough(model: Path, tmp_path: Path):
+    thinking = thinking_of(codec_with(model, tmp_path, "</think>"), 4)
+    assert isinstance(thinking, Thinking) and thinking.cue == "THOUGHT:\n"
+
+
+def codec_with(model: Path, folder: Path, *added: str) -> Codec:
+    """The codec of the small model, with added tokens."""
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in added])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "config.json").write_text(json.dumps(json.loads((model / "config.json").read_text())))
+    return Codec(folder)
