@@ -77,7 +77,7 @@ def test_a_run_from_before_a_setting_was_added_does_what_it_did(tmp_path: Path):
         paths.settings.write_text(json.dumps(without))
         assert settings_of(paths).prompts.chat == side_settings(paths).prompts.chat == "none"
     assert resumed_settings([], {"run": "old", "runs_root": tmp_path}).prompts.chat == "none"
-    with pytest.raises(InputError, match="started with prompts.chat 'none' and cannot continue with 'template'"):
+    with pytest.raises(InputError, match=r"started with prompts.chat 'none' and cannot continue with 'template'"):
         resumed_settings([], {"run": "old", "runs_root": tmp_path, "prompts": {"chat": "template"}})
 
 
