@@ -6,6 +6,7 @@ Made-up decisions use the words of real orders. No two of them share a table or 
 import json
 import random
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -195,7 +196,7 @@ async def roll_out_group(
 ) -> tuple[list[tuple[GenerationRequest, Generation]], list[LegalOrders]]:
     """Roll out one start group with the policy as all seven powers; returns generations and legal orders of the tables."""
     recording, tables = RecordingEngine(engine), RecordingTables(model_tokens.tables)
-    tokens = Tokens(model_tokens.codec, model_tokens.prompts)
+    tokens = copy(model_tokens)
     tokens.tables = tables  # type: ignore[assignment]
     await roll_out(
         [StartGroup(number=number, snapshot=snapshot, power=None)],

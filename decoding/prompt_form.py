@@ -143,7 +143,7 @@ def _sample_prompts(
         legal = board.legal_orders()
         orders = {power: player("random")(own, dice, board) for power, own in legal.items()}
         shown = board_text(board)
-        for kind in {own.kind for own in legal.values() if seen[own.kind] < _SAMPLES_OF_A_KIND}:
+        for kind in sorted({own.kind for own in legal.values() if seen[own.kind] < _SAMPLES_OF_A_KIND}):
             seen[kind] += 1
             samples += [
                 PromptSample(

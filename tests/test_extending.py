@@ -35,7 +35,7 @@ from telemetry.extensions import found_extensions
 from tests.command import ROOT
 
 PAGE = (ROOT / "docs" / "extending.md").read_text()
-BLOCKS = dict(re.findall(r"^```(?:python|toml) (\S+)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE))
+BLOCKS = dict(re.findall(r"^```(?:python|toml|jinja) (\S+)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE))
 """File that an example belongs to -> the example."""
 ENTRY_POINTS = tomllib.loads(BLOCKS["pyproject.toml"])["project"]["entry-points"]
 HOLDS = "def bot(legal, rng, board=None):\n    return [f'{unit} H' for unit in legal.sites]\n"
@@ -144,6 +144,22 @@ def test_the_loss_of_the_page_is_the_formula_that_it_states(documented: Path):
     expected = [-math.exp(a - b) * w for a, b, w in zip(now[:2], then[:2], worth[:2], strict=True)]
     assert found.loss.tolist() == pytest.approx([*expected, 0.0]) and found.left_out.tolist() == [False, False, True]
     assert kind.denominator(3, 2) == 3
+
+
+def test_the_chat_template_of_the_page_holds_a_prompt(model: Path, tmp_path: Path):
+    from decoding.codec import Codec
+    from game.prompt_settings import PromptSettings
+    from game.prompts import board_text, power_text
+    from rollouts.deciders import Tokens
+    from tests.chat_models import chat_model
+
+    folder = chat_model(model, tmp_path / "model", BLOCKS["chat_template.jinja"])
+    tokens, board = Tokens(Codec(folder), PromptSettings(chat="template")), Board.start()
+    legal = board.legal_orders()["FRANCE"]
+    text = tokens.codec.decode(tokens.prompt_ids(board, legal))
+    assert text.startswith("<|begin|><|system|>\nDiplomacy without press.")
+    assert text.endswith(f"<|user|>\n{board_text(board)}{power_text(legal, board, cue='').strip()}\n<|assistant|>\nORDERS:\n")
+    assert tokens.form.after_rules.moved == tokens.form.after_board.moved == 0
 
 
 LOSS = """import torch

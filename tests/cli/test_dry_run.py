@@ -15,6 +15,7 @@ from inference.memory_plan import read_shape
 from pipeline.plans.find_model import tiny_shape
 from pipeline.run_settings import layered_settings
 from storage.runs import RunPaths
+from tests.chat_models import NO_GENERATION_PROMPT, NO_SYSTEM, QWEN, chat_model
 from training.settings import TinyModelSettings
 
 HEAVY = ("vllm", "prefect", "wandb")
@@ -190,6 +191,22 @@ def test_what_cannot_run_is_refused_before_anything_begins(entente, taken: Path,
     assert {name: held for name, held in content(entente.folder).items() if "/.prefect" not in name} == before
 
 
+def test_the_plan_names_the_chat_format_and_where_prompts_are_cut(entente, model: Path):
+    spaced = QWEN.replace("m.role + '\\n'", "m.role + ' '").replace("'<|im_end|>\\n'", "'<|im_end|>'")
+    folder = chat_model(model, entente.folder / "spaced", spaced)
+    words = ["train", "--dry-run", "--json", "--inference.model", str(folder)]
+    plan = json.loads(entente(*words, "--prompts.chat", "template").stdout)["prompts"]
+    assert plan["chat_format"] == "the model's chat template; the rules are its system part"
+    merged = "cut 1 character earlier, because the tokenizer merges across it: 1 token less shared in a prompt"
+    assert (plan["end_of_the_rules"], plan["end_of_the_board"]) == (merged, "cut there")
+    shared = (plan["tokens_shared_by_all_prompts"], plan["tokens_shared_by_a_position_about"], plan["tokens_of_a_power_about"])
+    plain = json.loads(entente(*words, "--prompts.chat", "none").stdout)
+    assert plain["prompts"]["chat_format"] == "none: prompts are plain text"
+    assert 0 < plain["prompts"]["tokens_shared_by_all_prompts"] < shared[0] and min(shared) > 0
+    tiny = json.loads(entente("train", "--dry-run", "--json").stdout)
+    assert tiny["prompts"] == {"chat_format": "none: prompts are plain text"}
+
+
 HUB_MODEL = "/api/models/Qwen/Qwen2.5-1.5B-Instruct"
 
 
@@ -234,7 +251,7 @@ def test_a_hub_model_that_is_not_here_is_asked_for_and_not_fetched(entente, hub:
     assert Hub.asked == [HUB_MODEL]
     plan = json.loads(done.stdout)
     assert plan["reused_or_made"]["model"] == "to be downloaded from the hub, which has it"
-    assert "unknown" in plan["memory"]["needed"]
+    assert "unknown" in plan["memory"]["needed"] and "unknown" in plan["prompts"]["chat_format"]
     assert list(entente.folder.iterdir()) == []
 
 
@@ -270,6 +287,27 @@ def test_the_plan_names_the_engine_that_draws(entente, engine: str):
     plan = json.loads(done.stdout)
     assert plan["engine"]["kind"].startswith("torch draws" if engine == "torch" else "vllm")
     assert ("longest_sequences_held" in plan["memory"]) and ("block_tokens" in plan["engine"]) == (engine == "auto")
+
+
+@pytest.mark.parametrize("dry", [["--dry-run"], []], ids=["planned", "started"])
+@pytest.mark.parametrize(
+    ("template", "sentence"),
+    [
+        (None, "prompts.chat is 'template', but model '{model}' has no chat template: set prompts.chat to 'auto' or 'none'"),
+        (NO_SYSTEM, "the chat template of model '{model}' drops or changes the system part, which holds the rules: correct"),
+        (NO_GENERATION_PROMPT, "the chat template of model '{model}' writes no generation prompt, the head of the model's turn"),
+    ],
+    ids=["none", "no system part", "no generation prompt"],
+)
+def test_a_chat_template_that_cannot_be_used_is_refused_before_anything_begins(
+    entente, model: Path, template: str | None, sentence: str, dry: list[str]
+):
+    folder = model if template is None else chat_model(model, entente.folder / "model", template)
+    before = content(entente.folder)
+    done = entente("train", "--inference.model", str(folder), "--prompts.chat", "template", *dry)
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 2 and line.startswith("entente: " + sentence.format(model=folder))
+    assert content(entente.folder) == before
 
 
 def test_a_device_that_is_not_there_is_refused(entente):

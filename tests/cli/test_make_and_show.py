@@ -28,6 +28,7 @@ def test_a_model_is_made_once_and_says_how_it_was_made(entente):
     assert f"vocabulary {len(tokenizer['model']['vocab'])}, " in shown.stdout
     config = json.loads((entente.folder / folder / "config.json").read_text())
     assert f"longest sequence {config['max_position_embeddings']} tokens" in shown.stdout
+    assert "chat format none: prompts are plain text" in shown.stdout
 
 
 def test_a_cache_is_built_once_and_shows_what_it_holds(entente, prefect_server: str):

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.removed_settings import REMOVED, without_removed
 from pipeline.rollout_side import side_settings
-from pipeline.run_settings import RunSettings, layered_settings, settings_of
+from pipeline.run_settings import RunSettings, layered_settings, resumed_settings, settings_of
 from pipeline.setting_names import setting_names
 from storage.runs import RunPaths
 from telemetry.errors import InputError
@@ -67,6 +67,18 @@ def test_a_run_of_an_earlier_version_opens_as_it_is(tmp_path: Path, capsys: pyte
     paths = stored(tmp_path, dict(REMOVED))
     assert settings_of(paths) == layered_settings("laptop", (), {"run": "old", "runs_root": tmp_path})
     assert side_settings(paths).run == "" and capsys.readouterr() == ("", "")
+
+
+def test_a_run_from_before_a_setting_was_added_does_what_it_did(tmp_path: Path):
+    paths = stored(tmp_path, {})
+    tree = json.loads(paths.settings.read_text())
+    assert tree["prompts"].pop("chat") == "auto"
+    for without in (tree, {name: inner for name, inner in tree.items() if name != "prompts"}):
+        paths.settings.write_text(json.dumps(without))
+        assert settings_of(paths).prompts.chat == side_settings(paths).prompts.chat == "none"
+    assert resumed_settings([], {"run": "old", "runs_root": tmp_path}).prompts.chat == "none"
+    with pytest.raises(InputError, match=r"started with prompts.chat 'none' and cannot continue with 'template'"):
+        resumed_settings([], {"run": "old", "runs_root": tmp_path, "prompts": {"chat": "template"}})
 
 
 def test_a_stored_value_that_no_row_depends_on_is_said_and_left_behind(tmp_path: Path, caplog: pytest.LogCaptureFixture):

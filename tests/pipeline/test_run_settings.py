@@ -65,6 +65,7 @@ def test_every_preset_is_sound(name: str):
         ({"cache": {"players": ("random", "nobody")}}, "cache: There is no scripted player 'nobody'"),
         ({"storage": {"blend": {"luck": 1.0}}}, "storage.blend weighs luck: There is no reward component 'luck'"),
         ({"evaluation": {"positions": 9999}}, "evaluation.positions 9999 exceeds cache.held_out_snapshots"),
+        ({"prompts": {"chat": "template"}}, "a tiny model has no chat template: set prompts.chat to 'auto'"),
         ({"run": "../elsewhere"}, "cannot name a folder"),
         ({"stepz": 1}, "there is no setting 'stepz'"),
         ({"training": {"lora": 1}}, "there is no setting 'training.lora'"),
