@@ -17,6 +17,7 @@ from transformers import (
 )
 
 from decoding.legal_table import END, LegalTable
+from decoding.open_set import nth_id, set_size
 from records.generation import Generation, GenerationRequest
 
 VOCABULARY = 200
@@ -97,6 +98,11 @@ def requests_beyond_the_window(name: str) -> list[GenerationRequest]:
     ]
 
 
+def listed(legal: np.ndarray) -> list[int]:
+    """All ids of a legal set."""
+    return [nth_id(legal, number) for number in range(set_size(legal))]
+
+
 def gaps(model: Any, requests: Sequence[GenerationRequest], found: Sequence[Generation]) -> list[float]:
     """Largest difference of each completion's log-probabilities from those of a plain forward of `model` in float32."""
     differences = []
@@ -105,9 +111,7 @@ def gaps(model: Any, requests: Sequence[GenerationRequest], found: Sequence[Gene
         with torch.no_grad():
             logits = model(torch.tensor([[*each.prompt_ids, *ids]])).logits[0, len(each.prompt_ids) - 1 : -1].double()
         legal, offsets = each.table.legal_sets(ids)
-        expected = [
-            float(row[token] - torch.logsumexp(row[legal[offsets[place] : offsets[place + 1]].tolist()], 0))
-            for place, (row, token) in enumerate(zip(logits, ids, strict=True))
-        ]
+        sets = [listed(legal[offsets[place] : offsets[place + 1]]) for place in range(len(ids))]
+        expected = [float(row[token] - torch.logsumexp(row[own], 0)) for row, token, own in zip(logits, ids, sets, strict=True)]
         differences.append(float(np.abs(np.array(expected) - generation.logprobs).max()))
     return differences

@@ -14,7 +14,9 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from vllm.v1.outputs import LogprobsLists
 
-from decoding.legal_table import END, LegalTable
+from decoding.legal_table import END, LegalTable, TableBuilder
+from decoding.thinking import thinking_of
+from game.board import Board
 from inference.embedded import EmbeddedEngine
 from inference.engine import EngineStats
 from inference.forced_jump import ForcedJump, _add_forced_logprobs, _jump_limit
@@ -61,6 +63,19 @@ def test_a_request_takes_as_many_passes_as_it_has_choices(host, vllm_engine, pos
         assert after.completion_tokens - before.completion_tokens == len(generation.token_ids)
         assert after.drawn_tokens - before.drawn_tokens == choices(request, generation)
         assert after.forced_tokens - before.forced_tokens == len(generation.token_ids) - choices(request, generation)
+
+
+def test_a_thought_takes_a_pass_for_each_drawn_token_and_none_for_what_must_follow_it(host, vllm_engine, positions, tokens):
+    tables = TableBuilder(tokens.codec, thinking=thinking_of(tokens.codec, 5))
+    legal = Board.restore(positions[0]).legal_orders()
+    for plain, own in zip(requests_for(positions[:1], tokens, label="thoughts"), legal.values(), strict=True):
+        request = replace(plain, table=tables.table(own))
+        before = stats(host, vllm_engine)
+        generation = draw(host, vllm_engine, [request])[0]
+        after = stats(host, vllm_engine)
+        assert (request.table.legal_sets(generation.token_ids.tolist())[0] < 0).any()
+        assert after.engine_steps - before.engine_steps == choices(request, generation)
+        assert after.drawn_tokens - before.drawn_tokens == choices(request, generation)
 
 
 def test_without_it_every_token_after_the_first_choice_is_a_pass(host, plain, positions, tokens):

@@ -12,8 +12,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
-from decoding.legal_table import LegalTable
-from inference import torch_lane
+from decoding.legal_table import END, LegalTable
+from decoding.thinking import ThoughtRule
+from inference import torch_lane, torch_model
 from inference.adapter_check import adapter_hash_of, version_in
 from inference.settings import InferenceSettings
 from inference.torch_engine import TorchEngine
@@ -110,6 +111,44 @@ def test_each_family_of_models_is_drawn_from_as_transformers_has_it(host, tmp_pa
     found = use(host, tmp_path, lambda engine: draw(engine, requests), max_sequences=8, max_batched_tokens=300)
     assert max(gaps(tmp_path, requests, found)) < 1e-4
     assert sum(int((generation.logprobs < -0.01).sum()) for generation in found) > 60
+
+
+def thoughtful(table: LegalTable, budget: int, end: int) -> LegalTable:
+    """`table` after a thought of ids below `end`, ended by 150."""
+    return LegalTable.from_bytes(
+        LegalTable(
+            offsets=np.append(0, table.offsets + 1).astype(np.int32),
+            token_ids=np.append(150, table.token_ids).astype(np.int32),
+            next_nodes=np.append(1, np.where(table.next_nodes == END, END, table.next_nodes + 1)).astype(np.int32),
+            longest=budget + 1 + table.longest,
+            thought=ThoughtRule(budget=budget, end=end, excluded=199),
+        ).to_bytes()
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_thoughts_are_drawn_in_parts_of_the_head_and_of_the_batch(host, folder, monkeypatch, dtype: str):
+    """Beside requests that do not think, which read only the rows of the head that they need."""
+    monkeypatch.setattr(torch_model, "_HEAD_PART", 64)
+    monkeypatch.setattr(torch_lane, "_OPEN_LOGITS", 500)
+    rows: list[int] = []
+    plain = torch_model.TorchModel.open_logits
+    monkeypatch.setattr(
+        torch_model.TorchModel,
+        "open_logits",
+        lambda self, states, *rule: (rows.append(len(states)), plain(self, states, *rule))[1],
+    )
+    requests = [
+        request(str(number), prompt, seed=number, table=thoughtful(TABLE, 7, 200) if number % 3 else TABLE)
+        for number, prompt in enumerate(some_prompts(15))
+    ]
+    found = use(host, folder, lambda engine: draw(engine, requests), dtype=dtype)
+    differences = gaps(folder, requests, found)
+    assert max(differences) < 1e-4 if dtype == "float32" else np.mean(differences) < 0.5
+    assert sum(rows) == sum(
+        int((each.table.legal_sets(drawn.token_ids)[0] < 0).sum()) for each, drawn in zip(requests, found, strict=True)
+    )
+    assert set(rows) <= {1, 2} and not any(199 in drawn.token_ids[:-1] for drawn in found)
 
 
 def test_sixteen_bit_weights_draw_about_the_same_odds(host, folder):

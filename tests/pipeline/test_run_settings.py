@@ -48,6 +48,8 @@ def test_every_preset_is_sound(name: str):
     ("overrides", "sentence"),
     [
         ({"pipeline": {"buffer_depth": 3, "deterministic": False}}, "buffer_depth 3 exceeds storage.max_policy_lag 2"),
+        ({"prompts": {"thinking_tokens": 512}}, "thinking_tokens 512 leaves no room .* inference.max_model_length 512: lower"),
+        ({"prompts": {"thinking_tokens": -1}}, "thinking_tokens"),
         ({"pipeline": {"producers_min": 2, "producers_max": 1}}, "producers_min 2 exceeds pipeline.producers_max 1"),
         ({"pipeline": {"dask_address": "tcp://h:1"}}, "dask_address 'tcp://h:1' is for pipeline.task_runner 'dask'"),
         ({"pipeline": {"buffer_depth": 2}}, "deterministic needs pipeline.buffer_depth 0 or 1, not 2"),

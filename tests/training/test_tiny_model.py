@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from decoding.codec import Codec
 from decoding.model_files import max_position
+from decoding.thinking import thinking_of
 from game.prompt_settings import PromptSettings
 from training.recipe import longest_sequence, recipe_hash
 from training.settings import TinyModelSettings
@@ -90,6 +91,37 @@ def test_a_base_is_warmed_up_in_the_notation_that_it_plays(tmp_path: Path):
     assert max_position(folder) == longest_sequence(slot) > longest_sequence(PromptSettings())
     stored = json.loads((folder / "recipe.json").read_text())
     assert PromptSettings.model_validate(stored["prompts"]) == slot
+
+
+@pytest.mark.parametrize("budget", [1, 8])
+def test_a_base_that_thinks_has_seen_thoughts_of_centres_and_the_orders_that_go_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: int
+):
+    recipe = TinyModelSettings(hidden=32, layers=1, source_games=2, imitation_steps=6, imitation_positions=8)
+    prompts, seen = PromptSettings(thinking_tokens=budget), []
+    plain = language_loss
+    monkeypatch.setattr("training.tiny_model.language_loss", lambda net, rows: (seen.extend(rows), plain(net, rows))[1])
+    folder = make_tiny_model(tmp_path, recipe, prompts=prompts)
+    assert folder.name == f"tiny-{recipe_hash(recipe, prompts)}"
+    assert max_position(folder) == longest_sequence(PromptSettings()) + budget
+    codec = Codec(folder)
+    thinking = thinking_of(codec, budget)
+    assert thinking is not None and thinking.cue == "THOUGHT:\n"
+    named = 0
+    for rest, completion in (tail for row in seen for tail in row.tails):
+        assert codec.decode(rest).endswith(thinking.cue)
+        thought, orders = thinking.split(completion)
+        assert len(thought) < budget, "the model could not learn to end its thought"
+        words, spelled = codec.decode(thought).split(), codec.decode(orders)
+        assert all(f" {word}" in spelled for word in words)
+        named += len(words)
+    assert bool(named) == (budget > 1)
+
+
+def test_the_budget_of_thoughts_is_part_of_the_recipe():
+    base = TinyModelSettings()
+    hashes = {recipe_hash(base, PromptSettings(thinking_tokens=budget)) for budget in (0, 8, 9)}
+    assert len(hashes) == 3 and recipe_hash(base) in hashes
 
 
 def test_its_tokenizer_spells_units_and_provinces_with_one_token_each(model: Path):

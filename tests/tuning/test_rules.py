@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from decoding.legal_table import END
+from decoding.thinking import ThoughtRule
 from inference.settings import InferenceSettings
 from pipeline.run_settings import layered_settings
 from telemetry.errors import DataError, InputError
@@ -179,6 +180,16 @@ def test_a_recorded_decision_becomes_a_chain_as_long_as_it_under_the_same_masks(
     for token in (9, 5, 2):
         node = table.advance(node, token)
     assert node == END
+
+
+def test_a_recorded_thought_becomes_a_thought_of_as_many_tokens():
+    """Ids below 9 but for the end mark 2, twice; then the end of the thought, 6; then 4 or 7."""
+    table = chain_table([-3, 9, -3, 9, 6, 4, 7, 2], [0, 2, 4, 5, 7, 8], 2)
+    assert table.longest == 5 and table.is_sound and table.thought == ThoughtRule(budget=2, end=9, excluded=2)
+    state = table.start
+    for token in (8, 0, 6, 7, 2):
+        state = table.advance(state, token)
+    assert state == END
 
 
 def test_sets_that_do_not_end_with_the_model_s_end_mark_are_refused():

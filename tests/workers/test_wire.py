@@ -7,12 +7,14 @@ import msgpack
 import numpy as np
 import pytest
 
+from decoding.legal_table import END, LegalTable
+from decoding.thinking import ThoughtRule
 from game.board import Board
 from records.generation import Generation, GenerationCost, GenerationRequest
-from records.policy_version import PolicyVersion
+from records.policy_version import BASE, PolicyVersion
 from rollouts.fork import Tokens
 from telemetry.errors import DataError
-from workers.wire import pack_generation, pack_request, unpack_generation, unpack_request
+from workers.wire import check_answer, pack_generation, pack_request, unpack_generation, unpack_request
 
 
 @pytest.fixture
@@ -111,3 +113,37 @@ def test_an_answer_with_as_many_logprobs_as_not_tokens_is_refused():
     sent = {"token_ids": np.zeros(2, "<i4").tobytes(), "logprobs": np.zeros(1, "<f4").tobytes()}
     with pytest.raises(DataError, match="2 tokens but 1 logprobs"):
         unpack_generation(msgpack.packb(sent))
+
+
+THOUGHTFUL = LegalTable(
+    offsets=np.array([0, 1, 3, 4], np.int32),
+    token_ids=np.array([3, 1, 4, 5], np.int32),
+    next_nodes=np.array([1, 2, 2, END], np.int32),
+    longest=5,
+    thought=ThoughtRule(budget=2, end=9, excluded=5),
+)
+"""Two tokens below 9 but not 5; 3 ends the thought; then 1 or 4; then 5."""
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "logprobs", "sentence"),
+    [
+        ([3, 1, 5], [-2, -1, 0], ""),
+        ([8, 3, 1, 5], [-2, -2, -1, 0], ""),
+        ([8, 0, 3, 4, 5], [-2, -2, 0, -1, 0], ""),
+        ([5, 3, 1, 5], [-2, -2, -1, 0], "token 5 is not legal in a thought"),
+        ([9, 3, 1, 5], [-2, -2, -1, 0], "token 9 is not legal in a thought"),
+        ([8, 0, 8, 3, 4, 5], [-2, -2, -2, 0, -1, 0], "token 8 is not legal at node 0"),
+        ([8, 0, 3, 4, 5], [-2, -2, -1, -1, 0], "log-probability at position 2 is -1.0"),
+        ([8, 0, 3, 4, 5], [float("nan"), -2, 0, -1, 0], "log-probability at position 0 is nan"),
+        ([8, 0], [-2, -2], "stops before its end"),
+    ],
+    ids=["no thought", "short", "whole budget", "end of sequence", "foreign", "too long", "not certain", "no number", "cut"],
+)
+def test_an_answer_with_a_thought_is_checked_token_by_token(token_ids: list[int], logprobs: list[float], sentence: str):
+    answer = Generation(token_ids=np.array(token_ids, np.int32), logprobs=np.array(logprobs, np.float32), policy=BASE, worker="w")
+    if not sentence:
+        check_answer(answer, THOUGHTFUL, BASE)
+        return
+    with pytest.raises(DataError, match=sentence):
+        check_answer(answer, THOUGHTFUL, BASE)

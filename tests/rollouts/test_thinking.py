@@ -1,0 +1,110 @@
+"""Forks of a model that thinks before it orders: rows with open sets and exact log-probabilities, counted as they were drawn."""
+
+import asyncio
+import math
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from decoding.codec import Codec
+from decoding.open_set import set_size
+from game.board import POWERS
+from game.prompt_settings import PromptSettings
+from game.prompts import rules_text
+from pipeline.plans.rehearse_forks import rehearse
+from pipeline.play import report_of
+from records.generation import Generation, GenerationRequest
+from rollouts.fork import Tokens
+from rollouts.roll_out import RolledOut, plan_start_groups, roll_out
+from rollouts.settings import RolloutSettings
+from storage.runs import RunPaths
+from storage.schema import check_tokens, to_table
+from storage.shards import coverage, publish_shard
+from tests.conftest import UniformEngine
+from tests.pipeline.test_step_figures import NONE, figures_of
+
+BUDGET = 4
+SETTINGS = RolloutSettings(start_groups=2, forks_per_group=3, horizon_years=1, policy_powers="all")
+
+
+@pytest.fixture(scope="module")
+def thinker(model: Path) -> Tokens:
+    return Tokens(Codec(model), PromptSettings(thinking_tokens=BUDGET))
+
+
+class BriefEngine(UniformEngine):
+    """Draws uniformly, and ends thoughts after 0 to BUDGET tokens."""
+
+    def __init__(self, tokens: Tokens) -> None:
+        super().__init__()
+        assert tokens.thinking is not None
+        self.thinking = tokens.thinking
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        whole = await super().generate(request)
+        thought, orders = self.thinking.split(whole.token_ids.tolist())
+        ids = self.thinking.enclose(thought[: request.seed % (BUDGET + 1)], orders)
+        legal, offsets = request.table.legal_sets(ids)
+        sizes = [set_size(legal[first:after]) for first, after in pairwise(offsets.tolist())]
+        return replace(whole, token_ids=np.array(ids, np.int32), logprobs=-np.log(np.array(sizes)).astype(np.float32))
+
+
+@pytest.fixture(scope="module")
+def played(thinker: Tokens, positions: Any) -> RolledOut:
+    groups = plan_start_groups([(snapshot, POWERS[0]) for snapshot in positions[:2]], 0, SETTINGS)
+    return asyncio.run(roll_out(groups, BriefEngine(thinker), thinker, SETTINGS, producer="local", seed=1))
+
+
+def test_a_row_holds_an_open_set_for_each_drawn_token_of_the_thought_and_its_exact_logprob(played: RolledOut, thinker: Tokens):
+    codec, thinking, seen = thinker.codec, thinker.thinking, set()
+    assert thinking is not None and not played.failed_forks and len(played.decisions) > 40
+    rules = rules_text(thinker.prompts)
+    assert f"at most {BUDGET} tokens" in rules
+    for row in played.decisions:
+        ids, offsets = np.asarray(row.legal_ids), np.asarray(row.legal_offsets)
+        prompt, completion = row.input_ids[: row.prompt_len], row.input_ids[row.prompt_len :]
+        assert codec.decode(prompt).startswith(rules) and codec.decode(prompt).endswith("THOUGHT:\n")
+        _, orders = codec.decode(completion).split("\nORDERS:\n")
+        assert len(orders.split("\n")) == len(row.orders) and row.orders_rejected == 0
+        drawn = int((ids < 0).sum())
+        thought = completion[:drawn].tolist()
+        seen.add(drawn if thought[-1] == thinking.marker else "forced")
+        assert thinking.marker not in thought[:-1] and codec.eos_id not in thought
+        for place in range(len(completion)):
+            legal = ids[offsets[place] : offsets[place + 1]]
+            if place < drawn:
+                assert legal.tolist() == [-1 - codec.eos_id, codec.vocabulary_size]
+                expected = -math.log(codec.vocabulary_size - 1)
+            else:
+                assert completion[place] in legal and (legal >= 0).all()
+                expected = -math.log(len(legal))
+            assert row.behaviour_logprobs[place] == pytest.approx(expected, abs=1e-5)
+    assert seen == {1, 2, 3, 4, "forced"}, "thoughts of no token up to the whole budget, ended by the model or by force"
+
+
+def test_published_rows_pass_the_checks_and_give_the_figures_of_thoughts(played: RolledOut, thinker: Tokens, tmp_path: Path):
+    check_tokens(to_table(played.decisions))
+    publish_shard(RunPaths(tmp_path), "local", 0, played.decisions, played.plies, {}, next_start_group=2)
+    found = coverage(RunPaths(tmp_path), "local", 0, 2)
+    work = report_of(found, 2, thinker.thinking).engine_work
+    assert work is not None and work.thoughts == len(played.decisions)
+    assert work.thought_tokens == sum(int((np.asarray(row.legal_ids) < 0).sum()) for row in played.decisions)
+    forced = [row for row in played.decisions if row.seed % (BUDGET + 1) == BUDGET]
+    assert work.forced_thoughts == len(forced) > 0
+    figures = figures_of((report_of(found, 2, thinker.thinking),), NONE)
+    assert figures["rollout/thought_tokens_mean"] == work.thought_tokens / work.thoughts
+    assert figures["rollout/thought_forced_share"] == len(forced) / len(played.decisions)
+    assert work.forced_tokens == sum(int((np.diff(row.legal_offsets) == 1).sum()) for row in played.decisions)
+    assert not [name for name in figures_of((report_of(found, 2),), NONE) if "thought" in name], "absent, not zero"
+
+
+def test_a_rehearsal_counts_the_thought(thinker: Tokens, tokens: Tokens, positions: Any):
+    thoughtful, plain = (rehearse(positions, each, SETTINGS, 1024, 0) for each in (thinker, tokens))
+    assert thinker.thinking is not None
+    more = BUDGET + 1 + len(thinker.thinking.closing)
+    assert more - 1 < thoughtful.completion_tokens - plain.completion_tokens < more + 1
+    assert thoughtful.longest_request > plain.longest_request + BUDGET
