@@ -16,6 +16,7 @@ from statistics import mean, median
 from typing import Any
 
 from benchmarks.decode_cases import (
+    PROMPT_TOKENS,
     SHAPES,
     Case,
     InstantEngine,
@@ -29,6 +30,7 @@ from benchmarks.decode_cases import (
     roll_out_group,
     rollout_cases,
 )
+from benchmarks.large_vocabulary import large_vocabulary_figures
 from benchmarks.outcome import Outcome, Target
 from benchmarks.worker_scaling import Rates, decisions_per_s
 from decoding.codec import Codec
@@ -48,7 +50,10 @@ TARGETS = {
     "masked_over_unmasked_b32": Target(at_least=0.93),
     "masked_over_unmasked_b128": Target(at_least=0.93),
     "masked_over_unmasked_10units_b32": Target(at_least=0.85),
+    "masked_over_unmasked_131k_b32": Target(at_least=0.93),
     "table_ms": Target(at_most=0.2),
+    "table_131k_ms": Target(at_most=0.3),
+    "table_131k_ms_p95": Target(at_most=0.6),
     "batched_over_sequential": Target(at_least=4.0),
     "prefix_hit_share_first_ply": Target(at_least=0.8),
     "prefix_hit_share_all": Target(at_least=0.55),
@@ -85,10 +90,12 @@ def bench_decode(
     if settings.adapters == "auto":
         settings = settings.model_copy(update={"adapters": "merge_reload" if settings.dtype == "float32" else "slots"})
     with tempfile.TemporaryDirectory(prefix="entente-decode-") as scratch:
-        return asyncio.run(_measure(models, settings, Path(scratch), rounds=rounds, seed=seed, http=http))
+        return asyncio.run(_measure(models, settings, Path(scratch), models_root, rounds=rounds, seed=seed, http=http))
 
 
-async def _measure(models: Models, settings: InferenceSettings, scratch: Path, *, rounds: int, seed: int, http: bool) -> Outcome:
+async def _measure(
+    models: Models, settings: InferenceSettings, scratch: Path, models_root: Path, *, rounds: int, seed: int, http: bool
+) -> Outcome:
     from inference.embedded import EmbeddedEngine
 
     folder = models.full
@@ -123,6 +130,7 @@ async def _measure(models: Models, settings: InferenceSettings, scratch: Path, *
         metrics |= scaling_figures(metrics)
     finally:
         await engine.close()
+    metrics |= await large_vocabulary_figures(settings, models_root, rounds=rounds, seed=seed)
     return Outcome(benchmark="decode", metrics=metrics, targets=TARGETS)
 
 
@@ -132,7 +140,9 @@ Prompt = tuple[Sequence[int], Any]
 """Prompt ids, and vLLM's sampling parameters."""
 
 
-def masked_over_unmasked(engine: Any, tokens: Tokens, shape: Shape, *, rounds: int, seed: int) -> float:
+def masked_over_unmasked(
+    engine: Any, tokens: Tokens, shape: Shape, *, rounds: int, seed: int, prompt_tokens: int = PROMPT_TOKENS
+) -> float:
     """Tokens a CPU second with the mask over those without it. Both arms draw as many tokens for each request.
 
     Tables are built before (`table_ms` measures that); reading, sending and following them is included.
@@ -150,12 +160,12 @@ def masked_over_unmasked(engine: Any, tokens: Tokens, shape: Shape, *, rounds: i
         return draw_batch(engine, batch, gpu_aware_clock)
 
     for _ in range(rounds + 1):
-        requests = made_up_requests(dice, tokens, shape)
+        requests = made_up_requests(dice, tokens, shape, prompt_tokens)
         masked_s, drawn = draw([(prompt_ids(each), sampling_params(each, tokens.codec.eos_id)) for each in requests])
         lengths = [len(ids) for ids in drawn]
         unmasked_s, again = draw(
             [
-                (made_up_prompt(dice, tokens), unmasked_params(each.seed, length))
+                (made_up_prompt(dice, tokens, prompt_tokens), unmasked_params(each.seed, length))
                 for each, length in zip(requests, lengths, strict=True)
             ]
         )

@@ -73,12 +73,14 @@ def made_up_prompt(dice: random.Random, tokens: Tokens, length: int = PROMPT_TOK
     return [dice.randrange(tokens.codec.vocabulary_size) for _ in range(length)]
 
 
-def made_up_requests(dice: random.Random, tokens: Tokens, shape: Shape) -> list[GenerationRequest]:
+def made_up_requests(
+    dice: random.Random, tokens: Tokens, shape: Shape, prompt_tokens: int = PROMPT_TOKENS
+) -> list[GenerationRequest]:
     """A batch of made-up decisions."""
     return [
         GenerationRequest(
             request_id=f"made-up/{dice.getrandbits(60):x}",
-            prompt_ids=made_up_prompt(dice, tokens),
+            prompt_ids=made_up_prompt(dice, tokens, prompt_tokens),
             table=tokens.tables.table(made_up_orders(dice, shape)),
             seed=dice.getrandbits(40),
         )
