@@ -200,9 +200,12 @@ def _thought(thought: "Thought | None") -> list[Text]:
     """What the model wrote before its orders, under a line about it."""
     if thought is None:
         return []
-    text = _text(thought.text or "")
+    head = Text(thought.sentence, style="bold")
+    if not thought.text:
+        return [head]
+    text = _text(thought.text)
     text.stylize("italic")
-    return [Text(thought.sentence, style="bold"), text]
+    return [head, text]
 
 
 def _text(text: str) -> Text:
