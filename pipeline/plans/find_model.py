@@ -34,7 +34,8 @@ def check_room(settings: RunSettings, *, trains: bool) -> None:
         trains: include the trainer.
 
     Raises:
-        InputError: it does not fit; names the memory needed and the setting to lower.
+        InputError: it does not fit, and the sentence names the memory needed and the setting to lower; its family is unknown or
+            does not offer `training.lora_targets`; or vLLM has no LoRA for it.
     """
     if trains:
         check_device(settings.training.device)
