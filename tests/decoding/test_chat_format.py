@@ -108,6 +108,9 @@ def test_without_a_template_or_with_none_a_prompt_is_plain_text(chat, tokens: To
     legal = board.legal_orders()["FRANCE"]
     text = rules_text() + board_text(board) + power_text(legal, board)
     assert tokens.codec.decode(tokens.prompt_ids(board, legal)) == text
+    for sample in sample_prompts(SETTINGS):
+        parts_apart = (rules_text(), sample.board, sample.power + ANSWER_CUE)
+        assert tokens.form.ids(sample.board, sample.power) == [id for part in parts_apart for id in tokens.codec.encode(part)]
     unused = chat(QWEN, chat="none")
     assert unused.prompt_ids(board, legal) == tokens.prompt_ids(board, legal)
     assert unused.form.chat is module.PLAIN is tokens.form.chat
