@@ -171,6 +171,15 @@ def test_a_piece_is_encoded_with_the_letter_before_it_if_it_is_spelled_different
     assert codec.encode_order("A PAR H") == tuple(map(ord, "A PAR H"))
 
 
+def test_a_piece_after_a_mark_of_several_letters_is_encoded_with_the_whole_mark_in_view():
+    """The last letter of the mark alone would merge with the board's first."""
+    codec = Letters(r"named\.\n|\n(?=SPRING|FALL|WINTER)[A-Z]")
+    form = PromptForm(codec, SETTINGS)
+    assert (form.after_rules.moved, form.after_rules.context, form.after_board.context) == (0, None, 1)
+    for sample in sample_prompts(SETTINGS):
+        assert tuple(form.ids(sample.board, sample.power)) == codec.encode(form.text(sample.board, sample.power))
+
+
 def test_a_tokenizer_that_spells_a_prompt_only_as_a_whole_is_refused():
     with pytest.raises(InputError, match="encodes a prompt only as a whole, so that powers of a position could share nothing"):
         PromptForm(Letters(r"(?s:.+)ORDERS:"), SETTINGS)

@@ -144,19 +144,3 @@ def test_sentencepiece_within_a_chat_template_gives_the_ids_of_mistral_common(se
 def test_tekken_within_its_own_chat_template_gives_the_ids_of_mistral_common(tekken):
     folder, oracle = tekken
     check_chat(folder, TEKKEN, oracle)
-
-
-@pytest.mark.system
-def test_a_board_right_after_a_special_token_is_encoded_with_that_token_in_view(tekken, tmp_path: Path):
-    """Tekken merges the last letter of the mark with the board's first word, if it does not see the whole mark."""
-    shutil.copytree(tekken[0], tmp_path / "chat")
-    marks = "{%- for m in messages %}{{- '[INST]' + m.content + '[/INST]' }}{%- endfor %}"
-    (tmp_path / "chat" / "chat_template.jinja").write_text(marks)
-    codec = Codec(tmp_path / "chat")
-    form = Tokens(codec, PromptSettings(chat="template")).form
-    assert (form.after_rules.moved, form.after_rules.context, form.after_board.context) == (0, None, 1)
-    board = Board.start()
-    power = power_text(board.legal_orders()["FRANCE"], board, cue="")
-    shared_by_all, shared, _ = form.pieces(board_text(board), power)
-    assert codec.decode(shared_by_all).endswith("[/INST][INST]") and codec.decode(shared).startswith("SPRING")
-    assert tuple(form.ids(board_text(board), power)) == codec.encode(form.text(board_text(board), power))
