@@ -108,6 +108,9 @@ def test_without_a_template_or_with_none_a_prompt_is_plain_text(chat, tokens: To
     legal = board.legal_orders()["FRANCE"]
     text = rules_text() + board_text(board) + power_text(legal, board)
     assert tokens.codec.decode(tokens.prompt_ids(board, legal)) == text
+    for sample in sample_prompts(SETTINGS):
+        parts_apart = (rules_text(), sample.board, sample.power + ANSWER_CUE)
+        assert tokens.form.ids(sample.board, sample.power) == [id for part in parts_apart for id in tokens.codec.encode(part)]
     unused = chat(QWEN, chat="none")
     assert unused.prompt_ids(board, legal) == tokens.prompt_ids(board, legal)
     assert unused.form.chat is module.PLAIN is tokens.form.chat
@@ -166,6 +169,15 @@ def test_a_piece_is_encoded_with_the_letter_before_it_if_it_is_spelled_different
     sample = sample_prompts(SETTINGS)[0]
     assert form.ids(sample.board, sample.power).count(1) == 1
     assert codec.encode_order("A PAR H") == tuple(map(ord, "A PAR H"))
+
+
+def test_a_piece_after_a_mark_of_several_letters_is_encoded_with_the_whole_mark_in_view():
+    """The last letter of the mark alone would merge with the board's first."""
+    codec = Letters(r"named\.\n|\n(?=SPRING|FALL|WINTER)[A-Z]")
+    form = PromptForm(codec, SETTINGS)
+    assert (form.after_rules.moved, form.after_rules.context, form.after_board.context) == (0, None, 1)
+    for sample in sample_prompts(SETTINGS):
+        assert tuple(form.ids(sample.board, sample.power)) == codec.encode(form.text(sample.board, sample.power))
 
 
 def test_a_tokenizer_that_spells_a_prompt_only_as_a_whole_is_refused():
