@@ -20,7 +20,7 @@ from game.prompts import ANSWER_CUE, board_text, power_text, rules_text
 from inference.engine import Engine
 from records.generation import Generation, GenerationRequest
 from rollouts.seeds import seed_of
-from telemetry.errors import VersionGoneError
+from telemetry.errors import InputError, VersionGoneError
 
 _RETIRED_VERSIONS_MAX = 3
 """Versions that may be retired while one request waits. After one more, the fork fails."""
@@ -36,6 +36,24 @@ class Tokens:
         self.cue = ANSWER_CUE if self.thinking is None else self.thinking.cue
         """Last text of a prompt."""
         self.tables = TableBuilder(codec, prompts.order_notation, thinking=self.thinking)
+
+    def check_thought(self, longest: int) -> None:
+        """Check that a thought leaves room for a prompt and its orders.
+
+        Raises:
+            InputError: the first prompt of a game needs more than `longest` tokens with the longest thought and the orders.
+        """
+        if self.thinking is None:
+            return
+        board = Board.start()
+        legal = board.legal_orders()["FRANCE"]
+        prompt = self.codec.encode_prompt((*position_texts(board, self), power_text(legal, board, self.prompts, self.cue)))
+        needed = len(prompt) + self.tables.table(legal).longest
+        if needed > longest:
+            raise InputError(
+                f"with prompts.thinking_tokens {self.prompts.thinking_tokens} the first prompt of a game and its completion need "
+                f"{needed} tokens, more than inference.max_model_length {longest}: lower the one or raise the other"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
