@@ -88,7 +88,8 @@ def check_inputs(settings: RunSettings, *, resume: bool = False, fork_lineage: s
     if settings.simulated.from_run:
         settings_of(RunPaths(settings.runs_root / settings.simulated.from_run))
     if settings.inference.model != "tiny":
-        Tokens(Codec(resolve_model(settings.inference.model)), settings.prompts)
+        tokens = Tokens(Codec(resolve_model(settings.inference.model)), settings.prompts)
+        tokens.check_thought(settings.inference.max_model_length)
     check_room(settings, trains=True)
     try_loss(settings.training.loss)
 
@@ -168,6 +169,8 @@ async def open_run(settings: RunSettings, *, resume: bool = False, fork_lineage:
         stack.enter_context(cancelled_by_sigterm())
         cache = await prepare_cache(settings)
         model = await prepare_model(settings)
+        tokens = Tokens(Codec(model), settings.prompts)
+        tokens.check_thought(settings.inference.max_model_length)
         # Wait a second: a report takes this lock for a moment to see whether the run is being trained.
         if not stack.enter_context(held(paths.lock, wait_s=1.0)):
             raise InputError(f"run '{settings.run}' is being trained by another process: wait for it, or stop it")
@@ -203,7 +206,7 @@ async def open_run(settings: RunSettings, *, resume: bool = False, fork_lineage:
         _check_resume_point(settings, resume_point)
         durable_write(paths.settings, settings.model_dump_json(indent=1).encode())
         durable_write(paths.environment, json.dumps(environment(), indent=1).encode())
-        provenance, tokens, frozen = _provenance(settings, model), Tokens(Codec(model), settings.prompts), NO_FROZEN_OPPONENT
+        provenance, frozen = _provenance(settings, model), NO_FROZEN_OPPONENT
         if not simulated:
             frozen = await open_frozen(stack, paths, model, host, engine, tokens, settings.rollouts, settings.inference)
         control = _control(settings, provenance["base_model"])

@@ -21,7 +21,7 @@ from game.prompts import ANSWER_CUE, board_text, power_text
 from inference.engine import Engine
 from records.generation import Generation, GenerationRequest
 from rollouts.seeds import seed_of
-from telemetry.errors import VersionGoneError
+from telemetry.errors import InputError, VersionGoneError
 
 _RETIRED_VERSIONS_MAX = 3
 """Versions that may be retired while one request waits. After one more, the fork fails."""
@@ -49,6 +49,23 @@ class Tokens:
             shown: `board_text` of the board, if the caller has computed it.
         """
         return self.form.ids(shown or board_text(board), power_text(legal, board, self.prompts, cue=""))
+
+    def check_thought(self, longest: int) -> None:
+        """Check that a thought leaves room for a prompt and its orders.
+
+        Raises:
+            InputError: the first prompt of a game needs more than `longest` tokens with the longest thought and the orders.
+        """
+        if self.thinking is None:
+            return
+        board = Board.start()
+        legal = board.legal_orders()["FRANCE"]
+        needed = len(self.prompt_ids(board, legal)) + self.tables.table(legal).longest
+        if needed > longest:
+            raise InputError(
+                f"with prompts.thinking_tokens {self.prompts.thinking_tokens} the first prompt of a game and its completion need "
+                f"{needed} tokens, more than inference.max_model_length {longest}: lower the one or raise the other"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

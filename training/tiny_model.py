@@ -4,8 +4,8 @@ It has a byte-level BPE tokenizer trained on prompts and orders, and is a Qwen3 
 trained to imitate a scripted player. On a base with random weights, LoRA reaches only half the gain. The result is a
 `save_pretrained` folder, cached by the hash of its recipe.
 
-A base that thinks before it orders imitates thoughts too: the names of the centres that the teacher's orders go for. They are
-short enough for a small budget, and the orders after them depend on them, so that better thoughts can make better orders.
+A base that thinks before it orders imitates thoughts too: the names of the centres that the teacher's orders go for. They fit a
+small budget, a tiny model can read them off the board, and they are a plan that training can tie the orders to.
 """
 
 import json

@@ -81,6 +81,8 @@ def plan_train(settings: RunSettings, *, resume: bool = False) -> Forecast:
     check_memory(shape, settings.inference, trainer=trainer, trainer_gpu=trainer_gpu, machine=machine)
     cache, positions = _positions(settings)
     tokens = Tokens(codec_of(model), settings.prompts)
+    if model is not None:  # without its tokenizer, bytes count as tokens
+        tokens.check_thought(settings.inference.max_model_length)
     rehearsal = rehearse(positions, tokens, settings.rollouts, settings.inference.max_model_length, settings.seed)
     settings = settings.model_copy(update={"steps": max(0, settings.steps - done)})
     name = settings.run or f"{Path(settings.inference.model).name.lower()}-seed{settings.seed}-<time>"
@@ -252,6 +254,7 @@ def _tokens(settings: RunSettings, rehearsal: Rehearsal, decisions: int, *, exac
         "request_at_most": longest,
         "prompt_about": round(rehearsal.prompt_tokens),
         "completion_about": round(rehearsal.completion_tokens),
+        **({"thought_at_most": settings.prompts.thinking_tokens} if settings.prompts.thinking_tokens else {}),
         "prompts_of_the_run_about": round(rehearsal.prompt_tokens * decisions),
         "completions_of_the_run_about": round(rehearsal.completion_tokens * decisions),
         "basis": "some forks with uniform draws, with this model's tokenizer"

@@ -24,6 +24,7 @@ from rollouts.settings import RolloutSettings
 from storage.runs import RunPaths
 from storage.schema import check_tokens, to_table
 from storage.shards import coverage, publish_shard
+from telemetry.errors import InputError
 from tests.conftest import UniformEngine
 from tests.pipeline.test_step_figures import NONE, figures_of
 
@@ -108,3 +109,11 @@ def test_a_rehearsal_counts_the_thought(thinker: Tokens, tokens: Tokens, positio
     more = BUDGET + 1 + len(thinker.thinking.closing)
     assert more - 1 < thoughtful.completion_tokens - plain.completion_tokens < more + 1
     assert thoughtful.longest_request > plain.longest_request + BUDGET
+
+
+def test_a_budget_that_leaves_no_room_for_a_prompt_is_refused_with_the_length_that_is_needed(model: Path):
+    tokens = Tokens(Codec(model), PromptSettings(thinking_tokens=300))
+    with pytest.raises(InputError, match=r"thinking_tokens 300 the first prompt .* need \d+ tokens, .*max_model_length 320"):
+        tokens.check_thought(320)
+    tokens.check_thought(1024)
+    Tokens(Codec(model)).check_thought(1)  # a model that does not think has other checks
