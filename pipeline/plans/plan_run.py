@@ -17,11 +17,8 @@ from game.prompt_settings import DEFAULT_PROMPTS, PromptSettings
 from game.snapshot import Snapshot
 from inference.choose_engine import engine_kind
 from inference.memory_plan import (
-    SERVER_PROCESS_BYTES,
     Machine,
     ModelShape,
-    check_memory,
-    plan_memory,
     read_shape,
     this_machine,
     vllm_build,
@@ -39,6 +36,7 @@ from pipeline.plans.find_model import (
     trainer_bytes_about,
     trainer_gpu_bytes,
 )
+from pipeline.plans.plan_memory import adapter_forecast, memory_forecast
 from pipeline.plans.plan_prompts import plan_prompts
 from pipeline.plans.rehearse_forks import PLIES_A_YEAR, Rehearsal, codec_of, rehearse, some_positions
 from pipeline.run_settings import CACHE_FOLDER, MODEL_FOLDER, RunSettings, check_objective, check_settings
@@ -50,7 +48,7 @@ from storage.adapters import published_versions
 from storage.runs import RunPaths
 from telemetry.errors import InputError
 from training.loss_name import try_loss
-from training.settings import TinyModelSettings, TrainingSettings
+from training.settings import TinyModelSettings
 
 Forecast = dict[str, Any]
 _GENERATORS_BYTES = 10_000
@@ -78,7 +76,7 @@ def plan_train(settings: RunSettings, *, resume: bool = False) -> Forecast:
     model, shape = _model(settings)
     machine = this_machine()
     trainer, trainer_gpu = trainer_bytes(settings, shape), trainer_gpu_bytes(settings, shape, machine)
-    check_memory(shape, settings.inference, trainer=trainer, trainer_gpu=trainer_gpu, machine=machine)
+    checkmemory_forecast(shape, settings.inference, trainer=trainer, trainer_gpu=trainer_gpu, machine=machine)
     cache, positions = _positions(settings)
     tokens = Tokens(codec_of(model), settings.prompts)
     if model is not None:  # without its tokenizer, bytes count as tokens
@@ -96,9 +94,9 @@ def plan_train(settings: RunSettings, *, resume: bool = False) -> Forecast:
         "tokens": _tokens(settings, rehearsal, work["decisions_about"], exact=model is not None),
         "evaluation": _evaluation(settings.evaluation, times=2, scripted=2),
         "disk": _disk(settings, rehearsal, shape, folder),
-        "memory": _memory(shape, settings.inference, machine, trainer_bytes_about(settings, shape, machine), trainer_gpu),
+        "memory": memory_forecast(shape, settings.inference, machine, trainer_bytes_about(settings, shape, machine), trainer_gpu),
         "threads": _threads(settings),
-        "adapter": _adapter(settings.training, shape),
+        "adapter": adapter_forecast(settings.training, shape),
         "engine": _engine(settings.inference, machine),
         "reused_or_made": {"state_cache": _cache_line(cache, settings), "model": _model_line(model, settings)},
         "figures": _figures(settings, folder),
@@ -119,13 +117,13 @@ def plan_evaluate(run: str, version: int, runs_root: Path, settings: RunSettings
     settings = settings.model_copy(update={"runs_root": runs_root})
     model, shape = _model(settings)
     machine = this_machine()
-    check_memory(shape, settings.inference, machine=machine)
+    checkmemory_forecast(shape, settings.inference, machine=machine)
     cache = find_cache(runs_root / CACHE_FOLDER, settings.cache)
     return {
         "command": "evaluate",
         "run": {"name": run, "folder": str(runs_root / run), "policy_version": version},
         "evaluation": _evaluation(settings.evaluation, times=1, scripted=0),
-        "memory": _memory(shape, settings.inference, machine, 0),
+        "memory": memory_forecast(shape, settings.inference, machine, 0),
         "threads": {"cores": usable_cores(), "engine": max(settings.threads)},
         "engine": _engine(settings.inference, machine),
         "reused_or_made": {"state_cache": _cache_line(cache, settings), "model": _model_line(model, settings)},
@@ -143,7 +141,7 @@ def plan_serve(model: str, settings: InferenceSettings, address: str, adapters_r
     shape = None if folder is None else read_shape(folder)
     machine = this_machine()
     check_length(settings, shape, model)
-    check_memory(shape, settings, machine=machine)
+    checkmemory_forecast(shape, settings, machine=machine)
     threads, _ = plan_threads(cores=usable_cores(), engine=settings.threads, trainer=0, overlap=False)
     return {
         "command": "serve",
@@ -152,7 +150,7 @@ def plan_serve(model: str, settings: InferenceSettings, address: str, adapters_r
             "key": f"from {settings.key_variable}" if has_key else "none: loopback only",
             "adapters_from": str(adapters_root),
         },
-        "memory": _memory(shape, settings, machine, 0, flow=False),
+        "memory": memory_forecast(shape, settings, machine, 0, flow=False),
         "threads": {"cores": usable_cores(), "engine": threads},
         "engine": _engine(settings, machine),
         "reused_or_made": {"model": str(folder) if folder else f"'{model}', to be downloaded from the hub, which has it"},
@@ -312,54 +310,6 @@ def _disk(settings: RunSettings, rehearsal: Rehearsal, shape: ModelShape | None,
     if total > free:
         plan["warning"] = "the run may not fit the disk"
     return plan
-
-
-def _memory(
-    shape: ModelShape | None,
-    settings: InferenceSettings,
-    machine: Machine,
-    trainer: int,
-    trainer_gpu: int = 0,
-    *,
-    flow: bool = True,
-) -> Forecast:
-    """Resident memory by process. `flow`: the command runs a flow, which starts a Prefect server if there is none."""
-    if shape is None:
-        return {"needed": "unknown: the model is not here yet, or its config has no shape", "available_bytes": machine.memory}
-    server = 0 if os.environ.get("PREFECT_API_URL") or not flow else SERVER_PROCESS_BYTES
-    if settings.urls:
-        return {"trainer_bytes_about": trainer, "prefect_server_bytes_about": server, "available_bytes": machine.memory}
-    plan = plan_memory(shape, settings, machine, trainer=trainer)
-    rows: Forecast = {
-        "engine_process_bytes_about": plan.process,
-        "weights_bytes": plan.weights,
-        "kv_cache_bytes": plan.kv_cache,
-        "kv_cache_tokens": plan.tokens,
-        "kv_token_bytes": plan.token,
-        "longest_sequences_held": plan.whole_sequences,
-        "max_sequences": settings.max_sequences,
-        "kv_bytes_for_all_sequences": plan.token * plan.sequence * settings.max_sequences,
-    }
-    if trainer:
-        rows["trainer_process_bytes_about"] = trainer
-    if server:
-        rows["prefect_server_bytes_about"] = server
-    rows |= {"needed_bytes_about": plan.needed + server, "available_bytes": machine.memory}
-    if machine.gpu_total:
-        rows |= {"gpu_reserved_bytes": plan.gpu_needed, "gpu_free_bytes": machine.gpu_free, "gpu_total_bytes": machine.gpu_total}
-        rows["gpu_trainer_bytes_at_least"] = trainer_gpu
-    return rows
-
-
-def _adapter(training: TrainingSettings, shape: ModelShape | None) -> Forecast:
-    """Rank and linear layers of the adapter that is trained."""
-    if shape is None:
-        return {"rank": training.lora_rank, "targets": ", ".join(training.lora_targets) or "all that the model offers"}
-    return {
-        "rank": training.lora_rank,
-        "targets": ", ".join(shape.targets(training.lora_targets)),
-        "parameters": shape.lora_parameters(training.lora_rank, training.lora_targets),
-    }
 
 
 def _threads(settings: RunSettings) -> Forecast:
