@@ -76,7 +76,7 @@ def plan_train(settings: RunSettings, *, resume: bool = False) -> Forecast:
     model, shape = _model(settings)
     machine = this_machine()
     trainer, trainer_gpu = trainer_bytes(settings, shape), trainer_gpu_bytes(settings, shape, machine)
-    checkmemory_forecast(shape, settings.inference, trainer=trainer, trainer_gpu=trainer_gpu, machine=machine)
+    check_memory(shape, settings.inference, trainer=trainer, trainer_gpu=trainer_gpu, machine=machine)
     cache, positions = _positions(settings)
     tokens = Tokens(codec_of(model), settings.prompts)
     if model is not None:  # without its tokenizer, bytes count as tokens
@@ -117,7 +117,7 @@ def plan_evaluate(run: str, version: int, runs_root: Path, settings: RunSettings
     settings = settings.model_copy(update={"runs_root": runs_root})
     model, shape = _model(settings)
     machine = this_machine()
-    checkmemory_forecast(shape, settings.inference, machine=machine)
+    check_memory(shape, settings.inference, machine=machine)
     cache = find_cache(runs_root / CACHE_FOLDER, settings.cache)
     return {
         "command": "evaluate",
@@ -141,7 +141,7 @@ def plan_serve(model: str, settings: InferenceSettings, address: str, adapters_r
     shape = None if folder is None else read_shape(folder)
     machine = this_machine()
     check_length(settings, shape, model)
-    checkmemory_forecast(shape, settings, machine=machine)
+    check_memory(shape, settings, machine=machine)
     threads, _ = plan_threads(cores=usable_cores(), engine=settings.threads, trainer=0, overlap=False)
     return {
         "command": "serve",
