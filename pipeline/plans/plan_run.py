@@ -19,6 +19,7 @@ from inference.choose_engine import engine_kind
 from inference.memory_plan import (
     Machine,
     ModelShape,
+    check_memory,
     read_shape,
     this_machine,
     vllm_build,
