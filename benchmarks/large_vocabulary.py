@@ -35,7 +35,7 @@ def make_large_vocabulary_model(root: Path) -> Path:
     import mistral_common
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
-    from transformers.integrations.mistral import convert_tekken_tokenizer
+    from transformers.integrations.mistral.tokenizer import convert_tekken_tokenizer
 
     final = root / "random-tekken-131k"
     if (final / "config.json").is_file():
