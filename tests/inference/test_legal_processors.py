@@ -428,6 +428,15 @@ def test_requests_that_do_not_think_cost_no_operation_for_thoughts(runner: type,
         gone = [request]
 
 
+def test_a_slot_whose_thought_was_broken_off_does_not_think_again_when_another_does():
+    arena = legal_arena.LegalArena(2, "cpu")
+    for slot, table in (0, thoughtful_table()), (0, simple_table(5, 6)), (1, thoughtful_table()):
+        arena.assign(slot, table)
+        arena.flush()
+    finite = torch.isfinite(arena.mask(torch.zeros(2, VOCABULARY), torch.arange(2)))
+    assert finite[0].nonzero().flatten().tolist() == [5, 6] and int(finite[1].sum()) == VOCABULARY - 1
+
+
 @pytest.mark.parametrize("processor", [LegalOrderProcessor, LegalOrderProcessorV2], ids=["V1", "V2"])
 def test_a_thought_that_breaks_a_rule_is_refused_at_admission(processor):
     RunnerV1(), RunnerV2()  # admission knows the vocabulary of the engine
