@@ -191,7 +191,11 @@ class LegalArena:
         self._used_nodes, self._used_edges = _TABLES, 0
         self._widest, self._up_to_widest = 1, torch.zeros(1, dtype=torch.int64, device=self._device)
         self._append(live)
-        moves = [(0 if placed is None else placed.root) - root for placed, root in zip(self._slots, roots, strict=True)]
+        # A slot that waits for its reset is still at a node of its earlier request, which may be in another table.
+        moves = [
+            0 if placed is None or slot in self._reset else placed.root - root
+            for slot, (placed, root) in enumerate(zip(self._slots, roots, strict=True))
+        ]
         self._nodes += torch.where(self._nodes < _TABLES, 0, self._upload(moves))
 
     def _append(self, added: Sequence[_ArenaTable]) -> None:

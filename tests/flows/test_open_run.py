@@ -16,12 +16,15 @@ def settings(tmp_path: Path) -> RunSettings:
 
 
 @pytest.fixture(autouse=True)
-def nothing_to_prepare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    async def prepared(settings: RunSettings) -> Path:
+def nothing_to_prepare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: Path) -> None:
+    async def prepared_cache(settings: RunSettings) -> Path:
         return tmp_path
 
-    monkeypatch.setattr(open_run, "prepare_cache", prepared)
-    monkeypatch.setattr(open_run, "prepare_model", prepared)
+    async def prepared_model(settings: RunSettings) -> Path:
+        return model
+
+    monkeypatch.setattr(open_run, "prepare_cache", prepared_cache)
+    monkeypatch.setattr(open_run, "prepare_model", prepared_model)
 
 
 def opened(settings: RunSettings, *, resume: bool = False) -> None:

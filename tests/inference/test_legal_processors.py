@@ -21,7 +21,7 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
@@ -253,6 +253,21 @@ class RunnerV2:
         """Every row has a token more."""
 
 
+_BUILD = LegalOrders(
+    power="FRANCE",
+    kind=OrderKind.BUILD,
+    sites=("BUR", "PAR"),
+    options=(("A BUR B",), ("A PAR B", "F PAR B")),
+    picks=1,
+)
+_TWO_ARMIES = LegalOrders(
+    power="FRANCE",
+    kind=OrderKind.MOVEMENT,
+    sites=("A BUR", "A PAR"),
+    options=(("A BUR H",), ("A PAR H",)),
+    picks=2,
+)
+_ONE_ARMY = LegalOrders(power="FRANCE", kind=OrderKind.MOVEMENT, sites=("A PAR",), options=(("A PAR H",),), picks=1)
 RUNNERS = pytest.mark.parametrize("runner", [RunnerV1, JumpingV1, RunnerV2], ids=["V1", "jumping", "V2"])
 
 
@@ -263,6 +278,7 @@ RUNNERS = pytest.mark.parametrize("runner", [RunnerV1, JumpingV1, RunnerV2], ids
     seed=st.integers(0, 2**32),
     room=st.sampled_from([1, 200, 1 << 14]),
 )
+@example(choices=[_BUILD, _TWO_ARMIES, _TWO_ARMIES, _ONE_ARMY], seed=0, room=1)  # a slot is reassigned while tables move
 def test_finite_is_exactly_what_a_legal_set_may_go_on_with(
     tokens: Tokens, runner: type, choices: list[LegalOrders], seed: int, room: int
 ):

@@ -183,7 +183,7 @@ def test_a_row_at_fault_is_counted_and_the_step_goes_on_without_its_group(paths,
 def test_the_ledger_is_written_before_the_forward(paths, model, monkeypatch):
     trainer = trainer_for(paths, model)
 
-    def broken(self: Policy, rows: object, reference: object) -> None:
+    def broken(self: Policy, rows: object, reference: object = None) -> None:
         raise RuntimeError("power cut")
 
     monkeypatch.setattr(Policy, "masked_logprobs", broken)
