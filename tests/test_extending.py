@@ -80,7 +80,7 @@ def documented(install: Install) -> Path:
 
 
 def test_every_example_has_the_file_that_it_belongs_to():
-    assert len(re.findall(r"^```(?:python|toml)", PAGE, re.MULTILINE)) == len(BLOCKS) == 11
+    assert len(re.findall(r"^```(?:python|toml|jinja)", PAGE, re.MULTILINE)) == len(BLOCKS) == 11
 
 
 def test_the_settings_of_the_page_are_accepted_with_its_package_and_refused_without(

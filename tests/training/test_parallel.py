@@ -82,12 +82,12 @@ def test_a_trainer_with_a_follower_trains_as_alone_resumes_and_leaves_no_process
                 assert trainer.ready().step_done == step - 1
                 family = [trainer.pid, *(child.pid for child in psutil.Process(trainer.pid).children())]
                 assert len(family) == processes
-                adapter = trainer.step(step, 2).adapter
+                adapter = trainer.step(step, 2).published
             finally:
                 trainer.close()
             _, alive = psutil.wait_procs([psutil.Process(pid) for pid in family if psutil.pid_exists(pid)], timeout=10)
             assert not alive
-        weights[processes] = load_file(adapter / "adapter_model.safetensors")
+        weights[processes] = load_file(adapter.folder / "adapter_model.safetensors")
     for name, one in weights[1].items():
         torch.testing.assert_close(one, weights[2][name], rtol=0, atol=1e-4)
 
