@@ -22,7 +22,7 @@ from telemetry.errors import InputError
 
 GIB = 2**30
 _MIB = 2**20
-ENGINE_PROCESS_BYTES = {"vllm": 1160 * _MIB, "torch": 600 * _MIB}
+ENGINE_PROCESS_BYTES = {"vllm": 1160 * _MIB, "torch": 660 * _MIB}
 """Resident memory of a process with a vLLM or torch engine, without weights and key-value cache."""
 TRAINER_PROCESS_BYTES = 600 * _MIB
 """Resident memory of the trainer's process, without weights and activations."""

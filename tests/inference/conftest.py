@@ -109,7 +109,7 @@ def contract_vllm(vllm_engine: Engine) -> Contender:
 def contract_slots(model: Path, host: EngineHost) -> Iterator[Contender]:
     from inference.embedded import EmbeddedEngine
 
-    settings = InferenceSettings(max_model_length=512, max_sequences=32, adapters="slots", adapter_slots=16)
+    settings = InferenceSettings(max_model_length=512, max_sequences=32, adapters="slots", adapter_slots=32)
     engine = EmbeddedEngine(model, settings, name="slots")
     host.submit(engine.start()).result(timeout=300)
     yield Contender(engine, many_versions=True)

@@ -272,7 +272,7 @@ RUNNERS = pytest.mark.parametrize("runner", [RunnerV1, JumpingV1, RunnerV2], ids
 
 
 @RUNNERS
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     choices=st.lists(legal_orders(), min_size=1, max_size=4),
     seed=st.integers(0, 2**32),

@@ -40,6 +40,7 @@ def test_a_row_has_a_column_for_every_component_that_the_game_names():
 COUNTS = ("units_dislodged", "units_driven_out", "orders_void", "orders_bounced")
 
 
+@pytest.mark.system
 def test_components_over_one_power_of_one_fork_add_up_to_final_minus_start(uniform_engine, tokens, positions):
     """On 200 forks with all seven powers played, against boards replayed from the stored plies."""
     played = play(uniform_engine(), tokens, positions[:5], powers="all", forks_per_group=40)

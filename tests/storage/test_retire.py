@@ -220,6 +220,7 @@ retire(paths, Index(paths), RunAge(policy_version=10, oldest_checkpoint=8, max_p
 """
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("calls", [5, 56, 66, *(pytest.param(calls, marks=pytest.mark.slow) for calls in (0, 51, 60, 63))])
 def test_killed_anywhere_it_loses_nothing_and_the_next_call_goes_on(run: RunPaths, calls: int) -> None:
     with connect(run.root) as asked:
@@ -238,6 +239,7 @@ def test_killed_anywhere_it_loses_nothing_and_the_next_call_goes_on(run: RunPath
         assert asked.sql("from tokens order by decision_id, place").fetchall() == expected
 
 
+@pytest.mark.system
 def test_readers_during_retention_see_every_row_at_every_moment(run: RunPaths) -> None:
     """Indexes of all ages, while shards are given up one by one."""
     failures: list[Any] = []

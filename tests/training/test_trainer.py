@@ -256,6 +256,7 @@ class Killed(BaseException):
     """Stands for the moment of a kill: nothing catches it."""
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("moment", ["write_ledger", "save_checkpoint", "publish_adapter", "write_outcome"])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_step_that_a_kill_cut_anywhere_is_done_once_and_ends_as_if_nothing_had_happened(
