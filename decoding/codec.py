@@ -6,7 +6,6 @@ not interpret orders and does not know the parts of a prompt.
 """
 
 from collections.abc import Iterable
-from functools import lru_cache
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -49,8 +48,8 @@ class Codec:
                 "use a model with another tokenizer"
             )
         (self.separator_id,) = separator
-        # There are about 13,000 order texts in all.
-        self.encode_order = lru_cache(maxsize=32768)(self._encode_order)
+        self._orders: dict[str, tuple[int, ...]] = {}
+        """Ids of every order text encoded so far. There are about 13,000 in all."""
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Ids of a text, without `start_ids`. Special tokens that are written out in the text are recognised."""
@@ -70,17 +69,56 @@ class Codec:
         """The text of `ids`, for display only."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
-    def _encode_order(self, text: str) -> tuple[int, ...]:
-        # The order is spelled twice: after the cue and before a line break, and after a line break and at the end.
-        ids, cue = self.encode(f"{ANSWER_CUE}{text}{ORDER_SEPARATOR}{text}"), self._cue
-        order = ids[len(cue) : len(cue) + (len(ids) - len(cue) - 1) // 2]
-        if ids != (*cue, *order, self.separator_id, *order):
+    def encode_order(self, text: str) -> tuple[int, ...]:
+        """Ids of an order line, without its end.
+
+        Raises:
+            InputError: see `encode_orders`.
+        """
+        ids = self._orders.get(text)
+        if ids is None:
+            self.encode_orders([text])
+            ids = self._orders[text]
+        return ids
+
+    def encode_orders(self, texts: Iterable[str]) -> None:
+        """Encode order lines that `encode_order` will be asked for. Many at once take less time than one by one.
+
+        They are encoded as the lines of one answer. The first is spelled twice: after the cue and before a line break, and after
+        a line break and at the end of the answer.
+
+        Raises:
+            InputError: the tokenizer spells an order differently at the two ends of a line, as nothing, or with a token that ends
+                an order.
+        """
+        new = [text for text in dict.fromkeys(texts) if text not in self._orders]
+        if not new:
+            return
+        lines = self._lines(self.encode(ANSWER_CUE + ORDER_SEPARATOR.join([*new, new[0]])))
+        if len(lines) == len(new) + 1 and lines[0] == lines[-1] and all(line and self.eos_id not in line for line in lines):
+            self._orders.update(zip(new, lines[:-1], strict=True))
+        elif len(new) > 1:  # one by one, so that the message names the order
+            for text in new:
+                self.encode_orders([text])
+        elif len(lines) == 2 and lines[0] == lines[1]:
             raise InputError(
-                f"tokenizer of '{self.folder}' encodes order '{text}' differently at the ends of a line: "
+                f"tokenizer encodes order '{new[0]}' as nothing, or with a token that ends an order: use another tokenizer"
+            )
+        else:
+            raise InputError(
+                f"tokenizer of '{self.folder}' encodes order '{new[0]}' differently at the ends of a line: "
                 "use a model with another tokenizer"
             )
-        if not order or self.separator_id in order or self.eos_id in order:
-            raise InputError(
-                f"tokenizer encodes order '{text}' as nothing, or with a token that ends an order: use another tokenizer"
-            )
-        return order
+
+    def _lines(self, ids: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """Lines of an answer after the cue, without their ends; an empty list if the cue is not spelled as it is alone."""
+        if ids[: len(self._cue)] != self._cue:
+            return []
+        lines, begin = [], len(self._cue)
+        while True:
+            try:
+                end = ids.index(self.separator_id, begin)
+            except ValueError:
+                return [*lines, ids[begin:]]
+            lines.append(ids[begin:end])
+            begin = end + 1

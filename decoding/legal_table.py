@@ -212,7 +212,7 @@ class TableBuilder:
         self._known: tuple[dict[str, int], dict[str, int]] = {}, {}
         """Rows of answer lines in `_lines`: before another line, and at the end of the completion."""
         if thinking is not None:
-            self._end_of_thought = self._lines.add((thinking.marker, *thinking.closing))
+            (self._end_of_thought,) = self._lines.add([(thinking.marker, *thinking.closing)])
 
     def spell(self, orders: Sequence[str], legal: LegalOrders) -> list[int]:
         """Token ids of an order set, given in the order of its sites (builds, then waives).
@@ -298,16 +298,15 @@ class TableBuilder:
             return [known[line] for line in lines]
         except KeyError:
             end = self._codec.eos_id if is_last else self._codec.separator_id
-            for line in lines:
-                if line not in known:
-                    known[line] = self._lines.add((*self._codec.encode_order(line), end))
+            new = [line for line in dict.fromkeys(lines) if line not in known]
+            known.update(zip(new, self._lines.add([(*self._codec.encode_order(line), end) for line in new]), strict=True))
             return [known[line] for line in lines]
 
     def _one_order_per_site(self, legal: LegalOrders) -> _Options:
-        last, rows = len(legal.sites) - 1, []
-        lines = option_lines(legal, self._notation)
-        for site, own in enumerate(lines):
-            rows += self._rows(own, site == last)
+        last, lines = len(legal.sites) - 1, option_lines(legal, self._notation)
+        others = [line for own in lines[:-1] for line in own]
+        self._codec.encode_orders([*others, *lines[-1]])
+        rows = self._rows(others, False) + self._rows(lines[-1], True)
         roots = np.repeat(np.arange(last + 1), [len(own) for own in lines])
         return np.array(rows), roots, np.where(roots == last, END, roots + 1)
 

@@ -4,9 +4,8 @@ The options of a root are sorted. Each then adds only the tokens after the prefi
 sorted options are the trie of the root in depth-first order.
 """
 
-import struct
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 
@@ -25,17 +24,20 @@ class TokenLines:
         self._lengths = np.zeros(1024, np.int64)
         self._keys = np.zeros(1024, "S32")
 
-    def add(self, ids: Sequence[int]) -> int:
-        """Append a sequence; returns its row."""
-        row, (rows, width) = self._count, self._ids.shape
-        if row == rows or len(ids) > width:
-            self._grow(2 * rows if row == rows else rows, max(width, -(-len(ids) // 4) * 4))
-        self._ids[row, : len(ids)] = ids
-        self._lengths[row] = len(ids)
+    def add(self, sequences: Sequence[Sequence[int]]) -> range:
+        """Append sequences of at least one id each; returns their rows."""
+        lengths = np.array([len(ids) for ids in sequences])
+        first, last = self._count, self._count + len(sequences)
+        rows, width = self._ids.shape
+        if last > rows or lengths.max() > width:
+            self._grow(max(rows, 2 * last) if last > rows else rows, max(width, -(-int(lengths.max()) // 4) * 4))
+        added = self._ids[first:last]
+        added[np.arange(added.shape[1]) < lengths[:, None]] = np.fromiter(chain.from_iterable(sequences), np.int32)
+        self._lengths[first:last] = lengths
         # Byte strings compare in the order of their ids. Id 0 becomes 1, because numpy ignores zero bytes at the end.
-        self._keys[row] = struct.pack(f">{len(ids)}I", *(id_ + 1 for id_ in ids))
-        self._count += 1
-        return row
+        self._keys[first:last] = (added + 1).astype(">u4").view(self._keys.dtype)[:, 0]
+        self._count = last
+        return range(first, last)
 
     def _grow(self, rows: int, width: int) -> None:
         old, count = (self._ids, self._lengths, self._keys), self._count

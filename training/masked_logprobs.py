@@ -19,7 +19,7 @@ from training.mass_probe import probed
 from training.packed_forward import legal_logits, packed_hidden, to_device
 from training.padded_rows import PaddedRows
 from training.reference_kl import exact_kl, legal_entropy
-from training.thought_logprobs import thought_figures
+from training.thought_logprobs import chunk_rows, thought_figures
 from training.trie_plan import PackedMicroBatch
 
 
@@ -137,10 +137,13 @@ def _padded_hidden(causal: Any, rows: PaddedRows) -> Tensor:
 
 
 def _legal_mass(head: Any, hidden: Tensor, legal: Tensor, micro: BranchingTokens) -> Tensor:
-    """[order tokens]: legal mass of the probed tokens, from the whole head; NaN for the others."""
+    """[order tokens]: legal mass of the probed tokens, from the whole head, a chunk of tokens at a time; NaN for the others."""
     (orders,) = (~micro.in_thought).nonzero()
     (probes,) = probed(micro.completion_index[orders]).nonzero()
     at, index = (to_device(values, hidden.device) for values in (orders[probes], probes))
-    unmasked = head(hidden[at]).float() / to_device(micro.temperature[orders[probes]], hidden.device)[:, None]
-    mass = torch.exp(torch.logsumexp(legal[index], dim=1) - torch.logsumexp(unmasked, dim=1))
+    temperature = to_device(micro.temperature[orders[probes]], hidden.device)[:, None]
+    rows = chunk_rows(head)
+    chunks = zip(hidden[at].split(rows), temperature.split(rows), strict=True)
+    total = torch.cat([torch.logsumexp(head(states).float() / heat, dim=1) for states, heat in chunks])
+    mass = torch.exp(torch.logsumexp(legal[index], dim=1) - total)
     return torch.full_like(legal[:, 0], float("nan")).index_copy(0, index, mass)

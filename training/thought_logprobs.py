@@ -58,12 +58,17 @@ def thought_figures(
     arrays = (micro.temperature[micro.in_thought], micro.thought_ids, micro.excluded, micro.end)
     inputs = [hidden.detach(), *(to_device(values, hidden.device) for values in arrays)]
     inputs += [] if reference is None else [reference]
-    rows = max(1, CHUNK_LOGITS // head.weight.shape[0])
+    rows = chunk_rows(head)
     chunks = [_chunk(head, sloped, *parts) for parts in zip(*(values.split(rows) for values in inputs), strict=True)]
     found = {name: torch.cat([values[name] for values, _ in chunks]) for name in chunks[0][0]}
     for name in sloped:
         found[name] = _WithSlopes.apply(hidden, found[name], torch.cat([slopes[name] for _, slopes in chunks]))
     return ThoughtFigures(chosen=found["chosen"], entropy=found["entropy"], kl=found.get("kl"))
+
+
+def chunk_rows(head: Any) -> int:
+    """Tokens whose logits over the whole vocabulary may be in memory at once."""
+    return max(1, CHUNK_LOGITS // head.weight.shape[0])
 
 
 def _chunk(

@@ -85,6 +85,7 @@ def test_a_rule_that_no_test_guards_is_named_and_the_tree_is_left_alone(tmp_path
     assert {name: (root / name).read_bytes() for name in tracked_files(root)} == before
 
 
+@pytest.mark.system
 def test_a_test_that_hangs_has_noticed_and_is_reported_as_such(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     assert main(["--limit-s", "5"], made(tmp_path, ADD.format("__import__('time').sleep(60)"))) == 0
     assert "hung " in (said := capfd.readouterr().out) and "ended after 5 s" in said and "1 by a test that hung" in said

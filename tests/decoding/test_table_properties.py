@@ -118,15 +118,15 @@ def test_a_table_read_from_bytes_is_checked_and_equal(tokens: Tokens, legal: Leg
 @pytest.mark.parametrize("second", [(4, 5), (4, 5, 6), (4,)], ids=["the same", "longer", "shorter"])
 def test_options_that_no_end_mark_parts_are_refused(second: tuple[int, ...]):
     lines = TokenLines()
-    rows = [lines.add(ids) for ids in ((4, 5), second)]
+    rows = lines.add([(4, 5), second])
     with pytest.raises(InputError, match="no end mark separates them"):
         assemble(lines, rows, [0, 0], [END, END])
 
 
 def test_an_order_is_tokenised_once_and_a_table_built_once(tokens: Tokens, model, monkeypatch: pytest.MonkeyPatch):
     codec, encoded = Codec(model), []
-    encode = codec.encode_order
-    monkeypatch.setattr(codec, "encode_order", lambda text: (encoded.append(text), encode(text))[1])
+    encode = codec.encode
+    monkeypatch.setattr(codec, "encode", lambda text: (encoded.append(text), encode(text))[1])
     builder = TableBuilder(codec)
     one = LegalOrders(power="TURKEY", kind=OrderKind.MOVEMENT, sites=("F CON",), options=(("F CON - BLA", "F CON H"),), picks=1)
     wider = LegalOrders(
@@ -134,5 +134,5 @@ def test_an_order_is_tokenised_once_and_a_table_built_once(tokens: Tokens, model
     )
     assert builder.table(one) is builder.table(one)
     builder.table(wider)
-    assert sorted(encoded) == ["F CON - AEG", "F CON - BLA", "F CON H"]
+    assert encoded == ["ORDERS:\nF CON - BLA\nF CON H\nF CON - BLA", "ORDERS:\nF CON - AEG\nF CON - AEG"]
     assert builder.table.cache_info().misses == 2

@@ -97,6 +97,7 @@ def test_it_ends_with_the_very_weights_of_a_run_that_nobody_killed(killed, workp
         assert drawn_by == behind, "two start groups a step, and the version that drew them"
 
 
+@pytest.mark.system
 def test_a_run_whose_rollouts_and_training_take_turns_learns_what_one_that_nobody_killed_learns(workplace, trained):
     killer = Killer(workplace, "killed-in-turn", steps=3)
     killer.kill_when(step=2, then_s=random.Random().uniform(0, 0.6))

@@ -124,6 +124,7 @@ def test_a_request_that_is_too_long_is_refused_with_both_numbers(host, vllm_engi
         draw(host, vllm_engine, [long])
 
 
+@pytest.mark.system
 def test_a_failed_step_fails_its_requests_and_all_others_until_the_engine_is_started_again(
     host, vllm_engine, positions, tokens, monkeypatch
 ):

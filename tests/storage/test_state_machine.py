@@ -181,7 +181,7 @@ class Run(RuleBasedStateMachine):
 
 TestRun: Any = Run.TestCase
 TestRun.settings = settings(
-    max_examples=8,
+    max_examples=5,
     stateful_step_count=12,
     deadline=None,
     suppress_health_check=list(HealthCheck),

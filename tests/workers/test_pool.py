@@ -265,6 +265,7 @@ def test_a_worker_that_alone_cannot_publish_is_ejected_and_the_others_go_on(
         elsewhere.stop()
 
 
+@pytest.mark.system
 def test_an_engine_that_dies_in_a_worker_is_built_again_with_its_version_and_nobody_notices(
     host, pools, workers, root, request_for
 ):
