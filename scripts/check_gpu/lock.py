@@ -76,7 +76,9 @@ def find_uv() -> str:
     """
     found = shutil.which("uv")
     if found is None:
-        raise InputError("a lock is resolved by uv, which is not on the path: install it in an environment of its own (pip install uv)")
+        raise InputError(
+            "a lock is resolved by uv, which is not on the path: install it in an environment of its own (pip install uv)"
+        )
     return found
 
 
@@ -116,7 +118,9 @@ def joined(resolutions: Mapping[str, Mapping[str, str]]) -> list[str]:
     for number, (python, found) in enumerate(resolutions.items()):
         for name, version in found.items():
             if versions.setdefault(name, version) != version:
-                raise EntenteError(f"{name} would be {versions[name]} and, with Python {python}, {version}: bound it in EXTRA_BOUNDS")
+                raise EntenteError(
+                    f"{name} would be {versions[name]} and, with Python {python}, {version}: bound it in EXTRA_BOUNDS"
+                )
             lines.setdefault(name, f"{name}=={version}" + (f' ; python_version >= "{python}"' if number else ""))
     return [lines[name] for name in sorted(lines)]
 

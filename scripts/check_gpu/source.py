@@ -88,7 +88,9 @@ class Class:
                 members.setdefault(name, (node, None))
         for method in (node for node in self.node.body if isinstance(node, _FUNCTIONS)):
             for node in ast.walk(method):
-                targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+                targets = (
+                    node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+                )
                 for target in (one for each in targets for one in (each.elts if isinstance(each, ast.Tuple) else [each])):
                     if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self":
                         members.setdefault(target.attr, (node, method))
@@ -104,14 +106,20 @@ class Class:
     def parameters(self) -> Parameters | None:
         """What the constructor takes: `__init__`, else the annotated fields; None: it is not known."""
         if found := self.find("__init__"):
-            owner, node, _ = found
+            node = found[1]
             return self.source.parameters(node, bound=True) if isinstance(node, _FUNCTIONS) else None
         fields: dict[str, bool] = {}
         for each in reversed(self.ancestry):
             for node in each.node.body:
-                if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and "ClassVar" not in ast.unparse(node.annotation):
+                if (
+                    isinstance(node, ast.AnnAssign)
+                    and isinstance(node.target, ast.Name)
+                    and "ClassVar" not in ast.unparse(node.annotation)
+                ):
                     fields[node.target.id] = node.value is None
-        return Parameters(tuple(fields), required=frozenset(name for name, needed in fields.items() if needed)) if fields else None
+        return (
+            Parameters(tuple(fields), required=frozenset(name for name, needed in fields.items() if needed)) if fields else None
+        )
 
     def abstract(self) -> set[str]:
         """Names of methods that a subclass has to define."""
@@ -162,6 +170,7 @@ class VllmSource:
         self._wheel = zipfile.ZipFile(place) if place.is_file() else None
         self.modules_read: set[str] = set()
         self._parsed: dict[str, ast.Module | None] = {}
+        self._classes: dict[tuple[str, str], Class | None] = {}
 
     @cached_property
     def files(self) -> frozenset[str]:
@@ -216,8 +225,11 @@ class VllmSource:
 
     def class_named(self, module: str, name: str) -> Class | None:
         """The class `name` of `module`, through imports; None: there is none."""
-        found = self.find(module, name)
-        return Class(self, found.module, found.node) if found and isinstance(found.node, ast.ClassDef) else None
+        if (module, name) not in self._classes:
+            found = self.find(module, name)
+            is_class = found is not None and isinstance(found.node, ast.ClassDef)
+            self._classes[module, name] = Class(self, found.module, found.node) if is_class else None
+        return self._classes[module, name]
 
     def class_of(self, module: str, expression: ast.AST) -> Class | None:
         """The class of vLLM that an expression in `module` names; None: none, or not known."""
@@ -257,7 +269,9 @@ class VllmSource:
         optional = {each.arg for each in positional[len(positional) - len(arguments.defaults) :]}
         if bound and "staticmethod" not in marks:
             positional = positional[1:]
-        optional |= {each.arg for each, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if value is not None}
+        optional |= {
+            each.arg for each, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if value is not None
+        }
         names, only = tuple(each.arg for each in positional), tuple(each.arg for each in arguments.kwonlyargs)
         return Parameters(
             names,

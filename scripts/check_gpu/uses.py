@@ -69,7 +69,7 @@ def collect(root: Path, folders: Iterable[str]) -> list[Use]:
     for path in files:
         text, place = path.read_text(), str(path.relative_to(root))
         if PACKAGE in text.lower():
-            for use in _File(ast.parse(text), place).uses(deep=place.split("/")[0] not in contract.ONLY_IMPORTS):
+            for use in _File(ast.parse(text), place, deep=place.split("/")[0] not in contract.ONLY_IMPORTS).uses():
                 found.setdefault((use.name, use.call, tuple(use.overrides.items()), use.optional), use)
     return list(found.values())
 
@@ -77,13 +77,14 @@ def collect(root: Path, folders: Iterable[str]) -> list[Use]:
 class _File:
     """The uses in one file."""
 
-    def __init__(self, tree: ast.Module, place: str) -> None:
-        self._tree, self._place = tree, place
+    def __init__(self, tree: ast.Module, place: str, *, deep: bool) -> None:
+        """`deep`: look at more than imports."""
+        self._tree, self._place, self._deep = tree, place, deep
         self._found: list[Use] = []
         self._imported: dict[str, Chain] = {}
 
-    def uses(self, *, deep: bool) -> list[Use]:
-        """All of them; `deep`: also what is done with imported names."""
+    def uses(self) -> list[Use]:
+        """All of them."""
         guarded = {
             id(inner)
             for node in ast.walk(self._tree)
@@ -100,7 +101,7 @@ class _File:
                 self._constant(node, node.value)
             elif isinstance(node, ast.keyword) and node.arg and _VARIABLE.fullmatch(node.arg):
                 self._constant(node, node.arg)
-        if deep:
+        if self._deep:
             for owner, function in _functions(self._tree):
                 self._function(owner, function)
             for node in ast.walk(self._tree):
@@ -119,6 +120,8 @@ class _File:
     def _constant(self, node: ast.AST, value: str) -> None:
         if _MODULE.fullmatch(value):
             self._add(node, value, ())
+        elif not self._deep:
+            return
         elif _VARIABLE.fullmatch(value):
             self._add(node, "vllm.envs", (), text=f'"{value}"')
         elif _SERIES.fullmatch(value):
@@ -138,7 +141,11 @@ class _File:
             for _, function in _functions(self._tree) if place == self._place else ():
                 if function.name == wanted:
                     keys = [key for node in ast.walk(function) if isinstance(node, ast.Dict) for key in node.keys]
-                    keys += [node.slice for node in ast.walk(function) if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)]
+                    keys += [
+                        node.slice
+                        for node in ast.walk(function)
+                        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)
+                    ]
                     names = {key.value for key in keys if isinstance(key, ast.Constant)}
                     self._add(function, module, (name,), call=Call(0, tuple(sorted(names)), complete=False))
 
@@ -173,7 +180,11 @@ class _File:
             hint = each.annotation
             if isinstance(hint, ast.Constant) and isinstance(hint.value, str):
                 hint = ast.parse(hint.value, mode="eval").body
-            names = [node.id for node in ast.walk(hint) if isinstance(node, ast.Name)] if isinstance(hint, (ast.Name, ast.BinOp)) else []
+            names = (
+                [node.id for node in ast.walk(hint) if isinstance(node, ast.Name)]
+                if isinstance(hint, (ast.Name, ast.BinOp))
+                else []
+            )
             for name in names:
                 if name in self._imported:
                     module, steps = self._imported[name]
@@ -203,7 +214,12 @@ class _File:
             if isinstance(name, ast.Constant) and (chain := self._chain(node.args[0], known)):
                 module, steps = chain
                 self._add(node, module, (*steps, str(name.value)), optional=function.id == "hasattr" or len(node.args) > 2)
-        elif isinstance(function, ast.Attribute) and function.attr in contract.BY_NAME and node.args and isinstance(node.args[0], ast.Constant):
+        elif (
+            isinstance(function, ast.Attribute)
+            and function.attr in contract.BY_NAME
+            and node.args
+            and isinstance(node.args[0], ast.Constant)
+        ):
             self._by_name(node, str(node.args[0].value))
         elif chain := self._chain(function, known):
             done.add(id(function))
@@ -219,7 +235,11 @@ class _File:
             if asked in contract.OUR_WORKER_METHODS:
                 return
             named, listed = given.get("kwargs"), given.get("args")
-            keys = tuple(str(each.value) for each in named.keys if isinstance(each, ast.Constant)) if isinstance(named, ast.Dict) else ()
+            keys = (
+                tuple(str(each.value) for each in named.keys if isinstance(each, ast.Constant))
+                if isinstance(named, ast.Dict)
+                else ()
+            )
             count = len(listed.elts) if isinstance(listed, ast.Tuple) else 0
             module, name = contract.WORKER
             self._add(node, module, (name, CALLED, asked), call=Call(count, keys, complete=True))
@@ -236,7 +256,11 @@ def _functions(tree: ast.Module) -> Iterator[tuple[ast.ClassDef | None, Function
 
 def _assignments(function: Function) -> Iterator[tuple[str, ast.AST]]:
     """Targets as text with their values, loops included, in the order of the source."""
-    nodes = [node for node in ast.walk(function) if isinstance(node, (ast.Assign, ast.NamedExpr, ast.For, ast.AsyncFor, ast.comprehension))]
+    nodes = [
+        node
+        for node in ast.walk(function)
+        if isinstance(node, (ast.Assign, ast.NamedExpr, ast.For, ast.AsyncFor, ast.comprehension))
+    ]
     for node in nodes:
         if isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension)):
             if isinstance(node, ast.comprehension) and any("isinstance" in ast.unparse(each) for each in node.ifs):

@@ -14,7 +14,13 @@ from scripts.check_gpu.source import PACKAGE, VllmSource
 from telemetry.errors import EntenteError, InputError
 
 FOLDER_VARIABLE = "ENTENTE_WHEELS"
-PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_31_x86_64", "manylinux_2_34_x86_64", "manylinux_2_35_x86_64", "manylinux1_x86_64")
+PLATFORMS = (
+    "manylinux_2_28_x86_64",
+    "manylinux_2_31_x86_64",
+    "manylinux_2_34_x86_64",
+    "manylinux_2_35_x86_64",
+    "manylinux1_x86_64",
+)
 DOWNLOAD_S = 900
 """Longest time of a download, seconds; a wheel has about 300 MB."""
 
@@ -36,8 +42,11 @@ def cached_wheel(folder: Path, version: str) -> Path | None:
     return next(iter(sorted(folder.glob(f"{PACKAGE}-{version}-*.whl"))), None)
 
 
-def get_wheel(folder: Path, version: str) -> Path:
+def get_wheel(folder: Path, version: str, *, timeout_s: float = DOWNLOAD_S) -> Path:
     """The wheel of a version, from the folder, else from the package index that pip is configured for.
+
+    Args:
+        timeout_s: longest time of a download.
 
     Raises:
         InputError: the folder cannot be made.
@@ -48,16 +57,31 @@ def get_wheel(folder: Path, version: str) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"folder '{folder}' for wheels cannot be made ({error.strerror}): name another by {FOLDER_VARIABLE}") from error
+        raise InputError(
+            f"folder '{folder}' for wheels cannot be made ({error.strerror}): name another by {FOLDER_VARIABLE}"
+        ) from error
     tags = [flag for each in PLATFORMS for flag in ("--platform", each)]
     # pip moves a wheel into the folder when it is complete.
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", *tags, "--dest", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--only-binary=:all:",
+        *tags,
+        "--dest",
+        str(folder),
+    ]
     command += ["--implementation", "cp", "--python-version", "3.12", "--abi", "abi3", "--abi", "cp312", f"{PACKAGE}=={version}"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=DOWNLOAD_S, check=False)
-        why = next((line for line in reversed(done.stderr.splitlines()) if line.startswith("ERROR")), f"pip ended with {done.returncode}")
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+        why = next(
+            (line for line in reversed(done.stderr.splitlines()) if line.startswith("ERROR")), f"pip ended with {done.returncode}"
+        )
     except subprocess.TimeoutExpired:
-        why = f"it took longer than {DOWNLOAD_S} s"
+        why = f"it took longer than {timeout_s:g} s"
     if found := cached_wheel(folder, version):
         return found
     raise EntenteError(
