@@ -105,7 +105,7 @@ class Runner:
         import torch
         from vllm.v1.worker.gpu import buffer_utils
 
-        buffer_utils.is_uva_available = lambda: False  # pinned memory needs a driver
+        buffer_utils.__dict__["is_uva_available"] = lambda: False  # pinned memory needs a driver
         from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcRequestState
         from vllm.v1.worker.gpu.sample.sampler import Sampler
         from vllm.v1.worker.gpu.states import RequestState
@@ -189,6 +189,7 @@ class Runner:
             self._states.all_token_ids.gpu,
             self._states.total_len.gpu,
         )
+        assert output.logprobs_tensors is not None
         return output.sampled_token_ids[:, 0].tolist(), output.logprobs_tensors.logprobs[:, 0].tolist()
 
 

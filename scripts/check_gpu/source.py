@@ -73,7 +73,7 @@ class Class:
     @cached_property
     def ancestry(self) -> list["Class"]:
         """This class and its bases in vLLM, nearest first."""
-        found = [self]
+        found: list[Class] = [self]
         for base in self.node.bases:
             above = self.source.class_of(self.module, base)
             found += [each for each in (above.ancestry if above else []) if each.name not in {one.name for one in found}]
@@ -148,8 +148,10 @@ class Class:
         if isinstance(value, ast.IfExp):
             return self._type_of_value(value.body, method) or self._type_of_value(value.orelse, method)
         if isinstance(value, ast.Call):
-            made = self.source.class_of(self.module, value.func)
-            return Typed(made) if made else None
+            if made := self.source.class_of(self.module, value.func):
+                return Typed(made)
+            holder = self.source.class_of(self.module, value.func.value) if isinstance(value.func, ast.Attribute) else None
+            return holder.type_of(value.func.attr) if holder and isinstance(value.func, ast.Attribute) else None
         if isinstance(value, ast.Name) and method is not None:
             arguments = [*method.args.posonlyargs, *method.args.args, *method.args.kwonlyargs]
             hint = next((each.annotation for each in arguments if each.arg == value.id), None)
@@ -227,8 +229,8 @@ class VllmSource:
         """The class `name` of `module`, through imports; None: there is none."""
         if (module, name) not in self._classes:
             found = self.find(module, name)
-            is_class = found is not None and isinstance(found.node, ast.ClassDef)
-            self._classes[module, name] = Class(self, found.module, found.node) if is_class else None
+            node = found.node if found else None
+            self._classes[module, name] = Class(self, found.module, node) if found and isinstance(node, ast.ClassDef) else None
         return self._classes[module, name]
 
     def class_of(self, module: str, expression: ast.AST) -> Class | None:

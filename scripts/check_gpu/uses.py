@@ -146,7 +146,7 @@ class _File:
                         for node in ast.walk(function)
                         if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)
                     ]
-                    names = {key.value for key in keys if isinstance(key, ast.Constant)}
+                    names = {str(key.value) for key in keys if isinstance(key, ast.Constant)}
                     self._add(function, module, (name,), call=Call(0, tuple(sorted(names)), complete=False))
 
     # -- chains ---------------------------------------------------------------------------------------------------------
