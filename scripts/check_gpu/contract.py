@@ -3,10 +3,16 @@
 Classes are those of the V1 runner on CUDA, in modules of vLLM. `uses` derives all the rest.
 """
 
+import tomllib
 from dataclasses import dataclass
 
-FOLDERS = ("inference", "workers", "tuning", "benchmarks", "tests")
-"""Where vLLM is used; the import contracts allow it in the first three, and benchmarks look into engines of theirs."""
+from scripts.check_gpu.lock import ROOT
+
+FOLDERS = (
+    *tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"],
+    "tests",
+)
+"""Where vLLM may be used: every room, and the tests."""
 ONLY_IMPORTS = ("tests",)
 """Folders of which only imports are checked: tests put stand-ins in the place of vLLM's objects."""
 
