@@ -1,8 +1,9 @@
 """The legal tables of all requests in an engine, on its device, and each request's node in its table.
 
 This is the core of both vLLM logits processors; it imports torch and not vLLM. The tables form one flat automaton. A request is
-a slot, and a slot's state is one node. Advancing and masking are a few tensor operations over the whole batch; nothing is copied
-to the host, so the GPU never waits. Requests with equal tables share one copy. Memory of unused tables is reused when needed.
+a slot, and a slot's state is one node. Advancing, masking and drawing are a few tensor operations over the whole batch; nothing
+is copied to the host, so the GPU never waits. Requests with equal tables share one copy. Memory of unused tables is reused when
+needed.
 
 A slot in a thought (`decoding/thinking.py`) is at the first node of its table, and a second number counts the tokens left of
 its thought. While no table has a thought, that number costs no tensor operation.
@@ -29,6 +30,8 @@ _WIDTH = 1 << 32
 _NEVER = torch.iinfo(torch.int64).max
 LEAST_EDGES = 1 << 14
 """Smallest capacity, in edges: about a hundred tables of the usual size."""
+_OPEN_LOGITS = 1 << 22
+"""Most logits of thought tokens that are drawn from at a time: 32 MiB in float64."""
 
 
 @dataclass(slots=True)
@@ -143,9 +146,7 @@ class LegalArena:
     def mask(self, logits: Tensor, slots: Tensor) -> Tensor:
         """Set logits [rows, vocabulary] to -inf in place outside the legal set of each row's slot; slots int64 [rows]."""
         nodes = self._nodes[slots]
-        # Every row lists as many tokens as the widest node has; a narrower node repeats its last token.
-        place = torch.minimum(self._up_to_widest, self._lasts[nodes].unsqueeze(1))
-        tokens = self._tokens[self._firsts[nodes].unsqueeze(1) + place]
+        tokens, _ = self._listed(nodes)
         legal = logits.gather(1, tokens)
         is_listed = nodes >= _TABLES
         if self._thoughts:
@@ -155,6 +156,44 @@ class LegalArena:
             # In a thought `legal` is the logit of the marker, so rewriting it changes nothing.
         logits.masked_fill_(is_listed.unsqueeze(1), float("-inf"))
         return logits.scatter_(1, tokens, legal)
+
+    def draw(self, logits: Tensor, slots: Tensor, uniforms: Tensor, temperatures: Tensor, thinking: Sequence[int] = ()) -> Tensor:
+        """Draw one token for each row from the legal set of its slot, and leave finite only its logit, in place.
+
+        The logit of the drawn token becomes its log-probability under the masked policy at the row's temperature. A slot without a
+        legal set keeps its logits.
+
+        Args:
+            logits: float32 [rows, vocabulary].
+            slots: int64 [rows].
+            uniforms: float64 [rows], one random number in [0, 1) for each row.
+            temperatures: float64 [rows], above 0.
+            thinking: rows whose slots may be in a thought; all that are must be named.
+        """
+        nodes = self._nodes[slots]
+        tokens, is_own = self._listed(nodes)
+        legal = logits.gather(1, tokens).double().masked_fill_(~is_own, float("-inf"))
+        places, logprobs = _draw_places(legal, uniforms, temperatures)
+        drawn = tokens.gather(1, places)
+        most = max(1, _OPEN_LOGITS // logits.shape[1])
+        for first in range(0, len(thinking), most):
+            rows = self._upload(thinking[first : first + most])
+            own, thinks = logits[rows], self._left[slots[rows]] > 0
+            self._mask_thoughts(own, slots[rows], thinks)
+            ids, ids_logprobs = _draw_places(own.double(), uniforms[rows], temperatures[rows])
+            drawn[rows] = torch.where(thinks.unsqueeze(1), ids, drawn[rows])
+            logprobs[rows] = torch.where(thinks.unsqueeze(1), ids_logprobs, logprobs[rows])
+        has_set = (nodes >= _TABLES).unsqueeze(1)
+        left = torch.where(has_set, logprobs.to(logits.dtype), logits.gather(1, drawn))
+        logits.masked_fill_(has_set, float("-inf"))
+        return logits.scatter_(1, drawn, left)
+
+    def _listed(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
+        """The tokens of `nodes` int64 [rows], as many for each as the widest node has, and which are its own: int64 and bool
+        [rows, widest]. A narrower node repeats its last token."""
+        lasts = self._lasts[nodes].unsqueeze(1)
+        tokens = self._tokens[self._firsts[nodes].unsqueeze(1) + torch.minimum(self._up_to_widest, lasts)]
+        return tokens, self._up_to_widest <= lasts
 
     def _mask_thoughts(self, logits: Tensor, slots: Tensor, thinks: Tensor) -> None:
         """Set the logits of the excluded id and of the ids from `end` on to -inf, in the rows where `thinks` bool [rows]."""
@@ -232,3 +271,21 @@ class LegalArena:
 
     def _upload(self, values: Sequence[int] | np.ndarray) -> Tensor:
         return torch.from_numpy(np.asarray(values, np.int64)).to(self._device, non_blocking=True)
+
+
+def _draw_places(legal: Tensor, uniforms: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
+    """Draw a column of each row of logits `legal` float64 [rows, n], where -inf is outside the set; changes `legal`.
+
+    The drawn column is the first at which the cumulated probability exceeds the row's random number.
+
+    Returns:
+        the columns int64 [rows, 1], and their log-probabilities float64 [rows, 1]: NaN if a logit was NaN or plus infinity.
+    """
+    # The largest is subtracted first: a large logit divided by a small temperature could overflow.
+    scaled = legal.sub_(legal.amax(1, keepdim=True)).div_(temperatures.unsqueeze(1))
+    reached = scaled.exp().cumsum_(1)
+    total = reached[:, -1:]
+    # Below the total also where the product is rounded up, so that no column of probability 0 is drawn.
+    limit = torch.minimum(uniforms.unsqueeze(1) * total, torch.nextafter(total, torch.zeros_like(total)))
+    places = torch.searchsorted(reached, limit, right=True).clamp_(max=legal.shape[1] - 1)
+    return places, scaled.gather(1, places) - total.log()
