@@ -20,8 +20,8 @@ START_KEY = "legal_start"
 """Key of the table's node at which the first token is drawn; 0: the table's start. Forced tokens before it are already in the
 prompt."""
 DRAW_KEY = "legal_draw"
-"""Key of the seed and the temperature at which our V1 processor draws. vLLM's own temperature must be 0 then, so that it takes the
-one token that is left. Without this key vLLM draws under the mask."""
+"""Key of the seed and the temperature at which our V1 processor draws. vLLM's own temperature must be 0 then, so that it takes
+the one token that is left. Without this key vLLM draws under the mask."""
 
 
 class TableCache:

@@ -160,8 +160,8 @@ class LegalArena:
     def draw(self, logits: Tensor, slots: Tensor, uniforms: Tensor, temperatures: Tensor, thinking: Sequence[int] = ()) -> Tensor:
         """Draw one token for each row from the legal set of its slot, and leave finite only its logit, in place.
 
-        The logit of the drawn token becomes its log-probability under the masked policy at the row's temperature. A slot without a
-        legal set keeps its logits.
+        The logit of the drawn token becomes its log-probability under the masked policy at the row's temperature. A slot
+        without a legal set keeps its logits.
 
         Args:
             logits: float32 [rows, vocabulary].

@@ -4,8 +4,8 @@ V1 is used on the CPU, and on CUDA by default because V2 was never run on a real
 steps; see `legal_admission`.
 
 The processor draws the token of each request with a seed, by vLLM's public interface alone: it leaves one logit finite, which
-vLLM's greedy sampler takes, and this logit is the log-probability, which vLLM returns (`logprobs_mode` "processed_logits"). vLLM's
-own sampler would make random numbers for the whole vocabulary, in a launch per request.
+vLLM's greedy sampler takes, and this logit is the log-probability, which vLLM returns (`logprobs_mode` "processed_logits").
+vLLM's own sampler would make random numbers for the whole vocabulary, in a launch per request.
 """
 
 from typing import TYPE_CHECKING, Any, ClassVar

@@ -50,9 +50,9 @@ class InferenceSettings(BaseModel):
     model_runner: Literal["v1", "v2"] = "v1"
     """vLLM's model runner; 'v2' needs Triton, and legal orders were never tested with it on a real card."""
     batch_invariant: bool = False
-    """Logits that do not depend on what else is in the batch (VLLM_BATCH_INVARIANT, beta in vLLM 0.32): attention, matrix products,
-    softmax and norms add in a fixed order, which is slower. Needs vLLM on CUDA, compute capability 8.0 or higher. vLLM's kernels for
-    LoRA slots still depend on the batch, so `adapters` must be 'merge_reload'. Never measured."""
+    """Logits that do not depend on what else is in the batch (VLLM_BATCH_INVARIANT, beta in vLLM 0.32): attention, matrix
+    products, softmax and norms add in a fixed order, which is slower. Needs vLLM on CUDA, compute capability 8.0 or higher.
+    vLLM's kernels for LoRA slots still depend on the batch, so `adapters` must be 'merge_reload'. Never measured."""
     jump_forced: Literal["auto", "on", "off"] = "auto"
     """Append forced tokens to the drawn token before them instead of one forward pass each; on a GPU this turns asynchronous
     scheduling off, and its gain there was never measured; 'auto': on the CPU only."""
@@ -88,8 +88,8 @@ class InferenceSettings(BaseModel):
     def _invariance_is_kept(self) -> "InferenceSettings":
         if self.batch_invariant and self.engine == "torch":
             raise ValueError(
-                "inference.batch_invariant is a promise of vLLM, but inference.engine is 'torch': set batch_invariant to false, or "
-                "engine to 'auto'"
+                "inference.batch_invariant is a promise of vLLM, but inference.engine is 'torch': set batch_invariant to false, "
+                "or engine to 'auto'"
             )
         if self.batch_invariant and self.adapters != "merge_reload":
             raise ValueError(

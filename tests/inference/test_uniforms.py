@@ -37,12 +37,9 @@ def test_any_place_is_reached_without_those_before_it():
 
 @pytest.mark.parametrize("along", ["seeds", "places"])
 def test_numbers_are_even_over_neighbouring_seeds_and_places(along: str):
-    steps = np.arange(100_000)
-    found = (
-        uniforms(seed_array(steps.tolist()), np.zeros_like(steps))
-        if along == "seeds"
-        else uniforms(seed_array([7] * 100_000), steps)
-    )
+    steps, same = np.arange(100_000), np.full(100_000, 7)
+    seeds, places = (steps, same) if along == "seeds" else (same, steps)
+    found = uniforms(seed_array(seeds.tolist()), places)
     assert found.min() >= 0 and found.max() < 1
     counts = np.histogram2d(found[:-1], found[1:], bins=16, range=[[0, 1], [0, 1]])[0]
     expected = len(found[1:]) / 256
