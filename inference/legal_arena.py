@@ -285,7 +285,7 @@ def _draw_places(legal: Tensor, uniforms: Tensor, temperatures: Tensor) -> tuple
     scaled = legal.sub_(legal.amax(1, keepdim=True)).div_(temperatures.unsqueeze(1))
     reached = scaled.exp().cumsum_(1)
     total = reached[:, -1:]
-    # Below the total also where the product is rounded up, so that no column of probability 0 is drawn.
-    limit = torch.minimum(uniforms.unsqueeze(1) * total, torch.nextafter(total, torch.zeros_like(total)))
-    places = torch.searchsorted(reached, limit, right=True).clamp_(max=legal.shape[1] - 1)
+    # The total is at least 1 and a number at most 1 - 2**-53, so their product is below the total, also rounded. So a column of
+    # probability 0 is never drawn. Only without a total, which is NaN, a place may be beyond the last column.
+    places = torch.searchsorted(reached, uniforms.unsqueeze(1) * total, right=True).clamp_(max=legal.shape[1] - 1)
     return places, scaled.gather(1, places) - total.log()
