@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from decoding.legal_table import END, LegalTable
 from decoding.thinking import ThoughtRule
@@ -30,8 +31,11 @@ _WIDTH = 1 << 32
 _NEVER = torch.iinfo(torch.int64).max
 LEAST_EDGES = 1 << 14
 """Smallest capacity, in edges: about a hundred tables of the usual size."""
-_OPEN_LOGITS = 1 << 22
-"""Most logits of thought tokens that are drawn from at a time: 32 MiB in float64."""
+_OPEN_LOGITS = {"cpu": 1 << 19}
+"""Most logits of thought tokens that are drawn from at a time: few on a CPU, for its cache, else `_MOST_OPEN_LOGITS`."""
+_MOST_OPEN_LOGITS = 1 << 24
+_BLOCK = 512
+"""Columns of an open set whose probabilities are added before any is looked at alone."""
 
 
 @dataclass(slots=True)
@@ -175,12 +179,14 @@ class LegalArena:
         legal = logits.gather(1, tokens).double().masked_fill_(~is_own, float("-inf"))
         places, logprobs = _draw_places(legal, uniforms, temperatures)
         drawn = tokens.gather(1, places)
-        most = max(1, _OPEN_LOGITS // logits.shape[1])
+        most = max(1, _OPEN_LOGITS.get(self._device.type, _MOST_OPEN_LOGITS) // logits.shape[1])
         for first in range(0, len(thinking), most):
             rows = self._upload(thinking[first : first + most])
-            own, thinks = logits[rows], self._left[slots[rows]] > 0
+            own = pad(logits[rows], (0, -logits.shape[1] % _BLOCK), value=float("-inf"))
+            thinks = self._left[slots[rows]] > 0
             self._mask_thoughts(own, slots[rows], thinks)
-            ids, ids_logprobs = _draw_places(own.double(), uniforms[rows], temperatures[rows])
+            ids, ids_logprobs = _draw_open(own, uniforms[rows], temperatures[rows])
+            ids.clamp_(max=logits.shape[1] - 1)  # beyond it only where a logit was NaN
             drawn[rows] = torch.where(thinks.unsqueeze(1), ids, drawn[rows])
             logprobs[rows] = torch.where(thinks.unsqueeze(1), ids_logprobs, logprobs[rows])
         has_set = (nodes >= _TABLES).unsqueeze(1)
@@ -289,3 +295,24 @@ def _draw_places(legal: Tensor, uniforms: Tensor, temperatures: Tensor) -> tuple
     # probability 0 is never drawn. Only without a total, which is NaN, a place may be beyond the last column.
     places = torch.searchsorted(reached, uniforms.unsqueeze(1) * total, right=True).clamp_(max=legal.shape[1] - 1)
     return places, scaled.gather(1, places) - total.log()
+
+
+def _draw_open(logits: Tensor, uniforms: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
+    """`_draw_places` for rows that are nearly whole vocabularies: float32 [rows, n], n a multiple of `_BLOCK`; changes `logits`.
+
+    The block is drawn first, then the column within it. Sums over blocks are in float32, all further ones in float64.
+    """
+    least = torch.finfo(torch.float32).tiny
+    scaled = logits.sub_(logits.amax(1, keepdim=True)).div_(temperatures.float().clamp_(min=least).unsqueeze(1))
+    weights = scaled.exp().view(len(logits), -1, _BLOCK)
+    sums = weights.sum(2).double()
+    reached = sums.cumsum(1)
+    total = reached[:, -1:]
+    wanted = uniforms.unsqueeze(1) * total
+    blocks = torch.searchsorted(reached, wanted, right=True).clamp_(max=reached.shape[1] - 1)
+    inner = weights.gather(1, blocks.unsqueeze(2).expand(-1, -1, _BLOCK)).squeeze(1).double().cumsum_(1)
+    # Rounding may put the number beside its block: it is moved to the block's first or last column of positive probability.
+    within = (wanted - reached.gather(1, blocks) + sums.gather(1, blocks)).clamp_(min=0)
+    within = torch.minimum(within, torch.nextafter(inner[:, -1:], torch.zeros_like(total)))
+    places = blocks * _BLOCK + torch.searchsorted(inner, within, right=True).clamp_(max=_BLOCK - 1)
+    return places, scaled.gather(1, places).double() - total.log()

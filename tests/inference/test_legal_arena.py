@@ -12,6 +12,7 @@ from torch import Tensor
 from decoding.legal_table import END, LegalTable
 from decoding.open_set import nth_id
 from decoding.thinking import ThoughtRule
+from inference import legal_arena
 from inference.legal_arena import LegalArena
 from inference.legal_draw import PartialCompletion, draw
 from inference.legal_rows import LegalRows
@@ -207,7 +208,7 @@ def test_a_completion_with_a_thought_is_that_of_the_torch_engine(on_host: bool):
 def test_many_thoughts_are_drawn_some_at_a_time(monkeypatch: pytest.MonkeyPatch):
     logits, numbers = torch.randn(10, VOCABULARY), numbers_of(range(10))
     whole = drawn(logits, [thought(2)] * 10, numbers)
-    monkeypatch.setattr("inference.legal_arena._OPEN_LOGITS", 3 * VOCABULARY)
+    monkeypatch.setitem(legal_arena._OPEN_LOGITS, "cpu", 3 * VOCABULARY)
     assert torch.equal(drawn(logits, [thought(2)] * 10, numbers), whole)
 
 
@@ -220,3 +221,25 @@ def test_a_slot_past_its_thought_is_drawn_from_its_table_though_it_is_named_as_t
     arena.advance(torch.tensor([0]), torch.tensor([2]))
     left = arena.draw(torch.zeros(1, VOCABULARY), torch.tensor([0]), 0.5 * one, one, [0])
     assert tokens_of(left).tolist() == [8] and left[0, 8] == 0
+
+
+@pytest.mark.parametrize("size", [1024, 1500])
+@pytest.mark.parametrize("number", [None, 0.0, 1 - 2**-53], ids=["any", "lowest", "highest"])
+def test_a_thought_over_several_blocks_is_drawn_as_from_one_list(size: int, number: float | None):
+    """The float64 draw of the torch engine is the oracle."""
+    dice, rows = np.random.default_rng(size), 400
+    table = replace(thought(2), thought=ThoughtRule(budget=2, end=size, excluded=9))
+    logits = dice.normal(scale=8, size=(rows, size)).astype(np.float32)
+    logits[:, [0, 700, size - 1]] = -np.inf
+    partials = [PartialCompletion(table, seed, 0.9) for seed in range(rows)]
+    numbers = numbers_of(range(rows)) if number is None else torch.full((rows,), number, dtype=torch.float64)
+    left = drawn(torch.from_numpy(logits), [table] * rows, numbers, 0.9)
+    tokens = tokens_of(left)
+    if number is not None:
+        assert torch.isfinite(torch.from_numpy(logits).gather(1, tokens.unsqueeze(1))).all()
+        return
+    assert not draw(partials, [p.allowed() for p in partials], np.delete(logits, 9, axis=1).ravel())
+    assert tokens.tolist() == [partial.token_ids[0] for partial in partials]
+    assert len(set((tokens // 512).tolist())) == -(-size // 512)
+    logprobs = left.gather(1, tokens.unsqueeze(1)).squeeze(1).numpy()
+    assert np.abs(logprobs - [partial.logprobs[0] for partial in partials]).max() < 1e-5
