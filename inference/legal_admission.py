@@ -19,6 +19,9 @@ TABLE_KEY = "legal_table"
 START_KEY = "legal_start"
 """Key of the table's node at which the first token is drawn; 0: the table's start. Forced tokens before it are already in the
 prompt."""
+DRAW_KEY = "legal_draw"
+"""Key of the seed and the temperature at which our V1 processor draws. vLLM's own temperature must be 0 then, so that it takes
+the one token that is left. Without this key vLLM draws under the mask."""
 
 
 class TableCache:
@@ -85,6 +88,9 @@ def admit(parameters: "SamplingParams", vocabulary_size: int | None) -> None:
     if start not in (0, after) or start == END:
         raise ValueError(f"{START_KEY} must be 0 or {after}, where the table's first choice is, not {start!r}")
     longest = table.longest - (len(head) if start else 0)
+    draw = (parameters.extra_args or {}).get(DRAW_KEY)
+    if draw is not None and (draw_of(parameters) is None or parameters.temperature):
+        raise ValueError(f"{DRAW_KEY} must be a seed and a temperature above 0, beside temperature 0 for vLLM, not {draw!r}")
     if parameters.max_tokens is not None and parameters.max_tokens < longest:
         raise ValueError(f"max_tokens {parameters.max_tokens} would cut a completion of {longest} tokens")
 
@@ -92,6 +98,14 @@ def admit(parameters: "SamplingParams", vocabulary_size: int | None) -> None:
 def start_node(parameters: "SamplingParams") -> int:
     """The table node at which an admitted request's first token is drawn; 0: the table's start."""
     return (parameters.extra_args or {}).get(START_KEY, 0)
+
+
+def draw_of(parameters: "SamplingParams") -> tuple[int, float] | None:
+    """Seed and temperature of a request that our processor draws; None if vLLM draws it, or if they are none."""
+    match (parameters.extra_args or {}).get(DRAW_KEY):
+        case [int(seed), int() | float() as temperature] if 0 < temperature < float("inf"):
+            return seed, float(temperature)
+    return None
 
 
 def admitted_table(parameters: "SamplingParams", vocabulary_size: int) -> LegalTable | None:

@@ -1,8 +1,9 @@
 """The legal tables of all requests in an engine, on its device, and each request's node in its table.
 
 This is the core of both vLLM logits processors; it imports torch and not vLLM. The tables form one flat automaton. A request is
-a slot, and a slot's state is one node. Advancing and masking are a few tensor operations over the whole batch; nothing is copied
-to the host, so the GPU never waits. Requests with equal tables share one copy. Memory of unused tables is reused when needed.
+a slot, and a slot's state is one node. Advancing, masking and drawing are a few tensor operations over the whole batch; nothing
+is copied to the host, so the GPU never waits. Requests with equal tables share one copy. Memory of unused tables is reused when
+needed.
 
 A slot in a thought (`decoding/thinking.py`) is at the first node of its table, and a second number counts the tokens left of
 its thought. While no table has a thought, that number costs no tensor operation.
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from decoding.legal_table import END, LegalTable
 from decoding.thinking import ThoughtRule
@@ -29,6 +31,11 @@ _WIDTH = 1 << 32
 _NEVER = torch.iinfo(torch.int64).max
 LEAST_EDGES = 1 << 14
 """Smallest capacity, in edges: about a hundred tables of the usual size."""
+_OPEN_LOGITS = {"cpu": 1 << 19}
+"""Most logits of thought tokens that are drawn from at a time: few on a CPU, for its cache, else `_MOST_OPEN_LOGITS`."""
+_MOST_OPEN_LOGITS = 1 << 24
+_BLOCK = 512
+"""Columns of an open set whose probabilities are added before any is looked at alone."""
 
 
 @dataclass(slots=True)
@@ -143,9 +150,7 @@ class LegalArena:
     def mask(self, logits: Tensor, slots: Tensor) -> Tensor:
         """Set logits [rows, vocabulary] to -inf in place outside the legal set of each row's slot; slots int64 [rows]."""
         nodes = self._nodes[slots]
-        # Every row lists as many tokens as the widest node has; a narrower node repeats its last token.
-        place = torch.minimum(self._up_to_widest, self._lasts[nodes].unsqueeze(1))
-        tokens = self._tokens[self._firsts[nodes].unsqueeze(1) + place]
+        tokens, _ = self._listed(nodes)
         legal = logits.gather(1, tokens)
         is_listed = nodes >= _TABLES
         if self._thoughts:
@@ -155,6 +160,46 @@ class LegalArena:
             # In a thought `legal` is the logit of the marker, so rewriting it changes nothing.
         logits.masked_fill_(is_listed.unsqueeze(1), float("-inf"))
         return logits.scatter_(1, tokens, legal)
+
+    def draw(self, logits: Tensor, slots: Tensor, uniforms: Tensor, temperatures: Tensor, thinking: Sequence[int] = ()) -> Tensor:
+        """Draw one token for each row from the legal set of its slot, and leave finite only its logit, in place.
+
+        The logit of the drawn token becomes its log-probability under the masked policy at the row's temperature. A slot
+        without a legal set keeps its logits.
+
+        Args:
+            logits: float32 [rows, vocabulary].
+            slots: int64 [rows].
+            uniforms: float64 [rows], one random number in [0, 1) for each row.
+            temperatures: float64 [rows], above 0.
+            thinking: rows whose slots may be in a thought; all that are must be named.
+        """
+        nodes = self._nodes[slots]
+        tokens, is_own = self._listed(nodes)
+        legal = logits.gather(1, tokens).double().masked_fill_(~is_own, float("-inf"))
+        places, logprobs = _draw_places(legal, uniforms, temperatures)
+        drawn = tokens.gather(1, places)
+        most = max(1, _OPEN_LOGITS.get(self._device.type, _MOST_OPEN_LOGITS) // logits.shape[1])
+        for first in range(0, len(thinking), most):
+            rows = self._upload(thinking[first : first + most])
+            own = pad(logits[rows], (0, -logits.shape[1] % _BLOCK), value=float("-inf"))
+            thinks = self._left[slots[rows]] > 0
+            self._mask_thoughts(own, slots[rows], thinks)
+            ids, ids_logprobs = _draw_open(own, uniforms[rows], temperatures[rows])
+            ids.clamp_(max=logits.shape[1] - 1)  # beyond it only where a logit was NaN
+            drawn[rows] = torch.where(thinks.unsqueeze(1), ids, drawn[rows])
+            logprobs[rows] = torch.where(thinks.unsqueeze(1), ids_logprobs, logprobs[rows])
+        has_set = (nodes >= _TABLES).unsqueeze(1)
+        left = torch.where(has_set, logprobs.to(logits.dtype), logits.gather(1, drawn))
+        logits.masked_fill_(has_set, float("-inf"))
+        return logits.scatter_(1, drawn, left)
+
+    def _listed(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
+        """The tokens of `nodes` int64 [rows], as many for each as the widest node has, and which are its own: int64 and bool
+        [rows, widest]. A narrower node repeats its last token."""
+        lasts = self._lasts[nodes].unsqueeze(1)
+        tokens = self._tokens[self._firsts[nodes].unsqueeze(1) + torch.minimum(self._up_to_widest, lasts)]
+        return tokens, self._up_to_widest <= lasts
 
     def _mask_thoughts(self, logits: Tensor, slots: Tensor, thinks: Tensor) -> None:
         """Set the logits of the excluded id and of the ids from `end` on to -inf, in the rows where `thinks` bool [rows]."""
@@ -232,3 +277,42 @@ class LegalArena:
 
     def _upload(self, values: Sequence[int] | np.ndarray) -> Tensor:
         return torch.from_numpy(np.asarray(values, np.int64)).to(self._device, non_blocking=True)
+
+
+def _draw_places(legal: Tensor, uniforms: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
+    """Draw a column of each row of logits `legal` float64 [rows, n], where -inf is outside the set; changes `legal`.
+
+    The drawn column is the first at which the cumulated probability exceeds the row's random number.
+
+    Returns:
+        the columns int64 [rows, 1], and their log-probabilities float64 [rows, 1]: NaN if a logit was NaN or plus infinity.
+    """
+    # The largest is subtracted first: a large logit divided by a small temperature could overflow.
+    scaled = legal.sub_(legal.amax(1, keepdim=True)).div_(temperatures.unsqueeze(1))
+    reached = scaled.exp().cumsum_(1)
+    total = reached[:, -1:]
+    # The total is at least 1 and a number at most 1 - 2**-53, so their product is below the total, also rounded. So a column of
+    # probability 0 is never drawn. Only without a total, which is NaN, a place may be beyond the last column.
+    places = torch.searchsorted(reached, uniforms.unsqueeze(1) * total, right=True).clamp_(max=legal.shape[1] - 1)
+    return places, scaled.gather(1, places) - total.log()
+
+
+def _draw_open(logits: Tensor, uniforms: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
+    """`_draw_places` for rows that are nearly whole vocabularies: float32 [rows, n], n a multiple of `_BLOCK`; changes `logits`.
+
+    The block is drawn first, then the column within it. Sums over blocks are in float32, all further ones in float64.
+    """
+    least = torch.finfo(torch.float32).tiny
+    scaled = logits.sub_(logits.amax(1, keepdim=True)).div_(temperatures.float().clamp_(min=least).unsqueeze(1))
+    weights = scaled.exp().view(len(logits), -1, _BLOCK)
+    sums = weights.sum(2).double()
+    reached = sums.cumsum(1)
+    total = reached[:, -1:]
+    wanted = uniforms.unsqueeze(1) * total
+    blocks = torch.searchsorted(reached, wanted, right=True).clamp_(max=reached.shape[1] - 1)
+    inner = weights.gather(1, blocks.unsqueeze(2).expand(-1, -1, _BLOCK)).squeeze(1).double().cumsum_(1)
+    # Rounding may put the number beside its block: it is moved to the block's first or last column of positive probability.
+    within = (wanted - reached.gather(1, blocks) + sums.gather(1, blocks)).clamp_(min=0)
+    within = torch.minimum(within, torch.nextafter(inner[:, -1:], torch.zeros_like(total)))
+    places = blocks * _BLOCK + torch.searchsorted(inner, within, right=True).clamp_(max=_BLOCK - 1)
+    return places, scaled.gather(1, places).double() - total.log()

@@ -2,18 +2,19 @@
 
 log pi(a) = z_a / T - log sum_{b legal} exp(z_b / T)        (the masked policy; z: logits, T: temperature of the request)
 
-A forced token is appended at once, with log-probability 0 and without a draw. Each completion has its own random source and uses
-one number for each branching token, so it does not depend on the rest of the batch. A thought token is drawn from an open set,
-which no array lists.
+A forced token is appended at once, with log-probability 0 and without a draw. The random number of a draw follows from the
+request's seed and the token's place in the completion (`inference/uniforms.py`), so it does not depend on the rest of the batch,
+and vLLM's processor draws by the same numbers (`LegalArena.draw`). A thought token is drawn from an open set, which no array
+lists.
 """
 
-import random
 from collections.abc import Sequence
 
 import numpy as np
 
 from decoding.legal_table import END, LegalTable
 from decoding.open_set import nth_id, set_size
+from inference.uniforms import seed_array, uniforms
 
 
 class PartialCompletion:
@@ -24,10 +25,9 @@ class PartialCompletion:
         self.logprobs: list[float] = []
         self.forced = 0
         """Number of its forced tokens."""
-        self.temperature = temperature
+        self.seed, self.temperature = seed, temperature
         self._table = table
         self._state = table.start
-        self._rng = random.Random(seed)
         self._take_forced()
 
     @property
@@ -38,10 +38,6 @@ class PartialCompletion:
     def allowed(self) -> np.ndarray:
         """The legal set of the next position: two or more tokens, or in a thought an open set."""
         return self._table.allowed(self._state)
-
-    def draw_uniform(self) -> float:
-        """The next random number, in [0, 1)."""
-        return self._rng.random()
 
     def take(self, token: int, logprob: float) -> None:
         """Append the drawn `token`, and the forced tokens after it."""
@@ -81,10 +77,9 @@ def draw(partials: Sequence[PartialCompletion], allowed: Sequence[np.ndarray], l
     weights = np.exp(scaled)
     totals = np.add.reduceat(weights, starts)
     reached = np.cumsum(weights)
-    uniforms = np.fromiter(
-        (partial.draw_uniform() if can else 0.0 for partial, can in zip(partials, finite, strict=True)), np.float64, len(partials)
-    )
-    chosen = np.searchsorted(reached, reached[ends - 1] - totals * (1.0 - uniforms), side="right")
+    places = np.fromiter((len(partial.token_ids) for partial in partials), np.int64, len(partials))
+    thrown = uniforms(seed_array([partial.seed for partial in partials]), places)
+    chosen = np.searchsorted(reached, reached[ends - 1] - totals * (1.0 - thrown), side="right")
     chosen = np.clip(chosen, starts, ends - 1)
     logprobs = (scaled[chosen] - np.log(totals)).tolist()
     for partial, legal, place, logprob, can in zip(partials, allowed, (chosen - starts).tolist(), logprobs, finite, strict=True):

@@ -2,6 +2,10 @@
 
 V1 is used on the CPU, and on CUDA by default because V2 was never run on a real card. Nothing here may raise while the engine
 steps; see `legal_admission`.
+
+The processor draws the token of each request with a seed, by vLLM's public interface alone: it leaves one logit finite, which
+vLLM's greedy sampler takes, and this logit is the log-probability, which vLLM returns (`logprobs_mode` "processed_logits").
+vLLM's own sampler would make random numbers for the whole vocabulary, in a launch per request.
 """
 
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -10,7 +14,7 @@ import torch
 from vllm import SamplingParams
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDirectionality
 
-from inference.legal_admission import TABLE_KEY, admit, admitted_table, start_node
+from inference.legal_admission import TABLE_KEY, admit, admitted_table, draw_of, start_node
 from inference.legal_rows import LegalRows
 from telemetry.errors import EngineError
 
@@ -21,7 +25,7 @@ __all__ = ["TABLE_KEY", "LegalOrderProcessor", "legal_processor"]
 
 
 class LegalOrderProcessor(LogitsProcessor):
-    """Leaves finite only the logits of tokens that continue a legal order set."""
+    """Draws a token that continues a legal order set; without a seed, leaves finite only the logits of those that do."""
 
     _vocabulary_size: ClassVar[int | None] = None
     """Known to admission if it runs in the engine's process."""
@@ -56,13 +60,13 @@ class LegalOrderProcessor(LogitsProcessor):
         for row in batch_update.removed:
             self._rows.remove(row)
         for row, params, _prompt, output in batch_update.added:
-            self._rows.add(row, admitted_table(params, self._size), output, start_node(params))
+            self._rows.add(row, admitted_table(params, self._size), output, start_node(params), draw_of(params))
         for source, target, direction in batch_update.moved:
             self._rows.move(source, target, direction == MoveDirectionality.SWAP)
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        """Set logits [rows, vocabulary] to -inf in place outside each constrained row's legal set."""
-        return self._rows.mask(logits)
+        """Draw or mask each constrained row of logits [rows, vocabulary], in place; see `LegalRows.apply`."""
+        return self._rows.apply(logits)
 
 
 def legal_processor(*, runs_v2: bool) -> type[Any]:

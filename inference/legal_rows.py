@@ -1,18 +1,21 @@
 """Maps the rows of vLLM's V1 batch to slots in the arena, as vLLM moves rows.
 
-V1 gives one list of sampled tokens for each request, to which it keeps appending. Before each step `mask` reads the known part
-of those lists and then masks the whole batch. No sampled token makes it raise.
+V1 gives one list of sampled tokens for each request, to which it keeps appending. In each step `apply` reads the known part of
+those lists and then draws a token for each row that has a seed, and masks the other rows. No sampled token makes it raise.
 
 Tables are walked on the engine's device, or on the host if `jump` is used: `jump` needs a row's state before the next pass.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from decoding.legal_table import END, LegalTable
 from inference.legal_arena import LegalArena
+from inference.uniforms import seed_array, uniforms
 from telemetry.errors import DataError
 
 
@@ -24,6 +27,12 @@ class _Row:
     """vLLM's list of this row's sampled tokens, which grows; a negative token is not known yet."""
     state: int | None
     """Its state in the table, if rows are walked on the host; None once it left its table."""
+    draw: tuple[int, float] | None
+    """Seed and temperature; None: vLLM draws."""
+    first: int
+    """Number of the completion's tokens that are in the prompt."""
+    marker: int
+    """The token that ends its thought; -1: it is not in a thought, or no longer."""
     walked: int = 0
     """Number of tokens of `output` that its state reflects."""
     changed: bool = False
@@ -33,12 +42,35 @@ class _Row:
         """Advance the state by the new tokens of `output`."""
         for token in self.output[self.walked :]:
             self.changed = True
+            self.pass_marker(token)
             if self.state is not None and self.state != END:
                 try:
                     self.state = self.table.advance(self.state, token)
                 except DataError:
                     self.state = None
         self.walked = len(self.output)
+
+    def pass_marker(self, token: int) -> None:
+        """The thought is over if `token` is its marker."""
+        if token == self.marker:
+            self.marker = -1
+
+
+@dataclass(slots=True)
+class _Batch:
+    """What stays the same while the batch does."""
+
+    size: int
+    drawn: list[tuple[int, _Row]]
+    """The rows that are drawn, with their index."""
+    drawn_slots: Tensor
+    """int64 [size]: their slots, and slot 0 for others."""
+    seeds: np.ndarray
+    """uint64 [rows that are drawn]."""
+    temperatures: Tensor
+    """float64 [size]."""
+    masked_slots: Tensor | None
+    """int64 [size]: slots of the rows that vLLM draws; None: there are none."""
 
 
 class LegalRows:
@@ -52,8 +84,8 @@ class LegalRows:
         self._rows: dict[int, _Row] = {}
         self._on_host = False
         """Rows are walked on the host instead of on the device."""
-        self._batch: Tensor | None = None
-        """Slot of each row; None after the batch changed."""
+        self._batch: _Batch | None = None
+        """None after the batch changed."""
         self._walked: tuple[list[int], Tensor] = ([], self._upload([]))
         """The slots that advanced in the last step, which are often those of the next."""
 
@@ -62,12 +94,21 @@ class LegalRows:
         """Requests that sampled a token outside their table; must stay 0."""
         return self._arena.illegal_tokens
 
-    def add(self, row: int, table: LegalTable | None, output: list[int], start: int = 0) -> None:
+    def add(
+        self,
+        row: int,
+        table: LegalTable | None,
+        output: list[int],
+        start: int = 0,
+        draw: tuple[int, float] | None = None,
+    ) -> None:
         """Assign `row` to a request with `table` (None: unconstrained). Its tokens appear in `output`, the first at node `start`
-        (0: at the table's start)."""
+        (0: at the table's start). `draw`: seed and temperature; None: vLLM draws under the mask."""
         self.remove(row)
         if table is not None:
-            self._rows[row] = _Row(self._free.pop(), table, output, start or table.start)
+            first = len(table.forced(0)[0]) if start else 0
+            marker = -1 if table.thought is None else int(table.token_ids[0])
+            self._rows[row] = _Row(self._free.pop(), table, output, start or table.start, draw, first, marker)
             self._arena.assign(self._rows[row].slot, table, start)
 
     def remove(self, row: int) -> None:
@@ -89,8 +130,12 @@ class LegalRows:
             if not swap:
                 self.remove(source)
 
-    def mask(self, logits: Tensor) -> Tensor:
-        """Set logits [rows, vocabulary] to -inf in place outside each constrained row's legal set."""
+    def apply(self, logits: Tensor) -> Tensor:
+        """Change logits float32 [rows, vocabulary] in place.
+
+        In a row with a seed a token is drawn: its logit becomes its log-probability, all others -inf. In another constrained row
+        the logits outside the legal set become -inf.
+        """
         if not self._rows:
             return logits
         self._arena.flush()
@@ -98,13 +143,36 @@ class LegalRows:
             self._walk_on_host()
         else:
             self._walk_on_device()
-        if self._batch is None or len(self._batch) != len(logits):
-            slots = [0] * len(logits)
-            for index, row in self._rows.items():
-                if index < len(slots):
-                    slots[index] = row.slot
-            self._batch = self._upload(slots)
-        return self._arena.mask(logits, self._batch)
+        if self._batch is None or self._batch.size != len(logits):
+            self._batch = self._lay_out(len(logits))
+        batch = self._batch
+        if batch.masked_slots is not None:
+            self._arena.mask(logits, batch.masked_slots)
+        if not batch.drawn:
+            return logits
+        places = np.fromiter((row.first + len(row.output) for _, row in batch.drawn), np.int64, len(batch.drawn))
+        numbers = np.zeros(batch.size)
+        numbers[[index for index, _ in batch.drawn]] = uniforms(batch.seeds, places)
+        thinking = [index for index, row in batch.drawn if row.marker >= 0]
+        return self._arena.draw(logits, batch.drawn_slots, self._upload(numbers, torch.float64), batch.temperatures, thinking)
+
+    def _lay_out(self, size: int) -> _Batch:
+        drawn = [(index, row) for index, row in self._rows.items() if row.draw is not None and index < size]
+        masked = [(index, row) for index, row in self._rows.items() if row.draw is None and index < size]
+        drawn_slots, masked_slots, temperatures = [0] * size, [0] * size, [1.0] * size
+        for index, row in masked:
+            masked_slots[index] = row.slot
+        for index, row in drawn:
+            drawn_slots[index] = row.slot
+            temperatures[index] = row.draw[1] if row.draw else 1.0
+        return _Batch(
+            size=size,
+            drawn=drawn,
+            drawn_slots=self._upload(drawn_slots),
+            seeds=seed_array([row.draw[0] for _, row in drawn if row.draw]),
+            temperatures=self._upload(temperatures, torch.float64),
+            masked_slots=self._upload(masked_slots) if masked else None,
+        )
 
     def walk_on_host(self, on_host: bool) -> None:
         """Walk rows on the host, as `jump` requires, or on the device. Removes all rows; their requests must have ended."""
@@ -149,6 +217,7 @@ class LegalRows:
             for row in self._rows.values():
                 if row.walked < len(row.output) and (token := row.output[row.walked]) >= 0:
                     row.walked += 1
+                    row.pass_marker(token)
                     slots.append(row.slot)
                     tokens.append(token)
             if not slots:
@@ -157,5 +226,5 @@ class LegalRows:
                 self._walked = slots, self._upload(slots)
             self._arena.advance(self._walked[1], self._upload(tokens))
 
-    def _upload(self, values: list[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64).to(self._device, non_blocking=True)
+    def _upload(self, values: Sequence[float] | np.ndarray, dtype: torch.dtype = torch.int64) -> Tensor:
+        return torch.as_tensor(values, dtype=dtype).to(self._device, non_blocking=True)

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from telemetry.setting_marks import MAY_CHANGE
 
@@ -49,6 +49,10 @@ class InferenceSettings(BaseModel):
     trainer exceeds its bounds."""
     model_runner: Literal["v1", "v2"] = "v1"
     """vLLM's model runner; 'v2' needs Triton, and legal orders were never tested with it on a real card."""
+    batch_invariant: bool = False
+    """Logits that do not depend on what else is in the batch (VLLM_BATCH_INVARIANT, beta in vLLM 0.32): attention, matrix
+    products, softmax and norms add in a fixed order, which is slower. Needs vLLM on CUDA, compute capability 8.0 or higher.
+    vLLM's kernels for LoRA slots still depend on the batch, so `adapters` must be 'merge_reload'. Never measured."""
     jump_forced: Literal["auto", "on", "off"] = "auto"
     """Append forced tokens to the drawn token before them instead of one forward pass each; on a GPU this turns asynchronous
     scheduling off, and its gain there was never measured; 'auto': on the CPU only."""
@@ -79,6 +83,20 @@ class InferenceSettings(BaseModel):
     """Seconds between readings of a worker's Prometheus page, for the run's metrics and workers.jsonl; 0: never."""
     no_worker_timeout_s: Annotated[float, MAY_CHANGE, Field(ge=0)] = 120.0
     """Seconds without a living worker after which requests fail (start_timeout_s while a worker warms up)."""
+
+    @model_validator(mode="after")
+    def _invariance_is_kept(self) -> "InferenceSettings":
+        if self.batch_invariant and self.engine == "torch":
+            raise ValueError(
+                "inference.batch_invariant is a promise of vLLM, but inference.engine is 'torch': set batch_invariant to false, "
+                "or engine to 'auto'"
+            )
+        if self.batch_invariant and self.adapters != "merge_reload":
+            raise ValueError(
+                f"inference.batch_invariant does not hold for LoRA slots, and inference.adapters is '{self.adapters}': set "
+                "adapters to 'merge_reload'"
+            )
+        return self
 
     @property
     def for_evaluation(self) -> "InferenceSettings":

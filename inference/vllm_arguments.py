@@ -28,6 +28,7 @@ def prepare_environment(settings: InferenceSettings, *, own_process: bool) -> No
     """
     os.environ.update(_ENVIRONMENT, VLLM_ENABLE_V1_MULTIPROCESSING=str(int(own_process)))
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(settings.model_runner == "v2"))
+    os.environ["VLLM_BATCH_INVARIANT"] = str(int(settings.batch_invariant))
     # oneDNN caches one compiled kernel for each matrix shape, and batches have many shapes; its default of 1,024 takes 150 MB.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(settings.kv_cache_gib)
@@ -56,7 +57,7 @@ def engine_arguments(model: Path, settings: InferenceSettings, *, slots: bool) -
     """Arguments of vLLM's engine for the model in the folder `model`. `prepare_environment` must run first.
 
     Raises:
-        InputError: `model_runner` is 'v2' on a CPU.
+        InputError: `model_runner` is 'v2' on a CPU, or `batch_invariant` is set where vLLM does not support it.
     """
     from vllm.platforms import current_platform
 
@@ -65,6 +66,11 @@ def engine_arguments(model: Path, settings: InferenceSettings, *, slots: bool) -
     on_cpu = current_platform.is_cpu()
     if on_cpu and settings.model_runner == "v2":
         raise InputError("inference.model_runner 'v2' needs Triton, which the CPU build of vLLM does not have: set it to 'v1'")
+    if settings.batch_invariant and not (current_platform.is_cuda() and current_platform.has_device_capability(80)):
+        raise InputError(
+            "inference.batch_invariant needs an NVIDIA GPU of compute capability 8.0 or higher, and vLLM's CUDA build: set it to "
+            "false"
+        )
     processor = legal_processor(runs_v2=settings.model_runner == "v2")
     arguments: dict[str, Any] = {
         "model": str(model),
@@ -77,10 +83,12 @@ def engine_arguments(model: Path, settings: InferenceSettings, *, slots: bool) -
         "block_size": settings.block_size,
         "gpu_memory_utilization": settings.gpu_memory_share,
         "enable_prefix_caching": settings.prefix_caching,
-        # A prompt prefilled in parts must rewind its seeded generator, which torch's CPU generators do not support.
+        # A request that vLLM draws by a seed (benchmarks without the mask) cannot be prefilled in parts on a CPU: its generator
+        # must be rewound, which torch's CPU generators do not support. Our own draws need no generator.
         "enable_chunked_prefill": not on_cpu,
         "long_prefill_token_threshold": settings.long_prefill_tokens,
-        "logprobs_mode": "processed_logprobs",
+        # V1: the processor draws, and leaves the drawn token's log-probability as its logit.
+        "logprobs_mode": "processed_logprobs" if settings.model_runner == "v2" else "processed_logits",
         # By name, so that an engine core in another process can import it.
         "logits_processors": [f"{processor.__module__}:{processor.__qualname__}"],
         "generation_config": "vllm",

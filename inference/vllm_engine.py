@@ -252,6 +252,11 @@ class VllmEngine(ABC):
         logprobs[len(head) :] = [
             position[token].logprob for position, token in zip(completion.logprobs, completion.token_ids, strict=True)
         ]
+        if not np.isfinite(logprobs).all():
+            raise EngineError(
+                f"request '{request.request_id}' was refused: the model's logits for it are not finite, so nothing can be drawn; "
+                "its weights or its adapter may be broken"
+            )
         cached = min(output.num_cached_tokens or 0, len(request.prompt_ids))
         self._counts["completion_tokens"] += len(token_ids)
         self._counts["prompt_tokens"] += len(request.prompt_ids)

@@ -69,6 +69,8 @@ class OldEngine(TimedEngine):
     def __init__(self, model: Path, settings: InferenceSettings, *, name: str, clock: StageClock, raw_logprobs: bool = True):
         super().__init__(model, settings, name=name, clock=clock, raw_logprobs=raw_logprobs)
         self._tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+        # vLLM draws here, so a logit is no log-probability.
+        self._changes = {"logprobs_mode": "processed_logprobs"} | self._changes
         self._changes["logits_processors"] = [f"{TrieProcessor.__module__}:{TrieProcessor.__qualname__}"]
         TrieProcessor.tokenizer, TrieProcessor.eos = self._tokenizer, self._eos_id
         TrieProcessor.separator = self._tokenizer.encode("\n", add_special_tokens=False).ids[0]
@@ -117,7 +119,7 @@ class OldEngine(TimedEngine):
             extra_args=getattr(request, "extra", {}),
         )
         plain = sampling.sampling_params
-        sampling.sampling_params = lambda *_: params
+        sampling.sampling_params = lambda *_, **__: params
         try:
             return super()._submit(request, served)
         finally:

@@ -151,9 +151,9 @@ async def start(engine):
     import inference.sampling
     honest = inference.sampling.sampling_params
 
-    def colder(request, eos_id):
-        parameters = honest(request, eos_id)
-        parameters.temperature = 0.7
+    def colder(request, eos_id, **named):
+        parameters = honest(request, eos_id, **named)
+        parameters.extra_args["legal_draw"] = (request.seed, 0.7)
         return parameters
 
     inference.sampling.sampling_params = colder

@@ -97,6 +97,37 @@ def test_a_completion_depends_on_its_seed_and_on_nothing_else_in_the_batch(host,
         assert one.token_ids.tolist() == other.token_ids.tolist()
 
 
+def test_the_torch_engine_draws_the_same_completions(host, vllm_engine, contract_torch, positions, tokens):
+    requests = requests_for(positions, tokens, label="both engines")
+    ours = draw(host, contract_torch.engine, requests)
+    for one, other in zip(draw(host, vllm_engine, requests), ours, strict=True):
+        assert one.token_ids.tolist() == other.token_ids.tolist()
+        assert np.abs(one.logprobs - other.logprobs).max() < 1e-4
+
+
+def test_vllm_makes_no_random_generator_for_a_request(host, vllm_engine, positions, tokens, monkeypatch):
+    """On a GPU each would cost a launch in every step, over the whole vocabulary."""
+    made: list[torch.Generator] = []
+
+    class Counted(torch.Generator):
+        def __init__(self, *given: Any, **named: Any) -> None:
+            made.append(self)
+
+    monkeypatch.setattr(torch, "Generator", Counted)
+    draw(host, vllm_engine, requests_for(positions[:1], tokens, label="no generator"))
+    assert not made
+
+
+def test_a_model_whose_logits_are_no_numbers_draws_nothing_and_says_so(host, vllm_engine, positions, tokens, monkeypatch):
+    from inference.legal_rows import LegalRows
+
+    plain = LegalRows.apply
+    monkeypatch.setattr(LegalRows, "apply", lambda rows, logits: plain(rows, logits.fill_(torch.nan)))
+    request = requests_for(positions[:1], tokens, label="nan")[0]
+    with pytest.raises(EngineError, match="logits for it are not finite"):
+        draw(host, vllm_engine, [request])
+
+
 def test_a_shared_prompt_is_found_in_the_prefix_cache(host, vllm_engine, positions, tokens):
     first, second = (
         requests_for(positions[:1], tokens, label="warm")[0],
@@ -107,7 +138,6 @@ def test_a_shared_prompt_is_found_in_the_prefix_cache(host, vllm_engine, positio
 
 
 def test_more_prompts_at_once_than_one_pass_takes_are_drawn_too(host, vllm_engine, positions, tokens):
-    """Seeded draws and prompts cut in two do not go together on a CPU: none may be cut."""
     requests = [request for label in "wxyz" for request in requests_for(positions, tokens, label=label)]
     fresh = [
         GenerationRequest(request_id=r.request_id, prompt_ids=[n % 600, *r.prompt_ids], table=r.table, seed=r.seed)

@@ -92,8 +92,27 @@ def test_drawn_one_by_one_the_policy_is_the_same(host, plain, positions, tokens,
         assert np.abs(reference_logprobs(reference, request, generation) - generation.logprobs).max() < 1e-4
 
 
+def test_drawn_one_by_one_the_completions_are_the_same(host, vllm_engine, positions, tokens):
+    """A random number belongs to a place in the completion, however the engine gets there."""
+    tables = TableBuilder(tokens.codec, thinking=thinking_of(tokens.codec, 5))
+    orders = requests_for(positions[:3], tokens, label="jumped")
+    legal = [own for snapshot in positions[:3] for own in Board.restore(snapshot).legal_orders().values()]
+    asked = [
+        replace(request, table=tables.table(own)) if number % 2 else request
+        for number, (request, own) in enumerate(zip(orders, legal, strict=True))
+    ]
+    jumped = draw(host, vllm_engine, asked)
+    host.submit(vllm_engine.jump_forced(False)).result(timeout=60)
+    try:
+        plain = draw(host, vllm_engine, asked)
+    finally:
+        host.submit(vllm_engine.jump_forced(True)).result(timeout=60)
+    for one, other in zip(jumped, plain, strict=True):
+        assert one.token_ids.tolist() == other.token_ids.tolist()
+        assert np.abs(one.logprobs - other.logprobs).max() < 1e-4
+
+
 def test_where_a_pass_has_little_room_jumps_are_short_and_nothing_is_cut(host, model: Path, positions, tokens, reference):
-    """A row that were cut would rewind its seeded dice, which torch's CPU generators cannot: the engine would be lost."""
     engine = EmbeddedEngine(model, TIGHT, name="tight")
     host.submit(engine.start()).result(timeout=300)
     try:

@@ -7,7 +7,7 @@ import pytest
 
 from decoding.legal_table import END, LegalTable
 from game.legal import LegalOrders, OrderKind
-from inference.legal_admission import TableCache
+from inference.legal_admission import DRAW_KEY, TABLE_KEY, TableCache, admit, draw_of
 from records.generation import GenerationRequest
 from telemetry.errors import DataError, EngineError
 
@@ -61,6 +61,32 @@ def test_the_longest_unused_is_forgotten_first(reads: list[bytes]):
     assert reads == [first, second, third]
     known.decode(second)
     assert reads[-1] == second
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("told", [(5, 1.0), [5, 0.5]])
+def test_a_seed_and_a_temperature_are_admitted_beside_temperature_0_for_vllm(told):
+    pytest.importorskip("vllm")
+    from vllm import SamplingParams
+
+    given = SamplingParams(temperature=0.0, extra_args={TABLE_KEY: table(3).to_bytes(), DRAW_KEY: told})
+    admit(given, None)
+    assert draw_of(given) == tuple(told)
+    given.temperature = 0.7
+    with pytest.raises(ValueError, match="beside temperature 0"):
+        admit(given, None)
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("told", [(5, 0.0), (5, -1.0), (5, float("nan")), (5, float("inf")), (5,), ("5", 1.0), 5, "5"])
+def test_what_is_no_seed_and_temperature_is_refused_and_draws_nothing(told):
+    pytest.importorskip("vllm")
+    from vllm import SamplingParams
+
+    given = SamplingParams(temperature=0.0, extra_args={TABLE_KEY: table(3).to_bytes(), DRAW_KEY: told})
+    with pytest.raises(ValueError, match="must be a seed and a temperature above 0"):
+        admit(given, None)
+    assert draw_of(given) is None
 
 
 @pytest.mark.vllm

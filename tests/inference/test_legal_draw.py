@@ -8,6 +8,7 @@ import pytest
 
 from decoding.legal_table import END, LegalTable
 from decoding.thinking import ThoughtRule
+from inference import legal_draw
 from inference.legal_draw import PartialCompletion, draw
 
 
@@ -49,10 +50,9 @@ def test_a_draw_is_that_of_the_seed_whatever_else_is_drawn_with_it():
 
 
 @pytest.mark.parametrize("thrown", [0.0, 1 - 2**-53], ids=["lowest", "highest"])
-def test_the_ends_of_the_dice_stay_within_their_own_legal_set(thrown: float):
+def test_the_ends_of_the_dice_stay_within_their_own_legal_set(thrown: float, monkeypatch: pytest.MonkeyPatch):
     partials = [PartialCompletion(ONE_CHOICE, 0, 1.0) for _ in range(50)]
-    for partial in partials:
-        partial.draw_uniform = lambda: thrown  # type: ignore[method-assign]
+    monkeypatch.setattr(legal_draw, "uniforms", lambda seeds, places: np.full(len(seeds), thrown))
     draw(partials, [partial.allowed() for partial in partials], np.random.default_rng(1).normal(size=150).astype(np.float32))
     assert {tuple(partial.token_ids) for partial in partials} == {(3,) if thrown == 0 else (8,)}
 
@@ -84,7 +84,7 @@ def test_a_row_whose_logits_are_no_numbers_is_not_drawn_from_and_the_others_are(
     logits = np.concatenate((good, np.array([0.0, broken, 1.0], np.float32), good))
     assert draw(partials, [partial.allowed() for partial in partials], logits) == [1]
     draw(alone, [partial.allowed() for partial in alone], np.tile(good, 3))
-    assert partials[1].token_ids == [] and partials[1].draw_uniform() == PartialCompletion(ONE_CHOICE, 1, 1.0).draw_uniform()
+    assert partials[1].token_ids == []
     assert [partials[place].token_ids for place in (0, 2)] == [alone[place].token_ids for place in (0, 2)]
 
 
@@ -103,15 +103,16 @@ def thought(budget: int, *, excluded: int) -> LegalTable:
 
 @pytest.mark.parametrize("excluded", [0, 2, 5])
 @pytest.mark.parametrize("thrown", [None, 0.0, 1 - 2**-53], ids=["any", "lowest", "highest"])
-def test_a_thought_token_is_any_id_but_the_excluded_one_as_often_as_the_policy_says(excluded: int, thrown: float | None):
+def test_a_thought_token_is_any_id_but_the_excluded_one_as_often_as_the_policy_says(
+    excluded: int, thrown: float | None, monkeypatch: pytest.MonkeyPatch
+):
     ids = [token for token in range(6) if token != excluded]
     logits = np.array([0.3, -1.0, 1.1, 0.0, 0.7], np.float32)
     exact = np.exp(logits.astype(np.float64))
     exact /= exact.sum()
     partials = [PartialCompletion(thought(9, excluded=excluded), seed, 1.0) for seed in range(8000)]
     if thrown is not None:
-        for partial in partials:
-            partial.draw_uniform = lambda: thrown  # type: ignore[method-assign]
+        monkeypatch.setattr(legal_draw, "uniforms", lambda seeds, places: np.full(len(seeds), thrown))
     draw(partials, [partial.allowed() for partial in partials], np.tile(logits, len(partials)))
     if thrown is not None:
         assert {partial.token_ids[0] for partial in partials} == {ids[0 if thrown == 0 else -1]}

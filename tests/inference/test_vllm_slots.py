@@ -98,6 +98,30 @@ def test_slots_bound_what_is_held_and_a_rank_too_high_is_refused_before_vllm_hea
         host.submit(engine.close()).result(timeout=60)
 
 
+@pytest.mark.vllm
+@pytest.mark.system
+def test_an_engine_core_in_a_process_of_its_own_jumps_and_draws_the_same(host, vllm_engine, model, positions, tokens):
+    """`AsyncLLM` with the worker extension, as on a GPU with inference.jump_forced 'on'; only asynchronous scheduling is off."""
+    engine = AsyncEngine(model, InferenceSettings(**SMALL, adapters="merge_reload", jump_forced="on"), name="async")
+    requests = requests_for(positions[:2], tokens, label="own process")
+    expected = [generation.token_ids.tolist() for generation in draw(host, vllm_engine, requests)]
+    choices = sum(int((np.diff(r.table.legal_sets(ids)[1]) > 1).sum()) for r, ids in zip(requests, expected, strict=True))
+    heads = sum(len(request.table.forced(0)[0]) for request in requests)
+    try:
+        host.submit(engine.start()).result(timeout=400)
+        assert [generation.token_ids.tolist() for generation in draw(host, engine, requests)] == expected
+        assert host.submit(engine.stats()).result(timeout=10).drawn_tokens == choices
+        host.submit(engine.jump_forced(False)).result(timeout=60)
+        assert [generation.token_ids.tolist() for generation in draw(host, engine, requests)] == expected
+        assert host.submit(engine.stats()).result(timeout=10).drawn_tokens == choices + sum(map(len, expected)) - heads
+    finally:
+        host.submit(engine.close()).result(timeout=60)
+        del engine
+        with warnings.catch_warnings():  # vLLM leaves its sockets' contexts to the collector
+            warnings.simplefilter("ignore", ResourceWarning)
+            gc.collect()
+
+
 @pytest.mark.slow
 @pytest.mark.vllm
 @pytest.mark.parametrize("adapters", ["merge_reload", "slots"])
