@@ -212,7 +212,8 @@ def check_memory(
         return
     if shape.heads % settings.tensor_parallel:
         raise InputError(
-            f"inference.tensor_parallel {settings.tensor_parallel} must divide the model's {shape.heads} attention heads: lower it"
+            f"inference.tensor_parallel {settings.tensor_parallel} must divide the {shape.heads} attention heads of the model: "
+            "change it"
         )
     in_vllm = engine_family(settings) == "vllm"
     if in_vllm and not machine.gpu_total and settings.block_size % CPU_BLOCK:

@@ -59,7 +59,7 @@ class Nvml:
         without = [device.name for device in self._devices if not device.has_counters]
         if without:
             _say_once(
-                f"GPU {', '.join(without)} does not tell occupancy and bandwidth: NVML's hardware counters (GPM) "
+                f"{', '.join(without)} does not tell occupancy and bandwidth: NVML's hardware counters (GPM) "
                 "need Hopper or later, and no MIG"
             )
 

@@ -64,6 +64,10 @@ class FakeNvml:
     def nvmlDeviceGetHandleByIndex(self, index: int) -> FakeCard:
         return self.cards[index]
 
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> FakeCard:
+        everything = [piece for card in self.cards for piece in (card, *(card.slices or ()))]
+        return next(card for card in everything if card.uuid == uuid)
+
     def nvmlDeviceGetUUID(self, card: FakeCard) -> str:
         return card.uuid
 
