@@ -38,7 +38,7 @@ class Blocking:
 
     def __init__(self) -> None:
         self.started = threading.Event()
-        self.child: Any = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,))
+        self.child: Any = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,), daemon=True)
 
     async def start(self) -> None:
         self.child.start()
