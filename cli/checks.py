@@ -65,7 +65,7 @@ class Environment:
     python_headers: bool
     """Whether Python.h, which the compiled kernel includes, is installed."""
     gpus: tuple[str, ...]
-    """Names of the GPUs, from the driver."""
+    """Names of the visible GPUs, from the driver."""
     cores: int
     memory: int
     """Bytes available."""
@@ -164,14 +164,15 @@ def check_engine(environment: Environment) -> Iterator[Finding]:
             name="GPU",
             state="warning",
             sentence=f"{', '.join(gpus)} would not be used: {name} is built for the CPU",
-            cure="install the extra `gpu` in an environment of its own, or leave it: the CPU works",
+            cure="run `make setup` here, which installs the build for CUDA where it finds a card, or leave it: the CPU works",
         )
     elif not on_cpu and not gpus:
         yield Finding(
             name="GPU",
             state="problem",
-            sentence=f"{name} {version} is built for CUDA, but the driver reports no GPU here",
-            cure="install the extra `cpu` in its place, or repair the driver (nvidia-smi must list the card)",
+            sentence=f"{name} {version} is built for CUDA, but no GPU is visible here",
+            cure="install the extra `cpu` in its place, or make one visible: nvidia-smi must list it, and CUDA_VISIBLE_DEVICES "
+            "must not hide it",
         )
     else:
         yield Finding(name="GPU", state="ok", sentence=", ".join(gpus) or "none, and none is needed")

@@ -218,14 +218,10 @@ def _compiler_wanted() -> str:
 
 def _gpus() -> tuple[str, ...]:
     try:
-        import pynvml
-    except ImportError:
-        return ()
-    try:
-        pynvml.nvmlInit()
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(number) for number in range(pynvml.nvmlDeviceGetCount())]
-        return tuple(str(pynvml.nvmlDeviceGetName(handle)) for handle in handles)
-    except pynvml.NVMLError:
+        from telemetry.cards import visible_cards
+
+        return tuple(card.name for card in visible_cards())
+    except ImportError:  # said by another check
         return ()
 
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from flows.producer_fleet import ProducerFleet
+from inference.start_engine import start_limit_s
 from pipeline.buffered_queue import BufferedQueue
 from pipeline.lockstep_queue import LockstepQueue
 from pipeline.play import RolloutReport
@@ -81,7 +82,7 @@ def _dask_plan(settings: RunSettings) -> DaskPlan:
         address=pipeline.dask_address,
         workers=pipeline.dask_workers,
         threads=inference.threads or max(1, left // pipeline.dask_workers),
-        start_timeout_s=inference.start_timeout_s,
+        start_timeout_s=start_limit_s(inference),
         no_worker_timeout_s=inference.no_worker_timeout_s,
         timeout_s=pipeline.rollout_timeout_s,
         retries=ROLLOUT_RETRIES,

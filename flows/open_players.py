@@ -5,7 +5,6 @@ versions at once (LoRA slots, or the torch engine) serves them all. If it serves
 has its own engine, and the engines take turns on one thread.
 """
 
-import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -23,6 +22,7 @@ from inference.choose_engine import engine_here
 from inference.engine import Engine
 from inference.host import EngineHost
 from inference.settings import InferenceSettings
+from inference.start_engine import start_engine
 from pipeline.run_settings import RunSettings, settings_of
 from pipeline.threads import apply_threads
 from records.policy_version import BASE_VERSION
@@ -82,7 +82,7 @@ async def open_players(players: Sequence[Contestant], runs_root: Path, match: Ma
                 engine = make_engine(inference, model)
                 stack.push_async_callback(_close, host, engine)
                 reporter().say(f"starting an engine for {', '.join(player.name for player in group)}")
-                await asyncio.wait_for(host.run(engine.start()), inference.start_timeout_s)
+                await start_engine(host, engine, inference)
                 for number, player in await _published(host, engine, group):
                     opened.served[player.name] = engine, tokens[player.run], number
                     opened.deciders[player.name] = (

@@ -1,6 +1,7 @@
 """Opens the resources of a run in the required order, and closes them however the run ends.
 
-The trainer's process starts before vLLM is imported, and loads its model while the engine starts. The settings are checked before
+The trainer's process starts before vLLM is imported, and loads its model while the engine starts. If both take the same card, the
+engine starts after the trainer has loaded, because vLLM measures the memory that is left. The settings are checked before
 anything is written into the run's folder. A resumed run continues from its files alone.
 """
 
@@ -25,6 +26,8 @@ from flows.recovery.mark_crashed import mark_earlier_crashed
 from flows.recovery.outlive_worker import outlive_worker
 from inference.engine import Engine
 from inference.host import EngineHost
+from inference.memory_plan import trainer_share
+from inference.start_engine import start_engine
 from pipeline.cancel_on_sigterm import cancelled_by_sigterm
 from pipeline.frozen_opponent import NO_FROZEN_OPPONENT, open_frozen
 from pipeline.plans.find_model import check_room
@@ -52,6 +55,7 @@ from tasks.alerts import with_hooks
 from tasks.dask_rollouts import check_scheduler
 from tasks.preparation import make_model
 from tasks.replayed_rollouts import IdleEngine
+from telemetry.cards import CardPlan
 from telemetry.devices import GPU_BEAT_S, GpuSampler
 from telemetry.errors import DataError, InputError
 from telemetry.machine import environment
@@ -71,12 +75,12 @@ def with_run_name(settings: RunSettings) -> RunSettings:
     return settings.model_copy(update={"run": f"{model}-seed{settings.seed}-{stamp}"})
 
 
-def check_inputs(settings: RunSettings, *, resume: bool = False, fork_lineage: str = "") -> None:
-    """Check all inputs that can be checked before a server starts or a game is played.
+def check_inputs(settings: RunSettings, *, resume: bool = False, fork_lineage: str = "") -> CardPlan:
+    """Check all inputs that can be checked before a server starts or a game is played; returns the cards that the run takes.
 
     Raises:
         InputError: settings contradict each other or those of the resumed run, the run's name is taken, there is no run to
-            resume, there is no such model, or its tokenizer or chat template cannot be used.
+            resume, there is no such model, its tokenizer or chat template cannot be used, or a card cannot.
     """
     check_settings(settings)
     check_objective(settings)
@@ -90,8 +94,9 @@ def check_inputs(settings: RunSettings, *, resume: bool = False, fork_lineage: s
     if settings.inference.model != "tiny":
         tokens = Tokens(Codec(resolve_model(settings.inference.model)), settings.prompts)
         tokens.check_thought(settings.inference.max_model_length)
-    check_room(settings, trains=True)
+    cards = check_room(settings, trains=True)
     try_loss(settings.training.loss)
+    return cards
 
 
 def _check_what_is_there(settings: RunSettings, *, resume: bool, fork_lineage: str) -> None:
@@ -161,7 +166,7 @@ async def open_run(settings: RunSettings, *, resume: bool = False, fork_lineage:
             it, or it has already done more steps than `settings.steps`.
     """
     outlive_worker()
-    check_inputs(settings, resume=resume, fork_lineage=fork_lineage)
+    cards = check_inputs(settings, resume=resume, fork_lineage=fork_lineage)
     engine_threads, trainer_threads = settings.threads
     apply_threads(engine_threads)
     paths = settings.paths
@@ -186,7 +191,10 @@ async def open_run(settings: RunSettings, *, resume: bool = False, fork_lineage:
             durable_write(paths.settings, settings.model_dump_json(indent=1).encode())
         training = settings.training.model_copy(update={"seed": settings.seed})
         fork = _fork(settings, fork_lineage) if fork_lineage else None
-        trainer = TrainerProcess(paths, model, training, settings.storage, trainer_threads, fork)
+        share = trainer_share(cards, settings.inference)
+        trainer = TrainerProcess(
+            paths, model, training, settings.storage, trainer_threads, fork, cards=cards.trainer, card_share=share
+        )
         stack.push_async_callback(asyncio.to_thread, trainer.close)
         past_spreads = PastSpreadsProcess(paths, blend=settings.storage.blend, discount=settings.storage.discount)
         stack.callback(past_spreads.close)
@@ -199,9 +207,11 @@ async def open_run(settings: RunSettings, *, resume: bool = False, fork_lineage:
         if settings.inference.evaluation_urls:
             scorer = make_engine(settings.inference.for_evaluation, model)
             stack.push_async_callback(_close_engine, host, scorer)
-        reporter().say("starting the engine and the trainer")
+        reporter().say("starting the trainer, then the engine" if cards.shared else "starting the engine and the trainer")
+        if cards.shared:
+            await asyncio.to_thread(trainer.ready)
         for each in (engine,) if scorer is engine else (engine, scorer):
-            await asyncio.wait_for(host.run(each.start()), settings.inference.start_timeout_s)
+            await start_engine(host, each, settings.inference)
         resume_point = await asyncio.to_thread(trainer.ready)
         _check_resume_point(settings, resume_point)
         durable_write(paths.settings, settings.model_dump_json(indent=1).encode())
@@ -230,7 +240,7 @@ async def open_run(settings: RunSettings, *, resume: bool = False, fork_lineage:
             resume_point=resume_point,
             provenance=provenance,
             control=control,
-            gpus=stack.enter_context(GpuSampler(GPU_BEAT_S, paths.devices)),
+            gpus=stack.enter_context(GpuSampler(GPU_BEAT_S, paths.devices, cards=(*cards.engine, *cards.trainer))),
         )
 
 

@@ -1,6 +1,7 @@
 """Chooses the engine of this process: vLLM if it is installed, else torch, unless a setting names one.
 
-An engine's library is imported only after the engine was chosen.
+An engine's library is imported only after the engine was chosen. Nothing here calls CUDA: a process that has initialised it
+cannot be given other cards, and vLLM could not fork from it.
 """
 
 import importlib.util
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from inference.engine import Engine
+from inference.engine_cards import has_cuda, vllm_build
 from inference.settings import InferenceSettings
 from telemetry.errors import InputError
 
@@ -36,7 +38,8 @@ def engine_kind(wanted: Literal["auto"] | EngineKind, *, has_vllm: bool, has_cud
 
 def engine_here(settings: InferenceSettings) -> tuple[EngineKind, str]:
     """`engine_kind` for `settings` on this machine; raises the same."""
-    return engine_kind(settings.engine, has_vllm=importlib.util.find_spec("vllm") is not None, has_cuda=_has_cuda())
+    has_vllm = importlib.util.find_spec("vllm") is not None
+    return engine_kind(settings.engine, has_vllm=has_vllm, has_cuda=vllm_build() == "cuda" and has_cuda())
 
 
 def choose_engine(settings: InferenceSettings, model: Path, *, name: str = "", series: bool = True) -> Engine:
@@ -60,9 +63,3 @@ def choose_engine(settings: InferenceSettings, model: Path, *, name: str = "", s
     from inference.torch_engine import TorchEngine
 
     return TorchEngine(model, settings, name=name or "torch")
-
-
-def _has_cuda() -> bool:
-    import torch
-
-    return torch.cuda.is_available()

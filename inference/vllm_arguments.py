@@ -1,10 +1,14 @@
 """Arguments of both vLLM engines, and the environment variables that vLLM reads when it is imported."""
 
+import math
 import os
 from pathlib import Path
 from typing import Any
 
+from inference.engine_cards import engine_cards
 from inference.settings import InferenceSettings
+from inference.start_engine import start_limit_s
+from telemetry.cards import take_cards
 from telemetry.errors import InputError
 
 SLOT_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -14,18 +18,26 @@ _ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # A forked child cannot use CUDA if anything in this process has initialised it.
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     "TRANSFORMERS_VERBOSITY": "error",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
 }
-"""Turns off messages, usage reports and vLLM's thread binding; this project sets the threads itself."""
+"""Turns off messages, usage reports, forked workers and vLLM's thread binding; this project sets the threads itself."""
 
 
 def prepare_environment(settings: InferenceSettings, *, own_process: bool) -> None:
-    """Set the environment variables that vLLM reads when it is imported.
+    """Set the environment variables that vLLM reads when it is imported, and leave the engine's cards visible alone.
 
     Args:
         own_process: the engine core runs in its own process.
+
+    Raises:
+        InputError: see `engine_cards`.
     """
+    take_cards(engine_cards(settings))
+    # How long vLLM's own client waits for its core; our limit is the one that counts.
+    os.environ["VLLM_ENGINE_READY_TIMEOUT_S"] = str(math.ceil(start_limit_s(settings)))
     os.environ.update(_ENVIRONMENT, VLLM_ENABLE_V1_MULTIPROCESSING=str(int(own_process)))
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(settings.model_runner == "v2"))
     os.environ["VLLM_BATCH_INVARIANT"] = str(int(settings.batch_invariant))
@@ -82,6 +94,7 @@ def engine_arguments(model: Path, settings: InferenceSettings, *, slots: bool) -
         "max_num_batched_tokens": settings.max_batched_tokens,
         "block_size": settings.block_size,
         "gpu_memory_utilization": settings.gpu_memory_share,
+        "tensor_parallel_size": settings.tensor_parallel,
         "enable_prefix_caching": settings.prefix_caching,
         # A request that vLLM draws by a seed (benchmarks without the mask) cannot be prefilled in parts on a CPU: its generator
         # must be rewound, which torch's CPU generators do not support. Our own draws need no generator.

@@ -26,7 +26,8 @@ from decoding.legal_table import END
 from decoding.model_files import eos_token_id
 from inference.calibrate import slots_are_cheap, slots_known_expensive
 from inference.engine import EngineStats
-from inference.memory_plan import adapter_mode, vllm_build
+from inference.engine_cards import vllm_build
+from inference.memory_plan import adapter_mode
 from inference.scratch import Scratch
 from inference.served import LoadedVersion, ServedVersions
 from inference.settings import AdapterMode, InferenceSettings

@@ -15,6 +15,7 @@ from inference.choose_engine import engine_here
 from inference.engine import Engine
 from inference.host import EngineHost
 from inference.settings import InferenceSettings
+from inference.start_engine import start_engine
 from records.policy_version import BASE, BASE_VERSION
 from rollouts.deciders import Decider, PolicyDecider, Tokens
 from rollouts.roll_out import frozen_name
@@ -71,7 +72,7 @@ async def open_frozen(
         player = make_engine(inference.model_copy(update={"adapters": "merge_reload"}), model)
         stack.push_async_callback(lambda: host.run(player.close()))
         reporter().say(f"starting a second engine, for policy version {version} as an opponent")
-        await asyncio.wait_for(host.run(player.start()), inference.start_timeout_s)
+        await start_engine(host, player, inference)
     if version != BASE_VERSION:
         await host.run(player.publish(await asyncio.to_thread(read_adapter, paths, version)))
         if side_by_side:  # requests without a version use the base model until the run's own version is published

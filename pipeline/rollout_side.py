@@ -21,6 +21,7 @@ from game.prompt_settings import PromptSettings
 from game.snapshot import Snapshot
 from inference.host import EngineHost
 from inference.settings import InferenceSettings
+from inference.start_engine import start_engine
 from pipeline.frozen_opponent import open_frozen
 from pipeline.removed_settings import without_removed
 from pipeline.resources import PRODUCER, RolloutResources
@@ -142,7 +143,7 @@ class RolloutSide:
             stack.callback(host.close)
             engine = make_engine(inference, model)
             stack.push_async_callback(lambda: host.run(engine.close()))
-            await asyncio.wait_for(host.run(engine.start()), inference.start_timeout_s)
+            await start_engine(host, engine, inference)
             tokens = Tokens(Codec(model), settings.prompts)
             frozen = await open_frozen(stack, paths, model, host, engine, tokens, settings.rollouts, inference)
             resources = RolloutResources(

@@ -10,6 +10,7 @@ from statistics import fmean as mean
 from typing import Self
 
 from telemetry.bounded_file import append_line
+from telemetry.cards import Card
 from telemetry.nvml import Nvml, Reading
 
 logger = logging.getLogger("entente.devices")
@@ -21,14 +22,15 @@ GPU_BEAT_S = 2.0
 class GpuSampler:
     """Reads the GPUs of this machine regularly in its own thread; without a GPU, figures are empty."""
 
-    def __init__(self, beat_s: float = 0.0, file: Path | None = None) -> None:
+    def __init__(self, beat_s: float = 0.0, file: Path | None = None, cards: Sequence[Card] = ()) -> None:
         """Start reading.
 
         Args:
             beat_s: seconds between two readings; 0: none but one at each `sample`.
             file: takes each reading of a device as a line of JSON; bounded.
+            cards: read these alone; none: all that are visible.
         """
-        self._nvml, self._beat_s, self._file = Nvml(), beat_s, file
+        self._nvml, self._beat_s, self._file = Nvml(cards), beat_s, file
         self._readings: list[dict[str, Reading]] = []
         self._lock, self._closing = threading.Lock(), threading.Event()
         self._thread: threading.Thread | None = None

@@ -8,6 +8,7 @@ import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
 
+from telemetry.cards import visible_cards
 from telemetry.extensions import found_extensions
 
 DISTRIBUTIONS = {
@@ -29,7 +30,7 @@ def environment() -> dict[str, str]:
         "python": platform.python_version(),
         "platform": platform.platform(aliased=True),
         "cpu_cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
-        "gpus": ", ".join(_gpus()) or "none",
+        "gpus": ", ".join(card.name for card in visible_cards()) or "none",
         "extensions": ", ".join(each.text for each in found_extensions()) or "none",
     }
 
@@ -42,21 +43,6 @@ def _version(distributions: tuple[str, ...]) -> str:
             continue
         return found if distribution == distributions[0] else f"{found} ({distribution})"
     return "absent"
-
-
-def _gpus() -> list[str]:
-    """Names of the GPUs, as the driver reports them; [] without a driver."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return []
-    try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        return [str(pynvml.nvmlDeviceGetName(handle)) for handle in handles]
-    finally:
-        pynvml.nvmlShutdown()
 
 
 __all__ = ["DISTRIBUTIONS", "environment"]

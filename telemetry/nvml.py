@@ -1,13 +1,16 @@
-"""What NVML reports about the GPUs of this machine: one reading of all devices at a time, through `pynvml`.
+"""What NVML reports about the GPUs that this process may use: one reading of all of them at a time, through `pynvml`.
+
+A device's name is its UUID, as in `telemetry.cards`; a slice of a card in MIG mode is a device of its own.
 
 A figure that a device does not give is missing from its reading; it is never zero. Once in a process a sentence says that the
 machine has no NVML, or that a device lacks the hardware counters of NVML's GPM (Hopper and later have them). This module changes
 nothing of a device and keeps no reading.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from telemetry.cards import Card, visible_cards
 from telemetry.progress import reporter
 
 Reading = dict[str, float]
@@ -37,24 +40,26 @@ _said: set[str] = set()
 
 
 class Nvml:
-    """The devices of this machine; none without NVML."""
+    """The devices that this process may use; none without NVML."""
 
-    def __init__(self) -> None:
+    def __init__(self, cards: Sequence[Card] = ()) -> None:
+        """`cards`: read these alone; none: all that are visible."""
         import pynvml
 
         self._nvml: Any = pynvml
         self._devices: list[_Device] = []
         try:
             pynvml.nvmlInit()
-            handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+            cards = tuple(dict.fromkeys(cards)) or visible_cards(pynvml)
+            handles = [pynvml.nvmlDeviceGetHandleByUUID(card.uuid) for card in cards]
         except pynvml.NVMLError as error:
             _say_once(f"there are no figures of GPUs here: {error}")
             return
-        self._devices = [_Device(pynvml, str(index), handle) for index, handle in enumerate(handles)]
+        self._devices = [_Device(pynvml, card, handle) for card, handle in zip(cards, handles, strict=True)]
         without = [device.name for device in self._devices if not device.has_counters]
         if without:
             _say_once(
-                f"GPU {', '.join(without)} does not tell occupancy and bandwidth: NVML's hardware counters (GPM) "
+                f"{', '.join(without)} does not tell occupancy and bandwidth: NVML's hardware counters (GPM) "
                 "need Hopper or later, and no MIG"
             )
 
@@ -62,7 +67,7 @@ class Nvml:
         return len(self._devices)
 
     def read(self) -> dict[str, Reading]:
-        """The current figures of each device, by its number. GPM figures cover the time since the previous reading."""
+        """The current figures of each device, by its UUID. GPM figures cover the time since the previous reading."""
         readings = {device.name: device.read() for device in self._devices}
         return {name: reading for name, reading in readings.items() if reading}
 
@@ -74,12 +79,13 @@ class Nvml:
 
 
 class _Device:
-    def __init__(self, nvml: Any, name: str, handle: object) -> None:
-        self._nvml, self.name, self._handle = nvml, name, handle
+    def __init__(self, nvml: Any, card: Card, handle: object) -> None:
+        self._nvml, self.name, self._handle = nvml, card.uuid, handle
         self._samples: list[Any] = []
         self._sampled = False
         try:
-            if nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
+            # A slice's counters need its card's handle and its instance; they are not read.
+            if not card.mig and nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
                 self._samples = [nvml.nvmlGpmSampleAlloc(), nvml.nvmlGpmSampleAlloc()]
         except nvml.NVMLError:  # the driver is older than the counters
             pass

@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from decoding.architectures import architecture_of, read_architecture
 from telemetry.errors import DataError, InputError
 from training.branching import BranchingTokens
+from training.card_room import leave_room
 from training.masked_logprobs import MaskedLogprobs, Reference, masked_logprobs, reference_of
 from training.packed_attention import use_packed_attention
 from training.packed_forward import uncovered_reason
@@ -53,6 +54,7 @@ class Policy:
                 the linear layers of `training.lora_targets`.
         """
         self.device = choose_device(settings.device)
+        leave_room(self.device)
         self.attention = "auto"
         self._settings = settings
         torch.manual_seed(settings.seed)

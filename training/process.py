@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,9 @@ from storage.runs import RunPaths
 from storage.settings import StorageSettings
 from storage.totals import Eligible, Totals
 from telemetry import errors
+from telemetry.cards import VARIABLE, Card
 from telemetry.errors import EntenteError, TrainingError
+from training.card_room import CARD_SHARE
 from training.messages import ResumePoint, TrainedStep
 from training.settings import TrainingSettings
 
@@ -43,12 +45,16 @@ class TrainerProcess:
         storage: StorageSettings,
         threads: int,
         fork: Mapping[str, Any] | None = None,
+        cards: Sequence[Card] = (),
+        card_share: float = 0.0,
     ) -> None:
         """Start the child, and return while it loads the model; `ready` waits for it.
 
         Args:
             threads: CPU threads of the child.
             fork: fields of a `training.lineage.Fork`, to continue under other settings.
+            cards: GPUs that the child and its followers see, one for each; none: as this process.
+            card_share: largest share of a card that each may take, if the engine takes the rest; 0: no limit.
         """
         self._log = paths.trainer_log
         self._answers_within_s, self._hung = training.answers_within_s, threading.Event()
@@ -59,6 +65,10 @@ class TrainerProcess:
             "MKL_NUM_THREADS": str(threads),
             "TOKENIZERS_PARALLELISM": "false",
         }
+        if cards:
+            environment[VARIABLE] = ",".join(card.visible for card in cards)
+        if card_share:
+            environment[CARD_SHARE] = f"{card_share:.4f}"
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "training.serve_steps", str(child.fileno())],

@@ -110,6 +110,9 @@ class TrainingSettings(BaseModel):
     """Number format of the frozen base; the adapter is always float32."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the trainer; auto uses a GPU if there is one."""
+    card: Annotated[int, MAY_CHANGE, Field(ge=-1)] = -1
+    """GPU of the trainer, counted from 0 among the visible ones (CUDA_VISIBLE_DEVICES); with several `processes` the first of
+    theirs; -1: the first that the engine does not take, else the engine's own, which both then share."""
     processes: Annotated[int, Field(ge=1, le=64)] = 1
     """Processes on this machine that share each update, with a GPU each on CUDA; the loss does not depend on it."""
     threads: Annotated[int, MAY_CHANGE, Field(ge=0)] = 0

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from inference.start_engine import start_limit_s
 from tuning.figures import ArmFigures
 from tuning.job import Job, Measured, State
 
@@ -49,7 +50,7 @@ async def measure_in_process(
         timeout_s: limit in seconds from the engine's start to the figures; the start has the limit of the settings.
         on_message: called with each message of the process.
     """
-    began, start_s = time.monotonic(), job.settings.start_timeout_s
+    began, start_s = time.monotonic(), start_limit_s(job.settings)
     heard = await run_program(
         "tuning.candidate", job.as_object(), log, start_s=start_s, timeout_s=timeout_s, on_message=on_message
     )

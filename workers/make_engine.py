@@ -7,6 +7,7 @@ from typing import Literal
 from decoding.model_files import model_fingerprint
 from inference.choose_engine import EngineKind, choose_engine, engine_here
 from inference.engine import Engine
+from inference.engine_cards import unused_card
 from inference.settings import AdapterMode, InferenceSettings
 from telemetry.errors import InputError
 from telemetry.progress import reporter
@@ -25,6 +26,8 @@ def make_engine(settings: InferenceSettings, model: Path, *, scraped_into: Path 
         key = os.environ.get(settings.key_variable)
         return RemoteEngine(settings, key, model_fingerprint(model), scraped_into=scraped_into)
     reporter().say(engine_here(settings)[1])
+    if unused := unused_card():
+        reporter().say(unused)
     return EngineSupervisor(lambda: choose_engine(settings, model, series=False))
 
 

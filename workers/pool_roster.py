@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 
 from inference.settings import InferenceSettings
+from inference.start_engine import start_limit_s
 from records.policy_version import BASE, PolicyVersion
 from telemetry.errors import DataError, EngineError, EngineLostError, InputError
 from telemetry.progress import reporter
@@ -72,7 +73,7 @@ class Roster:
         connector = aiohttp.TCPConnector(limit=0, limit_per_host=0, keepalive_timeout=15)
         self._session = aiohttp.ClientSession(headers=headers, timeout=timeout, connector=connector)
         # The caller's timeout for this start is as long but has no explanation, so this one ends a little earlier.
-        deadline = asyncio.get_running_loop().time() + 0.95 * self._settings.start_timeout_s
+        deadline = asyncio.get_running_loop().time() + 0.95 * start_limit_s(self._settings)
         waits = [asyncio.create_task(self._await_ready(worker, deadline)) for worker in self.workers]
         try:
             await asyncio.gather(*waits)
@@ -280,7 +281,7 @@ class Roster:
     def _give_up(self) -> None:
         loop = asyncio.get_running_loop()
         waited = loop.time() - self._empty_since
-        if waited < self._settings.start_timeout_s and any(worker.warming for worker in self.workers):
+        if waited < start_limit_s(self._settings) and any(worker.warming for worker in self.workers):
             self._give_up_timer = loop.call_later(READY_POLL_S, self._give_up)
             return
         reasons = "; ".join(f"{worker.url}: {worker.reason}" for worker in self.workers)

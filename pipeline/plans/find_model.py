@@ -11,14 +11,15 @@ from inference.memory_plan import (
     Machine,
     ModelShape,
     check_memory,
-    has_cuda,
     read_shape,
     this_machine,
     trainer_gpu_memory,
     trainer_memory,
 )
 from inference.settings import InferenceSettings
+from pipeline.run_cards import run_cards
 from pipeline.run_settings import MODEL_FOLDER, RunSettings
+from telemetry.cards import CardPlan
 from telemetry.errors import InputError
 from training.recipe import find_tiny, longest_sequence
 from training.settings import CPU_TOKENS, TinyModelSettings
@@ -27,23 +28,25 @@ TINY = "tiny"
 """Name of the small model that is made on this machine."""
 
 
-def check_room(settings: RunSettings, *, trains: bool) -> None:
-    """Check that the model fits the memory of this machine. A model that is not downloaded yet is not checked.
+def check_room(settings: RunSettings, *, trains: bool) -> CardPlan:
+    """Check that the model fits the memory of this machine and its cards; returns the cards that the run takes.
+
+    The memory of a model that is not downloaded yet is not checked.
 
     Args:
         trains: include the trainer.
 
     Raises:
         InputError: it does not fit, and the sentence names the memory needed and the setting to lower; its family is unknown or
-            does not offer `training.lora_targets`; or vLLM has no LoRA for it.
+            does not offer `training.lora_targets`; vLLM has no LoRA for it; or see `run_cards`.
     """
-    if trains:
-        check_device(settings.training.device)
+    cards = run_cards(settings, trains=trains)
+    machine = this_machine(cards)
     shape = model_shape(settings.inference.model, settings.tiny_model, settings.prompts)
     check_length(settings.inference, shape, settings.inference.model)
-    machine = this_machine()
     needed = {"trainer": trainer_bytes(settings, shape), "trainer_gpu": trainer_gpu_bytes(settings, shape, machine)}
     check_memory(shape, settings.inference, machine=machine, **(needed if trains else {}))
+    return cards
 
 
 def model_here(name: str) -> Path | None:
@@ -77,16 +80,6 @@ def model_for_plan(name: str) -> Path | None:
     if found is None:
         ask_hub(name)
     return found
-
-
-def check_device(device: str) -> None:
-    """Check that the trainer's device exists.
-
-    Raises:
-        InputError: `device` is 'cuda', and torch has no GPU here.
-    """
-    if device == "cuda" and not has_cuda():
-        raise InputError("training.device is 'cuda' but torch has no GPU here: set training.device to 'auto' or 'cpu'")
 
 
 def model_of(settings: RunSettings, runs_root: Path, run: str) -> Path:
@@ -169,7 +162,7 @@ def trainer_bytes_about(settings: RunSettings, shape: ModelShape | None, machine
     if shape is None:
         return 0
     training = settings.training
-    on_gpu = machine.gpu_total > 0 and training.device != "cpu"
+    on_gpu = machine.trainer_gpu[1] > 0 and training.device != "cpu"
     return trainer_memory(
         shape,
         rank=training.lora_rank,
@@ -183,7 +176,7 @@ def trainer_bytes_about(settings: RunSettings, shape: ModelShape | None, machine
 def trainer_gpu_bytes(settings: RunSettings, shape: ModelShape | None, machine: Machine) -> int:
     """GPU memory of the trainer for one micro-batch at least, bytes; 0 if it uses no GPU or the shape is not known."""
     training = settings.training
-    if shape is None or not machine.gpu_total or training.device == "cpu":
+    if shape is None or not machine.trainer_gpu[1] or training.device == "cpu":
         return 0
     return trainer_gpu_memory(
         shape,

@@ -41,7 +41,10 @@ def memory_forecast(
     rows |= {"needed_bytes_about": plan.needed + server, "available_bytes": machine.memory}
     if machine.gpu_total:
         rows |= {"gpu_reserved_bytes": plan.gpu_needed, "gpu_free_bytes": machine.gpu_free, "gpu_total_bytes": machine.gpu_total}
+    if machine.trainer_gpu[1]:
         rows["gpu_trainer_bytes_at_least"] = trainer_gpu
+    if machine.trainer_total:
+        rows |= {"trainer_gpu_free_bytes": machine.trainer_free, "trainer_gpu_total_bytes": machine.trainer_total}
     return rows
 
 

@@ -16,18 +16,12 @@ from game.players import player
 from game.prompt_settings import DEFAULT_PROMPTS, PromptSettings
 from game.snapshot import Snapshot
 from inference.choose_engine import engine_kind
-from inference.memory_plan import (
-    Machine,
-    ModelShape,
-    check_memory,
-    read_shape,
-    this_machine,
-    vllm_build,
-)
+from inference.engine_cards import engine_cards, has_cuda, unused_card, vllm_build
+from inference.memory_plan import ModelShape, check_memory, read_shape, this_machine
 from inference.settings import InferenceSettings
+from inference.start_engine import start_limit_s
 from pipeline.plans.find_model import (
     TINY,
-    check_device,
     check_length,
     find_tiny,
     model_for_plan,
@@ -40,6 +34,7 @@ from pipeline.plans.find_model import (
 from pipeline.plans.plan_memory import adapter_forecast, memory_forecast
 from pipeline.plans.plan_prompts import plan_prompts
 from pipeline.plans.rehearse_forks import PLIES_A_YEAR, Rehearsal, codec_of, rehearse, some_positions
+from pipeline.run_cards import run_cards
 from pipeline.run_settings import CACHE_FOLDER, MODEL_FOLDER, RunSettings, check_objective, check_settings
 from pipeline.threads import plan_threads, usable_cores
 from rollouts.fork import Tokens
@@ -47,6 +42,7 @@ from state_cache.settings import CacheSettings
 from state_cache.store import find_cache, open_cache, version_name
 from storage.adapters import published_versions
 from storage.runs import RunPaths
+from telemetry.cards import CardPlan
 from telemetry.errors import InputError
 from training.loss_name import try_loss
 from training.settings import TinyModelSettings
@@ -66,7 +62,6 @@ def plan_train(settings: RunSettings, *, resume: bool = False) -> Forecast:
     """
     check_settings(settings)
     check_objective(settings)
-    check_device(settings.training.device)
     try_loss(settings.training.loss)
     done = max(published_versions(settings.paths), default=0) if resume else 0
     if not resume and settings.run and settings.paths.settings.exists():
@@ -74,8 +69,9 @@ def plan_train(settings: RunSettings, *, resume: bool = False) -> Forecast:
             f"run '{settings.run}' exists already in {settings.runs_root}: go on with it by --resume, "
             "or choose another name with --run"
         )
+    cards = run_cards(settings)
     model, shape = _model(settings)
-    machine = this_machine()
+    machine = this_machine(cards)
     trainer, trainer_gpu = trainer_bytes(settings, shape), trainer_gpu_bytes(settings, shape, machine)
     check_memory(shape, settings.inference, trainer=trainer, trainer_gpu=trainer_gpu, machine=machine)
     cache, positions = _positions(settings)
@@ -98,7 +94,7 @@ def plan_train(settings: RunSettings, *, resume: bool = False) -> Forecast:
         "memory": memory_forecast(shape, settings.inference, machine, trainer_bytes_about(settings, shape, machine), trainer_gpu),
         "threads": _threads(settings),
         "adapter": adapter_forecast(settings.training, shape),
-        "engine": _engine(settings.inference, machine),
+        "engine": _engine(settings.inference, cards),
         "reused_or_made": {"state_cache": _cache_line(cache, settings), "model": _model_line(model, settings)},
         "figures": _figures(settings, folder),
         "prefect": _prefect(),
@@ -116,8 +112,9 @@ def plan_evaluate(run: str, version: int, runs_root: Path, settings: RunSettings
     if version not in versions:
         raise InputError(f"run '{run}' has no policy version {version}; its newest is {versions[-1]}")
     settings = settings.model_copy(update={"runs_root": runs_root})
+    cards = run_cards(settings, trains=False)
     model, shape = _model(settings)
-    machine = this_machine()
+    machine = this_machine(cards)
     check_memory(shape, settings.inference, machine=machine)
     cache = find_cache(runs_root / CACHE_FOLDER, settings.cache)
     return {
@@ -126,7 +123,7 @@ def plan_evaluate(run: str, version: int, runs_root: Path, settings: RunSettings
         "evaluation": _evaluation(settings.evaluation, times=1, scripted=0),
         "memory": memory_forecast(shape, settings.inference, machine, 0),
         "threads": {"cores": usable_cores(), "engine": max(settings.threads)},
-        "engine": _engine(settings.inference, machine),
+        "engine": _engine(settings.inference, cards),
         "reused_or_made": {"state_cache": _cache_line(cache, settings), "model": _model_line(model, settings)},
         "prefect": _prefect(),
     }
@@ -140,7 +137,8 @@ def plan_serve(model: str, settings: InferenceSettings, address: str, adapters_r
     """
     folder = model_for_plan(model)
     shape = None if folder is None else read_shape(folder)
-    machine = this_machine()
+    cards = CardPlan(engine=engine_cards(settings))
+    machine = this_machine(cards)
     check_length(settings, shape, model)
     check_memory(shape, settings, machine=machine)
     threads, _ = plan_threads(cores=usable_cores(), engine=settings.threads, trainer=0, overlap=False)
@@ -153,7 +151,7 @@ def plan_serve(model: str, settings: InferenceSettings, address: str, adapters_r
         },
         "memory": memory_forecast(shape, settings, machine, 0, flow=False),
         "threads": {"cores": usable_cores(), "engine": threads},
-        "engine": _engine(settings, machine),
+        "engine": _engine(settings, cards),
         "reused_or_made": {"model": str(folder) if folder else f"'{model}', to be downloaded from the hub, which has it"},
     }
 
@@ -318,14 +316,21 @@ def _threads(settings: RunSettings) -> Forecast:
     return {"cores": usable_cores(), "engine": engine, "trainer": trainer}
 
 
-def _engine(settings: InferenceSettings, machine: Machine) -> Forecast:
+def _engine(settings: InferenceSettings, cards: CardPlan) -> Forecast:
+    trainer = {"trainer_cards": ", ".join(card.text for card in cards.trainer)} if cards.trainer else {}
     if settings.urls:
-        return {"kind": "workers", "urls": ", ".join(settings.urls), "model": settings.model}
-    build = vllm_build()
-    kind, reason = engine_kind(settings.engine, has_vllm=build is not None, has_cuda=machine.gpu_total > 0)
+        return {"kind": "workers", "urls": ", ".join(settings.urls), "model": settings.model} | trainer
+    build, unused = vllm_build(), unused_card()
+    kind, reason = engine_kind(settings.engine, has_vllm=build is not None, has_cuda=build == "cuda" and has_cuda())
     text = reason if kind == "torch" else f"{reason}; it is built for {str(build).upper()}"
     plan: Forecast = {"kind": text, "model": settings.model, "dtype": settings.dtype}
-    return plan if kind == "torch" else plan | {"block_tokens": settings.block_size}
+    if kind != "torch":
+        plan["block_tokens"] = settings.block_size
+    if cards.engine:
+        plan |= {"cards": ", ".join(card.text for card in cards.engine), "start_within_s": start_limit_s(settings)}
+    if cards.shared:
+        plan["one_after_the_other"] = "the trainer loads first, because both take the same card"
+    return plan | trainer | ({"warning": unused} if unused else {})
 
 
 def _cache_line(found: Path | None, settings: RunSettings) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from decoding.model_files import model_fingerprint
+from inference.engine_cards import engine_cards
 from inference.memory_plan import Machine, ModelShape, check_memory, this_machine
 from inference.settings import InferenceSettings
 from pipeline.plans.find_model import TINY, check_length, model_here, model_shape
@@ -18,6 +19,7 @@ from pipeline.tuning_folder import read_result
 from records.policy_version import PolicyVersion
 from storage.adapters import published_versions, read_adapter
 from storage.runs import RunPaths
+from telemetry.cards import CardPlan
 from tuning.candidates import Candidate, candidates_of, refused, varied_axes
 from tuning.outputs import as_config
 from tuning.requests import check_shape
@@ -78,7 +80,8 @@ def plan_tuning(run: str, settings: RunSettings | None, tuning: TuneSettings, ru
         InputError: there is no such run, or settings contradict each other or do not fit the model.
     """
     run, settings = settings_for(run, settings, runs_root)
-    base, machine = settings.inference, this_machine()
+    base = settings.inference
+    machine = this_machine(CardPlan(engine=engine_cards(base)))
     shape = model_shape(base.model, settings.tiny_model, settings.prompts)
     check_length(base, shape, base.model)
     if not run:

@@ -1,12 +1,17 @@
-"""A run's name belongs to whoever holds its lock first: a later try is refused, and removes nothing that is not its own."""
+"""A run's name belongs to whoever holds its lock first: a later try is refused, and removes nothing that is not its own.
+
+On a shared card engine and trainer start one after the other.
+"""
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from flows import open_run
 from pipeline.run_settings import RunSettings, layered_settings
+from telemetry.cards import Card, CardPlan
 from telemetry.errors import InputError
 
 
@@ -65,7 +70,7 @@ def test_a_run_that_another_process_made_while_this_one_prepared_is_left_as_it_i
 def test_a_try_that_is_refused_later_removes_what_it_made_and_nothing_else(
     settings: RunSettings, monkeypatch: pytest.MonkeyPatch, notes: bool
 ):
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise InputError("refused by the trainer")
 
     monkeypatch.setattr(open_run, "TrainerProcess", refuse)
@@ -78,3 +83,53 @@ def test_a_try_that_is_refused_later_removes_what_it_made_and_nothing_else(
     assert root.exists() == notes
     if notes:
         assert content(root) == {"notes.txt": b"the user's"}
+
+
+def card(place: int) -> Card:
+    return Card(
+        uuid=f"GPU-{place}", index=place, name="H100", total=80 << 30, free=80 << 30, driver="580", compute_mode="default",
+        mig=False, capability=(9, 0),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("trainer", "order", "share"),
+    [
+        pytest.param(0, ["trainer begins", "trainer is ready", "engine"], 1 - 0.6 - 2 / 80, id="one card"),
+        pytest.param(1, ["trainer begins", "engine"], 0.0, id="a card each"),
+        pytest.param(None, ["trainer begins", "engine"], 0.0, id="CPU"),
+    ],
+)
+def test_on_a_shared_card_the_trainer_loads_before_the_engine_measures_what_is_left(
+    settings: RunSettings, monkeypatch: pytest.MonkeyPatch, trainer: int | None, order: list[str], share: float
+):
+    plan = CardPlan() if trainer is None else CardPlan(engine=(card(0),), trainer=(card(trainer),))
+    changed = settings.inference.model_copy(update={"gpu_memory_share": 0.6, "engine": "vllm_async"})
+    settings, events, given = settings.model_copy(update={"inference": changed}), [], {}
+
+    class Trainer:
+        def __init__(self, *_: Any, **cards: Any) -> None:
+            events.append("trainer begins")
+            given.update(cards)
+
+        def ready(self) -> None:
+            events.append("trainer is ready")
+
+        def close(self) -> None:
+            pass
+
+    class Engine:
+        async def start(self) -> None:
+            events.append("engine")
+            raise InputError("far enough")
+
+        async def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(open_run, "check_inputs", lambda *_, **__: plan)
+    monkeypatch.setattr(open_run, "TrainerProcess", Trainer)
+    monkeypatch.setattr(open_run, "make_engine", lambda *_, **__: Engine())
+    with pytest.raises(InputError, match="far enough"):
+        opened(settings)
+    assert events == order
+    assert given["cards"] == plan.trainer and given["card_share"] == pytest.approx(share)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from inference import memory_plan
 from inference.memory_plan import (
+    CONTEXT_BYTES,
     ENGINE_PROCESS_BYTES,
     GIB,
     Machine,
@@ -18,10 +18,13 @@ from inference.memory_plan import (
     plan_memory,
     read_shape,
     size_text,
+    this_machine,
     trainer_gpu_memory,
     trainer_memory,
+    trainer_share,
 )
 from inference.settings import InferenceSettings
+from telemetry.cards import Card, CardPlan
 from telemetry.errors import InputError
 
 SEVEN_B = ModelShape(
@@ -213,25 +216,52 @@ def test_the_torch_engine_takes_what_its_rows_grow_to_and_no_cache_of_vllm_s(mod
     assert "lower inference.max_sequences" in said
 
 
-@pytest.mark.parametrize(
-    ("version", "visible", "gpu", "expected"),
-    [
-        ("2.13.0+cpu", None, 80, False),
-        ("2.13.0", None, 80, True),
-        ("2.13.0", None, 0, False),
-        ("2.13.0", "", 80, False),
-        ("2.13.0+rocm6", None, 0, True),
-    ],
-)
-def test_a_gpu_is_known_without_torch(
-    monkeypatch: pytest.MonkeyPatch, version: str, visible: str | None, gpu: int, expected: bool
-):
-    monkeypatch.setattr(memory_plan.metadata, "version", lambda name: version)
-    monkeypatch.setattr(memory_plan, "_first_gpu", lambda: (gpu, gpu))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert memory_plan.has_cuda() == expected
+def card(place: int, *, total: int = 80, free: int = 80, mig: bool = False) -> Card:
+    return Card(
+        uuid=f"GPU-{place}", index=place, name="H100", total=total * GIB, free=free * GIB, driver="580", compute_mode="default",
+        mig=mig, capability=(9, 0),
+    )  # fmt: skip
+
+
+def test_an_engine_over_two_cards_holds_half_of_weights_and_cache_on_each():
+    machine = Machine(memory=100 * GIB, gpu_total=80 * GIB, gpu_free=80 * GIB)
+    settings = InferenceSettings(engine="vllm_async", dtype="bfloat16")
+    one = plan_memory(SEVEN_B, settings, machine)
+    two = plan_memory(SEVEN_B, settings.model_copy(update={"tensor_parallel": 2}), machine)
+    assert (two.weights, two.token) == (one.weights // 2, one.token // 2), "of four key-value heads each card holds two"
+    assert two.kv_cache == one.kv_cache + one.weights // 2 and two.tokens > 2 * one.tokens
+    assert two.needed == one.needed + ENGINE_PROCESS_BYTES["vllm"], "a process for each card"
+    eight = plan_memory(SEVEN_B, settings.model_copy(update={"tensor_parallel": 8}), machine)
+    assert eight.token == one.token // 4, "with fewer heads than cards each card holds one"
+    said = refusal(SEVEN_B, machine, engine="vllm_async", dtype="bfloat16", tensor_parallel=3)
+    assert said == "inference.tensor_parallel 3 must divide the 28 attention heads of the model: change it"
+
+
+def test_the_memory_is_that_of_the_cards_that_each_side_takes():
+    apart = this_machine(CardPlan(engine=(card(0, free=70), card(1, total=40, free=39)), trainer=(card(2, total=24, free=20),)))
+    assert (apart.gpu_free, apart.gpu_total) == (39 * GIB, 40 * GIB), "the smallest of the engine's"
+    assert apart.trainer_gpu == (20 * GIB, 24 * GIB)
+    shared = this_machine(CardPlan(engine=(card(0),), trainer=(card(0),)))
+    assert shared.trainer_total is None and shared.trainer_gpu == (80 * GIB, 80 * GIB)
+    alone = this_machine(CardPlan(trainer=(card(0),)))
+    assert alone.gpu_total == 0 and alone.trainer_gpu[1] == 80 * GIB
+    wanted = InferenceSettings(engine="vllm_async", dtype="bfloat16", gpu_memory_share=0.9)
+    fits = Machine(memory=100 * GIB, gpu_free=79 * GIB, gpu_total=80 * GIB, trainer_free=20 * GIB, trainer_total=24 * GIB)
+    check_memory(SEVEN_B, wanted, machine=fits, trainer_gpu=19 * GIB)
+    with pytest.raises(InputError, match=r"the trainer needs at least 21.0 GiB of the GPU, but 20.0 GiB are free"):
+        check_memory(SEVEN_B, wanted, machine=fits, trainer_gpu=21 * GIB)
+
+
+def test_a_trainer_on_the_engine_s_card_leaves_room_for_the_engine_to_start_again():
+    both = CardPlan(engine=(card(0),), trainer=(card(0),))
+    for share in (0.3, 0.45, 0.6):
+        settings = InferenceSettings(engine="vllm_async", gpu_memory_share=share)
+        taken = trainer_share(both, settings) * 80 * GIB
+        # What vLLM finds free at its start: the card less the trainer's tensors, and a context for each process.
+        assert 80 * GIB - taken - 2 * CONTEXT_BYTES >= share * 80 * GIB - 1
+        assert taken > (0.97 - share) * 80 * GIB, "and no more than that"
+    assert trainer_share(CardPlan(engine=(card(0),), trainer=(card(1),)), InferenceSettings(engine="vllm_async")) == 0.0
+    assert trainer_share(both, InferenceSettings(engine="torch")) == 0.0
 
 
 def test_a_weight_file_that_claims_an_endless_head_is_no_shape(model: Path, tmp_path: Path):

@@ -15,8 +15,10 @@ from storage.asking import ask, connect
 from storage.runs import RunPaths
 from telemetry import nvml, progress
 from telemetry.bounded_file import append_line
+from telemetry.cards import VARIABLE, visible_cards
 from telemetry.devices import GpuSampler
 from telemetry.metrics import check
+from tests.telemetry.fake_nvml import FakeCard, FakeNvml
 
 
 class Cards:
@@ -32,10 +34,10 @@ class Cards:
         self.asked: list[Any] = []
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
+        FakeNvml(cards=[FakeCard(uuid="GPU-old"), FakeCard(uuid="GPU-new")]).install(patch.setattr)
+        patch.delenv(VARIABLE, raising=False)
         answers: dict[str, Callable[..., Any]] = {
-            "nvmlInit": lambda: None,
-            "nvmlDeviceGetCount": lambda: 2,
-            "nvmlDeviceGetHandleByIndex": [self.old, self.new].__getitem__,
+            "nvmlDeviceGetHandleByUUID": {"GPU-old": self.old, "GPU-new": self.new}.__getitem__,
             "nvmlDeviceGetUtilizationRates": lambda card: card,
             "nvmlDeviceGetMemoryInfo": lambda card: card,
             "nvmlDeviceGetPowerUsage": lambda card: card.milliwatts,
@@ -113,7 +115,7 @@ def test_of_several_gpus_the_busiest_the_fullest_and_the_power_of_all_are_told(c
         "gpu/temperature_c": 60, "gpu/readings": 1,
     }  # fmt: skip
     assert said == [
-        "GPU 0 does not tell occupancy and bandwidth: NVML's hardware counters (GPM) need Hopper or later, and no MIG"
+        "GPU-old does not tell occupancy and bandwidth: NVML's hardware counters (GPM) need Hopper or later, and no MIG"
     ]
     second = sampler.sample()
     check(second)
@@ -156,12 +158,36 @@ def test_readings_are_taken_on_the_beat_folded_over_the_step_and_kept_for_sql(ca
         assert 0.1 < figures["gpu/utilisation"] < 0.9, "a mean over the readings, not the last"
         assert figures["gpu/readings"] >= 3 and 150.5 < figures["gpu/power_w"] < 350.5
     lines = [json.loads(line) for line in paths.devices.read_text().splitlines()]
-    assert {line["device"] for line in lines} == {"0", "1"} and len(lines) >= 6
-    assert [line["utilisation"] for line in lines if line["device"] == "1"][-1] == 0.1
+    assert {line["device"] for line in lines} == {"GPU-old", "GPU-new"} and len(lines) >= 6
+    assert [line["utilisation"] for line in lines if line["device"] == "GPU-new"][-1] == 0.1
     answer = ask(
         connect(paths.root), "SELECT device, max(value) AS most FROM devices WHERE name = 'power_w' GROUP BY ALL ORDER BY 1"
     )
-    assert answer.to_pylist() == [{"device": "0", "most": 100.0}, {"device": "1", "most": 250.5}]
+    assert answer.to_pylist() == [{"device": "GPU-new", "most": 250.5}, {"device": "GPU-old", "most": 100.0}]
+
+
+def test_only_the_cards_that_a_run_takes_are_read(cards: Cards, said: list[str], monkeypatch: pytest.MonkeyPatch):
+    _, new = visible_cards()
+    assert nvml.Nvml([new, new]).read().keys() == {"GPU-new"}, "engine and trainer on one card are one device"
+    assert GpuSampler(cards=[new]).sample()["gpu/power_w"] == 250.5
+    monkeypatch.setenv(VARIABLE, "0")
+    assert nvml.Nvml().read().keys() == {"GPU-old"}, "what CUDA does not see is not read"
+
+
+def test_a_slice_has_the_memory_of_its_own_handle_and_no_counters(monkeypatch: pytest.MonkeyPatch, said: list[str]):
+    piece = FakeCard(uuid="MIG-1", total=20 << 30, free=5 << 30)
+    FakeNvml(cards=[FakeCard(uuid="GPU-1", slices=[piece])]).install(monkeypatch.setattr)
+    monkeypatch.setattr(nvml, "_said", set())
+    monkeypatch.delenv(VARIABLE, raising=False)
+
+    def refuse(*_: object) -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    for name in ("GetUtilizationRates", "GetPowerUsage", "GetClockInfo", "GetTemperature"):
+        monkeypatch.setattr(pynvml, f"nvmlDevice{name}", refuse)
+    monkeypatch.setattr(pynvml, "nvmlGpmQueryDeviceSupport", lambda card: SimpleNamespace(isSupportedDevice=1))
+    assert nvml.Nvml().read() == {"MIG-1": {"memory_share": 0.75, "memory_used_mib": 15 * 1024.0}}
+    assert len(said) == 1 and "and no MIG" in said[0]
 
 
 def test_the_file_of_readings_is_bounded(tmp_path: Path):

@@ -1,0 +1,191 @@
+"""The engine's cards are chosen without CUDA, and an engine that cannot have them is refused in one sentence."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from inference import engine_cards as module
+from inference import torch_engine, vllm_arguments
+from inference.choose_engine import engine_here
+from inference.engine_cards import engine_cards, has_cuda, unused_card
+from inference.settings import InferenceSettings
+from telemetry import cards
+from telemetry.errors import InputError
+from tests.telemetry.fake_nvml import FakeCard, FakeNvml
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+Build = Callable[..., None]
+
+
+@pytest.fixture
+def build(monkeypatch: pytest.MonkeyPatch) -> Build:
+    """Makes this a machine with `count` cards and packages of these builds."""
+
+    def make(count: int = 2, *, vllm: str | None = "cuda", torch: tuple[int, int] | None = (13, 0), visible: str | None = None):
+        FakeNvml(cards=[FakeCard(uuid=f"GPU-{place}") for place in range(count)]).install(monkeypatch.setattr)
+        monkeypatch.setattr(module, "vllm_build", lambda: vllm)
+        monkeypatch.setattr("inference.choose_engine.vllm_build", lambda: vllm)
+        monkeypatch.setattr(module, "torch_cuda", lambda: torch)
+        monkeypatch.setattr(cards, "_found", [])
+        monkeypatch.delenv(cards.VARIABLE, raising=False)
+        if visible is not None:
+            monkeypatch.setenv(cards.VARIABLE, visible)
+
+    return make
+
+
+def chosen(**settings: object) -> list[str]:
+    return [card.uuid for card in engine_cards(InferenceSettings.model_validate(settings))]
+
+
+def refusal(**settings: object) -> str:
+    with pytest.raises(InputError) as caught:
+        chosen(**settings)
+    return str(caught.value)
+
+
+def test_an_engine_takes_the_cards_that_it_names_else_the_first(build: Build):
+    build(4)
+    assert chosen() == ["GPU-0"]
+    assert chosen(cards=[2]) == ["GPU-2"]
+    assert chosen(tensor_parallel=2) == ["GPU-0", "GPU-1"]
+    assert chosen(tensor_parallel=2, cards=[3, 1]) == ["GPU-3", "GPU-1"]
+    build(4, visible="2,3")
+    assert chosen(cards=[1]) == ["GPU-3"], "counted among the visible ones"
+    build(4, visible="")
+    assert chosen() == []
+
+
+def test_an_engine_on_the_cpu_takes_no_card(build: Build):
+    build(2, vllm="cpu")
+    assert chosen() == [] and chosen(urls=["http://elsewhere:8100"], cards=[9]) == []
+    build(2, vllm=None, torch=None)
+    assert chosen() == []
+    build(2, vllm=None)
+    assert chosen() == ["GPU-0"], "the torch engine"
+
+
+@pytest.mark.parametrize(
+    ("here", "settings", "sentence"),
+    [
+        pytest.param(
+            {}, {"engine": "vllm", "tensor_parallel": 2},
+            "inference.tensor_parallel 2 needs a process for each card, which inference.engine 'vllm' does not have here: set "
+            "the engine to 'vllm_async', or inference.tensor_parallel to 1", id="embedded",
+        ),
+        pytest.param(
+            {}, {"engine": "torch", "tensor_parallel": 2}, "which inference.engine 'torch' does not have here", id="torch"
+        ),
+        pytest.param(
+            {"vllm": "cpu"}, {"tensor_parallel": 2},
+            "inference.tensor_parallel 2 needs GPUs, but the engine computes on the CPU here: install the build for CUDA (`make "
+            "setup` on a machine with a card), or remove it", id="CPU build",
+        ),
+        pytest.param({"vllm": "cpu"}, {"cards": [0]}, "inference.cards [0] needs GPUs, but the engine computes", id="cards"),
+        pytest.param({"count": 0}, {"cards": [0]}, "make a card visible (nvidia-smi must list it", id="no card"),
+        pytest.param({"visible": "5"}, {}, "CUDA_VISIBLE_DEVICES names '5', which is no card of this", id="names nothing"),
+        pytest.param({"torch": (14, 0)}, {}, "a driver that supports it, or a torch built for CUDA 13", id="old driver"),
+    ],
+)  # fmt: skip
+def test_an_engine_that_cannot_have_its_cards_is_refused_with_the_cure(build: Build, here: dict, settings: dict, sentence: str):
+    build(**here)
+    assert sentence in refusal(**settings)
+
+
+@pytest.mark.parametrize(
+    ("version", "here", "expected"),
+    [
+        ("2.13.0+cpu", {"torch": None}, False),
+        ("2.13.0", {}, True),
+        ("2.13.0", {"count": 0}, False),
+        ("2.13.0", {"visible": ""}, False),
+        ("2.13.0+rocm6", {"count": 0, "torch": None}, True),
+    ],
+)
+def test_a_gpu_is_known_without_torch(build: Build, monkeypatch: pytest.MonkeyPatch, version: str, here: dict, expected: bool):
+    build(**here)
+    monkeypatch.setattr(module, "metadata", SimpleNamespace(version=lambda name: version))
+    assert has_cuda() == expected
+
+
+def test_a_card_that_the_installed_build_cannot_use_is_told(build: Build):
+    build(1, vllm="cpu", torch=None)
+    assert unused_card() == (
+        "this machine has a card (NVIDIA H100), but the installed vLLM is built for the CPU, so nothing computes on it; `make "
+        "setup` on a machine with a card installs the build for CUDA"
+    )
+    build(1, vllm=None, torch=None)
+    assert "the installed torch is built for the CPU" in unused_card()
+    for here in ({"count": 0, "vllm": "cpu"}, {"vllm": "cuda"}, {"vllm": None}):
+        build(**here)
+        assert unused_card() == ""
+
+
+def test_choosing_an_engine_and_planning_its_memory_calls_no_cuda_and_imports_no_torch(tmp_path: Path):
+    """Whoever initialises CUDA in the flow's process keeps vLLM from its cards; `is_available` alone does already."""
+    program = """
+import sys
+from inference.choose_engine import choose_engine, engine_here
+from inference.host import EngineHost
+from inference.settings import InferenceSettings
+from pipeline.plans.find_model import check_room
+from pipeline.run_settings import layered_settings
+engine_here(InferenceSettings())
+check_room(layered_settings("laptop"), trains=True)
+print([name for name in ("torch", "vllm") if name in sys.modules])
+import torch
+def touched(*_):
+    raise AssertionError("CUDA was touched")
+for name in ("is_available", "device_count", "_lazy_init", "current_device"):
+    setattr(torch.cuda, name, touched)
+engine_here(InferenceSettings())
+check_room(layered_settings("laptop"), trains=True)
+print(torch.cuda.is_initialized())
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["[]", "False"], done.stderr
+
+
+def test_vllm_spawns_its_processes_with_the_engine_s_cards_and_our_time_limit(build: Build, monkeypatch: pytest.MonkeyPatch):
+    build(3)
+    environment = dict(os.environ)
+    monkeypatch.setattr(os, "environ", environment)
+    settings = InferenceSettings(engine="vllm_async", cards=(2,), start_timeout_s=45.5)
+    for _ in range(2):  # and when it is started again
+        vllm_arguments.prepare_environment(settings, own_process=True)
+        assert environment["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
+        assert environment[cards.VARIABLE] == "GPU-2"
+        assert environment["VLLM_ENGINE_READY_TIMEOUT_S"] == "46"
+
+
+def test_the_embedded_engine_takes_the_gpu_where_vllm_is_built_for_cuda_alone(build: Build, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    kinds = {}
+    for vllm in ("cuda", "cpu"):
+        build(1, vllm=vllm)
+        monkeypatch.setattr(module, "metadata", SimpleNamespace(version=lambda name: "2.13.0"))
+        kinds[vllm] = engine_here(InferenceSettings())[0]
+    assert kinds == {"cuda": "vllm_async", "cpu": "vllm"}
+
+
+def test_the_torch_engine_takes_its_card_before_it_asks_for_a_device(
+    build: Build, model: Path, host, monkeypatch: pytest.MonkeyPatch
+):
+    build(3)
+    monkeypatch.setattr(os, "environ", environment := dict(os.environ))
+    seen: list[str] = []
+
+    def device() -> None:
+        seen.append(environment[cards.VARIABLE])
+        raise RuntimeError("enough")
+
+    monkeypatch.setattr(torch_engine, "best_device", device)
+    engine = torch_engine.TorchEngine(model, InferenceSettings(engine="torch", cards=(1,)))
+    with pytest.raises(Exception, match="enough"):
+        host.submit(engine.start()).result(timeout=30)
+    assert seen == ["GPU-1"]

@@ -1,0 +1,114 @@
+"""A slow start is told, and one that takes too long is ended with its processes."""
+
+import asyncio
+import multiprocessing
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from inference import start_engine as module
+from inference.host import EngineHost
+from inference.settings import InferenceSettings
+from inference.start_engine import start_engine, start_limit_s
+from telemetry import progress
+from telemetry.errors import EngineError
+
+
+@pytest.fixture
+def own_host() -> Iterator[EngineHost]:
+    host = EngineHost("slow")
+    yield host
+    host.close()
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    heard: list[str] = []
+    onlooker = progress.LogReporter()
+    monkeypatch.setattr(onlooker, "say", heard.append)
+    monkeypatch.setattr(progress, "_reporter", onlooker)
+    return heard
+
+
+class Blocking:
+    """An engine whose start blocks its thread until its child process ends, as vLLM's does."""
+
+    def __init__(self) -> None:
+        self.started = threading.Event()
+        self.child: Any = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,), daemon=True)
+
+    async def start(self) -> None:
+        self.child.start()
+        self.started.set()
+        self.child.join()
+        raise EngineError("its core ended")
+
+
+class Slow:
+    """An engine that starts after so many seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    async def start(self) -> None:
+        await asyncio.sleep(self._seconds)
+
+
+def test_a_start_beyond_the_limit_is_ended_with_the_processes_that_it_made(own_host: EngineHost):
+    engine = Blocking()
+    settings = InferenceSettings(engine="torch", start_timeout_s=1.5)
+    with pytest.raises(EngineError, match=r"did not start within 1.5 s: raise inference.start_timeout_s$"):
+        asyncio.run(start_engine(own_host, engine, settings))  # type: ignore[arg-type]
+    engine.child.join(timeout=20)
+    assert engine.child.exitcode is not None, "its child lives on, and closing the host would wait for it"
+
+
+def test_a_cancelled_start_is_ended_too(own_host: EngineHost):
+    engine = Blocking()
+
+    async def cancelled() -> None:
+        work = asyncio.create_task(start_engine(own_host, engine, InferenceSettings(engine="torch")))  # type: ignore[arg-type]
+        await asyncio.to_thread(engine.started.wait, 20)
+        work.cancel()
+        await work
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(cancelled())
+    engine.child.join(timeout=20)
+    assert engine.child.exitcode is not None
+
+
+def test_a_start_that_takes_long_says_so(own_host: EngineHost, said: list[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "computes_on_card", lambda settings: True)
+    monkeypatch.setattr(module, "engine_family", lambda settings: "vllm")
+    asyncio.run(start_engine(own_host, Slow(0.35), InferenceSettings(), say_every_s=0.1))  # type: ignore[arg-type]
+    assert said and all("still starting after" in line and "records CUDA graphs" in line for line in said)
+
+
+def test_a_start_that_fails_raises_its_own_error(own_host: EngineHost):
+    class Broken:
+        async def start(self) -> None:
+            raise EngineError("no such model")
+
+    with pytest.raises(EngineError, match="no such model"):
+        asyncio.run(start_engine(own_host, Broken(), InferenceSettings()))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("settings", "on_card", "limit"),
+    [
+        pytest.param({}, False, 300, id="CPU"),
+        pytest.param({}, True, 1800, id="card"),
+        pytest.param({"enforce_eager": "on"}, True, 300, id="card without graphs"),
+        pytest.param({"enforce_eager": "off"}, False, 1800, id="CPU that compiles"),
+        pytest.param({"start_timeout_s": 7}, True, 7, id="given"),
+        pytest.param({"urls": ["http://elsewhere:1"]}, False, 1800, id="workers, which may compile"),
+    ],
+)
+def test_the_limit_leaves_a_cold_compilation_its_time(monkeypatch: pytest.MonkeyPatch, settings: dict, on_card: bool, limit: int):
+    monkeypatch.setattr(module, "computes_on_card", lambda settings: on_card)
+    monkeypatch.setattr(module, "engine_family", lambda settings: "vllm")
+    assert start_limit_s(InferenceSettings.model_validate(settings)) == limit

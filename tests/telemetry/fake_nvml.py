@@ -1,0 +1,103 @@
+"""A stand-in for `pynvml`: a machine with the cards that a test wants. A test holds its names to those of the real module."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import pynvml
+
+T = TypeVar("T")
+GIB = 2**30
+
+
+@dataclass(kw_only=True)
+class FakeCard:
+    """One card, or a slice of one."""
+
+    uuid: str
+    name: str = "NVIDIA H100"
+    total: int = 80 * GIB
+    free: int = 79 * GIB
+    mode: int = pynvml.NVML_COMPUTEMODE_DEFAULT
+    capability: tuple[int, int] = (9, 0)
+    slices: "Sequence[FakeCard] | None" = None
+    """Slices in MIG mode; None: the mode is off."""
+    old: bool = False
+    """Whether the card knows no MIG mode at all."""
+
+
+@dataclass(kw_only=True)
+class FakeNvml:
+    """The names of `pynvml` that `telemetry.cards` uses, over `cards`."""
+
+    cards: Sequence[FakeCard] = ()
+    driver: str = "580.65.06"
+    cuda: int = 13000
+    has_driver: bool = True
+    opened: int = 0
+    NVMLError: type[Exception] = pynvml.NVMLError
+    NVML_COMPUTEMODE_EXCLUSIVE_PROCESS: int = pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS
+    NVML_COMPUTEMODE_EXCLUSIVE_THREAD: int = pynvml.NVML_COMPUTEMODE_EXCLUSIVE_THREAD
+    NVML_COMPUTEMODE_PROHIBITED: int = pynvml.NVML_COMPUTEMODE_PROHIBITED
+    NVML_DEVICE_MIG_DISABLE: int = pynvml.NVML_DEVICE_MIG_DISABLE
+    NVML_DEVICE_MIG_ENABLE: int = pynvml.NVML_DEVICE_MIG_ENABLE
+    asked: list[str] = field(default_factory=list)
+
+    def nvmlInit(self) -> None:
+        if not self.has_driver:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+        self.opened += 1
+
+    def nvmlShutdown(self) -> None:
+        self.opened -= 1
+
+    def nvmlSystemGetDriverVersion(self) -> str:
+        return self.driver
+
+    def nvmlSystemGetCudaDriverVersion_v2(self) -> int:
+        return self.cuda
+
+    def nvmlDeviceGetCount(self) -> int:
+        return len(self.cards)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> FakeCard:
+        return self.cards[index]
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> FakeCard:
+        everything = [piece for card in self.cards for piece in (card, *(card.slices or ()))]
+        return next(card for card in everything if card.uuid == uuid)
+
+    def nvmlDeviceGetUUID(self, card: FakeCard) -> str:
+        return card.uuid
+
+    def nvmlDeviceGetName(self, card: FakeCard) -> str:
+        return card.name
+
+    def nvmlDeviceGetMemoryInfo(self, card: FakeCard) -> SimpleNamespace:
+        self.asked.append(card.uuid)
+        return SimpleNamespace(total=card.total, free=card.free, used=card.total - card.free)
+
+    def nvmlDeviceGetComputeMode(self, card: FakeCard) -> int:
+        return card.mode
+
+    def nvmlDeviceGetCudaComputeCapability(self, card: FakeCard) -> tuple[int, int]:
+        return card.capability
+
+    def nvmlDeviceGetMigMode(self, card: FakeCard) -> list[int]:
+        if card.old:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return [int(card.slices is not None), 0]
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, card: FakeCard) -> int:
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, card: FakeCard, place: int) -> FakeCard:
+        if place >= len(card.slices or ()):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return (card.slices or ())[place]
+
+    def install(self, patch: Callable[[Any, str, Any], None]) -> None:
+        """Put this machine behind the real module, by `patch(module, name, value)`."""
+        for name in (name for name in dir(self) if name.startswith("nvml")):
+            patch(pynvml, name, getattr(self, name))

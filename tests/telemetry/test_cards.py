@@ -1,0 +1,232 @@
+"""Cards are found without CUDA, named by UUID, and refused in one sentence where a run could not use them."""
+
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+
+import pynvml
+import pytest
+
+from telemetry import cards as module
+from telemetry.cards import (
+    VARIABLE,
+    Card,
+    CardPlan,
+    check_cards,
+    check_visible,
+    plan_cards,
+    take_cards,
+    torch_cuda,
+    visible_cards,
+)
+from telemetry.errors import InputError
+from tests.telemetry.fake_nvml import GIB, FakeCard, FakeNvml
+
+TWO_SLICES = (FakeCard(uuid="MIG-aa11", total=20 * GIB, free=19 * GIB), FakeCard(uuid="MIG-bb22", total=20 * GIB, free=20 * GIB))
+FOUR = FakeNvml(
+    cards=(
+        FakeCard(uuid="GPU-1111", name="NVIDIA A100", capability=(8, 0), free=70 * GIB),
+        FakeCard(uuid="GPU-2222", mode=pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS),
+        FakeCard(uuid="GPU-2233", mode=pynvml.NVML_COMPUTEMODE_PROHIBITED, old=True),
+        FakeCard(uuid="GPU-4444", slices=TWO_SLICES),
+    )
+)
+
+
+def seen(visible: str | None, nvml: FakeNvml = FOUR) -> list[str]:
+    return [card.uuid for card in visible_cards(nvml, environ={} if visible is None else {VARIABLE: visible})]
+
+
+def test_the_stand_in_has_only_names_of_the_real_module():
+    names = [name for name in dir(FakeNvml()) if name.lower().startswith("nvml")]
+    assert len(names) > 15 and [name for name in names if not hasattr(pynvml, name)] == []
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [
+        pytest.param(None, ["GPU-1111", "GPU-2222", "GPU-2233", "MIG-aa11", "MIG-bb22"], id="not set: all, in PCI order"),
+        pytest.param("1,0", ["GPU-2222", "GPU-1111"], id="numbers, in their order"),
+        pytest.param("GPU-2222", ["GPU-2222"], id="a UUID"),
+        pytest.param("GPU-1", ["GPU-1111"], id="its beginning"),
+        pytest.param("MIG-bb22, 0", ["MIG-bb22", "GPU-1111"], id="a slice"),
+        pytest.param("3", ["MIG-aa11", "MIG-bb22"], id="the card of slices"),
+        pytest.param("1,1", ["GPU-2222"], id="twice"),
+        pytest.param("0,-1,1", ["GPU-1111"], id="what follows -1 is hidden"),
+        pytest.param("0,7,1", ["GPU-1111"], id="what follows an unknown number is hidden"),
+        pytest.param("GPU-22", [], id="a beginning of two"),
+        pytest.param("", [], id="empty"),
+        pytest.param("-1", [], id="none"),
+    ],
+)
+def test_cuda_s_variable_says_which_cards_there_are_and_in_which_order(visible: str | None, expected: list[str]):
+    assert seen(visible) == expected
+
+
+def test_a_card_has_the_figures_of_its_own_handle():
+    first, second, third, piece, _ = visible_cards(FOUR, environ={})
+    assert first == Card(
+        uuid="GPU-1111", index=0, name="NVIDIA A100", total=80 * GIB, free=70 * GIB, driver="580.65.06", compute_mode="default",
+        mig=False, capability=(8, 0), driver_cuda=(13, 0),
+    )  # fmt: skip
+    assert (second.compute_mode, third.compute_mode) == ("exclusive", "prohibited")
+    assert (piece.mig, piece.index, piece.total, piece.free) == (True, 3, 20 * GIB, 19 * GIB), "not those of the whole card"
+    assert FOUR.opened == 0, "NVML is closed again"
+
+
+def test_a_machine_without_a_driver_has_no_cards():
+    assert visible_cards(FakeNvml(has_driver=False), environ={VARIABLE: "0"}) == ()
+    check_visible(FakeNvml(has_driver=False), environ={VARIABLE: "7"})
+
+
+@pytest.mark.parametrize("visible", ["7", "0,7", "GPU-9999", "x"])
+def test_a_variable_that_names_no_card_is_refused_with_the_cards_there_are(visible: str):
+    with pytest.raises(InputError, match=rf"names '{visible.split(',')[-1]}', which is no card .*0 GPU-1111.*3 MIG-aa11.*unset"):
+        check_visible(FOUR, environ={VARIABLE: visible})
+
+
+def test_a_card_in_mig_mode_without_a_slice_is_refused_with_the_cure():
+    machine = FakeNvml(cards=(FakeCard(uuid="GPU-1", slices=()),))
+    assert visible_cards(machine, environ={}) == ()
+    with pytest.raises(InputError, match=r"card 0 is in MIG mode and has no slice: make one \(nvidia-smi mig"):
+        check_visible(machine, environ={})
+
+
+def test_what_a_process_gave_away_it_still_counts_and_its_children_do_not(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "_found", [])
+    monkeypatch.setenv(VARIABLE, "0,1")
+    both = visible_cards(FOUR)
+    for card in (both[1], both[0]):
+        take_cards([card])
+        assert module.os.environ[VARIABLE] == card.uuid, "what children see"
+        assert visible_cards(FOUR) == both
+    take_cards(())
+    assert module.os.environ[VARIABLE] == both[0].uuid, "an engine on the CPU changes nothing"
+
+
+def planned(count: int, **wanted) -> tuple[list[int], list[int], bool]:
+    cards = [card(uuid=f"GPU-{place}", index=place) for place in range(count)]
+    plan = plan_cards(cards, **wanted)
+    return [each.index for each in plan.engine], [each.index for each in plan.trainer], plan.shared
+
+
+def card(**values) -> Card:
+    first = {"uuid": "GPU-0", "index": 0, "name": "H100", "total": 80 * GIB, "free": 80 * GIB, "driver": "535.104", "mig": False}
+    return Card(**({"compute_mode": "default", "capability": (9, 0), "driver_cuda": (12, 2), **first} | values))
+
+
+@pytest.mark.parametrize(
+    ("count", "wanted", "expected"),
+    [
+        pytest.param(0, {"engine": (), "processes": 1}, ([], [], False), id="no card"),
+        pytest.param(1, {"engine": (), "processes": 1}, ([0], [0], True), id="one card is shared"),
+        pytest.param(2, {"engine": (), "processes": 1}, ([0], [1], False), id="the trainer takes the free one"),
+        pytest.param(2, {"engine": (1,), "processes": 1}, ([1], [0], False), id="the engine's is named"),
+        pytest.param(4, {"engine": (), "tensor_parallel": 2, "processes": 1}, ([0, 1], [2], False), id="two for the engine"),
+        pytest.param(2, {"engine": (), "tensor_parallel": 2, "processes": 1}, ([0, 1], [0], True), id="all for the engine"),
+        pytest.param(2, {"engine": (), "processes": 1, "trainer": 0}, ([0], [0], True), id="shared because it says so"),
+        pytest.param(4, {"engine": (1,), "processes": 3}, ([1], [0, 2, 3], False), id="a card for each process"),
+        pytest.param(4, {"engine": (2,), "processes": 2, "trainer": 1}, ([2], [1, 3], False), id="from the named one on"),
+        pytest.param(2, {"engine": None, "processes": 1}, ([], [0], False), id="workers elsewhere"),
+        pytest.param(2, {"engine": (), "processes": 0}, ([0], [], False), id="no trainer"),
+    ],
+)
+def test_engine_and_trainer_take_different_cards_where_there_are_enough(count: int, wanted: dict, expected: tuple):
+    assert planned(count, **wanted) == expected
+
+
+@pytest.mark.parametrize(
+    ("wanted", "sentence"),
+    [
+        ({"engine": (2,)}, r"inference.cards asks for card 2, but this process sees 2 cards, counted from 0"),
+        ({"engine": (0, 1)}, r"inference.cards \[0, 1\] must name 1 card, as many as inference.tensor_parallel"),
+        ({"engine": (1, 1), "tensor_parallel": 2}, r"inference.cards \[1, 1\] must name 2 different cards"),
+        ({"engine": (), "tensor_parallel": 4}, r"inference.tensor_parallel asks for card 2, but this process sees 2 cards"),
+        ({"engine": (), "processes": 1, "trainer": 5}, r"training.card asks for card 5, but this process sees 2 cards"),
+        ({"engine": (), "processes": 3}, r"training.processes 3 need a card each, but 2 of the 2 visible cards are theirs"),
+    ],
+)
+def test_cards_that_are_not_there_are_refused_by_the_setting_that_asks(wanted: dict, sentence: str):
+    with pytest.raises(InputError, match=sentence):
+        planned(2, **wanted)
+
+
+@pytest.mark.parametrize(
+    ("plan", "cuda", "sentence"),
+    [
+        pytest.param(
+            CardPlan(engine=(card(),)), (13, 0),
+            r"the driver 535.104 supports CUDA up to 12.2, but the installed torch is built for CUDA 13.0: install a driver of "
+            r"version 580 or later, or a torch built for CUDA 12", id="old driver",
+        ),
+        pytest.param(
+            CardPlan(trainer=(card(index=3, compute_mode="prohibited"),)), None,
+            r"card 3 \(H100\) is in compute mode 'prohibited'.*nvidia-smi -i 3 -c 0", id="prohibited",
+        ),
+        pytest.param(
+            CardPlan(engine=(card(compute_mode="exclusive"),), trainer=(card(compute_mode="exclusive"),)), (12, 8),
+            r"'exclusive', which lets one process compute on it, but engine and trainer would share it: .*training.card",
+            id="exclusive and shared",
+        ),
+        pytest.param(
+            CardPlan(engine=(card(mig=True),), trainer=(card(mig=True),)), None,
+            r"engine and trainer need a slice each, but MIG slice GPU-0 is the only one for both: make a second slice",
+            id="one slice",
+        ),
+        pytest.param(
+            CardPlan(engine=(card(uuid="MIG-1", mig=True), card(uuid="MIG-2", mig=True))), None,
+            r"inference.tensor_parallel 2 needs whole cards, because MIG slices cannot exchange tensors: set it to 1",
+            id="an engine over slices",
+        ),
+    ],
+)  # fmt: skip
+def test_a_card_that_cannot_be_used_as_planned_is_refused_with_the_cure(plan: CardPlan, cuda, sentence: str):
+    with pytest.raises(InputError, match=sentence):
+        check_cards(plan, cuda=cuda)
+
+
+@pytest.mark.parametrize(
+    ("plan", "cuda"),
+    [
+        pytest.param(CardPlan(engine=(card(),), trainer=(card(),)), (12, 8), id="a later minor version of the driver's CUDA"),
+        pytest.param(CardPlan(engine=(card(driver_cuda=(0, 0)),)), (13, 0), id="a driver that does not say"),
+        pytest.param(
+            CardPlan(engine=(card(compute_mode="exclusive"),), trainer=(card(uuid="GPU-1", compute_mode="exclusive"),)),
+            None,
+            id="a card each, both exclusive",
+        ),
+        pytest.param(CardPlan(engine=(card(mig=True),), trainer=(card(uuid="MIG-2", mig=True),)), None, id="a slice each"),
+    ],
+)
+def test_cards_that_can_be_used_are_not_refused(plan: CardPlan, cuda):
+    check_cards(plan, cuda=cuda)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("cuda: Optional[str] = '13.0'\nhip: Optional[str] = '9.1'", (13, 0)), ("cuda: Optional[str] = None", None)],
+)
+def test_torch_s_cuda_is_read_from_its_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str, expected):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "version.py").write_text(f"__version__ = '2.13.0'\n{text}\n")
+    monkeypatch.setattr(metadata, "distribution", lambda name: SimpleNamespace(locate_file=tmp_path.joinpath))
+    assert torch_cuda() == expected
+
+
+def test_asking_for_cards_loads_no_torch():
+    program = "import sys; from telemetry import cards; cards.visible_cards(); cards.torch_cuda(); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not Path("/dev/nvidia0").exists(), reason="no NVIDIA GPU here")
+def test_a_real_card_is_seen_by_torch_under_its_uuid():
+    found = visible_cards()
+    assert found and all(0 < card.free <= card.total for card in found)
+    program = "import torch; print(torch.cuda.device_count(), torch.cuda.get_device_properties(0).uuid)"
+    environment = {**module.os.environ, VARIABLE: found[-1].visible}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.split() == ["1", found[-1].uuid.removeprefix("GPU-")]

@@ -1,0 +1,69 @@
+"""The trainer's processes see their own cards, and leave an engine on the same card its room."""
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from storage.runs import RunPaths
+from storage.settings import StorageSettings
+from telemetry.cards import Card
+from training.card_room import CARD_SHARE, leave_room
+from training.policy import Policy
+from training.process import TrainerProcess
+from training.settings import TrainingSettings
+
+
+def card(place: int) -> Card:
+    return Card(
+        uuid=f"GPU-{place}", index=place, name="H100", total=1, free=1, driver="580", compute_mode="default", mig=False,
+        capability=(9, 0),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "visible", "share"),
+    [
+        pytest.param({}, "all", None, id="CPU"),
+        pytest.param({"cards": [card(1)]}, "GPU-1", None, id="own card"),
+        pytest.param({"cards": [card(2), card(0)], "card_share": 0.4}, "GPU-2,GPU-0", "0.4000", id="shared, two processes"),
+    ],
+)
+def test_the_child_begins_with_its_cards_in_its_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: dict[str, Any], visible: str, share: str | None
+):
+    """CUDA reads it when it is initialised, so it must be there before torch is imported."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "all")
+    real, seen = subprocess.Popen, {}
+
+    def start(*words: Any, env: dict[str, str], **how: Any) -> Any:
+        seen.update(env)
+        return real(["true"], **{name: value for name, value in how.items() if name != "start_new_session"})
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    paths = RunPaths(tmp_path / "run").create()
+    TrainerProcess(paths, tmp_path, TrainingSettings(), StorageSettings(), 1, **given).close()
+    assert (seen["CUDA_VISIBLE_DEVICES"], seen.get(CARD_SHARE)) == (visible, share)
+
+
+def test_torch_keeps_no_more_of_a_shared_card_than_its_share(monkeypatch: pytest.MonkeyPatch):
+    """Only on a card can this be seen to bound anything; here it is seen that torch is told."""
+    bounds: list[tuple[float, Any]] = []
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *bound: bounds.append(bound))
+    leave_room(torch.device("cuda", 1))
+    monkeypatch.setenv(CARD_SHARE, "0.4")
+    leave_room(torch.device("cpu"))
+    leave_room(torch.device("cuda", 1))
+    leave_room(torch.device("cuda"))
+    assert bounds == [(0.4, 1), (0.4, None)]
+
+
+def test_a_policy_is_bounded_before_its_model_is_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    def bounded(device: torch.device) -> None:
+        raise RuntimeError("bounded first")
+
+    monkeypatch.setattr("training.policy.leave_room", bounded)
+    with pytest.raises(RuntimeError, match="bounded first"):
+        Policy(tmp_path / "no model", TrainingSettings(device="cpu"))
