@@ -20,7 +20,9 @@ app = App(name="tune", default_parameter=Parameter(consume_multiple=True))
 Run = Annotated[
     str, Parameter(help="Run whose prompts, masks and adapter are measured with; 'latest'; default: random requests.")
 ]
-Preset = Annotated[str, Parameter(help="Settings to begin with where no run is named: laptop, gpu-24, gpu-40, gpu-80, gpu-141 or cluster.")]
+Preset = Annotated[
+    str, Parameter(help="Settings to begin with where no run is named: laptop, gpu-24, gpu-40, gpu-80, gpu-141 or cluster.")
+]
 RunsRoot = Annotated[Path, Parameter(help="Folder of all runs; results lie in _tuning beside them.")]
 
 

@@ -160,8 +160,9 @@ def _activation_bytes(shape: ModelShape, width: int, recompute: bool) -> int:
 def _block_bytes(shape: ModelShape, width: int) -> int:
     """Activations of one token that a dense block keeps, bytes: 206 KiB for a 7B model in bfloat16.
 
-    These are the inputs of norms, in float32; the inputs of attention and feed-forward part; query, key, value and the attention's
-    result; and four vectors inside the feed-forward part. A mixture of experts keeps its experts' results too; they are not counted.
+    These are the inputs of norms, in float32; the inputs of attention and feed-forward part; query, key, value and the result of
+    the attention; and four vectors inside the feed-forward part. A mixture of experts also keeps what its experts return; that
+    is not counted.
     """
     queries, keys = shape.heads * shape.head_width, shape.key_value_heads * shape.head_width
     family = FAMILIES[shape.family]

@@ -57,8 +57,8 @@ class FlexAttention:
     def mask(self, window: int | None) -> Any:
         """The `BlockMask` of layers with this window.
 
-        It is what torch's `create_block_mask` returns. That function evaluates the rule for all pairs of tokens: with 32,768 tokens,
-        each of its arrays of booleans has 1 GiB.
+        It is what torch's `create_block_mask` returns. That function evaluates the rule for all pairs of tokens: with 32,768
+        tokens, each of its arrays of booleans has 1 GiB.
         """
         window = None if window is None or window > self._positions.max() else window
         if window in self._masks:
@@ -197,5 +197,7 @@ class _Segments(torch.autograd.Function):
             attended = ctx.call.attend(*given, ctx.scale)
         of_query, *of_gathered = torch.autograd.grad(attended, given, gradient.contiguous())
         width = torch.promote_types(key.dtype, torch.float32)
-        sums = [torch.zeros(key.shape, dtype=width, device=key.device).index_add_(0, keys, each.to(width)) for each in of_gathered]
+        sums = [
+            torch.zeros(key.shape, dtype=width, device=key.device).index_add_(0, keys, each.to(width)) for each in of_gathered
+        ]
         return of_query, *(each.to(key.dtype) for each in sums), None, None

@@ -1,17 +1,17 @@
 """The number of unique tokens in a micro-batch: as many as fit into memory.
 
-On a GPU the peak memory of one forward and backward is measured at two sizes. The line through both has a fixed part and bytes per
-token; it gives the budget that takes HEADROOM of the free memory:
+On a GPU the peak memory of one forward and backward is measured at two sizes. The line through both has a fixed part and bytes
+per token. It gives the budget that takes HEADROOM of the free memory:
 
-    fixed + bytes per token * budget = HEADROOM * (free bytes)
+    fixed + (bytes per token) * budget = HEADROOM * (free bytes)
 
 A line is not enough: a dense mask grows with the square of the tokens. So a micro-batch of that budget, or of all tokens if there
 are fewer, is tried. If it takes more than that share of the memory, the line through it and the micro-batch before gives the
-budget; between two points the peak is not above their line, because it grows ever faster, if not evenly.
+budget; between two sizes the peak is not above their line, because it never grows more slowly with more tokens.
 
-On a CPU, where larger micro-batches are not faster, the budget is constant. If memory runs out, the budget is halved and the work is
-repeated, at first not below the largest size that worked. The result is the same, because the loss is divided by constants of the
-whole update.
+On a CPU, where larger micro-batches are not faster, the budget is constant. If memory runs out, the budget is halved and the work
+is repeated, at first not below the largest size that worked. The result is the same, because the loss is divided by constants of
+the whole update.
 """
 
 import gc
@@ -84,7 +84,11 @@ class TokenBudget:
         if tried.peak > usable:
             self.tokens = min(self.tokens, max(large.tokens, tokens_that_fit(usable, large, tried)))
         logger.info(
-            "a micro-batch holds %d unique tokens: %d took %.2f GB of %.2f GB", self.tokens, tried.tokens, tried.peak / 1e9, usable / 1e9
+            "a micro-batch holds %d unique tokens: %d took %.2f GB of %.2f GB",
+            self.tokens,
+            tried.tokens,
+            tried.peak / 1e9,
+            usable / 1e9,
         )
 
     def _measure(self, warm: Callable[[int], int]) -> Measured:
@@ -129,7 +133,7 @@ class TokenBudget:
 
 
 def tokens_that_fit(usable: float, small: Measured, large: Measured) -> int:
-    """The budget whose peak is `usable` bytes on the line through two measured micro-batches: a multiple of 256 from LEAST to MOST.
+    """The budget whose peak is `usable` bytes on the line through two micro-batches: a multiple of 256 from LEAST to MOST.
 
     If the two do not differ enough to give a line, as in a batch of few tokens, the whole peak of `large` counts per token.
     """

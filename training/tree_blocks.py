@@ -1,7 +1,7 @@
 """The block structure of the tree mask, from the forest itself.
 
-Token q sees token k exactly if k <= q < leave[k]. Let I be a block of queries that begins at b, and J an earlier block of keys, all
-of `size` tokens. Then
+Token q sees token k exactly if k <= q < leave[k]. Let I be a block of queries that begins at b, and J an earlier block of keys,
+all of `size` tokens. Then
 
     some token of I sees some token of J     if max(leave[J]) > b
     each token of I sees each token of J     if min(leave[J]) >= b + size

@@ -34,10 +34,11 @@ def test_no_removed_setting_is_one_again():
     assert not set(REMOVED) & set(setting_names(RunSettings))
 
 
-def test_a_preset_that_was_renamed_has_the_settings_of_its_new_name(capsys: pytest.CaptureFixture[str]):
+def test_a_preset_that_was_renamed_has_the_settings_of_its_new_name(caplog: pytest.LogCaptureFixture):
+    caplog.set_level("INFO", "entente")
     for before, now in RENAMED_PRESETS.items():
         assert before not in preset_names() and layered_settings(before) == layered_settings(now)
-        assert f"the preset '{before}' is called '{now}' now" in "".join(capsys.readouterr())
+        assert f"the preset '{before}' is called '{now}' now" in caplog.text
 
 
 def test_each_is_fixed_at_the_constant_of_its_owner():

@@ -113,9 +113,7 @@ class Meter:
         pytest.param(Meter(40e9, 1e9, 1e4), MOST, id="as many as there may be"),
     ],
 )
-def test_the_budget_that_is_found_fits_whatever_the_memory_grows_with(
-    monkeypatch: pytest.MonkeyPatch, meter: Meter, least: int
-):
+def test_the_budget_that_is_found_fits_whatever_the_memory_grows_with(monkeypatch: pytest.MonkeyPatch, meter: Meter, least: int):
     meter.stand_in(monkeypatch)
     budget = TokenBudget(TrainingSettings(), torch.device("cuda"))
     budget.calibrate(meter.warm)
@@ -132,7 +130,7 @@ def test_a_fixed_cost_is_not_counted_per_token(monkeypatch: pytest.MonkeyPatch):
     meter.stand_in(monkeypatch)
     budget = TokenBudget(TrainingSettings(), torch.device("cuda"))
     budget.calibrate(meter.warm)
-    assert budget.tokens == 4864 == meter.asked[-1], "the budget itself was tried"
+    assert budget.tokens == meter.asked[-1] == 4864, "the budget itself was tried"
 
 
 def test_memory_that_is_free_but_not_for_this_process_is_not_used(monkeypatch: pytest.MonkeyPatch):
@@ -150,6 +148,6 @@ def test_a_batch_of_few_tokens_leaves_the_budget_to_the_line_and_what_worked_is_
     budget.calibrate(meter.warm)
     assert meter.asked[-1] == 3000 and meter.peak(budget.tokens) > meter.free
     meter.batch = 10**9
-    assert budget.within_memory(meter.warm) == budget.tokens and 3000 <= budget.tokens and meter.peak(budget.tokens) <= meter.free
+    assert budget.within_memory(meter.warm) == budget.tokens and budget.tokens >= 3000 and meter.peak(budget.tokens) <= meter.free
     meter.free = meter.peak(1500)
     assert budget.within_memory(meter.warm) == budget.tokens <= 1500, "memory that another process took is noticed"
