@@ -13,7 +13,7 @@ def forest(tokens: int, *, splits: float = 0.02, seed: int = 0) -> Any:
     parents, trail = np.full(tokens, -1), []
     for token in range(tokens):
         if dice.random() < splits:
-            del trail[int(dice.integers(0, len(trail) + 1)) :]
+            del trail[int((len(trail) + 1) * dice.random() ** 0.3) :]  # most often near the end, so that paths are long
         parents[token] = trail[-1] if trail else -1
         trail.append(token)
     leaves, positions = np.arange(1, tokens + 1), np.zeros(tokens, np.int64)

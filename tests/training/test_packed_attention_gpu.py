@@ -57,14 +57,16 @@ def test_the_block_mask_is_the_one_that_torch_makes_from_all_pairs_of_tokens(sha
             assert torch.equal(one, other) and one.dtype == other.dtype, f"{name}_{kind}"
 
 
-@pytest.mark.parametrize("window", [None, 30])
+@pytest.mark.parametrize("window", [None, 300])
 def test_the_blocks_are_those_of_the_walk_from_parent_to_parent(window: int | None):
-    made = forest(1024, splits=0.05, seed=3)
+    made = forest(1024, splits=0.01, seed=3)
     blocks = visible(made, window).reshape(16, 64, 16, 64).swapaxes(1, 2)
     partial, full = tree_blocks(made.leaves, made.positions, window, 64)
     np.testing.assert_array_equal(full, blocks.all((2, 3)))
     np.testing.assert_array_equal(partial, blocks.any((2, 3)) & ~full)
-    assert 0 < partial.sum() < 16 * 17 / 2, "the forest is one path, so this test says nothing"
+    assert partial.sum() > 16 and full.any() and not (partial | full).all(), (
+        "a kind of block is missing, so this test says little"
+    )
 
 
 class Largest(TorchDispatchMode):
@@ -193,9 +195,9 @@ def test_the_installed_torch_takes_our_arguments_and_knows_the_gradient():
 
 
 def test_a_window_that_hides_something_is_refused_by_variable_length_attention():
-    made = forest(60, splits=0.0)
+    made, (query, key, value) = forest(60, splits=0.0), queries(60)
     with pytest.raises(NotImplementedError, match="no sliding window"):
-        VarlenAttention(made, CPU)(*queries(60), 0.25, 59)
+        VarlenAttention(made, CPU)(query, key, value, 0.25, 59)
 
 
 # -- the choice ------------------------------------------------------------------------------------------------------------
