@@ -58,7 +58,7 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """The work of a step; the defaults are those of the `single-gpu` preset."""
+    """The work of a step; the defaults are those of the presets for one GPU."""
 
     forks_a_step: int = 128
     """16 start groups of 8 forks."""

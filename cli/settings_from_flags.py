@@ -10,7 +10,10 @@ from pipeline.run_settings import RunSettings, layered_settings, resumed_setting
 from storage.runs import LATEST
 
 Preset = Annotated[
-    str, Parameter(help="Settings to begin with: laptop, single-gpu or cluster; a run that is resumed has its own.")
+    str,
+    Parameter(
+        help="Settings to begin with: laptop, gpu-24, gpu-40, gpu-80, gpu-141 or cluster; a run that is resumed has its own."
+    ),
 ]
 ConfigFiles = Annotated[
     list[Path] | None,

@@ -40,7 +40,7 @@ def train(
 
         entente train --run mine --rollouts.policy-powers all --training.learning-rate 1e-3
 
-        entente train --preset single-gpu --inference.model Qwen/Qwen2.5-1.5B-Instruct
+        entente train --preset gpu-24 --inference.model Qwen/Qwen2.5-1.5B-Instruct
 
         entente train --config mine.toml            a file over the preset
 

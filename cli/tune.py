@@ -20,7 +20,9 @@ app = App(name="tune", default_parameter=Parameter(consume_multiple=True))
 Run = Annotated[
     str, Parameter(help="Run whose prompts, masks and adapter are measured with; 'latest'; default: random requests.")
 ]
-Preset = Annotated[str, Parameter(help="Settings to begin with where no run is named: laptop, single-gpu or cluster.")]
+Preset = Annotated[
+    str, Parameter(help="Settings to begin with where no run is named: laptop, gpu-24, gpu-40, gpu-80, gpu-141 or cluster.")
+]
 RunsRoot = Annotated[Path, Parameter(help="Folder of all runs; results lie in _tuning beside them.")]
 
 
@@ -53,7 +55,7 @@ def tune(
 
         entente bench tune --random-prompt-tokens 128 --random-completion-tokens 384 --concurrency 32
 
-        entente bench tune --preset single-gpu --gpu-memory-share 0.85 0.89 0.93 --adapter-rank 16 32 --price-per-hour 2.5
+        entente bench tune --preset gpu-24 --gpu-memory-share 0.85 0.89 0.93 --adapter-rank 16 32 --price-per-hour 2.5
 
         entente bench tune --run mine --max-latency-ms 5000 --min-cache-hit 0.5 --json
 

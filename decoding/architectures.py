@@ -103,6 +103,10 @@ class Family:
     """Linear layers of one block that an adapter may change, by their path in the block."""
     head_width: int | None = None
     """Head width if the config names none; None: hidden size / heads."""
+    norms: int = 2
+    """Norms of a block over the residual stream's width; the memory plan counts their inputs."""
+    head_norms: bool = False
+    """Whether queries and keys have norms."""
     experts: bool = False
     """Whether it is a mixture of experts."""
     withheld: str = ""
@@ -110,13 +114,14 @@ class Family:
 
 
 FAMILIES: dict[str, Family] = {
-    "gemma3_text": Family(linear=_dense, head_width=256),
+    "gemma3_text": Family(linear=_dense, head_width=256, norms=4, head_norms=True),
     "llama": Family(linear=_dense),
     "mistral": Family(linear=_dense),
     "qwen2": Family(linear=_dense),
-    "qwen3": Family(linear=_dense, head_width=128),
+    "qwen3": Family(linear=_dense, head_width=128, head_norms=True),
     "qwen3_moe": Family(
         linear=_attention,
+        head_norms=True,
         experts=True,
         withheld="its feed-forward weights are one tensor for all experts, on which neither peft nor vLLM has a plain LoRA layer",
     ),

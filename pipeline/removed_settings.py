@@ -1,4 +1,5 @@
-"""Settings of other versions: those that are constants now, each beside the code that uses it, and those that were added.
+"""Settings of other versions: those that are constants now, each beside the code that uses it, those that were added, and presets
+that were renamed.
 
 A file, a deployment or a stored run may still contain a removed one with the constant's value. Any other value is refused.
 Exception: a stored run opens with a message if its rows and weights do not depend on that setting. A stored run that lacks an
@@ -42,6 +43,16 @@ _ROWS_AND_WEIGHTS = frozenset(
 """Removed settings on which the rows and weights of a run depend."""
 ADDED: Mapping[str, Any] = {"prompts.chat": "none"}
 """Dotted name of a setting that was added with another default than what runs did before -> what they did."""
+RENAMED_PRESETS: Mapping[str, str] = {"single-gpu": "gpu-24"}
+"""Name of a preset of another version -> its name now."""
+
+
+def preset_name(name: str) -> str:
+    """The name of a preset in this version; says so if it had another."""
+    if name not in RENAMED_PRESETS:
+        return name
+    reporter().say(f"the preset '{name}' is called '{RENAMED_PRESETS[name]}' now")
+    return RENAMED_PRESETS[name]
 
 
 def without_removed(tree: Any, *, stored: str = "") -> Any:

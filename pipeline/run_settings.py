@@ -14,7 +14,7 @@ from evaluation.settings import EvaluationSettings
 from game.players import check_player
 from game.prompt_settings import PromptSettings
 from inference.settings import InferenceSettings
-from pipeline.removed_settings import without_removed
+from pipeline.removed_settings import preset_name, without_removed
 from pipeline.setting_names import setting_names, similar_names
 from pipeline.settings_file import read_settings_file
 from pipeline.simulated_settings import LEARNING_RATE_MAX, SimulatedSettings
@@ -142,6 +142,7 @@ def layered_settings(preset: str, files: Iterable[Path] = (), overrides: Mapping
     Raises:
         InputError: unknown preset, unreadable file, unknown or invalid setting, or settings that contradict each other.
     """
+    preset = preset_name(preset)
     if preset not in preset_names():
         raise InputError(f"there is no preset '{preset}'; known: {', '.join(preset_names())}")
     layers = [read_settings_file(_PRESETS / f"{preset}.toml"), *(read_settings_file(file) for file in files), overrides or {}]

@@ -47,7 +47,11 @@ def test_every_room_is_in_the_wheel_and_nothing_beside_them(names: set[str]):
 def test_presets_and_whatever_else_the_code_reads_are_in_the_wheel(names: set[str]):
     found = (path for room in ROOMS for path in (ROOT / room).rglob("*") if path.is_file() and "__pycache__" not in path.parts)
     read = {str(path.relative_to(ROOT)) for path in found if path.suffix != ".py"}
-    assert {f"pipeline/presets/{preset}.toml" for preset in ("laptop", "single-gpu", "cluster")} <= read <= names
+    assert (
+        {f"pipeline/presets/{preset}.toml" for preset in ("laptop", "gpu-24", "gpu-40", "gpu-80", "gpu-141", "cluster")}
+        <= read
+        <= names
+    )
     assert {"storage/select_batch.sql", "reports/page.html.jinja"} <= read
 
 

@@ -8,6 +8,7 @@ weights or the gradients in the parameters.
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -94,10 +95,12 @@ class Layout:
         self._checked = True
         padded = self._loss_and_gradient([pad(batch, few)])
         wanted, reasons = self._policy.attention, []
-        for kind in attention_kinds(wanted, self._policy.device):
+        causal: Any = self._policy.model.base_model.model
+        for kind in attention_kinds(wanted, self._policy.device, causal):
             self._policy.attention = kind
             reason = self._compare_layouts(batch, few, padded)
             if not reason:
+                logger.info("packed attention '%s' agrees with padded rows", kind)
                 return
             logger.warning("packed attention '%s' is not used: %s", kind, reason)
             reasons.append(f"{kind}: {reason}")

@@ -12,6 +12,9 @@ from torch import Tensor
 from training.packed_attention import DenseAttention, PackedAttention, RangeAttention, packed_attention_arguments
 from training.trie_plan import PackedMicroBatch
 
+_WIDEST_FLASH_HEAD = 256
+"""Flash attention 2 has no kernel for wider heads."""
+
 
 def uncovered_reason(model: Any) -> str | None:
     """Why the packed forward cannot be used for this peft model, in one sentence; None if it can."""
@@ -25,18 +28,33 @@ def uncovered_reason(model: Any) -> str | None:
     return None
 
 
-def attention_kinds(wanted: str, device: torch.device) -> tuple[str, ...]:
-    """Kinds of packed attention to try on a device, fastest first; only `wanted` unless that is 'auto'."""
+def attention_kinds(wanted: str, device: torch.device, causal: Any = None) -> tuple[str, ...]:
+    """Kinds of packed attention to try on a device, in this order; only `wanted` unless that is 'auto'.
+
+    Args:
+        causal: the causal model; varlen is left out if flash attention does not support it. None: all kinds.
+    """
     if wanted != "auto":
         return (wanted,)
-    return ("ranges", "dense") if device.type == "cpu" else ("flex", "dense")
+    if device.type == "cpu":
+        return ("ranges", "dense")
+    return ("varlen", "flex", "dense") if causal is None or _flash_supports(causal) else ("flex", "dense")
+
+
+def _flash_supports(causal: Any) -> bool:
+    """Whether the model computes in 16 bits, its heads are not too wide, and no layer has a sliding window."""
+    config = causal.config
+    kinds = getattr(config, "layer_types", None)
+    slides = getattr(config, "sliding_window", None) and (kinds is None or "sliding_attention" in kinds)
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return causal.lm_head.weight.dtype in (torch.bfloat16, torch.float16) and width <= _WIDEST_FLASH_HEAD and not slides
 
 
 def attention_for(micro: PackedMicroBatch, kind: str, device: torch.device) -> PackedAttention:
     """The attention of a micro-batch.
 
     Args:
-        kind: auto, ranges (CPU), flex (CUDA), varlen (CUDA, 16-bit only) or dense.
+        kind: auto, ranges (CPU), varlen (CUDA, 16-bit only), flex (CUDA) or dense.
     """
     if kind == "auto":
         kind = attention_kinds(kind, device)[0]
@@ -52,6 +70,7 @@ def attention_for(micro: PackedMicroBatch, kind: str, device: torch.device) -> P
 def packed_hidden(causal: Any, micro: PackedMicroBatch, kind: str = "auto") -> Tensor:
     """Last hidden states [H, width] at `micro.hidden_at`; `causal` is the causal model inside the peft model."""
     device = causal.lm_head.weight.device
+    kind = attention_kinds(kind, device, causal)[0]
     hidden = causal.model(
         input_ids=to_device(micro.input_ids, device)[None],
         position_ids=to_device(micro.positions, device)[None],
@@ -74,4 +93,4 @@ def legal_logits(head: torch.nn.Linear, hidden: Tensor, micro: PackedMicroBatch)
 def to_device(values: np.ndarray, device: torch.device) -> Tensor:
     """An array as a tensor on `device`; a copy to a GPU is asynchronous."""
     tensor = torch.from_numpy(values)
-    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

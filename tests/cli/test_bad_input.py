@@ -61,7 +61,7 @@ def refused(done: subprocess.CompletedProcess[str], sentence: str) -> None:
 
 
 REFUSED = [
-    (["train", "--preset", "desktop"], "there is no preset 'desktop'; known: cluster, laptop, single-gpu"),
+    (["train", "--preset", "desktop"], "there is no preset 'desktop'; known: cluster, gpu-141, gpu-24, gpu-40, gpu-80, laptop"),
     (["train", "--stepz", "3"], "--stepz. Did you mean --steps?"),
     (["train", "--steps", "0"], "steps: input should be greater than or equal to 1, got '0'"),
     (["train", "--steps", "many"], "steps: input should be a valid integer"),

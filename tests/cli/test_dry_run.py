@@ -245,7 +245,7 @@ def hub() -> Iterator[str]:
 
 def test_a_hub_model_that_is_not_here_is_asked_for_and_not_fetched(entente, hub: str):
     cache = str(entente.folder / "hub")
-    words = ["train", "--dry-run", "--json", "--preset", "single-gpu", "--training.device", "cpu"]
+    words = ["train", "--dry-run", "--json", "--preset", "gpu-24", "--training.device", "cpu"]
     done = entente.process(*words, HF_HUB_CACHE=cache, HF_ENDPOINT=hub, timeout=60)
     assert done.returncode == 0, done.stderr
     assert Hub.asked == [HUB_MODEL]

@@ -43,7 +43,7 @@ def test_the_help_fits_two_screens_and_ends_with_examples_and_the_way_to_the_res
     ("words", "steps", "rate"),
     [
         pytest.param(("train", "--help"), "20", "0.003", id="laptop"),
-        pytest.param(("train", "--preset", "single-gpu", "--help"), "200", "1e-05", id="single-gpu"),
+        pytest.param(("train", "--preset", "gpu-24", "--help"), "200", "1e-05", id="gpu-24"),
         pytest.param(("train", "-h", "--preset=cluster"), "1000", "5e-06", id="cluster"),
     ],
 )

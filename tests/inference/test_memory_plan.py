@@ -141,7 +141,7 @@ def test_a_gpu_is_refused_for_what_is_free_and_for_what_the_weights_take():
 def test_engine_and_trainer_on_one_card_are_refused_with_the_share_that_leaves_both_room():
     trainer = trainer_gpu_memory(SEVEN_B, rank=16, dtype="bfloat16", tokens=4096, recompute=False)
     kept = (trainer - 2 * SEVEN_B.parameters - 16 * SEVEN_B.lora_parameters(16)) / 4096
-    assert 5.2 * 2**20 < kept < 6 * 2**20, "5.6 MiB a token, as reckoned elsewhere for this shape"
+    assert 5.7 * 2**20 < kept < 5.8 * 2**20, "5.7 MiB a token, as the plan says"
     card = Machine(memory=100 * GIB, gpu_total=80 * GIB, gpu_free=80 * GIB)
     said = refusal(SEVEN_B, card, trainer_gpu=trainer, dtype="bfloat16", gpu_memory_share=0.85)
     assert "takes 68.0 GiB and the trainer at least 37." in said and "80.0 GiB are free: lower the share to 0.5" in said

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.removed_settings import REMOVED, without_removed
+from pipeline.removed_settings import REMOVED, RENAMED_PRESETS, without_removed
 from pipeline.rollout_side import side_settings
-from pipeline.run_settings import RunSettings, layered_settings, resumed_settings, settings_of
+from pipeline.run_settings import RunSettings, layered_settings, preset_names, resumed_settings, settings_of
 from pipeline.setting_names import setting_names
 from storage.runs import RunPaths
 from telemetry.errors import InputError
@@ -32,6 +32,13 @@ def stored(tmp_path: Path, values: dict[str, Any]) -> RunPaths:
 
 def test_no_removed_setting_is_one_again():
     assert not set(REMOVED) & set(setting_names(RunSettings))
+
+
+def test_a_preset_that_was_renamed_has_the_settings_of_its_new_name(caplog: pytest.LogCaptureFixture):
+    caplog.set_level("INFO", "entente")
+    for before, now in RENAMED_PRESETS.items():
+        assert before not in preset_names() and layered_settings(before) == layered_settings(now)
+        assert f"the preset '{before}' is called '{now}' now" in caplog.text
 
 
 def test_each_is_fixed_at_the_constant_of_its_owner():

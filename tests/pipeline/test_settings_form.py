@@ -42,7 +42,7 @@ def test_the_form_shows_the_twenty_first_and_every_other_setting_once_below_more
     assert sorted([*FIRST_SETTINGS, *rest]) == sorted(set(setting_names(RunSettings)) - hooks)
 
 
-@pytest.mark.parametrize("preset", ["laptop", "single-gpu", "cluster"])
+@pytest.mark.parametrize("preset", ["laptop", "gpu-24", "gpu-80", "cluster"])
 def test_a_whole_tree_and_a_form_give_the_same_run(preset: str, schema: dict[str, Any]):
     from prefect.utilities.schema_tools.validation import validate
 

@@ -236,7 +236,7 @@ def test_keys_of_the_variable_length_call_are_those_that_a_segment_sees():
     call = VarlenAttention(micro, CPU)
     bounds = zip(call._query_ends[:-1], call._query_ends[1:], call._key_ends[:-1], call._key_ends[1:], strict=True)
     for low, high, first, end in bounds:
-        keys = call._keys[first:end].tolist()
+        keys = call.keys[first:end].tolist()
         seen = [key for key in range(int(high)) if micro.leaves[key] >= high]
         assert keys == seen and keys[-int(high - low) :] == list(range(low, high))
 

@@ -6,7 +6,7 @@ import torch
 from telemetry.errors import TrainingError
 from training import token_budget
 from training.settings import CPU_TOKENS, TrainingSettings
-from training.token_budget import LEAST, MOST, TokenBudget, tokens_that_fit
+from training.token_budget import LEAST, MOST, WARM_TOKENS, Measured, TokenBudget, tokens_that_fit
 
 CPU = torch.device("cpu")
 
@@ -47,26 +47,108 @@ def test_other_failures_are_no_lack_of_memory():
         TokenBudget(TrainingSettings(), CPU).within_memory(work)
 
 
-def test_what_fits_grows_with_the_free_memory_and_keeps_its_bounds():
-    assert tokens_that_fit(50e9, 5.6e6) == 6912  # 0.8 * 50e9 / 5.6e6 = 7142 in whole 256s
-    assert tokens_that_fit(1e6, 5.6e6) == LEAST and tokens_that_fit(1e15, 5.6e6) == MOST
+def test_what_fits_is_on_the_line_through_two_sizes_and_keeps_its_bounds():
+    small, large = Measured(1024, 8_000_000_000), Measured(2048, 13_000_000_000)  # 3 GB and 4,882,812.5 bytes a token
+    assert tokens_that_fit(40e9, small, large) == 7424  # 37e9 / 4,882,812.5 = 7577 in whole 256s
+    assert tokens_that_fit(1e6, small, large) == LEAST and tokens_that_fit(1e15, small, large) == MOST
 
 
-def test_one_warm_micro_batch_is_measured_and_scaled_to_the_free_memory(monkeypatch: pytest.MonkeyPatch):
-    """With a card that says what it is told: 3 GB lie there, 2,000 tokens take 8 GB more at their peak, 40 GB are then free."""
-    card = {
-        "synchronize": lambda device: None,
-        "memory_allocated": lambda device: 3e9,
-        "reset_peak_memory_stats": lambda device: None,
-        "max_memory_allocated": lambda device: 11e9,
-        "mem_get_info": lambda device: (30e9, 80e9),
-        "memory_reserved": lambda device: 13e9,
-        "empty_cache": lambda: None,
-    }
-    for name, answer in card.items():
-        monkeypatch.setattr(token_budget.torch.cuda, name, answer)
-    asked = []
+def test_two_sizes_that_are_alike_give_no_line_and_the_whole_peak_counts_per_token():
+    alike = Measured(900, 9_000_000_000), Measured(1000, 9_000_000_001)
+    assert tokens_that_fit(90e9, *alike) == 9984  # 9 MB a token
+    assert tokens_that_fit(90e9, Measured(1024, 10_000), Measured(2048, 9_000)) == MOST
+
+
+class Meter:
+    """A card whose peak is a polynomial of a micro-batch's tokens."""
+
+    share = 1.0
+    """Share of the card that the process may take."""
+
+    def __init__(self, free: float, *polynomial: float, batch: int = 10**9) -> None:
+        self.free, self.polynomial, self.batch, self.highest = free, polynomial, batch, 0.0
+        self.asked: list[int] = []
+
+    def peak(self, tokens: int) -> float:
+        return sum(factor * tokens**power for power, factor in enumerate(self.polynomial))
+
+    def warm(self, tokens: int) -> int:
+        """One forward and backward; the first compiles, which takes more."""
+        tokens = min(tokens, self.batch)
+        once = 0.0 if self.asked else 0.3 * self.free
+        self.asked.append(tokens)
+        if self.peak(tokens) + once > self.free:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        self.highest = max(self.highest, self.peak(tokens) + once)
+        return tokens
+
+    def reset(self, device: torch.device) -> None:
+        self.highest = 0.0
+
+    def stand_in(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """3 GB lie there already; the allocator keeps 5 GB that nobody uses."""
+        answers = {
+            "synchronize": lambda device: None,
+            "memory_allocated": lambda device: 3e9,
+            "reset_peak_memory_stats": self.reset,
+            "max_memory_allocated": lambda device: 3e9 + self.highest,
+            "mem_get_info": lambda device: (self.free - 5e9, 80e9),
+            "memory_reserved": lambda device: 8e9,
+            "get_per_process_memory_fraction": lambda device: self.share,
+            "empty_cache": lambda: None,
+        }
+        monkeypatch.setattr(token_budget.gc, "collect", lambda: 0)  # seconds, in a process with many modules
+        for name, answer in answers.items():
+            monkeypatch.setattr(token_budget.torch.cuda, name, answer)
+
+
+@pytest.mark.parametrize(
+    ("meter", "least"),
+    [
+        pytest.param(Meter(40e9, 0, 4e6), 7900, id="linear"),
+        pytest.param(Meter(40e9, 12e9, 4e6), 4864, id="fixed and linear"),
+        pytest.param(Meter(40e9, 1e9, 1e6, 400), 5500, id="fixed, linear and square"),
+        pytest.param(Meter(40e9, 0, 0, 3000), 2048, id="square"),
+        pytest.param(Meter(40e9, 5e9, 6e6, 1000), 2600, id="mostly linear"),
+        pytest.param(Meter(10e9, 2e9, 6e6), 1024, id="the first size does not fit"),
+        pytest.param(Meter(40e9, 1e9, 1e4), MOST, id="as many as there may be"),
+    ],
+)
+def test_the_budget_that_is_found_fits_whatever_the_memory_grows_with(monkeypatch: pytest.MonkeyPatch, meter: Meter, least: int):
+    meter.stand_in(monkeypatch)
     budget = TokenBudget(TrainingSettings(), torch.device("cuda"))
-    for _ in range(2):
-        budget.calibrate(lambda tokens: asked.append(tokens) or 2000)
-    assert asked == [token_budget.WARM_TOKENS] and budget.tokens == 0.8 * 40e9 / 4e6 // 256 * 256
+    budget.calibrate(meter.warm)
+    assert meter.peak(budget.tokens) <= meter.free and least <= budget.tokens <= MOST
+    assert budget.tokens >= 2048 or max(meter.asked) == WARM_TOKENS
+    asked = len(meter.asked)
+    budget.calibrate(meter.warm)
+    assert len(meter.asked) == asked, "it is measured once"
+
+
+def test_a_fixed_cost_is_not_counted_per_token(monkeypatch: pytest.MonkeyPatch):
+    """12 GB fixed and 4 MB a token: 80 % of 40 GB hold 5,000 tokens; if 2,048 tokens took 9.9 MB each, it were 3,232."""
+    meter = Meter(40e9, 12e9, 4e6)
+    meter.stand_in(monkeypatch)
+    budget = TokenBudget(TrainingSettings(), torch.device("cuda"))
+    budget.calibrate(meter.warm)
+    assert budget.tokens == meter.asked[-1] == 4864, "the budget itself was tried"
+
+
+def test_memory_that_is_free_but_not_for_this_process_is_not_used(monkeypatch: pytest.MonkeyPatch):
+    meter = Meter(40e9, 0, 4e6)
+    meter.stand_in(monkeypatch)
+    assert token_budget.free_bytes(torch.device("cuda")) == 40e9
+    meter.share = 0.25  # of 80 GB, of which 3 are allocated
+    assert token_budget.free_bytes(torch.device("cuda")) == 17e9
+
+
+def test_a_batch_of_few_tokens_leaves_the_budget_to_the_line_and_what_worked_is_the_floor(monkeypatch: pytest.MonkeyPatch):
+    meter = Meter(40e9, 0, 1e6, 1000, batch=3000)
+    meter.stand_in(monkeypatch)
+    budget = TokenBudget(TrainingSettings(), torch.device("cuda"))
+    budget.calibrate(meter.warm)
+    assert meter.asked[-1] == 3000 and meter.peak(budget.tokens) > meter.free
+    meter.batch = 10**9
+    assert budget.within_memory(meter.warm) == budget.tokens and budget.tokens >= 3000 and meter.peak(budget.tokens) <= meter.free
+    meter.free = meter.peak(1500)
+    assert budget.within_memory(meter.warm) == budget.tokens <= 1500, "memory that another process took is noticed"

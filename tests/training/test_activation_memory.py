@@ -1,0 +1,167 @@
+"""The memory plan of a training step, against the tensors that autograd keeps. Models are on torch's meta device, so a 7B model
+takes no memory; kernels do not run, and what they need beside their results is not counted."""
+
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, Qwen2Config, Qwen3Config
+
+from benchmarks.trainer_cases import QWEN_7B, Case, made_up_batch
+from decoding.architectures import architecture_of
+from inference.memory_plan import ModelShape, trainer_gpu_memory, trainer_memory
+from training.masked_logprobs import masked_logprobs
+from training.trie_plan import PackedMicroBatch, plan
+
+RANK = 16
+CLASSES = {"qwen2": Qwen2Config, "qwen3": Qwen3Config, "llama": LlamaConfig, "gemma3_text": Gemma3TextConfig}
+SEVEN_B: dict[str, Any] = {
+    "vocab_size": QWEN_7B.vocabulary,
+    "hidden_size": QWEN_7B.hidden,
+    "intermediate_size": QWEN_7B.intermediate,
+    "num_hidden_layers": QWEN_7B.layers,
+    "num_attention_heads": QWEN_7B.heads,
+    "num_key_value_heads": QWEN_7B.kv_heads,
+    "tie_word_embeddings": False,
+}
+SMALL = SEVEN_B | {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 12, "num_attention_heads": 8}
+SMALL |= {"num_key_value_heads": 2, "vocab_size": 4096}
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "7B": ("qwen2", SEVEN_B),
+    "qwen2": ("qwen2", SMALL),
+    "qwen3": ("qwen3", SMALL | {"head_dim": 64}),
+    "llama": ("llama", SMALL),
+    "gemma3_text": ("gemma3_text", SMALL | {"head_dim": 128, "sliding_window": 2048}),
+}
+
+
+def model_without_memory(family: str, sizes: Mapping[str, Any], dtype: torch.dtype) -> tuple[Any, ModelShape]:
+    """A peft model as `Policy` makes it, and its shape. There is no autocast on this device, so the adapter has the base's dtype;
+    its products then have the dtype that autocast gives them."""
+    config = CLASSES[family](**sizes, max_position_embeddings=4096)
+    with torch.device("meta"):
+        base = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        architecture = architecture_of(config.to_dict(), family)
+        adapter = LoraConfig(r=RANK, target_modules=list(architecture.targets()), task_type="CAUSAL_LM")
+        model = get_peft_model(base, adapter, autocast_adapter_dtype=False).eval().to(dtype)
+    frozen = sum(weight.numel() for weight in model.parameters() if not weight.requires_grad)
+    fields = {name: getattr(architecture, name) for name in type(architecture).__dataclass_fields__}
+    return model, ModelShape(**fields, parameters=frozen, width=dtype.itemsize)
+
+
+def packed(positions: int) -> PackedMicroBatch:
+    """A packed micro-batch of six forks for each of so many positions."""
+    batch = made_up_batch(Case(positions=positions, forks=6), vocabulary=4096)
+    (micro,) = plan(batch, range(len(batch.returns)), 10**6).micro_batches
+    return micro
+
+
+def kept(model: Any, positions: int) -> tuple[int, int]:
+    """Tokens of a packed micro-batch, and bytes of all tensors that its forward keeps for the backward, without weights."""
+    micro = packed(positions)
+    weights = {StorageWeakRef(weight.untyped_storage()) for weight in model.parameters()}
+    found: dict[StorageWeakRef, int] = {}
+    alive = []
+
+    def keep(values: torch.Tensor) -> torch.Tensor:
+        storage = values.untyped_storage()
+        alive.append(storage)
+        found[StorageWeakRef(storage)] = storage.nbytes()
+        return values
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda values: values):
+        masked_logprobs(model.base_model.model, micro, "varlen")
+    return micro.tokens, sum(size for storage, size in found.items() if storage not in weights)
+
+
+def kept_per_token(model: Any) -> float:
+    """Bytes, from two micro-batches, so that what does not grow with the tokens is left out."""
+    (few, small), (many, large) = kept(model, 1), kept(model, 3)
+    return (large - small) / (many - few)
+
+
+def planned_per_token(shape: ModelShape, dtype: torch.dtype, *, recompute: bool) -> int:
+    """What the plan for a GPU counts for a token."""
+    one, two = (
+        trainer_gpu_memory(shape, rank=RANK, dtype=str(dtype).removeprefix("torch."), tokens=tokens, recompute=recompute)
+        for tokens in (1, 2)
+    )
+    return two - one
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
+@pytest.mark.parametrize(("family", "sizes"), SHAPES.values(), ids=SHAPES.keys())
+def test_the_plan_counts_what_autograd_keeps_and_at_most_a_fifth_more(family: str, sizes: dict[str, Any], dtype: torch.dtype):
+    model, shape = model_without_memory(family, sizes, dtype)
+    found, planned = kept_per_token(model), planned_per_token(shape, dtype, recompute=False)
+    assert found <= planned <= 1.2 * found, f"{found:.0f} bytes a token are kept, {planned} are planned"
+    if sizes is SEVEN_B and dtype is torch.bfloat16:
+        assert 5.5 * 2**20 < found < 5.8 * 2**20, "5.6 MiB, as docs and plan say"
+
+
+class Live(TorchDispatchMode):
+    """Bytes of the tensors that were made under it and are alive, and the most there were at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most = self._now = 0
+        self._known: dict[StorageWeakRef, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        for each in tree_leaves(found):
+            if isinstance(each, torch.Tensor):
+                self._add(each.untyped_storage())
+        return found
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        reference = StorageWeakRef(storage)
+        if reference not in self._known:
+            self._known[reference] = storage.nbytes()
+            self._now += storage.nbytes()
+            self.most = max(self.most, self._now)
+            weakref.finalize(storage, self._remove, reference)
+
+    def _remove(self, reference: StorageWeakRef) -> None:
+        self._now -= self._known.pop(reference)
+
+
+def peak_per_token(model: Any) -> float:
+    """Bytes at the peak of forward and backward, from two micro-batches."""
+    found = []
+    for positions in (1, 3):
+        micro = packed(positions)
+        with Live() as live:
+            masked_logprobs(model.base_model.model, micro, "varlen").chosen.sum().backward()
+        model.zero_grad(set_to_none=True)
+        found.append((micro.tokens, live.most))
+    (few, small), (many, large) = found
+    return (large - small) / (many - few)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_the_plan_covers_the_peak_of_forward_and_backward(recompute: bool):
+    model, shape = model_without_memory("qwen2", SEVEN_B | {"num_hidden_layers": 6}, torch.bfloat16)
+    if recompute:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.train()
+    found, planned = peak_per_token(model), planned_per_token(shape, torch.bfloat16, recompute=recompute)
+    assert found <= planned <= 1.2 * found, f"{found:.0f} bytes a token at the peak, {planned} are planned"
+
+
+def test_recomputation_leaves_the_input_of_each_block():
+    model, shape = model_without_memory(*SHAPES["qwen2"], torch.bfloat16)
+    whole = kept_per_token(model)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model.train()
+    assert shape.layers * shape.hidden * 2 <= kept_per_token(model) < 0.1 * whole
+    less, more = (
+        trainer_memory(shape, rank=RANK, dtype="bfloat16", tokens=8, recompute=recompute) for recompute in (True, False)
+    )
+    assert less < more
