@@ -164,7 +164,7 @@ def test_variable_length_attention_and_its_gradient_are_those_of_the_dense_mask(
 @pytest.mark.usefixtures("no_kernel")
 @pytest.mark.parametrize("recompute", [False, True])
 def test_a_step_with_variable_length_attention_has_the_padded_loss_and_gradient(recompute: bool):
-    policy, batch = policy_of(base()), three_levels()
+    policy, batch = policy_of(base()), three_levels(positions=1, forks=2)
     padded, oracle, _ = step(policy, batch, layout="padded")
     policy.attention = "varlen"
     policy.recompute(recompute)
