@@ -19,6 +19,7 @@ from rollouts.fork import Tokens
 from smoke.job import Job, StageFailed
 from smoke.models import RANK
 from smoke.oracle import Checked, Drawn
+from telemetry.cards import visible_cards
 from telemetry.errors import DataError
 from training.mismatch import check_mismatch
 from training.settings import TrainingSettings
@@ -30,6 +31,9 @@ COMPARED = {"cpu": 32, "cuda": 256}
 SCORED = 64
 """Requests whose log-probabilities are held against the reference."""
 _LONGEST = {"cpu": 512, "cuda": 2048}
+_FREED_WITHIN_S = 60.0
+"""Seconds to wait for the memory of an engine core that has ended."""
+_GIB = 2**30
 
 
 def engine_settings(job: Job, model: Path, **changed: Any) -> InferenceSettings:
@@ -57,13 +61,22 @@ def kind_of(settings: InferenceSettings) -> str:
 
 @asynccontextmanager
 async def running(settings: InferenceSettings) -> AsyncIterator[Any]:
-    """A started engine, which is closed at the end."""
+    """A started engine, which is closed at the end, and its card free again."""
     engine: Any = choose_engine(settings, Path(settings.model), name="smoke")
+    before = _free_bytes()
     await engine.start()
     try:
         yield engine
     finally:
         await engine.close()
+        until = time.monotonic() + _FREED_WITHIN_S
+        while _free_bytes() < before - _GIB and time.monotonic() < until:
+            await asyncio.sleep(0.2)
+
+
+def _free_bytes() -> int:
+    """Free memory of the visible cards, by NVML: no CUDA before the engine has started. 0 without a card."""
+    return sum(card.free for card in visible_cards())
 
 
 def make_requests(model: Path, count: int, label: str) -> list[GenerationRequest]:

@@ -23,6 +23,8 @@ _SHAPES = {
     "qwen2.5-1.5b": replace(QWEN_7B, hidden=1536, heads=12, kv_heads=2, intermediate=8960, vocabulary=151_936, tied=True),
     "qwen2.5-7b": QWEN_7B,
 }
+TINY = TinyModelSettings(source_games=8, imitation_steps=30, imitation_positions=3)
+"""The product's tiny model, taught in seconds: it need not play well."""
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 _MOVED = 0.2
 """Size of what an adapter adds to a layer's output, where the layer's input has unit size: enough to change what is drawn."""
@@ -37,7 +39,7 @@ def model_folder(job: Job) -> Path:
     if job.model:
         return resolve_model(job.model)
     if job.shape == "tiny":
-        return make_tiny_model(job.runs / MODEL_FOLDER, TinyModelSettings(), reporter().stage)
+        return make_tiny_model(job.runs / MODEL_FOLDER, TINY, reporter().stage)
     return _random_model(job.folder / job.shape, _SHAPES[job.shape], job)
 
 
@@ -47,8 +49,7 @@ def _random_model(folder: Path, shape: Shape, job: Job) -> Path:
         return folder
     import torch
 
-    recipe = TinyModelSettings(source_games=6, imitation_steps=0)
-    words = make_tiny_model(job.runs / MODEL_FOLDER, recipe, reporter().stage)
+    words = make_tiny_model(job.runs / MODEL_FOLDER, TINY, reporter().stage)
     shutil.rmtree(folder, ignore_errors=True)
     model = model_of(shape, device=job.device, dtype=getattr(torch, job.dtype))
     if not shape.tied:

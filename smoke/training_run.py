@@ -1,5 +1,6 @@
 """Small real runs of `entente train` with the recommended settings, in processes of their own: whole, and killed in a step."""
 
+import json
 import os
 import shutil
 import signal
@@ -13,6 +14,7 @@ import psutil
 
 from benchmarks.entente_run import RunFigures, run_entente
 from smoke.job import Job, StageFailed, figures_so_far
+from smoke.models import TINY, model_folder
 from smoke.recommend import as_toml, recommend
 from storage.runs import RunPaths
 
@@ -100,10 +102,11 @@ def _arguments(job: Job) -> Sequence[str]:
     on_card = job.device == "cuda"
     advised, small = job.folder / "advised.toml", job.folder / "small.toml"
     advised.write_text(as_toml(recommend(job.device, figures_so_far(job))))
-    small.write_text(_SMALL.format(steps=STEPS, groups=8 if on_card else 4, forks=8 if on_card else 4))
+    recipe = "".join(f"{name} = {json.dumps(value)}\n" for name, value in TINY.model_dump().items())
+    small.write_text(
+        _SMALL.format(steps=STEPS, groups=8 if on_card else 4, forks=8 if on_card else 4) + f"[tiny_model]\n{recipe}"
+    )
     words = ["--preset", "single-gpu" if on_card else "laptop", "--config", str(advised), "--config", str(small)]
     if job.model or job.shape != "tiny":
-        from smoke.models import model_folder
-
         words += ["--inference.model", str(model_folder(job))]
     return words

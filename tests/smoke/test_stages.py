@@ -45,7 +45,7 @@ def drawn(model: Path) -> Any:
 def test_requests_are_of_several_positions_and_both_phases(model: Path):
     requests = make_requests(model, 64, "r")
     assert len(requests) == 64 and len({request.snapshot_id for request in requests}) == 4
-    assert len({tuple(request.prompt_ids) for request in requests}) > 40
+    assert len({tuple(request.prompt_ids) for request in requests}) > 28, "more than seven powers of four positions"
 
 
 def test_rows_survive_their_file_and_rows_of_one_prompt_are_one_group(drawn, tmp_path: Path):
