@@ -62,8 +62,8 @@ class Job:
         return cls(device=given["device"], model=given["model"], shape=given["shape"], folder=Path(given["folder"]))
 
 
-SHAPES = ("tiny", "qwen2.5-1.5b", "qwen2.5-7b")
-"""Models that the test can make: the product's tiny model, or random weights in the shape of a real one."""
+SHAPES = {"tiny": "tiny", "qwen2.5-1.5b": "Qwen/Qwen2.5-1.5B-Instruct", "qwen2.5-7b": "Qwen/Qwen2.5-7B-Instruct"}
+"""Models that the test can make, the product's tiny one or random weights in the shape of a real one -> the model to train."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,13 +32,8 @@ class Advice:
     reason: str
 
 
-def recommend(device: Device, found: Mapping[str, Figures], known: Collection[str] = ()) -> list[Advice]:
-    """Settings for this device, as far as the stages of `found` tell.
-
-    Args:
-        found: figures of the stages that passed, by stage.
-        known: names of settings that may not exist in every release; others are always written.
-    """
+def recommend(device: Device, found: Mapping[str, Figures]) -> list[Advice]:
+    """Settings for this device, as far as the stages of `found` tell: figures of the stages that passed, by stage."""
     none: Figures = {}
     card, engine, step = (found.get(name, none) for name in ("card", "engine", "training-step"))
     advice = []
@@ -61,7 +56,7 @@ def recommend(device: Device, found: Mapping[str, Figures], known: Collection[st
             )
         )
     advice += _switches(device, found)
-    return advice + _training(found, step, known)
+    return advice + _training(step)
 
 
 def _switches(device: Device, found: Mapping[str, Figures]) -> list[Advice]:
@@ -82,16 +77,32 @@ def _switches(device: Device, found: Mapping[str, Figures]) -> list[Advice]:
     return advice
 
 
-def _training(found: Mapping[str, Figures], step: Figures, known: Collection[str]) -> list[Advice]:
-    """Attention, budget and recomputation."""
-    advice = []
-    times = {key.split(".")[1]: value for key, value in step.items() if key.startswith("g8.") and key.endswith(".step_s")}
+def attention_remark(found: Mapping[str, Figures]) -> str:
+    """Which packed attention is the fastest that agrees with padded rows; "" if none was measured. Training chooses by itself."""
     agree = {key.removeprefix("agrees.") for key in found.get("attention", {}) if key.startswith("agrees.")}
-    good = {kind: seconds for kind, seconds in times.items() if kind in agree}
-    if good and "training.attention" in known:
-        shown = ", ".join(f"{kind} {1e3 * seconds:.0f} ms" for kind, seconds in good.items())
-        best = min(good, key=lambda kind: good[kind])
-        advice.append(Advice(name="training.attention", value=best, reason=f"agrees with padded rows; a step: {shown}"))
+    times = {kind: seconds for kind, seconds in _step_times(found.get("training-step", {})).items() if kind in agree}
+    if not times:
+        return ""
+    shown = ", ".join(f"{kind} {1e3 * seconds:.0f} ms" for kind, seconds in sorted(times.items(), key=lambda each: each[1]))
+    return f"Attention that agrees with padded rows, and the time of a step: {shown}. Training takes the first that agrees."
+
+
+def base_preset(names: Collection[str], card: Figures, device: Device) -> str:
+    """The preset to lay the settings over: 'gpu-N' with the largest N (GB) that the card has; 'laptop' on a CPU."""
+    sizes = {int(name[4:]): name for name in names if name.startswith("gpu-") and name[4:].isdigit()}
+    fitting = [size for size in sizes if size * 1e9 <= card.get("total_bytes", 0.0)]
+    if device == "cuda" and sizes:
+        return sizes[max(fitting or [min(sizes)])]
+    return "single-gpu" if device == "cuda" else "laptop"
+
+
+def _step_times(step: Figures) -> dict[str, float]:
+    return {key.split(".")[1]: value for key, value in step.items() if key.startswith("g8.") and key.endswith(".step_s")}
+
+
+def _training(step: Figures) -> list[Advice]:
+    """Budget and recomputation."""
+    advice, times = [], _step_times(step)
     if "recompute" in times and not set(times) - {"recompute", "old"}:
         advice.append(Advice(name="training.recompute", value=True, reason="without it no step fitted into memory"))
     if budgets := _budgets(step):

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from pipeline.run_settings import preset_names
 from smoke.job import SHAPES, Device, Job, StageResult, chosen_stages
 from smoke.page import html_of, verdict
-from smoke.recommend import as_toml, recommend
+from smoke.recommend import Advice, as_toml, attention_remark, base_preset, recommend
 from smoke.run_stages import Command, run_stages, stage_command
 from storage.runs import durable_write
 from telemetry.cards import Card, check_visible, take_cards, visible_cards
 from telemetry.errors import InputError
 from telemetry.machine import environment
-from training.settings import TrainingSettings
 
 FOLDER = "_smoke"
 """Folder beside the runs; a test lies below it, in a folder named after its card."""
@@ -115,10 +115,11 @@ def smoke_test(
         facts |= {"card": card.name, "uuid": card.uuid, "driver": card.driver}
     results = run_stages(job, stages, facts, again=again, limit_s=limit_s, command=command)
     found = {result.stage: result.figures for result in results if result.passed}
-    advice = recommend(job.device, found, [f"training.{name}" for name in TrainingSettings.model_fields])
     device = card.name if card else "CPU"
-    preset = as_toml(advice, [f"Recommended by `entente smoke` on: {device}, model: {job.model or job.shape}"])
-    base = "single-gpu" if card else "laptop"
+    remarks = [f"Recommended by `entente smoke` on: {device}, model: {job.model or job.shape}", attention_remark(found)]
+    model = Advice(name="inference.model", value=job.model or SHAPES[job.shape], reason="the other settings depend on its size")
+    preset = as_toml([model, *recommend(job.device, found)], [remark for remark in remarks if remark])
+    base = base_preset(preset_names(), found.get("card", {}), job.device)
     test = SmokeTest(
         device=device,
         results=results,

@@ -103,10 +103,10 @@ def _arguments(job: Job) -> Sequence[str]:
     advised, small = job.folder / "advised.toml", job.folder / "small.toml"
     advised.write_text(as_toml(recommend(job.device, figures_so_far(job))))
     recipe = "".join(f"{name} = {json.dumps(value)}\n" for name, value in TINY.model_dump().items())
-    small.write_text(
-        _SMALL.format(steps=STEPS, groups=8 if on_card else 4, forks=8 if on_card else 4) + f"[tiny_model]\n{recipe}"
-    )
-    words = ["--preset", "single-gpu" if on_card else "laptop", "--config", str(advised), "--config", str(small)]
+    sizes = {"steps": STEPS, "groups": 8 if on_card else 4, "forks": 8 if on_card else 4}
+    small.write_text(_SMALL.format(**sizes) + f"[tiny_model]\n{recipe}")
+    preset = base_preset(preset_names(), figures_so_far(job).get("card", {}), job.device)
+    words = ["--preset", preset, "--config", str(advised), "--config", str(small)]
     if job.model or job.shape != "tiny":
         words += ["--inference.model", str(model_folder(job))]
     return words

@@ -7,7 +7,7 @@ import pytest
 
 from pipeline.run_settings import layered_settings
 from smoke.job import Device
-from smoke.recommend import Advice, as_toml, engine_share, recommend, smallest_near_best
+from smoke.recommend import Advice, as_toml, attention_remark, base_preset, engine_share, recommend, smallest_near_best
 
 GIB = 2**30
 CARD = {"total_bytes": 80.0 * GIB}
@@ -38,7 +38,7 @@ WHOLE = {
 
 def values(device: Device = "cuda", **changed: Any) -> dict[str, object]:
     found = {name: figures for name, figures in (WHOLE | changed).items() if figures is not None}
-    return {each.name: each.value for each in recommend(device, found, ["training.attention"])}
+    return {each.name: each.value for each in recommend(device, found)}
 
 
 def test_a_whole_test_of_a_card_gives_a_setting_for_every_question():
@@ -49,7 +49,6 @@ def test_a_whole_test_of_a_card_gives_a_setting_for_every_question():
         "inference.max_sequences": 128,
         "inference.jump_forced": "on",
         "inference.adapters": "slots",
-        "training.attention": "varlen",
         "training.token_budget": 4096,
     }
 
@@ -59,7 +58,6 @@ def test_a_whole_test_of_a_card_gives_a_setting_for_every_question():
     [
         pytest.param({"jump": {"gain": 1.02}}, {"inference.jump_forced": "off"}, id="a gain within noise is none"),
         pytest.param({"adapters": {"merge_reload.decisions_per_s": 1.0}}, {"inference.adapters": "merge_reload"}, id="no slots"),
-        pytest.param({"attention": {"agrees.flex": 1.0}}, {"training.attention": "flex"}, id="the fastest that agrees"),
         pytest.param({"training-step": {"g8.recompute.step_s": 1.0}}, {"training.recompute": True}, id="only with recompute"),
         pytest.param({"training-step": {}}, {"inference.gpu_memory_share": 0.9}, id="a trainer that was not measured"),
         pytest.param({"card": {"total_bytes": 24.0 * GIB}}, {"inference.gpu_memory_share": 0.2}, id="a trainer that fills it"),
@@ -77,8 +75,8 @@ def test_a_stage_that_did_not_pass_says_nothing(stage: str):
         "engine": {"inference.max_sequences"},
         "jump": {"inference.jump_forced"},
         "adapters": {"inference.adapters"},
-        "attention": {"training.attention"},
-        "training-step": {"training.attention", "training.token_budget"},
+        "attention": set(),
+        "training-step": {"training.token_budget"},
     }
     assert set(values()) - set(values(**{stage: None})) == owned[stage]
 
@@ -101,7 +99,7 @@ def test_the_file_is_one_that_a_run_accepts_and_gives_a_reason_for_each_setting(
     advice = [each for each in recommend("cuda", WHOLE)]
     text = as_toml(advice, ["a remark"])
     (tmp_path / "preset.toml").write_text(text)
-    settings = layered_settings("single-gpu", [tmp_path / "preset.toml"])
+    settings = layered_settings("laptop", [tmp_path / "preset.toml"])
     assert settings.inference.max_sequences == 128 and settings.training.token_budget == 4096
     assert text.startswith("# a remark\n")
     assert all(f"# {each.reason}" in text for each in advice)
@@ -112,3 +110,18 @@ def test_a_text_is_quoted_in_the_file():
         [Advice(name="inference.adapters", value="slots", reason="r"), Advice(name="training.recompute", value=True, reason="r")]
     )
     assert tomllib.loads(text) == {"inference": {"adapters": "slots"}, "training": {"recompute": True}}
+
+
+def test_the_remark_names_attentions_that_agree_the_fastest_first():
+    assert ": varlen 1000 ms, flex 2000 ms." in attention_remark(WHOLE), "dense is faster, and disagrees"
+    assert attention_remark({}) == ""
+
+
+@pytest.mark.parametrize(
+    ("gib", "expected"), [(22.5, "gpu-24"), (44.4, "gpu-40"), (79.6, "gpu-80"), (139.8, "gpu-141"), (8.0, "gpu-24")]
+)
+def test_the_preset_is_the_largest_that_the_card_holds(gib: float, expected: str):
+    names = ["laptop", "gpu-24", "gpu-40", "gpu-80", "gpu-141", "cluster"]
+    assert base_preset(names, {"total_bytes": gib * GIB}, "cuda") == expected
+    assert base_preset(["laptop", "single-gpu"], {}, "cuda") == "single-gpu"
+    assert base_preset(names, {"total_bytes": gib * GIB}, "cpu") == "laptop"
