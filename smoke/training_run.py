@@ -13,9 +13,10 @@ from pathlib import Path
 import psutil
 
 from benchmarks.entente_run import RunFigures, run_entente
+from pipeline.run_settings import preset_names
 from smoke.job import Job, StageFailed, figures_so_far
 from smoke.models import TINY, model_folder
-from smoke.recommend import as_toml, recommend
+from smoke.recommend import as_toml, base_preset, recommend
 from storage.runs import RunPaths
 
 STEPS = 3
