@@ -66,7 +66,8 @@ class Reference:
         widened = weights * (2 if dtype == "bfloat16" else 1)
         if device == "cpu" or _SPARE * widened < torch.cuda.mem_get_info()[0]:
             dtype = "float32"
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).to(device)
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+        model = model.to(device)
         if policy is not None:
             model = PeftModel.from_pretrained(model, str(policy.folder))
         return cls(model.eval(), dtype)
