@@ -1,7 +1,6 @@
 """Small real runs of `entente train` with the recommended settings, in processes of their own: whole, and killed in a step."""
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.entente_run import RunFigures, run_entente
+from benchmarks.entente_run import RunFigures, run_entente, train_command
 from pipeline.run_settings import preset_names
 from smoke.job import Job, StageFailed, figures_so_far
 from smoke.models import TINY, model_folder
@@ -68,9 +67,7 @@ def kill_in_step(job: Job, run: str, step: int) -> None:
         StageFailed: the run ended before, or what it started outlives it.
     """
     paths = forget(job, run)
-    command = [sys.executable, "-m", "cli.main", "train", "--run", run, "--runs-root", str(job.runs), *_arguments(job)]
-    environment = {name: value for name, value in os.environ.items() if name not in ("PREFECT_API_URL", "PREFECT_HOME")}
-    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    command, environment = train_command(_arguments(job), job.runs, run, alone=True)
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, env=environment, cwd=job.folder)
     family: list[psutil.Process] = []
     until = time.monotonic() + _LIMIT_S
