@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from smoke.job import Job, Stage, StageResult, read_result
+from smoke.job import STAGES, Figures, Job, Stage, StageResult, read_result
 from telemetry.progress import reporter
 from tuning.process import how_it_ended, last_lines
 
@@ -76,6 +76,12 @@ def run_stages(
         reporter().say(f"{number} of {len(stages)}, {stage.title}: {result.state}: {result.sentence}")
         reporter().stage("smoke", number, len(stages))
     return list(results.values())
+
+
+def figures_in_force(job: Job, facts: Mapping[str, Any]) -> dict[str, Figures]:
+    """Figures of all stages that have passed under `facts`, also in an earlier start, by stage."""
+    found = {stage.name: (read_result(job.result(stage.name)), _key(stage, job, facts)) for stage in STAGES}
+    return {name: result.figures for name, (result, key) in found.items() if result and result.passed and result.key == key}
 
 
 def run_process(stage: Stage, job: Job, limit_s: float, command: Sequence[str]) -> StageResult:

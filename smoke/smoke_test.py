@@ -12,7 +12,7 @@ from pipeline.run_settings import preset_names
 from smoke.job import SHAPES, Device, Job, StageResult, chosen_stages
 from smoke.page import html_of, verdict
 from smoke.recommend import Advice, as_toml, attention_remark, base_preset, recommend
-from smoke.run_stages import Command, run_stages, stage_command
+from smoke.run_stages import Command, figures_in_force, run_stages, stage_command
 from storage.runs import durable_write
 from telemetry.cards import Card, check_visible, take_cards, visible_cards
 from telemetry.errors import InputError
@@ -114,7 +114,7 @@ def smoke_test(
         take_cards((card,))
         facts |= {"card": card.name, "uuid": card.uuid, "driver": card.driver}
     results = run_stages(job, stages, facts, again=again, limit_s=limit_s, command=command)
-    found = {result.stage: result.figures for result in results if result.passed}
+    found = figures_in_force(job, facts)
     device = card.name if card else "CPU"
     remarks = [f"Recommended by `entente smoke` on: {device}, model: {job.model or job.shape}", attention_remark(found)]
     model = Advice(name="inference.model", value=job.model or SHAPES[job.shape], reason="the other settings depend on its size")

@@ -4,7 +4,7 @@ import asyncio
 import time
 from statistics import median
 
-from smoke.engines import BATCHES, engine_settings, kind_of, make_requests, rate, relabelled, running
+from smoke.engines import BATCHES, COMPARED, engine_settings, kind_of, make_requests, rate, relabelled, running
 from smoke.job import Found, Job
 from smoke.models import model_folder, random_policy
 
@@ -33,7 +33,7 @@ async def _measure(job: Job) -> Found:
             await engine.generate(request)
             swaps.append(1e3 * (time.perf_counter() - began))
         figures["swap_ms"] = median(swaps[1:])
-        figures["adapter.decisions_per_s"] = await rate(engine, requests, "adapter", 1 + len(batches), batches[-1])
+        figures["adapter.decisions_per_s"] = await rate(engine, requests, "adapter", 1 + len(batches), COMPARED[job.device])
         mode = getattr(engine, "adapters", "slots")
     most = max(batches, key=lambda batch: figures[f"decisions_per_s.{batch}"])
     return Found(

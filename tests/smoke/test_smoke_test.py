@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 
 from smoke.job import STAGES
+from smoke.run_stages import figures_in_force
 from smoke.smoke_test import plan_job, smoke_test
 from telemetry.cards import VARIABLE
 from telemetry.errors import InputError
+from telemetry.machine import environment
 from tests.smoke.test_run_stages import Program
 from tests.telemetry.fake_nvml import FakeCard, FakeNvml
 
@@ -61,7 +63,13 @@ def test_a_test_writes_its_page_its_settings_and_its_result(tmp_path: Path):
     assert not found.passed and [result.stage for result in found.results] == [stage.name for stage in STAGES]
     assert json.loads((job.folder / "smoke.json").read_text()) == json.loads(json.dumps(found.as_object()))
     assert "the first to fail is" in found.page.read_text()
-    assert job.preset.read_text() == found.preset and found.command == f"entente train --preset laptop --config {job.preset}"
+    assert job.preset.read_text() == found.preset
+    settings = figures_in_force(job, environment())
+    assert "jump" not in settings and settings["engine"] == {"rate": 1.5}
+    smoke_test(job, card, only=["seeds"], command=Program())
+    assert figures_in_force(job, environment()).keys() == settings.keys(), "what an earlier start measured counts"
+    assert figures_in_force(job, {"torch": "another"}) == {}
+    assert found.command == f"entente train --preset laptop --config {job.preset}"
 
 
 def test_a_dry_run_names_the_stages_and_starts_nothing(entente):
