@@ -59,10 +59,7 @@ def run_entente(
         TrainingError: the run failed or took too long; the message ends with the last line of its log.
     """
     paths, log = RunPaths(runs_root / run), runs_root / f".{run}.log"
-    command = [sys.executable, "-m", "cli.main", "train", "--run", run, "--runs-root", str(runs_root), "--json", *arguments]
-    unset = ("OMP_NUM_THREADS", *(("PREFECT_API_URL", "PREFECT_HOME") if alone_in is not None else ()))
-    environment = {name: value for name, value in os.environ.items() if name not in unset}
-    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    command, environment = train_command(["--json", *arguments], runs_root, run, alone=alone_in is not None)
     runs_root.mkdir(parents=True, exist_ok=True)
     with log.open("w") as stderr:
         child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment, cwd=alone_in)
@@ -75,6 +72,18 @@ def run_entente(
     steps = [figures for figures in _lines(paths.metrics) if figures.get("time/step_s")]
     log.unlink()
     return RunFigures(steps=steps, cpu_s=cpu_s, summary=json.loads(lines[-1]), lags=_lags(paths))
+
+
+def train_command(arguments: Sequence[str], runs_root: Path, run: str, *, alone: bool) -> tuple[list[str], dict[str, str]]:
+    """Command line and environment of `entente train`, which plans its own threads.
+
+    Args:
+        alone: without this environment's Prefect.
+    """
+    command = [sys.executable, "-m", "cli.main", "train", "--run", run, "--runs-root", str(runs_root), *arguments]
+    unset = ("OMP_NUM_THREADS", *(("PREFECT_API_URL", "PREFECT_HOME") if alone else ()))
+    environment = {name: value for name, value in os.environ.items() if name not in unset}
+    return command, environment | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
 def _watch(child: "subprocess.Popen[str]", metrics: Path, until: float) -> list[float]:

@@ -1,6 +1,7 @@
 """Both arms of the trainer benchmarks on one model and one device: our training step and the old one."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,18 +20,24 @@ Step = Callable[[Batch], float]
 
 
 class Arms:
-    """One model with random weights and an adapter; makes the steps that are compared."""
+    """One model and an adapter with random weights; makes the steps that are compared."""
 
     def __init__(
-        self, shape: Shape, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32, rank: int = 16
+        self,
+        shape: Shape,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype = torch.float32,
+        rank: int = 16,
+        model: Path | None = None,
     ) -> None:
+        """`model`: folder of a model of this shape; None: random weights."""
         self.shape, self.device, self.rank = shape, torch.device(device), rank
         self.settings = TrainingSettings(
             lora_rank=rank,
             device="cuda" if self.device.type == "cuda" else "cpu",
             dtype="bfloat16" if dtype == torch.bfloat16 else "float32",
         )
-        self.policy = Policy(model_of(shape, device=str(device), dtype=dtype), self.settings)
+        self.policy = Policy(model or model_of(shape, device=str(device), dtype=dtype), self.settings)
         stir_adapter(self.policy.parameters())
 
     def batch(self, case: Case, seed: int = 0) -> Batch:

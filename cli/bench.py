@@ -143,7 +143,7 @@ def trainer(
     *,
     repeats: Annotated[int, Parameter(help="Repetitions of each arm, in turn; the median counts.")] = 5,
     only: Annotated[list[str] | None, Parameter(help="Names of measurements, such as g6 or resume; default: all.")] = None,
-    device: Annotated[Literal["cpu", "cuda"], Parameter(help="cuda: random weights in the shape of Qwen2.5-7B instead.")] = "cpu",
+    device: Annotated[Literal["cpu", "cuda"], Parameter(help="cuda: the stage of `entente smoke` instead.")] = "cpu",
     seed: Annotated[int, Parameter(help="Seed of the rows.")] = 0,
     json: AsJson = False,
 ) -> None:
@@ -155,10 +155,9 @@ def trainer(
         entente bench trainer --only g6 --only mixed --repeats 3
     """
     if device == "cuda":
-        from benchmarks.trainer_gpu import main as measure_on_gpu
+        from cli.smoke import smoke
 
-        measure_on_gpu(["--repeats", str(repeats), *(["--json"] if json else [])])
-        return
+        return smoke(device="cuda", only=["training-step"], json=json)
     from cli.screen import progress_shown
     from pipeline.threads import apply_threads
 

@@ -27,6 +27,7 @@ COMMANDS = {
     },
     "This machine": {
         "doctor": ("cli.doctor:doctor", "Check this environment, and say how to repair it."),
+        "smoke": ("cli.smoke:smoke", "Try every part of a run on a new card, and recommend settings."),
         "settings": ("cli.settings:settings", "Print settings as TOML, or the reference of all settings."),
         "bench": ("cli.bench:app", "Measure this machine: benchmarks, profiles, engine tuning."),
     },
@@ -65,7 +66,7 @@ def command_line() -> "App":
 
 def overview() -> str:
     """The text of `entente --help`: one screen, made without an import of the commands or of cyclopts."""
-    lines = ["Usage: entente COMMAND [OPTIONS]", "", ABOUT, ""]
+    lines = ["Usage: entente COMMAND [OPTIONS]", ABOUT, ""]
     for heading, commands in COMMANDS.items():
         lines += [f"{heading}:", *(f"  {name:<9} {line}" for name, (_, line) in commands.items())]
     return "\n".join([*lines, "Help of a command: entente COMMAND --help      Version: entente --version", ""])

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import trainer, trainer_gpu
+from benchmarks import trainer
 from benchmarks.old_trainer import OldTrainer
 from benchmarks.trainer import TARGETS, bench_trainer, exactness, one_thread, saved_bytes, speedups
 from benchmarks.trainer_arms import Arms, relative_error
 from benchmarks.trainer_cases import CASES, LEGAL_MEAN, TINY, Case, Shape, made_up_batch, model_of
-from benchmarks.trainer_gpu import step_flops
 from benchmarks.trainer_resume import equal_share, resume_equal_share
+from smoke.training_step import step_flops
 from telemetry.errors import InputError
 from training.trie_plan import plan
 
@@ -225,34 +225,6 @@ def test_the_whole_benchmark_ends_with_one_object(entente):
     assert told["benchmark"] == "trainer" and set(told["targets"]) == set(TARGETS)
 
 
-# -- on a device -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.system
-def test_the_script_for_a_gpu_says_each_figure_and_goes_on_where_one_fails(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(trainer_gpu, "SHAPES", {"tiny": SHAPE})
-    monkeypatch.setattr(trainer_gpu, "TINY", SHAPE)
-    monkeypatch.setattr(trainer_gpu, "BUDGETS", (64,))
-    monkeypatch.setattr(trainer_gpu, "SMALL_CASES", {"g8": SMALL, "three_level": SMALL})
-    ours = Arms.ours
-
-    def out_of_memory(self, **how):
-        if how.get("attention") == "dense":
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return ours(self, **how)
-
-    monkeypatch.setattr(Arms, "ours", out_of_memory)
-    trainer_gpu.main(["--shape", "tiny", "--device", "cpu", "--repeats", "1", "--json", "--out", str(tmp_path / "figures.json")])
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert told == json.loads((tmp_path / "figures.json").read_text())
-    assert told["failures"] == {f"{name}.dense": "OutOfMemoryError: CUDA out of memory" for name in ("g8", "three_level")}
-    assert told["metrics"]["agreement_bf16.ranges_grad_rel_error"] < 0.2
-    assert told["metrics"]["agreement_fp32.ranges_grad_rel_error"] < 1e-5
-    assert {"g8.speedup.old_over_ranges", "three_level.old_no_recompute.step_s", "budget_64.micro_batches"} <= set(
-        told["metrics"]
-    )
-
-
 def test_random_models_are_made_where_they_are_to_lie_and_are_the_same_for_a_seed():
     one, other = model_of(SHAPE), model_of(SHAPE, dtype=torch.bfloat16)
     assert {weight.dtype for weight in other.parameters()} == {torch.bfloat16}
@@ -260,9 +232,3 @@ def test_random_models_are_made_where_they_are_to_lie_and_are_the_same_for_a_see
     pairs = list(zip(one.parameters(), model_of(SHAPE).parameters(), strict=True))
     assert all(torch.equal(left, right) for left, right in pairs)
     assert TINY.hidden == 256
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_the_script_for_one_says_so():
-    with pytest.raises(InputError, match="torch sees no GPU here"):
-        trainer_gpu.bench_trainer_gpu(device="cuda")

@@ -17,6 +17,7 @@ from inference.embedded import EmbeddedEngine
 from inference.host import EngineHost
 from records.generation import Generation, GenerationRequest
 from rollouts.fork import Tokens
+from smoke.oracle import reference_logprobs
 from telemetry.errors import EngineError, EngineLostError
 
 pytestmark = pytest.mark.vllm
@@ -48,20 +49,6 @@ def draw(host: EngineHost, engine: EmbeddedEngine, requests: Sequence[Generation
         return await asyncio.gather(*(engine.generate(request) for request in requests))
 
     return host.submit(all_at_once()).result(timeout=120)
-
-
-def reference_logprobs(model: Any, request: GenerationRequest, generation: Generation) -> np.ndarray:
-    """Masked log-probabilities by a plain transformers forward in float32 and a loop over positions."""
-    ids = [*request.prompt_ids, *generation.token_ids.tolist()]
-    with torch.no_grad():
-        logits = model(input_ids=torch.tensor([ids])).logits[0].double() / request.temperature
-    legal_ids, offsets = request.table.legal_sets(generation.token_ids.tolist())
-    found = []
-    for position, token in enumerate(generation.token_ids.tolist()):
-        row = logits[len(request.prompt_ids) + position - 1]
-        legal = legal_ids[offsets[position] : offsets[position + 1]].tolist()
-        found.append(float(row[token] - torch.logsumexp(row[legal], 0)))
-    return np.array(found)
 
 
 @pytest.fixture(scope="module")
