@@ -6,6 +6,11 @@ A first start on a card compiles the model and records CUDA graphs, which takes 
 import asyncio
 import multiprocessing
 import time
+from collections.abc import Set
+from contextlib import suppress
+from multiprocessing.process import BaseProcess
+
+import psutil
 
 from inference.engine import Engine
 from inference.engine_cards import computes_on_card, engine_family
@@ -19,6 +24,7 @@ START_S = 300.0
 COMPILING_START_S = 1800.0
 """Time limit where vLLM compiles and records CUDA graphs, seconds. Unmeasured; six times as long as for loading alone."""
 _SAY_EVERY_S = 60.0
+_KILL_EVERY_S = 0.5
 
 
 def start_limit_s(settings: InferenceSettings) -> float:
@@ -38,9 +44,8 @@ async def start_engine(
 ) -> None:
     """Start `engine` on `host`.
 
-    After the limit, or if the caller is cancelled, the processes that the start has made are ended. That ends a start of vLLM
-    with a core in a process of its own, which blocks the host's thread. A start inside this process cannot be ended: closing the
-    host waits for it.
+    After the limit, or if the caller is cancelled, the processes that the start makes are ended. That ends a start of vLLM with a
+    core in a process of its own, which blocks the host's thread. A start inside this process cannot be ended: this waits for it.
 
     Raises:
         EngineError: it did not start, or not in time.
@@ -65,5 +70,24 @@ async def start_engine(
     finally:
         if not start.done():
             start.cancel()
-            for child in set(multiprocessing.active_children()) - before:
-                child.terminate()
+            await _end_start(host, before)
+
+
+async def _end_start(host: EngineHost, before: Set[BaseProcess]) -> None:
+    """Kill the children that a start makes, also those that it makes from now on, until the host's thread is free."""
+    free = asyncio.ensure_future(host.run(asyncio.sleep(0)))
+    while not free.done():
+        for child in set(multiprocessing.active_children()) - before:
+            _kill_tree(child.pid)
+        await asyncio.wait({free}, timeout=_KILL_EVERY_S)
+
+
+def _kill_tree(pid: int | None) -> None:
+    """Kill a process and its descendants. They are asked nothing first: vLLM's core takes minutes to end while it waits for its
+    workers, and a start has nothing to save.
+    """
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        for each in (process, *process.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):
+                each.kill()

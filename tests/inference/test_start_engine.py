@@ -2,6 +2,7 @@
 
 import asyncio
 import multiprocessing
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -33,12 +34,18 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return heard
 
 
+def stubborn() -> None:
+    """A child that does not end when it is asked to."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(600)
+
+
 class Blocking:
     """An engine whose start blocks its thread until its child process ends, as vLLM's does."""
 
     def __init__(self) -> None:
         self.started = threading.Event()
-        self.child: Any = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,), daemon=True)
+        self.child: Any = multiprocessing.get_context("spawn").Process(target=stubborn, daemon=True)
 
     async def start(self) -> None:
         self.child.start()
