@@ -12,7 +12,7 @@ from benchmarks.decode_cases import played_positions, requests_for, rollout_case
 from decoding.codec import Codec
 from decoding.model_files import max_position
 from inference.choose_engine import choose_engine, engine_here
-from inference.memory_plan import vllm_build
+from inference.engine_cards import vllm_build
 from inference.settings import InferenceSettings
 from records.generation import Generation, GenerationRequest
 from rollouts.fork import Tokens

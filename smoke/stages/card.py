@@ -3,7 +3,8 @@
 import psutil
 import torch
 
-from inference.memory_plan import size_text, vllm_build
+from inference.engine_cards import vllm_build
+from inference.memory_plan import size_text
 from pipeline.threads import usable_cores
 from smoke.job import Found, Job, StageFailed
 from smoke.training_step import matrix_rate
