@@ -119,8 +119,9 @@ def read_shape(model: Path) -> ModelShape | None:
 def plan_memory(shape: ModelShape, settings: InferenceSettings, machine: Machine, *, trainer: int = 0) -> MemoryPlan:
     """Memory of an engine in this process, and of a trainer that takes `trainer` bytes of main memory.
 
-    With vLLM the flow also keeps the linear layers that adapters are merged into. The torch engine has no fixed cache: its rows
-    grow to at most `max_sequences` sequences of the greatest length.
+    Where vLLM serves merged weights, the flow also keeps the linear layers that adapters are merged into, and while it publishes a
+    merged copy of them. The torch engine has no fixed cache: its rows grow to at most `max_sequences` sequences of the greatest
+    length.
     """
     kind = engine_family(settings)
     width = _WIDTHS.get(settings.dtype, shape.width)
@@ -137,7 +138,8 @@ def plan_memory(shape: ModelShape, settings: InferenceSettings, machine: Machine
     else:
         reserved = int(machine.gpu_total * settings.gpu_memory_share)
         kv_cache = reserved - weights if on_gpu else settings.kv_cache_gib * GIB
-        base = shape.linear_parameters * shape.width
+        merges = settings.adapters == "merge_reload" or (settings.adapters == "auto" and not on_gpu)
+        base = 2 * shape.linear_parameters * shape.width if merges else 0
     return MemoryPlan(
         weights=weights,
         kv_cache=kv_cache,

@@ -43,7 +43,7 @@ def test_what_cannot_be_measured_is_refused_in_a_sentence_before_anything_is_wri
     words: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("inference.memory_plan.vllm_build", lambda: "cpu")
+    monkeypatch.setattr("inference.engine_cards.vllm_build", lambda: "cpu")
     (tmp_path / "big.toml").write_text("[inference]\nkv_cache_gib = 9998\n")
     said = " ".join(refused(words, capsys).split())
     assert sentence in said and said.count("entente:") == 1

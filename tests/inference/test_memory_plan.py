@@ -98,15 +98,15 @@ def test_a_cache_too_large_for_the_machine_is_refused_with_one_that_fits():
     machine = Machine(memory=50 * GIB)
     said = refusal(SEVEN_B, machine, dtype="bfloat16", kv_cache_gib=40)
     assert "key-value cache 40.0 GiB" in said and "50.0 GiB are available" in said
-    assert "lower inference.kv_cache_gib from 40 to 22" in said
-    check_memory(SEVEN_B, InferenceSettings(engine="vllm", dtype="bfloat16", kv_cache_gib=22), machine=machine)
-    assert "lower inference.kv_cache_gib" in refusal(SEVEN_B, machine, dtype="bfloat16", kv_cache_gib=23)
+    assert "lower inference.kv_cache_gib from 40 to 10" in said
+    check_memory(SEVEN_B, InferenceSettings(engine="vllm", dtype="bfloat16", kv_cache_gib=10), machine=machine)
+    assert "lower inference.kv_cache_gib" in refusal(SEVEN_B, machine, dtype="bfloat16", kv_cache_gib=11)
 
 
 def test_the_trainer_counts_beside_the_engine():
     trainer = trainer_memory(SEVEN_B, rank=16, dtype="bfloat16")
     assert trainer > 2 * SEVEN_B.parameters + 16 * SEVEN_B.lora_parameters(16)
-    needed = ENGINE_PROCESS_BYTES["vllm"] + 2 * (SEVEN_B.parameters + SEVEN_B.linear_parameters) + GIB
+    needed = ENGINE_PROCESS_BYTES["vllm"] + 2 * (SEVEN_B.parameters + 2 * SEVEN_B.linear_parameters) + GIB
     alone = Machine(memory=needed)
     check_memory(SEVEN_B, InferenceSettings(engine="vllm", dtype="bfloat16"), machine=alone)
     assert "choose a smaller model" in refusal(SEVEN_B, alone, trainer=trainer, dtype="bfloat16")
