@@ -119,9 +119,9 @@ def read_shape(model: Path) -> ModelShape | None:
 def plan_memory(shape: ModelShape, settings: InferenceSettings, machine: Machine, *, trainer: int = 0) -> MemoryPlan:
     """Memory of an engine in this process, and of a trainer that takes `trainer` bytes of main memory.
 
-    Where vLLM serves merged weights, the flow also keeps the linear layers that adapters are merged into, and while it publishes a
-    merged copy of them. The torch engine has no fixed cache: its rows grow to at most `max_sequences` sequences of the greatest
-    length.
+    Where vLLM serves merged weights, the flow also keeps the linear layers that adapters are merged into, and a merged copy of
+    them while it publishes. The torch engine has no fixed cache: its rows grow to at most `max_sequences` sequences of the
+    greatest length.
     """
     kind = engine_family(settings)
     width = _WIDTHS.get(settings.dtype, shape.width)
