@@ -31,7 +31,7 @@ from inference.legal_arena import LegalArena
 from rollouts.fork import Tokens
 
 BATCH = 32
-FORKS, YEARS = 8, 3
+FORKS, YEARS = 8, 2
 QUICK_FORKS, QUICK_YEARS = 2, 1
 
 
@@ -119,7 +119,7 @@ class XGrammarMasker:
 
 
 class LlguidanceMasker:
-    """llguidance: a grammar in Lark's notation. Equal grammars share a matcher, which is copied. XGrammar's kernel applies masks."""
+    """llguidance: a grammar in Lark's notation. Equal grammars share a matcher, which is copied; XGrammar's kernel masks."""
 
     @staticmethod
     def prepare(tokenizer: Any, vocabulary: int, eos_id: int) -> Callable[[], "LlguidanceMasker"]:

@@ -1,9 +1,9 @@
 """`structured_outputs`: decisions a CPU second of vLLM with grammars of its own, beside our engine.
 
-The requests are those of a whole start group, IN_FLIGHT at a time, with an empty prefix cache. Model, release of vLLM and engine
-settings are the same. Our arm builds its legal tables and draws with our logits processor, with and without the jump over forced
-tokens. Their arm is a process of its own: `LLM.generate` with `StructuredOutputsParams(grammar=...)`, XGrammar as
-vLLM chooses it. Its grammars are written beforehand. Their decisions must be legal order sets, and no completion may be cut.
+Requests are those of a whole start group, another in each round, IN_FLIGHT at a time, with an empty prefix cache. Model, release
+of vLLM and engine settings are the same. Our arm builds its legal tables and draws with our logits processor, with and without
+the jump over forced tokens. Their arm is a process of its own: `LLM.generate` with `StructuredOutputsParams(grammar=...)`, and
+XGrammar as vLLM chooses it. Its grammars are written beforehand. Their decisions must be legal order sets.
 """
 
 import asyncio
@@ -14,13 +14,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from benchmarks.decode_cases import InstantEngine, played_positions, roll_out_group
 from benchmarks.outcome import require_found
 from benchmarks.peers.child import Child
 from benchmarks.peers.grammars import answer_rules, to_ebnf
-from benchmarks.peers.turns import OURS, Arm, middle, ratio, take_turns
+from benchmarks.peers.turns import OURS, Arm, ratio, take_turns
 from benchmarks.peers.vocabularies import SIZES, tokenizer_folder
 from decoding.codec import Codec
 from decoding.legal_table import TableBuilder
@@ -30,7 +31,7 @@ from records.generation import GenerationRequest
 from rollouts.fork import Tokens
 
 IN_FLIGHT = 64
-FORKS, YEARS = 8, 3
+FORKS, YEARS = 8, 2
 QUICK_FORKS, QUICK_YEARS = 2, 1
 _PASSED_ON = (
     "model",
@@ -71,37 +72,43 @@ def _measure(folder: Path, *, rounds: int, seed: int, quick: bool) -> dict[str, 
     with asyncio.Runner() as runner:
         ours = _Ours(runner, folder, settings)
         try:
-            asked = requests_of(folder, seed=seed, quick=quick)
+            groups = requests_of(folder, rounds + 1, seed=seed, quick=quick)
             with Child(Path(sys.executable), "structured_outputs", environment=ours.environment()) as child:
                 child.request("start", ours.passed_on())
-                theirs = _Theirs(child, asked)
-                arms: dict[str, Arm] = {OURS: lambda _: ours.draw(asked, jump=True)}
+                theirs = _Theirs(child, groups)
+                arms: dict[str, Arm] = {OURS: lambda number: ours.draw(groups[number], jump=True)}
                 if ours.jumps:
-                    arms["ours_one_by_one"] = lambda _: ours.draw(asked, jump=False)
+                    arms["ours_one_by_one"] = lambda number: ours.draw(groups[number], jump=False)
                 turns = take_turns(arms | {"theirs": theirs.draw}, rounds, f"structured outputs, {folder.name}")
         finally:
             ours.close()
+    sizes = [len(asked) for asked in groups[1:]]
+    rates = {arm: median(size / spent[arm] for size, spent in zip(sizes, turns, strict=True)) for arm in (OURS, "theirs")}
     found = {
         "structured_outputs": ratio(turns, "theirs"),
-        "structured_outputs_decisions_per_s": len(asked) / middle(turns, "theirs"),
-        "structured_outputs_tokens_per_decision": theirs.tokens / len(asked),
-        "ours_decisions_per_s": len(asked) / middle(turns, OURS),
-        "ours_tokens_per_decision": ours.tokens / len(asked),
+        "structured_outputs_decisions_per_s": rates["theirs"],
+        "structured_outputs_tokens_per_decision": theirs.tokens / sizes[-1],
+        "ours_decisions_per_s": rates[OURS],
+        "ours_tokens_per_decision": ours.tokens / sizes[-1],
     }
     return found | ({"structured_outputs_one_by_one": ratio(turns, "theirs", "ours_one_by_one")} if ours.jumps else {})
 
 
-def requests_of(folder: Path, *, seed: int, quick: bool) -> list[Asked]:
-    """The decisions of one whole start group, with prompts for the model in `folder`."""
+def requests_of(folder: Path, groups: int, *, seed: int, quick: bool) -> list[list[Asked]]:
+    """The decisions of whole start groups, with prompts for the model in `folder`."""
     forks, years = (QUICK_FORKS, QUICK_YEARS) if quick else (FORKS, YEARS)
-    tokens, (snapshot,) = Tokens(Codec(folder)), played_positions(1, seed)
-    played = roll_out_group(snapshot, InstantEngine(), tokens, number=0, forks=forks, years=years)
-    drawn, asked = asyncio.run(played)
-    legal_of = {tokens.tables.table(legal).to_bytes(): legal for legal in asked}
-    return [
-        Asked(prompt_ids=list(request.prompt_ids), legal=legal_of[request.table.to_bytes()], seed=request.seed % 2**31)
-        for request, _ in drawn
-    ]
+    tokens, found = Tokens(Codec(folder)), []
+    for number, snapshot in enumerate(played_positions(groups, seed)):
+        played = roll_out_group(snapshot, InstantEngine(), tokens, number=number, forks=forks, years=years)
+        drawn, asked = asyncio.run(played)
+        legal_of = {tokens.tables.table(legal).to_bytes(): legal for legal in asked}
+        found.append(
+            [
+                Asked(prompt_ids=list(request.prompt_ids), legal=legal_of[request.table.to_bytes()], seed=request.seed % 2**31)
+                for request, _ in drawn
+            ]
+        )
+    return found
 
 
 class _Ours:
@@ -163,9 +170,15 @@ class _Ours:
 class _Theirs:
     """vLLM's own structured outputs in a child process."""
 
-    def __init__(self, child: Child, asked: Sequence[Asked]) -> None:
-        self._child, self._asked = child, asked
-        self._given = [
+    def __init__(self, child: Child, groups: Sequence[Sequence[Asked]]) -> None:
+        self._child, self._groups = child, groups
+        self.tokens = 0
+        """Tokens of the last round."""
+
+    def draw(self, number: int) -> float:
+        """CPU seconds to draw all decisions of a start group, whose grammars are new to the engine."""
+        asked = self._groups[number]
+        given = [
             {
                 "prompt_ids": each.prompt_ids,
                 "grammar": to_ebnf(answer_rules(each.legal)),
@@ -174,14 +187,9 @@ class _Theirs:
             }
             for each in asked
         ]
-        self.tokens = 0
-        """Tokens of the last round."""
-
-    def draw(self, _: int) -> float:
-        """CPU seconds to draw all decisions."""
-        answer = self._child.request("draw", self._given)
+        answer = self._child.request("draw", given)
         texts = answer["texts"]
-        require_found(all(spells_orders(text, each.legal) for text, each in zip(texts, self._asked, strict=True)), "legal orders")
+        require_found(all(spells_orders(text, each.legal) for text, each in zip(texts, asked, strict=True)), "legal orders")
         self.tokens = answer["tokens"]
         return answer["cpu_s"]
 
