@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from benchmarks.peers.programs.answer import READY
 from telemetry.errors import EntenteError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,7 +56,12 @@ class Child:
             text=True,
             env=kept | _QUIET | ONE_THREAD | {"PYTHONPATH": str(ROOT)} | dict(environment or {}),
         )
-        self._receive()
+        try:
+            while self._line() != READY:  # until then a library may print
+                pass
+        except BaseException:
+            self.close()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -102,11 +108,14 @@ class Child:
             raise self._ended() from error
 
     def _receive(self) -> dict[str, Any]:
+        return json.loads(self._line())
+
+    def _line(self) -> str:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
             raise self._ended()
-        return json.loads(line)
+        return line.rstrip("\n")
 
     def _ended(self) -> PeerError:
         code = self._process.wait()

@@ -12,6 +12,8 @@ from typing import Any, TextIO
 
 Command = Callable[[Any], Mapping[str, Any]]
 
+READY = '{"ready": true}'
+"""The first line of a program."""
 _answers: TextIO | None = None
 
 
@@ -32,7 +34,7 @@ def serve(commands: Mapping[str, Command]) -> None:
     """Answer commands until the input ends. A command is `{"command": NAME, "given": VALUE}`."""
     global _answers
     _answers = _own_output()
-    _send({"ready": True})
+    _send(json.loads(READY))
     for line in sys.stdin:
         message = json.loads(line)
         _send({"answer": commands[message["command"]](message["given"])})
