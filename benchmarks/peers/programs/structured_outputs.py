@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from vllm import LLM, SamplingParams
+from vllm.inputs import TokensPrompt
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 from benchmarks.peers.programs.answer import serve
@@ -23,7 +24,7 @@ class Drawing:
 
     def draw(self, given: Any) -> Mapping[str, Any]:
         """Draw one completion for each request; answers CPU seconds, the texts, and the number of tokens."""
-        prompts = [{"prompt_token_ids": each["prompt_ids"]} for each in given]
+        prompts = [TokensPrompt(prompt_token_ids=each["prompt_ids"]) for each in given]
         parameters = [
             SamplingParams(
                 temperature=1.0,
