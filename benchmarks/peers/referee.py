@@ -1,6 +1,6 @@
 """Rewards of completions that a trainer without a legal mask wrote: they are read as orders and played to the horizon.
 
-A line that is not a legal order of its unit counts as a hold, as the rules of Diplomacy treat it. Later decisions of the power in
+A unit takes the first line that is a legal order of its own; a unit without one holds, as the rules of Diplomacy say. Later decisions of the power in
 the fork are drawn by the scripted player `random`, because such a trainer asks its model once a sample. The reward is the
 number of centres gained, as in the laptop preset.
 """
@@ -57,17 +57,15 @@ def prompts_of(positions: Sequence[Snapshot], tokens: Tokens, *, seed: int) -> l
     return found
 
 
-def orders_of(text: str, legal: LegalOrders) -> tuple[list[str], bool]:
-    """The orders that a completion spells in full notation, and whether it is a legal set as it stands.
+def orders_of(text: str, legal: LegalOrders) -> tuple[list[str], int]:
+    """The orders that a completion spells in full notation, in the order of the sites, and the number of units that it orders.
 
-    Line N belongs to unit N. A line that is missing or not one of its legal orders becomes a hold.
+    A unit takes the first line that is one of its legal orders, wherever it stands; without one it holds.
     """
     lines = text.split("\n")
-    orders = [
-        lines[number] if number < len(lines) and lines[number] in options else f"{site} H"
-        for number, (site, options) in enumerate(zip(legal.sites, legal.options, strict=True))
-    ]
-    return orders, lines == orders
+    ordered = [next((line for line in lines if line in options), None) for options in legal.options]
+    orders = [line or f"{site} H" for line, site in zip(ordered, legal.sites, strict=True)]
+    return orders, len(orders) - ordered.count(None)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -79,7 +77,11 @@ class Referee:
     calls: int = 0
     played: int = 0
     legal: int = 0
-    """Completions that were legal sets of orders."""
+    """Completions with a legal order for every unit."""
+    units: int = 0
+    """Units of the powers in all completions."""
+    ordered: int = 0
+    """Those of them that got a legal order."""
     with_spread: int = 0
     """Completions of groups whose rewards differ."""
 
@@ -104,8 +106,9 @@ class Referee:
         )
 
     async def _reward(self, place: int, prompt: Prompt, board: Board, text: str) -> float:
-        orders, is_legal = orders_of(text, prompt.legal)
-        self.played, self.legal = self.played + 1, self.legal + is_legal
+        orders, ordered = orders_of(text, prompt.legal)
+        self.played, self.legal = self.played + 1, self.legal + (ordered == len(orders))
+        self.units, self.ordered = self.units + len(orders), self.ordered + ordered
         # Forks of a position share their luck, as in a run.
         shared = f"peer/{self.calls}/{prompt.snapshot.snapshot_id}"
         plan = ForkPlan(

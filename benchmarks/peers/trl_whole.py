@@ -13,6 +13,7 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from benchmarks.entente_run import RunFigures, run_entente
@@ -42,6 +43,8 @@ def trl_whole_figures(
 ) -> dict[str, float]:
     """The ratio over `rounds` rounds, and the figures of the first one; a quick measurement has no scores.
 
+    `trl_whole_with_spread` counts for TRL, as for ours, only decisions of groups whose rewards differ.
+
     Args:
         arguments: arguments of `entente train` that give it `settings`.
     """
@@ -58,7 +61,7 @@ def trl_whole_figures(
                 found |= _our_scores(ours) | asyncio.run(_their_score(settings, cache, model, Path(folder)))
         ratios.append(found.pop("trl_whole"))
         first = first or found
-    return {"trl_whole": sorted(ratios)[len(ratios) // 2]} | first
+    return {"trl_whole": median(ratios)} | first
 
 
 def _our_run(settings: RunSettings, arguments: Sequence[str], steps: int, *, score: bool) -> RunFigures:
@@ -89,9 +92,10 @@ def _their_run(
     }
     with Child(python_of("trl_whole", environments), "trl_whole") as child:
         found = child.request("train", given, on_question=referee.reply)
-    require_found(referee.played and found["decisions"], "decisions that TRL trained on")
+    require_found(referee.with_spread and found["decisions"], "decisions that TRL could learn from")
     return found | {
         "legal_share": referee.legal / referee.played,
+        "ordered_share": referee.ordered / referee.units,
         "spread_share": referee.with_spread / referee.played,
     }
 
@@ -103,7 +107,9 @@ def _figures(ours: RunFigures, theirs: dict[str, Any]) -> dict[str, float]:
         "trl_whole": our_rate / their_rate,
         "trained_per_cpu_s": our_rate,
         "trl_trained_per_cpu_s": their_rate,
+        "trl_whole_with_spread": our_rate / (their_rate * theirs["spread_share"]),
         "trl_legal_share": theirs["legal_share"],
+        "trl_ordered_unit_share": theirs["ordered_share"],
         "trl_spread_share": theirs["spread_share"],
         "trl_steps": float(theirs["steps"]),
         "trl_game_share": theirs["game_share"],

@@ -75,19 +75,19 @@ def test_the_notations_write_the_rules_out():
 
 
 @pytest.mark.parametrize(
-    ("text", "orders", "is_legal"),
+    ("text", "orders", "ordered"),
     [
-        ("A PAR - BUR\nF BRE S A PAR - PIC", ["A PAR - BUR", "F BRE S A PAR - PIC"], True),
-        ("A PAR - BUR\nF BRE - MAO", ["A PAR - BUR", "F BRE H"], False),
-        ("A PAR - BUR", ["A PAR - BUR", "F BRE H"], False),
-        ("F BRE H\nA PAR H", ["A PAR H", "F BRE H"], False),
-        ("A PAR H\nF BRE H\nF BRE H", ["A PAR H", "F BRE H"], False),
-        ("", ["A PAR H", "F BRE H"], False),
+        ("A PAR - BUR\nF BRE S A PAR - PIC", ["A PAR - BUR", "F BRE S A PAR - PIC"], 2),
+        ("A PAR - BUR\nF BRE - MAO", ["A PAR - BUR", "F BRE H"], 1),
+        ("A PAR - BUR", ["A PAR - BUR", "F BRE H"], 1),
+        ("F BRE - ENG\nA PAR - BUR", ["A PAR - BUR", "F BRE - ENG"], 2),
+        ("F BRE - ENG\nF BRE H\nA MAR H", ["A PAR H", "F BRE - ENG"], 1),
+        ("", ["A PAR H", "F BRE H"], 0),
     ],
-    ids=["legal", "an illegal line", "a missing line", "another order", "one line more", "nothing"],
+    ids=["legal", "an illegal line", "a missing line", "in another order", "two for one unit", "nothing"],
 )
-def test_what_is_no_legal_order_of_its_unit_holds(text: str, orders: list[str], is_legal: bool):
-    assert orders_of(text, MOVES) == (orders, is_legal)
+def test_a_unit_takes_its_first_legal_line_and_holds_without_one(text: str, orders: list[str], ordered: int):
+    assert orders_of(text, MOVES) == (orders, ordered)
 
 
 def test_rewards_are_centres_gained_with_shared_luck_and_everything_is_counted():
@@ -102,6 +102,7 @@ def test_rewards_are_centres_gained_with_shared_luck_and_everything_is_counted()
     rewards = reply["rewards"]
     assert isinstance(rewards, list) and len(rewards) == 8 and rewards[0] == rewards[5] == rewards[6]
     assert (referee.played, referee.legal) == (8, 7) and reply["cpu_s"] > 0
+    assert referee.units == 8 * len(asked.sites) and referee.ordered == 7 * len(asked.sites)
     assert referee.with_spread == (8 if len(set(rewards)) > 1 else 0)
     assert all(reward == round(reward) for reward in rewards)
 
