@@ -1,8 +1,8 @@
 """Rewards of completions that a trainer without a legal mask wrote: they are read as orders and played to the horizon.
 
-A unit takes the first line that is a legal order of its own; a unit without one holds, as the rules of Diplomacy say. Later decisions of the power in
-the fork are drawn by the scripted player `random`, because such a trainer asks its model once a sample. The reward is the
-number of centres gained, as in the laptop preset.
+A unit takes the first line that is a legal order of its own; a unit without one holds, as the rules of Diplomacy say. Later
+decisions of the power in the fork are drawn by the scripted player `random`, because such a trainer asks its model once a sample.
+The reward is the number of centres gained, as in the laptop preset.
 """
 
 import asyncio
