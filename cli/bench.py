@@ -26,6 +26,7 @@ app = App(
 )
 app.command("cli.profile:app", name="profile", group=_TOOLS)
 app.command("cli.tune:app", name="tune", group=_TOOLS)
+app.command("cli.bench_peers:peers", name="peers")
 
 Rounds = Annotated[int, Parameter(help="Repetitions of each measurement; the median counts.")]
 Seed = Annotated[int, Parameter(help="Seed of the games that are played.")]
@@ -48,7 +49,7 @@ def game(
     """
     from benchmarks.game_ground import bench_game
 
-    _show(bench_game(phases=phases, rounds=rounds, seed=seed), json=json)
+    show_outcome(bench_game(phases=phases, rounds=rounds, seed=seed), json=json)
 
 
 @app.command
@@ -68,7 +69,7 @@ def cache(
     """
     from benchmarks.cache_shelf import bench_cache
 
-    _show(bench_cache(positions=positions, rounds=rounds, seed=seed), json=json)
+    show_outcome(bench_cache(positions=positions, rounds=rounds, seed=seed), json=json)
 
 
 @app.command
@@ -82,7 +83,7 @@ def prompts(*, games: Annotated[int, Parameter(help="Games to count over.")] = 1
     """
     from benchmarks.prompt_tokens import bench_prompts
 
-    _show(bench_prompts(games=games, seed=seed), json=json)
+    show_outcome(bench_prompts(games=games, seed=seed), json=json)
 
 
 @app.command
@@ -104,7 +105,7 @@ def storage(
     """
     from benchmarks.storage_figures import bench_storage
 
-    _show(bench_storage(rounds=rounds, scale=scale, seed=seed), json=json)
+    show_outcome(bench_storage(rounds=rounds, scale=scale, seed=seed), json=json)
 
 
 @app.command
@@ -134,7 +135,7 @@ def decode(
     outcome = bench_decode(
         rounds=rounds, seed=seed, model=model, models_root=runs_root / MODEL_FOLDER, http=http, settings=settings
     )
-    _show(outcome, json=json)
+    show_outcome(outcome, json=json)
 
 
 @app.command
@@ -166,7 +167,7 @@ def trainer(
 
     with progress_shown():
         outcome = bench_trainer(repeats=repeats, only=only or (), seed=seed)
-    _show(outcome, json=json)
+    show_outcome(outcome, json=json)
 
 
 @app.command
@@ -195,7 +196,7 @@ def orchestration(
 
     with progress_shown():
         outcome = bench_orchestration(tasks=tasks, rounds=rounds, steps=steps, slow_steps=slow_steps, slow_step_s=slow_step_s)
-    _show(outcome, json=json)
+    show_outcome(outcome, json=json)
 
 
 @app.command
@@ -228,7 +229,7 @@ def rollout(
     with progress_shown():
         setting = old_way_setting(settings, cache_of(settings))
         outcome = bench_rollout(rounds=rounds, setting=setting, workers=workers)
-    _show(outcome, json=json)
+    show_outcome(outcome, json=json)
 
 
 @app.command
@@ -288,7 +289,7 @@ def e2e(
             depth=depth,
             kept=kept,
         )
-    _show(outcome, json=json)
+    show_outcome(outcome, json=json)
 
 
 @app.command
@@ -313,7 +314,7 @@ def paper(
 
     with progress_shown():
         outcome = bench_paper(hardware=Hardware(game_processes=game_processes, trainer_cards=trainer_cards), steps=steps)
-    _show(outcome, json=json)
+    show_outcome(outcome, json=json)
 
 
 @app.command(name="all")
@@ -365,7 +366,8 @@ def every(
         raise SystemExit(1)
 
 
-def _show(outcome: "Outcome", *, json: bool) -> None:
+def show_outcome(outcome: "Outcome", *, json: bool) -> None:
+    """Print the figures with their targets; with `json` one object as the last line."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column(f"bench {outcome.benchmark}", no_wrap=True)
     table.add_column("figure", justify="right", no_wrap=True)

@@ -67,6 +67,13 @@ def check_trainer(given: Mapping[str, Any]) -> None:
         check_wanted(given["only"] or (), given["repeats"])
 
 
+def check_peers(given: Mapping[str, Any]) -> None:
+    """Refuse names and numbers as `entente bench peers` would."""
+    from benchmarks.peers.bench import check_wanted
+
+    check_wanted(given["only"] or (), given["rounds"])
+
+
 def _in_words(value: Any) -> Any:
     """A figure as it is, anything else as text."""
     if value is None:

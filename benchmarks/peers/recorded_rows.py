@@ -1,0 +1,67 @@
+"""Rows that a real run of the laptop preset trained on, with their returns and advantages."""
+
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.entente_run import run_entente
+from pipeline.run_settings import RunSettings
+from storage.gather import Batch
+from storage.index import Index
+from storage.ledger import MAIN, read_ledger, recorded_steps
+from storage.runs import RunPaths
+from telemetry.errors import TrainingError
+from training.advantages import MovingMeans, advantages_of
+
+STEPS = 3
+"""Steps of the run; the rows are those of the last one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedRows:
+    """The rows of one step."""
+
+    batch: Batch
+    advantages: np.ndarray
+    """float32 [rows], as the run's trainer computed them."""
+
+    def write(self, file: Path) -> None:
+        """Write what another trainer needs, as `.npz`."""
+        names = ("input_ids", "input_offsets", "prompt_lens", "completion_offsets")
+        np.savez(file, advantages=self.advantages, **{name: getattr(self.batch, name) for name in names})
+
+
+def record_rows(settings: RunSettings, arguments: Sequence[str]) -> RecordedRows:
+    """Train STEPS steps with these settings, and return the rows of the last one.
+
+    Args:
+        arguments: arguments of `entente train` that give it `settings`.
+
+    Raises:
+        TrainingError: the run failed, or its last step had nothing to train on.
+    """
+    name = f"bench-peers-{os.getpid()}"
+    words = ["--steps", str(STEPS), "--seed", str(settings.seed), "--evaluation.positions", "2"]
+    paths = RunPaths(settings.runs_root / name)
+    try:
+        run_entente([*arguments, *words], settings.runs_root, name)
+        return _rows_of(paths, settings)
+    finally:
+        shutil.rmtree(paths.root, ignore_errors=True)
+
+
+def _rows_of(paths: RunPaths, settings: RunSettings) -> RecordedRows:
+    index = Index(paths, blend=settings.storage.blend, discount=settings.storage.discount)
+    index.refresh()
+    rows = read_ledger(paths, MAIN, max(recorded_steps(paths, MAIN)))
+    if rows is None or not rows.num_rows:
+        raise TrainingError("the last step of the recorded run had no rows: give another --seed")
+    batch = index.gather(rows)
+    advantages, _ = advantages_of(
+        batch.returns, batch.advantage_groups, rows["power"].to_pylist(), settings.training, MovingMeans()
+    )
+    return RecordedRows(batch=batch, advantages=advantages)

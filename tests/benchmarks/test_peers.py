@@ -1,0 +1,245 @@
+"""Figures against peers are of what they say, and a peer that is missing or of another version gives none."""
+
+import ast
+import json
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from benchmarks.peers import bench, environments
+from benchmarks.peers.bench import Inputs, bench_peers, check_wanted, sort_out
+from benchmarks.peers.child import Child, PeerError
+from benchmarks.peers.environments import PEERS, REQUIREMENTS, default_folder, installed_versions, missing_sentence, read_pins
+from benchmarks.peers.turns import middle, ratio, take_turns
+from cli import main
+from pipeline.run_settings import layered_settings
+from telemetry.errors import InputError
+
+ROOT = Path(__file__).resolve().parents[2]
+OWN = sorted({peer.environment for peer in PEERS.values() if peer.environment})
+
+
+def pretend(folder: Path, environment: str, **versions: str) -> None:
+    """An environment that has these distributions."""
+    packages = folder / environment / "lib" / "python3.11" / "site-packages"
+    for name, version in versions.items():
+        facts = packages / f"{name}-{version}.dist-info"
+        facts.mkdir(parents=True)
+        (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+
+def pinned(figure: str) -> str:
+    return read_pins(PEERS[figure].recorded_in)[PEERS[figure].distribution]
+
+
+# -- versions --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("figure", PEERS)
+def test_every_peer_has_a_recorded_version(figure: str):
+    assert pinned(figure)
+
+
+def test_a_file_of_pins_is_read_by_canonical_names_without_remarks(tmp_path: Path):
+    file = tmp_path / "pins.txt"
+    file.write_text("# why\nPy_Lance==14.0.2  # a remark\n\ntorch==2.13.0+cpu\n")
+    assert read_pins(file) == {"py-lance": "14.0.2", "torch": "2.13.0+cpu"}
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [("trl>=1.16", "pins no exact version: 'trl>=1.16'"), ("trl", "pins no exact"), ("-r other", "no requirement: '-r other'")],
+)
+def test_a_line_that_pins_nothing_is_refused(tmp_path: Path, line: str, sentence: str):
+    (tmp_path / "pins.txt").write_text(line)
+    with pytest.raises(InputError, match=sentence):
+        read_pins(tmp_path / "pins.txt")
+    with pytest.raises(InputError, match="in a checkout of the repository"):
+        read_pins(tmp_path / "none.txt")
+
+
+def test_versions_are_read_from_the_files_of_an_environment(tmp_path: Path):
+    assert installed_versions(tmp_path / "trl") == {}
+    pretend(tmp_path, "trl", trl="1.16.0", Some_Thing="2.0")
+    assert installed_versions(tmp_path / "trl") == {"trl": "1.16.0", "some-thing": "2.0"}
+
+
+@pytest.mark.parametrize("figure", [figure for figure, peer in PEERS.items() if peer.environment])
+def test_a_missing_peer_and_one_of_another_version_are_told_apart_and_named_with_the_cure(tmp_path: Path, figure: str):
+    peer, recorded = PEERS[figure], pinned(figure)
+    cure = f"; `entente bench peers --install --only {figure} --environments {tmp_path}` installs it"
+    start = f"{figure} is left out: {peer.distribution} {recorded} is recorded but "
+    assert missing_sentence(figure, tmp_path) == f"{start}not installed{cure}"
+    pretend(tmp_path / "other", peer.environment, **{peer.distribution: "0.1"})
+    assert (missing_sentence(figure, tmp_path / "other") or "").startswith(f"{start}installed as 0.1; ")
+    pretend(tmp_path, peer.environment, **{peer.distribution: recorded})
+    assert missing_sentence(figure, tmp_path) is None
+
+
+def test_the_default_folder_needs_no_word_in_the_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert default_folder() == tmp_path / "entente" / "peers"
+    assert "`entente bench peers --install --only trl_step` installs" in (missing_sentence("trl_step", default_folder()) or "")
+
+
+def test_a_peer_of_this_environment_is_judged_by_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "cpu.lock").write_text("pyarrow==0.0.1\n")
+    monkeypatch.setattr(environments, "REQUIREMENTS", tmp_path)
+    sentence = missing_sentence("parquet_gather", tmp_path) or ""
+    assert "pyarrow 0.0.1 is recorded but installed as " in sentence and sentence.endswith("; `make setup` installs it")
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_both_arms_run_on_the_same_libraries(name: str):
+    """Of what both environments have and what computes, the versions are the same."""
+    theirs, ours = read_pins(REQUIREMENTS / f"peers-{name}.txt"), read_pins(REQUIREMENTS / "cpu.lock")
+    computing = {"torch", "transformers", "peft", "accelerate", "numpy", "pyarrow", "tokenizers"} & theirs.keys()
+    assert computing and {package: theirs[package] for package in computing} == {package: ours[package] for package in computing}
+
+
+def test_the_second_opinion_on_losses_is_the_same_trl():
+    (oracle,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["oracle"]
+    assert Requirement(oracle).specifier.contains(pinned("trl_step"))
+
+
+# -- what is measured ------------------------------------------------------------------------------------------------------
+
+
+def test_arms_take_turns_and_the_first_round_does_not_count():
+    order: list[str] = []
+    seconds = {"ours": iter([100.0, 1.0, 2.0, 4.0]), "theirs": iter([1.0, 3.0, 8.0, 8.0])}
+
+    def arm(name: str):
+        def measure(number: int) -> float:
+            order.append(f"{name} {number}")
+            return next(seconds[name])
+
+        return measure
+
+    rounds = take_turns({"ours": arm("ours"), "theirs": arm("theirs")}, 3, "test")
+    assert order == ["theirs 0", "ours 0", "ours 1", "theirs 1", "theirs 2", "ours 2", "ours 3", "theirs 3"]
+    assert ratio(rounds, "theirs") == 3.0  # of 3, 4 and 2
+    assert middle(rounds, "ours") == 2.0 and middle(rounds, "theirs") == 8.0
+
+
+@pytest.mark.parametrize(
+    ("only", "rounds", "sentence"),
+    [((), 0, "nothing to measure in 0 rounds"), (("trl_step", "other"), 1, "measures no 'other', but trl_step, trl_whole")],
+)
+def test_nothing_to_measure_is_the_users_mistake(only: tuple, rounds: int, sentence: str):
+    with pytest.raises(InputError, match=sentence):
+        check_wanted(only, rounds)
+
+
+def test_figures_are_measured_in_one_order():
+    assert check_wanted(("parquet_gather", "trl_step"), 1) == ["trl_step", "parquet_gather"]
+    assert check_wanted((), 1) == list(PEERS)
+
+
+def test_without_any_peer_the_sentences_are_the_error(tmp_path: Path):
+    with pytest.raises(InputError, match=r"trl_step is left out: .*; lance_gather is left out: "):
+        sort_out(["trl_step", "lance_gather"], tmp_path)
+
+
+def test_a_figure_without_its_peer_is_left_out_and_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(bench._Measurements, "gathers", lambda self, wanted: dict.fromkeys(wanted, 2.0) | {"ours_gather_ms": 1.0})
+    settings = layered_settings("laptop", (), {})
+    inputs = Inputs(settings=settings, arguments=(), cache=lambda: tmp_path, environments=tmp_path)
+    outcome = bench_peers(inputs, only=("parquet_gather", "lance_gather"))
+    told = outcome.as_object()
+    assert told["metrics"] == {"parquet_gather": 2.0, "ours_gather_ms": 1.0} and set(told["targets"]) == {"parquet_gather"}
+    assert list(told["left_out"]) == ["lance_gather"] and "--install" in told["left_out"]["lance_gather"]
+    assert outcome.ok
+
+
+@pytest.mark.parametrize(("words", "code"), [(["--only", "other"], 2), (["--only", "other", "--dry-run"], 2), (["--dry-run"], 0)])
+def test_the_command_refuses_at_once_what_it_cannot_measure(words: list[str], code: int, capsys, monkeypatch):
+    monkeypatch.setattr("cli.environment.prepare_environment", lambda **how: None)
+    assert main.run(["bench", "peers", *words]) == code
+    assert not code or "measures no 'other'" in capsys.readouterr().err
+
+
+# -- programs --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "benchmarks" / "peers" / "programs").glob("*.py")), ids=lambda file: file.stem)
+def test_a_program_of_a_peer_imports_nothing_of_ours_but_programs(file: Path):
+    """Its environment has none of what our rooms need."""
+    ours = {path.name for path in ROOT.iterdir() if (path / "__init__.py").is_file()}
+    imported = {
+        name
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in ([node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
+        if name
+    }
+    assert [name for name in imported if name.split(".")[0] in ours and not name.startswith("benchmarks.peers.programs.")] == []
+
+
+def test_packages_above_a_program_import_nothing():
+    for folder in (ROOT / "benchmarks", ROOT / "benchmarks" / "peers", ROOT / "benchmarks" / "peers" / "programs"):
+        (docstring,) = ast.parse((folder / "__init__.py").read_text()).body
+        assert isinstance(docstring, ast.Expr)
+
+
+@pytest.fixture
+def talkative(tmp_path: Path) -> Iterator[Child]:
+    """A child that runs a program of the test instead."""
+    program = tmp_path / "python"
+    source = f"""#!{sys.executable}
+import sys
+from benchmarks.peers.programs.answer import ask, serve
+print("a library's greeting")
+def add(given):
+    print("a library's remark")
+    return {{"sum": sum(given) + ask({{"of": given}})["more"]}}
+def fall(given):
+    raise ValueError("the peer fell over")
+serve({{"add": add, "fall": fall}})
+"""
+    program.write_text(source)
+    program.chmod(0o755)
+    with Child(program, "any") as child:
+        yield child
+
+
+def test_a_program_answers_asks_and_may_print(talkative: Child):
+    asked = []
+    answer = talkative.request("add", [1, 2], on_question=lambda question: (asked.append(question), {"more": 10})[1])
+    assert answer == {"sum": 13} and asked == [{"of": [1, 2]}]
+    with pytest.raises(PeerError, match="asked a question that nobody answers"):
+        talkative.request("add", [1])
+
+
+def test_a_program_that_ends_is_an_error_with_its_last_words(talkative: Child):
+    with pytest.raises(PeerError, match="program 'any' of `entente bench peers` ended with 1: ValueError: the peer fell over"):
+        talkative.request("fall")
+
+
+# -- whole -----------------------------------------------------------------------------------------------------------------
+
+
+def measured(workplace, *figures: str) -> dict:
+    only = [word for figure in figures for word in ("--only", figure)]
+    done = workplace.process("bench", "peers", *only, "--quick", "--environments", "none", "--json", timeout=900)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.system
+def test_parquet_is_measured_and_lance_left_out_where_it_is_not_installed(workplace):
+    told = measured(workplace, "parquet_gather", "lance_gather")
+    assert told["metrics"]["parquet_gather"] > 0 and "lance_gather" not in told["metrics"]
+    assert "--install --only lance_gather" in told["left_out"]["lance_gather"]
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+def test_the_peers_of_this_environment_are_measured(workplace):
+    told = measured(workplace, "xgrammar_mask", "llguidance_mask", "structured_outputs")
+    figures = [f"{mask}_mask_{size}" for mask in ("xgrammar", "llguidance") for size in ("4k", "32k", "131k")]
+    assert all(told["metrics"][figure] > 0 for figure in [*figures, "structured_outputs", "structured_outputs_131k"])

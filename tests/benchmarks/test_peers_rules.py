@@ -1,0 +1,121 @@
+"""Grammars, rewards and vocabularies for peers say the same as our own tables and rules."""
+
+import itertools
+import json
+import random
+
+import pytest
+
+from benchmarks.decode_cases import played_positions
+from benchmarks.peers.grammars import AnswerRules, answer_rules, to_ebnf, to_lark
+from benchmarks.peers.referee import Prompt, Referee, orders_of
+from benchmarks.peers.structured_outputs import longest_text, spells_orders
+from benchmarks.peers.vocabularies import cut_tokenizer
+from game.board import Board
+from game.legal import WAIVE, LegalOrders, OrderKind
+from game.players import player
+from rollouts.settings import RolloutSettings
+
+
+def legal(kind: OrderKind, options: list[list[str]], picks: int | None = None) -> LegalOrders:
+    sites = tuple(own[0][:5] for own in options)
+    return LegalOrders(
+        power="FRANCE",
+        kind=kind,
+        sites=sites,
+        options=tuple(map(tuple, options)),
+        picks=len(options) if picks is None else picks,
+    )
+
+
+MOVES = legal(OrderKind.MOVEMENT, [["A PAR - BUR", "A PAR H"], ["F BRE - ENG", "F BRE H", "F BRE S A PAR - PIC"]])
+BUILDS = legal(OrderKind.BUILD, [["A BRE B", "F BRE B"], ["A MAR B", "F MAR B"], ["A PAR B"]], picks=2)
+DISBANDS = legal(OrderKind.DISBAND, [["A PAR D"], ["A BUR D"], ["F BRE D"], ["F MAR D"]], picks=2)
+KINDS = pytest.mark.parametrize("asked", [MOVES, BUILDS, DISBANDS], ids=["movement", "build", "disband"])
+
+
+def language(answer: AnswerRules, rule: str = "start") -> list[str]:
+    """Every text of the rules, each as often as the rules spell it."""
+    texts = []
+    for terminal, after in answer.rules[rule]:
+        tails = [f"\n{tail}" for tail in language(answer, after)] if after else [""]
+        texts += [line + tail for line in answer.terminals[terminal] for tail in tails]
+    return texts
+
+
+def legal_texts(asked: LegalOrders) -> list[str]:
+    """By trying every sequence of lines."""
+    lines = [*(line for own in asked.options for line in own), *([WAIVE] if asked.kind is OrderKind.BUILD else [])]
+    return ["\n".join(orders) for orders in itertools.product(lines, repeat=asked.picks) if asked.admits(orders)]
+
+
+@KINDS
+def test_the_rules_spell_every_legal_answer_once_and_nothing_else(asked: LegalOrders):
+    answer = answer_rules(asked)
+    assert all(answer.rules.values()), "a rule without alternatives is a dead end"
+    assert sorted(language(answer)) == sorted(legal_texts(asked))
+
+
+@KINDS
+def test_no_legal_answer_is_longer_than_the_bound_and_each_is_read_as_legal(asked: LegalOrders):
+    texts = legal_texts(asked)
+    assert max(map(len, texts)) <= longest_text(asked)
+    assert all(spells_orders(text, asked) for text in texts) and not spells_orders(texts[0] + "\n", asked)
+
+
+def test_the_notations_write_the_rules_out():
+    assert to_ebnf(answer_rules(MOVES)).splitlines() == [
+        "root ::= start",
+        'start ::= t0 "\\n" site_1',
+        "site_1 ::= t1",
+        't0 ::= "A PAR - BUR" | "A PAR H"',
+        't1 ::= "F BRE - ENG" | "F BRE H" | "F BRE S A PAR - PIC"',
+    ]
+    assert to_lark(answer_rules(MOVES)).splitlines()[:2] == ['start: T0 "\\n" site_1', "site_1: T1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "orders", "ordered"),
+    [
+        ("A PAR - BUR\nF BRE S A PAR - PIC", ["A PAR - BUR", "F BRE S A PAR - PIC"], 2),
+        ("A PAR - BUR\nF BRE - MAO", ["A PAR - BUR", "F BRE H"], 1),
+        ("A PAR - BUR", ["A PAR - BUR", "F BRE H"], 1),
+        ("F BRE - ENG\nA PAR - BUR", ["A PAR - BUR", "F BRE - ENG"], 2),
+        ("F BRE - ENG\nF BRE H\nA MAR H", ["A PAR H", "F BRE - ENG"], 1),
+        ("", ["A PAR H", "F BRE H"], 0),
+    ],
+    ids=["legal", "an illegal line", "a missing line", "in another order", "two for one unit", "nothing"],
+)
+def test_a_unit_takes_its_first_legal_line_and_holds_without_one(text: str, orders: list[str], ordered: int):
+    assert orders_of(text, MOVES) == (orders, ordered)
+
+
+def test_rewards_are_centres_gained_with_shared_luck_and_everything_is_counted():
+    (snapshot,) = played_positions(1, seed=1)
+    board = Board.restore(snapshot)
+    power, asked = max(board.legal_orders().items(), key=lambda pair: pair[1].count())
+    dice = random.Random(0)
+    texts = ["\n".join(player("mover")(asked, dice, board)) for _ in range(5)]
+    prompt = Prompt(text="", snapshot=snapshot, power=power, legal=asked, longest=1)
+    referee = Referee(prompts=[prompt], rollouts=RolloutSettings(horizon_years=1, forks_per_group=8))
+    reply = referee.reply({"numbers": [0] * 8, "texts": [*texts, texts[0], texts[0], "nonsense"]})
+    rewards = reply["rewards"]
+    assert isinstance(rewards, list) and len(rewards) == 8 and rewards[0] == rewards[5] == rewards[6]
+    assert (referee.played, referee.legal) == (8, 7) and reply["cpu_s"] > 0
+    assert referee.units == 8 * len(asked.sites) and referee.ordered == 7 * len(asked.sites)
+    assert referee.with_spread == (8 if len(set(rewards)) > 1 else 0)
+    assert all(reward == round(reward) for reward in rewards)
+
+
+def test_a_cut_tokenizer_has_no_id_and_no_merge_beyond_its_size():
+    whole = {
+        "added_tokens": [{"id": 0, "content": "<s>"}, {"id": 9, "content": "<late>"}],
+        "model": {
+            "vocab": {"<s>": 0, "a": 1, "b": 2, "ab": 3, "aba": 4, "ba": 5},
+            "merges": [["a", "b"], "ab a", ["a", "ba"], ["b", "a"]],
+        },
+    }
+    cut = cut_tokenizer(json.loads(json.dumps(whole)), 5)
+    assert cut["model"]["vocab"] == {"<s>": 0, "a": 1, "b": 2, "ab": 3, "aba": 4}
+    assert cut["model"]["merges"] == [["a", "b"], "ab a"], "the other way to 'aba' has a part that is gone"
+    assert [token["id"] for token in cut["added_tokens"]] == [0]
