@@ -26,7 +26,6 @@ from game.prompt_settings import PromptSettings
 from records.generation import Generation
 from rollouts.deciders import CompletionSource, PolicyDecider
 from rollouts.game_messages import (
-    TABLE_SLOTS,
     Answer,
     Asked,
     Frames,
@@ -149,7 +148,8 @@ class _Place:
         self._number, self._command, self._log = number, command, log
         self._jobs: dict[int, _Job] = {}
         self._frames: Frames | None = None
-        self._tables: list[LegalTable | None] = []
+        self._tables: dict[int, LegalTable] = {}
+        """Legal tables that the process has sent, by slot."""
         self._ready = False
         self._deaths = 0
         """Since a job ended."""
@@ -219,7 +219,7 @@ class _Place:
         process = self.process
         assert process is not None
         try:
-            self._tables, self._ready = [None] * TABLE_SLOTS, False
+            self._tables, self._ready = {}, False
             _, self._frames = await asyncio.get_running_loop().create_unix_connection(
                 partial(Frames, self._receive), sock=connection
             )
@@ -281,7 +281,7 @@ class _Place:
         """Have a request drawn, unless it was asked before, and answer it."""
         if asked.table is not None:
             self._tables[asked.slot] = asked.table
-        job, table = self._jobs.get(asked.job), self._tables[asked.slot]
+        job, table = self._jobs.get(asked.job), self._tables.get(asked.slot)
         if job is None or table is None:
             return
         key = asked.seat, asked.request_id
