@@ -196,9 +196,13 @@ class _Place:
     async def _keep(self) -> None:
         """Keep one process running."""
         while True:
-            code = await self._run_once()
+            self._ready = False
+            try:
+                why = f"exit code {await self._run_once()}"
+            except OSError as error:  # no memory, processes or open files left, or a full disk
+                why = str(error)
             self._deaths += 1
-            reporter().say(f"game process {self._number} ended (exit code {code}) and is replaced; its log is {self._log}")
+            reporter().say(f"game process {self._number} ended ({why}) and is replaced; its log is {self._log}")
             if self._deaths >= DEATHS_IN_A_ROW:
                 for job in self._jobs.values():
                     first = job.message.groups[0].number
@@ -206,11 +210,13 @@ class _Place:
                         job,
                         EngineLostError(
                             f"game process {self._number} died {self._deaths} times in a row over start groups from {first} "
-                            f"(exit code {code}); its last lines are in {self._log}"
+                            f"({why}); its last lines are in {self._log}"
                         ),
                     )
                 self._deaths = 0
-            if not self._ready:  # it cannot start; try again when there is work
+                self._jobs.clear()
+                self._has_jobs.clear()
+            if not self._ready:  # it could not start; try again when there is work
                 await self._has_jobs.wait()
 
     async def _run_once(self) -> int:
@@ -219,7 +225,7 @@ class _Place:
         process = self.process
         assert process is not None
         try:
-            self._tables, self._ready = {}, False
+            self._tables = {}
             _, self._frames = await asyncio.get_running_loop().create_unix_connection(
                 partial(Frames, self._receive), sock=connection
             )
@@ -236,20 +242,25 @@ class _Place:
 
     def _launch(self) -> socket.socket:
         """Start a process; returns this end of its socket."""
-        own, other = socket.socketpair()
         environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
         environment |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-        with other, self._log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "rollouts.game_process", str(other.fileno()), *self._command],
-                pass_fds=[other.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environment,
-                # Only the parent receives Ctrl-C; it then closes its end of the socket.
-                start_new_session=True,
-            )
+        with self._log.open("ab") as log:
+            own, other = socket.socketpair()
+            with other:
+                try:
+                    self.process = subprocess.Popen(
+                        [sys.executable, "-P", "-m", "rollouts.game_process", str(other.fileno()), *self._command],
+                        pass_fds=[other.fileno()],
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=log,
+                        env=environment,
+                        # Only the parent receives Ctrl-C; it then closes its end of the socket.
+                        start_new_session=True,
+                    )
+                except OSError:
+                    own.close()
+                    raise
         return own
 
     def _receive(self, message: Any) -> None:

@@ -144,15 +144,25 @@ def test_a_killed_process_is_replaced_and_nothing_is_lost_or_drawn_twice(apart, 
     assert len(pool.pids) == 2 and not {*killed} & {*pool.pids}
 
 
+def roll_out_in(engine_host: EngineHost, model: Path, prompts: Any, log: Path, groups: list[StartGroup]) -> None:
+    with opened(engine_host, 1, model, prompts, log) as games:
+        engine_host.submit(games.roll_out(groups, UniformEngine(), SETTINGS, producer="p", seed=3)).result()
+
+
 def test_a_process_that_dies_again_and_again_fails_its_job_with_a_sentence(engine_host, tokens, positions, tmp_path: Path):
-    """There is no tokenizer in the folder, so no process can start."""
-    log = tmp_path / "games.log"
-    with (
-        opened(engine_host, 1, tmp_path, tokens.prompts, log) as games,
-        pytest.raises(EngineLostError, match=f"died {DEATHS_IN_A_ROW} times in a row over start groups from 12 .*games.log"),
+    """There is no tokenizer in the folder, so no process can load it."""
+    log, times = tmp_path / "games.log", DEATHS_IN_A_ROW
+    with pytest.raises(
+        EngineLostError, match=rf"died {times} times in a row over start groups from 12 \(exit code 1\).*games.log"
     ):
-        engine_host.submit(games.roll_out(planned(positions), UniformEngine(), SETTINGS, producer="p", seed=3)).result()
-    assert str(tmp_path) in log.read_text() or "No such file" in log.read_text()
+        roll_out_in(engine_host, tmp_path, tokens.prompts, log, planned(positions))
+    assert "No such file" in log.read_text()
+
+
+def test_a_process_that_cannot_be_started_fails_its_job_with_a_sentence(engine_host, model, tokens, positions, tmp_path: Path):
+    """There is no folder for its log."""
+    with pytest.raises(EngineLostError, match=r"died 3 times in a row .* No such file or directory"):
+        roll_out_in(engine_host, model, tokens.prompts, tmp_path / "missing" / "games.log", planned(positions))
 
 
 def test_the_share_of_failed_forks_is_that_of_all_processes(apart, tokens, positions):
