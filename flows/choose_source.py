@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from flows.producer_fleet import ProducerFleet
 from inference.start_engine import start_limit_s
 from pipeline.buffered_queue import BufferedQueue
+from pipeline.game_processes import game_processes
 from pipeline.lockstep_queue import LockstepQueue
 from pipeline.play import RolloutReport
 from pipeline.resources import Resources
@@ -72,7 +73,8 @@ async def rollout_source(settings: RunSettings, resources: Resources) -> AsyncIt
         async with dask_source(settings.paths.root, _dask_plan(settings), resources.spans) as source:
             yield source
     else:
-        yield LocalSource(resources, settings.pipeline)
+        async with game_processes(resources, settings.pipeline.game_processes):
+            yield LocalSource(resources, settings.pipeline)
 
 
 def _dask_plan(settings: RunSettings) -> DaskPlan:

@@ -17,7 +17,7 @@ from inference.host import EngineHost
 from inference.settings import InferenceSettings
 from inference.start_engine import start_engine
 from records.policy_version import BASE, BASE_VERSION
-from rollouts.deciders import Decider, PolicyDecider, Tokens
+from rollouts.deciders import PolicyDecider, Tokens
 from rollouts.roll_out import frozen_name
 from rollouts.settings import RolloutSettings
 from storage.adapters import read_adapter
@@ -31,7 +31,7 @@ from workers.make_engine import make_engine, serving
 class FrozenOpponent:
     """The decider of the frozen version."""
 
-    deciders: Mapping[str, Decider] = field(default_factory=dict)
+    deciders: Mapping[str, PolicyDecider] = field(default_factory=dict)
     """By name of the seat; empty if there is no frozen opponent."""
     kept: frozenset[int] = frozenset()
     """Versions that the run's engine must not retire."""

@@ -166,18 +166,13 @@ async def play_groups(
         done.append(number)
         reporter().stage(stage, len(done), len(positions))
 
-    played = await resources.host.run(
-        roll_out(
-            plan_start_groups(positions, first_group, settings),
-            resources.engine,
-            resources.tokens,
-            settings,
-            producer=producer,
-            seed=resources.seed,
-            on_group=on_group,
-            frozen=resources.frozen.deciders,
-        )
-    )
+    groups = plan_start_groups(positions, first_group, settings)
+    named = {"producer": producer, "seed": resources.seed, "on_group": on_group, "frozen": resources.frozen.deciders}
+    if resources.games is None:
+        rolling = roll_out(groups, resources.engine, resources.tokens, settings, **named)
+    else:
+        rolling = resources.games.roll_out(groups, resources.engine, settings, **named)
+    played = await resources.host.run(rolling)
     await wait_for_ledger(after)
     await publish_when_there_is_room(
         partial(

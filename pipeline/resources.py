@@ -15,6 +15,7 @@ from inference.host import EngineHost
 from pipeline.frozen_opponent import NO_FROZEN_OPPONENT, FrozenOpponent
 from records.policy_version import PolicyVersion
 from rollouts.fork import Tokens
+from rollouts.game_pool import GamePool
 from rollouts.settings import RolloutSettings
 from state_cache.store import StateCache
 from storage.control import ControlDesk
@@ -55,6 +56,8 @@ class RolloutResources:
     """Seconds for which finished rollouts wait for space on a full disk."""
     frozen: FrozenOpponent = NO_FROZEN_OPPONENT
     """The frozen version that plays the opponents in some start groups."""
+    games: GamePool | None = None
+    """The game processes; None: games are played on the engine's event loop."""
     spans: Spans = field(default_factory=Spans)
 
 

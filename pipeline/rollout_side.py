@@ -23,6 +23,7 @@ from inference.host import EngineHost
 from inference.settings import InferenceSettings
 from inference.start_engine import start_engine
 from pipeline.frozen_opponent import open_frozen
+from pipeline.game_processes import game_processes
 from pipeline.removed_settings import without_removed
 from pipeline.resources import PRODUCER, RolloutResources
 from rollouts.fork import Tokens
@@ -54,6 +55,7 @@ class SidePipeline(BaseModel):
     full_disk_wait_s: float
     groups_per_task: int
     rollout_timeout_s: float
+    game_processes: int = 0
 
 
 class SideSettings(BaseModel):
@@ -161,6 +163,7 @@ class RolloutSide:
                 max_policy_lag=settings.storage.max_policy_lag,
                 full_disk_wait_s=settings.pipeline.full_disk_wait_s,
             )
+            await stack.enter_async_context(game_processes(resources, settings.pipeline.game_processes))
             side = cls(resources, settings, stack.pop_all())
         try:
             await side.follow()

@@ -14,6 +14,7 @@ from evaluation.settings import EvaluationSettings
 from game.players import check_player
 from game.prompt_settings import PromptSettings
 from inference.settings import InferenceSettings
+from pipeline.check_pipeline import check_pipeline
 from pipeline.removed_settings import preset_name, without_removed
 from pipeline.setting_names import setting_names, similar_names
 from pipeline.settings_file import read_settings_file
@@ -64,6 +65,9 @@ class PipelineSettings(BaseModel):
     """Address of a Dask scheduler whose workers share the run's folder; empty: a cluster on this machine for this run."""
     dask_workers: Annotated[int, Field(ge=1, le=256)] = 2
     """Processes of the cluster on this machine; they share the cores not used by the trainer."""
+    game_processes: Annotated[int, Field(ge=0, le=64)] = 0
+    """Further processes on this machine that play the games of rollouts, without an engine; 0: games share a core with the
+    engine's event loop, which on two cores was as fast."""
     rollout_timeout_s: Annotated[float, Field(gt=0)] = 900.0
     """Seconds after which a rollout task is cancelled and retried."""
     recoveries_max: Annotated[int, Field(ge=0, le=100)] = 3
@@ -274,37 +278,11 @@ def check_settings(settings: RunSettings) -> None:
     Raises:
         InputError: names the settings, their values and the cure.
     """
-    pipeline, storage = settings.pipeline, settings.storage
     if settings.run:
         check_run_name(settings.run)
     if "\0" in str(settings.runs_root):
         raise InputError(f"runs_root {str(settings.runs_root)!r} cannot name a folder: remove the zero byte")
-    if pipeline.buffer_depth > storage.max_policy_lag:
-        raise InputError(
-            f"pipeline.buffer_depth {pipeline.buffer_depth} exceeds storage.max_policy_lag {storage.max_policy_lag}: "
-            f"rows would be too old to train on; set buffer_depth to at most {storage.max_policy_lag}, "
-            "or raise max_policy_lag"
-        )
-    if pipeline.producers_min > pipeline.producers_max:
-        raise InputError(
-            f"pipeline.producers_min {pipeline.producers_min} exceeds pipeline.producers_max {pipeline.producers_max}: "
-            "lower the one or raise the other"
-        )
-    if pipeline.dask_address and pipeline.task_runner != "dask":
-        raise InputError(
-            f"pipeline.dask_address '{pipeline.dask_address}' is for pipeline.task_runner 'dask', not "
-            f"'{pipeline.task_runner}': set one of the two"
-        )
-    if pipeline.deterministic and pipeline.buffer_depth > 1:
-        raise InputError(
-            f"pipeline.deterministic needs pipeline.buffer_depth 0 or 1, not {pipeline.buffer_depth}: "
-            "steps further ahead end in any order; set one of the two"
-        )
-    if pipeline.deterministic and pipeline.buffer_depth and pipeline.ready_groups_max:
-        raise InputError(
-            f"pipeline.ready_groups_max {pipeline.ready_groups_max} cannot pause rollouts, because pipeline.deterministic with "
-            "pipeline.buffer_depth 1 starts them before ready groups are counted: set buffer_depth or ready_groups_max to 0"
-        )
+    check_pipeline(settings.pipeline, settings.storage)
     for name in {
         *settings.rollouts.scripted_opponents,
         *settings.evaluation.opponents,
@@ -355,6 +333,8 @@ def _check_simulated(settings: RunSettings) -> None:
         )
     if settings.inference.urls or settings.inference.evaluation_urls:
         raise InputError("simulated.from_run uses no engine: leave inference.urls and inference.evaluation_urls out")
+    if settings.pipeline.game_processes:
+        raise InputError("simulated.from_run plays no games: leave pipeline.game_processes out")
 
 
 def _check_slots(settings: RunSettings) -> None:

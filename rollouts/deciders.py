@@ -18,7 +18,6 @@ from game.board import Board
 from game.legal import LegalOrders
 from game.prompt_settings import DEFAULT_PROMPTS, PromptSettings
 from game.prompts import ANSWER_CUE, board_text, power_text
-from inference.engine import Engine
 from records.generation import Generation, GenerationRequest
 from rollouts.seeds import seed_of
 from telemetry.errors import InputError, VersionGoneError
@@ -100,6 +99,14 @@ class DrawnDecision:
     """int32 [completion tokens + 1]: position i allows legal_ids[legal_offsets[i]:legal_offsets[i + 1]]."""
 
 
+class CompletionSource(Protocol):
+    """The part of an `Engine` that games use. In a game process it stands for the flow's engine."""
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """See `Engine.generate`."""
+        ...
+
+
 class Decider(Protocol):
     """Chooses the orders of a power asynchronously."""
 
@@ -115,18 +122,19 @@ class Decider(Protocol):
 class PolicyDecider:
     """Draws the orders from a policy version."""
 
-    def __init__(self, engine: Engine, tokens: Tokens, version: int | None) -> None:
+    def __init__(self, engine: CompletionSource, tokens: Tokens, version: int | None) -> None:
         """`version`: the policy version; None: the engine's newest."""
-        self._engine, self._tokens, self._version = engine, tokens, version
+        self.engine, self.version = engine, version
+        self._tokens = tokens
 
     async def decide(self, request: DecisionRequest) -> list[str]:
         """See `Decider`."""
-        return (await draw(request, self._engine, self._tokens, version=self._version)).orders
+        return (await draw(request, self.engine, self._tokens, version=self.version)).orders
 
 
 async def draw(
     request: DecisionRequest,
-    engine: Engine,
+    engine: CompletionSource,
     tokens: Tokens,
     *,
     version: int | None = None,
@@ -172,7 +180,7 @@ async def draw(
     )
 
 
-async def _generate_under_newest(engine: Engine, request: GenerationRequest) -> Generation:
+async def _generate_under_newest(engine: CompletionSource, request: GenerationRequest) -> Generation:
     """Generate under the newest version. Try again if that version was retired while the request waited."""
     for _ in range(_RETIRED_VERSIONS_MAX):
         try:

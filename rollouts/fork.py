@@ -13,8 +13,7 @@ from game.legal import LegalOrders
 from game.players import player
 from game.prompts import board_text
 from game.scores import SOLO_CENTRES, Standing, compute_standing, horizon_reached
-from inference.engine import Engine
-from rollouts.deciders import Decider, DecisionRequest, DrawnDecision, Tokens, draw
+from rollouts.deciders import CompletionSource, Decider, DecisionRequest, DrawnDecision, Tokens, draw
 from rollouts.seeds import dice
 from telemetry.errors import DataError, EngineError
 
@@ -96,7 +95,7 @@ class PlayedFork:
 async def play_fork(
     plan: ForkPlan,
     board: Board,
-    engine: Engine | None,
+    engine: CompletionSource | None,
     tokens: Tokens | None,
     *,
     deciders: Mapping[str, Decider] | None = None,
@@ -235,7 +234,7 @@ async def _draw_decisions(
     legal: Mapping[str, LegalOrders],
     powers: list[str],
     ply: int,
-    engine: Engine | None,
+    engine: CompletionSource | None,
     tokens: Tokens | None,
 ) -> dict[str, DrawnDecision]:
     """Draw the decisions of all `powers` concurrently."""

@@ -16,9 +16,8 @@ import numpy as np
 from game.board import POWERS, Board
 from game.scores import Standing, components
 from game.snapshot import Snapshot
-from inference.engine import Engine
 from records.rows import Decision, Ply, decision_id
-from rollouts.deciders import Decider
+from rollouts.deciders import CompletionSource, Decider
 from rollouts.fork import POLICY, ForkPlan, PlayedFork, PlayedPly, Tokens, play_fork
 from rollouts.seeds import dice
 from rollouts.settings import RolloutSettings
@@ -49,11 +48,13 @@ class RolledOut:
     plies: list[Ply]
     forks: int
     failed_forks: int
+    failure: str = ""
+    """Why the first failed fork failed; empty if none did."""
 
 
 async def roll_out(
     groups: Sequence[StartGroup],
-    engine: Engine,
+    engine: CompletionSource,
     tokens: Tokens,
     settings: RolloutSettings,
     *,
@@ -110,19 +111,36 @@ async def roll_out(
         rest = (roll_out_group(branch_off(group, *first, f"{producer}/{seed}/{group.number}")) for group in family[1:])
         return [first, *await asyncio.gather(*rest)]
 
-    families = await asyncio.gather(*(roll_out_family(family) for family in _families(groups)))
-    played = [group for family in families for group in family]
+    played = [
+        group for family in await asyncio.gather(*(roll_out_family(family) for family in families(groups))) for group in family
+    ]
     forks = [fork for _, group_forks in played for fork in group_forks]
     failed = [fork for fork in forks if fork.status != "complete"]
-    if len(failed) > settings.max_failed_share * len(forks):
-        raise EngineError(f"{len(failed)} of {len(forks)} forks failed; the first: {failed[0].reason}")
     decisions: list[Decision] = []
     plies: list[Ply] = []
     for group, group_forks in played:
         for number, fork in enumerate(group_forks):
             decisions.extend(_rows(group, number, fork, settings, producer, seed))
             plies.extend(_plies(group, number, fork))
-    return RolledOut(decisions=decisions, plies=plies, forks=len(forks), failed_forks=len(failed))
+    rolled = RolledOut(
+        decisions=decisions,
+        plies=plies,
+        forks=len(forks),
+        failed_forks=len(failed),
+        failure=failed[0].reason if failed else "",
+    )
+    check_failures(rolled, settings)
+    return rolled
+
+
+def check_failures(played: RolledOut, settings: RolloutSettings) -> None:
+    """Check that not too many forks failed.
+
+    Raises:
+        EngineError: more than `settings.max_failed_share` of them did.
+    """
+    if played.failed_forks > settings.max_failed_share * played.forks:
+        raise EngineError(f"{played.failed_forks} of {played.forks} forks failed; the first: {played.failure}")
 
 
 def _rows(
@@ -201,15 +219,15 @@ def draw_opponents(shared: str, settings: RolloutSettings) -> str:
     return names[0] if len(names) == 1 else dice(shared, "opponents").choice(names)
 
 
-def _families(groups: Sequence[StartGroup]) -> list[list[StartGroup]]:
+def families(groups: Sequence[StartGroup]) -> list[list[StartGroup]]:
     """Each start group that starts at its own snapshot, followed by the groups that branch off it."""
-    families: list[list[StartGroup]] = []
+    found: list[list[StartGroup]] = []
     for group in groups:
         if group.branch_at:
-            families[-1].append(group)
+            found[-1].append(group)
         else:
-            families.append([group])
-    return families
+            found.append([group])
+    return found
 
 
 def branch_off(group: StartGroup, origin: StartGroup, forks: Sequence[PlayedFork], name: str) -> StartGroup:

@@ -14,6 +14,7 @@ import pytest
 from inference.memory_plan import read_shape
 from pipeline.plans.find_model import tiny_shape
 from pipeline.run_settings import layered_settings
+from rollouts.game_pool import PROCESS_BYTES
 from storage.runs import RunPaths
 from tests.chat_models import NO_GENERATION_PROMPT, NO_SYSTEM, QWEN, chat_model
 from training.settings import TinyModelSettings
@@ -121,6 +122,14 @@ def test_the_plan_names_the_layers_that_the_adapter_changes(entente):
         few["disk"]["adapter_bytes"] - 4 * few["adapter"]["parameters"]
         == plan["disk"]["adapter_bytes"] - 4 * (plan["adapter"]["parameters"])
     )
+
+
+def test_the_plan_counts_the_memory_of_game_processes(entente):
+    words = ("train", "--dry-run", "--json", "--pipeline.no-deterministic")
+    without = json.loads(entente(*words).stdout)["memory"]
+    memory = json.loads(entente(*words, "--pipeline.game-processes", "2").stdout)["memory"]
+    assert memory["game_processes_bytes_about"] == 2 * PROCESS_BYTES and "game_processes_bytes_about" not in without
+    assert memory["needed_bytes_about"] == without["needed_bytes_about"] + 2 * PROCESS_BYTES
 
 
 def test_without_a_tokenizer_the_figures_are_bounds(entente):

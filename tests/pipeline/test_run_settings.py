@@ -53,6 +53,19 @@ def test_every_preset_is_sound(name: str):
         ({"pipeline": {"producers_min": 2, "producers_max": 1}}, "producers_min 2 exceeds pipeline.producers_max 1"),
         ({"pipeline": {"dask_address": "tcp://h:1"}}, "dask_address 'tcp://h:1' is for pipeline.task_runner 'dask'"),
         ({"pipeline": {"buffer_depth": 2}}, "deterministic needs pipeline.buffer_depth 0 or 1, not 2"),
+        ({"pipeline": {"game_processes": 2}}, "game_processes 2 cannot be repeated exactly.* set one of the two"),
+        (
+            {"pipeline": {"game_processes": 2, "deterministic": False, "task_runner": "dask"}},
+            "game_processes 2 is for pipeline.task_runner 'threads'.* set pipeline.dask_workers instead",
+        ),
+        (
+            {
+                "pipeline": {"game_processes": 2, "deterministic": False},
+                "simulated": {"from_run": "x"},
+                "training": {"learning_rate": 1e-12},
+            },
+            "simulated.from_run plays no games: leave pipeline.game_processes out",
+        ),
         (
             {"inference": {"adapters": "slots", "adapter_slots": 3}},
             "inference.adapter_slots 3 cannot hold the versions that storage.max_policy_lag 2 keeps in play: .* at least 4",

@@ -1,0 +1,53 @@
+"""Checks that the `pipeline` settings do not contradict each other."""
+
+from typing import TYPE_CHECKING
+
+from storage.settings import StorageSettings
+from telemetry.errors import InputError
+
+if TYPE_CHECKING:
+    from pipeline.run_settings import PipelineSettings
+
+
+def check_pipeline(pipeline: "PipelineSettings", storage: StorageSettings) -> None:
+    """Check the `pipeline` settings.
+
+    Raises:
+        InputError: names the settings, their values and the cure.
+    """
+    if pipeline.buffer_depth > storage.max_policy_lag:
+        raise InputError(
+            f"pipeline.buffer_depth {pipeline.buffer_depth} exceeds storage.max_policy_lag {storage.max_policy_lag}: "
+            f"rows would be too old to train on; set buffer_depth to at most {storage.max_policy_lag}, "
+            "or raise max_policy_lag"
+        )
+    if pipeline.producers_min > pipeline.producers_max:
+        raise InputError(
+            f"pipeline.producers_min {pipeline.producers_min} exceeds pipeline.producers_max {pipeline.producers_max}: "
+            "lower the one or raise the other"
+        )
+    if pipeline.dask_address and pipeline.task_runner != "dask":
+        raise InputError(
+            f"pipeline.dask_address '{pipeline.dask_address}' is for pipeline.task_runner 'dask', not "
+            f"'{pipeline.task_runner}': set one of the two"
+        )
+    if pipeline.deterministic and pipeline.buffer_depth > 1:
+        raise InputError(
+            f"pipeline.deterministic needs pipeline.buffer_depth 0 or 1, not {pipeline.buffer_depth}: "
+            "steps further ahead end in any order; set one of the two"
+        )
+    if pipeline.deterministic and pipeline.buffer_depth and pipeline.ready_groups_max:
+        raise InputError(
+            f"pipeline.ready_groups_max {pipeline.ready_groups_max} cannot pause rollouts, because pipeline.deterministic with "
+            "pipeline.buffer_depth 1 starts them before ready groups are counted: set buffer_depth or ready_groups_max to 0"
+        )
+    if pipeline.game_processes and pipeline.deterministic:
+        raise InputError(
+            f"pipeline.game_processes {pipeline.game_processes} cannot be repeated exactly, because requests of several "
+            "processes meet in the engine by measured time, and pipeline.deterministic needs that: set one of the two"
+        )
+    if pipeline.game_processes and pipeline.task_runner == "dask":
+        raise InputError(
+            f"pipeline.game_processes {pipeline.game_processes} is for pipeline.task_runner 'threads', because a Dask cluster "
+            "has processes of its own: set pipeline.dask_workers instead"
+        )
