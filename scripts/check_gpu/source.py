@@ -110,13 +110,15 @@ class Class:
             return self.source.parameters(node, bound=True) if isinstance(node, _FUNCTIONS) else None
         fields: dict[str, bool] = {}
         for each in reversed(self.ancestry):
+            optional = "total=False" in map(ast.unparse, each.node.keywords)  # of a TypedDict
             for node in each.node.body:
                 if (
                     isinstance(node, ast.AnnAssign)
                     and isinstance(node.target, ast.Name)
                     and "ClassVar" not in ast.unparse(node.annotation)
                 ):
-                    fields[node.target.id] = node.value is None
+                    is_needed = node.value is None and "NotRequired" not in ast.unparse(node.annotation)
+                    fields[node.target.id] = is_needed and not optional
         return (
             Parameters(tuple(fields), required=frozenset(name for name, needed in fields.items() if needed)) if fields else None
         )

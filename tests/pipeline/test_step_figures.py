@@ -47,7 +47,7 @@ def figures_of(reports: tuple[RolloutReport, ...], counted: EngineStats) -> dict
         return counted
 
     resources: Any = SimpleNamespace(
-        spans=Spans(), host=Host(), engine=SimpleNamespace(stats=stats), trainer=SimpleNamespace(pid=1), gpus=None
+        spans=Spans(), host=Host(), engine=SimpleNamespace(stats=stats), trainer=SimpleNamespace(pid=1), gpus=None, games=None
     )
     rolled = StepRollouts(reports=reports, waited=(0.0, 0.0), ready_share=1.0, queue={})
     trained: Any = SimpleNamespace(metrics={})
