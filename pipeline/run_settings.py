@@ -67,7 +67,7 @@ class PipelineSettings(BaseModel):
     """Processes of the cluster on this machine; they share the cores not used by the trainer."""
     game_processes: Annotated[int, Field(ge=0, le=64)] = 0
     """Further processes on this machine that play the games of rollouts, without an engine; 0: games share a core with the
-    engine's event loop, which on two cores was as fast."""
+    engine's event loop, and the run can be deterministic."""
     rollout_timeout_s: Annotated[float, Field(gt=0)] = 900.0
     """Seconds after which a rollout task is cancelled and retried."""
     recoveries_max: Annotated[int, Field(ge=0, le=100)] = 3

@@ -43,8 +43,11 @@ from rollouts.settings import RolloutSettings
 from telemetry.errors import EngineLostError, EntenteError
 from telemetry.progress import reporter
 
-PROCESS_BYTES = 130 << 20
-"""Resident memory of a game process."""
+PROCESS_BYTES = 135 << 20
+"""Resident memory of a game process, read from the metric `memory/games_mib` of runs of the laptop preset."""
+STEPS_AT_ONCE = 2
+"""Steps of start groups that a process plays at once; further jobs wait. On a machine with other load all jobs would slow each
+other, the queue would take them for stragglers and add more, and none would end."""
 DEATHS_IN_A_ROW = 3
 """A job fails after so many deaths of its process without a job that ended between."""
 _ENDS_WITHIN_S = 5.0
@@ -63,6 +66,8 @@ class _Job:
     drawn: "dict[tuple[str, str], asyncio.Task[Generation]]" = field(default_factory=dict)
     """Requests in flight and answered, by seat and request id. A repeated request gets the first one's completion."""
     ended_groups: set[int] = field(default_factory=set)
+    playing: bool = False
+    """The process has it; False: it waits for its turn."""
 
 
 class GamePool:
@@ -158,7 +163,7 @@ class _Place:
 
     @property
     def load(self) -> int:
-        """Start groups that it plays."""
+        """Start groups that it plays, or that wait for it."""
         return sum(len(job.message.groups) for job in self._jobs.values())
 
     def start(self) -> None:
@@ -177,7 +182,7 @@ class _Place:
         """Have the process play a job."""
         self._jobs[job.message.job] = job
         self._has_jobs.set()
-        self._send(job.message)
+        self._send_jobs()
 
     def remove(self, job: _Job) -> None:
         """Forget a job; stop it if it is not done."""
@@ -188,6 +193,20 @@ class _Place:
         job.result.cancel()
         if not self._jobs:
             self._has_jobs.clear()
+        self._send_jobs()
+
+    def _send_jobs(self) -> None:
+        """Send the jobs whose turn it is, oldest first."""
+        if self._frames is None:
+            return
+        playing = sum(len(job.message.groups) for job in self._jobs.values() if job.playing)
+        for job in self._jobs.values():
+            if not job.playing:
+                size, most = len(job.message.groups), STEPS_AT_ONCE * job.message.settings.start_groups
+                if playing and playing + size > most:
+                    return
+                job.playing, playing = True, playing + size
+                self._send(job.message)
 
     def _send(self, message: Any) -> None:
         if self._frames is not None:
@@ -230,7 +249,8 @@ class _Place:
                 partial(Frames, self._receive), sock=connection
             )
             for job in self._jobs.values():
-                self._send(job.message)
+                job.playing = False
+            self._send_jobs()
             await self._frames.ended
         finally:
             frames, self._frames = self._frames, None
@@ -279,6 +299,7 @@ class _Place:
                 if job is None:
                     return
                 self._deaths = 0
+                self._send_jobs()
                 if message.played is None:
                     _fail(job, error_of(message.error))
                 elif not job.result.done():

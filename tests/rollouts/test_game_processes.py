@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from inference.host import EngineHost
 from records.generation import Generation, GenerationRequest
 from rollouts.deciders import PolicyDecider
 from rollouts.game_messages import TABLE_SLOTS, SentTables, error_fields, error_of
-from rollouts.game_pool import DEATHS_IN_A_ROW, PROCESS_BYTES, GamePool
+from rollouts.game_pool import DEATHS_IN_A_ROW, PROCESS_BYTES, STEPS_AT_ONCE, GamePool
 from rollouts.roll_out import RolledOut, StartGroup, frozen_name, plan_start_groups, roll_out
 from rollouts.settings import RolloutSettings
 from telemetry.errors import EngineError, EngineLostError, VersionGoneError
@@ -218,6 +218,34 @@ def test_a_cancelled_call_stops_its_games_and_its_requests(apart, engine_host, p
     engine.generate = never
     engine_host.submit(give_up()).result()
     assert content(apart(planned(positions), UniformEngine())) == content(here)
+
+
+def test_a_process_plays_two_steps_at_once_and_further_calls_wait_their_turn(apart, engine_host, pool, here, positions):
+    """Nine calls of a family each, where a step is one family."""
+    engine, in_flight, most = UniformEngine(), Counter[int](), list[int]()
+    draw, groups = engine.generate, planned(positions)
+    settings = SETTINGS.model_copy(update={"start_groups": 2})
+
+    async def count(request: GenerationRequest) -> Generation:
+        group = int(request.request_id.split("/")[2])
+        in_flight[group] += 1
+        most.append(len(+in_flight))
+        await asyncio.sleep(0.002)
+        in_flight[group] -= 1
+        return await draw(request)
+
+    async def play() -> list[RolledOut]:
+        engine.generate = count
+        families = [[replace(group, number=group.number + 12 * again) for group in groups] for again in range(3)]
+        calls = [family[first : first + 2] for family in families for first in (0, 2, 4)]
+        rolled = (pool.roll_out(call, engine, settings, producer="local", seed=3) for call in calls)
+        return list(await asyncio.gather(*rolled))
+
+    played = engine_host.submit(play()).result()
+    assert sorted(row.decision_id for part in played[:3] for row in part.decisions) == sorted(
+        row.decision_id for row in here.decisions
+    )
+    assert max(most) <= len(pool.pids) * STEPS_AT_ONCE * 2
 
 
 def test_a_game_process_holds_no_engine_and_takes_the_memory_of_the_plan(apart, pool, positions):
