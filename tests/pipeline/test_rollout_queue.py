@@ -119,6 +119,7 @@ def test_while_a_step_trains_as_many_steps_of_start_groups_as_the_buffer_is_deep
         async with queue(field, buffer_depth=depth, groups_per_task=1) as rollouts:
             for step in range(1, LAST_STEP + 1):
                 taken = await take(rollouts, step, field)
+                await settled()  # what is played ahead may begin after the step has its own
                 coming = min(depth, LAST_STEP - step) * START_GROUPS
                 assert len(field.running) + len(field.ready) == START_GROUPS + coming
                 field.end()
