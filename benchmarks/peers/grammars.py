@@ -15,7 +15,7 @@ class AnswerRules:
     """Answers as rules. Lines are joined by line breaks; the answer ends after its last line."""
 
     terminals: tuple[tuple[str, ...], ...]
-    """Lines that each terminal stands for."""
+    """Lines that each terminal matches."""
     rules: dict[str, list[tuple[int, str]]]
     """Rule -> its alternatives: the terminal, then the rule after a line break, or "" at the end. Rule "start" comes first."""
 

@@ -60,7 +60,7 @@ def prompts_of(positions: Sequence[Snapshot], tokens: Tokens, *, seed: int) -> l
 def orders_of(text: str, legal: LegalOrders) -> tuple[list[str], int]:
     """The orders that a completion spells in full notation, in the order of the sites, and the number of units that it orders.
 
-    A unit takes the first line that is one of its legal orders, wherever it stands; without one it holds.
+    A unit takes the first line that is one of its legal orders, at any place of the answer; without one it holds.
     """
     lines = text.split("\n")
     ordered = [next((line for line in lines if line in options), None) for options in legal.options]
