@@ -3,7 +3,7 @@
 Each benchmark is a process of the `entente` command, so that none inherits caches or threads. Only figures with a target are
 judged: others depend on the machine. A figure is worse if it changed for the worse by more than the tolerance, a share of its
 earlier value. If smaller is better and the earlier value was nearly 0, the share is of a tenth of the target instead. A figure
-that is missing or NaN is worse.
+that is missing or NaN is worse. A figure that either outcome calls scaled down is shown and not judged.
 """
 
 import json
@@ -22,18 +22,22 @@ from telemetry.read_file import LARGEST_RESULT, read_text
 QUICK: dict[str, tuple[str, ...]] = {
     "game": ("--phases", "200", "--rounds", "2"),
     "cache": ("--positions", "200", "--rounds", "2"),
+    "search": ("--positions", "4", "--rounds", "2"),
     "prompts": ("--games", "3"),
     "storage": ("--scale", "0.05", "--rounds", "3"),
-    "trainer": ("--only", "g2", "--only", "g6", "--only", "exactness", "--only", "planner", "--repeats", "1"),
+    "trainer": (
+        *("--only", "recorded", "--only", "g2", "--only", "g6", "--only", "exactness", "--only", "planner"),
+        *("--repeats", "1"),
+    ),
     "decode": ("--rounds", "1", "--no-http"),
-    "rollout": ("--rounds", "2", "--no-workers"),
+    "rollout": ("--rounds", "2"),
     "e2e": ("--quick",),
     "orchestration": ("--tasks", "100", "--rounds", "1", "--steps", "0", "--slow-steps", "0"),
     "paper": ("--steps", "4"),
 }
 """Benchmark -> arguments of its quick form."""
-TAKES_RUNS_ROOT = ("decode", "rollout", "e2e")
-TAKES_CONFIG = ("rollout", "e2e")
+TAKES_RUNS_ROOT = ("trainer", "decode", "rollout", "e2e")
+TAKES_CONFIG = ("trainer", "rollout", "e2e")
 TOLERANCE = 0.25
 
 
@@ -46,9 +50,11 @@ class Line:
     before: float | None
     now: float | None
     judged: bool
-    """The figure has a target and an earlier value."""
+    """The figure has a target and an earlier value, and both values are full-size."""
     worse: bool
     """Worse by more than the tolerance."""
+    scaled_down: bool = False
+    """The figure has a target, and one of its values is of less work than its name says."""
 
     @property
     def ratio(self) -> float | None:
@@ -103,18 +109,26 @@ def compare(before: Mapping[str, Any], now: Mapping[str, Any], *, tolerance: flo
     for name, outcome in now.items():
         old = before.get(name, {"metrics": {}, "targets": {}})
         targets = {**old["targets"], **outcome["targets"]}
+        scaled_down = {*old.get("scaled_down", ()), *outcome.get("scaled_down", ())}
         for figure in dict.fromkeys([*outcome["metrics"], *old["metrics"]]):
-            lines.append(
-                _line(name, figure, old["metrics"].get(figure), outcome["metrics"].get(figure), targets.get(figure), tolerance)
-            )
+            values = old["metrics"].get(figure), outcome["metrics"].get(figure)
+            lines.append(_line(name, figure, *values, targets.get(figure), tolerance, scaled_down=figure in scaled_down))
     return lines
 
 
 def _line(
-    name: str, figure: str, before: float | None, now: float | None, target: Mapping[str, float] | None, tolerance: float
+    name: str,
+    figure: str,
+    before: float | None,
+    now: float | None,
+    target: Mapping[str, float] | None,
+    tolerance: float,
+    *,
+    scaled_down: bool,
 ) -> Line:
-    if target is None or before is None:
-        return Line(benchmark=name, figure=figure, before=before, now=now, judged=False, worse=False)
+    if target is None or before is None or scaled_down:
+        scaled_down = scaled_down and target is not None
+        return Line(benchmark=name, figure=figure, before=before, now=now, judged=False, worse=False, scaled_down=scaled_down)
     if now is None:
         worse = True
     elif "at_least" in target:
@@ -132,7 +146,14 @@ def read_outcomes(file: Path) -> dict[str, Any]:
     """
     try:
         found = json.loads(read_text(file, at_most=LARGEST_RESULT, what="file of figures"))["benchmarks"]
-        return {name: {"metrics": dict(each["metrics"]), "targets": dict(each["targets"])} for name, each in found.items()}
+        return {
+            name: {
+                "metrics": dict(each["metrics"]),
+                "targets": dict(each["targets"]),
+                "scaled_down": list(each.get("scaled_down", ())),
+            }
+            for name, each in found.items()
+        }
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(
             f"'{file}' holds no figures of `entente bench all` ({type(error).__name__}): make one with --out"

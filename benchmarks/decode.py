@@ -1,8 +1,8 @@
 """`decode`: decisions a second of an engine, and what the legal mask, tables, prefixes, slots and swaps cost or save.
 
 Every ratio compares two arms that take turns in one process, on one thread, in CPU seconds; it is the median over the rounds. The
-engine is the one that runs use, with the tiny model. No request is repeated, so a cache holds only what it would hold in a run.
-Requests come from real rollouts where shared prefixes or shared tables are measured.
+engine is the one that runs use, with the tiny model. Except for the mask, requests are those of whole rollouts: all decisions of
+the start groups of a step, as a run plays them (`benchmarks/played_steps.py`). Every arm draws them from an empty prefix cache.
 """
 
 import asyncio
@@ -12,64 +12,65 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 from typing import Any
 
 from benchmarks.decode_cases import (
     PROMPT_TOKENS,
     SHAPES,
+    SHORT_PROMPT,
     Case,
-    InstantEngine,
     Models,
     Shape,
     made_up_prompt,
     made_up_requests,
     models_to_measure,
-    played_positions,
     requests_for,
-    roll_out_group,
-    rollout_cases,
 )
 from benchmarks.large_vocabulary import large_vocabulary_figures
 from benchmarks.outcome import Outcome, Target
-from benchmarks.worker_scaling import Rates, decisions_per_s
+from benchmarks.played_steps import RunInputs, record_step, uncached_per_decision
+from benchmarks.worker_scaling import scaling_figures
 from decoding.codec import Codec
 from decoding.legal_table import TableBuilder
 from game.legal import LegalOrders
 from game.prompt_settings import PromptSettings
-from game.snapshot import Snapshot
 from inference.engine import Engine
 from inference.settings import InferenceSettings
 from inference.vllm_arguments import may_jump
 from inference.warm_up import throwaway_request
-from records.generation import Generation, GenerationRequest
+from records.generation import GenerationRequest
 from rollouts.fork import Tokens
 from telemetry.errors import EngineError, InputError
+from telemetry.progress import reporter
 
 TARGETS = {
     "masked_over_unmasked_b32": Target(at_least=0.93),
     "masked_over_unmasked_b128": Target(at_least=0.93),
     "masked_over_unmasked_10units_b32": Target(at_least=0.85),
     "masked_over_unmasked_131k_b32": Target(at_least=0.93),
-    "table_ms": Target(at_most=0.2),
+    "table_ms_rollouts": Target(at_most=0.2),
     "table_131k_ms": Target(at_most=0.3),
     "table_131k_ms_p95": Target(at_most=0.6),
-    "batched_over_sequential": Target(at_least=4.0),
-    "prefix_hit_share_first_ply": Target(at_least=0.8),
-    "prefix_hit_share_all": Target(at_least=0.55),
-    "slot_over_full": Target(at_least=1.4),
+    "batched_over_sequential_rollouts": Target(at_least=4.0),
+    "prefix_hit_share": Target(at_least=0.55),
+    "slot_over_full_rollouts": Target(at_least=1.4),
     "swap_ms": Target(at_most=150.0),
 }
-FORKS, YEARS = 8, 3
+STEPS = 3
+"""Steps whose rollouts are played. The first one's decisions are drawn again to compare arms."""
 IN_FLIGHT = 64
+"""Forks of a laptop step: the most decisions in flight of one step."""
+RATES_AT = (1, 8, 32, 64, 128)
+"""Decisions in flight for which rates are measured."""
 
 
 def bench_decode(
     *,
     rounds: int = 5,
-    seed: int = 0,
     model: Path | None = None,
     models_root: Path,
+    inputs: RunInputs,
     http: bool = True,
     settings: InferenceSettings | None = None,
 ) -> Outcome:
@@ -78,7 +79,8 @@ def bench_decode(
     Args:
         model: folder of the model; None: the tiny one.
         models_root: folder of tiny models. A missing one is made, which takes a minute or two.
-        http: also start an inference worker and compare with it.
+        inputs: the run whose rollouts are measured.
+        http: also start an inference worker, for the cost of a client and the figures of several workers.
         settings: settings of the engine. With `adapters` "auto" and float32, adapters are merged into the weights.
 
     Raises:
@@ -90,46 +92,53 @@ def bench_decode(
     if settings.adapters == "auto":
         settings = settings.model_copy(update={"adapters": "merge_reload" if settings.dtype == "float32" else "slots"})
     with tempfile.TemporaryDirectory(prefix="entente-decode-") as scratch:
-        return asyncio.run(_measure(models, settings, Path(scratch), models_root, rounds=rounds, seed=seed, http=http))
+        return asyncio.run(_measure(models, settings, Path(scratch), models_root, inputs, rounds=rounds, http=http))
 
 
 async def _measure(
-    models: Models, settings: InferenceSettings, scratch: Path, models_root: Path, *, rounds: int, seed: int, http: bool
+    models: Models,
+    settings: InferenceSettings,
+    scratch: Path,
+    models_root: Path,
+    inputs: RunInputs,
+    *,
+    rounds: int,
+    http: bool,
 ) -> Outcome:
     from inference.embedded import EmbeddedEngine
 
-    folder = models.full
+    folder, seed = models.full, inputs.seed
     engine, tokens = EmbeddedEngine(folder, settings, name="decode"), Tokens(Codec(folder))
     await engine.start()
     try:
-        positions, jumps = played_positions(16, seed), may_jump(settings)
-        if jumps:  # the mask is measured token by token
+        reporter().say("measuring the mask")
+        if jumps := may_jump(settings):  # the mask is measured token by token
             await engine.jump_forced(False)
-        metrics = {
-            # Small batches are fast and noisy, so they get more rounds.
-            f"masked_over_unmasked_{name}": masked_over_unmasked(
-                engine, tokens, shape, rounds=rounds * 128 // shape.batch // (shape.units // 4), seed=seed
-            )
-            for name, shape in SHAPES.items()
-        }
+        metrics = mask_figures(engine, tokens, rounds=rounds, seed=seed)
         if jumps:
             await engine.jump_forced(True)
-        metrics |= await rollout_figures(engine, tokens, positions[:3], rounds=rounds)
-        metrics["client_ms_per_decision"] = await client_ms_per_decision(tokens, positions[: rounds + 1])
-        cases = rollout_cases(positions[:3], forks=FORKS, phases=3)
-        metrics |= await batching_figures(engine, tokens, cases, rounds=rounds)
+        reporter().say("measuring whole rollouts")
+        found, cases = await rollout_figures(engine, tokens, inputs, rounds=rounds)
+        requests = requests_for(cases, tokens, "again")
+        metrics |= found | await batching_figures(engine, requests, rounds=rounds)
         if jumps:
-            metrics |= await jump_figures(engine, tokens, cases, rounds=rounds)
+            metrics |= await jump_figures(engine, requests, rounds=rounds)
         metrics |= await notation_figures(engine, models, cases, jumps=jumps, rounds=rounds)
-        metrics["torch_over_vllm"] = await torch_over_vllm(engine, tokens, folder, settings, cases, rounds=rounds)
+        metrics["torch_over_vllm_rollouts"] = await torch_over_vllm(engine, tokens, folder, settings, requests, rounds=rounds)
         if http:
-            from benchmarks.decode_http import http_over_inprocess
+            from benchmarks.decode_http import http_figures
 
-            metrics |= await http_over_inprocess(engine, tokens, folder, rounds=rounds, seed=seed)
+            reporter().say("measuring a worker behind HTTP")
+            metrics |= await http_figures(engine, tokens, folder, inputs, rounds=rounds)
+            metrics |= scaling_figures(
+                {count: metrics[_rate_name(count)] for count in RATES_AT},
+                client_ms=metrics["client_ms_per_decision_http"],
+                worker_ms=metrics["worker_ms_per_decision_http"],
+            )
         metrics["swap_ms"] = await swap_ms(engine, tokens, folder, scratch, rounds=rounds)
-        metrics |= scaling_figures(metrics)
     finally:
         await engine.close()
+    reporter().say("measuring a large vocabulary")
     metrics |= await large_vocabulary_figures(settings, models_root, rounds=rounds, seed=seed)
     return Outcome(benchmark="decode", metrics=metrics, targets=TARGETS)
 
@@ -140,12 +149,25 @@ Prompt = tuple[Sequence[int], Any]
 """Prompt ids, and vLLM's sampling parameters."""
 
 
+def mask_figures(engine: Any, tokens: Tokens, *, rounds: int, seed: int) -> dict[str, float]:
+    """The cost of the mask for SHAPES, with the prefill of a prompt and for decoding alone."""
+    found = {}
+    for name, shape in SHAPES.items():
+        # Small batches are fast and noisy, so they get more rounds.
+        each = rounds * 128 // shape.batch // (shape.units // 4)
+        for suffix, length in (("", PROMPT_TOKENS), ("_decode_only", SHORT_PROMPT)):
+            found[f"masked_over_unmasked_{name}{suffix}"] = masked_over_unmasked(
+                engine, tokens, shape, rounds=each, seed=seed, prompt_tokens=length
+            )
+    return found
+
+
 def masked_over_unmasked(
     engine: Any, tokens: Tokens, shape: Shape, *, rounds: int, seed: int, prompt_tokens: int = PROMPT_TOKENS
 ) -> float:
     """Tokens a CPU second with the mask over those without it. Both arms draw as many tokens for each request.
 
-    Tables are built before (`table_ms` measures that); reading, sending and following them is included.
+    Tables are built before (`table_ms_rollouts` measures that); reading, sending and following them is included.
 
     Raises:
         EngineError: the arms drew different numbers of tokens.
@@ -198,32 +220,29 @@ def gpu_aware_clock() -> float:
 # -- rollouts --------------------------------------------------------------------------------------------------------------
 
 
-async def rollout_figures(engine: Any, tokens: Tokens, positions: Sequence[Snapshot], *, rounds: int) -> dict[str, float]:
-    """Prefix hits and table times over whole start groups of FORKS forks and YEARS years, with seven powers each."""
-    first_ply, every, forced, drawn_tokens, asked = [], [], 0, 0, []
-    for number, snapshot in enumerate(positions):
-        engine._engine.reset_prefix_cache()
-        drawn, legal = await roll_out_group(snapshot, engine, tokens, number=number, forks=FORKS, years=YEARS)
-        asked.append(legal)
-        first_ply += [pair for pair in drawn if pair[0].request_id.split("/")[-2] == "0"]
-        every += drawn
-        forced += sum(int((generation.logprobs == 0).sum()) for _, generation in drawn)
-        drawn_tokens += sum(len(generation.token_ids) for _, generation in drawn)
+async def rollout_figures(engine: Any, tokens: Tokens, inputs: RunInputs, *, rounds: int) -> tuple[dict[str, float], list[Case]]:
+    """Tokens, prefix hits and table times of the rollouts of STEPS steps, and the decisions of the first."""
+    steps = []
+    for step in range(1, STEPS + 1):
+        engine._engine.reset_prefix_cache()  # as each new version does in a run
+        steps.append(await record_step(inputs, step, engine, tokens))
+    drawn = [pair for step in steps for pair in step.drawn]
+    decisions = sum(step.decisions for step in steps)
+    prompt_tokens = sum(len(request.prompt_ids) for request, _ in drawn)
+    cached_tokens = sum(generation.cost.cached_tokens for _, generation in drawn)
+    completion_tokens = sum(len(generation.token_ids) for _, generation in drawn)
+    forced = sum(int((generation.logprobs == 0).sum()) for _, generation in drawn)
+    first, *others = ([case.legal for case in step.cases] for step in steps)
     return {
-        "prefix_hit_share_first_ply": _hit_share(first_ply),
-        "prefix_hit_share_all": _hit_share(every),
-        "prompt_tokens_per_decision": mean(len(request.prompt_ids) for request, _ in every),
-        "uncached_prompt_tokens_per_decision": mean(
-            len(request.prompt_ids) - generation.cost.cached_tokens for request, generation in every
+        "prefix_hit_share": cached_tokens / prompt_tokens,
+        "prompt_tokens_per_decision_rollouts": prompt_tokens / decisions,
+        "uncached_tokens_per_decision": uncached_per_decision(
+            prompt_tokens=prompt_tokens, cached_tokens=cached_tokens, decisions=decisions
         ),
-        "completion_tokens_per_decision": drawn_tokens / len(every),
-        "forced_token_share": forced / drawn_tokens,
-        "table_ms": table_ms(tokens, asked[0], [legal for group in asked[1:] for legal in group], rounds=rounds),
-    }
-
-
-def _hit_share(drawn: Sequence[tuple[GenerationRequest, Generation]]) -> float:
-    return sum(generation.cost.cached_tokens for _, generation in drawn) / sum(len(request.prompt_ids) for request, _ in drawn)
+        "completion_tokens_per_decision_rollouts": completion_tokens / decisions,
+        "forced_token_share_rollouts": forced / completion_tokens,
+        "table_ms_rollouts": table_ms(tokens, first, [legal for asked in others for legal in asked], rounds=rounds),
+    }, steps[0].cases
 
 
 def table_ms(tokens: Tokens, warm_up: Sequence[LegalOrders], asked: Sequence[LegalOrders], *, rounds: int) -> float:
@@ -248,9 +267,8 @@ def table_ms(tokens: Tokens, warm_up: Sequence[LegalOrders], asked: Sequence[Leg
 # -- batches and notations -------------------------------------------------------------------------------------------------
 
 
-async def _draw_together(engine: Any, requests: Sequence[GenerationRequest], in_flight: int) -> float:
-    """CPU seconds to draw `requests`, `in_flight` at a time, from an empty prefix cache."""
-    engine._engine.reset_prefix_cache()
+async def _draw(engine: Engine, requests: Sequence[GenerationRequest], in_flight: int) -> float:
+    """CPU seconds to draw `requests`, `in_flight` at a time."""
     limit = asyncio.Semaphore(in_flight)
 
     async def draw(request: GenerationRequest) -> None:
@@ -262,25 +280,31 @@ async def _draw_together(engine: Any, requests: Sequence[GenerationRequest], in_
     return gpu_aware_clock() - began
 
 
-async def batching_figures(engine: Any, tokens: Tokens, cases: Sequence[Case], *, rounds: int) -> dict[str, float]:
+async def _draw_together(engine: Any, requests: Sequence[GenerationRequest], in_flight: int) -> float:
+    """As `_draw`, from an empty prefix cache."""
+    engine._engine.reset_prefix_cache()
+    return await _draw(engine, requests, in_flight)
+
+
+async def batching_figures(engine: Any, requests: Sequence[GenerationRequest], *, rounds: int) -> dict[str, float]:
     """Decisions a CPU second with 1, 8, 32, 64 and 128 in flight, and the gain from one to 64."""
-    requests = requests_for(cases, tokens, "batch")
-    some = requests[:IN_FLIGHT]
     seconds: dict[int, list[float]] = {}
     for _ in range(rounds):
-        for in_flight in (1, 8, 32, IN_FLIGHT):
-            seconds.setdefault(in_flight, []).append(await _draw_together(engine, some, in_flight) / len(some))
-        seconds.setdefault(128, []).append(await _draw_together(engine, requests[:128], 128) / 128)
+        for in_flight in RATES_AT:
+            seconds.setdefault(in_flight, []).append(await _draw_together(engine, requests, in_flight) / len(requests))
     ratios = [alone / together for alone, together in zip(seconds[1], seconds[IN_FLIGHT], strict=True)]
     return {
-        "batched_over_sequential": median(ratios),
-        **{f"decisions_per_s_{in_flight}_in_flight": 1 / median(spent) for in_flight, spent in seconds.items()},
+        "batched_over_sequential_rollouts": median(ratios),
+        **{_rate_name(in_flight): 1 / median(spent) for in_flight, spent in seconds.items()},
     }
 
 
-async def jump_figures(engine: Any, tokens: Tokens, cases: Sequence[Case], *, rounds: int) -> dict[str, float]:
+def _rate_name(in_flight: int) -> str:
+    return f"decisions_per_s_{in_flight}_in_flight_rollouts"
+
+
+async def jump_figures(engine: Any, requests: Sequence[GenerationRequest], *, rounds: int) -> dict[str, float]:
     """The same decisions with and without the jump over forced tokens, IN_FLIGHT at a time: ratios of CPU time and passes."""
-    requests = requests_for(cases, tokens, "jump")
     ratios, steps = [], {}
     for _ in range(2 * rounds):
         spent = {}
@@ -291,7 +315,7 @@ async def jump_figures(engine: Any, tokens: Tokens, cases: Sequence[Case], *, ro
             steps[jumping] = (await engine.stats()).engine_steps - before.engine_steps
         ratios.append(spent[False] / spent[True])
     await engine.jump_forced(True)
-    return {"jump_over_one_by_one": median(ratios), "jump_passes_share": steps[True] / steps[False]}
+    return {"jump_over_one_by_one_rollouts": median(ratios), "jump_passes_share_rollouts": steps[True] / steps[False]}
 
 
 async def notation_figures(engine: Any, models: Models, cases: Sequence[Case], *, jumps: bool, rounds: int) -> dict[str, float]:
@@ -305,7 +329,7 @@ async def notation_figures(engine: Any, models: Models, cases: Sequence[Case], *
     await engine.jump_forced(False)
     one_by_one = await _notations(engine, models, cases, rounds=rounds)
     await engine.jump_forced(True)
-    return one_by_one | {"slot_over_full_jumping": jumping["slot_over_full"]}
+    return one_by_one | {"slot_over_full_jumping_rollouts": jumping["slot_over_full_rollouts"]}
 
 
 async def _notations(engine: Any, models: Models, cases: Sequence[Case], *, rounds: int) -> dict[str, float]:
@@ -324,38 +348,30 @@ async def _notations(engine: Any, models: Models, cases: Sequence[Case], *, roun
             spent[notation] = await _draw_together(engine, requests, IN_FLIGHT)
             drawn[notation] = ((await engine.stats()).completion_tokens - before.completion_tokens) / len(requests)
         ratios.append(spent["full"] / spent["slot"])
-    return {"slot_over_full": median(ratios), "slot_completion_tokens": drawn["slot"], "full_completion_tokens": drawn["full"]}
+    return {
+        "slot_over_full_rollouts": median(ratios),
+        "slot_completion_tokens_rollouts": drawn["slot"],
+        "full_completion_tokens_rollouts": drawn["full"],
+    }
 
 
 async def torch_over_vllm(
-    engine: Any, tokens: Tokens, model: Path, settings: InferenceSettings, cases: Sequence[Case], *, rounds: int
+    engine: Any, tokens: Tokens, model: Path, settings: InferenceSettings, requests: Sequence[GenerationRequest], *, rounds: int
 ) -> float:
     """Decisions a CPU second of the torch engine over those of `engine`, IN_FLIGHT at a time, with empty caches."""
     from inference.torch_engine import TorchEngine
 
-    requests, ratios = requests_for(cases, tokens, "engines")[:IN_FLIGHT], []
+    ratios = []
     for number in range(rounds + 1):
         torch_engine = TorchEngine(model, settings, name=f"torch-{number}")
         await torch_engine.start()
         try:
             await torch_engine.generate(throwaway_request("warm", tokens.codec.eos_id))
-            began = gpu_aware_clock()
-            await asyncio.gather(*(torch_engine.generate(request) for request in requests))
-            torch_s = gpu_aware_clock() - began
+            torch_s = await _draw(torch_engine, requests, IN_FLIGHT)
         finally:
             await torch_engine.close()
         ratios.append(await _draw_together(engine, requests, IN_FLIGHT) / torch_s)
     return median(ratios[1:])
-
-
-async def client_ms_per_decision(tokens: Tokens, positions: Sequence[Snapshot]) -> float:
-    """CPU milliseconds of a rollout without the engine, for each decision: games, prompts, tables, legal sets, rows."""
-    engine, spent = InstantEngine(), []
-    for number, snapshot in enumerate(positions):
-        began = time.process_time()
-        asked = await roll_out_group(snapshot, engine, tokens, number=number, forks=FORKS, years=YEARS)
-        spent.append(1e3 * (time.process_time() - began) / len(asked[0]))
-    return median(spent[1:])  # the first one warms up
 
 
 # -- versions, workers -----------------------------------------------------------------------------------------------------
@@ -380,14 +396,3 @@ async def swap_ms(engine: Engine, tokens: Tokens, model: Path, scratch: Path, *,
         if generation.policy != swapped:
             raise EngineError(f"published {swapped}, but the engine drew with {generation.policy}")
     return median(spent[1:])
-
-
-def scaling_figures(metrics: dict[str, float]) -> dict[str, float]:
-    """Decisions a second of 1, 2 and 4 workers with a core each, simulated from the figures in `metrics`."""
-    rates = Rates({count: metrics[f"decisions_per_s_{count}_in_flight"] for count in (1, 8, 32, 64, 128)})
-    client_s = 1e-3 * metrics["client_ms_per_decision"]
-    simulated = {
-        f"simulated_decisions_per_s_{workers}_workers": decisions_per_s(workers, rates=rates, client_s=client_s)
-        for workers in (1, 2, 4)
-    }
-    return simulated | {"client_bound_decisions_per_s": 1 / client_s, "workers_at_the_bend": 1 / client_s / rates(128)}

@@ -32,7 +32,11 @@ TUN TUS TYR TYS UKR VEN VIE WAL WAR WES YOR
 """
 PLACES = _PLACES.split()
 PROMPT_TOKENS = 230
-"""Length of a made-up prompt, about that of a real one."""
+"""Length of a made-up prompt, about that of a real one. None of it is cached, so prefill takes more than in a rollout."""
+SHORT_PROMPT = 4
+"""Length of a prompt that costs next to nothing, so that decoding alone is measured."""
+PROMPTS = PromptSettings(own_line="in_place")
+"""Form of real prompts where all powers of a position are played."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,12 +151,16 @@ class RecordingEngine:
     """Passes requests to an engine and keeps them with their generations."""
 
     engine: Any
+    asked: list[GenerationRequest] = field(default_factory=list)
+    """In the order in which they arrived."""
     drawn: list[tuple[GenerationRequest, Generation]] = field(default_factory=list)
+    """In the order in which they were drawn."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)
 
     async def generate(self, request: GenerationRequest) -> Generation:
+        self.asked.append(request)
         generation = await self.engine.generate(request)
         self.drawn.append((request, generation))
         return generation

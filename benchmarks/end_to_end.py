@@ -1,9 +1,14 @@
-"""`e2e`: steps an hour of the whole loop beside those of the old way, scores after equal time, and the value of each improvement.
+"""`e2e`: the steps of the whole loop beside those of the old way, and scores after equal seconds and after equal steps.
 
 The new way is the command `entente train` with the settings of the preset. The old way (`benchmarks/old_way`) is a process with
-its trainer in a second one; it has as many start groups, forks and powers, and the same seed. Its steps are scaled to as many
-trained decisions as those of the new way. The two take turns. The first step of each warms up and is not counted. Both are scored
-on the same held-out positions after the same seconds of training. Times exclude start-up, making models and scoring.
+its trainer in a second one. Start groups, forks, powers, horizon, seed and objective are equal: the old way computes a divergence
+from the base only if the settings do. Ratios are by trained decisions (`speedup`) and by start groups (`speedup_start_groups`).
+The two take turns. The first step of each warms up and is not counted.
+
+Scores are those of the first round, on the same held-out positions. The span of equal seconds begins for both at the start of the
+first step, so it includes that step: it holds all steps of the new way, and the old way's score is that of its newest version
+within it. The base models differ, so each score has the gain over its own base beside it. Times exclude start-up, making models
+and scoring.
 """
 
 import json
@@ -13,22 +18,32 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
-from benchmarks.ablation import measure_ablation
+from benchmarks.arithmetic_floor import TOKENS, Weights, floor_s, matrix_flops_per_s, weights_of
 from benchmarks.entente_run import RunFigures, quantile, run_entente
 from benchmarks.kept_arms import KeptArms
 from benchmarks.old_way.arm import Setting
-from benchmarks.old_way.run import spec_of
+from benchmarks.old_way.run import newest_within, spec_of
+from benchmarks.old_way.ways import OLD, Way
 from benchmarks.outcome import Outcome, Target
 from evaluation.settings import EvaluationSettings
+from pipeline.threads import plan_threads, usable_cores
+from rollouts.settings import RolloutSettings
 from telemetry.errors import InputError, TrainingError
 from telemetry.progress import reporter
 
-TARGETS = {"speedup": Target(at_least=10.0)}
+TARGETS = {
+    "speedup": Target(at_least=15.0),
+    "speedup_start_groups": Target(at_least=12.0),
+    "score_20_steps": Target(at_least=1.15),
+}
+FOUR_YEARS = {"start_groups": 2, "horizon_years": 4, "policy_powers": "all"}
+"""Differences from the preset's rollouts with which `speedup` is called `speedup_four_years`."""
+TARGETS_FOUR_YEARS = {"speedup_four_years": Target(at_least=10.0)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,21 +53,33 @@ class Wanted:
     rounds: int
     """Times that each way is measured, in turn."""
     steps: int
-    """Steps of the new way in a round; the old way runs for as many seconds."""
-    ablation_steps: int
-    """Steps of each arm of the ablation; 0: no ablation."""
+    """Steps of the new way in a round; the old way runs for as many seconds, and for some steps at least."""
     score: bool
-    """Score both ways."""
+    """Score both ways in the first round, for which the old way has as many steps too."""
 
 
-QUICK = Wanted(rounds=1, steps=8, ablation_steps=0, score=False)
-FULL = Wanted(rounds=2, steps=20, ablation_steps=2, score=True)
+QUICK = Wanted(rounds=1, steps=8, score=False)
+FULL = Wanted(rounds=2, steps=20, score=True)
+
+
+def wanted_of(*, short: bool, rounds: int | None, steps: int | None) -> Wanted:
+    """The short or the full amount of work, with other numbers where they are given.
+
+    Raises:
+        InputError: there are fewer than one round or three steps.
+    """
+    given = {name: value for name, value in {"rounds": rounds, "steps": steps}.items() if value is not None}
+    wanted = replace(QUICK if short else FULL, **given)
+    if wanted.rounds < 1 or wanted.steps < 3:
+        raise InputError(f"{wanted.rounds} rounds of {wanted.steps} steps measure nothing: at least 1 round of 3 steps.")
+    return wanted
 
 
 def bench_e2e(
     *,
     wanted: Wanted,
     setting: Setting,
+    preset: RolloutSettings,
     cache: Path,
     evaluation: EvaluationSettings,
     runs_root: Path,
@@ -63,34 +90,60 @@ def bench_e2e(
     """Measure all arms that `kept` does not hold.
 
     Args:
+        preset: rollouts of the laptop preset. With others the outcome has another name, and no target of the preset.
         arguments: arguments of `entente train` that give it the settings of `setting`.
         depth: steps of rollouts that the old way has in flight while it trains.
 
     Raises:
-        InputError: there are fewer than one round or three steps.
+        InputError: the settings ask for more threads than there are cores.
         TrainingError: an arm failed.
     """
-    if wanted.rounds < 1 or wanted.steps < 3:
-        raise InputError(f"{wanted.rounds} rounds of {wanted.steps} steps measure nothing: at least 1 round of 3 steps.")
+    threads = threads_of(setting, depth)
     new, old = [], []
     for number in range(wanted.rounds):
-        label = f"{setting.seed}-{wanted.steps}-{number}"
+        amount = replace(wanted, score=wanted.score and not number)
         reporter().say(f"e2e round {number + 1} of {wanted.rounds}: the new way, {wanted.steps} steps")
-        new.append(kept.once(f"new-{label}", lambda: _new_way(wanted, setting, evaluation, runs_root, arguments)))
-        budget_s = sum(new[-1]["step_s"])
-        reporter().say(f"e2e round {number + 1} of {wanted.rounds}: the old way, {budget_s:.0f} s")
-        old.append(
+        new.append(
             kept.once(
-                f"old-{label}-{depth}",
-                lambda budget_s=budget_s: _old_way(wanted, setting, cache, evaluation, budget_s, depth),
+                f"e2e: the new way, round {number + 1}",
+                lambda amount=amount: _new_way(amount, setting, evaluation, runs_root, arguments),
             )
         )
-    metrics = figures(new, old)
-    if wanted.ablation_steps:
-        metrics |= measure_ablation(
-            setting, wanted.ablation_steps, kept, rolled=metrics["decisions_a_step"], trained=metrics["trained_a_step"]
+        span_s = new[-1]["span_s"]
+        reporter().say(f"e2e round {number + 1} of {wanted.rounds}: the old way, at least {span_s:.0f} s")
+        old.append(
+            kept.once(
+                f"e2e: the old way, round {number + 1}",
+                lambda amount=amount, span_s=span_s: _old_way(amount, setting, cache, evaluation, span_s, depth, threads),
+            )
         )
-    return Outcome(benchmark="e2e", metrics=metrics, targets=TARGETS)
+    model = setting.compact_model
+    flops_per_s = kept.once("e2e: the matrix rate", lambda: matrix_flops_per_s(model))
+    metrics = figures(new, old) | floor_figures(new, weights_of(model, setting.training), flops_per_s)
+    if wanted.score:
+        metrics |= score_figures(new[0], old[0], wanted.steps)
+    return outcome_of(metrics, setting.rollouts, preset, wanted.steps)
+
+
+def outcome_of(metrics: Mapping[str, float], rollouts: RolloutSettings, preset: RolloutSettings, steps: int) -> Outcome:
+    """The outcome, whose name says in which settings the rollouts differ from those of the preset.
+
+    With fewer than the full number of steps the figures with targets are scaled down, except those of four years: their benchmark
+    is short.
+    """
+    own, usual = rollouts.model_dump(mode="json"), preset.model_dump(mode="json")
+    others = {name: value for name, value in own.items() if value != usual[name]}
+    found, targets = dict(metrics), {} if others else TARGETS
+    if others == FOUR_YEARS:
+        names = {f"speedup{suffix}": f"speedup_four_years{suffix}" for suffix in ("", "_lowest", "_highest")}
+        found, targets = {names.get(name, name): value for name, value in metrics.items()}, TARGETS_FOUR_YEARS
+    targets = {name: target for name, target in targets.items() if name in found}
+    return Outcome(
+        benchmark=", ".join(["e2e", *(f"{name} {value}" for name, value in others.items())]),
+        metrics=found,
+        targets=targets,
+        scaled_down=tuple(targets) if steps < FULL.steps and others != FOUR_YEARS else (),
+    )
 
 
 # -- the arms --------------------------------------------------------------------------------------------------------------
@@ -110,48 +163,83 @@ def _new_way(
 
 def as_kept(run: RunFigures) -> dict[str, Any]:
     """The stored result of a run of the new way."""
-    names = ("time/step_s", "time/train_s", "time/orchestration_s", "train/decisions", "rollout/decisions")
+    times = ("time/step_s", "time/train_s", "time/orchestration_s")
+    counts = ("train/decisions", "rollout/decisions", "rollout/start_groups", *TOKENS)
     return {
-        **{name.removeprefix("time/"): run.settled(name) for name in names},
+        **{name.removeprefix("time/"): run.settled(name) for name in (*times, *counts)},
+        "span_s": sum(step["time/step_s"] for step in run.steps),
         "cpu_a_step": run.cpu_a_step,
         "lags": run.lags,
         **{name: run.summary[name] for name in ("base_score", "trained_score", "trained_ci")},
     }
 
 
+def old_way_for(setting: Setting) -> Way:
+    """The old way with the objective of the settings: without a divergence from the base, unless they have one."""
+    return OLD if setting.training.kl_weight else OLD.with_new("no_reference")
+
+
+def threads_of(setting: Setting, depth: int) -> tuple[int, int]:
+    """CPU threads of the old way's (engine, trainer), planned as a run does; the two overlap unless `depth` is 0.
+
+    Raises:
+        InputError: more threads are requested than the cores allow.
+    """
+    engine, trainer = setting.inference.threads, setting.training.threads
+    return plan_threads(cores=usable_cores(), engine=engine, trainer=trainer, overlap=depth > 0)
+
+
 def _old_way(
-    wanted: Wanted, setting: Setting, cache: Path, evaluation: EvaluationSettings, budget_s: float, depth: int
+    wanted: Wanted,
+    setting: Setting,
+    cache: Path,
+    evaluation: EvaluationSettings,
+    span_s: float,
+    depth: int,
+    threads: tuple[int, int],
 ) -> dict[str, Any]:
     setting.folder.mkdir(parents=True, exist_ok=True)
     spec = spec_of(
         setting=setting,
         cache=cache,
         evaluation=evaluation,
-        budget_s=budget_s,
+        budget_s=span_s,
         depth=depth,
-        scores=wanted.score,
+        scored_step=wanted.steps if wanted.score else 0,
+        way=old_way_for(setting),
+        trainer_threads=threads[1],
     )
     file = setting.folder / "spec.json"
     file.write_text(json.dumps(spec))
-    lines = run_old(file)
-    steps = [line for line in lines if "step" in line]
-    scores = {name: line[name] for line in lines if "base" in line for name in ("base", "trained")}
-    return {"steps": steps, **scores}
+    lines = run_old(file, engine_threads=threads[0])
+    scores = next((line for line in lines if "base" in line), {})
+    return {"steps": [line for line in lines if "step" in line], **scores}
 
 
-def run_old(spec_file: Path) -> list[dict[str, Any]]:
-    """Run the old way's program; returns the objects that it printed.
+def run_old(spec_file: Path, *, engine_threads: int) -> list[dict[str, Any]]:
+    """Run the old way's program and report its steps; returns the objects that it printed.
 
     Raises:
         TrainingError: the program failed.
     """
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.old_way.run", str(spec_file)], capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["it printed no error"])[-1]
-        raise TrainingError(f"the old way ended with {done.returncode}: {last}")
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    command = [sys.executable, "-m", "benchmarks.old_way.run", str(spec_file)]
+    found: list[dict[str, Any]] = []
+    log, environment = spec_file.with_suffix(".log"), os.environ | {"OMP_NUM_THREADS": str(engine_threads)}
+    with (
+        log.open("w") as errors,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment) as child,
+    ):
+        assert child.stdout is not None
+        for line in child.stdout:
+            if line.startswith("{"):
+                found.append(json.loads(line))
+                if "step" in found[-1]:
+                    reporter().say("the old way: step {step}, {wall_s:.1f} s".format(**found[-1]))
+    if child.returncode:
+        last = (log.read_text().strip().splitlines() or ["it printed no error"])[-1]
+        raise TrainingError(f"the old way ended with {child.returncode}: {last}; its log is {log}")
+    log.unlink()
+    return found
 
 
 # -- figures ---------------------------------------------------------------------------------------------------------------
@@ -162,51 +250,65 @@ def figures(new: Sequence[Mapping[str, Any]], old: Sequence[Mapping[str, Any]]) 
     rounds = [_round(mine, theirs) for mine, theirs in zip(new, old, strict=True)]
     metrics = {name: median(each[name] for each in rounds) for name in rounds[0]}
     lags = [lag for each in new for lag in each["lags"]]
-    metrics |= {
-        "speedup_lowest": min(each["speedup"] for each in rounds),  # the range that the page shows
-        "speedup_highest": max(each["speedup"] for each in rounds),
+    for name in ("speedup", "speedup_start_groups"):  # the range that the page shows
+        metrics |= {f"{name}_lowest": min(each[name] for each in rounds), f"{name}_highest": max(each[name] for each in rounds)}
+    return metrics | {
+        "old_steps_measured": float(min(len(each["steps"]) - 1 for each in old)),  # of a round
         "policy_lag_p50": quantile(lags, 0.5),
         "policy_lag_p99": quantile(lags, 0.99),
         "policy_lag_max": float(max(lags, default=0)),
     }
-    if all("base" in each for each in old):
-        metrics |= _scores(new[0], old[0])
-    return metrics
 
 
 def _round(new: Mapping[str, Any], old: Mapping[str, Any]) -> dict[str, float]:
-    step_s, trained = sum(new["step_s"]), sum(new["train/decisions"])
-    count = len(new["step_s"])
+    count, step_s = len(new["step_s"]), mean(new["step_s"])
+    trained, groups = mean(new["train/decisions"]), mean(new["rollout/start_groups"])
     theirs = old["steps"][1:]
-    old_s, old_trained = sum(step["wall_s"] for step in theirs), sum(step["trained"] for step in theirs)
-    # A step of either way has as many trained decisions as one of the new way.
-    old_step_s = old_s / old_trained * (trained / count)
-    old_cpu_s = sum(step["cpu_s"] for step in theirs) / old_trained * (trained / count)
+    old_s, old_cpu_s = sum(step["wall_s"] for step in theirs), sum(step["cpu_s"] for step in theirs)
+    # A step of the old way with as many trained decisions, or with as many start groups, as one of the new way.
+    by_trained = trained / sum(step["trained"] for step in theirs)
+    by_groups = groups / sum(step["start_groups"] for step in theirs)
     return {
-        "steps_per_hour": 3600 * count / step_s,
-        "steps_per_hour_old_way": 3600 / old_step_s,
-        "speedup": old_step_s / (step_s / count),
-        "speedup_cpu": old_cpu_s / new["cpu_a_step"],
+        "steps_per_hour": 3600 / step_s,
+        "steps_per_hour_old_way": 3600 / (old_s * by_trained),
+        "speedup": old_s * by_trained / step_s,
+        "speedup_start_groups": old_s * by_groups / step_s,
+        "speedup_cpu": old_cpu_s * by_trained / new["cpu_a_step"],
+        "speedup_cpu_start_groups": old_cpu_s * by_groups / new["cpu_a_step"],
         "cpu_s_a_step": new["cpu_a_step"],
-        "cpu_s_a_step_old_way": old_cpu_s,
-        "decisions_per_s": sum(new["rollout/decisions"]) / step_s,
-        "decisions_a_step": sum(new["rollout/decisions"]) / count,
-        "trained_a_step": trained / count,
-        "trainer_idle_share": 1 - sum(new["train_s"]) / step_s,
-        "orchestration_share": sum(new["orchestration_s"]) / step_s,
+        "cpu_s_a_step_old_way": old_cpu_s * by_trained,
+        "decisions_per_s": sum(new["rollout/decisions"]) / (step_s * count),
+        "decisions_a_step": mean(new["rollout/decisions"]),
+        "trained_a_step": trained,
+        "trained_a_step_old_way": mean(step["trained"] for step in theirs),
+        "trainer_idle_share": 1 - mean(new["train_s"]) / step_s,
+        "orchestration_share": mean(new["orchestration_s"]) / step_s,
         "old_way_trainer_idle_share": 1 - sum(step["train_s"] for step in theirs) / old_s,
     }
 
 
-def _scores(new: Mapping[str, Any], old: Mapping[str, Any]) -> dict[str, float]:
-    found = {
-        "score_base": new["base_score"],
-        "score_equal_wall": new["trained_score"],
-        "score_base_old_way": old["base"]["mean"],
-        "score_equal_wall_old_way": old["trained"]["mean"],
+def floor_figures(new: Sequence[Mapping[str, Any]], weights: Weights, flops_per_s: float) -> dict[str, float]:
+    """The mean step of each round over its mean arithmetic floor (`benchmarks/arithmetic_floor.py`): the median of the rounds."""
+    floors = [floor_s({name: mean(each[name]) for name in TOKENS}, weights, flops_per_s) for each in new]
+    return {
+        "step_over_floor": median(mean(each["step_s"]) / floor for each, floor in zip(new, floors, strict=True)),
+        "step_floor_s": median(floors),
+        "matrix_gflops_per_s": flops_per_s / 1e9,
     }
-    # With too few source games there is no interval.
-    for name, interval in (("score_equal_wall", new["trained_ci"]), ("score_equal_wall_old_way", old["trained"]["ci"])):
-        if interval is not None:
-            found[f"{name}_low"], found[f"{name}_high"] = interval
-    return found
+
+
+def score_figures(new: Mapping[str, Any], old: Mapping[str, Any], steps: int) -> dict[str, float]:
+    """Scores of both ways after the equal span and after `steps` steps, their intervals, and gains over the own base.
+
+    The new way's span ends with its last step, so its two scores are one.
+    """
+    ours = {"mean": new["trained_score"], "ci": new["trained_ci"]}
+    found = {"score_base": new["base_score"], "score_base_old_way": old["base"]["mean"]}
+    for name, theirs in (("equal_span", old["span"]), (f"{steps}_steps", old["steps_scored"])):
+        for suffix, score in (("", ours), ("_old_way", theirs)):
+            found[f"score_{name}{suffix}"] = score["mean"]
+            found[f"score_gain_{name}{suffix}"] = score["mean"] - found[f"score_base{suffix}"]
+            if score["ci"] is not None:  # with too few source games there is no interval
+                found[f"score_{name}{suffix}_low"], found[f"score_{name}{suffix}_high"] = score["ci"]
+    ended = [(step["ended_s"], step["step"]) for step in old["steps"]]
+    return found | {"span_s": new["span_s"], "old_steps_in_span": float(newest_within(new["span_s"], ended) or 0)}

@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,12 +48,19 @@ class RunFigures:
 
 
 def run_entente(
-    arguments: Sequence[str], runs_root: Path, run: str, *, timeout_s: float = 1800.0, alone_in: Path | None = None
+    arguments: Sequence[str],
+    runs_root: Path,
+    run: str,
+    *,
+    timeout_s: float = 1800.0,
+    alone_in: Path | None = None,
+    on_step: Callable[[int, int], None] | None = None,
 ) -> RunFigures:
     """Run `entente train` to its end.
 
     Args:
         alone_in: folder to run in with a Prefect database of its own; None: the current folder and this environment's Prefect.
+        on_step: called after each step with the number of steps so far and the id of the command's process.
 
     Raises:
         TrainingError: the run failed or took too long; the message ends with the last line of its log.
@@ -63,8 +70,12 @@ def run_entente(
     runs_root.mkdir(parents=True, exist_ok=True)
     with log.open("w") as stderr:
         child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment, cwd=alone_in)
-        cpu_s = _watch(child, paths.metrics, time.monotonic() + timeout_s)
-        out = child.communicate()[0]
+        try:
+            cpu_s = _watch(child, paths.metrics, time.monotonic() + timeout_s, on_step)
+            out = child.communicate()[0]
+        except BaseException:
+            child.terminate()
+            raise
     lines = out.strip().splitlines()
     if child.returncode or not lines:
         last = log.read_text().strip().splitlines()[-1:] or ["nothing was printed"]
@@ -86,30 +97,39 @@ def train_command(arguments: Sequence[str], runs_root: Path, run: str, *, alone:
     return command, environment | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
-def _watch(child: "subprocess.Popen[str]", metrics: Path, until: float) -> list[float]:
+def _watch(
+    child: "subprocess.Popen[str]", metrics: Path, until: float, on_step: Callable[[int, int], None] | None
+) -> list[float]:
     """CPU seconds of the process tree at each step, until the process ends."""
     seen: list[float] = []
+    written = _new_lines(metrics)
     while child.poll() is None:
         if time.monotonic() > until:
             child.terminate()
             child.wait(timeout=60)
             break
-        if metrics.exists():
-            steps = sum(1 for figures in _lines(metrics) if figures.get("time/step_s"))
-            if steps > len(seen):
-                seen += [tree_cpu_s(child.pid)] * (steps - len(seen))
+        if steps := sum(1 for figures in next(written) if figures.get("time/step_s")):
+            seen += [tree_cpu_s(child.pid)] * steps
+            if on_step is not None:
+                for step in range(len(seen) - steps + 1, len(seen) + 1):
+                    on_step(step, child.pid)
         time.sleep(_POLL_S)
     return seen
 
 
+def _new_lines(file: Path) -> Iterator[list[dict[str, float]]]:
+    """At each call of `next` the complete lines that were added since. The file is read once, however long it grows."""
+    while not file.exists():
+        yield []
+    with file.open("rb") as lines:
+        rest = b""
+        while True:
+            *whole, rest = (rest + lines.read()).split(b"\n")
+            yield [json.loads(line) for line in whole]
+
+
 def _lines(file: Path) -> list[dict[str, float]]:
-    found = []
-    for line in file.read_text().splitlines():
-        try:
-            found.append(json.loads(line))
-        except ValueError:  # the last line is not complete yet
-            break
-    return found
+    return next(_new_lines(file))
 
 
 def tree_cpu_s(root: int) -> float:

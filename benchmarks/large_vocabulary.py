@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, median, quantiles
 
-from benchmarks.decode_cases import SHAPES, played_positions, rollout_cases
+from benchmarks.decode_cases import PROMPTS, SHAPES, SHORT_PROMPT, played_positions, rollout_cases
 from decoding.codec import Codec
 from decoding.legal_table import TableBuilder
 from game.legal import LegalOrders
@@ -22,8 +22,6 @@ from rollouts.fork import Tokens
 
 _FILE = "tekken_240911.json"
 _HIDDEN, _LAYERS, _HEAD_WIDTH = 128, 4, 32
-_SHORT_PROMPT = 4
-"""Tokens of a prompt that costs next to nothing, so that decoding alone is measured."""
 
 
 def make_large_vocabulary_model(root: Path) -> Path:
@@ -76,7 +74,7 @@ async def large_vocabulary_figures(settings: InferenceSettings, root: Path, *, r
     from inference.embedded import EmbeddedEngine
 
     folder = make_large_vocabulary_model(root)
-    tokens = Tokens(Codec(folder))
+    tokens = Tokens(Codec(folder), PROMPTS)
     engine = EmbeddedEngine(folder, settings, name="large-vocabulary")
     await engine.start()
     try:
@@ -86,7 +84,7 @@ async def large_vocabulary_figures(settings: InferenceSettings, root: Path, *, r
         found = {
             "masked_over_unmasked_131k_b32": masked_over_unmasked(engine, tokens, shape, rounds=rounds_of_b32, seed=seed),
             "masked_over_unmasked_131k_b32_decode_only": masked_over_unmasked(
-                engine, tokens, shape, rounds=rounds_of_b32, seed=seed, prompt_tokens=_SHORT_PROMPT
+                engine, tokens, shape, rounds=rounds_of_b32, seed=seed, prompt_tokens=SHORT_PROMPT
             ),
         }
     finally:

@@ -2,8 +2,9 @@
 
 Rows are padded, four at a time. The reference (the model without its adapter, without gradient) and the policy each have a
 forward. Both have a log-softmax over the whole vocabulary at every position, including prompt and padding. The loss is a clipped
-ratio with a sampled KL term over the completion. The old system requested gradient checkpointing but left the model in evaluation
-mode, where transformers ignores it; so the step is measured with and without recomputation.
+ratio with a sampled KL term over the completion; without the divergence, reference and term are left out. The old system
+requested gradient checkpointing but left the model in evaluation mode, where transformers ignores it; so the step is measured
+with and without recomputation.
 
 The loss is that of the unmasked policy, so its gradient differs from ours.
 """
@@ -27,9 +28,14 @@ CLIP = 0.2
 class OldTrainer:
     """Old training steps of a peft model; gradients accumulate in its adapter."""
 
-    def __init__(self, model: Any, *, recompute: bool, rows_each: int = ROWS_EACH) -> None:
-        """`recompute`: compute activations again in the backward instead of keeping them."""
-        self._model, self._recompute, self._rows_each = model, recompute, rows_each
+    def __init__(self, model: Any, *, recompute: bool, divergence: bool, rows_each: int = ROWS_EACH) -> None:
+        """Wrap `model`.
+
+        Args:
+            recompute: compute activations again in the backward instead of keeping them.
+            divergence: compute the reference and add the divergence from it to the loss.
+        """
+        self._model, self._recompute, self._rows_each, self._divergence = model, recompute, rows_each, divergence
         self._device = next(model.parameters()).device
         self._half = any(weight.dtype == torch.bfloat16 for weight in model.parameters())
 
@@ -50,14 +56,20 @@ class OldTrainer:
         return total
 
     def _loss(self, rows: dict[str, Tensor]) -> Tensor:
-        with torch.no_grad(), self._model.disable_adapter():
-            reference = self._logprobs(rows)
+        reference = self._reference(rows) if self._divergence else None
         logprobs = self._logprobs(rows)
         ratio = torch.exp(logprobs - rows["behaviour"])
         gain = torch.minimum(ratio * rows["advantage"], torch.clamp(ratio, 1 - CLIP, 1 + CLIP) * rows["advantage"])
-        off = reference - logprobs
-        kl = torch.exp(off) - off - 1
-        return ((KL_WEIGHT * kl - gain) * rows["completion"]).sum()
+        loss = -gain
+        if reference is not None:
+            off = reference - logprobs
+            loss = loss + KL_WEIGHT * (torch.exp(off) - off - 1)
+        return (loss * rows["completion"]).sum()
+
+    def _reference(self, rows: dict[str, Tensor]) -> Tensor:
+        """As `_logprobs`, of the model without its adapter and without gradient."""
+        with torch.no_grad(), self._model.disable_adapter():
+            return self._logprobs(rows)
 
     def _logprobs(self, rows: dict[str, Tensor]) -> Tensor:
         """[R, L - 1] log-probability of each next token over the whole vocabulary."""

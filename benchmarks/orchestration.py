@@ -1,8 +1,10 @@
 """`orchestration`: the cost of Prefect and the flow: of a task, of its server, the delay of the page, and the share of a step.
 
 Empty tasks have the form of a run's tasks. They run on a real server with its own database. Steps are those of real `entente
-train` processes. Steps of a minute, and steps of a trainer that always finds rows, use simulated rollouts: start groups of the
-first run, published again at a set rate. This module starts Prefect only as a process.
+train` processes. Prefect's share of a laptop step is in CPU seconds: all of the server's, from a short and a long run on it, and
+those of the client for an empty task, times the tasks of a step. The client's heartbeats and its updates of the page are not in
+it. Steps of a minute, and steps of a trainer that always finds rows, use simulated rollouts: start groups of the laptop run,
+published again at a set rate. This module starts Prefect only as a process.
 """
 
 import json
@@ -14,14 +16,16 @@ import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 import psutil
 
-from benchmarks.entente_run import run_entente, tree_cpu_s
+from benchmarks.entente_run import RunFigures, run_entente, tree_cpu_s
 from benchmarks.outcome import Outcome, Target
 from telemetry.errors import DataError
 from telemetry.progress import reporter
@@ -29,7 +33,7 @@ from telemetry.progress import reporter
 TARGETS = {
     "ms_per_task_threads": Target(at_most=12.0),
     "server_cpu_ms_per_task": Target(at_most=9.0),
-    "orchestration_share": Target(at_most=0.05),
+    "orchestration_cpu_share": Target(at_most=0.05),
     "orchestration_share_60s": Target(at_most=0.005),
     "ui_lag_s": Target(at_most=3.0),
     "trainer_idle_share_spare_capacity": Target(at_most=0.05),
@@ -38,6 +42,8 @@ IN_FLIGHT = 24
 """Tasks at a time: those of a step and of two steps ahead."""
 START_GROUPS = 8
 """Start groups of a step in the laptop preset."""
+_SHORT_STEPS = 2
+"""Steps of the shorter laptop run, whose cost is subtracted from that of the longer one."""
 _SPARE = 4
 """Rate of rollouts with spare capacity, over the rate of the trainer."""
 _SETTLES_WITHIN_S = 120.0
@@ -49,8 +55,19 @@ _UNLEARNED = ("--training.learning-rate", "1e-12")
 """Keeps the policy at the base model, whose rows are replayed."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedRun:
+    """A finished run on the benchmark's own server."""
+
+    figures: RunFigures
+    server_cpu_s: float
+    """CPU seconds of the server until it was idle again."""
+    tasks: int
+    """Tasks that the run completed."""
+
+
 def bench_orchestration(*, tasks: int, rounds: int, steps: int, slow_steps: int, slow_step_s: float) -> Outcome:
-    """Measure. An arm with 0 tasks or steps is left out, with its figures.
+    """Measure. An arm with 0 tasks or steps is left out, with its figures. Prefect's share of a step needs both.
 
     Args:
         tasks: empty tasks of a round.
@@ -60,26 +77,65 @@ def bench_orchestration(*, tasks: int, rounds: int, steps: int, slow_steps: int,
     metrics: dict[str, float] = {}
     with TemporaryDirectory(prefix="entente-bench-") as scratch:
         folder = Path(scratch)
-        if tasks and rounds:
-            metrics |= measure_tasks(folder, tasks, rounds)
-        if steps:
-            metrics |= measure_steps(folder, steps, slow_steps, slow_step_s)
+        with prefect_server(folder) as server:
+            if tasks and rounds:
+                metrics |= measure_tasks(*server, tasks, rounds)
+            laptop = None
+            if steps:
+                served_run(folder, *server, "first", 1)  # makes model and positions, which the others find
+                laptop = served_run(folder, *server, "laptop", steps)
+            if laptop is not None and tasks and rounds and steps > _SHORT_STEPS:
+                short = served_run(folder, *server, "short", _SHORT_STEPS)
+                metrics |= share_figures(short, laptop, client_ms=metrics["client_cpu_ms_per_task"])
+        if laptop is not None:
+            metrics["laptop_step_s"] = median(laptop.figures.settled("time/step_s"))
+            train_s = median(laptop.figures.settled("time/train_s"))
+            metrics |= measure_simulated(folder, train_s, steps, slow_steps, slow_step_s)
     return Outcome(
         benchmark="orchestration",
         metrics=metrics,
         targets={name: target for name, target in TARGETS.items() if name in metrics},
+        scaled_down=("ui_lag_s",) if tasks < 400 else (),  # the page's delay grows with the number of tasks
     )
 
 
-def measure_steps(folder: Path, steps: int, slow_steps: int, slow_step_s: float) -> dict[str, float]:
-    """Steps of the laptop preset, of a run with fast simulated rollouts, and of one with slow simulated rollouts."""
-    reporter().say("steps of the laptop preset")
-    laptop = train(folder, "laptop", "--steps", str(steps), *_LIGHT)
-    train_s = median(step["time/train_s"] for step in laptop[1:])
+def served_run(folder: Path, address: str, server: psutil.Process, run: str, steps: int) -> ServedRun:
+    """Train a run of the laptop preset in `folder`, on the server at `address`."""
+    reporter().say(f"{steps} steps of the laptop preset")
+    cpu_s, tasks = settled_cpu_s(server), completed(address)
+    with patch.dict(os.environ, {"PREFECT_API_URL": address}):
+        figures = run_entente(["--telemetry.no-report", "--steps", str(steps), *_LIGHT], folder / "runs", run)
+    return ServedRun(figures=figures, server_cpu_s=settled_cpu_s(server) - cpu_s, tasks=completed(address) - tasks)
+
+
+def share_figures(short: ServedRun, long: ServedRun, *, client_ms: float) -> dict[str, float]:
+    """Prefect's CPU time in a step, and its share of the CPU time of all processes.
+
+    The two runs differ only in their number of steps, so the difference of a count is that of the further steps.
+
+    Args:
+        client_ms: CPU milliseconds of the client for a task.
+    """
+    steps = len(long.figures.steps) - len(short.figures.steps)
+    tasks, server_s = (long.tasks - short.tasks) / steps, (long.server_cpu_s - short.server_cpu_s) / steps
+    client_s = 1e-3 * client_ms * tasks
+    return {
+        "orchestration_cpu_share": (client_s + server_s) / (long.figures.cpu_a_step + server_s),
+        "prefect_tasks_per_step": tasks,
+        "prefect_client_cpu_ms_per_step": 1e3 * client_s,
+        "prefect_server_cpu_ms_per_step": 1e3 * server_s,
+    }
+
+
+def measure_simulated(folder: Path, train_s: float, steps: int, slow_steps: int, slow_step_s: float) -> dict[str, float]:
+    """Steps of a run with fast simulated rollouts, and of one with slow ones.
+
+    Args:
+        train_s: seconds of the trainer for a step.
+    """
     rate = _SPARE * START_GROUPS / train_s
     reporter().say(f"steps with two more ahead, {rate:.0f} simulated start groups a second")
-    spare = train(folder, "spare", "--steps", str(steps), *simulated(rate, depth=2))
-    found = step_figures(laptop, "threads") | idle_figures(spare)
+    found = idle_figures(train(folder, "spare", "--steps", str(steps), *simulated(rate, depth=2)))
     if not slow_steps:
         return found
     rate = START_GROUPS / max(1.0, slow_step_s - train_s)
@@ -100,18 +156,6 @@ def simulated(rate: float, *, depth: int) -> tuple[str, ...]:
     )
 
 
-def step_figures(steps: Sequence[Mapping[str, float]], arm: str) -> dict[str, float]:
-    """The cost of orchestration in real steps, without the first, which opens connections and files."""
-    later = steps[1:]
-    cost_ms = 1000 * median(step["time/orchestration_s"] for step in later)
-    return {
-        "orchestration_share": median(step["time/orchestration_share"] for step in later),
-        "laptop_step_s": median(step["time/step_s"] for step in later),
-        f"ms_per_step_{arm}": cost_ms,
-        f"ms_per_start_group_{arm}": cost_ms / START_GROUPS,
-    }
-
-
 def idle_figures(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The wait of a trainer that always finds rows, without the first steps, which have no rollouts ahead."""
     later = steps[3:] or steps[1:]
@@ -126,18 +170,17 @@ def train(folder: Path, run: str, *flags: str) -> list[dict[str, float]]:
     return run_entente(["--telemetry.no-report", *flags], folder / "runs", run, alone_in=folder).steps
 
 
-def measure_tasks(folder: Path, tasks: int, rounds: int) -> dict[str, float]:
+def measure_tasks(address: str, server: psutil.Process, tasks: int, rounds: int) -> dict[str, float]:
     """The cost of an empty task for client and server, and the delay until the server shows all as completed."""
     found: list[dict[str, float]] = []
-    with prefect_server(folder) as (address, server):
-        settled_cpu_s(server)
-        # The first round creates the tables of the database and is not counted.
-        for number in range(rounds + 1):
-            reporter().stage("rounds of empty tasks", number, rounds + 1)
-            found.append(_round(address, server, 32 if number == 0 else tasks))
-        reporter().stage("rounds of empty tasks", rounds + 1, rounds + 1)
-        reporter().say("empty tasks on a Dask cluster of two processes")
-        dask = run_empty_tasks(address, max(8, tasks // 4), "dask")
+    settled_cpu_s(server)
+    # The first round creates the tables of the database and is not counted.
+    for number in range(rounds + 1):
+        reporter().stage("rounds of empty tasks", number, rounds + 1)
+        found.append(_round(address, server, 32 if number == 0 else tasks))
+    reporter().stage("rounds of empty tasks", rounds + 1, rounds + 1)
+    reporter().say("empty tasks on a Dask cluster of two processes")
+    dask = run_empty_tasks(address, max(8, tasks // 4), "dask")
     medians = {name: median(each[name] for each in found[1:]) for name in found[0]}
     dask_ms = 1000 * dask["seconds"] / dask["tasks"]
     return medians | {
@@ -226,9 +269,11 @@ def _wait_until_up(process: subprocess.Popen[bytes], address: str, log: Path) ->
             time.sleep(0.2)
 
 
-def completed(address: str, flow_run: str) -> int:
-    """Number of task runs of `flow_run` that the server reports as completed."""
-    wanted = {"flow_runs": {"id": {"any_": [flow_run]}}, "task_runs": {"state": {"type": {"any_": ["COMPLETED"]}}}}
+def completed(address: str, flow_run: str | None = None) -> int:
+    """Number of task runs that the server reports as completed; of `flow_run` only, if given."""
+    wanted: dict[str, object] = {"task_runs": {"state": {"type": {"any_": ["COMPLETED"]}}}}
+    if flow_run is not None:
+        wanted["flow_runs"] = {"id": {"any_": [flow_run]}}
     request = urllib.request.Request(
         f"{address}/task_runs/count", data=json.dumps(wanted).encode(), headers={"Content-Type": "application/json"}
     )

@@ -5,7 +5,7 @@ for the inference worker with the fewest requests; a worker shares its rate amon
 finished, and another one starts as soon as the staleness budget allows. The trainer takes the forks of a step when they are
 finished. Times are constants, so a run repeats exactly.
 
-Every figure of the hardware is a field of `Hardware` or `Work` with its source: data sheets and arithmetic. The simulation shows
+Every figure is a field of `Hardware` or `Work` with its source: a data sheet, a count, or an assumption. The simulation shows
 where the bottleneck moves; it does not replace a measurement. Tests compare it with the utilisation law.
 """
 
@@ -36,19 +36,19 @@ class Hardware:
     bandwidth: float = 3.35e12
     """Bytes a second of its memory (same sheet)."""
     compute_share: float = 0.4
-    """Share of `flops` that prefill and training reach (a usual figure, unmeasured)."""
+    """Share of `flops` that prefill and training reach (assumed: a usual figure)."""
     bandwidth_share: float = 0.6
-    """Share of `bandwidth` that decoding reaches (a usual figure, unmeasured)."""
+    """Share of `bandwidth` that decoding reaches (assumed: a usual figure)."""
     step_overhead_s: float = 0.004
-    """Seconds of an engine step outside the GPU: scheduling, sampling, the mask (unmeasured on a GPU)."""
-    game_s: float = 0.001
-    """Seconds of a game process for a decision (client_ms_per_decision of `bench decode` is about a millisecond)."""
+    """Seconds of an engine step outside the GPU: scheduling, sampling, the mask (assumed)."""
+    game_s: float = 0.0022
+    """Seconds of a game process for a decision, with its HTTP (assumed; `bench decode` measures client_ms_per_decision_http)."""
     game_processes: int = 1
     """Processes that play games: one in a flow, more with producers."""
     trainer_cards: int = 1
     """GPUs that share the groups of a step, each with the whole model (training.processes)."""
     publish_s: float = 1.0
-    """Seconds from the end of a step to its version in every worker (an estimate for an adapter of 81 MB)."""
+    """Seconds from the end of a step to its version in every worker (assumed, for an adapter of 81 MB)."""
 
     @property
     def matrix_rate(self) -> float:
@@ -64,14 +64,14 @@ class Work:
     """16 start groups of 8 forks."""
     decisions_a_fork: int = 9
     """Plies of three years with one power in each fork (9 phases in 3 years were measured)."""
-    uncached_tokens: float = 60.0
-    """Uncached prompt tokens of a decision (46 in `bench decode`; a general tokenizer needs more)."""
+    uncached_tokens: float = 36.0
+    """Uncached prompt tokens of a decision (counted over a laptop run with the own line last, so with a tiny tokenizer)."""
     completion_tokens: float = 24.0
     """Tokens drawn for a decision (23.6 a call in the old system)."""
     sequence_tokens: float = 464.0
-    """Prompt and completion in the trainer: 440 and 24."""
-    unique_share: float = 0.15
-    """Share of the tokens that the model computes (`bench trainer`, groups of 8)."""
+    """Prompt and completion in the trainer: 440 and 24 (assumed: those of the made-up rows of `bench trainer`)."""
+    unique_share: float = 0.19
+    """Share of the tokens that the model computes (unique_token_share_recorded of `bench trainer`)."""
     trained_share: float = 0.8
     """Share of the decisions in groups with spread (128 of about 165 in laptop runs)."""
     budget_steps: int = 2

@@ -134,7 +134,8 @@ def _figures(cases: list[Case], count: Count, prefix: str) -> dict[str, float]:
     for name, way in WAYS.items():
         rules = count(rules_text(way))
         figures[f"{name}_prompt_tokens"] = mean(
-            rules + count(board_text(case.board)) + count(power_text(case.legal, case.board, way)) for case in cases
+            rules + count(board_text(case.board, case.legal.power, way)) + count(power_text(case.legal, case.board, way))
+            for case in cases
         )
     for notation in ("full", "slot"):
         # Each line has one more token: a line break, or the end mark after the last.

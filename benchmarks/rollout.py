@@ -1,9 +1,9 @@
-"""`rollout`: decisions a second of rollouts, beside those of the old way; tokens, stages, workers.
+"""`rollout`: decisions a second of rollouts, beside those of the old way; tokens and stages.
 
 Our arm rolls out as a run does and publishes a shard. The old way (`benchmarks/old_way`) has warm-ups, clones and files, with as
-many start groups and forks. Arms take turns in one process on one thread. Ratios are medians of the rounds, in CPU seconds and in
-wall seconds. Only decisions kept for training count: warm-ups cost time but give none. A game is a fork. The rates of 2 and 4
-workers are simulated from that of one (`benchmarks/worker_scaling.py`).
+many start groups and forks. Arms take turns in one process on one thread, and begin each round with an empty prefix cache, as
+after a new version in a run. Ratios are medians of the rounds, in CPU seconds and in wall seconds. Only decisions kept for
+training count: warm-ups cost time and tokens but give none. A game is a fork.
 """
 
 import asyncio
@@ -13,12 +13,11 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-from benchmarks.decode import batching_figures, client_ms_per_decision, scaling_figures
-from benchmarks.decode_cases import rollout_cases
 from benchmarks.old_way.arm import Arm, Setting, engine_of
 from benchmarks.old_way.stages import StageClock
 from benchmarks.old_way.ways import NEW, OLD
 from benchmarks.outcome import Outcome, Target
+from benchmarks.played_steps import uncached_per_decision
 from decoding.codec import Codec
 from rollouts.fork import Tokens
 from rollouts.roll_out import plan_start_groups, roll_out
@@ -27,23 +26,21 @@ from storage.runs import RunPaths
 from storage.shards import publish_shard
 from telemetry.errors import InputError
 from telemetry.progress import reporter
+from tuning.measure import forget_prefixes
 
-TARGETS = {"speedup": Target(at_least=8.0)}
+TARGETS = {"speedup": Target(at_least=12.0)}
 _PRODUCER = "bench"
 
 
-def bench_rollout(*, rounds: int, setting: Setting, workers: bool = True) -> Outcome:
+def bench_rollout(*, rounds: int, setting: Setting) -> Outcome:
     """Measure `rounds` rounds, after one that warms up.
-
-    Args:
-        workers: also measure the input of the simulation of several workers.
 
     Raises:
         InputError: `rounds` is below 1.
     """
     if rounds < 1:
         raise InputError(f"There is nothing to measure in {rounds} rounds: at least 1.")
-    return Outcome(benchmark="rollout", metrics=asyncio.run(_measure(rounds, setting, workers)), targets=TARGETS)
+    return Outcome(benchmark="rollout", metrics=asyncio.run(_measure(rounds, setting)), targets=TARGETS)
 
 
 class Ours:
@@ -60,6 +57,7 @@ class Ours:
         rollouts = self._setting.rollouts
         positions = sample_start_positions(self._setting.positions, rollouts.start_groups, self._setting.seed, step)
         first = (step - 1) * rollouts.start_groups
+        await forget_prefixes(self.engine)
         before = await self.engine.stats()
         with _Spent(self.clock) as spent:
             played = await roll_out(
@@ -94,6 +92,7 @@ class Harnessed:
     async def round(self, step: int) -> dict[str, float]:
         """Roll out one step and write its files; returns counts and seconds."""
         self.arm.take_counts()
+        await forget_prefixes(self.engine)
         before = await self.engine.stats()
         with _Spent(self.arm.clock) as spent:
             rows = await self.arm.roll_out(step)
@@ -128,10 +127,9 @@ class _Spent:
         return {"cpu_s": self.cpu_s, "wall_s": self.wall_s, **{f"stage_{stage}": spent for stage, spent in self.stages.items()}}
 
 
-async def _measure(rounds: int, setting: Setting, workers: bool) -> dict[str, float]:
-    ours = Ours(setting)
+async def _measure(rounds: int, setting: Setting) -> dict[str, float]:
     every: dict[str, Any] = {
-        "ours": ours,
+        "ours": Ours(setting),
         "harness": Harnessed("harness", NEW, setting),
         "old": Harnessed("old", OLD, setting),
     }
@@ -145,23 +143,18 @@ async def _measure(rounds: int, setting: Setting, workers: bool) -> dict[str, fl
                 if number:
                     taken[name].append(figures)
                 reporter().say(f"rollout, round {number} of {rounds}: {name} {_rate(figures):.0f} decisions a CPU second")
-        metrics = _figures(taken)
-        if workers:
-            cases = rollout_cases(setting.positions[:3], forks=setting.rollouts.forks_per_group, phases=3)
-            metrics |= await batching_figures(ours.engine, ours.tokens, cases, rounds=rounds)
-            metrics["client_ms_per_decision"] = await client_ms_per_decision(ours.tokens, setting.positions[: rounds + 1])
-            metrics |= scaling_figures(metrics)
     finally:
         for arm in every.values():
             await arm.engine.close()
-    return metrics
+    return rollout_figures(taken)
 
 
 def _rate(figures: Mapping[str, float]) -> float:
     return figures["decisions"] / figures["cpu_s"]
 
 
-def _figures(taken: Mapping[str, list[dict[str, float]]]) -> dict[str, float]:
+def rollout_figures(taken: Mapping[str, list[dict[str, float]]]) -> dict[str, float]:
+    """The figures of all rounds, by arm: ours, harness, old."""
     ours, harness, old = taken["ours"], taken["harness"], taken["old"]
     metrics = {
         "decisions_per_s": median(map(_rate, ours)),
@@ -177,8 +170,10 @@ def _figures(taken: Mapping[str, list[dict[str, float]]]) -> dict[str, float]:
             tokens = sum(each[f"{kind}_tokens"] for each in rounds)
             metrics[f"{kind}_tokens_per_game{suffix}"] = tokens / sum(each["games"] for each in rounds)
             metrics[f"{kind}_tokens_per_s{suffix}"] = tokens / sum(each["cpu_s"] for each in rounds)
-        metrics[f"prefix_hit_share{suffix}"] = sum(each["cached_tokens"] for each in rounds) / sum(
-            each["prompt_tokens"] for each in rounds
+        prompt, cached, kept = (sum(each[name] for each in rounds) for name in ("prompt_tokens", "cached_tokens", "decisions"))
+        metrics[f"prefix_hit_share{suffix}"] = cached / prompt
+        metrics[f"uncached_tokens_per_decision{suffix}"] = uncached_per_decision(
+            prompt_tokens=prompt, cached_tokens=cached, decisions=kept
         )
         metrics |= {f"share_{stage}{suffix}": share for stage, share in shares(rounds).items()}
     drawn = sum(each["warm_up_decisions"] + each["decisions"] for each in old)

@@ -56,10 +56,12 @@ TARGETS = {
     "write_crc_cost_share": Target(at_most=0.1),
     "gather_crc_cost_share": Target(at_most=0.1),
 }
+_AT_ANY_SCALE = {"scale", "attach_ms", "ledger_ms", "heap_bytes_per_gb_mapped", "write_crc_cost_share"}
+"""Figures of a shard or of a step, which have the same size at every scale."""
 
 
 def bench_storage(*, rounds: int = 15, scale: float = 1.0, seed: int = 0) -> Outcome:
-    """Measure all figures. A `scale` below 1 makes smaller runs, so that names such as `select_1e6_ms` are no longer true.
+    """Measure all figures. A `scale` below 1 makes smaller runs, so that most figures are scaled down.
 
     Raises:
         InputError: `rounds` is below 1, or `scale` is not between 0.005 and 1.
@@ -70,26 +72,27 @@ def bench_storage(*, rounds: int = 15, scale: float = 1.0, seed: int = 0) -> Out
     for part in (_selecting, _opening, _gathering):
         with tempfile.TemporaryDirectory() as folder:
             metrics |= part(Path(folder), rounds, scale, seed)
-    return Outcome(benchmark="storage", metrics=metrics, targets=TARGETS)
+    scaled_down = metrics.keys() - _AT_ANY_SCALE if scale < 1 else ()
+    return Outcome(benchmark="storage", metrics=metrics, targets=TARGETS, scaled_down=scaled_down)
 
 
 def _selecting(folder: Path, rounds: int, scale: float, seed: int) -> dict[str, float]:
     """Choosing the rows of a step among 10,000 and among a million rows, and another blend for the million."""
-    few = _run_of_facts(folder / "few", round(1e4 * scale), shard_groups=1, seed=seed)
-    many = _run_of_facts(folder / "many", round(1e6 * scale), shard_groups=10, seed=seed)
-    indexes = {paths: _opened(Index(paths)) for paths in (few, many)}
+    few = run_of_facts(folder / "few", round(1e4 * scale), shard_groups=1, seed=seed)
+    many = run_of_facts(folder / "many", round(1e6 * scale), shard_groups=10, seed=seed)
+    indexes = {paths: opened(Index(paths)) for paths in (few, many)}
     for paths, index in indexes.items():
-        _use_some_rows(paths, index)
+        use_some_rows(paths, index)
     times: dict[RunPaths, list[float]] = {few: [], many: []}
     for step in range(rounds + 1):
         for paths, index in indexes.items():
-            query = _query(step)
+            query = step_query(step)
             took, chosen = timed(lambda index=index, query=query: index.select_batch(query))
             require_found(chosen.rows.num_rows, f"a selection among the rows of {paths.root.name}")
             if step:  # the first one warms up
                 times[paths].append(took)
-    regroup, again = timed(lambda: _opened(Index(many, blend=OTHER_BLEND)))
-    require_found(again.select_batch(_query(0)).rows.num_rows, "a selection under another blend")
+    regroup, again = timed(lambda: opened(Index(many, blend=OTHER_BLEND)))
+    require_found(again.select_batch(step_query(0)).rows.num_rows, "a selection under another blend")
     return {
         "select_1e6_ms": 1000 * median(times[many]),
         "select_1e6_over_1e4": median(times[many]) / median(times[few]),
@@ -99,11 +102,11 @@ def _selecting(folder: Path, rounds: int, scale: float, seed: int) -> dict[str, 
 
 def _opening(folder: Path, rounds: int, scale: float, seed: int) -> dict[str, float]:
     """Opening an index from a snapshot of many small shards, without ledgers."""
-    paths = _run_of_facts(folder / "run", round(1e5 * scale), shard_groups=1, seed=seed)
-    return {"open_1e5_s": median(timed(lambda: _opened(Index(paths)))[0] for _ in range(min(rounds, 7)))}
+    paths = run_of_facts(folder / "run", round(1e5 * scale), shard_groups=1, seed=seed)
+    return {"open_1e5_s": median(timed(lambda: opened(Index(paths)))[0] for _ in range(min(rounds, 7)))}
 
 
-def _run_of_facts(root: Path, rows: int, *, shard_groups: int, seed: int) -> RunPaths:
+def run_of_facts(root: Path, rows: int, *, shard_groups: int, seed: int) -> RunPaths:
     """A run with a snapshot of its shards. The shard files are empty and never opened."""
     paths = RunPaths(root).create()
     groups = max(rows // ROWS_PER_START_GROUP, 2)
@@ -128,7 +131,7 @@ def _run_of_facts(root: Path, rows: int, *, shard_groups: int, seed: int) -> Run
     return paths
 
 
-def _use_some_rows(paths: RunPaths, index: Index) -> None:
+def use_some_rows(paths: RunPaths, index: Index) -> None:
     """Record four of ten advantage groups as trained on, as in a run after many steps."""
     names = ", ".join(f'"{name}"' for name in ROWS_SCHEMA.names if name not in ("policy_lag", "advantage_group"))
     rows = index.connection.sql(
@@ -140,7 +143,8 @@ def _use_some_rows(paths: RunPaths, index: Index) -> None:
     index.refresh()
 
 
-def _query(step: int) -> SelectionQuery:
+def step_query(step: int) -> SelectionQuery:
+    """The query of a step by the newest version of a run of facts."""
     return SelectionQuery(
         step=step,
         policy_version=VERSIONS - 1,
@@ -151,7 +155,12 @@ def _query(step: int) -> SelectionQuery:
     )
 
 
-def _opened(index: Index) -> Index:
+def opened(index: Index) -> Index:
+    """The index, filled from a snapshot.
+
+    Raises:
+        DataError: there was no snapshot, or it was damaged.
+    """
     require_found(index.refresh(), "decisions of a snapshot")
     require_found(not index.refused, "a snapshot that is whole")
     return index
@@ -175,7 +184,7 @@ def _gathering(folder: Path, rounds: int, scale: float, seed: int) -> dict[str, 
         require_found(taken == ROWS_PER_START_GROUP, "the rows of a new shard")
         attach.append(took)
     names = [f"bench/{number:06d}.arrow" for number in range(len(attach))]
-    everything = _rows_of(index)
+    everything = rows_of(index)
     pool, few = everything.slice(ROWS_PER_START_GROUP), everything.slice(0, 3)
     draws = [_draw(pool, seed, round_) for round_ in range(rounds + 1)]
     scattered = [_draw_scattered(pool, seed, round_) for round_ in range(rounds + 1)]
@@ -340,12 +349,14 @@ def _heap_per_gb(paths: RunPaths, names: list[str]) -> float:
     return grown / sum((paths.shards / name).stat().st_size for name in names) * 1e9
 
 
-def _rows_of(index: Index) -> pa.Table:
+def rows_of(index: Index, producer: str = "%") -> pa.Table:
+    """All rows of the producers whose name is LIKE `producer`, as a selection."""
     query = (
         'SELECT shard, "row", decision_id, start_group, fork, ply, power, phase, policy_version, 0::INTEGER AS policy_lag, '
-        'checksum, "return", (-1)::INTEGER AS advantage_group FROM decisions ORDER BY start_group, power, fork'
+        'checksum, "return", (-1)::INTEGER AS advantage_group FROM decisions WHERE producer LIKE ? '
+        "ORDER BY start_group, power, fork"
     )
-    return index.connection.sql(query).to_arrow_table().cast(ROWS_SCHEMA).combine_chunks()
+    return index.connection.sql(query, params=[producer]).to_arrow_table().cast(ROWS_SCHEMA).combine_chunks()
 
 
 def _draw(pool: pa.Table, seed: int, round_: int) -> pa.Table:

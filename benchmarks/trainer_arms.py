@@ -19,30 +19,12 @@ Step = Callable[[Batch], float]
 """Zeroes the gradient, runs forward and backward over a batch, and returns the loss. It does not step the optimiser."""
 
 
-class Arms:
-    """One model and an adapter with random weights; makes the steps that are compared."""
+class Steps:
+    """Both steps of one policy."""
 
-    def __init__(
-        self,
-        shape: Shape,
-        device: str | torch.device = "cpu",
-        dtype: torch.dtype = torch.float32,
-        rank: int = 16,
-        model: Path | None = None,
-    ) -> None:
-        """`model`: folder of a model of this shape; None: random weights."""
-        self.shape, self.device, self.rank = shape, torch.device(device), rank
-        self.settings = TrainingSettings(
-            lora_rank=rank,
-            device="cuda" if self.device.type == "cuda" else "cpu",
-            dtype="bfloat16" if dtype == torch.bfloat16 else "float32",
-        )
-        self.policy = Policy(model or model_of(shape, device=str(device), dtype=dtype), self.settings)
-        stir_adapter(self.policy.parameters())
-
-    def batch(self, case: Case, seed: int = 0) -> Batch:
-        """A batch of `case` in the vocabulary of the model."""
-        return made_up_batch(case, vocabulary=self.shape.vocabulary, seed=seed)
+    def __init__(self, policy: Policy, settings: TrainingSettings) -> None:
+        self.policy, self.settings = policy, settings
+        stir_adapter(policy.parameters())
 
     def ours(self, *, attention: str = "auto", **settings: Any) -> Step:
         """Our step. `settings` replace training settings.
@@ -57,17 +39,17 @@ class Arms:
             self.policy.attention = attention
             self.policy.recompute(chosen.recompute)
             self.policy.model.zero_grad(set_to_none=True)
-            rows = list(range(len(batch.prompt_lens)))
-            loss = sum(updater.accumulate(batch, rows, advantages_of(batch)).losses)
+            updates = update_rows(batch, chosen)
+            loss = sum(sum(updater.accumulate(batch, rows, advantages_of(batch)).losses) for rows in updates)
             if updater.layout.fallback or self.policy.attention != attention != "auto":
                 raise TrainingError(updater.layout.fallback or f"attention '{attention}' failed its check")
             return loss
 
         return step
 
-    def old(self, *, recompute: bool, rows_each: int = ROWS_EACH) -> Step:
+    def old(self, *, recompute: bool, divergence: bool, rows_each: int = ROWS_EACH) -> Step:
         """The old step, `rows_each` rows in a forward."""
-        trainer = OldTrainer(self.policy.model, recompute=recompute, rows_each=rows_each)
+        trainer = OldTrainer(self.policy.model, recompute=recompute, divergence=divergence, rows_each=rows_each)
 
         def step(batch: Batch) -> float:
             self.policy.recompute(False)  # OldTrainer switches it on itself
@@ -81,6 +63,38 @@ class Arms:
         loss = step(batch)
         gradients = [parameter.grad for parameter in self.policy.parameters() if parameter.grad is not None]
         return loss, np.concatenate([gradient.double().flatten().cpu().numpy() for gradient in gradients])
+
+
+class Arms(Steps):
+    """Both steps of a model with random weights, or of a given one."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype = torch.float32,
+        rank: int = 16,
+        model: Path | None = None,
+    ) -> None:
+        """`model`: folder of a model of this shape; None: random weights."""
+        self.shape, self.device, self.rank = shape, torch.device(device), rank
+        settings = TrainingSettings(
+            lora_rank=rank,
+            device="cuda" if self.device.type == "cuda" else "cpu",
+            dtype="bfloat16" if dtype == torch.bfloat16 else "float32",
+        )
+        super().__init__(Policy(model or model_of(shape, device=str(device), dtype=dtype), settings), settings)
+
+    def batch(self, case: Case, seed: int = 0) -> Batch:
+        """A batch of `case` in the vocabulary of the model."""
+        return made_up_batch(case, vocabulary=self.shape.vocabulary, seed=seed)
+
+
+def update_rows(batch: Batch, settings: TrainingSettings) -> list[list[int]]:
+    """The rows of each update of a step, as `Updater.updates` splits them: prefixes are shared within an update only."""
+    shares = settings.updates_per_step
+    rows = [np.flatnonzero(batch.advantage_groups % shares == share).tolist() for share in range(shares)]
+    return [share for share in rows if share]
 
 
 def advantages_of(batch: Batch) -> np.ndarray:

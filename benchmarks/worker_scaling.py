@@ -1,6 +1,6 @@
 """Decisions a second of several inference workers, simulated from times measured with one.
 
-A closed loop: each fork uses the client (legal orders, prompts, tables, adjudication), requests the decisions of its powers,
+A closed loop: each fork uses the client (orders, prompts, tables, HTTP, adjudication), requests the decisions of its powers,
 waits for all of them and starts again. The client serves one fork at a time. A worker with n decisions in flight has the rate
 measured for n, shared equally. A decision goes to the worker with the fewest. The curve bends where the client becomes the
 slower side. Networks are not modelled.
@@ -67,7 +67,7 @@ class Worker:
 
 
 def decisions_per_s(
-    workers: int, *, rates: Rates, client_s: float, forks: int = 128, powers: int = 7, decisions: int = 6000
+    workers: int, *, rates: Rates, client_s: float, forks: int = 128, powers: int = 1, decisions: int = 6000
 ) -> float:
     """Decisions a second of `workers` workers behind one client that computes `client_s` seconds for each decision."""
     pool = [Worker(rates) for _ in range(workers)]
@@ -93,3 +93,21 @@ def decisions_per_s(
         if not waiting_for[fork]:
             ready.append(fork)
     return sum(worker.drawn for worker in pool) / now
+
+
+def scaling_figures(measured: Mapping[int, float], *, client_ms: float, worker_ms: float) -> dict[str, float]:
+    """How many workers with a core each one client feeds, and the simulated gain of 2 and 4 workers over one.
+
+    Args:
+        measured: decisions a second of an engine in the client's process, by decisions in flight. A worker's rates have this
+            shape; they are scaled to its own time with 64 in flight.
+        client_ms: CPU milliseconds of the client for a decision, over HTTP.
+        worker_ms: the same of the worker, with a step of 64 forks.
+    """
+    rates = Rates({count: rate / measured[64] * 1e3 / worker_ms for count, rate in measured.items()})
+    alone, two, four = (decisions_per_s(workers, rates=rates, client_s=1e-3 * client_ms) for workers in (1, 2, 4))
+    return {
+        "workers_at_the_bend_http": worker_ms / client_ms,
+        "simulated_gain_2_workers": two / alone,
+        "simulated_gain_4_workers": four / alone,
+    }

@@ -19,6 +19,7 @@ from inference.settings import InferenceSettings
 if TYPE_CHECKING:
     from benchmarks.outcome import Outcome
 
+_SCALED_DOWN = "[dim]scaled down, not judged[/]"
 _TOOLS = Group("Profile and tune", sort_key=2)  # below the benchmarks
 app = App(
     name="bench",
@@ -26,10 +27,14 @@ app = App(
 )
 app.command("cli.profile:app", name="profile", group=_TOOLS)
 app.command("cli.tune:app", name="tune", group=_TOOLS)
+app.command("cli.bench_e2e:e2e", name="e2e")
+app.command("cli.bench_e2e:ablation", name="ablation")
 app.command("cli.bench_peers:peers", name="peers")
+app.command("cli.bench_growth:growth", name="growth")
 
 Rounds = Annotated[int, Parameter(help="Repetitions of each measurement; the median counts.")]
 Seed = Annotated[int, Parameter(help="Seed of the games that are played.")]
+RunsRoot = Annotated[Path, Parameter(help="Folder of all runs; models and positions lie there, or are made.")]
 
 
 @app.command
@@ -50,6 +55,29 @@ def game(
     from benchmarks.game_ground import bench_game
 
     show_outcome(bench_game(phases=phases, rounds=rounds, seed=seed), json=json)
+
+
+@app.command
+@plannable("a minute")
+def search(
+    *,
+    positions: Annotated[int, Parameter(help="Spring positions to play out.")] = 12,
+    rounds: Rounds = 5,
+    seed: Seed = 0,
+    json: AsJson = False,
+) -> None:
+    """Playouts of a search: years of DumbBot against DumbBot in a CPU second, compared with forks.
+
+    Example
+
+        entente bench search --json
+    """
+    from pipeline.threads import apply_threads
+
+    apply_threads(1)  # CPU seconds are comparable for one thread only
+    from benchmarks.playouts import bench_search
+
+    show_outcome(bench_search(positions=positions, rounds=rounds, seed=seed), json=json)
 
 
 @app.command
@@ -114,8 +142,8 @@ def decode(
     *,
     rounds: Rounds = 5,
     model: Annotated[Path | None, Parameter(help="Folder of a model; default: the tiny one.")] = None,
-    runs_root: Annotated[Path, Parameter(help="Folder of all runs, where tiny models lie or are made.")] = Path("runs"),
-    http: Annotated[bool, Parameter(help="Also start a worker and compare with it.")] = True,
+    runs_root: RunsRoot = Path("runs"),
+    http: Annotated[bool, Parameter(help="Also start a worker, for the figures of several workers.")] = True,
     seed: Seed = 0,
     json: AsJson = False,
     settings: Annotated[InferenceSettings | None, Parameter(name="*", help="Any setting of inference.")] = None,
@@ -126,15 +154,21 @@ def decode(
 
         entente bench decode --json
     """
+    from cli.bench_setting import cache_of, run_settings
+    from cli.screen import progress_shown
     from pipeline.run_settings import MODEL_FOLDER
     from pipeline.threads import apply_threads
 
     apply_threads(1)  # CPU seconds are comparable for one thread only: waiting threads use CPU time too
     from benchmarks.decode import bench_decode
+    from benchmarks.played_steps import RunInputs
+    from state_cache.store import open_cache
 
-    outcome = bench_decode(
-        rounds=rounds, seed=seed, model=model, models_root=runs_root / MODEL_FOLDER, http=http, settings=settings
-    )
+    run = run_settings(None, runs_root=runs_root, seed=seed)
+    with progress_shown():
+        inputs = RunInputs(positions=open_cache(cache_of(run)).train, rollouts=run.rollouts, seed=seed)
+        models = runs_root / MODEL_FOLDER
+        outcome = bench_decode(rounds=rounds, model=model, models_root=models, inputs=inputs, http=http, settings=settings)
     show_outcome(outcome, json=json)
 
 
@@ -143,22 +177,26 @@ def decode(
 def trainer(
     *,
     repeats: Annotated[int, Parameter(help="Repetitions of each arm, in turn; the median counts.")] = 5,
-    only: Annotated[list[str] | None, Parameter(help="Names of measurements, such as g6 or resume; default: all.")] = None,
+    only: Annotated[list[str] | None, Parameter(help="Names of measurements, such as recorded or g6; default: all.")] = None,
+    config: ConfigFiles = None,
+    runs_root: RunsRoot = Path("runs"),
     device: Annotated[Literal["cpu", "cuda"], Parameter(help="cuda: the stage of `entente smoke` instead.")] = "cpu",
-    seed: Annotated[int, Parameter(help="Seed of the rows.")] = 0,
+    seed: Annotated[int, Parameter(help="Seed of the run and of the made-up rows.")] = 0,
     json: AsJson = False,
 ) -> None:
-    """The training step compared with the old trainer: time, memory, and whether their gradients agree. Takes minutes.
+    """The training step compared with the old trainer, on rows of a laptop run and on made-up ones. Takes minutes.
 
-    Example
+    Examples
 
         entente bench trainer --json
-        entente bench trainer --only g6 --only mixed --repeats 3
+
+        entente bench trainer --only recorded --only g6 --repeats 3
     """
     if device == "cuda":
         from cli.smoke import smoke
 
         return smoke(device="cuda", only=["training-step"], json=json)
+    from cli.bench_setting import run_settings
     from cli.screen import progress_shown
     from pipeline.threads import apply_threads
 
@@ -166,12 +204,18 @@ def trainer(
     from benchmarks.trainer import bench_trainer
 
     with progress_shown():
-        outcome = bench_trainer(repeats=repeats, only=only or (), seed=seed)
+        outcome = bench_trainer(
+            settings=run_settings(config, runs_root=runs_root.absolute(), seed=seed),
+            arguments=[word for file in config or () for word in ("--config", str(file))],
+            repeats=repeats,
+            only=only or (),
+            seed=seed,
+        )
     show_outcome(outcome, json=json)
 
 
 @app.command
-@plannable("six minutes, three of them mostly idle")
+@plannable("seven minutes, three of them mostly idle")
 def orchestration(
     *,
     tasks: Annotated[int, Parameter(help="Empty tasks per round; 0 skips them.")] = 400,
@@ -183,7 +227,7 @@ def orchestration(
 ) -> None:
     """Prefect and the flow: cost of a task and of a step, delay of the page, and wait of a trainer that always finds rows.
 
-    Starts a Prefect server and trains three runs, all in a temporary folder; takes about six minutes, three of them mostly idle.
+    Starts a Prefect server and trains five runs, all in a temporary folder; takes about seven minutes, three of them mostly idle.
 
     Examples
 
@@ -204,19 +248,18 @@ def orchestration(
 def rollout(
     *,
     rounds: Rounds = 5,
-    workers: Annotated[bool, Parameter(help="Also measure the inputs of the simulation of more workers.")] = True,
     config: ConfigFiles = None,
-    runs_root: Annotated[Path, Parameter(help="Folder of all runs; models and positions lie there, or are made.")] = Path("runs"),
+    runs_root: RunsRoot = Path("runs"),
     seed: Seed = 0,
     json: AsJson = False,
 ) -> None:
-    """Rollouts compared with the previous system: decisions per second, tokens, stages, 1, 2 and 4 workers. Takes minutes.
+    """Rollouts compared with the previous system: decisions per second, tokens and stages. Takes minutes.
 
     Examples
 
         entente bench rollout --json
 
-        entente bench rollout --rounds 1 --no-workers      a minute, once the models are made
+        entente bench rollout --rounds 1      a minute, once the models are made
     """
     from cli.bench_setting import cache_of, old_way_setting, run_settings
     from cli.screen import progress_shown
@@ -228,67 +271,7 @@ def rollout(
     settings = run_settings(config, runs_root=runs_root, seed=seed)
     with progress_shown():
         setting = old_way_setting(settings, cache_of(settings))
-        outcome = bench_rollout(rounds=rounds, setting=setting, workers=workers)
-    show_outcome(outcome, json=json)
-
-
-@app.command
-@plannable("a quarter of an hour")
-def e2e(
-    *,
-    quick: Annotated[
-        bool, Parameter(help="One short round without scores and ablation: two or three minutes.", negative="")
-    ] = False,
-    rounds: Annotated[int | None, Parameter(help="Repetitions of both systems, in turn; default 2.")] = None,
-    steps: Annotated[
-        int | None, Parameter(help="Steps of Entente in a round; default 20. The previous system has the same seconds.")
-    ] = None,
-    ablation_steps: Annotated[int | None, Parameter(help="Steps of each arm of the ablation; 0: none. Default 2.")] = None,
-    depth: Annotated[int, Parameter(help="Steps of rollouts that the previous system has in flight while it trains.")] = 2,
-    store: Annotated[
-        Path | None, Parameter(help="File that stores each arm's result, so that an interrupted benchmark can continue.")
-    ] = None,
-    config: ConfigFiles = None,
-    runs_root: Annotated[Path, Parameter(help="Folder of all runs; models and positions lie there, or are made.")] = Path("runs"),
-    seed: Seed = 0,
-    json: AsJson = False,
-) -> None:
-    """Training from end to end compared with the previous system: steps per hour, scores, and the gain of each improvement.
-
-    Runs `entente train`, and the previous system as its own program. Takes a quarter of an hour.
-
-    Examples
-
-        entente bench e2e --json --store e2e.json
-
-        entente bench e2e --quick --json
-    """
-    from dataclasses import replace
-
-    from cli.bench_setting import cache_of, old_way_setting, run_settings
-    from cli.screen import progress_shown
-    from pipeline.threads import apply_threads
-
-    apply_threads(1)
-    from benchmarks.end_to_end import FULL, QUICK, bench_e2e
-    from benchmarks.kept_arms import KeptArms
-
-    kept = KeptArms(store)  # reads the file first: a bad one is refused before minutes are spent
-    settings = run_settings(config, runs_root=runs_root, seed=seed)
-    given = {"rounds": rounds, "steps": steps, "ablation_steps": ablation_steps}
-    wanted = replace(QUICK if quick else FULL, **{name: value for name, value in given.items() if value is not None})
-    with progress_shown():
-        cache = cache_of(settings)
-        outcome = bench_e2e(
-            wanted=wanted,
-            setting=old_way_setting(settings, cache),
-            cache=cache,
-            evaluation=settings.evaluation,
-            runs_root=runs_root,
-            arguments=[word for file in config or () for word in ("--config", str(file))],
-            depth=depth,
-            kept=kept,
-        )
+        outcome = bench_rollout(rounds=rounds, setting=setting)
     show_outcome(outcome, json=json)
 
 
@@ -349,8 +332,9 @@ def every(
     for heading in ("benchmark", "figure", "before", "now", "ratio", ""):
         table.add_column(heading, no_wrap=True, justify="left" if heading in ("benchmark", "figure", "") else "right")
     for line in lines:
-        if line.judged or compare is None:
-            verdict = "" if not line.judged else "[yellow]worse[/]" if line.worse else "[green]holds[/]"
+        if line.judged or line.scaled_down or compare is None:
+            verdict = "[yellow]worse[/]" if line.worse else "[green]holds[/]" if line.judged else ""
+            verdict = _SCALED_DOWN if line.scaled_down else verdict
             numbers = ["" if value is None else f"{value:,.4g}" for value in (line.before, line.now, line.ratio)]
             table.add_row(line.benchmark, line.figure, *numbers, verdict)
     Console().print(table)
@@ -369,7 +353,10 @@ def every(
 def show_outcome(outcome: "Outcome", *, json: bool) -> None:
     """Print the figures with their targets; with `json` one object as the last line."""
     table = Table(box=None, padding=(0, 2, 0, 0))
-    table.add_column(f"bench {outcome.benchmark}", no_wrap=True)
+    name, _, settings = outcome.benchmark.partition(", ")
+    if settings:
+        Console().print(f"bench {name} with {settings}", soft_wrap=True, highlight=False)
+    table.add_column(f"bench {name}", no_wrap=True)
     table.add_column("figure", justify="right", no_wrap=True)
     table.add_column("target", no_wrap=True)
     table.add_column("", no_wrap=True)
@@ -377,6 +364,7 @@ def show_outcome(outcome: "Outcome", *, json: bool) -> None:
         target = outcome.targets.get(name)
         bounds = ", ".join(f"{word.replace('_', ' ')} {bound:,g}" for word, bound in target.as_object().items()) if target else ""
         verdict = "" if target is None else "[green]holds[/]" if target.holds(value) else "[yellow]missed[/]"
+        verdict = _SCALED_DOWN if target and name in outcome.scaled_down else verdict
         table.add_row(name, f"{value:,.4g}" if value < 1000 else f"{value:,.0f}", bounds, verdict)
     Console().print(table)
     if json:

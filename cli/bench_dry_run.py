@@ -60,11 +60,31 @@ def check_every(given: Mapping[str, Any]) -> None:
 
 
 def check_trainer(given: Mapping[str, Any]) -> None:
-    """Refuse names as `entente bench trainer` would."""
+    """Refuse names, and a model that has no recorded rows, as `entente bench trainer` would."""
     if given["device"] == "cpu":
         from benchmarks.trainer import check_wanted
+        from cli.bench_setting import run_settings
 
-        check_wanted(given["only"] or (), given["repeats"])
+        settings = run_settings(given["config"], runs_root=given["runs_root"], seed=given["seed"])
+        check_wanted(given["only"] or (), given["repeats"], settings.inference.model)
+
+
+def check_e2e(given: Mapping[str, Any]) -> None:
+    """Refuse rounds, steps, years, powers and start groups as `entente bench e2e` would."""
+    from benchmarks.end_to_end import wanted_of
+    from cli.bench_setting import is_short, rollouts_of, run_settings
+
+    short = is_short(given["quick"], given["years"], given["powers"])
+    wanted_of(short=short, rounds=given["rounds"], steps=given["steps"])
+    rollouts = rollouts_of(given["years"], given["powers"], given["start_groups"])
+    run_settings(given["config"], runs_root=given["runs_root"], seed=given["seed"], rollouts=rollouts)
+
+
+def check_ablation(given: Mapping[str, Any]) -> None:
+    """Refuse names and numbers as `entente bench ablation` would."""
+    from benchmarks.ablation import check_wanted
+
+    check_wanted(given["only"] or (), given["rounds"])
 
 
 def check_peers(given: Mapping[str, Any]) -> None:
@@ -72,6 +92,17 @@ def check_peers(given: Mapping[str, Any]) -> None:
     from benchmarks.peers.bench import check_wanted
 
     check_wanted(given["only"] or (), given["rounds"])
+
+
+def check_growth(given: Mapping[str, Any]) -> None:
+    """Refuse names and the file of the plot, as `entente bench growth` would."""
+    from benchmarks.growth.bench import check_wanted
+
+    check_wanted(given["only"] or ())
+    if given["plot"] is not None:
+        from reports.growth_plot import check_plot
+
+        check_plot(given["plot"])
 
 
 def _in_words(value: Any) -> Any:

@@ -1,6 +1,6 @@
 """Inputs of the benchmarks against the system before this one: settings and positions of a preset, and two tiny models."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +12,35 @@ if TYPE_CHECKING:
 
 _FOLDER = "_bench"
 """Folder beside the runs for files that benchmarks keep."""
+_LONG_GROUPS = 2
+"""Start groups of a step with years or powers of its own: each has many times the decisions of the preset's."""
 
 
-def run_settings(config: Iterable[Path] | None, *, runs_root: Path, seed: int) -> RunSettings:
-    """The laptop preset with `config` laid over it."""
-    overrides: dict[str, Any] = {"seed": seed, "runs_root": runs_root}
+def run_settings(
+    config: Iterable[Path] | None, *, runs_root: Path, seed: int, rollouts: Mapping[str, Any] | None = None
+) -> RunSettings:
+    """The laptop preset with `config` laid over it, and over that settings of `rollouts`."""
+    overrides: dict[str, Any] = {"seed": seed, "runs_root": runs_root, "rollouts": rollouts or {}}
     return layered_settings("laptop", config or (), overrides)
+
+
+def rollouts_of(years: int | None, powers: str | None, start_groups: int | None) -> dict[str, Any]:
+    """The settings of rollouts that these options set."""
+    if start_groups is None and (years, powers) != (None, None):
+        start_groups = _LONG_GROUPS
+    options = {"horizon_years": years, "policy_powers": powers, "start_groups": start_groups}
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def is_short(quick: bool, years: int | None, powers: str | None) -> bool:
+    """Whether these options mean one short round."""
+    return quick or years is not None or powers is not None
+
+
+def arguments_of(config: Iterable[Path] | None, rollouts: Mapping[str, Any]) -> list[str]:
+    """Arguments of `entente train` for these config files and settings of rollouts."""
+    words = [word for file in config or () for word in ("--config", str(file))]
+    return [*words, *(word for name, value in rollouts.items() for word in (f"--rollouts.{name.replace('_', '-')}", str(value)))]
 
 
 def cache_of(settings: RunSettings) -> Path:

@@ -9,9 +9,10 @@ ABOUT = "Train a language model to play Diplomacy, as a data pipeline."
 COMMANDS = {
     "Train": {
         "train": ("cli.train:train", "Train a policy: roll out, train, publish, repeat."),
+        "improve": ("cli.improve:improve", "Improve a policy by search: visit, label, learn."),
         "evaluate": ("cli.evaluate:evaluate", "Measure the strength of a policy version."),
         "cache": ("cli.cache:app", "Build and check the positions that rollouts start from."),
-        "model": ("cli.model:app", "Make and show the tiny model."),
+        "model": ("cli.model:app", "Make and show base models, by imitation."),
     },
     "Look into runs": {
         "runs": ("cli.runs:app", "List runs; inspect, explain, repeat or clean one."),
@@ -66,7 +67,7 @@ def command_line() -> "App":
 
 def overview() -> str:
     """The text of `entente --help`: one screen, made without an import of the commands or of cyclopts."""
-    lines = ["Usage: entente COMMAND [OPTIONS]", ABOUT, ""]
+    lines = ["Usage: entente COMMAND [OPTIONS]", ABOUT]
     for heading, commands in COMMANDS.items():
         lines += [f"{heading}:", *(f"  {name:<9} {line}" for name, (_, line) in commands.items())]
     return "\n".join([*lines, "Help of a command: entente COMMAND --help      Version: entente --version", ""])

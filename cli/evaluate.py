@@ -9,9 +9,11 @@ from cyclopts import Group, Parameter
 from cli.dry_run import show_plan
 from cli.options import AsJson, DryRun, Run, RunsRoot, which_run
 from cli.run_flow import run_flow
+from search.settings import SearchSettings
 from storage.runs import LATEST
 
 _MATCH = Group("Matches", help="Whole games between several players; any of these asks for one.")
+_SEARCH = Group("Search", help="With --pick search, or for players such as v20+search and dumbbot+search.")
 
 
 def evaluate(
@@ -24,7 +26,11 @@ def evaluate(
         list[str] | None, Parameter(help="Scripted opponents; default: as the run was set. In a match: one name.", negative="")
     ] = None,
     players: Annotated[
-        str, Parameter(group=_MATCH, help="Who plays, with commas: base, newest, v20, other:v20, or scripted players.")
+        str,
+        Parameter(
+            group=_MATCH,
+            help="Who plays, with commas: base, newest, v20, other:v20, or scripted players; each also with +search.",
+        ),
     ] = "",
     games: Annotated[int | None, Parameter(group=_MATCH, help="Games, rounded up to rounds of seven.")] = None,
     width: Annotated[float | None, Parameter(group=_MATCH, help="Width wanted of the 95 % interval, from end to end.")] = None,
@@ -41,7 +47,9 @@ def evaluate(
     repetitions: Annotated[
         str, Parameter(help="Draws for each decision, voted on: one number in a match, else several to compare, as 1,5,25,100.")
     ] = "",
-    pick: Annotated[Literal["vote", "playout"], Parameter(group=_MATCH, help="How one of several draws is chosen.")] = "vote",
+    temperature: Annotated[float | None, Parameter(help="Temperature of a version's draws; default: 1.")] = None,
+    pick: Annotated[Literal["vote", "search"], Parameter(help="How versions choose: as drawn or voted, or by search.")] = "vote",
+    search: Annotated[SearchSettings | None, Parameter(group=_SEARCH, help="Any setting of the search.")] = None,
     json: AsJson = False,
     dry_run: DryRun = False,
 ) -> None:
@@ -65,6 +73,10 @@ def evaluate(
         entente evaluate --run mine --tactical
 
         entente evaluate --run mine --repetitions 1,5,25,100
+
+        entente evaluate --run mine --pick search --search.playouts 32
+
+        entente evaluate --run mine --players newest+search,dumbbot+search,dumbbot --opponents dumbbot --search.years 2
     """
     from pipeline.run_settings import check_settings, settings_of
     from storage.runs import RunPaths
@@ -74,8 +86,16 @@ def evaluate(
     asked = {"games": games, "width": width, "measure": measure, "start": start, "years": years, "at_once": at_once}
     match = _match(players, opponents, {name: value for name, value in asked.items() if value is not None})
     times = _times(repetitions)
-    if match is not None and times:
-        match = type(match).model_validate(match.model_dump() | {"repetitions": times[0], "pick": pick})
+    play = _play(temperature, pick, search, times, tactical, is_match=match is not None)
+    if search is not None and pick != "search" and not any("+search" in name for name in (players, *(opponents or ()))):
+        from telemetry.errors import InputError
+
+        raise InputError(
+            "--search settings are given, but nobody searches: add --pick search, or name a player such as v20+search"
+        )
+    if match is not None:
+        voted = {"repetitions": times[0]} if times else {}
+        match = type(match).model_validate(match.model_dump() | play.model_dump(exclude_unset=True) | voted)
     wished: dict[str, object] = {}
     if positions is not None:
         wished["positions"] = positions
@@ -90,17 +110,21 @@ def evaluate(
     if dry_run:
         return show_plan(plan_evaluate(run, version, runs_root, settings), json=json)
     if match is not None:
-        from evaluation.contestants import resolve_contestants
+        from evaluation.contestants import check_searches, resolve_contestants
 
         for names in (match.players, (match.opponents,) if match.opponents else ()):
-            resolve_contestants(names, run, runs_root)
+            check_searches(resolve_contestants(names, run, runs_root), match)
+    elif play.pick == "search":
+        from search.search import check_search
+
+        check_search(play.search, has_policy=True)
     check_room(settings, trains=False)
     from cli.prefect_server import prefect_server
     from cli.screen import progress_shown
     from flows.evaluate_policy import evaluate_policy
 
     with prefect_server(), progress_shown():
-        result = run_flow(evaluate_policy(run, version, runs_root, evaluation, match, tactical, times))
+        result = run_flow(evaluate_policy(run, version, runs_root, evaluation, match, tactical, times, play=play))
     if match is not None:
         _show_match(result)
     elif tactical:
@@ -123,6 +147,33 @@ def _times(text: str) -> tuple[int, ...]:
         raise InputError(f"--repetitions takes whole numbers such as 1,5,25,100, not {text!r}") from error
 
 
+def _play(
+    temperature: float | None,
+    pick: Literal["vote", "search"],
+    search: SearchSettings | None,
+    times: tuple[int, ...],
+    tactical: bool,
+    *,
+    is_match: bool,
+) -> Any:
+    """How versions play; only what was asked for is set."""
+    from evaluation.settings import PlaySettings
+    from telemetry.errors import InputError
+
+    if times and temperature is not None and not is_match:
+        raise InputError("--repetitions compares numbers of draws at temperature 1: leave out --temperature")
+    if pick == "search" and times:
+        raise InputError("--repetitions is about votes: with --pick search give --search.proposals and --search.playouts instead")
+    asked: dict[str, Any] = {"pick": pick} if pick == "search" else {}
+    if temperature is not None:
+        asked["temperature"] = temperature
+    if asked and tactical:
+        raise InputError("tactical positions are drawn at temperature 1 without a search: leave out --pick and --temperature")
+    if search is not None:
+        asked["search"] = search.model_dump(exclude_unset=True)
+    return PlaySettings.model_validate(asked)
+
+
 def _match(players: str, opponents: list[str] | None, asked: dict[str, Any]) -> Any:
     """Settings of the match that is asked for; None if none is."""
     from evaluation.settings import MatchSettings
@@ -140,6 +191,8 @@ def _match(players: str, opponents: list[str] | None, asked: dict[str, Any]) -> 
 def _show_score(result: dict[str, Any]) -> None:
     from evaluation.intervals import describe_interval, format_count
 
+    if result["how"]:
+        print(result["how"])
     for name, score in result["against"].items():
         said = describe_interval(score["ci"], score["source_games"], "+.2f", "source games")
         print(

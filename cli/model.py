@@ -1,4 +1,4 @@
-"""`entente model`: make and show the tiny model."""
+"""`entente model`: make the tiny model or a base that imitates a teacher, and show a model."""
 
 import json as jsonlib
 from pathlib import Path
@@ -8,10 +8,12 @@ from cyclopts import App, Parameter
 
 from cli.dry_run import show_plan
 from cli.options import DryRun, PlanAsJson
+from cli.settings_from_flags import ConfigFiles
 from game.prompt_settings import DEFAULT_PROMPTS, PromptSettings
+from training.imitation.settings import ImitationSettings
 from training.settings import TinyModelSettings
 
-app = App(name="model", help="The tiny model, which is made on this machine.")
+app = App(name="model", help="Base models that are made on this machine.", default_parameter=Parameter(consume_multiple=True))
 
 
 @app.command
@@ -56,6 +58,66 @@ def make(
             prompts or DEFAULT_PROMPTS,
         )
     print(path)
+
+
+@app.command
+def imitate(
+    name: Annotated[str, Parameter(help="Name of the model, a folder beside the tiny models.")],
+    *,
+    resume: Annotated[bool, Parameter(help="Continue a model that was begun, with its own settings.", negative="")] = False,
+    config: ConfigFiles = None,
+    runs_root: Annotated[Path, Parameter(help="Folder of runs, models and teachers' games.")] = Path("runs"),
+    dry_run: DryRun = False,
+    json: PlanAsJson = False,
+    settings: Annotated[ImitationSettings | None, Parameter(name="*", help="Any setting of the imitation.")] = None,
+) -> None:
+    """Make a base model that imitates a teacher: its games are played on all cores and kept, then learned from.
+
+    With its defaults this takes about an hour on two cores. It prints the folder of the model, which a run takes as
+    --inference.model. The folder holds the recipe with the learning curve, and the curve as a picture.
+
+    Examples
+
+        entente model imitate strong
+
+        entente model imitate strong --resume      after an interruption: the same model in the end
+
+        entente model imitate small --teachers dumbbot territorial --games 200 --steps 300
+
+        entente model imitate human --recorded games.jsonl --config human.toml --hidden 192
+
+        entente model imitate strong --dry-run
+    """
+    from pipeline.plans.plan_imitation import imitation_settings, plan_imitation
+    from pipeline.run_settings import MODEL_FOLDER
+    from training.imitation.work import begin, begun_games, finish, work_folder
+
+    work = work_folder(runs_root / MODEL_FOLDER, name)
+    given = {} if settings is None else settings.model_dump(exclude_unset=True)
+    chosen = imitation_settings(work, config or (), given, resume=resume)
+    if dry_run:
+        return show_plan(plan_imitation(work, chosen, runs_root), json=json)
+    from cli.screen import progress_shown
+    from pipeline.threads import apply_threads, usable_cores
+    from telemetry.progress import reporter
+    from training.imitation.teacher_games import TEACHER_FOLDER, make_games
+
+    cores = usable_cores()
+    with progress_shown():
+        if resume and chosen.recorded:
+            games = begun_games(work, runs_root / TEACHER_FOLDER)
+        else:
+            games = make_games(runs_root / TEACHER_FOLDER, chosen, cores, reporter().stage)
+        if not resume:
+            begin(work, chosen, games)
+        apply_threads(cores)
+        from reports.imitation_plot import write_curve
+        from training.imitation.imitate import imitate as make_model
+
+        folder = make_model(work, chosen, games)
+        write_curve(folder)
+        finish(work)
+    print(folder)
 
 
 @app.command

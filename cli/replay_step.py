@@ -99,6 +99,8 @@ def _sentence(found: "Replay") -> str:
     sentence = "" if found.difference is None else found.difference.sentence
     if found.recorded.torch != found.torch:
         sentence += f"; torch was {found.recorded.torch} then and is {found.torch} now"
+    elif found.difference is not None:
+        sentence += "; another version of Entente may round the last bits otherwise"
     return sentence
 
 

@@ -19,7 +19,7 @@ def report(
         Parameter(help="Also write curve, ladder, board and replay as SVG, those there are, into this folder."),
     ] = None,
     ablation: Annotated[
-        Path | None, Parameter(help="A stored result of `entente bench e2e --json`, to be shown beside the run.")
+        Path | None, Parameter(help="A stored result of `entente bench ablation --json`, to be shown beside the run.")
     ] = None,
     open: Annotated[bool, Parameter(help="Show the page in a browser.", negative="")] = False,
 ) -> None:
@@ -35,7 +35,7 @@ def report(
 
         entente report --run mine --pictures docs/pictures
 
-        entente report --run mine --ablation e2e.json
+        entente report --run mine --ablation ablation.json
     """
     from pipeline.plans.find_model import model_or_none
     from pipeline.run_settings import layered_settings, preset_names, settings_of

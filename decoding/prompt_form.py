@@ -1,9 +1,9 @@
 """Prompts of one model as token ids: rules, board and power, within the model's chat format, and the cue.
 
-A prompt is cut into three pieces, from most to least shared: what all prompts share, what the powers of a position share, and the
-rest. Each piece is encoded once. The ids of the pieces are those of the whole text. Where a tokenizer merges letters across the
-wanted cut, the cut moves to the nearest earlier place where this holds; `Seam` says what that costs. Real prompts are tried
-before the form is used. This module does not draw or read answers.
+A prompt is cut into three pieces, from most to least shared: what all prompts share, what the powers or the forks of a position
+share, and the rest. Each piece is encoded once. The ids of the pieces are those of the whole text. Where a tokenizer merges
+letters across the wanted cut, the cut moves to the nearest earlier place where this holds; `Seam` says what that costs. Real
+prompts are tried before the form is used. This module does not draw or read answers.
 """
 
 import random
@@ -18,7 +18,7 @@ from game.board import Board
 from game.legal import OrderKind
 from game.notation import answer_lines
 from game.players import player
-from game.prompt_settings import OrderNotation, PromptSettings
+from game.prompt_settings import OrderNotation, OwnLine, PromptSettings
 from game.prompts import ANSWER_CUE, board_text, power_text, rules_text
 from telemetry.errors import InputError
 
@@ -77,7 +77,7 @@ class PromptForm:
         self._check(samples)
 
     def pieces(self, board: str, power: str) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-        """Ids of the pieces of a prompt: shared by all prompts, shared by the position, and the rest.
+        """Ids of the pieces of a prompt: shared by all prompts, shared within a position, and the rest.
 
         Args:
             board: `board_text`.
@@ -129,25 +129,24 @@ class PromptForm:
 
 def sample_prompts(settings: PromptSettings) -> tuple[PromptSample, ...]:
     """Prompts and answers of some positions of each kind, from one game between random players."""
-    return _sample_prompts(settings.legal_orders, settings.order_notation)
+    return _sample_prompts(settings.own_line, settings.legal_orders, settings.order_notation)
 
 
 @lru_cache(maxsize=8)
 def _sample_prompts(
-    legal_orders: Literal["none", "factored", "lines"], order_notation: OrderNotation
+    own_line: OwnLine, legal_orders: Literal["none", "factored", "lines"], order_notation: OrderNotation
 ) -> tuple[PromptSample, ...]:
-    settings = PromptSettings(legal_orders=legal_orders, order_notation=order_notation)
+    settings = PromptSettings(own_line=own_line, legal_orders=legal_orders, order_notation=order_notation)
     dice, board, seen = random.Random("prompt samples"), Board.start(), dict.fromkeys(OrderKind, 0)
     samples: list[PromptSample] = []
     while min(seen.values()) < _SAMPLES_OF_A_KIND and not board.is_over:
         legal = board.legal_orders()
         orders = {power: player("random")(own, dice, board) for power, own in legal.items()}
-        shown = board_text(board)
         for kind in sorted({own.kind for own in legal.values() if seen[own.kind] < _SAMPLES_OF_A_KIND}):
             seen[kind] += 1
             samples += [
                 PromptSample(
-                    board=shown,
+                    board=board_text(board, power, settings),
                     power=power_text(own, board, settings, cue=""),
                     lines=tuple(answer_lines(orders[power], own, settings.order_notation)),
                 )

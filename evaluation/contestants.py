@@ -1,16 +1,20 @@
 """Players of a match: names are resolved to scripted players and policy versions before anything starts.
 
-A version is called 'base', 'newest' or 'v20'; a version of another run 'other:v20'. A resolved player has the version's number
-in its name, so a match with 'newest' can be repeated with the same version later.
+A version is called 'base', 'newest' or 'v20'; a version of another run 'other:v20'. With '+search' after its name a version or a
+scripted player searches. A resolved player has the version's number in its name, so a match with 'newest' can be repeated with
+the same version later.
 """
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from evaluation.settings import PlaySettings
 from game.players import check_player, player_names
 from records.policy_version import BASE, BASE_VERSION, PolicyVersion
+from search.search import check_search
+from search.settings import SEARCHES
 from storage.adapters import published_versions, read_adapter
 from storage.runs import RunPaths, check_name
 from telemetry.errors import InputError
@@ -23,7 +27,7 @@ class Contestant:
     """One player of a match."""
 
     name: str
-    """Name in tables: 'mover', 'v20', or 'other:v20'."""
+    """Name in tables: 'mover', 'v20', 'other:v20', or one of these with '+search'."""
     run: str = ""
     """The run of the version; empty for a scripted player."""
     version: int = BASE_VERSION
@@ -31,6 +35,8 @@ class Contestant:
     """Hash of the adapter, 'base' for the base model; empty for a scripted player."""
     adapter: Path | None = None
     """Folder of the adapter; None for the base model and for scripted players."""
+    searches: bool = False
+    """True if its name ends with '+search'."""
 
     @property
     def policy(self) -> PolicyVersion:
@@ -41,6 +47,26 @@ class Contestant:
     def is_policy(self) -> bool:
         """True if a language model plays it."""
         return bool(self.run)
+
+    @property
+    def without_search(self) -> "Contestant":
+        """The version or scripted player that proposes if it searches, else itself."""
+        return replace(self, name=self.name.removesuffix(SEARCHES), searches=False)
+
+    def searches_by(self, play: PlaySettings) -> bool:
+        """True if it searches: by its name, or as a version where `play` says that versions search."""
+        return self.searches or (self.is_policy and play.pick == "search")
+
+
+def check_searches(players: Sequence[Contestant], play: PlaySettings) -> None:
+    """Check that those who search can.
+
+    Raises:
+        InputError: `play.search` names a player that does not exist, or 'policy' where no version searches.
+    """
+    for player in players:
+        if player.searches_by(play):
+            check_search(play.search, has_policy=player.is_policy)
 
 
 def resolve_contestants(names: Sequence[str], run: str, runs_root: Path) -> list[Contestant]:
@@ -62,6 +88,11 @@ def resolve_contestant(name: str, run: str, runs_root: Path) -> Contestant:
     Raises:
         InputError: the name is unknown, or the version does not exist.
     """
+    if name.endswith(SEARCHES):
+        if (plain := name.removesuffix(SEARCHES)).endswith(SEARCHES):
+            raise InputError(f"player '{name}' searches twice: leave out one '{SEARCHES}'")
+        found = resolve_contestant(plain, run, runs_root)
+        return replace(found, name=found.name + SEARCHES, searches=True)
     if name in player_names() and not _VERSION.fullmatch(name):
         check_player(name)
         return Contestant(name=name)
@@ -69,7 +100,7 @@ def resolve_contestant(name: str, run: str, runs_root: Path) -> Contestant:
     if match is None:
         raise InputError(
             f"there is no player '{name}': name a version ('base', 'newest', 'v20', 'other:v20') or a scripted player, one of "
-            f"{', '.join(player_names())}"
+            f"{', '.join(player_names())}; '{SEARCHES}' after the name makes it search"
         )
     owner = match["run"] or run
     paths = RunPaths(runs_root / check_name(owner, "run"))

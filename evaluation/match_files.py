@@ -16,6 +16,7 @@ from evaluation.contestants import Contestant
 from evaluation.match_table import MatchTable
 from evaluation.matches import GameResult
 from evaluation.settings import MatchSettings
+from search.settings import MOST_PROPOSALS
 from storage.files import make_directory
 from storage.runs import RunPaths, durable_write
 from telemetry.errors import DataError
@@ -40,7 +41,10 @@ _NOT_IN_LABEL = {"games", "width", "measure", "at_once", "bootstrap"}
 
 def match_label(settings: MatchSettings, players: Sequence[Contestant]) -> str:
     """The label of a match; equal for equal questions and equal players, including adapter hashes."""
-    question = settings.model_dump(mode="json", exclude=_NOT_IN_LABEL)
+    # What did not exist in older matches is in the label only where it matters, so that these are continued.
+    unused = {"temperature"} if settings.temperature == 1 else set()
+    unused |= set() if any(player.searches_by(settings) for player in players) else {"search"}
+    question = settings.model_dump(mode="json", exclude=_NOT_IN_LABEL | unused)
     who = [(player.name, player.run, player.version, player.adapter_hash) for player in players]
     digest = hashlib.sha256(json.dumps([question, who], sort_keys=True).encode()).hexdigest()[:8]
     names = "-".join(re.sub(r"[^A-Za-z0-9]+", ".", player.name) for player in players)
@@ -85,7 +89,21 @@ def read_matches(paths: RunPaths) -> list[MatchRecord]:
     files = (paths.scores / "matches").glob("*.json")
     for file in sorted(files, key=lambda path: (path.stat().st_mtime_ns, path.name)):
         try:
-            found.append(_RECORD.validate_json(file.read_bytes()))
-        except ValidationError as error:
+            found.append(_RECORD.validate_json(_current(file.read_bytes())))
+        except (ValueError, KeyError, TypeError) as error:
             raise DataError(f"{file} is not a match of this version: delete it, and play it again") from error
     return found
+
+
+def _current(record: bytes) -> bytes:
+    """A record of any version as today's.
+
+    Before there was search, the pick 'playout' played each of `repetitions` order sets out in four games of a year by 'random'.
+    """
+    parts = json.loads(record)
+    if parts["settings"]["pick"] != "playout":
+        return record
+    draws = min(parts["settings"]["repetitions"], MOST_PROPOSALS)
+    search = {"proposals": draws, "playouts": 4 * draws, "player": ["random"]}
+    parts["settings"] |= {"pick": "search", "repetitions": 1, "search": search}
+    return json.dumps(parts).encode()

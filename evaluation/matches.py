@@ -164,7 +164,7 @@ async def play_game(plan: GamePlan, settings: MatchSettings, deciders: Mapping[s
             dice=dice_name,
             seats=plan.seats,
             horizon_years=settings.years,
-            temperature=1.0,
+            temperature=settings.temperature,
             snapshot_id="" if plan.start is None else plan.start.snapshot_id,
         ),
         board,

@@ -1,8 +1,11 @@
 """Settings of evaluation: scores on held-out positions, and matches."""
 
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from search.settings import SEARCHES, SearchSettings
 
 Measure = Literal["centres", "gained", "sos", "win", "survival", "solo"]
 
@@ -37,13 +40,41 @@ class EvaluationSettings(BaseModel):
         return self.model_copy(update={"every": 0, "beside": "auto"})
 
 
-class MatchSettings(BaseModel):
-    """Games in which players meet one another in full seats."""
+class PlaySettings(BaseModel):
+    """How a policy version plays while it is measured."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
+    temperature: Annotated[float, Field(gt=0, le=4)] = 1.0
+    """Softmax temperature of the draws; below 1 the likelier orders are drawn more often than the policy says."""
+    repetitions: Annotated[int, Field(ge=1, le=1000)] = 1
+    """Order sets that a version draws for each decision, to vote by unit; 1: it plays what it draws."""
+    pick: Literal["vote", "search"] = "vote"
+    """How a version chooses: the vote over `repetitions` draws, or the search of `search`."""
+    search: SearchSettings = SearchSettings()
+    """The search of versions with pick 'search', and of players such as 'v20+search' and 'dumbbot+search'."""
+
+    def how(self, players: Iterable[str] = ()) -> str:
+        """What is not the plain play of a version: temperature, votes, and the search if one of `players` searches; or empty."""
+        parts = [f"temperature {self.temperature:g}"] if self.temperature != 1 else []
+        if self.pick == "search" or any(name.endswith(SEARCHES) for name in players):
+            search, who = self.search, "versions" if self.pick == "search" else f"'{SEARCHES}'"
+            others = f" and {', '.join(search.scripted)}" if search.scripted else ""
+            parts.append(
+                f"search of {who}: {search.proposals} proposals{others}, {search.playouts} playouts of {search.years} years by "
+                f"{', '.join(search.player)}, {search.value} count"
+            )
+        if self.repetitions > 1:
+            parts.append(f"{self.repetitions} draws a decision by vote")
+        return "; ".join(parts)
+
+
+class MatchSettings(PlaySettings):
+    """Games in which players meet one another in full seats."""
+
     players: tuple[str, ...] = ("newest", "base", "random", "mover", "territorial", "dumbbot")
-    """Who plays: versions of the run ('base', 'newest', 'v20'), of another one ('other:v20'), or scripted players."""
+    """Who plays: versions of the run ('base', 'newest', 'v20'), of another one ('other:v20'), or scripted players; 'v20+search'
+    and 'dumbbot+search' search before they order."""
     opponents: str = ""
     """Scripted player, or version, of the six other seats: each player then plays one seat against six of these, all of them
     from the same starts with the same luck. Empty: the players share one table, dealt in turn."""
@@ -61,10 +92,6 @@ class MatchSettings(BaseModel):
     off before anybody has won."""
     at_once: Annotated[int, Field(ge=1, le=1024)] = 28
     """Games played at the same time; `entente bench games` finds the best for a machine."""
-    repetitions: Annotated[int, Field(ge=1, le=1000)] = 1
-    """Order sets that a version draws for each decision, to vote by unit; 1: it plays what it draws."""
-    pick: Literal["vote", "playout"] = "vote"
-    """How one of several is chosen: by vote, or by what short scripted games make of each."""
     bootstrap: Annotated[int, Field(ge=100)] = 2000
     """Resamples of a 95 % interval, clustered by game, or by the source game of a held-out position."""
     seed: int = 1000

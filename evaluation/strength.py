@@ -36,7 +36,7 @@ class Opening:
     power: str
     """The power that decided."""
     orders: tuple[str, ...]
-    """As drawn, at temperature 1, with the same seed for every version."""
+    """As drawn, with the same seed for every version."""
     probabilities: tuple[float, ...]
     """Probability of each order, given the thought and the orders before it."""
     thought: Thought | None = None
@@ -77,11 +77,13 @@ async def measure_strength(
     tokens: Tokens | None = None,
     on_fork: OnFork | None = None,
     decider: Decider | None = None,
+    temperature: float = 1.0,
 ) -> Score:
     """Measure `player` (POLICY, drawn by `engine`, or a scripted player) in one seat against `opponents` in the six others.
 
     Args:
         decider: plays the seat instead; `player` is then its name, which must be neither POLICY nor a scripted player.
+        temperature: of the policy's draws.
 
     Raises:
         InputError: there are fewer held-out positions than the settings ask for.
@@ -104,7 +106,7 @@ async def measure_strength(
             shared_name=name,
             seats={seat: player if seat == power else opponents for seat in POWERS},
             horizon_years=settings.horizon_years,
-            temperature=1.0,
+            temperature=temperature,
             snapshot_id=snapshot.snapshot_id,
         )
         deciders = {player: decider} if decider is not None else {}

@@ -49,7 +49,7 @@ async def open_queue(settings: RunSettings, resources: Resources, fleet: Produce
     """The queue of the run's rollouts. It does not start the groups that `fleet` has in flight."""
     pipeline, step_done = settings.pipeline, resources.resume_point.step_done
     async with rollout_source(settings, resources) as source:
-        if pipeline.deterministic:
+        if pipeline.in_lockstep:
             queue: RolloutQueue = LockstepQueue(resources, source, pipeline, settings.steps, step_done=step_done)
         else:
             queue = BufferedQueue(

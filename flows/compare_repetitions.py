@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from evaluation.contestants import Contestant
-from evaluation.settings import EvaluationSettings, MatchSettings
+from evaluation.settings import EvaluationSettings, PlaySettings
 from evaluation.strength import Score
 from flows.open_players import open_players
 from game.snapshot import Snapshot
@@ -35,7 +35,7 @@ async def compare_repetitions(
     if min(repetitions) < 1:
         raise InputError(f"a decision is drawn at least once, not {min(repetitions)} times: give --repetitions 1 or more")
     opponents, rows = evaluation.opponents[0], []
-    async with open_players([player], runs_root, MatchSettings()) as opened:
+    async with open_players([player], runs_root, PlaySettings()) as opened:
         for number in sorted(set(repetitions)):
             decider = opened.repeated(player.name, number)
             began = time.monotonic()

@@ -9,7 +9,7 @@ from prefect import flow
 from evaluation.contestants import Contestant, resolve_contestant, resolve_version
 from evaluation.intervals import format_interval
 from evaluation.score_files import ScoreRecord, write_score
-from evaluation.settings import EvaluationSettings, MatchSettings
+from evaluation.settings import EvaluationSettings, MatchSettings, PlaySettings
 from evaluation.strength import POLICY
 from evaluation.tactics import TacticsScore, compare_scores, load_positions, write_tactics
 from evaluation.track import track_label
@@ -23,6 +23,7 @@ from pipeline.run_settings import settings_of
 from storage.runs import RunPaths
 from tasks.artifacts import show_scores, show_table
 from tasks.evaluation import evaluate_player, solve_positions
+from telemetry.errors import InputError
 
 SCRIPTED_LINES = ("random", "mover", "territorial", "dumbbot")
 """Scripted players that are compared with a version on the tactical positions."""
@@ -38,6 +39,7 @@ async def evaluate_policy(
     tactical: bool = False,
     repetitions: tuple[int, ...] = (),
     track: bool = False,
+    play: PlaySettings | None = None,
 ) -> dict[str, Any]:
     """Score `version` of `run` against each kind of opponents, or take another measurement instead.
 
@@ -50,15 +52,18 @@ async def evaluate_policy(
         tactical: Measure the share of the tactical positions that the version solves instead.
         repetitions: Compare these numbers of draws for each decision instead, such as 1, 5, 25, 100.
         track: Store score and tactical share as the version's point in the run's strength over versions.
+        play: How the version plays in the score: its temperature, or by search; default: it draws at temperature 1.
 
     Raises:
-        InputError: no such run or version, or a match that cannot be played.
+        InputError: no such run or version, a match that cannot be played, or `track` of a version that does not play plainly.
     """
     runs_root = Path(runs_root)
     check_given(runs_root, runs=[run])
     paths = RunPaths(runs_root / run)
     settings = settings_of(paths).model_copy(update={"runs_root": runs_root})
-    evaluation = evaluation or settings.evaluation
+    evaluation, play = evaluation or settings.evaluation, play or PlaySettings()
+    if track and play.how():
+        raise InputError(f"the strength over versions is that of plain play, not of {play.how()}: leave out `track` or `play`")
     if match is not None:
         return await play_match_of(run, runs_root, match)
     version = resolve_version(paths, run, version)
@@ -69,10 +74,19 @@ async def evaluate_policy(
     if repetitions:
         return await compare_repetitions(paths, player, runs_root, repetitions, held_out, evaluation)
     scores = {}
-    async with open_players([player], runs_root, MatchSettings()) as opened:
+    async with open_players([player], runs_root, play) as opened:
+        decider = opened.deciders[player.name] if play.pick == "search" else None
         for opponents in evaluation.opponents[:1] if track else evaluation.opponents:
             scores[opponents] = await evaluate_player(
-                f"v{version}", POLICY, opponents, held_out, evaluation, opened.host, *opened.policy(player.name)
+                f"v{version}",
+                POLICY if decider is None else player.name,
+                opponents,
+                held_out,
+                evaluation,
+                opened.host,
+                *opened.policy(player.name),
+                decider,
+                play.temperature,
             )
         if track:
             solved = await solve_positions(opened.host, player.name, version, load_positions(), opened.deciders[player.name])
@@ -90,10 +104,11 @@ async def evaluate_policy(
                 score=score,
             ),
         )
-    await show_scores(run, version, scores)
+    await show_scores(run, version, scores, play.how())
     return {
         "run": run,
         "policy_version": version,
+        "how": play.how(),
         "against": {
             name: {
                 "score": round(score.mean, 4),
@@ -112,7 +127,7 @@ async def _tactical(paths: RunPaths, run: str, player: Contestant, runs_root: Pa
     """Share of tactical positions solved by the version, the base model and scripted players."""
     positions, solved = load_positions(), list[TacticsScore]()
     players = [player] if not player.version else [player, resolve_contestant("base", run, runs_root)]
-    async with open_players(players, runs_root, MatchSettings()) as opened:
+    async with open_players(players, runs_root, PlaySettings()) as opened:
         for each in players:
             score = await solve_positions(opened.host, each.name, each.version, positions, opened.deciders[each.name])
             write_tactics(paths, score)

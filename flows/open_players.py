@@ -1,4 +1,4 @@
-"""Opens engines for the policy versions of a match. Scripted players need none.
+"""Opens engines for the policy versions of a match. Scripted players need none, also if they search.
 
 Versions of two runs may have the same number, so each version gets its own number in the engine. An engine that serves several
 versions at once (LoRA slots, or the torch engine) serves them all. If it serves one at a time, as merged weights, each version
@@ -10,13 +10,12 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
 
 from decoding.codec import Codec
 from decoding.model_files import model_fingerprint
-from evaluation.contestants import Contestant
+from evaluation.contestants import Contestant, check_searches
 from evaluation.repeated import RepeatedDecider
-from evaluation.settings import MatchSettings
+from evaluation.settings import PlaySettings
 from flows.open_run import prepare_model
 from inference.choose_engine import engine_here
 from inference.engine import Engine
@@ -24,9 +23,12 @@ from inference.host import EngineHost
 from inference.settings import InferenceSettings
 from inference.start_engine import start_engine
 from pipeline.run_settings import RunSettings, settings_of
-from pipeline.threads import apply_threads
+from pipeline.threads import apply_threads, usable_cores
 from records.policy_version import BASE_VERSION
 from rollouts.deciders import Decider, PolicyDecider, Tokens
+from search.playout_processes import PlayoutProcesses
+from search.search import SearchDecider
+from search.settings import POLICY_PLAYS
 from storage.runs import RunPaths
 from telemetry.errors import InputError
 from telemetry.progress import reporter
@@ -43,28 +45,41 @@ class OpenPlayers:
     host: EngineHost
     """The thread on which deciders must be called."""
     deciders: dict[str, Decider] = field(default_factory=dict)
-    """By the player's name; scripted players have none."""
+    """By the player's name; scripted players that do not search have none."""
     served: dict[str, tuple[Engine, Tokens, int]] = field(default_factory=dict)
-    """Engine, tokens and the engine's number of each version, by the player's name."""
+    """Engine, tokens and the engine's number of each version, by the version's name."""
+    processes: PlayoutProcesses | None = None
+    """Play out for those who search; None: the host's thread does."""
 
     def policy(self, name: str) -> tuple[Engine, Tokens]:
         """Engine and tokens of a version that its engine serves as the newest."""
         return self.served[name][:2]
 
-    def repeated(self, name: str, repetitions: int, pick: Literal["vote", "playout"] = "vote") -> RepeatedDecider:
+    def repeated(self, name: str, repetitions: int) -> RepeatedDecider:
         """The version, drawing `repetitions` times for each decision."""
+        return RepeatedDecider(*self.served[name], repetitions)
+
+    def decider(self, player: Contestant, play: PlaySettings) -> Decider | None:
+        """What decides for the player; None for a scripted player that does not search."""
+        name = player.without_search.name
+        if not player.is_policy:
+            return SearchDecider(play.search, proposer=name, processes=self.processes) if player.searches else None
         engine, tokens, number = self.served[name]
-        return RepeatedDecider(engine, tokens, number, repetitions, pick)
+        if player.searches_by(play):
+            return SearchDecider(play.search, engine=engine, tokens=tokens, version=number, processes=self.processes)
+        return self.repeated(name, play.repetitions) if play.repetitions > 1 else PolicyDecider(engine, tokens, number)
 
 
 @asynccontextmanager
-async def open_players(players: Sequence[Contestant], runs_root: Path, match: MatchSettings) -> AsyncIterator[OpenPlayers]:
-    """The policy versions among `players`, each at an engine that serves it.
+async def open_players(players: Sequence[Contestant], runs_root: Path, play: PlaySettings) -> AsyncIterator[OpenPlayers]:
+    """The players with what decides for them; each policy version is at an engine that serves it.
 
     Raises:
-        InputError: their runs have different base models or tokenizers.
+        InputError: the search cannot be made, or the versions' runs have different base models or tokenizers.
     """
-    policies = [player for player in players if player.is_policy]
+    check_searches(players, play)
+    # A version that plays with and without a search is served once.
+    policies = list({each.name: each for player in players if player.is_policy for each in [player.without_search]}.values())
     async with AsyncExitStack() as stack:
         host = EngineHost("match-engine")
         stack.callback(host.close)
@@ -85,11 +100,12 @@ async def open_players(players: Sequence[Contestant], runs_root: Path, match: Ma
                 await start_engine(host, engine, inference)
                 for number, player in await _published(host, engine, group):
                     opened.served[player.name] = engine, tokens[player.run], number
-                    opened.deciders[player.name] = (
-                        opened.repeated(player.name, match.repetitions, match.pick)
-                        if match.repetitions > 1
-                        else PolicyDecider(engine, tokens[player.run], number)
-                    )
+        if any(each.searches_by(play) for each in players) and POLICY_PLAYS not in play.search.player and usable_cores() > 1:
+            opened.processes = PlayoutProcesses(usable_cores())
+            stack.push_async_callback(_close, host, opened.processes)
+        for player in players:
+            if (decider := opened.decider(player, play)) is not None:
+                opened.deciders[player.name] = decider
         yield opened
 
 
@@ -138,5 +154,5 @@ async def _published(host: EngineHost, engine: Engine, group: Sequence[Contestan
     return numbered
 
 
-async def _close(host: EngineHost, engine: Engine) -> None:
-    await host.run(engine.close())
+async def _close(host: EngineHost, owner: Engine | PlayoutProcesses) -> None:
+    await host.run(owner.close())

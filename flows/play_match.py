@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from evaluation.contestants import Contestant, resolve_contestants
+from evaluation.contestants import Contestant, check_searches, resolve_contestants
 from evaluation.intervals import Estimate, format_interval
 from evaluation.match_files import MatchRecord, append_game, match_label, read_games, write_match
 from evaluation.match_table import MEASURES, MatchTable, cluster_noun, games_for_width, match_table
@@ -17,6 +17,7 @@ from flows.open_players import open_players
 from flows.open_run import prepare_cache
 from game.snapshot import Snapshot
 from pipeline.run_settings import settings_of
+from search.settings import SEARCHES
 from storage.runs import RunPaths
 from tasks.artifacts import show_table
 from tasks.evaluation import play_games
@@ -25,7 +26,7 @@ from telemetry.progress import reporter
 
 _PILOT_ROUNDS = 6
 _STAND_IN = "mover"
-"""Scripted player that replaces policy versions in a pilot, while none of their games are known."""
+"""Scripted player that replaces policy versions in a pilot, while none of their games are known. Nobody searches there."""
 
 
 async def play_match_of(run: str, runs_root: Path, match: MatchSettings) -> dict[str, Any]:
@@ -42,6 +43,7 @@ async def play_match_of(run: str, runs_root: Path, match: MatchSettings) -> dict
         update={"players": tuple(player.name for player in players), "opponents": others[0].name if others else ""}
     )
     everybody = [*players, *(other for other in others if other.name not in match.players)]
+    check_searches(everybody, match)
     held_out: Sequence[Snapshot] = ()
     if match.start == "held-out":
         held_out = (await prepare_cache(settings.model_copy(update={"runs_root": runs_root}))).held_out
@@ -92,7 +94,8 @@ async def count_games(match: MatchSettings, held_out: Sequence[Snapshot], done: 
 
 async def _pilot(match: MatchSettings, held_out: Sequence[Snapshot]) -> list[GameResult]:
     """Play a few rounds with scripted players, to estimate the spread of results before an engine is started."""
-    stand_ins = {name: _STAND_IN for name in (*match.players, match.opponents) if name[:1] == "v" or ":" in name}
+    names = {name: name.removesuffix(SEARCHES) for name in (*match.players, match.opponents)}
+    stand_ins = {name: _STAND_IN if plain[:1] == "v" or ":" in plain else plain for name, plain in names.items()}
     plans = plan_match(match, _PILOT_ROUNDS, held_out)
     played = await play_match([_with_seats(plan, stand_ins) for plan in plans], match, {})
     by_key = {plan.key: plan for plan in plans}
@@ -171,8 +174,8 @@ def table_rows(table: MatchTable) -> list[dict[str, str]]:
 def _how(match: MatchSettings) -> str:
     seats = f"one seat against six of '{match.opponents}'" if match.opponents else "all players at one table"
     start = "spring 1901" if match.start == "standard" else "held-out positions"
-    times = f", {match.repetitions} draws a decision by {match.pick}" if match.repetitions > 1 else ""
-    return f"{seats}, from {start}, {match.years} years{times}"
+    how = match.how((*match.players, match.opponents))
+    return f"{seats}, from {start}, {match.years} years{how and '; ' + how}"
 
 
 def _plain(table: MatchTable) -> dict[str, Any]:

@@ -117,6 +117,7 @@ def _hangs(paths: RunPaths, work: Work) -> bool:
     except InputError:  # the run has no settings file yet
         return False
     parts = [paths.metrics, paths.scores, paths.checkpoints, paths.adapters, *paths.ledger.glob("*"), *paths.shards.glob("*")]
+    parts += paths.lessons.glob("*")
     moved = max([work.began, *(part.stat().st_mtime for part in parts if part.exists())])
     return 0 < bound < time.time() - moved
 
@@ -161,6 +162,11 @@ async def _start_again(client: PrefectClient, ended: FlowRun, settings: RunSetti
     has_folder, lineage = settings.run and settings.paths.settings.is_file(), str(ended.parameters.get("fork_lineage") or "")
     if lineage and lineage_path(settings.paths, lineage).is_file():
         lineage = ""  # it exists already, and the run continues in it
+    if has_folder:  # another version may have started it, with other defaults
+        try:
+            settings = settings.model_copy(update={"prompts": settings_of(settings.paths).prompts})
+        except InputError as error:  # the run will refuse too; the other runs are still looked at
+            reporter().say(str(error))
     parameters = ended.parameters | {
         "settings": split_more(settings.model_dump(mode="json", exclude={"alerts": {"command", "webhook"}})),
         "resume": bool(has_folder),

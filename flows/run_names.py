@@ -26,6 +26,11 @@ def evaluation_name() -> str:
     return f"evaluate-{_given('run', '')}-{'newest' if version == -1 else f'v{version}'}"
 
 
+def improvement_name() -> str:
+    """`improve-mine`."""
+    return f"improve-{_given('run', '')}"
+
+
 def recovery_name() -> str:
     """`recover-1b2c3d4e`, with the first 8 characters of the flow run's id, or `recover-all`."""
     return f"recover-{str(_given('flow_run_id', ''))[:8] or 'all'}"

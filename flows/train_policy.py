@@ -58,7 +58,7 @@ async def train_policy(settings: SettingsParameter, resume: bool = False, fork_l
         return summary
     async with open_run(settings, resume=resume, fork_lineage=fork_lineage) as resources:
         scores = await score_policy(resources, settings, "base")
-        with _open_log(resources, settings) as log, freeze_old_objects():
+        with open_log(resources, settings) as log, freeze_old_objects():
             orchestration_share = await _train_steps(resources, settings, log)
             scores |= await score_policy(resources, settings, "trained")
             scores |= await score_scripted(resources, settings)
@@ -104,7 +104,7 @@ async def _train_steps(resources: Resources, settings: RunSettings, log: MetricL
     return clock.orchestration_share
 
 
-def _open_log(resources: Resources, settings: RunSettings) -> MetricLog:
+def open_log(resources: Resources, settings: RunSettings) -> MetricLog:
     """Open the run's metrics and drop those after its newest step. Write that step's metrics if a kill prevented it."""
     resume_point, configuration = resources.resume_point, settings.model_dump(mode="json")
     log = MetricLog(

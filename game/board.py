@@ -5,8 +5,9 @@ illegal order is rejected and counted. A restored or forked board continues exac
 history; a caller that needs one stores each `PhaseResult`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from game.adjudicator import Adjudicator, freeze, new_game, thaw
 from game.legal import WAIVE, LegalOrders, OrderKind, canonical_options
@@ -19,6 +20,8 @@ __all__ = ["POWERS", "Board", "PhaseResult"]
 
 OVER = "COMPLETED"
 """Phase name of a finished game: won, or drawn after a hundred years."""
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +48,7 @@ class PhaseResult:
 class Board:
     """One game in progress. Make it with `start`, `restore` or `fork`."""
 
-    __slots__ = ("_game", "_legal", "_phase", "_year")
+    __slots__ = ("_computed", "_game", "_legal", "_phase", "_position", "_year")
 
     def __init__(self, game: Adjudicator | PlainGame) -> None:
         self._game = game
@@ -78,10 +81,22 @@ class Board:
             ) from error
 
     def fork(self) -> "Board":
-        """An independent copy of this game. It shares the legal orders if they are computed."""
+        """An independent copy of this game. It shares what is computed of the position: legal orders, text, and `once`."""
         twin = Board(self._game.fork())
-        twin._legal, twin._year = self._legal, self._year
+        twin._legal, twin._position, twin._year = self._legal, self._position, self._year
+        twin._computed = self._computed
         return twin
+
+    def once(self, compute: "Callable[[Board], _T]") -> _T:
+        """`compute(self)`, called once per position; forks of the position share the result, so nobody changes it."""
+        if compute not in self._computed:
+            self._computed[compute] = compute(self)
+        return self._computed[compute]
+
+    def prepare_forks(self) -> None:
+        """Compute now what forks share, so that it is computed once for all of them: legal orders and the position's text."""
+        self.legal_orders()
+        self._frozen()
 
     def release(self) -> None:
         """Break the reference cycle between the game and its powers, so that its memory is freed without a garbage collection.
@@ -98,9 +113,9 @@ class Board:
             InputError: the game is over.
         """
         self._check_not_over("freeze")
-        position = freeze(self._game)
+        snapshot_id, position = self._frozen()
         return Snapshot(
-            snapshot_id=position_id(position),
+            snapshot_id=snapshot_id,
             phase=self.phase,
             year=self.year,
             season=self.season,
@@ -210,6 +225,27 @@ class Board:
             dislodged=dislodged,
         )
 
+    def advance(self, orders: Mapping[str, Sequence[str]]) -> None:
+        """Play this phase as `step` does, without its checks and without a record.
+
+        `orders` are legal sets of powers in `legal_orders`; the caller knows this, because nothing here notices.
+
+        Raises:
+            InputError: the game is over.
+        """
+        self._check_not_over("step")
+        for power, given in orders.items():
+            self._game.take_orders(power, list(given))
+        self._game.adjudicate()
+        self._enter_phase()
+
+    def _frozen(self) -> tuple[str, str]:
+        """The position's id and text."""
+        if self._position is None:
+            position = freeze(self._game)
+            self._position = position_id(position), position
+        return self._position
+
     def _owners(self, taken: Mapping[str, Sequence[str]]) -> dict[str, str]:
         """The power of each unit that this phase is about. In retreats these are the dislodged units."""
         powers = self._game.powers
@@ -231,6 +267,8 @@ class Board:
     def _enter_phase(self) -> None:
         self._phase = str(self._game.get_current_phase())
         self._legal: dict[str, LegalOrders] | None = None
+        self._position: tuple[str, str] | None = None
+        self._computed: dict[Callable[[Board], Any], Any] = {}
         if not self.is_over:
             self._year = int(self._phase[1:-1])
 

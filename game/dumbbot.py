@@ -7,16 +7,17 @@ if rival units can come. The player sees the present board only. It keeps no mem
 """
 
 import random
-from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from game.geography import geography, province
 from game.legal import WAIVE, LegalOrders, OrderKind
+from game.snapshot import POWERS
 
 if TYPE_CHECKING:
     from game.board import Board
@@ -37,49 +38,108 @@ _ALTERNATIVE = 0.5
 _CLOSENESS = 5.0
 """Scale of the gap to the next best place. A gap of 1 / _CLOSENESS of the best value is never accepted."""
 
+_FREE = 16 + 4 * 3 + 3**2
+"""Strength assigned to a centre without an owner: that of a power with three centres."""
+
 _Place = tuple[str, str]
+_Choice = tuple[float, str, str]
+"""A place where a unit may be after the phase: its worth, the order that leads there, its province."""
 
 
 def dumbbot(legal: LegalOrders, rng: random.Random, board: "Board") -> list[str]:
     """Orders of one power by the value of places."""
-    view = _value_places(legal.power, board)
+    view = board.once(_Position).view(legal.power)
     if legal.kind is OrderKind.MOVEMENT:
         return _Campaign(legal, rng, view).orders()
     if legal.kind is OrderKind.RETREAT:
         return _retreats(legal, view)
     if legal.kind is OrderKind.BUILD:
-        best = [max(options, key=lambda order: view.worth(_place(order))) for options in legal.options]
-        chosen = sorted(sorted(range(len(best)), key=lambda site: -view.worth(_place(best[site])))[: legal.picks])
+        best = [max(options, key=lambda order: view.worth(*_place(order))) for options in legal.options]
+        chosen = sorted(sorted(range(len(best)), key=lambda site: -view.worth(*_place(best[site])))[: legal.picks])
         return [best[site] for site in chosen] + [WAIVE] * (legal.picks - len(chosen))
-    poorest = sorted(range(len(legal.sites)), key=lambda site: view.worth(_place(legal.sites[site])))
+    poorest = sorted(range(len(legal.sites)), key=lambda site: view.worth(*_place(legal.sites[site])))
     return [legal.options[site][0] for site in sorted(poorest[: legal.picks])]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _View:
     """The board as one power values it."""
 
-    values: dict[_Place, float]
-    """Value of each place after spreading."""
-    strength: Counter[str]
-    """Per province, own units that can be there after this phase."""
-    competition: dict[str, int]
-    """Per province, the most units of any one rival that can be there."""
+    def __init__(self, worths: dict[_Place, float], here: dict[str, float], competition: dict[str, int]) -> None:
+        """See `_Position.view`."""
+        self._worths, self._here, self.competition = worths, here, competition
+        self._choices: dict[str, list[_Choice]] = {}
 
-    def worth(self, place: _Place) -> float:
-        """Value of a place. A place without an entry (of a unit that cannot move) has value 0 before strength and competition."""
-        where = province(place[1])
-        return self.values.get(place, 0.0) + _STRENGTH * self.strength[where] - _COMPETITION * self.competition.get(where, 0)
+    def worth(self, kind: str, location: str) -> float:
+        """Value of a place, with strength and competition. A place without an entry has value 0 before these."""
+        found = self._worths.get((kind, location))
+        return self._here[province(location)] if found is None else found
+
+    def choices(self, unit: str) -> list[_Choice]:
+        """Places where the unit may be after this phase, best first. A new list."""
+        found = self._choices.get(unit)
+        if found is None:
+            places = [(self.worth(kind, location), order, where) for order, kind, location, where in _places_of(unit)]
+            found = self._choices[unit] = sorted(places, key=itemgetter(0), reverse=True)
+        return found.copy()
+
+
+@cache  # a map has about 120 units
+def _places_of(unit: str) -> tuple[tuple[str, str, str, str], ...]:
+    """Order, unit type, location and province of each place that the unit can be at without a convoy; its own place first."""
+    kind, location = _place(unit)
+    steps = geography().reach.get((kind, location), ())
+    return (
+        (f"{unit} H", kind, location, province(location)),
+        *((f"{unit} - {step}", kind, step, province(step)) for step in steps),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tables:
+    """What depends on the map alone, as arrays."""
+
+    places: tuple[_Place, ...]
+    provinces: tuple[str, ...]
+    number: dict[str, int]
+    """Index of each province in `provinces`."""
+    province_of: np.ndarray
+    """int [places]: index of the place's province."""
+    near: dict[_Place, np.ndarray]
+    """int [n]: indices of the provinces where a unit at the place can be after a phase."""
+    centres: np.ndarray
+    """int [34]: index of each centre's province."""
+    centre_of: np.ndarray
+    """int [places]: index in `centres` of the centre in the place's province, 34 if it has none."""
+
+
+@lru_cache(maxsize=1)
+def _tables() -> _Tables:
+    reach, reached = geography().reach, geography().provinces
+    places = tuple(sorted(reach))
+    provinces = tuple(sorted({province(location) for _, location in places}))
+    number = {name: index for index, name in enumerate(provinces)}
+    centres = sorted(geography().centres)
+    return _Tables(
+        places=places,
+        provinces=provinces,
+        number=number,
+        province_of=np.array([number[province(location)] for _, location in places]),
+        near={place: np.array(sorted({number[name] for name in {province(place[1]), *reached[place]}})) for place in places},
+        centres=np.array([number[name] for name in centres]),
+        centre_of=np.array(
+            [centres.index(name) if (name := province(location)) in centres else len(centres) for _, location in places]
+        ),
+    )
 
 
 @lru_cache(maxsize=3)
-def _blur(season: str) -> tuple[dict[_Place, int], np.ndarray]:
-    """Index of each place, and the matrix from values before spreading to values after it.
+def _blur(season: str) -> np.ndarray:
+    """The matrix [places, places] from values before spreading to values after it.
 
-    Spreading is linear, so all rounds and weights form one matrix [places, places], computed once per season.
+    Spreading is linear, so all rounds and weights form one matrix, computed once per season.
     """
-    reach = geography().reach
-    number = {place: index for index, place in enumerate(sorted(reach))}
+    reach, places = geography().reach, _tables().places
+    number = {place: index for index, place in enumerate(places)}
     step = np.eye(len(number))
     for place, locations in reach.items():
         for location in locations:
@@ -89,37 +149,50 @@ def _blur(season: str) -> tuple[dict[_Place, int], np.ndarray]:
     for weight in (*_NEAR[season], *_FAR):
         total += weight * blurred
         blurred = blurred @ step
-    return number, total
+    return total
 
 
-def _value_places(power: str, board: "Board") -> _View:
-    centres, reachable = board.centres(), geography().provinces
-    power_strength = {name: len(own) ** 2 + 4 * len(own) + 16 for name, own in centres.items()}
-    owner = {centre: name for name, own in centres.items() for centre in own}
-    units_near: defaultdict[str, Counter[str]] = defaultdict(Counter)  # province -> power -> units that can be there
-    for name, units in board.units().items():
-        for unit in units:
-            for where in {province(unit[2:]), *reachable.get((unit[0], unit[2:]), ())}:
-                units_near[where][name] += 1
-    rivals = {where: {name: count for name, count in near.items() if name != power} for where, near in units_near.items()}
-    centre_values = {}
-    for centre in geography().centres:
-        if owner.get(centre) == power:
-            threat = max((power_strength[name] for name in rivals.get(centre, ())), default=0)
-            centre_values[centre] = _DEFENCE[board.season] * threat
-        else:
-            centre_values[centre] = _ATTACK[board.season] * power_strength.get(owner.get(centre, ""), _FREE)
-    number, blur = _blur(board.season)
-    values = blur @ np.array([centre_values.get(province(location), 0.0) for _, location in number])
-    return _View(
-        values=dict(zip(number, values.tolist(), strict=True)),
-        strength=Counter({where: near[power] for where, near in units_near.items()}),
-        competition={where: max(near.values(), default=0) for where, near in rivals.items()},
-    )
+class _Position:
+    """What all powers of a position share: units near each province, and owners of centres. It makes each power's view once."""
 
+    def __init__(self, board: "Board") -> None:
+        tables, owned = _tables(), board.centres()
+        self._season = board.season
+        self._units_near = np.zeros((len(POWERS), len(tables.provinces)), np.int64)
+        for power, units in enumerate(board.units().values()):
+            for unit in units:
+                near = tables.near.get(_place(unit))
+                self._units_near[power, tables.number[province(unit[2:])] if near is None else near] += 1
+        self._strength = np.array([len(own) ** 2 + 4 * len(own) + 16 for own in owned.values()])
+        holder = np.full(len(tables.provinces), len(POWERS))
+        for power, own in enumerate(owned.values()):
+            holder[[tables.number[centre] for centre in own]] = power
+        self._owner = holder[tables.centres]  # int [34]: index of the power, 7 for none
+        self._views: dict[str, _View] = {}
 
-_FREE = 16 + 4 * 3 + 3**2
-"""Strength assigned to a centre without an owner: that of a power with three centres."""
+    def view(self, power: str) -> _View:
+        """The position as `power` values it."""
+        if power not in self._views:
+            self._views[power] = self._make_view(POWERS.index(power))
+        return self._views[power]
+
+    def _make_view(self, power: int) -> _View:
+        tables = _tables()
+        rivals = self._units_near.copy()
+        rivals[power] = 0
+        competition = rivals.max(axis=0)
+        threat = np.where(rivals[:, tables.centres] > 0, self._strength[:, None], 0).max(axis=0)
+        attack = np.append(self._strength, _FREE)[self._owner]
+        centres = np.where(self._owner == power, _DEFENCE[self._season] * threat, _ATTACK[self._season] * attack)
+        values = _blur(self._season) @ np.append(centres, 0).astype(float)[tables.centre_of]
+        # Products of whole numbers are exact, so only the order of these two sums matters.
+        helped, contested = _STRENGTH * self._units_near[power], _COMPETITION * competition
+        worths = values + helped[tables.province_of] - contested[tables.province_of]
+        return _View(
+            dict(zip(tables.places, worths.tolist(), strict=True)),
+            dict(zip(tables.provinces, (helped - contested).tolist(), strict=True)),
+            dict(zip(tables.provinces, competition.tolist(), strict=True)),
+        )
 
 
 class _Campaign:
@@ -146,17 +219,16 @@ class _Campaign:
         if site in self._started:
             return
         self._started.add(site)
-        choices = self._choices(site)
+        choices = self._view.choices(self._legal.sites[site])
         while choices:
-            order, place = choices.pop(self._pick(choices))
-            where = province(place[1])
+            _, order, where = choices.pop(self._pick(choices))
             neighbour = self._home.get(where, site)
             if neighbour != site and neighbour not in self._started:
                 self._settle(neighbour)  # its unit may leave the place
             if where not in self._taken and (neighbour == site or neighbour in self._orders):
                 self._orders[site], self._taken[where] = order, site
                 return
-            contested = where in self._taken and self._view.competition.get(where, 0) > 0
+            contested = where in self._taken and self._view.competition[where] > 0
             if contested and (support := self._support(site, self._taken[where])):
                 self._orders[site], self._taken[province(self._legal.sites[site][2:])] = support, site
                 return
@@ -164,21 +236,11 @@ class _Campaign:
         self._orders[site] = f"{self._legal.sites[site]} H"
         self._taken.setdefault(province(self._legal.sites[site][2:]), site)
 
-    def _choices(self, site: int) -> list[tuple[str, _Place]]:
-        """Places where the unit may be after this phase, best first, each with the order that leads there."""
-        own = self._legal.sites[site]
-        found = [(f"{own} H", _place(own))]
-        for order in self._legal.options[site]:
-            words = order.split()
-            if len(words) == 4 and words[2] == "-":  # a move without a convoy; a convoyed move has five words
-                found.append((order, (own[0], words[3])))
-        return sorted(found, key=lambda choice: -self._view.worth(choice[1]))
-
-    def _pick(self, choices: Sequence[tuple[str, _Place]]) -> int:
+    def _pick(self, choices: Sequence[_Choice]) -> int:
         """Index of the chosen place: usually the best, sometimes the next. A smaller gap makes the next more likely."""
         at = 0
         while at + 1 < len(choices) and self._rng.random() < _ALTERNATIVE:
-            here, after = self._view.worth(choices[at][1]), self._view.worth(choices[at + 1][1])
+            here, after = choices[at][0], choices[at + 1][0]
             gap = _CLOSENESS * (here - after) / max(abs(here), 1.0)
             if self._rng.random() < gap:
                 break
@@ -197,10 +259,11 @@ class _Campaign:
 
     def _help_somebody(self, site: int) -> str | None:
         """A support by a unit that would only hold, for the unit with most competition; None if none is legal."""
+        competition = self._view.competition
         friends = [
-            (self._view.competition.get(where, 0), self._view.worth((self._legal.sites[friend][0], where)), where)
+            (competition[where], self._view.worth(self._legal.sites[friend][0], where), where)
             for where, friend in self._taken.items()
-            if friend != site and self._view.competition.get(where, 0) > 0
+            if friend != site and competition[where] > 0
         ]
         for _, _, where in sorted(friends, reverse=True):
             if support := self._support(site, self._taken[where]):
@@ -216,7 +279,7 @@ def _retreats(legal: LegalOrders, view: _View) -> list[str]:
         places = {order: (order[0], order.split()[3]) for order in options if " R " in order}
         free = [order for order, place in places.items() if province(place[1]) not in taken]
         if free:
-            best = max(free, key=lambda order: view.worth(places[order]))
+            best = max(free, key=lambda order: view.worth(*places[order]))
             taken.add(province(places[best][1]))
         else:
             best = next(order for order in options if order.endswith(" D"))

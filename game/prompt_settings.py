@@ -1,4 +1,4 @@
-"""Settings of prompts: the chat format, what a prompt says of legal orders, how an answer spells an order, and thinking first."""
+"""Settings of prompts: place of the own line, chat format, legal orders, spelling of an answer, and thinking first."""
 
 from typing import Annotated, Literal
 
@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 ChatSetting = Literal["auto", "template", "none"]
 OrderNotation = Literal["full", "slot"]
+OwnLine = Literal["in_place", "last"]
 
 
 class PromptSettings(BaseModel):
@@ -13,6 +14,9 @@ class PromptSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
+    own_line: OwnLine = "last"
+    """Where the board names the units and centres of the power that orders: 'last', so that forks of a position share the other
+    lines; 'in_place', so that its powers share the whole board: the default where rollouts.policy_powers is 'all'."""
     chat: ChatSetting = "auto"
     """Whether the tokenizer's chat template is put around a prompt: 'auto', if it has one; 'template', it must have one;
     'none', a prompt is plain text. The rules are the system part, board and power the user's. A tiny model has no template."""

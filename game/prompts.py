@@ -1,11 +1,17 @@
 """Prompt text in order of sharing: the rules, the board, then one power.
 
-The rules are the same for every prompt. The board text is the same for all powers of a position. Only the last segment depends
-on the power. The engine's prefix cache and the trainer's prefix packing depend on this order. Words are separated by single
-spaces and every segment ends with a line break, so segments can be tokenised separately. This module does not tokenise.
+The rules are the same for every prompt. What the board text shares depends on `PromptSettings.own_line`:
+
+    in_place   the board names all powers in alphabetical order, so it is the same for all powers of a position
+    last       the board names the other six from the farthest to the nearest, and the power that orders is in the last segment,
+               so forks of a start group share what their orders have not changed yet
+
+The last segment always depends on the power. The engine's prefix cache and the trainer's prefix packing depend on this order.
+Words are separated by single spaces and every segment ends with a line break, so segments can be tokenised separately. This
+module does not tokenise.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from game.legal import WAIVE, LegalOrders, OrderKind
@@ -20,7 +26,10 @@ ANSWER_CUE = "ORDERS:\n"
 """The text before the orders. It ends with a line break, so every order of the answer follows a line break."""
 THOUGHT_CUE = "THOUGHT:\n"
 """The text before a thought, for a model without tokens of its own for thinking."""
-_INTRODUCTION = "Diplomacy without press. Each power: units | supply centres. "
+_INTRODUCTION = {
+    "in_place": "Diplomacy without press. Each power: units | supply centres. ",
+    "last": "Diplomacy without press. Each power: supply centres | units; yours last. ",
+}
 _HOW_TO_ANSWER = {
     "full": "Answer one order per line, in the order of the units named.\n",
     "slot": "Answer what each unit does, one per line, in the order of the units named: BUR, BUR VIA, H, S PAR, S PAR BUR, "
@@ -31,25 +40,45 @@ _HOW_TO_READ = {
     "factored": "Each unit: where it may move, and whose move there it may support (H: stay); VIA: by convoy; C: convoys.\n",
     "lines": "",
 }
+_FARTHEST_FIRST: Mapping[str, tuple[str, ...]] = {
+    "AUSTRIA": ("ENGLAND", "FRANCE", "TURKEY", "RUSSIA", "GERMANY", "ITALY"),
+    "ENGLAND": ("TURKEY", "AUSTRIA", "ITALY", "RUSSIA", "GERMANY", "FRANCE"),
+    "FRANCE": ("TURKEY", "RUSSIA", "AUSTRIA", "ITALY", "ENGLAND", "GERMANY"),
+    "GERMANY": ("TURKEY", "ENGLAND", "ITALY", "RUSSIA", "FRANCE", "AUSTRIA"),
+    "ITALY": ("ENGLAND", "RUSSIA", "TURKEY", "FRANCE", "GERMANY", "AUSTRIA"),
+    "RUSSIA": ("ITALY", "FRANCE", "ENGLAND", "TURKEY", "AUSTRIA", "GERMANY"),
+    "TURKEY": ("ENGLAND", "FRANCE", "GERMANY", "ITALY", "AUSTRIA", "RUSSIA"),
+}
+"""The other powers by mean steps between home centres. Orders of a power change the lines of its neighbours first, so these come
+last, and forks share more."""
 
 
 def rules_text(settings: PromptSettings = DEFAULT_PROMPTS) -> str:
     """The first segment of every prompt."""
     think = f"Think first, in at most {settings.thinking_tokens} tokens. " if settings.thinking_tokens else ""
-    return _INTRODUCTION + think + _HOW_TO_ANSWER[settings.order_notation] + _HOW_TO_READ[settings.legal_orders]
+    return (
+        _INTRODUCTION[settings.own_line] + think + _HOW_TO_ANSWER[settings.order_notation] + _HOW_TO_READ[settings.legal_orders]
+    )
 
 
-def board_text(board: "Board") -> str:
+def board_text(board: "Board", power: str, settings: PromptSettings = DEFAULT_PROMPTS) -> str:
     """The second segment: the phase, one line per power, centres without an owner, dislodged units.
 
-    It is the same for all powers of a position.
+    Args:
+        power: the power that orders. If its own line is in place, the text is the same for all powers of a position. Otherwise
+            its units and centres are left out, because the last segment names them.
     """
     units, centres, dislodged = board.units(), board.centres(), board.dislodged()
     lines = [board.long_phase]
-    lines += [_line(power, *units[power], "|", *centres[power]) for power in POWERS]
+    if settings.own_line == "in_place":
+        shown = POWERS
+        lines += [_line(each, *units[each], "|", *centres[each]) for each in POWERS]
+    else:
+        shown = _FARTHEST_FIRST[power]
+        lines += [_line(each, *centres[each], "|", *units[each]) for each in shown]
     if free := board.free_centres():
         lines.append(_line("FREE", *free))
-    lines += [_line("DISLODGED", power, *dislodged[power]) for power in POWERS if dislodged[power]]
+    lines += [_line("DISLODGED", each, *dislodged[each]) for each in shown if dislodged[each]]
     return "\n".join(lines) + "\n"
 
 
@@ -57,14 +86,15 @@ def power_text(legal: LegalOrders, board: "Board", settings: PromptSettings = DE
     """The last segment: the power, the kind of orders, the number of builds or disbands, the sites in order, the legal orders as
     the settings ask, and the cue.
 
-    A retreat always names the locations open to each unit, because the board text does not show them.
+    If the own line is last, the power's centres come before the kind of orders, and its units if they are not the sites
+    themselves. A retreat always names the locations open to each unit, because the board text does not show them.
 
     Args:
         cue: the text after which the model answers; empty where something else comes between the power and the cue.
     """
     is_adjustment = legal.kind in (OrderKind.BUILD, OrderKind.DISBAND)
     count = [str(legal.picks)] if is_adjustment else []
-    head = _line(legal.power, legal.kind.upper(), *count)
+    head = _line(*_own_line(legal, board, settings), legal.kind.upper(), *count)
     sites, lists_lines = list(legal.sites), settings.legal_orders == "lines"
     if settings.order_notation == "slot" and (lists_lines or is_adjustment):
         # Site numbers cost tokens, so they appear only where an answer or a listed order uses them.
@@ -81,6 +111,15 @@ def power_text(legal: LegalOrders, board: "Board", settings: PromptSettings = DE
     else:
         lines = [_line(head, *sites), *(_every_order(legal, settings) if lists_lines else ())]
     return "\n".join([*lines, cue])
+
+
+def _own_line(legal: LegalOrders, board: "Board", settings: PromptSettings) -> list[str]:
+    """The words before the kind of orders. What varies most between forks comes last."""
+    if settings.own_line == "in_place":
+        return [legal.power]
+    is_for_other_sites = legal.kind in (OrderKind.RETREAT, OrderKind.BUILD)
+    units = board.units()[legal.power] if is_for_other_sites else ()
+    return [legal.power, *board.centres()[legal.power], "|", *units]
 
 
 def _line(*words: str) -> str:

@@ -53,6 +53,15 @@ class EngineWithWorkerFigures(Protocol):
         ...
 
 
+@runtime_checkable
+class EngineWithPrefixes(Protocol):
+    """An engine that keeps the key-value blocks of prompts for later prompts."""
+
+    async def forget_prefixes(self) -> None:
+        """Empty the prefix cache, unless requests are in flight."""
+        ...
+
+
 class Engine(Protocol):
     """The interface between rollouts and inference. All methods run on one event loop."""
 

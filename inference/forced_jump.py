@@ -5,12 +5,13 @@ list of tokens, some of which are computed; a pass computes the rest. So the mod
 records the drawn one. The next pass computes all of them, and the next token is drawn after the last. A forced token has
 probability 1 and log-probability 0, and uses no random number, so the policy is unchanged.
 
-vLLM mixes `ForcedJump` into its workers by name (`worker_extension_cls`). It wraps one method of the V1 runner. Asynchronous
-scheduling must be off, because it plans a pass before the last token is known.
+vLLM mixes `ForcedJump` into its workers by name (`worker_extension_cls`). It wraps one private method of the V1 runner, whose
+number of results is checked first. Asynchronous scheduling must be off, because it plans a pass before the last token is known.
 """
 
 from functools import partial
-from typing import Any
+from inspect import get_annotations
+from typing import Any, get_args
 
 import numpy as np
 from vllm.v1.outputs import LogprobsLists
@@ -19,6 +20,8 @@ from inference.legal_processor import LegalOrderProcessor
 from inference.legal_rows import LegalRows
 
 EXTENSION = "inference.forced_jump.ForcedJump"
+_RESULTS = 8
+"""Results of the wrapped method, which are taken apart by position: eight in vLLM 0.32, seven in 0.26."""
 
 
 class ForcedJump:
@@ -32,6 +35,9 @@ class ForcedJump:
         bookkeeping = getattr(type(runner), "_bookkeeping_sync", None)
         if bookkeeping is None or not hasattr(runner.input_batch, "logitsprocs"):
             return "its model runner is not the known one (V1)"
+        results = len(get_args(get_annotations(bookkeeping).get("return")))
+        if results != _RESULTS:
+            return f"its runner's bookkeeping returns {results or 'an unknown number of'} results, not the known {_RESULTS}"
         if runner.use_async_scheduling:
             return "it schedules asynchronously, so the next pass is planned before a token is known"
         if runner.speculative_config is not None or runner.parallel_config.pipeline_parallel_size > 1:

@@ -168,8 +168,8 @@ def trainer_memory(
 
 def _activation_bytes(shape: ModelShape, width: int, recompute: bool) -> int:
     """Activations of one token that are kept between forward and backward, bytes: those of the blocks and the input of the last
-    norm. With recomputation they are the input of each block, and all of the one block that is computed again. A test counts them
-    on models without memory.
+    norm. With recomputation they are the input of each block, and all of the one block that is computed again. Without it the
+    last block keeps less, because its feed-forward part computes fewer tokens. A test counts them on models without memory.
     """
     block = _block_bytes(shape, width)
     return 4 * shape.hidden + (shape.layers * width * shape.hidden + block if recompute else shape.layers * block)

@@ -103,6 +103,12 @@ class TorchEngine:
                 lane.clear()
         self._free_unused()
 
+    async def forget_prefixes(self) -> None:
+        """See `EngineWithPrefixes`."""
+        if not any(lane.busy for lane in self._lanes):
+            for lane in self._lanes:
+                lane.clear()
+
     async def stats(self) -> EngineStats:
         """Counts since the start."""
         running = len(self._requests)

@@ -190,6 +190,11 @@ class VllmEngine(ABC):
             )
         self._jumping = on
 
+    async def forget_prefixes(self) -> None:
+        """See `EngineWithPrefixes`."""
+        if not self._in_flight:
+            await self._call("reset_prefix_cache")
+
     async def stats(self) -> EngineStats:
         """Counts since the start, warm-up excluded."""
         return EngineStats(policy_version=self._versions.newest.policy.version, running=len(self._in_flight), **self._counts)

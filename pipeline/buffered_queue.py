@@ -1,4 +1,4 @@
-"""The scheduler of runs that are not deterministic. A step takes the start groups that are ready.
+"""The scheduler of runs that are not in lockstep. A step takes the start groups that are ready.
 
 The controller limits how many more are ready or in flight. A stretch that takes far longer than the others is a straggler:
 another stretch is started in its place, and its rows are used if the staleness budget allows. If its rows would be too old, it is

@@ -31,15 +31,21 @@ def check_pipeline(pipeline: "PipelineSettings", storage: StorageSettings) -> No
             f"pipeline.dask_address '{pipeline.dask_address}' is for pipeline.task_runner 'dask', not "
             f"'{pipeline.task_runner}': set one of the two"
         )
-    if pipeline.deterministic and pipeline.buffer_depth > 1:
+    lockstep = "pipeline.deterministic" if pipeline.deterministic else "pipeline.lockstep"
+    if pipeline.in_lockstep and pipeline.buffer_depth > 1:
         raise InputError(
-            f"pipeline.deterministic needs pipeline.buffer_depth 0 or 1, not {pipeline.buffer_depth}: "
+            f"{lockstep} needs pipeline.buffer_depth 0 or 1, not {pipeline.buffer_depth}: "
             "steps further ahead end in any order; set one of the two"
         )
-    if pipeline.deterministic and pipeline.buffer_depth and pipeline.ready_groups_max:
+    if pipeline.in_lockstep and pipeline.buffer_depth and pipeline.ready_groups_max:
         raise InputError(
-            f"pipeline.ready_groups_max {pipeline.ready_groups_max} cannot pause rollouts, because pipeline.deterministic with "
+            f"pipeline.ready_groups_max {pipeline.ready_groups_max} cannot pause rollouts, because {lockstep} with "
             "pipeline.buffer_depth 1 starts them before ready groups are counted: set buffer_depth or ready_groups_max to 0"
+        )
+    if pipeline.lockstep and pipeline.producers_max:
+        raise InputError(
+            f"pipeline.producers_max {pipeline.producers_max} has no use with pipeline.lockstep, in which a step trains on its "
+            "own start groups alone: set one of the two"
         )
     if pipeline.game_processes and pipeline.deterministic:
         raise InputError(

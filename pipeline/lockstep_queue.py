@@ -1,8 +1,8 @@
-"""The scheduler of deterministic runs: each step trains on exactly its own start groups.
+"""The scheduler of runs in lockstep: each step trains on exactly its own start groups.
 
 With `pipeline.buffer_depth` 0, rollouts and training alternate. With 1 they overlap: while a step trains, the version before it
 plays all start groups of the next step. These are published only after the current step has selected its rows. So two CPU runs
-with one seed are equal. A task that fails after its retries ends the run.
+with one seed are equal, if their games are played on the engine's event loop. A task that fails after its retries ends the run.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ class LockstepQueue(RolloutQueue):
 
     @property
     def target(self) -> QueueTarget:
-        """Constant, because nothing may depend on measured time."""
+        """Constant: a step plays its own start groups and no others."""
         return QueueTarget(ahead=self._wanted * self._pipeline.buffer_depth, producers=0, reason="")
 
     def learn(self, seen: StepObservation) -> QueueTarget:

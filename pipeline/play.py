@@ -6,7 +6,7 @@ start groups are played again.
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,8 +16,9 @@ import pyarrow as pa
 
 from decoding.thinking import Thinking
 from game.snapshot import Snapshot
+from inference.engine import Engine, EngineWithPrefixes
 from pipeline.resources import PROBE, PRODUCER, Resources, RolloutResources
-from rollouts.roll_out import plan_start_groups, roll_out
+from rollouts.roll_out import RolledOut, plan_start_groups, roll_out
 from rollouts.settings import RolloutSettings
 from state_cache.sampling import sample_start_positions
 from storage.schema import as_array
@@ -95,6 +96,7 @@ async def play_missing(
     positions: list[tuple[Snapshot, str]],
     first_group: int,
     after: Path | None = None,
+    rollouts: RolloutSettings | None = None,
 ) -> RolloutReport:
     """Play the producer's start groups from `first_group` on, one per position, except those already published.
 
@@ -102,12 +104,13 @@ async def play_missing(
         stage: name of the progress display.
         positions: (snapshot, power that the policy plays) pairs.
         after: publish only once this ledger exists.
+        rollouts: settings to use instead of the run's.
     """
     began, count = time.monotonic(), len(positions)
     found = await asyncio.to_thread(coverage, resources.paths, producer, first_group, count)
     for first, stretch in found.missing:
         mine = positions[first - first_group : first - first_group + stretch]
-        await play_groups(resources, stage, producer, mine, first, after=after)
+        await play_groups(resources, stage, producer, mine, first, rollouts=rollouts, after=after)
     whole = found if not found.missing else await asyncio.to_thread(coverage, resources.paths, producer, first_group, count)
     report = await asyncio.to_thread(report_of, whole, count, resources.tokens.thinking)
     return replace(report, set_aside=len(found.set_aside), seconds=time.monotonic() - began)
@@ -169,10 +172,10 @@ async def play_groups(
     groups = plan_start_groups(positions, first_group, settings)
     named = {"producer": producer, "seed": resources.seed, "on_group": on_group, "frozen": resources.frozen.deciders}
     if resources.games is None:
-        rolling = roll_out(groups, resources.engine, resources.tokens, settings, **named)
+        rolling = partial(roll_out, groups, resources.engine, resources.tokens, settings, **named)
     else:
-        rolling = resources.games.roll_out(groups, resources.engine, settings, **named)
-    played = await resources.host.run(rolling)
+        rolling = partial(resources.games.roll_out, groups, resources.engine, settings, **named)
+    played = await resources.host.run(_after_forgetting(resources.engine, rolling))
     await wait_for_ledger(after)
     await publish_when_there_is_room(
         partial(
@@ -187,6 +190,14 @@ async def play_groups(
         ),
         resources.full_disk_wait_s,
     )
+
+
+async def _after_forgetting(engine: Engine, rolling: Callable[[], Awaitable[RolledOut]]) -> RolledOut:
+    """Play with an empty prefix cache. Otherwise the last bits of log-probabilities would depend on what the engine drew before,
+    and so on where a run was resumed."""
+    if isinstance(engine, EngineWithPrefixes):
+        await engine.forget_prefixes()
+    return await rolling()
 
 
 async def wait_for_ledger(ledger: Path | None) -> None:

@@ -1,6 +1,6 @@
 """The interface and the shared parts of the two rollout schedulers.
 
-`LockstepQueue` (pipeline.deterministic) plays exactly the start groups of a step. `BufferedQueue` keeps as many start groups in
+`LockstepQueue` (pipeline.lockstep) plays exactly the start groups of a step. `BufferedQueue` keeps as many start groups in
 flight as a controller allows, and a step takes those that are ready. A queue also decides when the engines serve a new policy
 version, because this determines which version draws which rows.
 

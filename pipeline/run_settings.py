@@ -47,14 +47,17 @@ class PipelineSettings(BaseModel):
     buffer_depth: Annotated[int, Field(ge=0, le=64)] = 2
     """Steps of rollouts in flight while the trainer trains; 0: rollouts and training alternate, without policy lag."""
     ready_groups_max: Annotated[int, Field(ge=0)] = 0
-    """Ready advantage groups at which rollouts ahead pause; a deterministic run then plays in every other step only; 0: no
+    """Ready advantage groups at which rollouts ahead pause; a run in lockstep then plays in every other step only; 0: no
     limit."""
     full_disk_wait_s: Annotated[float, Field(ge=0)] = 60.0
     """Seconds for which finished rollouts wait for space on a full disk before the run ends; it can be resumed."""
+    lockstep: bool = False
+    """Train each step on exactly its own start groups; needs a buffer_depth of 0 or 1. Faster with merged weights, where a new
+    version waits until the engine is idle."""
     deterministic: bool = False
-    """Decide nothing by measured time, so that two CPU runs with one seed are equal; needs a buffer_depth of 0 or 1."""
+    """Run in lockstep and decide nothing by measured time, so that two CPU runs with one seed are equal."""
     groups_per_task: Annotated[int, Field(ge=0)] = 0
-    """Start groups per rollout task; 0: enough to keep Prefect's cost under 2 %, from measured times."""
+    """Start groups per rollout task; 0: all of a step in lockstep, else enough to keep Prefect's cost under 2 %."""
     producers_min: Annotated[int, Field(ge=0, le=64)] = 0
     """Rollout producers that play on other workers from the start of the run."""
     producers_max: Annotated[int, Field(ge=0, le=64)] = 0
@@ -72,6 +75,11 @@ class PipelineSettings(BaseModel):
     """Seconds after which a rollout task is cancelled and retried."""
     recoveries_max: Annotated[int, Field(ge=0, le=100)] = 3
     """Automatic restarts of a deployment's lost run at the same step before an alert; 0: none."""
+
+    @property
+    def in_lockstep(self) -> bool:
+        """Whether each step trains on exactly its own start groups."""
+        return self.lockstep or self.deterministic
 
 
 class RunSettings(BaseModel):
@@ -119,6 +127,16 @@ class RunSettings(BaseModel):
     def _without_removed(cls, tree: Any) -> Any:
         return without_removed(tree)
 
+    @model_validator(mode="after")
+    def _fit_own_line(self) -> "RunSettings":
+        """Where all powers are the policy's, the own line stays in place unless a setting says otherwise."""
+        prompts = self.prompts
+        if self.rollouts.policy_powers == "all" and "own_line" not in prompts.model_fields_set:
+            fitted = dict(prompts) | {"own_line": "in_place"}
+            # Neither set counts it as given, so that flags of a command override a file only where they were typed.
+            object.__setattr__(self, "prompts", PromptSettings.model_construct(prompts.model_fields_set, **fitted))
+        return self
+
     @property
     def paths(self) -> RunPaths:
         """The run's folder."""
@@ -152,7 +170,7 @@ def layered_settings(preset: str, files: Iterable[Path] = (), overrides: Mapping
     layers = [read_settings_file(_PRESETS / f"{preset}.toml"), *(read_settings_file(file) for file in files), overrides or {}]
     merged: dict[str, Any] = {}
     for layer in layers:
-        merged = _merged(merged, layer)
+        merged = merge_layers(merged, layer)
     try:
         settings = RunSettings.model_validate(merged)
     except ValidationError as error:
@@ -175,7 +193,7 @@ def resumed_settings(
     """
     changes: dict[str, Any] = {}
     for layer in [*(read_settings_file(file) for file in files), overrides or {}]:
-        changes = _merged(changes, layer)
+        changes = merge_layers(changes, layer)
     run, root = changes.get("run"), changes.get("runs_root", "runs")
     if not run or not isinstance(run, str):
         raise InputError("--resume continues an existing run: name it with --run")
@@ -185,7 +203,7 @@ def resumed_settings(
     changes["run"] = run = resolve_run(root, run)
     stored = settings_of(RunPaths(root / check_name(run, "run")))
     try:
-        settings = RunSettings.model_validate(_merged(stored.model_dump(), {**changes, "runs_root": root}))
+        settings = RunSettings.model_validate(merge_layers(stored.model_dump(), {**changes, "runs_root": root}))
     except ValidationError as error:
         raise InputError(one_sentence(error)) from error
     check_resumed(stored, settings, fork=fork)
@@ -370,9 +388,10 @@ def one_sentence(error: ValidationError) -> str:
     return text + (f" (and {len(others)} more)" if others else "")
 
 
-def _merged(base: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:
+def merge_layers(base: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:
+    """The tree `base` with the values of `layer` over it, table by table."""
     merged = dict(base)
     for key, value in layer.items():
         inner = merged.get(key)
-        merged[key] = _merged(inner, value) if isinstance(inner, Mapping) and isinstance(value, Mapping) else value
+        merged[key] = merge_layers(inner, value) if isinstance(inner, Mapping) and isinstance(value, Mapping) else value
     return merged

@@ -32,11 +32,11 @@ def groups_per_task(start_groups: int, pipeline: PipelineSettings, group_s: floa
         group_s: measured seconds per start group; None if none was measured.
 
     Returns:
-        all of a step if the run is deterministic or nothing was measured; otherwise enough to make Prefect's cost a small share.
+        all of a step if the run is in lockstep or nothing was measured; otherwise enough to make Prefect's cost a small share.
     """
     if pipeline.groups_per_task:
         return min(start_groups, pipeline.groups_per_task)
-    if pipeline.deterministic or group_s is None or group_s <= 0:
+    if pipeline.in_lockstep or group_s is None or group_s <= 0:
         return start_groups
     return min(start_groups, max(1, math.ceil(TASK_COST_S / TASK_COST_SHARE / group_s)))
 

@@ -107,7 +107,7 @@ class Decision:
     decode_ms: Float32
     """Milliseconds from the first token to the last."""
     engine_ms: Float32
-    """Milliseconds of the game engine for this ply."""
+    """Milliseconds of the game engine for this ply; legal orders that forks share do not count."""
     cached_tokens: Int32
     """Prompt tokens found in the prefix cache."""
     checksum: UInt32 = 0

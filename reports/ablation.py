@@ -1,4 +1,4 @@
-"""The gain of each improvement over the previous system, read from a stored result of `entente bench e2e --json`.
+"""The gain of each improvement over the previous system, read from a stored result of `entente bench ablation --json`.
 
 Nothing is measured here. A result without the ablation is refused with a sentence.
 """
@@ -13,6 +13,7 @@ from telemetry.errors import InputError
 from telemetry.read_file import LARGEST_RESULT, read_text
 
 _GAIN, _LOSS = "gain_", "loss_"
+_SPREAD = ("_low", "_high")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,13 +41,9 @@ class Ablation:
 
 
 _FIGURES = {
-    "speedup": ("times as many steps an hour as the old way", "{:.1f}"),
-    "steps_per_hour": ("steps an hour", "{:,.0f}"),
-    "steps_per_hour_old_way": ("steps an hour, the old way", "{:,.0f}"),
     "ablation_speedup": ("times as cheap as the old way, in CPU seconds", "{:.1f}"),
-    "decisions_per_s": ("decisions a second", "{:,.1f}"),
-    "trainer_idle_share": ("of the time the trainer is idle", "{:.0%}"),
-    "orchestration_share": ("of a step is orchestration", "{:.1%}"),
+    "ablation_cpu_s_new": ("CPU seconds a step", "{:.2f}"),
+    "ablation_cpu_s_old": ("CPU seconds a step, the old way", "{:.2f}"),
 }
 
 
@@ -58,9 +55,11 @@ def read_ablation(file: Path) -> Ablation:
     """
     outcome = _last_object(file)
     metrics = outcome.get("metrics")
-    if not isinstance(metrics, Mapping) or not any(str(name).startswith((_GAIN, _LOSS)) for name in metrics):
-        raise InputError(f"'{file}' holds no ablation: `entente bench e2e --json` measures one unless --ablation-steps is 0")
-    names = dict.fromkeys(name.removeprefix(_GAIN).removeprefix(_LOSS) for name in metrics if name.startswith((_GAIN, _LOSS)))
+    metrics = metrics if isinstance(metrics, Mapping) else {}
+    found = [name for name in map(str, metrics) if name.startswith((_GAIN, _LOSS)) and not name.endswith(_SPREAD)]
+    if not found:
+        raise InputError(f"'{file}' holds no ablation: `entente bench ablation --json` measures one")
+    names = dict.fromkeys(name.removeprefix(_GAIN).removeprefix(_LOSS) for name in found)
     rows = [
         Improvement(name=name.replace("_", " "), gain=_number(metrics.get(_GAIN + name)), loss=_number(metrics.get(_LOSS + name)))
         for name in names
@@ -81,7 +80,7 @@ def _machine(outcome: object) -> str:
 
 
 def _last_object(file: Path) -> Mapping[str, Any]:
-    text = read_text(file, at_most=LARGEST_RESULT, what="result of `entente bench e2e --json`")
+    text = read_text(file, at_most=LARGEST_RESULT, what="result of `entente bench ablation --json`")
     for candidate in (text, *reversed(text.strip().splitlines()[-1:])):
         try:
             outcome = json.loads(candidate)
@@ -89,7 +88,7 @@ def _last_object(file: Path) -> Mapping[str, Any]:
             continue
         if isinstance(outcome, Mapping):
             return outcome
-    raise InputError(f"'{file}' does not end with a JSON object: store what `entente bench e2e --json` printed")
+    raise InputError(f"'{file}' does not end with a JSON object: store what `entente bench ablation --json` printed")
 
 
 def _number(value: object) -> float | None:

@@ -12,6 +12,7 @@ from evaluation.score_files import ScoreRecord
 from reports import pipeline_plots, plots, sentences, strength_plots
 from reports.ablation import Ablation
 from reports.drawing import stand_alone
+from reports.imitation_plot import curve_of_base
 from reports.openings import shown_positions
 from reports.read_run import RunFacts
 from reports.replay_page import still
@@ -72,6 +73,7 @@ def html_of(facts: RunFacts, presets: Mapping[str, Mapping[str, Any]], runs_root
             "queue": pipeline_plots.queue(facts),
             "producers": pipeline_plots.producers(facts),
             "tokens": plots.tokens(facts),
+            "imitation": curve_of_base(str(facts.settings.get("inference", {}).get("model", ""))),
         },
         matches=[
             (strength_plots.match(record, number), sentences.match(record))

@@ -168,7 +168,8 @@ def match(record: MatchRecord) -> str:
     asked, table = record.settings, record.table
     where = "the standard start" if asked.start == "standard" else "held-out positions"
     seats = f", a seat each against six of {asked.opponents}" if asked.opponents else ", at one table"
-    head = f"{table.games} games of {asked.years} years from {where}{seats}; "
+    how = asked.how((*asked.players, asked.opponents))
+    head = f"{table.games} games of {asked.years} years from {where}{seats}; {how}{'; ' if how else ''}"
     head += f"intervals resample whole {cluster_noun(asked)}, {table.clusters} in all."
     for pair in table.pairs:
         difference = pair.difference

@@ -45,9 +45,15 @@ class Tokens:
         """Ids of the prompt that asks one power for its orders.
 
         Args:
-            shown: `board_text` of the board, if the caller has computed it.
+            shown: `board_text` of the board for this power, if the caller has computed it.
         """
-        return self.form.ids(shown or board_text(board), power_text(legal, board, self.prompts, cue=""))
+        return self.form.ids(
+            shown or board_text(board, legal.power, self.prompts), power_text(legal, board, self.prompts, cue="")
+        )
+
+    def shared_board(self, board: Board) -> str | None:
+        """`board_text` of the board, if it is the same for all powers; else None."""
+        return board_text(board, "", self.prompts) if self.prompts.own_line == "in_place" else None
 
     def check_thought(self, longest: int) -> None:
         """Check that a thought leaves room for a prompt and its orders.
@@ -145,7 +151,7 @@ async def draw(
 
     Args:
         version: the policy version; None: the newest.
-        shown: `board_text` of the board, if the caller has computed it.
+        shown: `board_text` of the board for this power, if the caller has computed it.
         repetition: number of the draw, from 0, if one request is drawn several times. Each draw has its own seed.
 
     Raises:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from game.board import Board
 from game.legal import LegalOrders
 from game.players import player
-from game.prompts import board_text
 from game.scores import SOLO_CENTRES, Standing, compute_standing, horizon_reached
 from rollouts.deciders import CompletionSource, Decider, DecisionRequest, DrawnDecision, Tokens, draw
 from rollouts.seeds import dice
@@ -58,7 +57,7 @@ class PlayedDecision:
     rejected: int
     """Number of its orders that the game engine refused."""
     engine_ms: float
-    """Milliseconds in the game engine at this ply, for legal orders and adjudication."""
+    """Milliseconds in the game engine at this ply, for adjudication and for legal orders that forks do not share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,7 +240,7 @@ async def _draw_decisions(
     if not powers:
         return {}
     assert engine is not None and tokens is not None, "a policy seat needs an engine"
-    shown = board_text(board)
+    shown = tokens.shared_board(board)
     drawn = (draw(_request(plan, board, legal[power], ply), engine, tokens, shown=shown) for power in powers)
     return dict(zip(powers, await asyncio.gather(*drawn), strict=True))
 

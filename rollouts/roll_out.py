@@ -77,6 +77,7 @@ async def roll_out(
 
     async def roll_out_group(group: StartGroup) -> tuple[StartGroup, list[PlayedFork]]:
         board = Board.restore(group.snapshot, settings.board_path)
+        board.prepare_forks()
         shared = f"{producer}/{seed}/{group.number}"
         opponents = draw_opponents(shared, settings)
         seats = {power: POLICY if group.power in (None, power) else opponents for power in POWERS}

@@ -95,7 +95,7 @@ def measure_steps(
 
 
 def _measure_case(parts: Parts, arms: Arms, name: str, case: Case, kinds: Sequence[str], rate: float, repeats: int) -> None:
-    batch, old = arms.batch(case), arms.old(recompute=True)
+    batch, old = arms.batch(case), arms.old(recompute=True, divergence=False)
     for kind in kinds:
         parts.add(f"{name}.{kind}", lambda kind=kind: packed_figures(arms, batch, rate, repeats, attention=kind))
     best = fastest(parts.figures, name, kinds)

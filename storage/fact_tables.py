@@ -89,6 +89,11 @@ class FactTables:
             f"INSERT INTO used_groups BY NAME SELECT DISTINCT {', '.join(_USED_GROUP)} FROM arrow",
         )
 
+    def compress(self) -> None:
+        """Compress the tables in memory, and give Arrow's free memory back. DuckDB inserts rows uncompressed."""
+        self.connection.execute("CHECKPOINT")
+        pa.default_memory_pool().release_unused()
+
     def drop_shard(self, shard: str) -> None:
         """Delete the rows of a shard; what ledgers recorded stays."""
         for table in ("decisions", "advantage_groups", "plies"):
@@ -102,14 +107,18 @@ class FactTables:
         """Names of what was set aside, each with the reason."""
         return self.connection.sql("SELECT shard, sentence FROM refused ORDER BY shard").fetchall()
 
-    def facts(self) -> ShardFacts:
-        """The facts of all shards, without returns."""
-        decisions = self.connection.sql('SELECT * EXCLUDE ("return") FROM decisions').to_arrow_table()
-        plies = self.connection.sql("FROM plies").to_arrow_table()
-        return ShardFacts(
-            decisions=decisions.select(DECISION_FACTS.names).cast(DECISION_FACTS),
-            plies=plies.select(PLY_FACTS.names).cast(PLY_FACTS),
-        )
+    def facts(self, shards: Sequence[str]) -> ShardFacts:
+        """The facts of these shards, without returns.
+
+        They are copied once, because an allocator keeps what copies needed: 60 MB in a run of 2,000 steps.
+        """
+
+        def rows(table: str, schema: pa.Schema) -> pa.Table:
+            columns = ", ".join(f'"{name}"' for name in schema.names)
+            query = f"SELECT {columns} FROM {table} WHERE shard IN (SELECT unnest($shards::VARCHAR[]))"
+            return self.connection.sql(query, params={"shards": list(shards)}).to_arrow_table().cast(schema)
+
+        return ShardFacts(decisions=rows("decisions", DECISION_FACTS), plies=rows("plies", PLY_FACTS))
 
     def chosen(self, query: str, values: Mapping[str, object]) -> pa.Table:
         """The rows that a query selects, with the columns of `ledger.ROWS_SCHEMA`."""

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from storage.archive import archived
 from storage.fact_tables import FactTables
@@ -80,6 +79,7 @@ class Index:
         self._buffers = PackingBuffers()
         self._ahead = LookAhead()
         self._busy = threading.RLock()
+        self._compressed = False
         self.connection = self._tables.connection
 
     def refresh(self, *, listed: bool = False) -> int:
@@ -196,10 +196,8 @@ class Index:
     @_locked
     def snapshot_of(self, shards: Sequence[CoveredShard]) -> IndexSnapshot:
         """The facts of these shards."""
-        among_them = pc.field("shard").isin([shard.name for shard in shards])
-        facts = self._tables.facts()
-        decisions, plies = (table.filter(among_them) for table in (facts.decisions, facts.plies))
-        return IndexSnapshot(shards=tuple(shards), decisions=decisions.combine_chunks(), plies=plies.combine_chunks())
+        facts = self._tables.facts([shard.name for shard in shards])
+        return IndexSnapshot(shards=tuple(shards), decisions=facts.decisions, plies=facts.plies)
 
     @_locked
     def fetch(self, query: str, values: Mapping[str, object] | None = None) -> list[tuple]:
@@ -211,15 +209,24 @@ class Index:
         """Write an index snapshot if enough shards are new since the last one; returns its path, or None.
 
         Enough is `every_shards`, and at least an eighth of all; 0: never. Of the older snapshots the newest is kept. Only the
-        trainer's process may call this.
+        trainer's process may call this. The first call, and each one that writes, compresses the tables.
         """
         new = len(self._intake.shards) - self._intake.in_snapshot
         if every_shards == 0 or new < max(every_shards, len(self._intake.shards) // 8):
+            if not self._compressed:
+                self.compress()
             return None
         self._intake.in_snapshot = len(self._intake.shards)
         written = write_snapshot(self._paths.index, self.snapshot_of(list(self._intake.shards.values())))
         drop_old_snapshots(self._paths)
+        self.compress()
         return written
+
+    @_locked
+    def compress(self) -> None:
+        """Compress the tables. It takes a second for a million new rows, so only a process that keeps its index does it."""
+        self._tables.compress()
+        self._compressed = True
 
     def _open(self, shard: str) -> MappedShard:
         try:

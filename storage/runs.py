@@ -43,6 +43,14 @@ class RunPaths:
         return self.root / "shards"
 
     @property
+    def lessons(self) -> Path:
+        return self.root / "lessons"
+
+    @property
+    def improve(self) -> Path:
+        return self.root / "improve"
+
+    @property
     def ledger(self) -> Path:
         return self.root / "ledger"
 

@@ -1,4 +1,4 @@
-"""The Arrow schemas of decisions and plies, made from the dataclasses of `records/rows.py`, and the row checksum.
+"""The Arrow schemas of decisions, plies and lessons, made from the dataclasses of `records/`, and the row checksum.
 
 `SCHEMA_VERSION` is raised with every change of a field; a reader refuses any other version. No column holds nulls. This module
 touches no files (`storage/arrow_files.py` does).
@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from records.lesson import Lesson
 from records.rows import Decision, Ply
 from telemetry.errors import DataError
 
@@ -43,11 +44,12 @@ def _schema_of(row_type: type) -> pa.Schema:
 
 DECISION_SCHEMA = _schema_of(Decision)
 PLY_SCHEMA = _schema_of(Ply)
-_SCHEMAS = {Decision: DECISION_SCHEMA, Ply: PLY_SCHEMA}
+LESSON_SCHEMA = _schema_of(Lesson)
+_SCHEMAS = {Decision: DECISION_SCHEMA, Ply: PLY_SCHEMA, Lesson: LESSON_SCHEMA}
 
 
 def to_table(
-    rows: Sequence[Decision] | Sequence[Ply],
+    rows: Sequence[Decision] | Sequence[Ply] | Sequence[Lesson],
     row_type: type = Decision,
     provenance: Mapping[str, str] | None = None,
 ) -> pa.Table:

@@ -29,7 +29,7 @@ from storage.arrow_files import metadata_crc, metadata_of
 from storage.facts import DECISION_FACTS, PLY_FACTS
 from storage.files import FILES
 from storage.runs import RunPaths
-from storage.schema import SCHEMA_VERSION, as_array
+from storage.schema import SCHEMA_VERSION
 from telemetry.errors import DataError
 
 KEPT = 2  # the newest, and one in case it is damaged
@@ -201,15 +201,16 @@ def _publish(table: pa.Table, final: Path, metadata: dict[str, str]) -> bool:
 
 
 def _content_crc(table: pa.Table) -> int:
-    """CRC32 of the values, column after column, independent of their encoding in the file."""
+    """CRC32 of the values, column after column, independent of their encoding in the file and of chunks."""
     crc = 0
     for column in table.columns:
-        array = as_array(column)
-        if pa.types.is_string(array.type):
-            ends, text = _text(array)
-            crc = zlib.crc32(text, zlib.crc32(np.diff(ends), crc))
+        if pa.types.is_string(column.type):
+            texts = [_text(chunk) for chunk in column.chunks]
+            for part in (*(np.diff(ends) for ends, _ in texts), *(text for _, text in texts)):
+                crc = zlib.crc32(part, crc)
         else:
-            crc = zlib.crc32(array.to_numpy(), crc)
+            for chunk in column.chunks:
+                crc = zlib.crc32(chunk.to_numpy(), crc)
     return crc
 
 

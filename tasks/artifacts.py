@@ -110,10 +110,15 @@ async def show_result(paths: RunPaths, summary: Mapping[str, Any], scores: Mappi
     await _show_once("markdown", f"result-{_slug(paths.root.name)}", words, lambda: result_page(paths, summary, scores))
 
 
-async def show_scores(run: str, version: int, scores: Mapping[str, Score]) -> None:
-    """Show a policy version's scores by opponents, and its orders on the first held-out position, with the board."""
-    words = f"{run}: strength of policy version {version}"
-    await _show_once("markdown", f"score-{_slug(run)}-v{version}", words, lambda: score_page(run, version, scores))
+async def show_scores(run: str, version: int, scores: Mapping[str, Score], how: str = "") -> None:
+    """Show a policy version's scores by opponents, and its orders on the first held-out position, with the board.
+
+    `how`: how it played, if not plainly; it is part of the description and of the key.
+    """
+    words = f"{run}: strength of policy version {version}{how and ', ' + how}"
+    await _show_once(
+        "markdown", _slug(f"score-{run}-v{version}{how and '-' + how}"), words, lambda: score_page(run, version, scores)
+    )
 
 
 async def show_table(key: str, description: str, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -78,6 +78,7 @@ async def evaluate_player(
     engine: Engine | None,
     tokens: Tokens | None,
     decider: Decider | None = None,
+    temperature: float = 1.0,
 ) -> Score:
     """Score `player`: the policy that the engine serves, a scripted player, or `decider`. `label` names the task run."""
     who = f"{label} against {opponents}"
@@ -92,6 +93,7 @@ async def evaluate_player(
             tokens if policy else None,
             lambda done, total: reporter().stage(f"evaluating {who}", done, total),
             decider,
+            temperature,
         )
     )
 

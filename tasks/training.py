@@ -6,6 +6,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from pipeline.resources import Resources
+from storage.lesson_shelf import LessonQuery
 from telemetry.progress import reporter
 from training.messages import TrainedStep
 from training.step_metrics import mismatch_warning
@@ -33,11 +34,19 @@ async def check_mismatch(resources: Resources) -> dict[str, float]:
     cache_policy=NO_CACHE,
     persist_result=False,
 )
-async def train_step(resources: Resources, step: int) -> TrainedStep:
-    """Train `step` in the trainer's process, which publishes policy version `step`."""
+async def train_step(
+    resources: Resources, step: int, start_groups: int | None = None, lessons: LessonQuery | None = None
+) -> TrainedStep:
+    """Train `step` in the trainer's process, which publishes policy version `step`.
+
+    Args:
+        start_groups: start groups that it trains on at most; None: as the run's settings say.
+        lessons: the lessons that it trains on; None: no lessons.
+    """
+    groups = resources.rollouts.start_groups if start_groups is None else start_groups
     with resources.spans.span("train"):
         # In a thread, because rollouts run on this event loop meanwhile.
-        trained = await asyncio.to_thread(resources.trainer.step, step, resources.rollouts.start_groups)
+        trained = await asyncio.to_thread(resources.trainer.step, step, groups, lessons)
     if sentence := mismatch_warning(step, trained.metrics):
         reporter().say(sentence)
     return trained

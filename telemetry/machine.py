@@ -7,6 +7,7 @@ error.
 import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 from telemetry.cards import visible_cards
 from telemetry.extensions import found_extensions
@@ -35,6 +36,15 @@ def environment() -> dict[str, str]:
     }
 
 
+def cpu_model() -> str:
+    """Name of the processor, as the system gives it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:  # not Linux
+        return platform.processor() or platform.machine()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
 def _version(distributions: tuple[str, ...]) -> str:
     for distribution in distributions:
         try:
@@ -45,4 +55,4 @@ def _version(distributions: tuple[str, ...]) -> str:
     return "absent"
 
 
-__all__ = ["DISTRIBUTIONS", "environment"]
+__all__ = ["DISTRIBUTIONS", "cpu_model", "environment"]

@@ -122,8 +122,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(small_model: Path) -> Path:
     """Folder of a small model."""
+    return small_model
+
+
+@pytest.fixture(scope="session")
+def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, for fixtures of the session: a file of tests may have a `model` of its own."""
     from training.settings import TinyModelSettings
     from training.tiny_model import make_tiny_model
 
@@ -284,9 +290,11 @@ def entente(tmp_path: Path) -> Entente:
 
 
 @pytest.fixture(scope="session")
-def workplace(tmp_path_factory: pytest.TempPathFactory, prefect_server: str) -> Entente:
+def workplace(tmp_path_factory: pytest.TempPathFactory, prefect_server: str, small_model: Path) -> Entente:
     """The command in a folder with `small.toml`; runs made there share their model, state cache and Prefect server."""
     folder = tmp_path_factory.mktemp("workplace")
+    (folder / "runs").mkdir()
+    (folder / "runs" / "_models").symlink_to(small_model.parent)  # the same recipe: it need not be made again
     (folder / "small.toml").write_text(SMALL_RUN)
     return Entente(folder, PREFECT_API_URL=prefect_server)
 

@@ -80,6 +80,7 @@ def entente_commands() -> list[Any]:
         # In the help, what follows a wide gap is a remark.
         for command in [re.split(r"\s{3,}", line.strip())[0], *nested]:
             words = shlex.split(re.sub(r"^([A-Z_]+=\S+ )+", "", command)) if "entente " in command else []
+            words = words[: words.index(">")] if ">" in words else words
             if words[:1] == ["entente"]:
                 found.append(pytest.param(words[1:], id=f"{where}: {' '.join(words)}"[:90]))
     return found
@@ -246,7 +247,7 @@ def test_the_prompt_that_is_shown_is_the_one_that_the_code_writes():
 
     board = Board.start()
     france = board.legal_orders()["FRANCE"]
-    assert between(ARCHITECTURE, "prompt") == rules_text() + board_text(board) + power_text(france, board)
+    assert between(ARCHITECTURE, "prompt") == rules_text() + board_text(board, "FRANCE") + power_text(france, board)
     assert f"({france.count()} sets above)" in ARCHITECTURE
 
 

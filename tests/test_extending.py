@@ -158,7 +158,8 @@ def test_the_chat_template_of_the_page_holds_a_prompt(model: Path, tmp_path: Pat
     legal = board.legal_orders()["FRANCE"]
     text = tokens.codec.decode(tokens.prompt_ids(board, legal))
     assert text.startswith("<|begin|><|system|>\nDiplomacy without press.")
-    assert text.endswith(f"<|user|>\n{board_text(board)}{power_text(legal, board, cue='').strip()}\n<|assistant|>\nORDERS:\n")
+    body = board_text(board, "FRANCE") + power_text(legal, board, cue="")
+    assert text.endswith(f"<|user|>\n{body.strip()}\n<|assistant|>\nORDERS:\n")
     assert tokens.form.after_rules.moved == tokens.form.after_board.moved == 0
 
 

@@ -9,15 +9,9 @@ import importlib.metadata
 import json
 import os
 import shutil
-import signal
-import socket
 import subprocess
 import sys
-import time
 import tomllib
-import urllib.error
-import urllib.request
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -49,16 +43,6 @@ EXCEPTIONS = {
     "vllm": ["benchmarks.peers.programs.structured_outputs -> vllm"],
 }
 """What an empty Prefect task costs can only be measured with Prefect, and vLLM's own structured outputs with vLLM."""
-
-
-def package_files() -> set[str]:
-    """Every file of the packages on disk, relative to the root, without what Python leaves behind."""
-    return {
-        str(path.relative_to(ROOT))
-        for package in PACKAGES
-        for path in (ROOT / package).rglob("*")
-        if path.is_file() and path.suffix != ".pyc"
-    }
 
 
 def locked_versions(lock: str = "cpu") -> dict[str, str]:
@@ -161,16 +145,6 @@ def test_no_lock_brings_two_vllms_nor_the_builds_that_break_torch(lock: str, unw
     assert unwanted & set(locked_versions(lock)) == set()
 
 
-def test_the_wheel_holds_every_file_of_the_packages_and_nothing_else(tmp_path: Path):
-    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    names = set(zipfile.ZipFile(wheel).namelist())
-    about = {name for name in names if name.split("/")[0].endswith(".dist-info")}
-    assert names - about == package_files()
-    assert {"LICENSE", "NOTICE"} <= {name.rsplit("/", 1)[-1] for name in about}
-
-
 def run_setup(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a copy of the set-up script: if a check is broken, the environment in use must not be rebuilt."""
     (folder / "scripts").mkdir()
@@ -261,54 +235,3 @@ def test_an_environment_of_the_other_lock_is_not_current(tmp_path: Path, stamped
     python = stand_in(tmp_path / "python", "3.11.7")
     done = run_setup(tmp_path, PYTHON=str(python), ENTENTE_LOCK="gpu")
     assert (done.returncode == 0 and not done.stdout) == is_current
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
-def is_healthy(address: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{address}/health", timeout=5) as answer:
-            return answer.status == 200
-    except (urllib.error.URLError, TimeoutError, ConnectionError):
-        return False
-
-
-@pytest.mark.system
-def test_a_prefect_server_boots_and_answers_with_the_locked_versions(tmp_path: Path):
-    # Resolving proves nothing here: Prefect accepts releases of fastapi on which its server cannot start.
-    port = free_port()
-    home = {
-        "PREFECT_HOME": str(tmp_path / "prefect"),
-        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        "DO_NOT_TRACK": "1",
-    }
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")} | home
-    command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
-    log = tmp_path / "server.log"
-    with log.open("w") as output:
-        server = subprocess.Popen(
-            command,
-            env=environment,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            cwd=tmp_path,
-            start_new_session=True,
-        )
-    try:
-        deadline = time.monotonic() + 180
-        while not is_healthy(f"http://127.0.0.1:{port}/api"):
-            assert server.poll() is None, f"the server died at its start:\n{log.read_text()}"
-            assert time.monotonic() < deadline, f"no answer within three minutes:\n{log.read_text()}"
-            time.sleep(0.5)
-        server.terminate()
-        server.wait(timeout=60)
-        assert not is_healthy(f"http://127.0.0.1:{port}/api"), "the server answers after it was told to stop"
-    finally:
-        # Whatever went wrong, the server and what it started are gone afterwards.
-        if server.poll() is None:
-            os.killpg(server.pid, signal.SIGKILL)
-            server.wait(timeout=30)

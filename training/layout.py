@@ -59,6 +59,9 @@ class Cut:
     """Tokens that the forwards compute, without padding."""
 
 
+NO_ROWS = Cut(micro_batches=(), raw_tokens=0, unique_tokens=0)
+
+
 class Layout:
     """The layout of one policy in one process.
 

@@ -2,8 +2,8 @@
 
     <run>/not_finite/<lineage>-step-000123-update-0.json
 
-The file names every row of the update, with the columns of a ledger, and the loss of each micro-batch. The rows are also in the
-step's ledger, so they are not chosen again.
+The file names every row of the update, with the columns of a ledger, its lessons, and the loss of each micro-batch. The rows are
+also in the step's ledger, so they are not chosen again.
 """
 
 import json
@@ -31,6 +31,8 @@ class SkippedUpdate:
     decision_ids: Sequence[int]
     """Decisions of the update."""
     outcome: UpdateOutcome
+    lesson_ids: Sequence[int] = ()
+    """Lessons of the update."""
 
 
 def write_skipped_rows(paths: RunPaths, lineage: str, step: int, found: SkippedUpdate, rows: pa.Table) -> Path:
@@ -52,6 +54,7 @@ def write_skipped_rows(paths: RunPaths, lineage: str, step: int, found: SkippedU
         "gradient_norm": str(found.outcome.gradient_norm),
         "micro_batches": [str(loss) for loss in found.outcome.micro_batches],
         "rows": named.to_pylist(),
+        "lessons": list(found.lesson_ids),
     }
     file = paths.root / "not_finite" / f"{lineage}-step-{step:06d}-update-{found.number}.json"
     file.parent.mkdir(exist_ok=True)

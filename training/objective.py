@@ -3,8 +3,15 @@
     loss = 1 / D sum L_t  +  1 / N sum (kl_weight KL_t - entropy_weight H_t)  +  1 / P legal_mass_weight sum -log M_t
 
 L is the policy loss, D its denominator (branching tokens or decisions), N the branching tokens, and P the branching tokens whose
-legal mass M is probed. D, N and P are counted over the whole update before its first forward. So the loss does not depend on how
-the update is split into micro-batches.
+legal mass M is probed. An update with lessons adds the cross-entropy with the teacher's distribution q over its proposals o,
+which is learned on positions that the student reaches (DAgger: Ross et al. 2011, arXiv 1011.0686; expert iteration: Anthony et
+al. 2017, arXiv 1705.08439):
+
+    + distil_weight / E sum over lessons and proposals of q(o) sum -log pi(o_t),    E = the same sum of q(o) |o|
+
+|o| counts the branching tokens of a proposal, so E is the expected number of the teacher's branching tokens, and the term is in
+nats per branching token, like the policy loss. All divisors are counted over the whole update before its first forward. So the
+loss does not depend on how the update is split into micro-batches.
 """
 
 from dataclasses import dataclass
@@ -35,6 +42,8 @@ class Objective:
     """Decisions of the update that have a branching token."""
     probed_tokens: int
     """P."""
+    teacher_tokens: float = 0.0
+    """E; 0 without lessons."""
 
     def add(
         self, tokens: DrawnTokens, found: MaskedLogprobs, batch_row: np.ndarray, in_thought: np.ndarray
@@ -76,3 +85,11 @@ class Objective:
             clipped_high=seen[6] > 0,
             left_out=seen[7] > 0,
         )
+
+    def distil(self, found: MaskedLogprobs, weights: Tensor) -> Tensor:
+        """One micro-batch's part of the distillation loss, a scalar with gradient.
+
+        Args:
+            weights: float32 [tokens], the teacher's probability of the token's proposal.
+        """
+        return -(self.settings.distil_weight / self.teacher_tokens) * (weights * found.chosen).sum()

@@ -3,11 +3,13 @@
 In that order (`trie_plan`), token q sees token k exactly if k <= q < leave[k]. So the tokens of a range see, before the range,
 only ancestors of its first token. On a CPU the forest is split into such ranges, at the boundaries with the lowest estimated
 cost; each range is one call of torch's fused attention over gathered keys. `DenseAttention` uses a T x T mask; it is slow and
-works on every device. A sliding window is a bound on the distance of their positions.
+works on every device. A sliding window is a bound on the distance of their positions. After the last layer only some tokens are
+read, so there a range computes these tokens alone.
 
 The functions are registered in transformers' attention registry, so models and peft layers are not modified.
 """
 
+from copy import copy
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Protocol
@@ -49,10 +51,13 @@ class PackedAttention(Protocol):
 
 @torch.compiler.disable  # attention has kernels of its own, and a new object for each micro-batch would recompile the block
 def _attend(
-    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **given: Any
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **given: Any
 ) -> tuple[Tensor, Any]:
     """The function that transformers calls in each layer: the micro-batch's packed attention if there is one, else torch's."""
     packed: PackedAttention | None = given.pop("packed_attention", None)
+    in_last_layer: PackedAttention | None = given.pop("attention_in_last_layer", None)
+    if in_last_layer is not None and module.layer_idx == module.config.num_hidden_layers - 1:
+        packed = in_last_layer
     if packed is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **given)
     return packed(query, key, value, given["scaling"], given.get("sliding_window")), None
@@ -68,12 +73,19 @@ def use_packed_attention(config: Any) -> None:
     config._attn_implementation = _NAME
 
 
-def packed_attention_arguments(config: Any, attention: PackedAttention, device: torch.device) -> dict[str, Any]:
-    """Arguments of one forward that make the model of `config` use `attention`; forwards without them are unchanged."""
+def packed_attention_arguments(
+    config: Any, attention: PackedAttention, device: torch.device, in_last_layer: PackedAttention | None = None
+) -> dict[str, Any]:
+    """Arguments of one forward that make the model of `config` use `attention`; forwards without them are unchanged.
+
+    Args:
+        in_last_layer: attention of the last layer; None: the same.
+    """
     use_packed_attention(config)
     # transformers passes a 4-dimensional mask on unchanged. With a 2-dimensional one packed decisions would see each other, and
     # without a mask transformers would try to detect packing itself.
-    return {"packed_attention": attention, "attention_mask": torch.empty((1, 1, 1, 0), device=device)}
+    mask = torch.empty((1, 1, 1, 0), device=device)
+    return {"packed_attention": attention, "attention_in_last_layer": in_last_layer, "attention_mask": mask}
 
 
 class DenseAttention:
@@ -102,10 +114,19 @@ class _Range:
 
     begin: int
     end: int
+    """First and last (exclusive) row in the queries."""
+    tokens: np.ndarray
+    """int64 [end - begin]: the tokens of the rows."""
     keys: Tensor
     """int64 [keys]: the ancestors of the first token, then the tokens of the range."""
     sees: np.ndarray
     """bool [end - begin, keys]."""
+
+    def only(self, wanted: np.ndarray) -> "_Range":
+        """The range with the rows of `wanted` tokens alone, int64 [W], ascending; its rows are places in `wanted`."""
+        begin, end = (int(place) for place in np.searchsorted(wanted, (self.tokens[0], self.tokens[-1] + 1)))
+        rows = np.searchsorted(self.tokens, wanted[begin:end])
+        return _Range(begin=begin, end=end, tokens=self.tokens[rows], keys=self.keys, sees=self.sees[rows])
 
 
 class RangeAttention:
@@ -116,6 +137,7 @@ class RangeAttention:
 
     def __init__(self, micro: PackedMicroBatch) -> None:
         self._ranges = _ranges(micro)
+        self._wanted: np.ndarray | None = None
         self._positions = micro.positions
         self._deepest = int(micro.positions.max())
         self._masks: dict[tuple[int, torch.dtype, int | None], list[Tensor]] = {}
@@ -129,14 +151,27 @@ class RangeAttention:
             masks = [_additive(self._sees(part, window), shared_by, query.dtype) for part in self._ranges]
             self._masks[shared_by, query.dtype, window] = masks
         rows = query[0].unflatten(0, (key.shape[1], shared_by)).transpose(1, 2)
-        attended: Any = _Ranges.apply(rows, torch.stack((key[0], value[0])), self._ranges, masks, scale)
+        seen = torch.stack((key[0], value[0]))
+        if self._wanted is None:
+            attended: Any = _Ranges.apply(rows, seen, self._ranges, masks, scale)
+        else:
+            at = torch.from_numpy(self._wanted)
+            found: Any = _Ranges.apply(rows.index_select(1, at), seen, self._ranges, masks, scale)
+            attended = torch.zeros_like(rows).index_copy(1, at, found)
         return attended.permute(1, 0, 2, 3).flatten(1, 2)[None]
+
+    def only(self, wanted: np.ndarray) -> "RangeAttention":
+        """The same attention for the queries of `wanted` tokens, int64 [W], ascending; it returns 0 for all other tokens."""
+        found = copy(self)
+        found._wanted, found._masks = wanted, {}
+        found._ranges = [part for each in self._ranges if (part := each.only(wanted)).begin < part.end]
+        return found
 
     def _sees(self, part: _Range, window: int | None) -> np.ndarray:
         """bool [tokens of the range, keys]. Keys outside every window are computed and masked."""
         if window is None:
             return part.sees
-        distance = self._positions[part.begin : part.end, None] - self._positions[None, part.keys.numpy()]
+        distance = self._positions[part.tokens, None] - self._positions[None, part.keys.numpy()]
         return part.sees & (distance < window)
 
 
@@ -232,6 +267,7 @@ def _range(leaves: np.ndarray, begin: int, end: int) -> _Range:
     return _Range(
         begin=begin,
         end=end,
+        tokens=np.arange(begin, end),
         keys=torch.from_numpy(keys),
         sees=(keys[None, :] <= place) & (place < leaves[keys][None, :]),
     )

@@ -1,8 +1,11 @@
 """The forward of a packed micro-batch: hidden states at the positions that predict a branching token.
 
-Results equal those of the padded forward, except for rounding. `uncovered_reason` names the models that need the padded forward.
+Results equal those of the padded forward, except for rounding. In the last layer only these positions are computed, as far as the
+model's modules allow. `uncovered_reason` names the models that need the padded forward.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -70,14 +73,44 @@ def attention_for(micro: PackedMicroBatch, kind: str, device: torch.device) -> P
 def packed_hidden(causal: Any, micro: PackedMicroBatch, kind: str = "auto") -> Tensor:
     """Last hidden states [H, width] at `micro.hidden_at`; `causal` is the causal model inside the peft model."""
     device = causal.lm_head.weight.device
-    kind = attention_kinds(kind, device, causal)[0]
-    hidden = causal.model(
-        input_ids=to_device(micro.input_ids, device)[None],
-        position_ids=to_device(micro.positions, device)[None],
-        use_cache=False,
-        **packed_attention_arguments(causal.config, attention_for(micro, kind, device), device),
-    ).last_hidden_state
-    return hidden[0].index_select(0, to_device(micro.hidden_at, device))
+    attention = attention_for(micro, attention_kinds(kind, device, causal)[0], device)
+    in_last_layer = attention.only(micro.hidden_at) if isinstance(attention, RangeAttention) else None
+    at = to_device(micro.hidden_at, device)
+    with _last_products_at(causal, at, micro.tokens):
+        hidden = causal.model(
+            input_ids=to_device(micro.input_ids, device)[None],
+            position_ids=to_device(micro.positions, device)[None],
+            use_cache=False,
+            **packed_attention_arguments(causal.config, attention, device, in_last_layer),
+        ).last_hidden_state
+    return hidden[0].index_select(0, at)
+
+
+@contextmanager
+def _last_products_at(causal: Any, at: Tensor, tokens: int) -> Iterator[None]:
+    """Compute the feed-forward part of the last layer only for the tokens `at`, int64 [H]; it returns 0 for the others
+    of all `tokens`.
+
+    With recomputed activations nothing changes, because the last layer runs once more in the backward.
+    """
+    if causal.training and torch.is_grad_enabled():
+        yield
+        return
+    part = causal.model.layers[-1].mlp
+
+    def narrow(_: Any, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (given[0].index_select(1, at), *given[1:])
+
+    def widen(_: Any, __: Any, found: Tensor) -> Tensor:
+        whole = found.new_zeros(found.shape[0], tokens, found.shape[2])
+        return whole.index_copy(1, at, found)
+
+    before, after = part.register_forward_pre_hook(narrow), part.register_forward_hook(widen)
+    try:
+        yield
+    finally:
+        before.remove()
+        after.remove()
 
 
 def legal_logits(head: torch.nn.Linear, hidden: Tensor, micro: PackedMicroBatch) -> Tensor:

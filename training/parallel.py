@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from storage.gather import Batch
+from storage.lesson_shelf import LessonBatch
 from training.objective import Objective
 
 
@@ -102,10 +103,15 @@ class UpdateWork:
     """As in `Updater.accumulate`."""
     objective: Objective
     """The loss, with its constants of the whole update."""
+    lessons: LessonBatch | None = None
+    """The lessons of the step; None: it has none."""
+    taught: Sequence[int] = ()
+    """All rows of `lessons` of the update."""
 
 
-Gradient = Callable[[UpdateWork, Sequence[int]], Any]
-"""Computes the gradient of some rows of an update into the parameters; its result is sent to the leader."""
+Gradient = Callable[[UpdateWork, Sequence[int], Sequence[int]], Any]
+"""Computes the gradient of some rows and some rows of the lessons of an update into the parameters; its result is sent to the
+leader."""
 
 
 def lead(peers: Peers, work: UpdateWork, parameters: Sequence[Parameter], gradient: Gradient) -> list[Any]:
@@ -126,7 +132,8 @@ def follow(peers: Peers, parameters: Sequence[Parameter], gradient: Gradient) ->
 
 def _take_part(peers: Peers, work: UpdateWork, parameters: Sequence[Parameter], gradient: Gradient) -> list[Any]:
     peers.broadcast_weights(parameters)
-    found = gradient(work, split_rows(work.batch, work.rows, peers.size)[peers.rank])
+    taught = [] if work.lessons is None else split_rows(work.lessons.batch, work.taught, peers.size)[peers.rank]
+    found = gradient(work, split_rows(work.batch, work.rows, peers.size)[peers.rank], taught)
     peers.add_gradients(parameters)
     return peers.gather(found)
 

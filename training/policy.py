@@ -121,12 +121,13 @@ class Policy:
         self.model.train()
 
     def compile_blocks(self) -> None:
-        """Compile the blocks for inputs of any length; attention is not compiled, because it has kernels of its own."""
+        """Compile the blocks for inputs of any length; attention is not compiled, because it has kernels of its own, nor the last
+        block, which computes only some tokens."""
         causal: Any = self.model.base_model.model
         use_packed_attention(causal.config)
         # Graphs differ by layout, by gradient on or off, and for the first block: more than torch's default limit.
         torch._dynamo.config.recompile_limit = max(32, torch._dynamo.config.recompile_limit)
-        for block in causal.model.layers:
+        for block in causal.model.layers[:-1]:
             block.compile(dynamic=True)
 
     def uncovered_reason(self) -> str | None:

@@ -13,9 +13,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from storage.lesson_shelf import LessonQuery
 from storage.retention import RetentionSettings
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
@@ -64,6 +66,8 @@ class TrainerProcess:
             "OMP_NUM_THREADS": str(threads),
             "MKL_NUM_THREADS": str(threads),
             "TOKENIZERS_PARALLELISM": "false",
+            # oneDNN keeps a kernel for each matrix shape, and each micro-batch has another length.
+            "ONEDNN_PRIMITIVE_CACHE_CAPACITY": os.environ.get("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128"),
         }
         if cards:
             environment[VARIABLE] = ",".join(card.visible for card in cards)
@@ -129,9 +133,14 @@ class TrainerProcess:
         """See `Trainer.measure_mismatch`; returns metrics."""
         return self._ask({"op": "mismatch"})["metrics"]
 
-    def step(self, step: int, start_groups: int) -> TrainedStep:
+    def lessons_left(self, query: LessonQuery) -> int:
+        """See `Trainer.lessons_left`."""
+        return int(self._ask({"op": "lessons_left", "lessons": asdict(query)})["left"])
+
+    def step(self, step: int, start_groups: int, lessons: LessonQuery | None = None) -> TrainedStep:
         """See `Trainer.step`."""
-        return TrainedStep.from_json(self._ask({"op": "step", "step": step, "start_groups": start_groups}))
+        message = {"op": "step", "step": step, "start_groups": start_groups, "lessons": lessons and asdict(lessons)}
+        return TrainedStep.from_json(self._ask(message))
 
     def close(self) -> None:
         """Close the socket, which ends the child, and wait; kill the child if it does not end within seconds.

@@ -17,7 +17,7 @@ def recipe_hash(settings: TinyModelSettings, prompts: PromptSettings = DEFAULT_P
     """Hash of the model's settings and of a sample prompt: 12 hex digits."""
     board = Board.start()
     legal = board.legal_orders()["FRANCE"]
-    sample = rules_text(prompts) + board_text(board) + power_text(legal, board, prompts)
+    sample = rules_text(prompts) + board_text(board, legal.power, prompts) + power_text(legal, board, prompts)
     return hashlib.sha256(f"{RECIPE_VERSION}|{settings.model_dump_json()}|{sample}".encode()).hexdigest()[:12]
 
 

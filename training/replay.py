@@ -20,6 +20,7 @@ from storage.adapters import ADAPTER_FILES, read_adapter
 from storage.arrow_files import metadata_of
 from storage.index import Index
 from storage.ledger import ledger_path, read_ledger, recorded_steps
+from storage.lessons import recorded_lessons
 from storage.lineages import lineage_at, lineage_path, read_lineage
 from storage.outcome import Outcome, UpdateOutcome, read_outcome
 from storage.runs import RunPaths
@@ -178,7 +179,7 @@ class _Replayer:
             name = fork.parent
 
     def _copy_ledger(self, step: int) -> None:
-        """Copy the ledger of `step`, and link the shards that it names."""
+        """Copy the ledger of `step`, and link the shards and lessons that it names."""
         rows = read_ledger(self._paths, self._lineage, step)
         if rows is None:
             raise InputError(f"the ledger of step {step} is gone from '{self._paths.ledger}': restore it from a copy")
@@ -191,6 +192,13 @@ class _Replayer:
             for file in (shard, *shard.parent.glob(f"{shard.stem}.*.plies.arrow")):
                 if not (link.parent / file.name).is_symlink():
                     (link.parent / file.name).symlink_to(file.resolve())
+        for name in dict.fromkeys(lesson.shard for lesson in recorded_lessons(rows)):
+            file, link = self._paths.lessons / name, self._scratch.lessons / name
+            if not file.is_file():
+                raise InputError(f"the lessons '{file}', which step {step} trained on, are gone: restore them from a copy")
+            link.parent.mkdir(parents=True, exist_ok=True)
+            if not link.is_symlink():
+                link.symlink_to(file.resolve())
 
     def _returns_differ(self, steps: range) -> Difference | None:
         """The first row whose recorded return differs from the return computed from its stored reward components."""

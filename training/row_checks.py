@@ -1,6 +1,6 @@
-"""Finds faulty rows before the forward. A faulty row and its whole advantage group are not trained on.
+"""Finds faulty rows before the forward. A faulty row and its whole advantage group, or its whole lesson, are not trained on.
 
-Without one of its members, a group would compare the others with a wrong mean.
+Without one of its members, a group would compare the others with a wrong mean, and a teacher's probabilities would not add up.
 """
 
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ import numpy as np
 
 from decoding.open_set import excluded_ids
 from storage.gather import Batch
+from storage.lesson_shelf import LessonBatch
 from training.branching import ranges
 
 _ABOVE_ZERO = 1e-3
@@ -56,6 +57,15 @@ def find_trainable_rows(batch: Batch, limits: RowLimits) -> tuple[np.ndarray, li
     grouped = batch.advantage_groups >= 0
     out |= grouped & np.isin(batch.advantage_groups, batch.advantage_groups[out & grouped])
     return np.flatnonzero(~out), refused
+
+
+def find_trainable_lessons(lessons: LessonBatch, limits: RowLimits) -> tuple[LessonBatch, list[str]]:
+    """The lessons without a faulty row, and one sentence for each faulty row."""
+    kept, refused = find_trainable_rows(lessons.batch, limits)
+    sentences = [f"lesson {row.decision_id} is not trained on: {row.why}" for row in refused]
+    if not refused:
+        return lessons, sentences
+    return LessonBatch(batch=select_rows(lessons.batch, kept), weights=lessons.weights[kept]), sentences
 
 
 def _faults(batch: Batch, limits: RowLimits) -> list[tuple[np.ndarray, str]]:

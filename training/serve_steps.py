@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from storage.lesson_shelf import LessonQuery
 from storage.retention import RetentionSettings
 from storage.runs import RunPaths, held
 from storage.settings import StorageSettings
@@ -96,7 +97,11 @@ def _answer(trainer: Trainer, message: dict[str, Any]) -> dict[str, Any]:
         return asdict(trainer.totals())
     if message["op"] == "fresh_rows":
         return {"rows": trainer.fresh_rows()}
-    return trainer.step(message["step"], message["start_groups"]).to_json()
+    lessons = LessonQuery(**message["lessons"]) if message["lessons"] else None
+    if message["op"] == "lessons_left":
+        assert lessons is not None, "a round must be named"
+        return {"left": trainer.lessons_left(lessons)}
+    return trainer.step(message["step"], message["start_groups"], lessons).to_json()
 
 
 if __name__ == "__main__":

@@ -96,6 +96,8 @@ class TrainingSettings(BaseModel):
     """Target divergence of kl_control adaptive, nats per branching token."""
     legal_mass_weight: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the mean of -log(legal mass) over the probed tokens; it keeps the unmasked model on legal orders; 0: off."""
+    distil_weight: Annotated[float, Field(gt=0)] = 1.0
+    """Weight of the distillation loss in steps that train on lessons."""
     layout: Literal["packed", "padded"] = "packed"
     """Layout of a forward: packed computes shared prompt prefixes once; padded is slower, and is used if packed does not fit."""
     micro_batch_rows: Annotated[int, Field(ge=1)] = 32
@@ -105,7 +107,8 @@ class TrainingSettings(BaseModel):
     recompute: bool = False
     """Recompute activations in the backward instead of keeping them: a third more work, and far less memory."""
     compile: bool = False
-    """Compile the model's blocks with torch.compile; on a CPU the first step then takes half a minute and little is gained."""
+    """Compile the model's blocks, except the last, with torch.compile; on a CPU the first step then takes half a minute and
+    little is gained."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of the frozen base; the adapter is always float32."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

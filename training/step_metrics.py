@@ -9,7 +9,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from storage.gather import Batch
+from storage.lesson_shelf import LessonBatch
 from storage.outcome import UpdateOutcome
+from training.branching import branching_counts
 
 MISMATCH_ALARM = 0.05
 """Largest plausible mean |log ratio| at lag 0, nats. Above it, mask, temperature, ids or weights of trainer and engine differ."""
@@ -68,6 +70,8 @@ class Update:
     """Tokens that its forwards computed, without padding."""
     kl_weight: float
     """Weight of the KL divergence."""
+    distil: float = 0.0
+    """Its distillation loss before `training.distil_weight`, nats per branching token of the teacher; 0 without lessons."""
     plan_s: float
     """Seconds of planning its micro-batches."""
     forward_s: float
@@ -77,19 +81,30 @@ class Update:
 
 
 def update_metrics(updates: Sequence[Update]) -> dict[str, float]:
-    """Quantiles and shares over the branching tokens of all updates."""
+    """Figures of the updates, and quantiles and shares over the branching tokens of their rollouts."""
     if not updates:
         return {"train/skipped": 1.0, "train/branching_tokens": 0.0}
     seen = Gauges.join([update.gauges for update in updates])
+    figures = {
+        "train/loss": float(np.mean([update.outcome.loss for update in updates])),
+        "train/gradient_norm": float(np.max([update.outcome.gradient_norm for update in updates])),
+        "train/skipped": float(np.mean([update.skipped for update in updates])),
+        "train/branching_tokens": float(len(seen.batch_row)),
+        "train/unique_tokens": float(sum(update.unique_tokens for update in updates)),
+        "train/kl_weight": float(np.mean([update.kl_weight for update in updates])),
+        "train/plan_s": sum(update.plan_s for update in updates),
+        "train/forward_s": sum(update.forward_s for update in updates),
+        "train/backward_s": sum(update.backward_s for update in updates),
+    }
+    return figures | _token_metrics(seen) if len(seen.batch_row) else figures
+
+
+def _token_metrics(seen: Gauges) -> dict[str, float]:
+    """Quantiles and shares over branching tokens."""
     ratio = np.exp(seen.log_ratio.astype(np.float64))
     off = np.abs(ratio - 1)
     masked = seen.clipped_low | seen.clipped_high | seen.left_out
     return {
-        "train/loss": float(np.mean([update.outcome.loss for update in updates])),
-        "train/gradient_norm": float(np.max([update.outcome.gradient_norm for update in updates])),
-        "train/skipped": float(np.mean([update.skipped for update in updates])),
-        "train/branching_tokens": float(ratio.size),
-        "train/unique_tokens": float(sum(update.unique_tokens for update in updates)),
         "train/ratio_off_p50": float(np.quantile(off, 0.5)),
         "train/ratio_off_p99": float(np.quantile(off, 0.99)),
         "train/ratio_off_max": float(off.max()),
@@ -99,10 +114,6 @@ def update_metrics(updates: Sequence[Update]) -> dict[str, float]:
         "train/masked_share": float(masked.mean()),
         "train/effective_sample_share": effective_share(np.where(seen.left_out, 0.0, ratio)),
         "train/entropy": float(seen.entropy.mean(dtype=np.float64)),
-        "train/kl_weight": float(np.mean([update.kl_weight for update in updates])),
-        "train/plan_s": sum(update.plan_s for update in updates),
-        "train/forward_s": sum(update.forward_s for update in updates),
-        "train/backward_s": sum(update.backward_s for update in updates),
         **_quantiles("entropy", seen.entropy, p10=0.1, p50=0.5),
         **_quantiles("legal_mass", seen.legal_mass, p10=0.1, p50=0.5),
         **_quantiles("kl", seen.kl, p50=0.5, p99=0.99),
@@ -137,6 +148,21 @@ def _quantiles(name: str, values: np.ndarray, **which: float) -> dict[str, float
     """Quantiles of the finite values, as metrics; empty if there are none."""
     known = values[np.isfinite(values)].astype(np.float64)
     return {f"train/{name}_{suffix}": float(np.quantile(known, q)) for suffix, q in which.items()} if len(known) else {}
+
+
+def lesson_metrics(updates: Sequence[Update], lessons: LessonBatch | None) -> dict[str, float]:
+    """Figures of the step's lessons; empty if it has none."""
+    if lessons is None or not updates:
+        return {}
+    batch = lessons.batch
+    distil = [update.distil for update in updates if update.distil]  # an update of the step may have no lesson
+    entropy = -float((lessons.weights * np.log(lessons.weights)).sum())
+    tokens = float(branching_counts(batch, np.arange(len(lessons.weights))) @ lessons.weights)
+    return {
+        "train/lessons": float(len(np.unique(batch.advantage_groups))),
+        "train/distil_loss": float(np.mean(distil)) if distil else 0.0,
+        "train/teacher_entropy": entropy / max(tokens, 1.0),
+    }
 
 
 def lag_zero_metrics(updates: Sequence[Update], batch: Batch, version: int) -> dict[str, float]:

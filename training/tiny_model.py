@@ -12,29 +12,30 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3ForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from decoding.codec import Codec
 from decoding.legal_table import TableBuilder
 from decoding.thinking import Thinking, thinking_of
-from game.board import Board
+from game.board import POWERS, Board
 from game.notation import answer_lines
 from game.players import player
 from game.prompt_settings import DEFAULT_PROMPTS, PromptSettings
 from game.prompts import ANSWER_CUE, THOUGHT_CUE, board_text, power_text, rules_text
 from training.recipe import longest_sequence, recipe_hash
 from training.settings import TinyModelSettings
+from training.small_model import fitting_thought, new_model, save_tokenizer, wanted_centres
 
-_EOS = "<|end|>"
 _LAST_YEAR = 1907
+_DECISIONS_A_ROW = 3
+"""Decisions at most of a row of imitation, if each has a board of its own."""
 
 OnProgress = Callable[[str, int, int], None]
 """Called with the stage, steps done and total steps."""
@@ -42,10 +43,10 @@ OnProgress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Position:
-    """One position of a teacher's game, with the teacher's orders for each power."""
+    """One position of a teacher's game, with the teacher's orders for its powers, or for some of them."""
 
-    shared: tuple[str, str]
-    """Rules and board: the prompt prefix of all powers."""
+    shared: tuple[str, ...]
+    """The prompt prefix of all powers: the rules, and the board if it is the same for all."""
     decisions: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...]
     """Per power: the rest of its prompt, the words of its thought, and the lines of the teacher's orders."""
 
@@ -80,93 +81,55 @@ def _make(folder: Path, settings: TinyModelSettings, prompts: PromptSettings, re
     for number in range(settings.source_games):
         positions.extend(_teacher_game(settings, prompts, number))
         report("scripted games", number + 1, settings.source_games)
-    _save_tokenizer(positions, settings, folder, "\n" + ANSWER_CUE if prompts.thinking_tokens else "")
-    model = _new_model(settings, prompts, folder)
+    save_tokenizer(_texts(positions, "\n" + ANSWER_CUE if prompts.thinking_tokens else ""), settings.vocabulary, folder)
+    longest = longest_sequence(prompts)
+    model = new_model(folder, hidden=settings.hidden, layers=settings.layers, longest=longest, seed=settings.seed)
     model.config.save_pretrained(folder)
     codec = Codec(folder)
     losses = _imitate(model, positions, settings, codec, thinking_of(codec, prompts.thinking_tokens), report)
     disable_progress_bar()  # `report` shows the progress
     model.save_pretrained(folder)
-    recipe = {"settings": settings.model_dump(), "parameters": model.num_parameters(), "loss": losses}
-    if prompts != DEFAULT_PROMPTS:
-        recipe["prompts"] = prompts.model_dump()
+    recipe = {
+        "settings": settings.model_dump(),
+        "prompts": prompts.model_dump(),
+        "parameters": model.num_parameters(),
+        "loss": losses,
+    }
     (folder / "recipe.json").write_text(json.dumps(recipe, indent=1))
 
 
 def _teacher_game(settings: TinyModelSettings, prompts: PromptSettings, number: int) -> Iterator[_Position]:
     """Positions of one game in which the teacher plays every power; forced order sets are left out."""
     teacher = player(settings.teacher)
-    rng = random.Random(f"imitation-{settings.seed}-{number}")
+    rng, cue = random.Random(f"imitation-{settings.seed}-{number}"), THOUGHT_CUE if prompts.thinking_tokens else ANSWER_CUE
     board = Board.start()
+    in_place = prompts.own_line == "in_place"
+    most = len(POWERS) if in_place else _DECISIONS_A_ROW
     while not board.is_over and board.year <= _LAST_YEAR:
         legal = board.legal_orders()
         orders = {power: teacher(choice, rng, board) for power, choice in legal.items()}
         open_choices = [power for power, choice in legal.items() if not choice.is_forced]
-        if open_choices:
+        # A board of its own makes a decision three to four times as long, so a row then holds fewer of them.
+        for first in range(0, len(open_choices), most):
             yield _Position(
-                shared=(rules_text(prompts), board_text(board)),
+                shared=(rules_text(prompts), *([board_text(board, "", prompts)] if in_place else [])),
                 decisions=tuple(
                     (
-                        power_text(legal[power], board, prompts, THOUGHT_CUE if prompts.thinking_tokens else ANSWER_CUE),
-                        _wanted_centres(board, power, orders[power]) if prompts.thinking_tokens else (),
+                        ("" if in_place else board_text(board, power, prompts)) + power_text(legal[power], board, prompts, cue),
+                        wanted_centres(board, power, orders[power]) if prompts.thinking_tokens else (),
                         tuple(answer_lines(orders[power], legal[power], prompts.order_notation)),
                     )
-                    for power in open_choices
+                    for power in open_choices[first : first + most]
                 ),
             )
         board.step(orders)
 
 
-def _wanted_centres(board: Board, power: str, orders: Sequence[str]) -> tuple[str, ...]:
-    """The supply centres, not its own, that the orders of a power move or retreat to."""
-    centres = board.centres()
-    foreign = {*board.free_centres(), *(centre for own in centres.values() for centre in own)} - {*centres[power]}
-    goals = [words[3][:3] for order in orders if (words := order.split(" "))[2:3] in (["-"], ["R"])]
-    return tuple(goal for goal in goals if goal in foreign)
-
-
-def _save_tokenizer(positions: list[_Position], settings: TinyModelSettings, folder: Path, after_thought: str) -> None:
-    tokenizer = Tokenizer(models.BPE())
-    # A line break is a token of its own, so that the order separator is one token; a word's token includes its leading space.
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split("\n", "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=settings.vocabulary,
-        special_tokens=[_EOS],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    texts = (
-        "".join(position.shared)
-        + "".join(rest + " ".join(words) + after_thought + "\n".join(lines) for rest, words, lines in position.decisions)
-        for position in positions
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=_EOS, pad_token=_EOS).save_pretrained(str(folder))
-
-
-def _new_model(settings: TinyModelSettings, prompts: PromptSettings, folder: Path) -> Qwen3ForCausalLM:
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    eos = tokenizer.token_to_id(_EOS)
-    torch.manual_seed(settings.seed)
-    config = Qwen3Config(
-        vocab_size=tokenizer.get_vocab_size(),
-        hidden_size=settings.hidden,
-        intermediate_size=3 * settings.hidden,
-        num_hidden_layers=settings.layers,
-        num_attention_heads=settings.hidden // 32,
-        num_key_value_heads=max(1, settings.hidden // 64),
-        head_dim=32,
-        max_position_embeddings=longest_sequence(prompts),
-        tie_word_embeddings=True,
-        eos_token_id=eos,
-        bos_token_id=None,
-        pad_token_id=eos,
-        dtype="float32",
-    )
-    return Qwen3ForCausalLM(config)
+def _texts(positions: list[_Position], after_thought: str) -> Iterator[str]:
+    """The text of each position with its answers, for the tokenizer."""
+    for position in positions:
+        answers = (rest + " ".join(words) + after_thought + "\n".join(lines) for rest, words, lines in position.decisions)
+        yield "".join(position.shared) + "".join(answers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,13 +151,13 @@ def _imitate(
     """Train the model on prompts and orders; returns the loss, nats per token, every 20 steps.
 
     The loss is over the whole vocabulary, so that legal tokens get probability mass, and over prompts too: the list of a power's
-    own units repeats part of the board, so the model learns to read the board.
+    own units repeats part of the board if its own line is in place, so the model learns to read the board.
     """
     spell_lines = TableBuilder(codec).spell_lines
 
     def spell(words: tuple[str, ...], lines: tuple[str, ...]) -> list[int]:
         orders = spell_lines(lines)
-        return orders if thinking is None else thinking.enclose(_fitting(words, codec, thinking), orders)
+        return orders if thinking is None else thinking.enclose(fitting_thought(words, codec, thinking), orders)
 
     rows = [
         SharedRow(
@@ -221,15 +184,6 @@ def _imitate(
             losses.append(round(float(loss.detach()), 4))
         report("imitation", step + 1, total)
     return losses
-
-
-def _fitting(words: Sequence[str], codec: Codec, thinking: Thinking) -> Sequence[int]:
-    """Ids of as many of the words as leave room in the thought for its end mark, which the model must learn to write."""
-    for count in range(len(words), 0, -1):
-        ids = codec.encode_order(" ".join(words[:count]))
-        if len(ids) < thinking.rule.budget:
-            return ids
-    return ()
 
 
 def language_loss(model: Qwen3ForCausalLM, rows: list[SharedRow]) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""One GRPO step: choose rows, write the ledger, compute the updates, save a checkpoint, publish the adapter.
+"""One step: choose rows and lessons, write the ledger, compute the updates, save a checkpoint, publish the adapter.
 
 The ledger is written before the forward, the checkpoint before publishing, and the adapter is published from the checkpoint. So a
 trainer that was killed at any time resumes from the newest whole checkpoint: a step that has a ledger is repeated on the rows
@@ -7,7 +7,7 @@ that the ledger names, and a version that was not published yet is published. Th
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pyarrow as pa
@@ -19,6 +19,8 @@ from storage.choose_batch import Choice, batch_query, choose_batch
 from storage.gather import Batch
 from storage.index import Index
 from storage.ledger import read_ledger, recorded_steps, write_ledger
+from storage.lesson_shelf import LessonBatch, LessonQuery, LessonShelf
+from storage.lessons import LessonRef, ledger_entry, recorded_lessons
 from storage.lineages import lineage_at
 from storage.mapped import ShardDamaged
 from storage.outcome import Outcome, UpdateOutcome, write_outcome
@@ -36,11 +38,19 @@ from training.mismatch import Mismatch, check_mismatch, measure_mismatch
 from training.not_finite import write_skipped_rows
 from training.parallel import Peers
 from training.policy import Policy
-from training.row_checks import find_trainable_rows, select_rows
+from training.row_checks import find_trainable_lessons, find_trainable_rows, select_rows
 from training.schedule import rate_at, set_rate
 from training.settings import MISMATCH_ROWS, TrainingSettings
 from training.settings_hash import settings_hash
-from training.step_metrics import Update, lag_zero_metrics, mismatch_warning, rate_metrics, selection_metrics, update_metrics
+from training.step_metrics import (
+    Update,
+    lag_zero_metrics,
+    lesson_metrics,
+    mismatch_warning,
+    rate_metrics,
+    selection_metrics,
+    update_metrics,
+)
 from training.update import Updater
 
 logger = logging.getLogger("entente.trainer")
@@ -95,6 +105,7 @@ class Trainer:
         self.set_aside: list[str] = []
         state = self._restore(lineage)
         self.lineage = lineage or choose_lineage(paths, state, self._settings_hash, storage, fork)
+        self._shelf = LessonShelf(paths, self.lineage, training.seed)
         if state is not None:
             self.published = self._publish(state)
         self._to_repeat = [step for step in recorded_steps(paths, self.lineage) if step > self.step_done]
@@ -158,8 +169,13 @@ class Trainer:
         check_mismatch(found, self.step_done, self._settings)
         return found
 
-    def step(self, step: int, start_groups: int) -> TrainedStep:
-        """Train step `step` on rows of at most `start_groups` start groups, and publish policy version `step`.
+    def lessons_left(self, query: LessonQuery) -> int:
+        """How many uses the lessons of a round still have. Those of steps to be repeated are spent."""
+        return self._shelf.left(query)
+
+    def step(self, step: int, start_groups: int, lessons: LessonQuery | None = None) -> TrainedStep:
+        """Train step `step` on rows of at most `start_groups` start groups and on `lessons`, and publish policy version `step`.
+        A step to be repeated takes rows and lessons from its ledger alone.
 
         Raises:
             TrainingError: the step is not the next one, another trainer holds it, or three updates in a row were not finite.
@@ -170,24 +186,27 @@ class Trainer:
         began = time.perf_counter()
         if step in self._to_repeat:
             rows, counts, drawn = self._read_ledger(step), {}, {}
-            batch = self._gather_recorded(step, rows)
+            batch, taught = self._gather_recorded(step, rows)
         else:
             choice, batch = self._choose_and_gather(step, start_groups)
+            chosen, taught = self._choose_lessons(step, lessons)
             rows, counts, drawn = choice.selection.rows, choice.selection.counts, choice.metrics()
-            self._record(step, choice)
+            self._record(step, choice, chosen)
             self._index.look_ahead(replace(choice.selection.query, step=step + 1, policy_version=step))
         selected = time.perf_counter()
         batch, powers, refused = self._drop_faulty_rows(batch, rows)
+        taught, refused_lessons = self._drop_faulty_lessons(taught)
         try:
-            updates = list(self._updates(step, batch, powers))
+            updates = list(self._updates(step, batch, powers, taught))
         finally:
             for found in self._updater.skipped:
                 file = write_skipped_rows(self._paths, self.lineage, step, found, rows)
                 logger.warning("an update of step %d was not finite and is skipped; its rows are named in %s", step, file)
         updated = time.perf_counter()
         metrics = update_metrics(updates) | lag_zero_metrics(updates, batch, self.step_done)
-        metrics |= drawn | selection_metrics(rows, counts, batch) | {"train/refused_shards": float(len(self._index.refused))}
-        metrics |= {"train/refused_rows": float(refused), "train/packed": float(self._updater.layout.packed)}
+        metrics |= drawn | selection_metrics(rows, counts, batch) | lesson_metrics(updates, taught)
+        metrics |= {"train/refused_shards": float(len(self._index.refused) + len(self._shelf.refused))}
+        metrics |= {"train/refused_rows": float(refused + refused_lessons), "train/packed": float(self._updater.layout.packed)}
         metrics |= {"train/select_s": selected - began, "train/update_s": updated - selected}
         metrics |= {"train/learning_rate": rate_at(step, self._settings)}
         metrics |= rate_metrics(metrics) | self._policy.memory_metrics()
@@ -209,8 +228,9 @@ class Trainer:
         No file is written. Afterwards the policy is not a version of the run.
         """
         rows = self._read_ledger(step)
-        batch, powers, _ = self._drop_faulty_rows(self._gather_recorded(step, rows), rows)
-        update = next(self._updates(step, batch, powers), None)
+        recorded, taught = self._gather_recorded(step, rows)
+        batch, powers, _ = self._drop_faulty_rows(recorded, rows)
+        update = next(self._updates(step, batch, powers, self._drop_faulty_lessons(taught)[0]), None)
         return None if update is None else update.outcome
 
     def _drop_faulty_rows(self, batch: Batch, rows: pa.Table) -> tuple[Batch, list[str], int]:
@@ -223,13 +243,22 @@ class Trainer:
             return batch, powers, 0
         return select_rows(batch, kept), [powers[row] for row in kept], len(refused)
 
-    def _updates(self, step: int, batch: Batch, powers: list[str]) -> Iterator[Update]:
+    def _drop_faulty_lessons(self, taught: LessonBatch | None) -> tuple[LessonBatch | None, int]:
+        """The lessons without a faulty row, and the number of faulty rows."""
+        if taught is None:
+            return None, 0
+        kept, sentences = find_trainable_lessons(taught, self._policy.row_limits)
+        for sentence in sentences:
+            logger.warning("%s", sentence)
+        return kept, len(sentences)
+
+    def _updates(self, step: int, batch: Batch, powers: list[str], taught: LessonBatch | None) -> Iterator[Update]:
         """Compute the step's updates at the step's learning rate."""
         if self._settings.simulated_step_s:
             time.sleep(self._settings.simulated_step_s)
             return iter(())
         set_rate(self._updater.optimiser, rate_at(step, self._settings))
-        return self._updater.updates(batch, powers)
+        return self._updater.updates(batch, powers, taught)
 
     def _choose_and_gather(self, step: int, start_groups: int) -> tuple[Choice, Batch]:
         """Choose rows and gather them. This is done before the ledger is written, so that a ledger never names a damaged row.
@@ -257,19 +286,32 @@ class Trainer:
             logger.warning("%s", choice.shortage)
         return choice
 
-    def _record(self, step: int, choice: Choice) -> None:
+    def _choose_lessons(self, step: int, query: LessonQuery | None) -> tuple[list[LessonRef], LessonBatch | None]:
+        """Choose lessons and gather them, like rows. A damaged file is set aside, and lessons are chosen again without it."""
+        while query is not None:
+            chosen = self._shelf.choose(query)
+            try:
+                return chosen, self._shelf.gather(chosen) if chosen else None
+            except ShardDamaged as error:
+                logger.warning("step %d chooses lessons again: %s", step, error)
+        return [], None
+
+    def _record(self, step: int, choice: Choice, lessons: Sequence[LessonRef]) -> None:
         """Write the step's ledger. If it exists already, another trainer works on the run.
 
         Raises:
             TrainingError: the ledger exists.
         """
         about = {"policy_version": str(self.step_done), "settings_hash": self._settings_hash}
+        about |= ledger_entry(lessons)
         about |= {"selection": choice.selection.query.to_json(), "shortage": choice.shortage, "seen": choice.selection.seen}
         if not write_ledger(self._paths, self.lineage, step, choice.selection.rows, about | selection_rule()):
             raise TrainingError(
                 f"another trainer already holds step {step} of '{self._paths.root.name}': "
                 "two trainers cannot share a run; stop one"
             )
+        if lessons:
+            self._shelf.count(lessons)
 
     def _read_ledger(self, step: int) -> pa.Table:
         """The rows that the step's ledger names.
@@ -282,9 +324,11 @@ class Trainer:
             raise DataError(f"the ledger of step {step} is gone from '{self._paths.ledger}': restore it from a copy")
         return rows
 
-    def _gather_recorded(self, step: int, rows: pa.Table) -> Batch:
+    def _gather_recorded(self, step: int, rows: pa.Table) -> tuple[Batch, LessonBatch | None]:
+        """The rows and lessons that a step's ledger names."""
+        lessons = recorded_lessons(rows)
         try:
-            return self._index.gather(rows)
+            return self._index.gather(rows), self._shelf.gather(lessons) if lessons else None
         except DataError as error:
             raise DataError(f"step {step} cannot be repeated on the rows of its ledger: {error}") from error
 

@@ -12,22 +12,35 @@ import numpy as np
 import torch
 
 from storage.gather import Batch
+from storage.lesson_shelf import LessonBatch
 from storage.outcome import UpdateOutcome
 from telemetry.errors import TrainingError
 from training.advantages import MovingMeans, advantages_of
-from training.branching import BranchingTokens, branching_decisions, branching_tokens, probed_tokens, thought_tokens
-from training.layout import Cut, Layout
+from training.branching import (
+    BranchingTokens,
+    branching_counts,
+    branching_decisions,
+    branching_tokens,
+    probed_tokens,
+    thought_tokens,
+)
+from training.layout import NO_ROWS, Cut, Layout
 from training.losses.choose import policy_loss
 from training.losses.token_loss import DrawnTokens
 from training.masked_logprobs import MaskedLogprobs
 from training.not_finite import MAX_SKIPPED_UPDATES, SkippedUpdate
 from training.objective import Objective
+from training.padded_rows import PaddedRows
 from training.parallel import Peers, UpdateWork, lead
 from training.policy import Policy
 from training.reference_kl import KlState, kl_weight, update_kl_state
 from training.settings import TrainingSettings
 from training.step_metrics import Gauges, Update
 from training.token_budget import TokenBudget
+from training.trie_plan import PackedMicroBatch
+
+_Part = tuple[PackedMicroBatch | PaddedRows, LessonBatch | None]
+"""A micro-batch, and the lessons that it is of; None: it is of rollouts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +57,8 @@ class Accumulated:
     """As in `Cut`."""
     kl_weight: float
     """Weight of the KL divergence."""
+    distil: float = 0.0
+    """The part of the loss that lessons have; 0 without lessons."""
     plan_s: float
     """Seconds of planning the micro-batches."""
     forward_s: float
@@ -60,6 +75,7 @@ class Accumulated:
             raw_tokens=sum(part.raw_tokens for part in parts),
             unique_tokens=sum(part.unique_tokens for part in parts),
             kl_weight=parts[0].kl_weight,
+            distil=sum(part.distil for part in parts),
             plan_s=max(part.plan_s for part in parts),
             forward_s=max(part.forward_s for part in parts),
             backward_s=max(part.backward_s for part in parts),
@@ -98,12 +114,13 @@ class Updater:
         self.skipped: list[SkippedUpdate] = []
         self._peers = peers
 
-    def updates(self, batch: Batch, powers: Sequence[str] | None = None) -> Iterator[Update]:
-        """Compute the step's updates one by one, each on its share of the advantage groups. After the last one, `kl` and `moving`
-        are those of the next step.
+    def updates(self, batch: Batch, powers: Sequence[str] | None = None, lessons: LessonBatch | None = None) -> Iterator[Update]:
+        """Compute the step's updates one by one, each on its share of the advantage groups and lessons. After the last one, `kl`
+        and `moving` are those of the next step.
 
         Args:
             powers: [rows of the batch] the power of each decision; None: all decisions count as one power's.
+            lessons: the lessons of the step; None: it has none.
 
         Raises:
             TrainingError: three updates in a row were not finite.
@@ -112,15 +129,16 @@ class Updater:
         named = [""] * len(batch.returns) if powers is None else powers
         advantages, moved = advantages_of(batch.returns, batch.advantage_groups, named, self._settings, self.moving)
         shares = self._settings.updates_per_step
-        rows = [np.flatnonzero(batch.advantage_groups % shares == share).tolist() for share in range(shares)]
-        rows = [share for share in rows if branching_tokens(batch, share)]
-        anchors = self._anchors(batch, rows[1:]) if self._settings.importance_cap else None
+        cut = [(_share(batch, number, shares), _share(lessons and lessons.batch, number, shares)) for number in range(shares)]
+        cut = [(rows, taught) for rows, taught in cut if rows or taught]
+        anchors = self._anchors(batch, [rows for rows, _ in cut[1:] if rows]) if self._settings.importance_cap else None
         divergences = []
-        for number, share in enumerate(rows):
-            update = self.update(batch, share, advantages, anchors)
+        for number, (rows, taught) in enumerate(cut):
+            update = self.apply(self.accumulate(batch, rows, advantages, anchors, lessons, taught))
             if update.skipped:
-                named = batch.decision_ids[share].tolist()
-                self.skipped.append(SkippedUpdate(number=number, decision_ids=named, outcome=update.outcome))
+                named = batch.decision_ids[rows].tolist()
+                learned = [] if lessons is None else sorted({*lessons.batch.decision_ids[taught].tolist()})
+                self.skipped.append(SkippedUpdate(number=number, decision_ids=named, lesson_ids=learned, outcome=update.outcome))
             if self.skipped_in_a_row >= MAX_SKIPPED_UPDATES:
                 raise TrainingError(
                     f"loss or gradient was not finite in {MAX_SKIPPED_UPDATES} updates in a row: lower training.learning_rate, "
@@ -148,75 +166,91 @@ class Updater:
         """Micro-batches of `rows`, in the layout and budget of training."""
         return self.layout.cut(batch, rows, self.budget.tokens)
 
-    def update(self, batch: Batch, rows: Sequence[int], advantages: np.ndarray, anchors: np.ndarray | None = None) -> Update:
-        """Forward, backward and one optimiser step on `rows`.
-
-        Args:
-            advantages: float32 [rows of the batch].
-            anchors: as in `accumulate`.
-        """
-        return self.apply(self.accumulate(batch, rows, advantages, anchors))
-
     def accumulate(
-        self, batch: Batch, rows: Sequence[int], advantages: np.ndarray, anchors: np.ndarray | None = None
+        self,
+        batch: Batch,
+        rows: Sequence[int],
+        advantages: np.ndarray,
+        anchors: np.ndarray | None = None,
+        lessons: LessonBatch | None = None,
+        taught: Sequence[int] = (),
     ) -> Accumulated:
-        """Compute the gradient of `rows` into the parameters, replacing gradients from before.
+        """Compute the gradient of `rows` of the batch and rows `taught` of the lessons into the parameters, replacing gradients
+        from before.
 
         Args:
             advantages: float32 [rows of the batch].
             anchors: float32 [completion positions of the batch], log-probabilities of the policy in the ratio's denominator; NaN
                 means the current policy. None: the ratio is taken against the policies that drew the tokens.
         """
-
-        work = UpdateWork(batch=batch, rows=rows, advantages=advantages, anchors=anchors, objective=self._objective(batch, rows))
+        work = UpdateWork(
+            batch=batch,
+            rows=rows,
+            advantages=advantages,
+            anchors=anchors,
+            objective=self._objective(batch, rows, lessons, taught),
+            lessons=lessons,
+            taught=taught,
+        )
         if self._peers is None:
-            return self.gradient(work, rows)
+            return self.gradient(work, rows, taught)
         return Accumulated.join(lead(self._peers, work, self.policy.parameters(), self.gradient))
 
-    def gradient(self, work: UpdateWork, rows: Sequence[int]) -> Accumulated:
-        """Compute the gradient of some or all rows of an update into the parameters. Gradients are zeroed first."""
+    def gradient(self, work: UpdateWork, rows: Sequence[int], taught: Sequence[int] = ()) -> Accumulated:
+        """Compute the gradient of some or all rows of an update, and of its lessons, into the parameters. Gradients are zeroed
+        first. Micro-batches of lessons come last, so those of rollouts are the same with and without lessons."""
+
+        def cut_all() -> tuple[list[_Part], Cut, Cut]:
+            drawn = self.cut(work.batch, rows)
+            lessons = self.cut(work.lessons.batch, taught) if work.lessons is not None and len(taught) else NO_ROWS
+            parts: list[_Part] = [(micro, None) for micro in drawn.micro_batches]
+            return [*parts, *((micro, work.lessons) for micro in lessons.micro_batches)], drawn, lessons
 
         def one_micro_batch(_: int) -> int:
-            micro = self.cut(work.batch, rows).micro_batches[0]
-            self._forward_and_backward([micro], work)
-            return micro.tokens
+            part = max(cut_all()[0], key=lambda each: each[0].tokens)
+            self._forward_and_backward([part], work)
+            return part[0].tokens
 
         def all_micro_batches(_: int) -> Accumulated:
             self.optimiser.zero_grad(set_to_none=True)
             began = time.perf_counter()
-            cut = self.cut(work.batch, rows)
+            parts, drawn, lessons = cut_all()
             plan_s = time.perf_counter() - began
-            losses, gauges, forward_s, backward_s = self._forward_and_backward(cut.micro_batches, work)
+            losses, gauges, forward_s, backward_s = self._forward_and_backward(parts, work)
             return Accumulated(
                 losses=losses,
                 gauges=gauges,
-                raw_tokens=cut.raw_tokens,
-                unique_tokens=cut.unique_tokens,
+                raw_tokens=drawn.raw_tokens + lessons.raw_tokens,
+                unique_tokens=drawn.unique_tokens + lessons.unique_tokens,
                 kl_weight=work.objective.kl_weight,
+                distil=sum(losses[len(drawn.micro_batches) :]),
                 plan_s=plan_s,
                 forward_s=forward_s,
                 backward_s=backward_s,
             )
 
-        if self.layout.packed and branching_tokens(work.batch, rows):
+        learns = work.lessons is not None and branching_tokens(work.lessons.batch, taught)
+        if self.layout.packed and (learns or branching_tokens(work.batch, rows)):
             self.budget.calibrate(one_micro_batch)
         return self.budget.within_memory(all_micro_batches)
 
-    def _forward_and_backward(
-        self, micro_batches: Sequence[BranchingTokens], work: UpdateWork
-    ) -> tuple[list[float], Gauges, float, float]:
-        """Losses, gauges, and seconds of forwards and backwards; gradients are added to those in the parameters."""
+    def _forward_and_backward(self, parts: Sequence[_Part], work: UpdateWork) -> tuple[list[float], Gauges, float, float]:
+        """Losses, gauges of rollouts, and seconds of forwards and backwards; gradients are added to those in the parameters."""
         losses, gauges, forward_s, backward_s = [], [], 0.0, 0.0
-        for micro in micro_batches:
+        for micro, lessons in parts:
             if len(micro.batch_row) == 0:
                 losses.append(0.0)
                 continue
             began = time.perf_counter()
-            reference = self.policy.reference(micro) if work.objective.kl_weight else None
-            found = self.policy.masked_logprobs(micro, reference)
-            drawn = self._drawn(micro, found, work.advantages, work.anchors)
-            loss, seen = work.objective.add(drawn, found, micro.batch_row, micro.in_thought)
-            gauges.append(seen)
+            if lessons is not None:
+                weights = torch.from_numpy(lessons.weights[micro.batch_row]).to(self.policy.device)
+                loss = work.objective.distil(self.policy.masked_logprobs(micro), weights)
+            else:
+                reference = self.policy.reference(micro) if work.objective.kl_weight else None
+                found = self.policy.masked_logprobs(micro, reference)
+                drawn = self._drawn(micro, found, work.advantages, work.anchors)
+                loss, seen = work.objective.add(drawn, found, micro.batch_row, micro.in_thought)
+                gauges.append(seen)
             forwarded = time.perf_counter()
             loss.backward()
             losses.append(float(loss.detach()))
@@ -224,9 +258,10 @@ class Updater:
             backward_s += time.perf_counter() - forwarded
         return losses, Gauges.join(gauges), forward_s, backward_s
 
-    def _objective(self, batch: Batch, rows: Sequence[int]) -> Objective:
-        """The loss of an update on `rows`, with its constants."""
+    def _objective(self, batch: Batch, rows: Sequence[int], lessons: LessonBatch | None, taught: Sequence[int]) -> Objective:
+        """The loss of an update on `rows` and the rows `taught` of the lessons, with its constants."""
         tokens = branching_tokens(batch, rows)
+        of_teacher = 0.0 if lessons is None else float(branching_counts(lessons.batch, taught) @ lessons.weights[list(taught)])
         return Objective(
             settings=self._settings,
             kl_weight=kl_weight(self.kl, self._settings),
@@ -234,6 +269,7 @@ class Updater:
             thought_tokens=thought_tokens(batch, rows),
             decisions=branching_decisions(batch, rows),
             probed_tokens=probed_tokens(batch, rows),
+            teacher_tokens=of_teacher,
         )
 
     def _drawn(
@@ -268,7 +304,14 @@ class Updater:
             raw_tokens=accumulated.raw_tokens,
             unique_tokens=accumulated.unique_tokens,
             kl_weight=accumulated.kl_weight,
+            distil=accumulated.distil / self._settings.distil_weight,
             plan_s=accumulated.plan_s,
             forward_s=accumulated.forward_s,
             backward_s=accumulated.backward_s,
         )
+
+
+def _share(batch: Batch | None, number: int, shares: int) -> list[int]:
+    """Rows of the advantage groups, or lessons, that fall to update `number`; none if they have no branching token."""
+    rows = [] if batch is None else np.flatnonzero(batch.advantage_groups % shares == number).tolist()
+    return rows if batch is not None and branching_tokens(batch, rows) else []

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from inference.engine import Engine
+from inference.engine import Engine, EngineWithPrefixes
 from records.generation import GenerationRequest
 from tuning.figures import Pass
 
@@ -55,10 +55,8 @@ def listen(engine: Engine) -> Gaps:
 
 async def forget_prefixes(engine: Engine) -> None:
     """Empty the prefix cache, if the engine has one."""
-    from inference.vllm_engine import VllmEngine
-
-    if isinstance(engine, VllmEngine):
-        await engine._call("reset_prefix_cache")
+    if isinstance(engine, EngineWithPrefixes):
+        await engine.forget_prefixes()
 
 
 async def one_pass(

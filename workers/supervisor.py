@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from dataclasses import fields
 from typing import Any
 
-from inference.engine import Engine, EngineStats
+from inference.engine import Engine, EngineStats, EngineWithPrefixes
 from records.generation import Generation, GenerationRequest
 from records.policy_version import PolicyVersion
 from telemetry.errors import DataError, EngineError, EngineLostError
@@ -104,6 +104,12 @@ class EngineSupervisor:
         await self._current_engine()
         self._published.clear()
         await self._run_repair(self._rebuild(self._engine))
+
+    async def forget_prefixes(self) -> None:
+        """Empty the engine's prefix cache, if it has one and no requests are in flight."""
+        engine = await self._current_engine()
+        if isinstance(engine, EngineWithPrefixes):
+            await engine.forget_prefixes()
 
     async def stats(self) -> EngineStats:
         """Sums over all engines so far."""

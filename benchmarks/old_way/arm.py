@@ -103,7 +103,13 @@ class Arm:
         rollouts = self.setting.rollouts
         played = await asyncio.gather(
             *(
-                self.table.roll_out(start, seed=self.setting.seed, forks=rollouts.forks_per_group, years=rollouts.horizon_years)
+                self.table.roll_out(
+                    start,
+                    seed=self.setting.seed,
+                    forks=rollouts.forks_per_group,
+                    years=rollouts.horizon_years,
+                    settled_years=rollouts.settled_years,
+                )
                 for start in starts
             )
         )
@@ -140,4 +146,8 @@ def starts_of(setting: Setting, step: int) -> list[Start]:
     rollouts = setting.rollouts
     drawn = sample_start_positions(setting.positions, rollouts.start_groups, setting.seed, step, sampling="uniform")
     first = (step - 1) * rollouts.start_groups
-    return [Start(number=first + place, snapshot=snapshot, power=power) for place, (snapshot, power) in enumerate(drawn)]
+    one_power = rollouts.policy_powers == "one"
+    return [
+        Start(number=first + place, snapshot=snapshot, power=power if one_power else None)
+        for place, (snapshot, power) in enumerate(drawn)
+    ]

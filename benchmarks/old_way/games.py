@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from benchmarks.old_way.stages import StageClock
 from benchmarks.old_way.ways import Way
-from game.board import Board
+from game.board import POWERS, Board
 from game.settings import BoardPath
 from game.snapshot import Snapshot
 
@@ -26,8 +26,8 @@ class Start:
     number: int
     snapshot: Snapshot
     """The frozen position; in the old way only its id is used."""
-    power: str
-    """The power that the policy plays."""
+    power: str | None
+    """The power that the policy plays; None: all seven."""
 
 
 def path_of(way: Way) -> BoardPath:
@@ -58,10 +58,12 @@ def restored(way: Way, start: Start, clock: StageClock) -> Board:
         return Board.restore(start.snapshot, path_of(way))
 
 
-def power_of(board: Board, start: Start, clock: StageClock) -> str:
-    """The policy's power: that of the start group, or another one if it has no units after the warm-up."""
+def powers_of(board: Board, start: Start, clock: StageClock) -> tuple[str, ...]:
+    """The policy's powers: those of the start group, or another one if its only one has no units after the warm-up."""
+    if start.power is None:
+        return POWERS
     with clock("games"):
         able = sorted(board.legal_orders())
         if not able or (start.power in able and board.is_alive(start.power)):
-            return start.power
-        return able[start.number % len(able)]
+            return (start.power,)
+        return (able[start.number % len(able)],)

@@ -21,10 +21,12 @@ from decoding.codec import Codec
 from game.board import POWERS, Board
 from game.legal import LegalOrders
 from game.players import player
+from game.prompt_settings import DEFAULT_PROMPTS
 from telemetry.progress import reporter
 from training import tiny_model as tiny
-from training.recipe import recipe_hash
+from training.recipe import longest_sequence, recipe_hash
 from training.settings import TinyModelSettings
+from training.small_model import new_model, save_tokenizer
 
 HEAD = (
     "You play one power of Diplomacy without press. Give one order for each of your units, one per line, in full, such as "
@@ -85,8 +87,9 @@ def make_json_model(root: Path, settings: TinyModelSettings) -> Path:
 
 def _make(folder: Path, settings: TinyModelSettings) -> None:
     games = [position for number in range(settings.source_games) for position in _teacher_game(settings, number)]
-    tiny._save_tokenizer(games, settings, folder, after_thought="")
-    model = tiny._new_model(settings, tiny.DEFAULT_PROMPTS, folder)
+    save_tokenizer(tiny._texts(games, after_thought=""), settings.vocabulary, folder)
+    longest = longest_sequence(DEFAULT_PROMPTS)
+    model = new_model(folder, hidden=settings.hidden, layers=settings.layers, longest=longest, seed=settings.seed)
     model.config.save_pretrained(folder)
     codec = Codec(folder)
     losses = tiny._imitate(

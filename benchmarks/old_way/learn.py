@@ -2,7 +2,8 @@
 
 As the old system around `benchmarks.old_trainer`: advantages are standardised in their group, clipped at ten, and standardised
 again over the batch; a step has one update; gradients are clipped at ten; the rate is constant. Gradient checkpointing was
-switched on there without effect, so nothing is computed again here. Cheaper than the original: no top-100 entropy of every
+switched on there without effect, so nothing is computed again here. With `Way.no_reference` neither trainer has a divergence from
+the base in its loss; else both have, with the old weight. Cheaper than the original: no top-100 entropy of every
 position, ratios by token instead of sequence, no dropout.
 """
 
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from benchmarks.old_trainer import OldTrainer
+from benchmarks.old_trainer import KL_WEIGHT, OldTrainer
 from benchmarks.old_way.stages import StageClock
 from benchmarks.old_way.trajectories import read
 from benchmarks.old_way.ways import Way
@@ -47,8 +48,9 @@ class Learner:
         self._way, self._folder, self._clock, self._settings = way, folder, clock, settings
         self.policy = Policy(model, settings)
         self._tokenizer, self._eos = Tokenizer.from_file(str(model / "tokenizer.json")), eos_token_id(model)
-        self._updater = Updater(self.policy, settings)
-        self._trainer = OldTrainer(self.policy.model, recompute=False)
+        weight = 0.0 if way.no_reference else KL_WEIGHT
+        self._updater = Updater(self.policy, settings.model_copy(update={"kl_weight": weight, "kl_control": "fixed"}))
+        self._trainer = OldTrainer(self.policy.model, recompute=False, divergence=not way.no_reference)
 
     def learn(self, step: int) -> Learned:
         """Read the trajectories of `step`, train on them and write the new adapter."""

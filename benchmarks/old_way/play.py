@@ -2,18 +2,19 @@
 
 As the old system's synchronised forks: all forks of a rollout advance in lock-step, with the prompts of a phase in one generate
 call that ends with its slowest completion. Forks that end are not replaced, so batches shrink. The rollouts of a step run at the
-same time, and the step waits for all. Opponents' random numbers, seeds, horizon and reward are those of `rollouts`.
+same time, and the step waits for all. Opponents' random numbers, seeds, the policy's powers, the ends of forks and the reward are
+those of `rollouts`.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
 
 from benchmarks.old_way.engine import OldEngine, TextRequest, TimedEngine
-from benchmarks.old_way.games import Start, clones, path_of, power_of, restored, warm_up_phases
+from benchmarks.old_way.games import Start, clones, path_of, powers_of, restored, warm_up_phases
 from benchmarks.old_way.json_prompts import HEAD, json_prompt
 from benchmarks.old_way.stages import StageClock
 from benchmarks.old_way.ways import Way
@@ -49,7 +50,7 @@ class Row:
     after: Standing | None = None
     """Standing at the end of the fork."""
     until: Standing | None = None
-    """Standing at the next decision of the fork, or at its end."""
+    """Standing at the next decision of its power in the fork, or at the fork's end."""
 
     @property
     def reward(self) -> float:
@@ -182,18 +183,37 @@ class Table:
 
     def _segments(self, ask: Ask) -> tuple[str, ...]:
         if self.way.compact_prompts:
-            return rules_text(self.prompts), board_text(ask.board), power_text(ask.legal, ask.board, self.prompts)
+            return (
+                rules_text(self.prompts),
+                board_text(ask.board, ask.legal.power, self.prompts),
+                power_text(ask.legal, ask.board, self.prompts),
+            )
         return HEAD, json_prompt(ask.board, ask.legal)
 
     # -- playing --------------------------------------------------------------------------------------------------------
 
-    async def roll_out(self, start: Start, *, seed: int, forks: int, years: int) -> list[Row]:
-        """One start group: warm-up or restored position, clones, forks to the horizon, rewards."""
+    async def roll_out(self, start: Start, *, seed: int, forks: int, years: int, settled_years: int = 0) -> list[Row]:
+        """One start group: warm-up or restored position, clones, forks to the horizon, rewards.
+
+        Args:
+            years: game years of a fork.
+            settled_years: game years without a change of centres after which a fork ends; 0: no such end.
+        """
         shared = f"{seed}/{start.number}"
         board = restored(self.way, start, self.clock) if self.way.snapshots else await self._warmed_up(start, shared, seed)
-        power = power_of(board, start, self.clock)
+        powers, begun = powers_of(board, start, self.clock), board.phase
         playing = [
-            _Fork(number=number, board=twin, shared=shared, power=power, group=start.number, start=board.phase, years=years)
+            _Fork(
+                number=number,
+                board=twin,
+                shared=shared,
+                powers=powers,
+                group=start.number,
+                start=begun,
+                years=years,
+                settled_years=settled_years,
+                changed=begun,
+            )
             for number, twin in enumerate(clones(self.way, board, forks, self.clock))
         ]
         self.counts.forks += forks
@@ -206,17 +226,20 @@ class Table:
     async def _play(self, forks: Sequence["_Fork"], start: Start) -> None:
         """Play these forks in lock-step to their ends."""
         while live := [fork for fork in forks if not fork.is_over(self.clock)]:
-            asks: dict[int, Ask] = {}
+            asks: dict[tuple[int, str], Ask] = {}
             for fork in live:
                 with self.clock("games"):
-                    choice = fork.board.legal_orders().get(fork.power)
-                if choice is not None and not choice.is_forced:
-                    name = f"{fork.shared}/{fork.number}/{fork.ply}/{fork.power}"
-                    asks[fork.number] = Ask(name=name, board=fork.board, legal=choice, snapshot_id=start.snapshot.snapshot_id)
+                    legal = fork.board.legal_orders()
+                for power in fork.powers:
+                    if power in legal and not legal[power].is_forced:
+                        name = f"{fork.shared}/{fork.number}/{fork.ply}/{power}"
+                        ask = Ask(name=name, board=fork.board, legal=legal[power], snapshot_id=start.snapshot.snapshot_id)
+                        asks[fork.number, power] = ask
             answers = dict(zip(asks, await self.draw(list(asks.values())), strict=True)) if asks else {}
             for fork in live:
+                own = {power: answer for (number, power), answer in answers.items() if number == fork.number}
                 with self.clock("games"):
-                    fork.step(answers.get(fork.number), self.opponents)
+                    fork.step(own, self.opponents)
 
     async def _warmed_up(self, start: Start, shared: str, seed: int) -> Board:
         """A game from spring 1901 after its warm-up, which is played for this rollout only and keeps no rows."""
@@ -228,7 +251,7 @@ class Table:
             asked = [
                 power
                 for power, choice in legal.items()
-                if (self.way.warm_up_all or power == start.power) and not choice.is_forced
+                if (self.way.warm_up_all or start.power in (None, power)) and not choice.is_forced
             ]
             asks = [Ask(name=f"{shared}/warm/{phase}/{power}", board=board, legal=legal[power]) for power in asked]
             drawn = await self.draw(asks) if asks else []
@@ -244,10 +267,15 @@ class _Fork:
     number: int
     board: Board
     shared: str
-    power: str
+    powers: Sequence[str]
+    """Those that the policy plays."""
     group: int
     start: str
     years: int
+    settled_years: int
+    changed: str
+    """Phase in which centres were last seen to change; at first the fork's first phase."""
+    centres: object = None
     ply: int = 0
     rows: list[Row] = field(default_factory=list)
     now: Standing | None = None
@@ -255,24 +283,37 @@ class _Fork:
     def is_over(self, clock: StageClock) -> bool:
         with clock("games"):
             if self.now is None:
-                self.now = compute_standing(self.board)
+                self.now, self.centres = compute_standing(self.board), self.board.centres()
             return self.board.is_over or (
                 self.ply > 0
-                and (horizon_reached(self.start, self.board.phase, self.years) or not self.board.is_alive(self.power))
+                and (
+                    horizon_reached(self.start, self.board.phase, self.years)
+                    or not any(self.board.is_alive(power) for power in self.powers)
+                    or self._is_settled()
+                )
             )
 
-    def step(self, answer: Answer | None, opponents: str) -> None:
+    def _is_settled(self) -> bool:
+        if not 0 < self.settled_years < self.years:  # the horizon comes first
+            return False
+        if (centres := self.board.centres()) != self.centres:
+            self.centres, self.changed = centres, self.board.phase
+            return False
+        return horizon_reached(self.changed, self.board.phase, self.settled_years)
+
+    def step(self, answers: Mapping[str, Answer], opponents: str) -> None:
+        """Play a phase; `answers` by power."""
         phase, before = self.board.phase, self.now
         assert before is not None
-        orders = _scripted(self.board, self.shared, opponents, skip=[self.power] if answer else [])
-        if answer:
-            orders[self.power] = answer.orders
+        orders = _scripted(self.board, self.shared, opponents, skip=list(answers))
+        for power, answer in answers.items():
+            orders[power] = answer.orders
             self.rows.append(
                 Row(
                     group=self.group,
                     fork=self.number,
                     ply=self.ply,
-                    power=self.power,
+                    power=power,
                     phase=phase,
                     prompt=answer.prompt,
                     prompt_ids=answer.prompt_ids,
@@ -288,10 +329,10 @@ class _Fork:
         self.ply += 1
 
     def finished_rows(self) -> list[Row]:
-        """The rows, with the standings at their next decisions and at the end."""
-        following = self.now
+        """The rows, with the standings at the next decision of their power and at the end."""
+        following = dict.fromkeys(self.powers, self.now)
         for row in reversed(self.rows):
-            row.after, row.until, following = self.now, following, row.before
+            row.after, row.until, following[row.power] = self.now, following[row.power], row.before
         return self.rows
 
 

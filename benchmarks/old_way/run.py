@@ -4,26 +4,33 @@ As the old system's loop: rollouts of `depth` steps are in flight while the trai
 all of its rollouts are done; the new version replaces the previous one. Two bugs are not repeated: its queue lost the order of
 rollouts on a time-out, and its weights were published a step late. Prints one line of JSON for each step, then the scores.
 
-With a depth of 0 rollouts and training alternate and each may use all cores; else they share the cores.
+With a depth of 0 rollouts and training alternate and each may use all cores; else they share the cores. The engine's threads are
+those of `OMP_NUM_THREADS`, the trainer's those of the specification.
+
+The run ends after its budget of seconds, but not before MEASURED_AT_LEAST steps after the first, which warms up, and not before
+the scored step. Scored are the base, the newest version within the budget, and the version of the scored step. The budget counts
+from the start of the first step, as the seconds of the other arm do.
 """
 
 import asyncio
 import itertools
 import json
 import multiprocessing
+import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from benchmarks.old_way.ways import OLD, Way
+from benchmarks.old_way.ways import Way
 
-_STEPS_AT_LEAST = 2
+MEASURED_AT_LEAST = 5
+"""Least number of steps after the first, which warms up."""
 _AFTER_ALL = 1_000_000
-"""Version number under which the scored version is served."""
+"""Number under which the first scored version is served."""
 
 
 def main(spec_file: Path) -> None:
@@ -66,6 +73,7 @@ def _setting(spec: dict[str, Any]) -> Any:
 
 def _train(pipe: Connection, spec: dict[str, Any]) -> None:
     """The trainer process: receives step numbers, sends what it learned with wall and CPU seconds; ends with the pipe."""
+    os.environ["OMP_NUM_THREADS"] = str(spec["trainer_threads"])  # before torch is imported
     from benchmarks.old_way.learn import Learner
     from benchmarks.old_way.stages import StageClock
 
@@ -90,12 +98,16 @@ async def _run(spec: dict[str, Any], pipe: Connection) -> None:
     await arm.start()
     await asyncio.to_thread(pipe.recv)
     try:
-        base = await _score(spec, arm) if spec["scores"] else {}
-        newest = await _steps(spec, arm, pipe)
-        if spec["scores"]:
-            if newest is not None:
-                await arm.serve(_AFTER_ALL, newest)
-            _print(base=base, trained=base if newest is None else await _score(spec, arm))
+        scored = spec["scored_step"]
+        found = {"base": await _score(spec, arm)} if scored else {}
+        ended = await _steps(spec, arm, pipe)
+        if scored:
+            versions = {"span": newest_within(spec["budget_s"], ended), "steps_scored": ended[scored - 1][1]}
+            for number, (name, learned) in enumerate(versions.items()):
+                if learned is not None:
+                    await arm.serve(_AFTER_ALL + number, learned)
+                found[name] = found["base"] if learned is None else await _score(spec, arm)
+            _print(**found)
     finally:
         await arm.close()
 
@@ -119,9 +131,9 @@ async def _score(spec: dict[str, Any], arm: Any) -> dict[str, Any]:
     return {"mean": found.mean, "ci": found.estimate.rounded()}
 
 
-async def _steps(spec: dict[str, Any], arm: Any, pipe: Connection) -> Any:
-    """Steps until the budget is spent, but at least two, since the first warms up; returns what was learned within the budget."""
-    depth, budget_s, newest = spec["depth"], spec["budget_s"], None
+async def _steps(spec: dict[str, Any], arm: Any, pipe: Connection) -> list[tuple[float, Any]]:
+    """Steps until the run may end; returns what each learned, with the seconds from the start of the first step to its end."""
+    depth, ended = spec["depth"], []
     in_flight: dict[int, asyncio.Task[Any]] = {}
     seconds = _clock()
     began = time.perf_counter()
@@ -137,20 +149,36 @@ async def _steps(spec: dict[str, Any], arm: Any, pipe: Connection) -> Any:
         await arm.serve(step, learned)
         wall_s, own_cpu_s = seconds()
         spent_s = time.perf_counter() - began
-        newest = learned if spent_s <= budget_s else newest
+        ended.append((spent_s, learned))
         _print(
             step=step,
+            ended_s=spent_s,
             wall_s=wall_s,
             cpu_s=own_cpu_s + cpu_s,
             train_s=train_s,
+            start_groups=arm.setting.rollouts.start_groups,
             trained=learned.trained,
         )
-        if spent_s >= budget_s and step >= _STEPS_AT_LEAST:
+        if may_end(step, spent_s, budget_s=spec["budget_s"], scored_step=spec["scored_step"]):
             break
     for task in in_flight.values():
         task.cancel()
     await asyncio.gather(*in_flight.values(), return_exceptions=True)
-    return newest
+    return ended
+
+
+def may_end(step: int, spent_s: float, *, budget_s: float, scored_step: int) -> bool:
+    """Whether the run may end after `step`, `spent_s` seconds after the start of its first step."""
+    return spent_s >= budget_s and step >= max(1 + MEASURED_AT_LEAST, scored_step)
+
+
+def newest_within(budget_s: float, ended: Sequence[tuple[float, Any]]) -> Any:
+    """What the last step within the budget learned; None if no step ended within it.
+
+    Args:
+        ended: for each step the seconds from the start of the first step to its end, and what it learned.
+    """
+    return next((learned for spent_s, learned in reversed(ended) if spent_s <= budget_s), None)
 
 
 def _clock() -> Callable[[], tuple[float, float]]:
@@ -167,15 +195,24 @@ def _clock() -> Callable[[], tuple[float, float]]:
 
 
 def spec_of(
-    *, setting: Any, cache: Path, evaluation: Any, budget_s: float, depth: int, scores: bool, way: Way = OLD
+    *,
+    setting: Any,
+    cache: Path,
+    evaluation: Any,
+    budget_s: float,
+    depth: int,
+    scored_step: int,
+    way: Way,
+    trainer_threads: int,
 ) -> dict[str, Any]:
     """The specification that `main` reads, as JSON.
 
     Args:
         setting: a `Setting`, whose positions are those of `cache`.
-        budget_s: seconds after which no further step begins.
+        budget_s: seconds from the start of the first step after which the run ends, once it has all steps that it needs.
         depth: steps of rollouts in flight while the trainer computes.
-        scores: also score the base model and the last version.
+        scored_step: step whose version is scored, beside the base and the newest version within the budget; 0: no scores.
+        trainer_threads: CPU threads of the trainer's process.
     """
     return {
         **{name: str(getattr(setting, name)) for name in ("compact_model", "json_model", "folder")},
@@ -186,7 +223,8 @@ def spec_of(
         "way": asdict(way),
         "budget_s": budget_s,
         "depth": depth,
-        "scores": scores,
+        "scored_step": scored_step,
+        "trainer_threads": trainer_threads,
     }
 
 

@@ -27,7 +27,9 @@ class Way:
     forced_jump: bool
     """Forced tokens are taken together with the token before them; else one pass each. Needs `mask_core`."""
     packing: bool
-    """Shared prefixes are computed once, the head only for legal rows, no reference forward; else two padded forwards."""
+    """Shared prefixes are computed once, the head only for legal rows; else padded forwards of four rows."""
+    no_reference: bool
+    """No divergence from the base in the loss; else it is there, and a forward of the base is computed for it."""
     kept_tokens: bool
     """Rows hold the drawn ids; else the trainer tokenises prompt and completion again."""
     arrow: bool

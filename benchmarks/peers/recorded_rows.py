@@ -44,7 +44,7 @@ def record_rows(settings: RunSettings, arguments: Sequence[str]) -> RecordedRows
     Raises:
         TrainingError: the run failed, or its last step had nothing to train on.
     """
-    name = f"bench-peers-{os.getpid()}"
+    name = f"bench-rows-{os.getpid()}"
     words = ["--steps", str(STEPS), "--seed", str(settings.seed), "--evaluation.positions", "2"]
     paths = RunPaths(settings.runs_root / name)
     try:

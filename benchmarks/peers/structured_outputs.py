@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.decode_cases import InstantEngine, played_positions, roll_out_group
+from benchmarks.decode_cases import PROMPTS, InstantEngine, played_positions, roll_out_group
 from benchmarks.outcome import require_found
 from benchmarks.peers.child import Child
 from benchmarks.peers.grammars import answer_rules, to_ebnf
@@ -97,7 +97,7 @@ def _measure(folder: Path, *, rounds: int, seed: int, quick: bool) -> dict[str, 
 def requests_of(folder: Path, groups: int, *, seed: int, quick: bool) -> list[list[Asked]]:
     """The decisions of whole start groups, with prompts for the model in `folder`."""
     forks, years = (QUICK_FORKS, QUICK_YEARS) if quick else (FORKS, YEARS)
-    tokens, found = Tokens(Codec(folder)), []
+    tokens, found = Tokens(Codec(folder), PROMPTS), []
     for number, snapshot in enumerate(played_positions(groups, seed)):
         played = roll_out_group(snapshot, InstantEngine(), tokens, number=number, forks=forks, years=years)
         drawn, asked = asyncio.run(played)

@@ -58,7 +58,7 @@ def trl_step_figures(
             require_found(told["completion_tokens"] == int(batch.completion_offsets[-1]), "the same tokens in TRL's arm")
             turns = take_turns(
                 {
-                    OURS: lambda _: cpu_seconds(lambda: updater.update(batch, rows, recorded.advantages)),
+                    OURS: lambda _: cpu_seconds(lambda: updater.apply(updater.accumulate(batch, rows, recorded.advantages))),
                     "trl_step": lambda _: child.request("step")["cpu_s"],
                 },
                 rounds,

@@ -186,7 +186,7 @@ def plan_cache(settings: CacheSettings, runs_root: Path) -> Forecast:
             "years": f"{settings.first_year} to {settings.last_year}",
             "phases": ", ".join(settings.phases),
         },
-        "disk": {"cache_bytes": sizes, "free_bytes": _free(runs_root)},
+        "disk": {"cache_bytes": sizes, "free_bytes": free_bytes(runs_root)},
         "reused_or_made": {"state_cache": "found: nothing to do" if found else "to be built"},
         "prefect": _prefect(),
     }
@@ -212,7 +212,7 @@ def plan_model(recipe: TinyModelSettings, runs_root: Path, prompts: PromptSettin
             "imitation_steps": recipe.imitation_steps,
             "positions_a_step": recipe.imitation_positions,
         },
-        "disk": {"weights_bytes": shape.parameters * shape.width, "free_bytes": _free(runs_root)},
+        "disk": {"weights_bytes": shape.parameters * shape.width, "free_bytes": free_bytes(runs_root)},
         "threads": {"cores": usable_cores()},
         "reused_or_made": {"model": "found: nothing to do" if found else "to be made"},
     }
@@ -311,7 +311,7 @@ def _disk(settings: RunSettings, rehearsal: Rehearsal, shape: ModelShape | None,
         total += steps * adapter + kept * checkpoint
     else:
         plan["adapters"] = "unknown: the model is not here yet"
-    free = _free(folder)
+    free = free_bytes(folder)
     plan |= {"run_bytes_about": total, "free_bytes": free}
     if total > free:
         plan["warning"] = "the run may not fit the disk"
@@ -371,7 +371,7 @@ def _prefect() -> Forecast:
     }
 
 
-def _free(folder: Path) -> int:
+def free_bytes(folder: Path) -> int:
     """Free bytes on the disk that `folder` will lie on."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent

@@ -42,11 +42,8 @@ def cached_wheel(folder: Path, version: str) -> Path | None:
     return next(iter(sorted(folder.glob(f"{PACKAGE}-{version}-*.whl"))), None)
 
 
-def get_wheel(folder: Path, version: str, *, timeout_s: float = DOWNLOAD_S) -> Path:
+def get_wheel(folder: Path, version: str) -> Path:
     """The wheel of a version, from the folder, else from the package index that pip is configured for.
-
-    Args:
-        timeout_s: longest time of a download.
 
     Raises:
         InputError: the folder cannot be made.
@@ -76,12 +73,12 @@ def get_wheel(folder: Path, version: str, *, timeout_s: float = DOWNLOAD_S) -> P
     ]
     command += ["--implementation", "cp", "--python-version", "3.12", "--abi", "abi3", "--abi", "cp312", f"{PACKAGE}=={version}"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=DOWNLOAD_S, check=False)
         why = next(
             (line for line in reversed(done.stderr.splitlines()) if line.startswith("ERROR")), f"pip ended with {done.returncode}"
         )
     except subprocess.TimeoutExpired:
-        why = f"it took longer than {timeout_s:g} s"
+        why = f"it took longer than {DOWNLOAD_S} s"
     if found := cached_wheel(folder, version):
         return found
     raise EntenteError(

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.compare import compare, read_outcomes, run_all, write_outcomes
+from benchmarks import compare as comparing
+from benchmarks.compare import QUICK, compare, read_outcomes, run_all, write_outcomes
+from cli.commands import command_line
 from telemetry.errors import InputError
 
 
@@ -50,6 +52,17 @@ def test_only_what_became_worse_than_tolerance_counts(before: dict, now: dict, w
     assert _worse(_outcome(**before), _outcome(**now)) == worse
 
 
+@pytest.mark.parametrize("scaled", [(True, False), (False, True)], ids=["before", "now"])
+def test_a_figure_of_a_scaled_down_form_is_shown_and_not_judged(scaled: tuple[bool, bool]):
+    before, now = (
+        _outcome(speedup=value, loss_diff=1e-7) | ({"scaled_down": ["speedup"]} if small else {})
+        for value, small in zip((10.0, 1.0), scaled, strict=True)
+    )
+    speedup, loss = compare({"x": before}, {"x": now})
+    assert (speedup.judged, speedup.worse, speedup.scaled_down, speedup.now) == (False, False, True, 1.0)
+    assert loss.judged and not loss.scaled_down
+
+
 def test_a_wider_tolerance_lets_more_pass():
     assert _worse(_outcome(speedup=10.0), _outcome(speedup=6.0), tolerance=0.5) == []
 
@@ -64,8 +77,9 @@ def test_benchmarks_that_did_not_run_now_are_not_missed():
 
 
 def test_what_was_kept_is_read_again(tmp_path: Path):
-    write_outcomes(tmp_path / "deep" / "then.json", {"x": _outcome(speedup=8.0) | {"benchmark": "x", "ok": True}})
-    assert read_outcomes(tmp_path / "deep" / "then.json")["x"] == _outcome(speedup=8.0)
+    kept = _outcome(speedup=8.0) | {"scaled_down": ["loss_diff"]}
+    write_outcomes(tmp_path / "deep" / "then.json", {"x": kept | {"benchmark": "x", "ok": True}})
+    assert read_outcomes(tmp_path / "deep" / "then.json")["x"] == kept
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", json.dumps({"benchmarks": {"x": 3}}), json.dumps({"benchmarks": [1]})])
@@ -78,6 +92,18 @@ def test_a_file_that_holds_no_figures_is_refused_with_its_name(tmp_path: Path, t
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path):
     with pytest.raises(InputError, match="none"):
         read_outcomes(tmp_path / "none.json")
+
+
+def test_every_quick_form_can_be_typed_and_the_trainers_has_recorded_rows_of_the_configured_run(tmp_path: Path, monkeypatch):
+    asked: dict[str, list[str]] = {}
+    (tmp_path / "a.toml").touch()
+    monkeypatch.setattr(comparing, "_run", lambda name, arguments: asked.update({name: arguments}) or {})
+    run_all([], runs_root=tmp_path, config=[tmp_path / "a.toml"])
+    assert list(asked) == list(QUICK)
+    for name, arguments in asked.items():
+        command_line().parse_args(["bench", name, *arguments], exit_on_error=False, print_error=False)
+    trainer = " ".join(asked["trainer"])
+    assert "--only recorded" in trainer and trainer.endswith(f"--runs-root {tmp_path} --config {tmp_path / 'a.toml'}")
 
 
 def test_an_unknown_benchmark_is_refused_before_any_runs(tmp_path: Path):

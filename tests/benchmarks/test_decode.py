@@ -4,12 +4,14 @@ import asyncio
 import json
 import random
 import shutil
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import decode
+from benchmarks import decode, decode_http
 from benchmarks.decode_cases import (
     SHAPES,
     InstantEngine,
@@ -21,8 +23,12 @@ from benchmarks.decode_cases import (
     roll_out_group,
     rollout_cases,
 )
-from benchmarks.worker_scaling import Rates, decisions_per_s
+from benchmarks.played_steps import RunInputs, record_step, uncached_per_decision
+from benchmarks.rollout import rollout_figures
+from benchmarks.worker_scaling import Rates, decisions_per_s, scaling_figures
 from decoding.legal_table import TableBuilder
+from game.snapshot import Snapshot
+from rollouts.settings import RolloutSettings
 from telemetry.errors import EngineError, InputError
 
 SMALL = Shape(units=2, fewest=3, most=8, batch=5)
@@ -51,7 +57,7 @@ def test_a_slow_client_bounds_any_number_of_workers():
 
 def test_one_fork_alone_waits_for_its_worker_and_its_worker_for_it():
     """By hand: 7 decisions take 7 * 2 ms of the client, then 7 / 70 s of the worker, and nothing overlaps."""
-    rate = decisions_per_s(1, rates=Rates({1: 70.0}), client_s=0.002, forks=1, decisions=7000)
+    rate = decisions_per_s(1, rates=Rates({1: 70.0}), client_s=0.002, forks=1, powers=7, decisions=7000)
     assert rate == pytest.approx(7 / (0.014 + 0.1), rel=1e-3)
 
 
@@ -80,6 +86,15 @@ def test_the_simulation_agrees_with_one_that_counts_time_in_small_steps():
         now += step
     exact = decisions_per_s(2, rates=rates, client_s=client_s, forks=forks, powers=powers, decisions=3000)
     assert exact == pytest.approx(drawn / now, rel=0.03)
+
+
+def test_the_bend_is_the_workers_time_over_the_clients_and_gains_are_over_one_worker():
+    """A client of 1 ms feeds two workers of 2 ms; of four, two would wait."""
+    measured = {count: 800.0 for count in (1, 64)}  # of an engine that is faster than the worker behind HTTP
+    found = scaling_figures(measured, client_ms=1.0, worker_ms=2.0)
+    assert found["workers_at_the_bend_http"] == 2.0
+    assert found["simulated_gain_2_workers"] == pytest.approx(2.0, rel=0.05)
+    assert found["simulated_gain_4_workers"] == pytest.approx(2.0, rel=0.05)
 
 
 # -- cases -------------------------------------------------------------------------------------------------------------------
@@ -111,14 +126,74 @@ def test_a_group_is_rolled_out_whole_and_every_table_is_noted(tokens):
         request.table.legal_sets(generation.token_ids.tolist())
 
 
+def laptop_like(positions: list[Snapshot], **changed: int) -> RunInputs:
+    rollouts = RolloutSettings(start_groups=2, forks_per_group=3, horizon_years=1, **changed)
+    return RunInputs(positions=positions, rollouts=rollouts, seed=0)
+
+
+def test_a_recorded_step_has_every_decision_of_every_ply_with_its_board(tokens, positions):
+    played = asyncio.run(record_step(laptop_like(positions), 1, InstantEngine(), tokens))  # type: ignore[arg-type]
+    assert len(played.cases) == len(played.drawn) == played.decisions
+    again = requests_for(played.cases, tokens, "x")
+    by_prompt = sorted((tuple(request.prompt_ids), request.snapshot_id) for request, _ in played.drawn)
+    assert sorted((tuple(request.prompt_ids), request.snapshot_id) for request in again) == by_prompt
+    plies = Counter(request.request_id.split("/")[-2] for request, _ in played.drawn)
+    assert plies["0"] == 6 and plies["1"] > 0
+
+
 # -- figures -----------------------------------------------------------------------------------------------------------------
 
 
-def test_the_hit_share_is_of_tokens():
-    def pair(prompt: int, cached: int) -> tuple:
-        return SimpleNamespace(prompt_ids=[0] * prompt), SimpleNamespace(cost=SimpleNamespace(cached_tokens=cached))
+def test_shares_and_uncached_tokens_are_of_tokens_in_whole_rollouts(tokens, positions):
+    """An engine that finds ten tokens of each prompt in its cache."""
 
-    assert decode._hit_share([pair(100, 64), pair(300, 0)]) == 0.16
+    prompts: list[int] = []
+    emptied: list[int] = []
+
+    class Caching(InstantEngine):
+        _engine = SimpleNamespace(reset_prefix_cache=lambda: emptied.append(1))
+
+        async def generate(self, request):
+            prompts.append(len(request.prompt_ids))
+            drawn = await super().generate(request)
+            return replace(drawn, cost=replace(drawn.cost, cached_tokens=10))
+
+    found, cases = asyncio.run(decode.rollout_figures(Caching(), tokens, laptop_like(positions), rounds=1))
+    whole, decisions = sum(prompts), len(prompts)
+    assert len(emptied) == decode.STEPS and len(cases) < decisions
+    assert found["prefix_hit_share"] == pytest.approx(10 * decisions / whole)
+    assert found["uncached_tokens_per_decision"] == pytest.approx(whole / decisions - 10)
+
+
+def test_warm_ups_cost_uncached_tokens_but_count_as_no_decision():
+    assert uncached_per_decision(prompt_tokens=900, cached_tokens=300, decisions=4) == 150
+    ours = {
+        "decisions": 4,
+        "games": 2,
+        "cpu_s": 1,
+        "wall_s": 1,
+        "prompt_tokens": 600,
+        "cached_tokens": 200,
+        "completion_tokens": 8,
+    }
+    old = ours | {"prompt_tokens": 900, "cached_tokens": 300, "warm_up_decisions": 3}
+    found = rollout_figures({"ours": [ours, ours], "harness": [ours, ours], "old": [old, old]})
+    assert found["uncached_tokens_per_decision"] == 100 and found["uncached_tokens_per_decision_old_way"] == 150
+
+
+def test_client_and_worker_are_measured_in_the_same_whole_steps(tokens, positions, monkeypatch: pytest.MonkeyPatch):
+    """Each decision takes 2 ms of this process and 3 ms of the worker; the first step does not count."""
+    spent = {"client": 0.0, "worker": 0.0}
+
+    class Remote(InstantEngine):
+        async def generate(self, request):
+            spent["client"] += 2e-3 if spent["client"] else 9.0
+            spent["worker"] += 3e-3
+            return await super().generate(request)
+
+    monkeypatch.setattr(decode_http.time, "process_time", lambda: spent["client"])
+    measured = decode_http.rollout_ms(Remote(), lambda: spent["worker"], tokens, laptop_like(positions), rounds=2)
+    assert asyncio.run(measured) == pytest.approx((2.0, 3.0))
 
 
 def test_table_time_is_of_the_requests_after_the_warm_up(tokens, monkeypatch: pytest.MonkeyPatch):
@@ -160,34 +235,29 @@ def test_arms_that_draw_different_numbers_of_tokens_give_no_figure(vllm_engine, 
 @pytest.mark.system
 def test_rollouts_batches_and_notations_are_measured_on_a_real_engine(vllm_engine, host, tokens, model, positions, monkeypatch):
     """Small, on the shared engine, which gets its weights back."""
-    monkeypatch.setattr(decode, "FORKS", 2)
-    monkeypatch.setattr(decode, "YEARS", 1)
+    monkeypatch.setattr(decode, "STEPS", 2)
 
     async def measure() -> dict[str, float]:
-        cases = rollout_cases(positions[:1], forks=2, phases=2)
+        found, cases = await decode.rollout_figures(vllm_engine, tokens, laptop_like(positions), rounds=1)
+        requests = requests_for(cases, tokens, "again")
         return {
-            **await decode.rollout_figures(vllm_engine, tokens, positions[:2], rounds=1),
-            **await decode.batching_figures(vllm_engine, tokens, cases, rounds=1),
-            **await decode.jump_figures(vllm_engine, tokens, cases, rounds=1),
+            **found,
+            **await decode.batching_figures(vllm_engine, requests, rounds=1),
+            **await decode.jump_figures(vllm_engine, requests, rounds=1),
             **await decode.notation_figures(vllm_engine, Models(full=model, slot=model), cases, jumps=True, rounds=1),
-            "client_ms_per_decision": await decode.client_ms_per_decision(tokens, positions[:2]),
         }
 
     figures = host.submit(measure()).result(timeout=120)
-    assert 0.3 < figures["prefix_hit_share_first_ply"] < 1
-    assert figures["uncached_prompt_tokens_per_decision"] == pytest.approx(
-        figures["prompt_tokens_per_decision"] * (1 - figures["prefix_hit_share_all"])
-    )
-    assert figures["slot_completion_tokens"] < figures["full_completion_tokens"]
-    assert 0 < figures["jump_passes_share"] < 0.8 and {"jump_over_one_by_one", "slot_over_full_jumping"} <= figures.keys()
-    assert figures["batched_over_sequential"] > 1 and 0 < figures["forced_token_share"] < 1
-    simulated = decode.scaling_figures(figures)
-    assert simulated["client_bound_decisions_per_s"] == pytest.approx(1e3 / figures["client_ms_per_decision"])
+    assert 0.2 < figures["prefix_hit_share"] < 1
+    assert figures["slot_completion_tokens_rollouts"] < figures["full_completion_tokens_rollouts"]
+    assert 0 < figures["jump_passes_share_rollouts"] < 0.8
+    assert {"jump_over_one_by_one_rollouts", "slot_over_full_jumping_rollouts"} <= figures.keys()
+    assert figures["batched_over_sequential_rollouts"] > 1 and 0 < figures["forced_token_share_rollouts"] < 1
 
 
 def test_nothing_to_measure_is_the_users_mistake(tmp_path: Path):
     with pytest.raises(InputError, match="nothing to measure in 0 rounds"):
-        decode.bench_decode(rounds=0, models_root=tmp_path)
+        decode.bench_decode(rounds=0, models_root=tmp_path, inputs=laptop_like([]))
 
 
 @pytest.mark.slow
@@ -198,4 +268,4 @@ def test_the_whole_benchmark_ends_with_one_object(entente, model: Path):
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["benchmark"] == "decode" and set(told["targets"]) <= set(told["metrics"])
-    assert {"http_over_inprocess", "simulated_decisions_per_s_4_workers"} <= set(told["metrics"])
+    assert {"http_over_inprocess", "workers_at_the_bend_http", "simulated_gain_4_workers"} <= set(told["metrics"])

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from benchmarks import cache_shelf, game_ground
+from benchmarks import cache_shelf, game_ground, playouts
 from benchmarks.cache_shelf import bench_cache
 from benchmarks.game_ground import bench_game, played_games
 from benchmarks.outcome import Outcome, Target, median_ms
@@ -91,15 +91,19 @@ def test_the_last_line_is_one_object_and_a_missed_target_no_failure(words, capsy
     assert main.run(["bench", *words, "--rounds", "1", "--json"]) == 0
     *table, last = capsys.readouterr().out.splitlines()
     told = json.loads(last)
-    assert set(told) == {"benchmark", "metrics", "targets", "ok", "machine"} and told["benchmark"] == words[0]
+    assert set(told) == {"benchmark", "metrics", "targets", "scaled_down", "ok", "machine"} and told["benchmark"] == words[0]
     assert told["ok"] is False and set(told["targets"]) <= set(told["metrics"]) and told["machine"]["diplomacy"]
     assert all(any(line.startswith(name) for line in table) for name in told["metrics"])
-    assert sum("missed" in line for line in table) == len(told["targets"])
+    scaled_down = {"game": set(), "cache": {"build_cpu_s", "load_ms"}}[words[0]]
+    assert set(told["scaled_down"]) == scaled_down
+    assert sum("scaled down" in line for line in table) == len(scaled_down)
+    assert sum("missed" in line for line in table) == len(told["targets"]) - len(scaled_down)
 
 
-def test_an_outcome_is_ok_only_if_every_target_holds():
+def test_an_outcome_is_ok_only_if_every_target_of_a_full_size_figure_holds():
     def outcome(**metrics: float) -> Outcome:
-        return Outcome(benchmark="any", metrics=metrics, targets={"a": Target(at_most=1.0), "b": Target(at_least=2.0)})
+        targets = {"a": Target(at_most=1.0), "b": Target(at_least=2.0), "c": Target(at_least=2.0)}
+        return Outcome(benchmark="any", metrics={"c": 1.0} | metrics, targets=targets, scaled_down=["c"])
 
     assert outcome(a=1.0, b=2.0).ok
     assert not outcome(a=1.0, b=1.0).ok and not outcome(a=2.0, b=2.0).ok
@@ -125,3 +129,15 @@ def test_the_speedup_is_of_the_fast_path_over_the_engine_s_public_calls(monkeypa
     monkeypatch.setattr(game_ground, "median_ms", lambda work, **how: 1.0)
     metrics = bench_game(phases=20, rounds=2).metrics
     assert (metrics["speedup"], metrics["phases_per_s"], metrics["plain_phases_per_s"]) == (10.0, 1.0, 0.1)
+
+
+def test_years_of_playouts_are_counted_for_both_arms_and_both_arms_agree(monkeypatch: pytest.MonkeyPatch):
+    """With a clock of one second a playout: `positions` seconds for each arm, so years over positions a second."""
+    monkeypatch.setattr(playouts, "cpu_seconds", lambda work: (work(), 1.0)[1])
+    figures = playouts.bench_search(positions=2, rounds=1, seed=1).metrics
+    assert (figures["one_year_per_cpu_s"], figures["four_years_per_cpu_s"], figures["one_year_speedup"]) == (1, 4, 1)
+    monkeypatch.setattr(playouts, "play_out", lambda *_: -1.0)
+    with pytest.raises(EngineError, match=r"a playout from S1901M has the value -1\.0, and as a fork"):
+        playouts.bench_search(positions=1, rounds=1)
+    with pytest.raises(InputError, match="nothing to measure in 0 positions"):
+        playouts.bench_search(positions=0)

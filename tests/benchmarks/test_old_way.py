@@ -1,6 +1,8 @@
 """The old way is what it says: its decoder allows what its own did, its clones part, its advantages and books add up."""
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,19 +13,18 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from benchmarks.ablation import arms, cpu_a_step, table
-from benchmarks.end_to_end import figures
-from benchmarks.kept_arms import KeptArms
+from benchmarks.old_trainer import KL_WEIGHT, OldTrainer
 from benchmarks.old_way.games import Start, clones, warm_up_phases
 from benchmarks.old_way.json_prompts import HEAD, prompt_text
 from benchmarks.old_way.learn import standardise
 from benchmarks.old_way.play import Row, Table
+from benchmarks.old_way.play import _Fork as Fork
 from benchmarks.old_way.stages import StageClock
 from benchmarks.old_way.trajectories import read, write
 from benchmarks.old_way.trie import OrderTrie, TrieRows
 from benchmarks.old_way.ways import IMPROVEMENTS, NEW, OLD, Way
 from benchmarks.rollout import shares
-from game.board import Board
+from game.board import POWERS, Board
 from game.scores import Standing
 from game.settings import BoardPath
 from records.generation import Generation
@@ -194,6 +195,42 @@ def test_advantages_of_old_by_hand():
     assert standardise(returns, groups) == pytest.approx((inside - inside.mean()) / inside.std(), rel=1e-5)
 
 
+class TwoLogits(torch.nn.Module):
+    """A model of two ids, whose adapter is one number; counts its forwards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.adapter, self.forwards, self._on = torch.nn.Parameter(torch.tensor(0.5)), 0, True
+
+    def forward(self, input_ids: torch.Tensor, **_: Any) -> SimpleNamespace:
+        self.forwards += 1
+        logits = torch.stack([self.adapter * self._on + 0.0 * input_ids, torch.zeros(input_ids.shape)], dim=-1)
+        return SimpleNamespace(logits=logits)
+
+    @contextmanager
+    def disable_adapter(self) -> Iterator[None]:
+        self._on = False
+        yield
+        self._on = True
+
+
+def test_without_the_divergence_the_old_step_has_one_forward_and_no_term_for_it():
+    ids = np.array([0, 1, 0], np.int32)
+    batch: Any = SimpleNamespace(
+        input_ids=ids, input_offsets=np.array([0, 3]), prompt_lens=np.array([1]), completion_offsets=np.array([0, 2]),
+        behaviour_logprobs=np.log(np.full(2, 0.5, np.float32)),
+    )  # fmt: skip
+    losses, advantages = {}, np.array([1.0], np.float32)
+    for divergence, forwards in ((True, 2), (False, 1)):
+        model = TwoLogits()
+        losses[divergence] = OldTrainer(model, recompute=False, divergence=divergence).accumulate(batch, advantages)
+        assert model.forwards == forwards
+    now = np.log([1 - 1 / (1 + np.exp(-0.5)), 1 / (1 + np.exp(-0.5))])
+    off = np.log(0.5) - now
+    assert losses[True] - losses[False] == pytest.approx(KL_WEIGHT * (np.exp(off) - off - 1).mean(), rel=1e-3)
+    assert losses[False] == pytest.approx(-np.minimum(np.exp(now) / 0.5, 1.2).mean(), rel=1e-5)
+
+
 # -- books -------------------------------------------------------------------------------------------------------------------
 
 
@@ -201,46 +238,6 @@ def test_the_ways_differ_in_every_improvement_and_in_nothing_else():
     assert all(getattr(NEW, name) and not getattr(OLD, name) for name in IMPROVEMENTS)
     others = [field.name for field in fields(Way) if field.name not in IMPROVEMENTS]
     assert all(getattr(NEW, name) == getattr(OLD, name) for name in others)
-    assert {f"old+{name}" for name in IMPROVEMENTS} | {f"new-{name}" for name in IMPROVEMENTS} <= set(arms())
-
-
-def test_a_steps_cost_is_put_together_from_what_each_decision_costs():
-    arm = {"rolled": 50.0, "trained": 20.0, "cpu_inference": 5.0, "cpu_games": 5.0, "cpu_train": 8.0, "cpu_save": 2.0}
-    assert cpu_a_step(arm, rolled=100, trained=40) == pytest.approx(2 * 10 + 2 * 10)
-
-
-def test_the_table_says_gains_over_old_and_losses_over_new():
-    def arm(seconds: float) -> dict[str, float]:
-        return {"rolled": 1.0, "trained": 1.0, "cpu_inference": seconds}
-
-    results = {name: arm(16.0 if name.startswith("old") else 2.0) for name in arms()}
-    results |= {"old+packing": arm(8.0), "new-packing": arm(6.0)}
-    found = table(results, rolled=1, trained=1)
-    assert found["ablation_speedup"] == 8 and found["gain_packing"] == 2 and found["loss_packing"] == 3
-    assert found["gain_arrow"] == 1 and found["loss_arrow"] == 1
-
-
-def test_a_step_of_old_is_scaled_to_as_many_trained_decisions():
-    new: dict[str, Any] = {
-        "step_s": [2.0, 2.0], "train_s": [1.0, 1.0], "orchestration_s": [0.1, 0.1],
-        "train/decisions": [100.0, 100.0], "rollout/decisions": [150.0, 150.0], "cpu_a_step": 3.0, "lags": [0, 1, 1, 2],
-    }  # fmt: skip
-    step = {"wall_s": 40.0, "cpu_s": 60.0, "train_s": 10.0, "trained": 200}
-    old = {"steps": [step, step]}
-    found = figures([new], [old])
-    assert found["steps_per_hour"] == 1800 and found["speedup"] == pytest.approx(10.0)
-    assert found["steps_per_hour_old_way"] == pytest.approx(180.0) and found["speedup_cpu"] == pytest.approx(10.0)
-    assert found["trainer_idle_share"] == pytest.approx(0.5) and found["orchestration_share"] == pytest.approx(0.05)
-    assert (found["policy_lag_p50"], found["policy_lag_max"]) == (1.0, 2.0)
-
-
-def test_an_arm_that_was_measured_is_not_measured_again(tmp_path):
-    calls = []
-    for _ in range(2):
-        kept = KeptArms(tmp_path / "arms.json")
-        assert kept.once("a", lambda: calls.append("a") or {"x": 1}) == {"x": 1}
-    assert calls == ["a"]
-    assert KeptArms(tmp_path / "arms.json").once("b", lambda: 2) == 2
 
 
 def test_stages_count_each_moment_once(monkeypatch):
@@ -277,11 +274,13 @@ class Scripted:
         return await self._instant.generate(request)
 
 
-async def _played(tokens: Tokens, positions: Any, in_flight: bool, snapshots: bool = True) -> tuple[list[Row], Table]:
+async def _played(
+    tokens: Tokens, positions: Any, in_flight: bool, snapshots: bool = True, power: str | None = "FRANCE", years: int = 1
+) -> tuple[list[Row], Table]:
     way = replace(NEW, in_flight=in_flight, snapshots=snapshots)
     game = Table(way=way, engine=Scripted(), codec=tokens.codec, clock=StageClock())  # type: ignore[arg-type]
-    start = Start(number=3, snapshot=positions[0], power="FRANCE")
-    return await game.roll_out(start, seed=1, forks=3, years=1), game
+    start = Start(number=3, snapshot=positions[0], power=power)
+    return await game.roll_out(start, seed=1, forks=3, years=years), game
 
 
 def test_in_lock_step_and_in_flight_the_same_games_are_played(tokens, positions):
@@ -291,6 +290,44 @@ def test_in_lock_step_and_in_flight_the_same_games_are_played(tokens, positions)
     key = lambda row: (row.fork, row.ply)  # noqa: E731
     assert [row.orders for row in sorted(one, key=key)] == [row.orders for row in sorted(other, key=key)]
     assert one and all(row.after is not None and row.until is not None for row in one)
+
+
+def test_with_all_powers_each_decides_and_is_rewarded_for_its_own_centres(tokens, positions):
+    import asyncio
+
+    rows, _ = asyncio.run(_played(tokens, positions, in_flight=False, power=None))
+    assert {row.power for row in rows} == set(POWERS)
+    assert len({(row.fork, row.ply, row.power) for row in rows}) == len(rows)
+    for fork in range(3):
+        for seat, power in enumerate(POWERS):
+            own = sorted((row for row in rows if (row.fork, row.power) == (fork, power)), key=lambda row: row.ply)
+            assert [row.until for row in own[:-1]] == [row.before for row in own[1:]] and own[-1].until is own[-1].after
+            assert all(row.reward == row.after.centres[seat] - row.before.centres[seat] for row in own if row.after)
+
+
+def test_a_fork_ends_at_its_horizon_or_when_no_centre_has_changed_for_long():
+    class Still:
+        is_over, phase, owned = False, "S1901M", 0
+
+        def is_alive(self, power: str) -> bool:
+            return True
+
+        def centres(self) -> int:
+            return self.owned
+
+    def ends(years: int, changes: dict[int, str]) -> str:
+        board: Any = Still()
+        fork = Fork(number=0, board=board, shared="", powers=["FRANCE"], group=0, start="S1901M", years=years, settled_years=2,
+                    changed="S1901M", centres=0, now=Standing(centres=(3,) * 7))  # fmt: skip
+        for fork.ply in range(1, 20):
+            board.phase = f"S{1901 + fork.ply}M"
+            board.owned += fork.ply in changes
+            if fork.is_over(StageClock()):
+                return board.phase
+        raise AssertionError("no end")
+
+    assert ends(4, {}) == "S1903M" and ends(4, {1: "centres"}) == "S1904M" and ends(1, {}) == "S1902M"
+    assert ends(4, dict.fromkeys(range(1, 4), "centres")) == "S1905M"
 
 
 def test_a_warm_up_draws_for_every_seat_and_keeps_none_of_it(tokens, positions):

@@ -2,15 +2,16 @@
 
 import pytest
 
+from benchmarks.entente_run import RunFigures
 from benchmarks.orchestration import (
-    START_GROUPS,
     TARGETS,
+    ServedRun,
     bench_orchestration,
     completed,
     idle_figures,
     run_empty_tasks,
+    share_figures,
     simulated,
-    step_figures,
 )
 from telemetry.errors import DataError
 
@@ -24,6 +25,7 @@ def test_a_server_sees_every_empty_task_completed(prefect_server: str):
     found = run_empty_tasks(prefect_server, 5)
     assert found["tasks"] == 5 and found["seconds"] > 0 and found["cpu_s"] > 0
     assert completed(prefect_server, found["flow_run"]) <= found["all_tasks"] == 13
+    assert completed(prefect_server) >= completed(prefect_server, found["flow_run"])
 
 
 @pytest.mark.system
@@ -32,13 +34,20 @@ def test_a_server_that_is_not_there_is_said_in_one_sentence():
         run_empty_tasks("http://127.0.0.1:9/api", 1)
 
 
-def test_shares_are_medians_over_steps_without_the_first():
-    steps = [step(orchestration_s=9, orchestration_share=0.9, step_s=10)]
-    steps += [step(orchestration_s=cost, orchestration_share=cost / 2, step_s=2) for cost in (0.02, 0.04, 0.3)]
-    found = step_figures(steps, "threads")
-    assert found["orchestration_share"] == 0.02 and found["laptop_step_s"] == 2
-    assert found["ms_per_step_threads"] == pytest.approx(40)
-    assert found["ms_per_start_group_threads"] == pytest.approx(40 / START_GROUPS)
+def served(steps: int, *, tree_s: float, server_s: float, tasks: int) -> ServedRun:
+    """A run whose processes, without the server, have spent `tree_s` CPU seconds a step."""
+    cpu_s = [7.0 + tree_s * number for number in range(steps)]
+    return ServedRun(figures=RunFigures(steps=[{}] * steps, cpu_s=cpu_s, summary={}, lags=[]), server_cpu_s=server_s, tasks=tasks)
+
+
+def test_prefects_share_is_of_the_cpu_time_of_all_processes_in_the_further_steps():
+    """By hand: 10 steps more have 20 tasks of 5 ms in the client and 0.3 s in the server, beside 1.97 s a step of all others."""
+    short = served(2, tree_s=1.97, server_s=1.0, tasks=30)
+    found = share_figures(short, served(12, tree_s=1.97, server_s=1.3, tasks=50), client_ms=5.0)
+    assert found["prefect_tasks_per_step"] == pytest.approx(2)
+    assert found["prefect_client_cpu_ms_per_step"] == pytest.approx(10)
+    assert found["prefect_server_cpu_ms_per_step"] == pytest.approx(30)
+    assert found["orchestration_cpu_share"] == pytest.approx(0.04 / 2.0)
 
 
 def test_a_trainer_s_waiting_counts_from_the_step_before_which_something_could_be_played_ahead():

@@ -63,9 +63,9 @@ def test_no_fork_is_older_than_the_budget_allows():
 def test_a_workers_rate_is_the_roofline_by_hand():
     hardware, work = Hardware(), Work()
     read_s = 7.6e9 * 2 / (3.35e12 * 0.6)
-    prefill_s = 60 * 2 * 7.6e9 / (989e12 * 0.4)
+    prefill_s = 36 * 2 * 7.6e9 / (989e12 * 0.4)
     assert worker_rates(hardware, work)(1) == pytest.approx(1 / (prefill_s + 24 * (read_s + 0.004)))
-    assert trainer_s(hardware, work) == pytest.approx(128 * 9 * 0.8 * 464 * 0.15 * 4 * 7.6e9 / (989e12 * 0.4) + 1.0)
+    assert trainer_s(hardware, work) == pytest.approx(128 * 9 * 0.8 * 464 * 0.19 * 4 * 7.6e9 / (989e12 * 0.4) + 1.0)
 
 
 def test_the_page_names_every_number_of_workers():

@@ -101,6 +101,7 @@ def test_the_last_line_is_one_object_with_every_target(capsys, monkeypatch: pyte
     assert main.run(["bench", "storage", "--scale", str(SMALL), "--rounds", "1", "--json"]) == 0
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert told["benchmark"] == "storage" and set(told["targets"]) == set(TARGETS) <= set(told["metrics"])
+    assert {"select_1e6_ms", "gather_vs_parquet"} <= set(told["scaled_down"]) and "attach_ms" not in told["scaled_down"]
     assert all(math.isfinite(value) and value >= 0 for value in told["metrics"].values())
 
 

@@ -17,6 +17,7 @@ from pipeline.run_settings import layered_settings
 from rollouts.game_pool import PROCESS_BYTES
 from storage.runs import RunPaths
 from tests.chat_models import NO_GENERATION_PROMPT, NO_SYSTEM, QWEN, chat_model
+from tests.command import Entente
 from training.settings import TinyModelSettings
 
 HEAVY = ("vllm", "prefect", "wandb")
@@ -24,7 +25,9 @@ WORDS = {
     "train": ["train"],
     "cache build": ["cache", "build"],
     "model make": ["model", "make"],
+    "model imitate": ["model", "imitate", "strong"],
     "evaluate": ["evaluate", "--run", "taken"],
+    "improve": ["improve", "--run", "taken"],
     "serve": ["serve", "--port", "0"],
 }
 
@@ -291,8 +294,8 @@ def test_a_model_in_a_folder_that_is_here_is_a_path_and_no_hub_id(entente, taken
 
 
 @pytest.mark.parametrize("engine", ["torch", pytest.param("auto", marks=pytest.mark.vllm)])
-def test_the_plan_names_the_engine_that_draws(entente, engine: str):
-    done = entente.process("train", "--dry-run", "--json", "--inference.engine", engine, CUDA_VISIBLE_DEVICES="")
+def test_the_plan_names_the_engine_that_draws(tmp_path: Path, engine: str):
+    done = Entente(tmp_path, CUDA_VISIBLE_DEVICES="")("train", "--dry-run", "--json", "--inference.engine", engine)
     plan = json.loads(done.stdout)
     assert plan["engine"]["kind"].startswith("torch draws" if engine == "torch" else "vllm")
     assert ("longest_sequences_held" in plan["memory"]) and ("block_tokens" in plan["engine"]) == (engine == "auto")

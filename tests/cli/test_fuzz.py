@@ -218,6 +218,7 @@ FLAGS = dict(commands(command_line()))
 NEEDED: dict[tuple[str, ...], list[str]] = {
     ("serve",): ["--model", "bare"],
     ("evaluate",): ["--run", "taken"],
+    ("improve",): ["--run", "taken"],
     ("sql",): ["select 1", "--run", "taken"],
 }
 WORDS = (

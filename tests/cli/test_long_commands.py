@@ -15,7 +15,18 @@ from storage.runs import RunPaths
 BENCHMARKS = [("bench", name) for name in bench if not name.startswith("-") and name not in ("profile", "tune")]
 LONG = [
     *map(
-        str.split, ("train", "serve", "evaluate", "runs losses", "runs replay-step", "runs clean", "cache build", "cache refresh")
+        str.split,
+        (
+            "train",
+            "improve",
+            "serve",
+            "evaluate",
+            "runs losses",
+            "runs replay-step",
+            "runs clean",
+            "cache build",
+            "cache refresh",
+        ),
     ),
     *map(str.split, ("model make", "bench tune", "bench tune lora")),
     *map(str.split, ("bench profile rollout", "bench profile trainer", "bench profile e2e")),
@@ -73,6 +84,8 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(here: Path, words: t
         pytest.param(("bench", "profile", "e2e", "--baseline", "none.json"), "'none.json' cannot be read", id="baseline"),
         pytest.param(("bench", "all", "--only", "nothing"), "There is no benchmark 'nothing'", id="bench all"),
         pytest.param(("bench", "trainer", "--only", "nothing"), "measures no 'nothing'", id="bench trainer"),
+        pytest.param(("bench", "ablation", "--only", "nothing"), "no improvement 'nothing'", id="bench ablation"),
+        pytest.param(("bench", "e2e", "--years", "0"), "rollouts.horizon_years", id="bench e2e, years"),
         pytest.param(("bench", "e2e", "--config", "none.toml"), "settings file 'none.toml' cannot be read", id="bench e2e"),
     ],
 )

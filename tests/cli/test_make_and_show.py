@@ -2,14 +2,28 @@
 
 import json
 import re
+import shutil
+import subprocess
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from state_cache.store import open_cache
 from state_cache.strata import stratum_of
+from tests.command import Entente
 
 MAKE_MODEL = ["model", "make", "--hidden", "32", "--layers", "1", "--source-games", "4", "--imitation-steps", "4"]
 BUILD_CACHE = ["cache", "build", "--train-snapshots", "6", "--held-out-snapshots", "4", "--last-year", "1902"]
+
+Built = tuple[Entente, subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def built_cache(tmp_path_factory: pytest.TempPathFactory, prefect_server: str) -> Built:
+    """The command in a folder with a state cache, and the process that built it."""
+    entente = Entente(tmp_path_factory.mktemp("cache"), PREFECT_API_URL=prefect_server)
+    return entente, entente.process(*BUILD_CACHE)
 
 
 def test_a_model_is_made_once_and_says_how_it_was_made(entente):
@@ -31,12 +45,12 @@ def test_a_model_is_made_once_and_says_how_it_was_made(entente):
     assert "chat format none: prompts are plain text" in shown.stdout
 
 
-def test_a_cache_is_built_once_and_shows_what_it_holds(entente, prefect_server: str):
-    built = entente.process(*BUILD_CACHE, PREFECT_API_URL=prefect_server)
+def test_a_cache_is_built_once_and_shows_what_it_holds(built_cache: Built):
+    entente, built = built_cache
     assert built.returncode == 0, built.stderr
     folder = Path(built.stdout.strip())
     assert folder.parts[:2] == ("runs", "_state_cache")
-    again = entente.process(*BUILD_CACHE, PREFECT_API_URL=prefect_server)
+    again = entente.process(*BUILD_CACHE)
     assert again.stdout == built.stdout and "freezing" in built.stderr and "freezing" not in again.stderr
 
     shown = entente("cache", "show", "--boards", "pictures")
@@ -59,8 +73,9 @@ def test_a_cache_is_built_once_and_shows_what_it_holds(entente, prefect_server: 
     assert all(board.read_text().startswith("<svg") for board in boards)
 
 
-def test_a_cache_is_verified_and_a_damaged_one_is_named(entente, prefect_server: str):
-    built = entente.process(*BUILD_CACHE, PREFECT_API_URL=prefect_server)
+def test_a_cache_is_verified_and_a_damaged_one_is_named(entente, built_cache: Built):
+    whole_one, built = built_cache
+    shutil.copytree(whole_one.folder / "runs", entente.folder / "runs")
     folder = entente.folder / built.stdout.strip()
     whole = entente("cache", "verify")
     assert (whole.returncode, whole.stderr) == (0, "")

@@ -63,8 +63,13 @@ def test_ctrl_c_ends_a_question_with_its_code(ask: Ask):
 
 
 @pytest.mark.system
-@pytest.mark.parametrize(("number", "code", "said"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "told to end")])
-@pytest.mark.parametrize("question", [ENDLESS, "select list_sum(range(100000000))"], ids=["heard", "never heard by DuckDB"])
+@pytest.mark.parametrize(
+    ("question", "number", "code", "said"),
+    [
+        pytest.param(ENDLESS, signal.SIGINT, 130, "interrupted", id="heard"),
+        pytest.param("select list_sum(range(100000000))", signal.SIGTERM, 143, "told to end", id="never heard by DuckDB"),
+    ],
+)
 def test_a_process_ends_at_the_first_signal(ask: Ask, entente, question: str, number: signal.Signals, code: int, said: str):
     words = ("sql", "--run", "mine", "--memory-gib", "8", question)
     begins = "import threading; begin = threading.Thread.start\n" + (

@@ -21,6 +21,7 @@ import pytest
 from cli import automations
 from cli.automations import WHOLE_MACHINE, Ask, asker
 from telemetry.errors import InputError
+from tests.command import Entente
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,10 +33,11 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         shutil.copy(ROOT / name, tmp_path)
     (tmp_path / "flows").symlink_to(ROOT / "flows")
     yield tmp_path
-    entente(tmp_path, "down")
+    Entente(tmp_path)("down")
 
 
 def entente(folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """In a process of its own, which what it begins outlives."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     return subprocess.run(
         [sys.executable, "-m", "cli.main", *words],
@@ -117,7 +119,7 @@ def test_up_starts_what_the_ui_needs_again_is_harmless_and_down_ends_it_and_noth
     ask = asker(api)
     found = {each["entrypoint"].split(":")[1]: each for each in ask("deployments/filter", {})}
     assert {each["work_pool_name"] for each in found.values()} == {"local", "producers"}
-    assert len(found) == 7 and all(f"/{each['name']}" in first.stdout for each in found.values())
+    assert len(found) == 8 and all(f"/{each['name']}" in first.stdout for each in found.values())
     assert "prefect deployment run train-policy/train\n" in first.stdout, "the first thing to try"
     assert schedules(found) == SCHEDULES
 
@@ -153,7 +155,7 @@ def test_up_starts_what_the_ui_needs_again_is_harmless_and_down_ends_it_and_noth
     assert "worker          started" in second.stdout, "what died is begun again"
     assert "benchmark/local removed" in second.stdout
     now = {each["entrypoint"].split(":")[1]: each for each in ask("deployments/filter", {})}
-    assert len(now) == 7 and now["benchmark"]["id"] == former["id"] and schedules(now) == SCHEDULES
+    assert len(now) == 8 and now["benchmark"]["id"] == former["id"] and schedules(now) == SCHEDULES
     same, other = begun(folder)
     assert same == server and other != worker
     again = {each["name"]: each for each in ask("automations/filter", {}) if each["name"] in made}
@@ -163,32 +165,34 @@ def test_up_starts_what_the_ui_needs_again_is_harmless_and_down_ends_it_and_noth
 
     bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
-        ended = entente(folder, "down")
+        ended = Entente(folder)("down")
         assert ended.stdout.splitlines()[0].startswith("worker") and "server          ended" in ended.stdout
         assert not server.is_running() and not other.is_running() and bystander.poll() is None
-        assert "nothing that `entente up` started here" in entente(folder, "down").stdout
+        assert "nothing that `entente up` started here" in Entente(folder)("down").stdout
     finally:
         bystander.kill()
         bystander.wait()
 
 
-@pytest.mark.system
 def test_a_number_that_another_process_bears_by_now_is_left_alone(folder: Path):
     bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
         (folder / ".prefect").mkdir()
         record = [{"what": "server", "pid": bystander.pid, "started": 12345.0}]
         (folder / ".prefect" / "up.json").write_text(json.dumps(record))
-        assert "nothing that `entente up` started here" in entente(folder, "down").stdout
+        assert "nothing that `entente up` started here" in Entente(folder)("down").stdout
         assert bystander.poll() is None
     finally:
         bystander.kill()
         bystander.wait()
 
 
-@pytest.mark.system
 def test_what_cannot_be_is_one_sentence_and_begins_nothing(folder: Path, tmp_path_factory: pytest.TempPathFactory):
-    other = http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler)
+    class Silent(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    other = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Silent)
     thread = threading.Thread(target=other.serve_forever)
     thread.start()
     try:
@@ -199,7 +203,7 @@ def test_what_cannot_be_is_one_sentence_and_begins_nothing(folder: Path, tmp_pat
             ("no Prefect server answers at PREFECT_API_URL", folder, ("up",), {"PREFECT_API_URL": "http://127.0.0.1:9/api"}),
             ("no deployment of prefect.yaml names work pool 'gpu': choose local", folder, ("up", "--pool", "gpu"), {}),
         ]:
-            refused = entente(where, *words, **environment)
+            refused = Entente(where, **environment)(*words)
             assert refused.returncode == 2 and said in refused.stderr and len(refused.stderr.splitlines()) == 1
             assert not (where / ".prefect" / "up.json").exists()
     finally:

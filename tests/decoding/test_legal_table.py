@@ -100,7 +100,7 @@ def test_the_path_of_an_order_set_is_how_it_is_spelled(tables: TableBuilder, leg
 
 def test_real_positions_give_orders_that_the_board_takes_whole(tables: TableBuilder):
     dice, kinds = random.Random(3), set()
-    for _ in range(2):
+    for _ in range(4):
         board = Board.start()
         for _ in range(45):
             legal = board.legal_orders()

@@ -77,7 +77,7 @@ def check(folder: Path, oracle: Encode, prompts: PromptSettings) -> None:
     codec, tables, dice = tokens.codec, tokens.tables, random.Random(3)
     for board, legal, orders in positions():
         for power, own in legal.items():
-            text = rules_text(prompts) + board_text(board) + power_text(own, board, prompts)
+            text = rules_text(prompts) + board_text(board, power, prompts) + power_text(own, board, prompts)
             ids = tokens.prompt_ids(board, own)
             assert ids == oracle(text)
             answer = "\n".join(answer_lines(orders[power], own, prompts.order_notation))
@@ -126,7 +126,7 @@ def check_chat(folder: Path, file: Path, oracle: Encode) -> None:
     cue = oracle("ORDERS:\n")
     for board, legal, orders in positions():
         for power, own in legal.items():
-            body = (board_text(board) + power_text(own, board, cue="")).removesuffix("\n")
+            body = (board_text(board, power) + power_text(own, board, cue="")).removesuffix("\n")
             messages = [SystemMessage(content=rules_text().removesuffix("\n")), UserMessage(content=body)]
             request = ChatCompletionRequest(messages=messages)
             assert tokens.prompt_ids(board, own) == [*theirs.encode_chat_completion(request).tokens, *cue]

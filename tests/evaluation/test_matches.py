@@ -1,6 +1,8 @@
 """Matches: every player plays all powers equally often, with the same starts and random numbers; counts add up."""
 
 import asyncio
+import hashlib
+import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -8,17 +10,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evaluation.contestants import Contestant, resolve_contestants
+from evaluation.contestants import Contestant, check_searches, resolve_contestants
 from evaluation.match_files import MatchRecord, append_game, match_label, read_games, read_matches, write_match
 from evaluation.match_table import games_for_width, match_table, rate_players
 from evaluation.matches import GameResult, plan_match, play_match, rounds_for
-from evaluation.settings import MatchSettings
+from evaluation.settings import MatchSettings, PlaySettings
+from flows.open_players import open_players
 from flows.play_match import conclusions
 from game.board import POWERS, Board
 from game.players import player
 from game.scores import Standing
 from rollouts.deciders import DecisionRequest, PolicyDecider
 from rollouts.seeds import dice
+from search.settings import SearchSettings
 from storage.runs import RunPaths
 from telemetry.errors import EngineError, InputError
 
@@ -235,12 +239,97 @@ def test_the_label_is_of_the_question_and_not_of_how_much_is_played():
     assert match_label(MIXED, [old]) != match_label(MIXED.model_copy(update={"seed": 1}), [old])
 
 
+def test_search_and_temperature_are_in_the_label_only_where_they_matter():
+    """So a match from before there was search is continued: its label is computed here as it was then."""
+    version, searching = Contestant(name="v1", run="a", version=1), Contestant(name="mover+search", searches=True)
+    fields = ("players", "opponents", "start", "years", "repetitions", "pick", "seed")
+    then = {name: MIXED.model_dump(mode="json")[name] for name in fields}
+    digest = hashlib.sha256(json.dumps([then, [("v1", "a", 1, "")]], sort_keys=True).encode()).hexdigest()[:8]
+    assert match_label(MIXED, [version]).endswith(f"-{digest}")
+    wider = MIXED.model_copy(update={"search": SearchSettings(playouts=99)})
+    assert match_label(wider, [version]) == match_label(MIXED, [version])
+    assert match_label(wider, [searching]) != match_label(MIXED, [searching])
+    by_search = {"pick": "search"}
+    assert match_label(wider.model_copy(update=by_search), [version]) != match_label(
+        MIXED.model_copy(update=by_search), [version]
+    )
+    assert match_label(MIXED.model_copy(update={"temperature": 0.5}), [version]) != match_label(MIXED, [version])
+
+
+def test_a_match_from_before_there_was_search_is_read(tmp_path: Path):
+    paths, settings = RunPaths(tmp_path), MIXED.model_copy(update={"repetitions": 5})
+    record = MatchRecord(label="old", settings=settings, players=(), table=match_table(played(MIXED, 1), MIXED), seconds=1.0)
+    write_match(paths, record)
+    file = tmp_path / "scores" / "matches" / "old.json"
+    plain = json.loads(file.read_bytes())
+    for name in ("search", "temperature"):
+        del plain["settings"][name]
+    file.write_text(json.dumps(plain))
+    assert read_matches(paths) == [record]
+    plain["settings"]["pick"] = "playout"
+    file.write_text(json.dumps(plain))
+    plain["players"] = [{"name": "playout"}]
+    file.write_text(json.dumps(plain))
+    (found,) = read_matches(paths)
+    assert found.settings.pick == "search" and found.table == record.table
+    assert found.settings.search == SearchSettings(proposals=5, playouts=20, player=("random",))
+
+
+def test_a_scripted_player_that_searches_needs_no_engine(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("flows.open_players.usable_cores", lambda: 1)  # no processes, which take seconds to start
+    players = resolve_contestants(["mover+search", "mover"], "mine", tmp_path)
+    assert [(player.name, player.searches, player.is_policy) for player in players] == [
+        ("mover+search", True, False),
+        ("mover", False, False),
+    ]
+    quick = SearchSettings(proposals=2, playouts=4, player=("mover",))
+    settings = ALONE.model_copy(update={"players": ("mover+search", "mover"), "opponents": "mover", "search": quick})
+
+    async def match() -> list[GameResult]:
+        async with open_players(players, tmp_path, settings) as opened:
+            assert list(opened.deciders) == ["mover+search"] and not opened.served
+            return await play_match(plan_match(settings, 1)[:4], settings, opened.deciders)
+
+    games = asyncio.run(match())
+    assert sum(game.rejected for game in games) == 0
+    searched, alone = (
+        next(game for game in games if name in (game.seats[p] for p in game.measured)) for name in settings.players
+    )
+    assert searched.pair == alone.pair and searched.centres != alone.centres
+
+
+def test_how_versions_play_is_told_where_it_is_not_plain():
+    assert PlaySettings().how() == MatchSettings().how(MatchSettings().players) == ""
+    searched = PlaySettings(temperature=0.5, pick="search", search=SearchSettings(scripted=("mover",))).how()
+    assert searched == (
+        "temperature 0.5; search of versions: 4 proposals and mover, 16 playouts of 1 years by dumbbot, centres count"
+    )
+    assert "search of '+search'" in MatchSettings().how(("mover+search",))
+
+
+def test_the_temperature_of_a_match_reaches_the_draws(uniform_engine, tokens):
+    settings = MIXED.model_copy(update={"players": ("v1", "random"), "temperature": 0.5})
+    engine = uniform_engine()
+    asyncio.run(play_match(plan_match(settings, 1)[:1], settings, {"v1": PolicyDecider(engine, tokens, 1)}))
+    assert {request.temperature for request in engine.requests} == {0.5}
+
+
+def test_a_search_that_cannot_be_made_is_refused_before_an_engine_is_opened(tmp_path: Path):
+    (player,) = resolve_contestants(["mover+search"], "mine", tmp_path)
+    settings = MIXED.model_copy(update={"search": SearchSettings(player=("policy",))})
+    with pytest.raises(InputError, match=r"search\.player names 'policy', but no policy version searches here"):
+        check_searches([player], settings)
+    check_searches([Contestant(name="v1", run="a")], settings.model_copy(update={"pick": "search"}))
+
+
 @pytest.mark.parametrize(
     ("names", "complaint"),
     [
         (["nobody"], "there is no player 'nobody': name a version"),
         (["v7"], "run 'mine' has no policy version 7; its newest is 0"),
         (["other:v0"], "there is no run 'other'"),
+        (["mover+search+search"], "searches twice"),
+        (["v7+search"], "run 'mine' has no policy version 7; its newest is 0"),
         (["base", "newest"], "player 'v0' is named twice"),
         (["../x:v0"], "cannot name a folder"),
     ],

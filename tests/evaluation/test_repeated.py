@@ -1,14 +1,13 @@
-"""Repeated sampling: the vote, early stopping with an equal result, and the choice by playouts."""
+"""Repeated sampling: the vote, and early stopping with an equal result."""
 
 import asyncio
 import random
 
 import pytest
 
-from evaluation.repeated import RepeatedDecider, choose_by_playout, is_settled, vote
+from evaluation.repeated import RepeatedDecider, is_settled, vote
 from game.board import Board
 from game.legal import LegalOrders, OrderKind
-from game.players import player
 from rollouts.deciders import DecisionRequest
 
 MOVES = LegalOrders(
@@ -80,18 +79,3 @@ def test_equal_draws_stop_after_little_more_than_half(uniform_engine, tokens, po
     decider = Same(uniform_engine(), tokens, None, 25)
     asyncio.run(decider.decide(request_for(Board.start(), "FRANCE")))
     assert decider.drawn == 13
-
-
-def test_playing_out_prefers_the_set_that_takes_centres():
-    """Autumn 1901, an army next to an empty centre: moving in gains one centre more than holding."""
-    board, dice = Board.start(), random.Random(0)
-    board.step(
-        {"FRANCE": ["A PAR - PIC"]}
-        | {p: player("hold")(legal, dice) for p, legal in board.legal_orders().items() if p != "FRANCE"}
-    )
-    asked = request_for(board, "FRANCE")
-    by_unit = dict(zip([site[2:] for site in asked.legal.sites], asked.legal.options, strict=True))
-    hold = [f"{site} H" for site in asked.legal.sites]
-    take = ["A PIC - BEL" if site == "A PIC" else f"{site} H" for site in asked.legal.sites]
-    assert "A PIC - BEL" in by_unit["PIC"]
-    assert asyncio.run(choose_by_playout(asked, [hold, hold, take])) == take

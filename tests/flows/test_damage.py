@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.runs import RunPaths, held
+from storage.runs import RunPaths
 
 
 def flip(file: Path) -> Path:
@@ -95,13 +95,3 @@ def test_what_nothing_can_replace_is_said_with_the_file_s_name(workplace, traine
     assert done.returncode == (1 if what == "ledger" else 2)
     sentence = done.stderr.splitlines()[-1]
     assert sentence.startswith("entente: ") and file.name in sentence and "Traceback" not in done.stderr
-
-
-@pytest.mark.system
-def test_a_run_that_is_being_trained_is_not_opened_a_second_time(workplace, trained, copy: RunPaths):
-    words = ["train", "--runs-root", str(copy.root.parent), "--run", "first", "--resume", "--steps", "3"]
-    with held(copy.lock) as free:
-        assert free
-        done = workplace.process(*words)
-    assert done.returncode == 2 and "run 'first' is being trained by another process" in done.stderr
-    assert not copy.checkpoint(3).exists()

@@ -14,7 +14,7 @@ import pytest
 from storage.runs import RunPaths
 from tests.command import Entente
 
-APART = "[pipeline]\nbuffer_depth = 0\ndeterministic = false\ngame_processes = 2\n"
+APART = "[pipeline]\nbuffer_depth = 1\nlockstep = true\ndeterministic = false\ngame_processes = 2\n"
 
 
 def game_processes(parent: subprocess.Popen[str]) -> list[psutil.Process]:
@@ -54,7 +54,11 @@ def test_a_run_with_a_killed_game_process_trains_on_the_rows_of_a_run_without(wo
     for name, row in rows.items():
         assert {column: row[column] for column in same} == {column: expected[name][column] for column in same}
         np.testing.assert_allclose(row["behaviour_logprobs"], expected[name]["behaviour_logprobs"], atol=1e-4)
+    # In lockstep, one step ahead: the second step trains on its own start groups, and the base model drew them too.
+    (second,) = paths.ledger.glob("*/step-000002.arrow")
+    ledger = pyarrow.ipc.open_file(second).read_all()
+    assert set(ledger["policy_lag"].to_pylist()) == {1}
     figures = [json.loads(line) for line in paths.metrics.read_text().splitlines()]
     assert all(step["memory/games_mib"] > 100 for step in figures if "time/step_s" in step)
-    _, alive = psutil.wait_procs(left, timeout=5)
+    _, alive = psutil.wait_procs(left, timeout=30)
     assert not alive and Path(paths.games_log).is_file()

@@ -14,6 +14,7 @@ from flows.benchmark import benchmark
 from flows.build_state_cache import build_state_cache
 from flows.evaluate_policy import evaluate_policy
 from flows.given_parameters import ADDRESSES_VARIABLE, ROOTS_VARIABLE, check_given
+from flows.improve_policy import improve_policy
 from flows.produce_rollouts import produce_rollouts
 from flows.recover_training import recover_training
 from flows.train_policy import train_policy
@@ -51,6 +52,7 @@ FLOWS: dict[str, Callable[[Path], Coroutine[Any, Any, Any]]] = {
     "evaluate_policy": lambda root: evaluate_policy.fn("mine", runs_root=root, evaluation=EvaluationSettings()),
     "benchmark": lambda root: benchmark.fn("game", root),
     "tune_inference": lambda root: tune_inference.fn(runs_root=root),
+    "improve_policy": lambda root: improve_policy.fn("mine", root),
     "recover_training": lambda root: recover_training.fn(runs_root=root),
 }
 

@@ -5,12 +5,14 @@ On a shared card engine and trainer start one after the other.
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from flows import open_run
 from pipeline.run_settings import RunSettings, layered_settings
+from storage.runs import held
 from telemetry.cards import Card, CardPlan
 from telemetry.errors import InputError
 
@@ -66,6 +68,17 @@ def test_a_run_that_another_process_made_while_this_one_prepared_is_left_as_it_i
     assert before and content(root) == before
 
 
+def test_a_run_that_is_being_trained_is_not_opened_a_second_time(settings: RunSettings):
+    root = settings.paths.create().root
+    settings.paths.settings.write_text(settings.model_dump_json())
+    with held(settings.paths.lock) as free:
+        assert free
+        before = content(root)
+        with pytest.raises(InputError, match="run 'mine' is being trained by another process"):
+            opened(settings, resume=True)
+        assert content(root) == before
+
+
 @pytest.mark.parametrize("notes", [False, True], ids=["new folder", "folder with a file of the user's"])
 def test_a_try_that_is_refused_later_removes_what_it_made_and_nothing_else(
     settings: RunSettings, monkeypatch: pytest.MonkeyPatch, notes: bool
@@ -83,6 +96,20 @@ def test_a_try_that_is_refused_later_removes_what_it_made_and_nothing_else(
     assert root.exists() == notes
     if notes:
         assert content(root) == {"notes.txt": b"the user's"}
+
+
+def test_fewer_steps_than_a_run_has_done_are_refused_and_change_nothing(settings: RunSettings, monkeypatch: pytest.MonkeyPatch):
+    async def nothing() -> None:
+        pass
+
+    trainer = SimpleNamespace(ready=lambda: SimpleNamespace(step_done=6, set_aside=()), close=lambda: None)
+    monkeypatch.setattr(open_run, "TrainerProcess", lambda *_, **__: trainer)
+    monkeypatch.setattr(open_run, "make_engine", lambda *_, **__: SimpleNamespace(start=nothing, close=nothing))
+    stored = settings.paths.create().settings
+    stored.write_text(before := settings.model_copy(update={"steps": 6}).model_dump_json())
+    with pytest.raises(InputError, match="run 'mine' has done 6 steps, more than steps 3"):
+        opened(settings.model_copy(update={"steps": 3}), resume=True)
+    assert stored.read_text() == before
 
 
 def card(place: int) -> Card:

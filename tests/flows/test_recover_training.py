@@ -22,6 +22,7 @@ from prefect.states import Crashed, Failed, Pending, Running
 from flows.recover_training import SILENT, recover_training
 from flows.train_policy import train_policy
 from pipeline.run_settings import RunSettings, layered_settings
+from pipeline.settings_form import merge_more
 from pipeline.work_record import WORK_FOLDER, list_works, machine, read_work, record_work
 from storage.files import FILES
 from storage.runs import RunPaths, held
@@ -101,7 +102,7 @@ def noted(paths: RunPaths, run: FlowRun, process: psutil.Process | None = None) 
 
 
 def test_a_killed_run_without_a_name_is_found_and_goes_on_once_however_often_it_is_asked_for(place: Place):
-    paths = place.begun("tiny-7", steps=2)
+    paths = place.begun("tiny-7", steps=2, prompts={"own_line": "in_place"})  # another version had other defaults
     killed = asyncio.run(place.ended(KILLED, place.settings()))
     noted(paths, killed)
     said = recover(place, killed)
@@ -109,6 +110,7 @@ def test_a_killed_run_without_a_name_is_found_and_goes_on_once_however_often_it_
     assert "was handled already" in recover(place, killed)
     (again,) = asyncio.run(place.started())
     assert again.parameters["resume"] is True and again.parameters["settings"]["run"] == "tiny-7"
+    assert RunSettings.model_validate(merge_more(again.parameters["settings"])).prompts.own_line == "in_place"
     assert {"train", "recovered"} <= set(again.tags) and again.deployment_id == place.deployment
 
 

@@ -120,6 +120,19 @@ def test_legal_orders_are_computed_once_per_phase_and_shared_with_forks(
     assert calls == ["SPRING 1901 MOVEMENT"]
 
 
+def test_prepared_forks_compute_neither_legal_orders_nor_the_position_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    board = Board.start()
+    apart = Board.start().snapshot(game_id="", seed=0, source="")
+    board.prepare_forks()
+    twin = board.fork()
+    with monkeypatch.context() as patch:
+        patch.setattr(Adjudicator, "get_all_possible_orders", None)
+        patch.setattr("game.board.freeze", None)
+        assert twin.legal_orders() and twin.snapshot(game_id="", seed=0, source="") == apart
+    twin.step({"FRANCE": ["A PAR - BUR"]})
+    assert twin.snapshot(game_id="", seed=0, source="").position != apart.position
+
+
 def test_changing_the_returned_orders_does_not_change_the_board() -> None:
     board = Board.start()
     board.legal_orders().clear()

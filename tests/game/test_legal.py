@@ -172,7 +172,7 @@ from game.prompts import board_text, power_text
 digest, rng, board = sha256(), random.Random(5), Board.start()
 for _ in range(25):
     legal = board.legal_orders()
-    digest.update(repr(legal).encode() + board_text(board).encode())
+    digest.update(repr(legal).encode() + board_text(board, "FRANCE").encode())
     digest.update(board.snapshot(game_id="g", seed=0, source="s").position.encode())
     result = board.step({power: mover(own, rng) for power, own in legal.items()})
     digest.update(repr(result).encode())
@@ -193,6 +193,6 @@ def test_legal_lists_positions_and_results_do_not_depend_on_the_hash_seed() -> N
             capture_output=True,
             text=True,
         ).stdout
-        for seed in ("1", "2", "3")
+        for seed in ("1", "2")
     }
     assert len(digests) == 1

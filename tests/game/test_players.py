@@ -1,5 +1,6 @@
 """Scripted players return legal sets, depend only on their arguments, and rank by strength as expected."""
 
+import hashlib
 import random
 from collections import Counter
 from math import comb
@@ -9,6 +10,7 @@ import pytest
 
 from game.adjudicator import MAPS, new_game
 from game.board import POWERS, Board
+from game.dumbbot import _Position
 from game.geography import geography, province
 from game.legal import WAIVE, LegalOrders, OrderKind
 from game.players import PLAYERS, player
@@ -137,6 +139,62 @@ def test_dumbbot_does_not_leave_a_centre_in_autumn_for_one_that_it_owns() -> Non
     drawn = _drawn("dumbbot", "FRANCE", board)
     assert sum("A SPA H" in own or "A SPA - POR" in own for own in drawn) > 0.75 * len(drawn)
     assert not any("A SPA - MAR" in own for own in drawn)
+
+
+def _worths_by_loops(board: Board, power: str) -> dict[tuple[str, str], float]:
+    """Oracle: the worth of each place for `power`, by loops over the map, without matrices and without what powers share."""
+    attack, defence = {"S": 700, "F": 600, "W": 700}[board.season], {"S": 300, "F": 400, "W": 1000}[board.season]
+    weights = (
+        *{"S": (0.1, 1.0), "F": (1.0, 0.1), "W": (1.0, 0.1)}[board.season],
+        *(0.03, 0.01, 0.006, 0.005, 0.004, 0.003, 0.002, 0.001),
+    )
+    reach, near = geography().reach, Counter()
+    for name, units in board.units().items():
+        for unit in units:
+            near.update((name, where) for where in {province(unit[2:]), *map(province, reach[unit[0], unit[2:]])})
+    size = {name: len(own) ** 2 + 4 * len(own) + 16 for name, own in board.centres().items()}
+    owner = {centre: name for name, own in board.centres().items() for centre in own}
+    value = dict.fromkeys(reach, 0.0)
+    for place in reach:
+        centre = province(place[1])
+        if owner.get(centre) == power:
+            value[place] = defence * max((size[rival] for rival in size if rival != power and near[rival, centre]), default=0)
+        elif centre in geography().centres:
+            value[place] = attack * (size[owner[centre]] if centre in owner else 37)
+    total = dict.fromkeys(reach, 0.0)
+    for weight in weights:
+        total = {place: total[place] + weight * value[place] for place in reach}
+        value = {place: (value[place] + sum(value[place[0], step] for step in reach[place])) / 5 for place in reach}
+    for place in reach:
+        where = province(place[1])
+        rivals = max(near[rival, where] for rival in size if rival != power)
+        total[place] += 1000 * near[power, where] - 1000 * rivals
+    return total
+
+
+def test_dumbbot_values_places_as_loops_over_the_map_do() -> None:
+    rng, board = random.Random(2), Board.start()
+    while board.year < 1903:
+        for power in POWERS[:: 3 if board.year == 1901 else 6]:
+            view = board.once(_Position).view(power)
+            for place, worth in _worths_by_loops(board, power).items():
+                assert view.worth(*place) == pytest.approx(worth, rel=1e-9, abs=1e-6), (board.phase, power, place)
+        board.step({power: player("dumbbot")(own, rng, board) for power, own in board.legal_orders().items()})
+
+
+def test_dumbbot_orders_what_it_ordered_when_matches_were_stored() -> None:
+    """The digest was computed before powers shared what they compute: a faster way must not change a single order."""
+    found = hashlib.sha256()
+    for seed in range(2):
+        board = Board.start()
+        while board.year < 1904:
+            legal = board.legal_orders().items()
+            orders = {
+                power: player("dumbbot")(own, random.Random(f"{seed} {board.phase} {power}"), board) for power, own in legal
+            }
+            found.update(repr(orders).encode())
+            board.step(orders)
+    assert found.hexdigest()[:16] == "5bd820b00fae6693"
 
 
 def test_dumbbot_never_helps_what_is_not_ordered() -> None:

@@ -6,12 +6,14 @@ import re
 import pytest
 
 from game.board import POWERS, Board
+from game.geography import geography, province
 from game.legal import WAIVE, LegalOrders, OrderKind
 from game.notation import answer_lines, option_lines
 from game.players import player
 from game.prompt_settings import PromptSettings
 from game.prompts import board_text, power_text, rules_text
 
+IN_PLACE = PromptSettings(own_line="in_place")
 TRIESTE_FALLS = """\
 FALL 1901 RETREATS
 AUSTRIA A BUD A VIE | BUD TRI VIE
@@ -24,20 +26,33 @@ TURKEY F ANK A CON A SMY | ANK CON SMY
 FREE BEL BUL DEN GRE HOL NWY POR RUM SER SPA SWE TUN
 DISLODGED AUSTRIA F TRI
 """
+TRIESTE_FALLS_FOR_GERMANY = """\
+FALL 1901 RETREATS
+TURKEY ANK CON SMY | F ANK A CON A SMY
+ENGLAND EDI LON LVP | F EDI F LON A LVP
+ITALY NAP ROM VEN | F NAP A TRI A TYR
+RUSSIA MOS SEV STP WAR | A MOS F SEV F STP/SC A WAR
+FRANCE BRE MAR PAR | F BRE A MAR A PAR
+AUSTRIA BUD TRI VIE | A BUD A VIE
+FREE BEL BUL DEN GRE HOL NWY POR RUM SER SPA SWE TUN
+DISLODGED AUSTRIA F TRI
+"""
 
 
 def test_the_board_reads_as_it_should(trieste_falls: Board) -> None:
-    assert board_text(trieste_falls) == TRIESTE_FALLS
+    for power in POWERS:
+        assert board_text(trieste_falls, power, IN_PLACE) == TRIESTE_FALLS
+    assert board_text(trieste_falls, "GERMANY") == TRIESTE_FALLS_FOR_GERMANY
 
 
 def test_the_power_text_names_the_sites_in_order(trieste_falls: Board) -> None:
     (retreat,) = trieste_falls.legal_orders().values()
-    assert power_text(retreat, trieste_falls) == "AUSTRIA RETREAT F TRI R ADR ALB\nORDERS:\n"
+    assert power_text(retreat, trieste_falls, IN_PLACE) == "AUSTRIA RETREAT F TRI R ADR ALB\nORDERS:\n"
     board = Board.start()
-    assert power_text(board.legal_orders()["FRANCE"], board) == "FRANCE MOVEMENT F BRE A MAR A PAR\nORDERS:\n"
+    assert power_text(board.legal_orders()["FRANCE"], board, IN_PLACE) == "FRANCE MOVEMENT F BRE A MAR A PAR\nORDERS:\n"
     board.step({"FRANCE": ["A MAR - SPA", "F BRE - MAO"]})
     board.step({"FRANCE": ["F MAO - POR"]})
-    assert power_text(board.legal_orders()["FRANCE"], board) == "FRANCE BUILD 2 BRE MAR\nORDERS:\n"
+    assert power_text(board.legal_orders()["FRANCE"], board, IN_PLACE) == "FRANCE BUILD 2 BRE MAR\nORDERS:\n"
 
 
 def test_an_owed_disband_names_its_number(self_play) -> None:
@@ -46,7 +61,7 @@ def test_an_owed_disband_names_its_number(self_play) -> None:
         for own in legal.values():
             if own.kind == "disband":
                 seen += 1
-                assert power_text(own, board) == f"{own.power} DISBAND {own.picks} {' '.join(own.sites)}\nORDERS:\n"
+                assert power_text(own, board, IN_PLACE) == f"{own.power} DISBAND {own.picks} {' '.join(own.sites)}\nORDERS:\n"
     assert seen
 
 
@@ -64,7 +79,7 @@ def read_back(text: str) -> tuple[str, dict[str, tuple[str, ...]], dict[str, tup
 def test_the_board_text_holds_the_whole_position_and_nothing_of_how_it_came_about(self_play) -> None:
     for seed in range(2):
         for board, _, _ in self_play(seed, phases=30):
-            text = board_text(board)
+            text = board_text(board, "FRANCE", IN_PLACE)
             phase, units, centres = read_back(text)
             assert tuple(units) == POWERS
             assert (phase, units, centres) == (board.long_phase, board.units(), board.centres())
@@ -76,24 +91,26 @@ def test_the_board_text_holds_the_whole_position_and_nothing_of_how_it_came_abou
 
 
 def test_the_pieces_are_compact_and_join_cleanly(self_play) -> None:
-    """Single spaces, no space at the end of a line, one line break at the end; about 350 characters of board text."""
+    """Single spaces, no space at the end of a line, one line break at the end; about 310 characters of board text."""
     lengths = []
     for board, legal, _ in self_play(0, phases=30):
-        pieces = [rules_text(), board_text(board), *(power_text(own, board) for own in legal.values())]
+        boards = [board_text(board, power) for power in legal]
+        pieces = [rules_text(), *boards, *(power_text(own, board) for own in legal.values())]
         assert all(piece.endswith("\n") and not piece.endswith("\n\n") for piece in pieces)
         assert not any("  " in piece or " \n" in piece or "\n " in piece for piece in pieces)
-        lengths.append(len(pieces[1]))
-    assert 300 < sum(lengths) / len(lengths) < 420
+        lengths += map(len, boards)
+    assert 250 < sum(lengths) / len(lengths) < 360
     assert rules_text().count("\n") <= 2 and len(rules_text()) < 300
 
 
 SLOT, FACTORED, LINES = (
-    PromptSettings(order_notation="slot"),
-    PromptSettings(legal_orders="factored"),
-    PromptSettings(legal_orders="lines"),
+    PromptSettings(own_line="in_place", order_notation="slot"),
+    PromptSettings(own_line="in_place", legal_orders="factored"),
+    PromptSettings(own_line="in_place", legal_orders="lines"),
 )
 WAYS = [
-    PromptSettings.model_validate({"legal_orders": listed, "order_notation": notation})
+    PromptSettings.model_validate({"own_line": place, "legal_orders": listed, "order_notation": notation})
+    for place in ("in_place", "last")
     for listed in ("none", "factored", "lines")
     for notation in ("full", "slot")
 ]
@@ -105,7 +122,7 @@ def test_slots_number_the_sites_only_where_an_answer_or_a_line_names_a_number(tr
     board = Board.start()
     france = board.legal_orders()["FRANCE"]
     assert power_text(france, board, SLOT) == "FRANCE MOVEMENT F BRE A MAR A PAR\nORDERS:\n"
-    text = power_text(france, board, PromptSettings(order_notation="slot", legal_orders="lines"))
+    text = power_text(france, board, PromptSettings(own_line="in_place", order_notation="slot", legal_orders="lines"))
     assert text.startswith("FRANCE MOVEMENT 1 F BRE 2 A MAR 3 A PAR\n1 ENG\n")
     chosen = [
         (own, power_text(own, board, SLOT))
@@ -171,7 +188,7 @@ def test_factored_prompts_say_exactly_what_is_legal(self_play) -> None:
                         read[-1][1].add(f"{word[0]} {read[-1][0]}{word[1:]} B")
                 assert read == [(site, set(options)) for site, options in zip(own.sites, own.options, strict=True)]
             else:  # every prompt lists the locations of a retreat and the units of a disband
-                assert text == power_text(own, board)
+                assert text == power_text(own, board, IN_PLACE)
     assert kinds == set(OrderKind) and len(marks) == 3
 
 
@@ -183,7 +200,7 @@ def test_prompts_of_lines_name_every_legal_order_as_it_is_to_be_answered(self_pl
             assert power_text(own, board, LINES).splitlines()[1:-1] == flat + last
 
 
-@pytest.mark.parametrize("settings", WAYS, ids=lambda way: f"{way.legal_orders}-{way.order_notation}")
+@pytest.mark.parametrize("settings", WAYS, ids=lambda way: f"{way.own_line}-{way.legal_orders}-{way.order_notation}")
 def test_every_way_shares_the_same_pieces_first_and_joins_cleanly(self_play, settings: PromptSettings) -> None:
     """Rules are equal for all prompts, and all text about the power is in the last segment."""
     rules = set()
@@ -191,19 +208,84 @@ def test_every_way_shares_the_same_pieces_first_and_joins_cleanly(self_play, set
         rules.add(rules_text(settings))
         for power, own in legal.items():
             piece = power_text(own, board, settings)
-            assert piece.startswith(f"{power} {own.kind.upper()}") and piece.endswith("\nORDERS:\n")
+            assert (
+                piece.startswith(f"{power} ")
+                and f" {own.kind.upper()}" in piece.splitlines()[0]
+                and piece.endswith("\nORDERS:\n")
+            )
             assert not any(bad in piece for bad in ("  ", " \n", "\n ", "\n\n"))
     assert len(rules) == 1
 
 
-def test_the_default_prompt_is_unchanged() -> None:
+def test_a_prompt_with_the_own_line_in_place_is_unchanged() -> None:
     board = Board.start()
     own = board.legal_orders()["TURKEY"]
-    assert rules_text() == (
+    assert rules_text(IN_PLACE) == (
         "Diplomacy without press. Each power: units | supply centres. "
         "Answer one order per line, in the order of the units named.\n"
     )
-    assert power_text(own, board, PromptSettings()) == power_text(own, board)
+    assert power_text(own, board, IN_PLACE) == "TURKEY MOVEMENT F ANK A CON A SMY\nORDERS:\n"
+
+
+def test_the_own_line_is_last_with_what_varies_most_at_its_end(trieste_falls: Board) -> None:
+    (retreat,) = trieste_falls.legal_orders().values()
+    assert power_text(retreat, trieste_falls) == "AUSTRIA BUD TRI VIE | A BUD A VIE RETREAT F TRI R ADR ALB\nORDERS:\n"
+    board = Board.start()
+    assert power_text(board.legal_orders()["FRANCE"], board) == "FRANCE BRE MAR PAR | MOVEMENT F BRE A MAR A PAR\nORDERS:\n"
+    board.step({"FRANCE": ["A MAR - SPA", "F BRE - MAO"]})
+    board.step({"FRANCE": ["F MAO - POR"]})
+    build = "FRANCE BRE MAR PAR POR SPA | A PAR F POR A SPA BUILD 2 BRE MAR\nORDERS:\n"
+    assert power_text(board.legal_orders()["FRANCE"], board) == build
+
+
+def test_a_prompt_with_the_own_line_last_holds_the_whole_position_once(self_play) -> None:
+    kinds = set()
+    for board, legal, _ in self_play(4, phases=30):
+        for power, own in legal.items():
+            kinds.add(own.kind)
+            phase, *others = board_text(board, power).splitlines()
+            last = power_text(own, board).splitlines()[0].replace(f" {own.kind.upper()} ", " ; ")
+            assert phase == board.long_phase and "FREE" not in last
+            found = {}
+            for line in [*others, last]:
+                if "|" in line:
+                    words, _, units = line.partition(" |")
+                    if line == last and own.kind in (OrderKind.RETREAT, OrderKind.BUILD):
+                        units = units.partition(" ; ")[0]
+                    name, *centres = words.split()
+                    assert name not in found
+                    found[name] = tuple(centres), tuple(re.findall(r"[AF] [A-Z]{3}(?:\/[A-Z]{2})?", units))
+            assert found == {each: (board.centres()[each], board.units()[each]) for each in POWERS} and list(found)[-1] == power
+    assert kinds == set(OrderKind)
+
+
+def test_forks_whose_own_orders_changed_nothing_else_share_the_board() -> None:
+    board, twin = Board.start(), Board.start()
+    board.step({"FRANCE": ["A PAR - BUR"]})
+    twin.step({"FRANCE": ["A PAR - PIC"]})
+    assert board_text(board, "FRANCE") == board_text(twin, "FRANCE")
+    assert board_text(board, "FRANCE", IN_PLACE) != board_text(twin, "FRANCE", IN_PLACE)
+
+
+def test_the_other_powers_go_from_the_farthest_to_the_nearest() -> None:
+    """Against a search over the map: mean steps between home centres; ties by name."""
+    neighbours: dict[str, set[str]] = {}
+    for (_, location), near in geography().reach.items():
+        neighbours.setdefault(province(location), set()).update(map(province, near))
+    homes = Board.start().centres()
+
+    def steps(home: str) -> dict[str, int]:
+        found, ring = {home: 0}, {home}
+        while ring:
+            ring = {each for place in ring for each in neighbours[place]} - set(found)
+            found |= dict.fromkeys(ring, max(found.values()) + 1)
+        return found
+
+    for power in POWERS:
+        far = {other: sum(steps(home)[goal] for home in homes[power] for goal in homes[other]) for other in POWERS}
+        mean = {other: far[other] / len(homes[other]) for other in POWERS if other != power}
+        named = [line.split()[0] for line in board_text(Board.start(), power).splitlines()[1:7]]
+        assert named == sorted(mean, key=lambda other: (-mean[other], other)), power
 
 
 def test_lines_of_one_site_differ_and_where_sites_are_chosen_all_do(self_play) -> None:

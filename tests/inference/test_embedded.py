@@ -122,6 +122,9 @@ def test_a_shared_prompt_is_found_in_the_prefix_cache(host, vllm_engine, positio
     )
     draw(host, vllm_engine, [first])
     assert draw(host, vllm_engine, [second])[0].cost.cached_tokens >= 32 * (len(second.prompt_ids) // 32 - 1)
+    host.submit(vllm_engine.forget_prefixes()).result(timeout=60)
+    third = requests_for(positions[:1], tokens, label="forgotten")[0]
+    assert draw(host, vllm_engine, [third])[0].cost.cached_tokens == 0
 
 
 def test_more_prompts_at_once_than_one_pass_takes_are_drawn_too(host, vllm_engine, positions, tokens):

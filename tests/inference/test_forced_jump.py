@@ -214,7 +214,10 @@ class Runner:
     parallel_config = SimpleNamespace(pipeline_parallel_size=1)
     input_batch = SimpleNamespace(logitsprocs=SimpleNamespace(all=[]))
 
-    def _bookkeeping_sync(self) -> None: ...
+    def _bookkeeping_sync(self) -> tuple[int, int, int, int, int, int, int, int]: ...
+
+
+def older(self: object) -> tuple[int, int, int, int, int, int, int]: ...  # type: ignore[empty-body]
 
 
 @pytest.mark.parametrize(
@@ -224,6 +227,8 @@ class Runner:
         ({"speculative_config": "ngram"}, "speculates"),
         ({"parallel_config": SimpleNamespace(pipeline_parallel_size=2)}, "several devices"),
         ({"input_batch": SimpleNamespace()}, "not the known one"),
+        ({"_bookkeeping_sync": older}, "returns 7 results, not the known 8"),
+        ({"_bookkeeping_sync": lambda self: None}, "returns an unknown number of results"),
     ],
 )
 def test_a_runner_that_works_otherwise_is_left_alone(differs: dict, sentence: str):

@@ -71,17 +71,10 @@ def test_slots_that_are_dear_here_give_way_to_merged_weights_and_it_says_why(
 
 @pytest.mark.vllm
 @pytest.mark.system
-def test_an_engine_that_is_closed_leaves_another_of_the_same_process_working(host, vllm_engine, model, positions, tokens):
-    """vLLM's ranks and groups belong to the process, not to one engine."""
-    other = EmbeddedEngine(model, InferenceSettings(**SMALL, adapters="merge_reload"), name="other")
-    host.submit(other.start()).result(timeout=300)
-    host.submit(other.close()).result(timeout=60)
-    assert len(draw(host, vllm_engine, requests_for(positions[:1], tokens, label="left"))) == 7
-
-
-@pytest.mark.vllm
-@pytest.mark.system
-def test_slots_bound_what_is_held_and_a_rank_too_high_is_refused_before_vllm_hears_of_it(host, model, make_adapter):
+def test_slots_bound_what_is_held_and_a_rank_too_high_is_refused_before_vllm_hears_of_it(
+    host, vllm_engine, model, positions, tokens, make_adapter
+):
+    """And the closed engine leaves another of this process working: vLLM's ranks and groups belong to the process."""
     settings = InferenceSettings(**SMALL, adapters="slots", adapter_slots=1, adapter_rank=8)
     engine = EmbeddedEngine(model, settings, name="narrow")
     try:
@@ -96,6 +89,7 @@ def test_slots_bound_what_is_held_and_a_rank_too_high_is_refused_before_vllm_hea
         assert host.submit(engine.stats()).result(timeout=10).policy_version == 1, "the newest always stays"
     finally:
         host.submit(engine.close()).result(timeout=60)
+    assert len(draw(host, vllm_engine, requests_for(positions[:1], tokens, label="left"))) == 7
 
 
 @pytest.mark.vllm

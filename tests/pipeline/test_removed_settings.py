@@ -79,13 +79,14 @@ def test_a_run_of_an_earlier_version_opens_as_it_is(tmp_path: Path, capsys: pyte
 def test_a_run_from_before_a_setting_was_added_does_what_it_did(tmp_path: Path):
     paths = stored(tmp_path, {})
     tree = json.loads(paths.settings.read_text())
-    assert tree["prompts"].pop("chat") == "auto"
+    assert (tree["prompts"].pop("chat"), tree["prompts"].pop("own_line")) == ("auto", "last")
     for without in (tree, {name: inner for name, inner in tree.items() if name != "prompts"}):
         paths.settings.write_text(json.dumps(without))
-        assert settings_of(paths).prompts.chat == side_settings(paths).prompts.chat == "none"
-    assert resumed_settings([], {"run": "old", "runs_root": tmp_path}).prompts.chat == "none"
-    with pytest.raises(InputError, match=r"started with prompts.chat 'none' and cannot continue with 'template'"):
-        resumed_settings([], {"run": "old", "runs_root": tmp_path, "prompts": {"chat": "template"}})
+        for found in (settings_of(paths), side_settings(paths), resumed_settings([], {"run": "old", "runs_root": tmp_path})):
+            assert (found.prompts.chat, found.prompts.own_line) == ("none", "in_place")
+    for name, before, after in (("chat", "none", "template"), ("own_line", "in_place", "last")):
+        with pytest.raises(InputError, match=rf"started with prompts.{name} '{before}' and cannot continue with '{after}'"):
+            resumed_settings([], {"run": "old", "runs_root": tmp_path, "prompts": {name: after}}, fork=True)
 
 
 def test_a_stored_value_that_no_row_depends_on_is_said_and_left_behind(tmp_path: Path, caplog: pytest.LogCaptureFixture):

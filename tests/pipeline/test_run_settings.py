@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from flows.open_run import with_run_name
 from flows.score_policy import scripted_players
+from game.prompt_settings import PromptSettings
 from inference.settings import InferenceSettings
 from pipeline.run_settings import (
     PipelineSettings,
@@ -53,6 +54,14 @@ def test_every_preset_is_sound(name: str):
         ({"pipeline": {"producers_min": 2, "producers_max": 1}}, "producers_min 2 exceeds pipeline.producers_max 1"),
         ({"pipeline": {"dask_address": "tcp://h:1"}}, "dask_address 'tcp://h:1' is for pipeline.task_runner 'dask'"),
         ({"pipeline": {"buffer_depth": 2}}, "deterministic needs pipeline.buffer_depth 0 or 1, not 2"),
+        (
+            {"pipeline": {"buffer_depth": 2, "deterministic": False, "lockstep": True}},
+            "lockstep needs pipeline.buffer_depth 0 or 1, not 2",
+        ),
+        (
+            {"pipeline": {"lockstep": True, "deterministic": False, "producers_max": 1}},
+            "producers_max 1 has no use with pipeline.lockstep",
+        ),
         ({"pipeline": {"game_processes": 2}}, "game_processes 2 cannot be repeated exactly.* set one of the two"),
         (
             {"pipeline": {"game_processes": 2, "deterministic": False, "task_runner": "dask"}},
@@ -304,3 +313,19 @@ def test_a_fork_may_change_what_it_learns_by_and_nothing_that_its_weights_rest_o
     for name, changed in {"training.lora_rank": {"training": {"lora_rank": 3}}, "seed": {"seed": 7}}.items():
         with pytest.raises(InputError, match=f"started with {re.escape(name)} "):
             resumed_settings((), {**begun, **changed}, fork=True)
+
+
+def test_the_own_line_is_in_place_where_every_power_is_the_policy_s_unless_a_setting_says_otherwise(tmp_path: Path):
+    every: dict[str, Any] = {"rollouts": {"policy_powers": "all"}}
+    last: dict[str, Any] = {"prompts": {"own_line": "last"}}
+    assert layered_settings("laptop").prompts.own_line == "last"
+    assert layered_settings("laptop", (), {**every, "prompts": {"chat": "none"}}).prompts == PromptSettings(
+        own_line="in_place", chat="none"
+    )
+    assert layered_settings("laptop", (), every | last).prompts.own_line == "last"
+    typed = {**every, "prompts": {"chat": "none"}}
+    assert RunSettings.model_validate(typed).model_dump(exclude_unset=True) == typed, "a flag would override a file"
+    # A run keeps its own, also in a lineage where all powers become the policy's.
+    paths = RunPaths(tmp_path / "mine").create()
+    paths.settings.write_text(layered_settings("laptop").model_dump_json())
+    assert resumed_settings([], {"run": "mine", "runs_root": tmp_path, **every}, fork=True).prompts.own_line == "last"

@@ -135,7 +135,7 @@ def test_every_word_of_every_plot_takes_the_page_s_colour():
 
 
 def stored(folder: Path, content: str) -> Path:
-    file = folder / "e2e.json"
+    file = folder / "ablation.json"
     file.write_text(content)
     return file
 
@@ -146,11 +146,12 @@ def test_an_ablation_is_read_from_all_that_the_command_printed(tmp_path: Path):
         "loss_packing": 2.0,
         "gain_arrow": 1.1,
         "loss_prefix_cache": 1.5,
-        "speedup": 11.0,
+        "gain_packing_low": 2.5,
+        "gain_packing_high": 3.5,
         "gain_x": None,
     }
     machine = {"cpu_cores": "2", "platform": "Linux", "gpus": "none"}
-    result = json.dumps({"benchmark": "e2e", "metrics": metrics | {"speedup": 11.0}, "machine": machine})
+    result = json.dumps({"benchmark": "ablation", "metrics": metrics | {"ablation_speedup": 11.0}, "machine": machine})
     found = read_ablation(stored(tmp_path, f"some words\n{result}\n"))
     assert [(row.name, row.gain, row.loss) for row in found.rows] == [
         ("packing", 3.0, 2.0),
@@ -158,7 +159,7 @@ def test_an_ablation_is_read_from_all_that_the_command_printed(tmp_path: Path):
         ("arrow", 1.1, None),
         ("x", None, None),
     ]
-    assert found.figures == (("times as many steps an hour as the old way", "11.0"),)
+    assert found.figures == (("times as cheap as the old way, in CPU seconds", "11.0"),)
     assert found.machine == "2 cores of Linux, GPUs: none"
     assert "packing 3.00 and 2.00" in alt(strength_plots.ablation(found))
 

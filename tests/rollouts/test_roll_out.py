@@ -183,10 +183,17 @@ def test_games_end_when_they_are_played_and_wait_for_no_garbage_collection(unifo
 def test_forks_advance_independently_with_many_requests_in_flight(uniform_engine, tokens, positions):
     """A fork whose answers never come must not hold the others back."""
 
+    def gone_on(requests: list[GenerationRequest]) -> bool:
+        """All seven other forks have asked, and one of them a second time."""
+        places = [request.request_id.split("/")[2:5] for request in requests]
+        return len({(group, fork) for group, fork, _ in places}) >= 7 and any(ply != "0" for _, _, ply in places)
+
     class Stuck(uniform_engine):
         async def generate(self, request):
             if request.request_id.startswith("local/0/10/0/"):
-                await asyncio.sleep(0.5)
+                async with asyncio.timeout(60):
+                    while not gone_on(self.requests):
+                        await asyncio.sleep(0.01)
             return await super().generate(request)
 
     engine = Stuck()

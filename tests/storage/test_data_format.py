@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pyarrow as pa
@@ -15,7 +16,7 @@ import pytest
 
 from game.board import POWERS
 from game.scores import Standing
-from records import rows
+from records import lesson, rows
 from storage import schema
 from storage.asking import VIEWS
 from storage.runs import RunPaths
@@ -32,9 +33,11 @@ def told(mark: str) -> list[tuple[str, str]]:
     return [(column.strip("`"), holds.replace(r"\|", "|")) for column, _, holds in cells]
 
 
-@pytest.mark.parametrize(("mark", "row"), [("decisions", "Decision"), ("plies", "Ply")])
-def test_every_column_is_told_with_the_words_of_its_class(mark: str, row: str):
-    tree = ast.parse(Path(rows.__file__).read_text())
+@pytest.mark.parametrize(
+    ("mark", "row", "module"), [("decisions", "Decision", rows), ("plies", "Ply", rows), ("lessons", "Lesson", lesson)]
+)
+def test_every_column_is_told_with_the_words_of_its_class(mark: str, row: str, module: ModuleType):
+    tree = ast.parse(Path(str(module.__file__)).read_text())
     (body,) = [node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == row]
     said = [
         (field.target.id, ast.literal_eval(words.value))

@@ -4,6 +4,7 @@ import os
 import random
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from benchmarks.storage_figures import run_of_facts, step_query
 from storage import snapshots
 from storage.index import Index
 from storage.ledger import write_ledger
 from storage.runs import RunPaths
 from storage.selection import SelectionQuery
 from storage.shards import map_shard
-from storage.snapshots import newest_snapshot, write_snapshot
+from storage.snapshots import newest_snapshot, read_snapshot, write_snapshot
 from telemetry.errors import DataError
 
 QUERY = SelectionQuery(step=1, policy_version=0, max_policy_lag=0, start_groups=99, lineage="main", seed=0)
@@ -62,6 +64,18 @@ def grown(paths: RunPaths, publish: Callable[..., Any]) -> RunPaths:
     snapshot_of(paths)
     publish(range(4, 6), "p0", forks=4)
     return paths
+
+
+def test_facts_in_many_chunks_are_written_and_read_like_facts_in_one(grown: RunPaths, tmp_path: Path) -> None:
+    index = Index(grown)
+    index.refresh()
+    whole = index.snapshot_of([shard for name in ("000000", "000002") if (shard := index.find_shard(f"p0/{name}.arrow"))])
+    rows = whole.decisions.num_rows
+    chunked = replace(whole, decisions=pa.concat_tables([whole.decisions.slice(at, 5) for at in range(0, rows, 5)]))
+    assert chunked.decisions["shard"].num_chunks > 3
+    written = write_snapshot(tmp_path, chunked)
+    assert written is not None
+    assert read_snapshot(written).decisions.equals(whole.decisions.combine_chunks())
 
 
 @pytest.mark.parametrize("rule", [{}, {"blend": BLEND, "discount": 0.5}], ids=["default", "another blend"])
@@ -307,6 +321,17 @@ def test_one_is_written_when_enough_shards_came_in_and_the_newest_two_stay(paths
     again.refresh()
     assert again.snapshot_if_due(3) is None, "two came in since the newest one"
     assert index.snapshot_if_due(0) is None
+
+
+def test_an_index_that_is_kept_is_compressed_and_chooses_the_same(tmp_path: Path) -> None:
+    index = Index(run_of_facts(tmp_path, 42_000, shard_groups=100, seed=0))
+    index.refresh()
+    chosen = index.select_batch(step_query(1)).rows
+    memory = "SELECT sum(memory_usage_bytes) FROM duckdb_memory()"
+    before = index.fetch(memory)[0][0]
+    assert index.snapshot_if_due(99) is None
+    assert index.fetch(memory)[0][0] < before / 4
+    assert chosen.num_rows and index.select_batch(step_query(1)).rows.equals(chosen)
 
 
 def test_stock_duckdb_reads_it(grown: RunPaths) -> None:

@@ -47,7 +47,7 @@ def test_prefect_hands_a_quoted_argument_on_without_reading_its_fields():
 
 
 def test_every_flow_quotes_the_resources_that_it_hands_to_a_task():
-    tasks = {"roll_out_probe", "check_mismatch", "train_step", "_task"}
+    tasks = {"roll_out_probe", "check_mismatch", "train_step", "label_visits", "visiting", "_task"}
     firsts = [
         ast.unparse(call.args[0])
         for file in sorted((ROOT / "flows").glob("*.py"))
@@ -55,7 +55,7 @@ def test_every_flow_quotes_the_resources_that_it_hands_to_a_task():
         if isinstance(call, ast.Call) and ast.unparse(call.func).rpartition(".")[2] in tasks and call.args
     ]
     with_resources = [first for first in firsts if "resources" in first]
-    assert sorted(with_resources) == sorted([*["quoted(resources)"] * 3, "quoted(self._resources)"])
+    assert sorted(with_resources) == sorted([*["quoted(resources)"] * 7, "quoted(self._resources)"])
 
 
 @pytest.mark.parametrize(

@@ -230,6 +230,34 @@ def test_the_gradient_of_ranges_is_that_of_the_mask():
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("window", [None, 9])
+def test_attention_of_some_tokens_is_theirs_among_all_and_zero_elsewhere(window: int | None):
+    batch = three_levels(positions=6, powers=3, forks=4)
+    (micro,) = plan(batch, range(len(batch.returns)), 4096).micro_batches
+    query, key, value = queries(micro.tokens)
+    some = RangeAttention(micro).only(micro.hidden_at)
+    with torch.no_grad():
+        whole = RangeAttention(micro)(query, key, value, 0.25, window)
+        found = some(query, key, value, 0.25, window)
+    assert 0 < len(micro.hidden_at) < micro.tokens
+    torch.testing.assert_close(found[:, micro.hidden_at], whole[:, micro.hidden_at], atol=1e-6, rtol=0)
+    assert not np.delete(found.numpy(), micro.hidden_at, axis=1).any()
+
+
+def test_the_last_layer_multiplies_only_tokens_that_are_read():
+    batch = three_levels(positions=2, powers=3, forks=4)
+    (micro,) = plan(batch, range(len(batch.returns)), 4096).micro_batches
+    causal: Any = policy_of(base()).model.base_model.model
+    rows: list[int] = []
+    for layer in causal.model.layers:
+        layer.mlp.down_proj.register_forward_hook(lambda _, given, __: rows.append(given[0].shape[1]))
+    packed_hidden(causal, micro)
+    assert rows == [micro.tokens] * (len(rows) - 1) + [len(micro.hidden_at)]
+    rows.clear()
+    causal.model(input_ids=torch.arange(5)[None])  # other forwards are unchanged
+    assert set(rows) == {5}
+
+
 def test_keys_of_the_variable_length_call_are_those_that_a_segment_sees():
     batch = three_levels(positions=3)
     (micro,) = plan(batch, range(len(batch.returns)), 4096).micro_batches

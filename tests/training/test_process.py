@@ -58,7 +58,9 @@ def test_it_gives_up_shards_when_it_is_told_to_and_trains_on(run_with_rows, exac
 
 
 @pytest.mark.system
-def test_two_trainers_of_one_run_exclude_each_other_and_the_second_says_so(model, tmp_path, monkeypatch):
+def test_two_trainers_of_one_run_exclude_each_other_and_one_that_dies_is_reported_with_where_to_look(
+    model, tmp_path, monkeypatch
+):
     paths = RunPaths(tmp_path / "run").create()
     first = TrainerProcess(paths, model, SETTINGS, StorageSettings(), threads=1)
     try:
@@ -68,24 +70,15 @@ def test_two_trainers_of_one_run_exclude_each_other_and_the_second_says_so(model
         monkeypatch.setattr(serve_steps, "_FORMER_TRAINER_S", 0.2)
         with ExitStack() as stack, pytest.raises(InputError, match="another trainer works on run 'run'"):
             serve_steps._open({"run": str(paths.root)}, stack)
+        os.kill(first.pid, signal.SIGKILL)
+        while psutil.Process(first.pid).status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.01)
+        with held(paths.trainer_lock) as free:
+            assert free, "it ends with its process"
+        with pytest.raises(TrainingError, match=r"exit code -9.*trainer\.log"):
+            first.step(1, 1)
     finally:
-        first.close()
-    with held(paths.trainer_lock) as free:
-        assert free, "it ends with its process"
-
-
-@pytest.mark.system
-def test_a_trainer_that_dies_is_reported_with_where_to_look(model, tmp_path):
-    trainer = TrainerProcess(RunPaths(tmp_path / "run").create(), model, SETTINGS, StorageSettings(), threads=1)
-    trainer.ready()
-    os.kill(trainer.pid, signal.SIGKILL)
-    while psutil.Process(trainer.pid).status() != psutil.STATUS_ZOMBIE:
-        time.sleep(0.01)
-    with pytest.raises(TrainingError, match=r"exit code -9.*trainer\.log"):
-        try:
-            trainer.step(1, 1)
-        finally:
-            trainer.close()  # what could not be sent is not tried again, which would be another error
+        first.close()  # what could not be sent is not tried again, which would be another error
 
 
 @pytest.mark.system

@@ -27,7 +27,7 @@ from training.settings import TrainingSettings
 from training.trainer import Trainer
 
 SETTINGS = TrainingSettings(
-    learning_rate=1e-2, lora_rank=4, lora_alpha=8, updates_per_step=2, token_budget=400, keep_checkpoints=2, device="cpu"
+    learning_rate=1e-2, lora_rank=4, lora_alpha=8, updates_per_step=2, token_budget=250, keep_checkpoints=2, device="cpu"
 )
 STEPS = 3
 

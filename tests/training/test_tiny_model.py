@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -10,10 +11,12 @@ from transformers import AutoModelForCausalLM
 from decoding.codec import Codec
 from decoding.model_files import max_position
 from decoding.thinking import thinking_of
+from game.board import Board
 from game.prompt_settings import PromptSettings
+from game.prompts import board_text, power_text, rules_text
 from training.recipe import longest_sequence, recipe_hash
 from training.settings import TinyModelSettings
-from training.tiny_model import SharedRow, language_loss, make_tiny_model
+from training.tiny_model import SharedRow, _teacher_game, language_loss, make_tiny_model
 
 
 def test_computing_a_head_once_gives_the_loss_and_gradient_of_separate_prompts(model: Path):
@@ -72,15 +75,29 @@ def test_any_setting_of_the_recipe_changes_its_hash():
         assert recipe_hash(base.model_copy(update={name: value})) != recipe_hash(base), name
 
 
-def test_the_way_of_writing_prompts_is_part_of_the_recipe_and_the_default_way_changes_no_name():
+def test_the_way_of_writing_prompts_is_part_of_the_recipe_and_the_way_of_before_changes_no_name():
     base = TinyModelSettings()
     names = {
-        recipe_hash(base, PromptSettings.model_validate({"legal_orders": told, "order_notation": notation}))
+        recipe_hash(base, PromptSettings.model_validate({"own_line": place, "legal_orders": told, "order_notation": notation}))
+        for place in ("in_place", "last")
         for told in ("none", "factored", "lines")
         for notation in ("full", "slot")
     }
-    assert len(names) == 6
-    assert recipe_hash(base) == recipe_hash(base, PromptSettings()) == "192a26525437"
+    assert len(names) == 12
+    assert recipe_hash(base, PromptSettings(own_line="in_place")) == "192a26525437"
+    assert recipe_hash(base) == recipe_hash(base, PromptSettings())
+
+
+@pytest.mark.parametrize("place", ["in_place", "last"])
+def test_rows_of_imitation_are_the_prompts_that_it_plays(place: Literal["in_place", "last"]):
+    prompts = PromptSettings(own_line=place)
+    rows = list(_teacher_game(TinyModelSettings(), prompts, 0))
+    board = Board.start()
+    expected = [
+        rules_text(prompts) + board_text(board, power, prompts) + power_text(legal, board, prompts)
+        for power, legal in board.legal_orders().items()
+    ]
+    assert ["".join(row.shared) + rest for row in rows for rest, _, _ in row.decisions][:7] == expected
 
 
 def test_a_base_is_warmed_up_in_the_notation_that_it_plays(tmp_path: Path):

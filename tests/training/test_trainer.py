@@ -169,8 +169,8 @@ def test_a_row_at_fault_is_counted_and_the_step_goes_on_without_its_group(paths,
         logprobs[batch.completion_offsets[1]] = float("nan")
         return replace(batch, behaviour_logprobs=logprobs)
 
-    update = Updater.update
-    monkeypatch.setattr(Updater, "update", lambda self, batch, *rest: seen.append(batch) or update(self, batch, *rest))
+    accumulate = Updater.accumulate
+    monkeypatch.setattr(Updater, "accumulate", lambda self, batch, *rest: seen.append(batch) or accumulate(self, batch, *rest))
     monkeypatch.setattr(Index, "gather", damaged)
     metrics = trainer_for(paths, model).step(1, 4).metrics
     ledger = read_ledger(paths, "main", 1)
@@ -256,40 +256,56 @@ class Killed(BaseException):
     """Stands for the moment of a kill: nothing catches it."""
 
 
+@pytest.fixture(scope="module")
+def undisturbed(played: RunPaths, model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[RunPaths, dict[str, bytes]]:
+    """The run as it stands after its first step, and the files of one that nobody killed after its third."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    paths = RunPaths(folder / "whole")
+    shutil.copytree(played.root, paths.root)
+    trainer = trainer_for(paths, model)
+    trainer.step(1, 2)
+    shutil.copytree(paths.root, folder / "first")
+    trainer.step(2, 1)
+    trainer.step(3, 1)
+    return RunPaths(folder / "first"), run_files(paths)
+
+
 @pytest.mark.system
-@pytest.mark.parametrize("moment", ["write_ledger", "save_checkpoint", "publish_adapter", "write_outcome"])
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(
+    ("when", "moment"),
+    [
+        ("before", "write_ledger"),
+        ("before", "save_checkpoint"),
+        ("after", "save_checkpoint"),
+        ("after", "publish_adapter"),
+        ("after", "write_outcome"),
+    ],
+)
 def test_a_step_that_a_kill_cut_anywhere_is_done_once_and_ends_as_if_nothing_had_happened(
-    played, model, tmp_path, monkeypatch, moment: str, when: str
+    undisturbed, model, tmp_path, monkeypatch, when: str, moment: str
 ):
-    ends = []
-    for killed in (False, True):
-        shutil.copytree(played.root, tmp_path / str(killed))
-        paths = RunPaths(tmp_path / str(killed))
-        trainer = trainer_for(paths, model)
-        trainer.step(1, 2)
-        if killed:
-            honest = getattr(training.trainer, moment)
+    """Between any two of the writes of a step, which come in this order."""
+    first, expected = undisturbed
+    paths = RunPaths(tmp_path / "killed")
+    shutil.copytree(first.root, paths.root)
+    honest = getattr(training.trainer, moment)
 
-            def cut(*arguments, honest=honest):
-                if when == "after":
-                    honest(*arguments)
-                raise Killed
+    def cut(*arguments):
+        if when == "after":
+            honest(*arguments)
+        raise Killed
 
-            with monkeypatch.context() as patch, pytest.raises(Killed):
-                patch.setattr(training.trainer, moment, cut)
-                trainer.step(2, 1)
-            trainer = trainer_for(paths, model)
-        if trainer.step_done == 1:
-            trainer.step(2, 1)
-        assert trainer.step_done == 2 and trainer.published == read_adapter(paths, 2)
-        trainer.step(3, 1)
-        used = [
-            row for step in recorded_steps(paths, "main") for row in read_ledger(paths, "main", step)["decision_id"].to_pylist()
-        ]
-        assert len(used) == len(set(used)) and recorded_steps(paths, "main") == [1, 2, 3]
-        ends.append(run_files(paths))
-    assert ends[0] == ends[1]
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(training.trainer, moment, cut)
+        trainer_for(paths, model).step(2, 1)
+    trainer = trainer_for(paths, model)
+    if trainer.step_done == 1:
+        trainer.step(2, 1)
+    assert trainer.step_done == 2 and trainer.published == read_adapter(paths, 2)
+    trainer.step(3, 1)
+    used = [row for step in recorded_steps(paths, "main") for row in read_ledger(paths, "main", step)["decision_id"].to_pylist()]
+    assert len(used) == len(set(used)) and recorded_steps(paths, "main") == [1, 2, 3]
+    assert run_files(paths) == expected
 
 
 def test_a_recorded_step_uses_its_recorded_rows_even_where_a_choice_would_now_be_another(played, model, tmp_path, monkeypatch):
@@ -389,8 +405,8 @@ def test_padding_lists_each_branching_token_with_its_own_legal_set(paths):
 def test_a_step_of_several_updates_uses_every_decision_once_and_leaves_the_sampler_behind(paths, model, monkeypatch):
     """Each update takes its own advantage groups; from the second on, the ratio is no longer 1."""
     seen: list[list[int]] = []
-    update = Updater.update
-    monkeypatch.setattr(Updater, "update", lambda self, batch, rows, *of: seen.append(rows) or update(self, batch, rows, *of))
+    whole = Updater.accumulate
+    monkeypatch.setattr(Updater, "accumulate", lambda self, batch, rows, *of: seen.append(rows) or whole(self, batch, rows, *of))
     several = trainer_for(paths, model, SETTINGS.model_copy(update={"updates_per_step": 3})).step(1, 4)
     ledger = read_ledger(paths, "main", 1)
     assert ledger is not None and sorted(row for share in seen for row in share) == list(range(ledger.num_rows))

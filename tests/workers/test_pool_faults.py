@@ -243,13 +243,13 @@ def same_rows(one: RolledOut, other: RolledOut) -> bool:
 
 
 @pytest.mark.system
-def test_a_rollout_over_two_workers_one_killed_half_way_has_every_row_as_an_undisturbed_one(
+def test_a_rollout_over_two_workers_one_killed_half_way_has_every_row_and_none_left_ends_it_with_one_sentence(
     host, pools, processes, tokens, positions, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("workers.pool.AFFINITY_MARGIN", 2)
     undisturbed = play(host, PlainEngine(), tokens, positions[:4])
     one, other = processes(2, PLAIN_DELAY_S="0.02")
-    pool = pools(one.url, other.url, request_timeout_s=60.0)
+    pool = pools(one.url, other.url, request_timeout_s=60.0, no_worker_timeout_s=1.0)
     drawn = 0
     ask = pool.generate
 
@@ -270,15 +270,9 @@ def test_a_rollout_over_two_workers_one_killed_half_way_has_every_row_as_an_undi
     assert {(row.policy_version, row.adapter_hash) for row in played.decisions} == {(0, BASE_HASH)}
     assert pool.events()["ejections"] == 1 and pool.events()["retries"] >= 1
 
-
-@pytest.mark.system
-def test_a_rollout_whose_workers_are_all_killed_ends_with_one_sentence(host, pools, processes, tokens, positions):
-    both = processes(2, PLAIN_DELAY_S="0.05")
-    pool = pools(*(one.url for one in both), no_worker_timeout_s=1.0)
-    for one in both:
-        one.process.kill()
+    other.process.kill()
     began = time.monotonic()
     with pytest.raises(EngineError, match=r"forks failed; the first: no worker came back within 1 s .*entente serve"):
         play(host, pool, tokens, positions[:2])
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 20
     assert np.isfinite(list(pool.events().values())).all()

@@ -206,9 +206,13 @@ def test_a_reset_serves_the_base_alone_and_requests_in_flight_are_drawn_again(re
 
 def test_an_engine_is_built_to_its_end_though_all_who_wait_give_up(request_for):
     async def scene() -> None:
+        begun, go_on = asyncio.Event(), asyncio.Event()
+
         def fate(engine: PlainEngine, number: int) -> None:
             async def slowly() -> None:
-                await asyncio.sleep(0.1 * number)
+                if number:
+                    begun.set()
+                    await go_on.wait()
 
             engine.start = slowly  # type: ignore[method-assign]
 
@@ -218,13 +222,16 @@ def test_an_engine_is_built_to_its_end_though_all_who_wait_give_up(request_for):
         drawing = [asyncio.ensure_future(supervisor.generate(request_for(number))) for number in range(5)]
         await asyncio.sleep(0.005)
         factory.built[0].dies = DEATH
-        await asyncio.sleep(0.06)
+        await begun.wait()
         assert not supervisor.ready
         for task in drawing:
             task.cancel()
         await asyncio.gather(*drawing, return_exceptions=True)
-        await asyncio.sleep(0.15)
-        assert supervisor.ready and len(factory.built) == 2
+        go_on.set()
+        async with asyncio.timeout(20):
+            while not supervisor.ready:
+                await asyncio.sleep(0.005)
+        assert len(factory.built) == 2
         assert (await supervisor.generate(request_for(1))).policy.version == 4
 
     asyncio.run(scene())

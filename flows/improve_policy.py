@@ -1,0 +1,177 @@
+"""Flow: improve a run's policy by search.
+
+    open ─▶ [ visit ─▶ label ─▶ learn ] per round
+
+A round visits positions that the newest version reaches, labels them by search in processes on all cores, and trains steps on
+these lessons; the next round visits with the version that came of it. Visiting goes on while earlier visits are labelled. The
+student changes only after a round's last label. Everything that must survive is in files: the same command continues, however the
+flow ended.
+"""
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+from prefect import flow
+
+from flows.choose_source import LocalSource
+from flows.given_parameters import check_given
+from flows.open_run import open_run
+from flows.run_names import improvement_name
+from flows.train_policy import open_log
+from pipeline.improve_rounds import (
+    ImproveSettings,
+    begin_round,
+    check_improve,
+    check_student,
+    end_round,
+    open_rounds,
+    results,
+    round_name,
+    with_steps,
+)
+from pipeline.resources import Resources
+from pipeline.rollout_source import Stretch
+from pipeline.run_settings import RunSettings, settings_of
+from pipeline.teach import VISITED_GROUPS, TeacherPool
+from pipeline.threads import usable_cores
+from records.policy_version import BASE, PolicyVersion
+from storage.lesson_shelf import LessonQuery, lessons_in_use
+from storage.lineages import last_step
+from storage.retention import drop_old_adapters
+from storage.runs import RunPaths, durable_write
+from tasks.quoted import quoted
+from tasks.teaching import label_visits, visit_groups
+from tasks.training import check_mismatch, has_fresh_rows, train_step
+from telemetry.errors import DataError
+from telemetry.memory import freeze_old_objects
+from telemetry.progress import reporter
+from telemetry.sinks import MetricLog
+
+_LABELLED_AT_ONCE = 4
+"""Shards of visits that are labelled at a time: while the playouts of one end, those of the others keep the cores busy."""
+
+
+@flow(name="improve-policy", flow_run_name=improvement_name)
+async def improve_policy(run: str, runs_root: Path = Path("runs"), improve: ImproveSettings | None = None) -> dict[str, Any]:
+    """Improve the newest version of `run` in rounds, and return the figures of all rounds.
+
+    Args:
+        run: Name of the run, its folder under `runs_root`. It has its settings, model and state cache from `entente train`.
+        runs_root: Folder of all runs.
+        improve: Rounds, positions and teacher.
+
+    Raises:
+        InputError: no such run, it is being trained, or it cannot learn from this teacher.
+        DataError: the teacher gave an answer that is not legal; nothing was trained on.
+    """
+    check_given(Path(runs_root), runs=[run])
+    improve, paths = improve or ImproveSettings(), RunPaths(Path(runs_root) / run)
+    stored = settings_of(paths).model_copy(update={"runs_root": Path(runs_root)})
+    check_improve(stored, improve)
+    if left := open_rounds(paths, improve):
+        settings = with_steps(stored)
+        async with open_run(settings, resume=True) as resources:
+            with TeacherPool(usable_cores()) as teachers, open_log(resources, settings) as log, freeze_old_objects():
+                published = resources.resume_point.last.published
+                if published != BASE:
+                    await resources.serve(published)  # the engines start with the base model
+                for number in left:
+                    published = await _improve_once(resources, settings, improve, teachers, log, number, published)
+            done = with_steps(stored)
+            durable_write(paths.settings, done.model_dump_json(indent=1).encode())
+    return {"run": run, "rounds": results(paths, improve)}
+
+
+async def _improve_once(
+    resources: Resources,
+    settings: RunSettings,
+    improve: ImproveSettings,
+    teachers: TeacherPool,
+    log: MetricLog,
+    number: int,
+    student: PolicyVersion,
+) -> PolicyVersion:
+    """One round; what an earlier attempt left is found, not made again. Returns the newest version."""
+    began = time.monotonic()
+    await asyncio.to_thread(begin_round, resources.paths, number, improve, student)
+    lessons = await asyncio.to_thread(lessons_in_use, resources.paths, round_name(number), resources.resume_point.lineage)
+    if not lessons:
+        await asyncio.to_thread(check_student, resources.paths, number, student)
+        lessons = await _label_all(resources, settings, improve, teachers, number)
+    labelled = time.monotonic()
+    reporter().say(f"round {number}: {lessons} lessons for {student}")
+    if await has_fresh_rows(resources):
+        await check_mismatch(quoted(resources))
+    newest, metrics = await _learn(resources, settings, improve, log, number, student)
+    await asyncio.to_thread(drop_old_adapters, resources.paths, settings.retention)
+    losses = {name: metrics[name] for name in ("train/distil_loss", "train/teacher_entropy") if name in metrics}
+    figures = {"round": number, "lessons": lessons, "version": newest.version, "adapter_hash": newest.adapter_hash, **losses}
+    seconds = {"label_s": round(labelled - began, 1), "learn_s": round(time.monotonic() - labelled, 1)}
+    await asyncio.to_thread(end_round, resources.paths, number, figures | seconds)
+    return newest
+
+
+async def _label_all(
+    resources: Resources, settings: RunSettings, improve: ImproveSettings, teachers: TeacherPool, number: int
+) -> int:
+    """Visit and label the round's positions; returns the number of lessons."""
+    visiting = visit_groups.with_options(timeout_seconds=settings.pipeline.rollout_timeout_s)
+    first_group = taken = done = 0
+    labelling: list[asyncio.Task[int]] = []
+    at_once = asyncio.Semaphore(_LABELLED_AT_ONCE)
+
+    async def label_one(first: int, count: int) -> int:
+        nonlocal done
+        async with at_once:
+            lessons = await label_visits(quoted(resources), quoted(teachers), improve, number, first, count)
+        done += count
+        reporter().stage(f"label {number}", done, improve.positions)
+        return lessons
+
+    try:
+        while taken < improve.positions:
+            found = await visiting(quoted(resources), number, first_group)
+            if not found:
+                raise DataError(f"start groups {first_group} and later of round {number} hold no decision of the policy")
+            count = min(found, improve.positions - taken)
+            labelling.append(asyncio.create_task(label_one(first_group, count)))
+            taken, first_group = taken + count, first_group + VISITED_GROUPS
+            for each in labelling:
+                if each.done():
+                    each.result()  # an error of the teacher ends the round now
+        return sum(await asyncio.gather(*labelling))
+    finally:
+        for each in labelling:
+            each.cancel()
+        await asyncio.gather(*labelling, return_exceptions=True)
+
+
+async def _learn(
+    resources: Resources,
+    settings: RunSettings,
+    improve: ImproveSettings,
+    log: MetricLog,
+    number: int,
+    student: PolicyVersion,
+) -> tuple[PolicyVersion, dict[str, float]]:
+    """Train steps until the round's lessons are used up; returns the newest version, and the last step's metrics."""
+    query = LessonQuery(round=round_name(number), count=improve.lessons_per_step, max_uses=improve.uses)
+    source, resumed = LocalSource(resources, settings.pipeline), resources.resume_point.last
+    newest, steps = student, improve.steps
+    metrics = resumed.metrics if resumed.published == student else {}
+    # A step whose ledger a kill left behind is repeated on its own rows, also when its lessons were the last.
+    while (repeats := last_step(resources.paths) > newest.version) or await asyncio.to_thread(
+        resources.trainer.lessons_left, query
+    ):
+        step, groups = newest.version + 1, resources.rollouts.start_groups if improve.rollouts else 0
+        if groups and not repeats:
+            await source.play(Stretch(step=step, first_group=(step - 1) * groups, count=groups))
+            await has_fresh_rows(resources)  # lists the folders: steps on lessons alone leave gaps in the numbers
+        trained = await train_step(quoted(resources), step, groups, query)
+        newest, metrics = trained.published, trained.metrics
+        await resources.serve(newest)
+        log.log(step, metrics)
+        reporter().stage(f"learn {number}", min(steps, newest.version - student.version), steps)
+    return newest, metrics

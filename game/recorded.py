@@ -1,0 +1,150 @@
+"""Recorded games in the JSON of the `diplomacy` package, played again on the board.
+
+A game is accepted only if this program plays it exactly as it was recorded: the standard map, rules that do not change how orders
+are judged, legal orders, and after each phase the recorded units and centres. Missing orders become what the rules make of them:
+a hold, a disband of a dislodged unit, or a waived build. This module reads no files.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from game.board import OVER, POWERS, Board
+from game.legal import WAIVE, LegalOrders, OrderKind
+from telemetry.errors import InputError
+
+MAP = "standard"
+RULES = frozenset(
+    {
+        "ALWAYS_WAIT",
+        "CD_DUMMIES",
+        "IGNORE_ERRORS",
+        "MULTIPLE_POWERS_PER_PLAYER",
+        "NO_DEADLINE",
+        "NO_DIAS",
+        "NO_OBSERVATIONS",
+        "NO_PRESS",
+        "POWER_CHOICE",
+        "PROPOSE_DIAS",
+        "PUBLIC_PRESS",
+        "REAL_TIME",
+        "SOLITAIRE",
+        "START_MASTER",
+    }
+)
+"""Rules of the package about who plays, when, and with what press. All other rules change the game itself."""
+
+
+def replay_recorded(saved: Any, where: str) -> Iterator[tuple[Board, dict[str, tuple[str, ...]]]]:
+    """Play a recorded game again.
+
+    Args:
+        saved: the JSON object that `diplomacy.utils.export.to_saved_game_format` makes.
+        where: names the game in messages.
+
+    Yields:
+        The board before each phase, and the canonical orders of each power. A power whose disbands the rules chose is missing.
+        The board is stepped when the next item is asked for.
+
+    Raises:
+        InputError: it is no such game, or this program would not play it as it was recorded.
+    """
+    phases = _checked_phases(saved, where)
+    board = Board.start(MAP)
+    for number, phase in enumerate(phases):
+        _check_board(board, phase, where)
+        is_last = number + 1 == len(phases)
+        if board.is_over or (is_last and not any(phase["orders"].values())):
+            return
+        given, known = _orders(board, phase["orders"], f"{where}, {phase['name']}")
+        yield board, known
+        board.step(given)
+
+
+def _checked_phases(saved: Any, where: str) -> list[Any]:
+    if not isinstance(saved, Mapping) or not isinstance(saved.get("phases"), list) or not _is_whole(saved["phases"]):
+        raise InputError(f"{where} is no game as the diplomacy package saves it: it lacks phases with name, state and orders")
+    if saved.get("map") != MAP:
+        raise InputError(f"{where} is played on the map {saved.get('map')!r}, and only {MAP!r} can be imitated: leave it out")
+    rules = saved.get("rules", [])
+    unknown = sorted(set(map(str, rules if isinstance(rules, list) else [rules])) - RULES)
+    if unknown:
+        raise InputError(f"{where} is played with the rule {unknown[0]}, which this program does not play: leave it out")
+    return saved["phases"]
+
+
+def _is_whole(phases: Sequence[Any]) -> bool:
+    def is_one(phase: Any) -> bool:
+        return (
+            isinstance(phase, Mapping)
+            and isinstance(phase.get("name"), str)
+            and all(isinstance(phase.get(part), Mapping) for part in ("orders", "state"))
+            and all(isinstance(phase["state"].get(part), Mapping) for part in ("units", "centers"))
+            and all(map(_is_texts, (*phase["state"]["units"].values(), *phase["state"]["centers"].values())))
+            and all(map(_is_texts, phase["orders"].values()))
+        )
+
+    return all(map(is_one, phases))
+
+
+def _is_texts(listed: Any) -> bool:
+    return listed is None or (isinstance(listed, list) and all(isinstance(each, str) for each in listed))
+
+
+def _check_board(board: Board, phase: Any, where: str) -> None:
+    """Raise InputError unless the board is the recorded one. Units that were dislodged bear an asterisk in the record."""
+    if phase["name"] == OVER:  # also of a game that its players ended
+        return
+    units, centres = ({power: set(named.get(power) or ()) for power in POWERS} for named in _state(phase))
+    dislodged = board.dislodged()
+    found = {power: {*own, *(f"*{unit}" for unit in dislodged[power])} for power, own in board.units().items()}
+    same = found == units and {power: set(own) for power, own in board.centres().items()} == centres
+    if phase["name"] != board.phase or not same:
+        raise InputError(
+            f"{where} was judged by other rules: in {phase['name']} it has another board than this program, which is in "
+            f"{board.phase}: leave it out"
+        )
+
+
+def _state(phase: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    return phase["state"]["units"], phase["state"]["centers"]
+
+
+def _orders(board: Board, recorded: Mapping[str, Any], where: str) -> tuple[dict[str, list[str]], dict[str, tuple[str, ...]]]:
+    """The orders to play, and those of powers whose whole order set is known."""
+    given: dict[str, list[str]] = {}
+    known: dict[str, tuple[str, ...]] = {}
+    legal = board.legal_orders()
+    for power in POWERS:
+        listed = recorded.get(power) or []
+        if not isinstance(listed, list) or (listed and power not in legal and listed != [WAIVE] * len(listed)):
+            raise InputError(f"{where} has orders of {power}, which has nothing to order: leave the game out")
+        if power not in legal:
+            continue
+        given[power] = [_as_listed(str(order), legal[power], where) for order in listed]
+        whole = _canonical(given[power], legal[power])
+        if whole is not None:
+            if not legal[power].admits(whole):
+                raise InputError(f"{where} has orders of {power} that are not legal together: {', '.join(given[power])}")
+            given[power], known[power] = whole, tuple(whole)
+    return given, known
+
+
+def _as_listed(order: str, legal: LegalOrders, where: str) -> str:
+    """The order as `LegalOrders` spells it: the support of a move names no coast."""
+    for spelling in (order, order.rpartition("/")[0]):
+        if any(spelling in options for options in legal.options) or (spelling == WAIVE and legal.kind is OrderKind.BUILD):
+            return spelling
+    raise InputError(f"{where} has the order '{order}' of {legal.power}, which is not legal there: leave the game out")
+
+
+def _canonical(orders: Sequence[str], legal: LegalOrders) -> list[str] | None:
+    """The whole order set in the order of the sites; None if the rules chose some of the disbands."""
+    by_site = [next((order for order in orders if order in options), None) for options in legal.options]
+    if legal.kind is OrderKind.MOVEMENT:
+        return [order or f"{unit} H" for order, unit in zip(by_site, legal.sites, strict=True)]
+    if legal.kind is OrderKind.RETREAT:
+        return [order or f"{unit} D" for order, unit in zip(by_site, legal.sites, strict=True)]
+    chosen = [order for order in by_site if order is not None]
+    if legal.kind is OrderKind.BUILD:
+        return chosen + [WAIVE] * (legal.picks - len(chosen))
+    return chosen if len(chosen) == legal.picks else None

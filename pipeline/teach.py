@@ -1,0 +1,242 @@
+"""Search as a teacher: visits positions that the student reaches, has them labelled, and makes lessons of the answers.
+
+The student's games are ordinary start groups with one fork each, under a producer of the round. With a single fork an advantage
+group has one decision, so no step selects these rows. The lessons of a shard of visits are one file with the same number. Whoever
+repeats a task finds its file.
+
+Proposals are drawn on the engine's event loop. Their playouts run in processes of their own, on all cores. Nothing here trains.
+"""
+
+import asyncio
+import hashlib
+import json
+import math
+import multiprocessing
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from game.board import Board
+from game.legal import LegalOrders
+from game.snapshot import Snapshot, make_snapshot
+from pipeline.improve_rounds import ImproveSettings, round_name
+from pipeline.play import play_missing
+from pipeline.resources import RolloutResources
+from pipeline.rollout_side import producer_positions
+from records.lesson import Lesson, lesson_id
+from rollouts.deciders import DecisionRequest
+from search.search import SearchResult, propose, search
+from search.settings import SearchSettings
+from storage.lessons import lesson_path, open_lessons, publish_lessons
+from storage.runs import RunPaths, set_aside
+from storage.shards import open_plies, open_shard, shard_path
+from telemetry.errors import DataError, EngineError
+from telemetry.parent import end_with_parent
+
+VISITED_GROUPS = 8
+"""Start groups of a task: enough requests at a time for the engine, and few enough that labelling begins early."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What a teacher's process is asked: which of the order sets is best."""
+
+    snapshot: Snapshot
+    power: str
+    ply: int
+    """Phase index since the fork, part of the dice."""
+    dice: str
+    """Name from which the luck of the playouts derives."""
+    proposals: list[list[str]]
+    settings: SearchSettings
+
+
+def visitor(number: int) -> str:
+    """Producer name of the games of a round."""
+    return f"visit-{round_name(number)}"
+
+
+async def visit(resources: RolloutResources, number: int, first_group: int) -> int:
+    """Play the round's start groups from `first_group` on, one fork each, and publish their shard.
+
+    Returns:
+        decisions that can be labelled.
+    """
+    alone = resources.rollouts.model_copy(update={"forks_per_group": 1, "branch_at": ()})
+    name = visitor(number)
+    positions = await asyncio.to_thread(producer_positions, resources, name, first_group, VISITED_GROUPS, 0)
+    await play_missing(resources, f"visit {number}", name, positions, first_group, rollouts=alone)
+    shard = await asyncio.to_thread(open_shard, shard_path(resources.paths, name, first_group))
+    return shard["status"].to_pylist().count("complete")
+
+
+async def label(
+    resources: RolloutResources, teachers: "TeacherPool", improve: ImproveSettings, number: int, first_group: int, count: int
+) -> int:
+    """Label the first `count` decisions of a shard of visits and publish their lessons, unless that is done.
+
+    Returns:
+        lessons of the file.
+    """
+    final = lesson_path(resources.paths, round_name(number), first_group)
+    if final.exists():
+        try:
+            return open_lessons(final).table.num_rows
+        except DataError:
+            set_aside(final)
+    visits = await asyncio.to_thread(_visits, resources.paths, visitor(number), first_group, count)
+    teacher = hashlib.sha256(json.dumps(improve.each_round, sort_keys=True).encode()).hexdigest()[:16]
+    asked = [asyncio.ensure_future(_lesson(resources, teachers, improve, row, teacher)) for row in visits]
+    try:
+        made = await asyncio.gather(*asked)
+    finally:  # a retry draws under the same names, so nothing of this attempt may be left
+        for each in asked:
+            each.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+    lessons = [lesson for lesson in made if lesson is not None]
+    about = resources.provenance | {"teacher": json.dumps(improve.each_round, sort_keys=True)}
+    await asyncio.to_thread(publish_lessons, resources.paths, round_name(number), first_group, lessons, about)
+    return len(lessons)
+
+
+def teacher_probabilities(values: Sequence[float], visits: Sequence[int], best: int, temperature: float) -> list[float]:
+    """The teacher's distribution over its proposals: a softmax of their values by `temperature`; at 0 the best alone.
+
+    Only proposals with as many playouts as the best met the same luck, so the others, which the search dropped early, get 0.
+    """
+    if not temperature:
+        return [float(place == best) for place in range(len(values))]
+    top = max(value for value, seen in zip(values, visits, strict=True) if seen == visits[best])
+    odds = [
+        math.exp((value - top) / temperature) if seen == visits[best] else 0.0 for value, seen in zip(values, visits, strict=True)
+    ]
+    return [each / sum(odds) for each in odds]
+
+
+class TeacherPool:
+    """Processes that play out proposals; a context manager."""
+
+    def __init__(self, processes: int) -> None:
+        self._processes = processes
+        self._pool = self._start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    async def answer(self, question: Question) -> SearchResult:
+        """The search of one position, in one of the processes.
+
+        Raises:
+            InputError: a proposal is not legal.
+            EngineError: a process ended; others were started.
+        """
+        pool = self._pool
+        try:
+            return await asyncio.get_running_loop().run_in_executor(pool, answer, question)
+        except BrokenProcessPool as error:
+            if self._pool is pool:
+                self._pool = self._start()
+            raise EngineError("a process that plays out a teacher's proposals ended; is the memory full?") from error
+
+    def _start(self) -> ProcessPoolExecutor:
+        spawn = multiprocessing.get_context("spawn")  # a fork would copy the engine's threads in any state
+        return ProcessPoolExecutor(self._processes, mp_context=spawn, initializer=end_with_parent)
+
+
+def answer(question: Question) -> SearchResult:
+    """Search one position; what a teacher's process does."""
+    board = Board.restore(question.snapshot)
+    request = _request(board, question.snapshot, question.power, question.ply, question.dice, 1.0)
+    found = asyncio.run(search(request, question.proposals, question.settings))
+    board.release()
+    return found
+
+
+async def _lesson(
+    resources: RolloutResources, teachers: TeacherPool, improve: ImproveSettings, row: dict[str, Any], teacher: str
+) -> Lesson | None:
+    """The lesson of one decision; None if there is only one proposal, as that compares nothing."""
+    question, legal = await resources.host.run(_question(resources, improve, row))
+    if len(question.proposals) < 2:
+        return None
+    found = await teachers.answer(question)
+    table, spelt = resources.tokens.tables.table(legal), []
+    for orders in found.proposals:
+        ids = resources.tokens.tables.spell(orders, legal)
+        spelt.append((ids, *table.legal_sets(ids)))
+    sizes = np.concatenate([np.diff(offsets) for _, _, offsets in spelt])
+    return Lesson(
+        lesson_id=lesson_id(f"{row['source']}/{teacher}", row["decision_id"]),
+        decision_id=row["decision_id"],
+        source=row["source"],
+        snapshot_id=question.snapshot.snapshot_id,
+        phase=question.snapshot.phase,
+        power=question.power,
+        policy_version=row["policy_version"],
+        adapter_hash=row["adapter_hash"],
+        temperature=row["temperature"],
+        teacher=teacher,
+        prompt_ids=row["input_ids"][: row["prompt_len"]],
+        completion_ids=np.concatenate([ids for ids, _, _ in spelt]).astype(np.int32),
+        completion_offsets=np.cumsum([0, *(len(ids) for ids, _, _ in spelt)]).astype(np.int32),
+        legal_ids=np.concatenate([sets for _, sets, _ in spelt]),
+        legal_offsets=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32),
+        orders=["; ".join(orders) for orders in found.proposals],
+        probabilities=teacher_probabilities(found.values, found.visits, found.best, improve.temperature),
+        values=found.values,
+        visits=found.visits,
+    )
+
+
+async def _question(resources: RolloutResources, improve: ImproveSettings, row: dict[str, Any]) -> tuple[Question, LegalOrders]:
+    """Draw the proposals for a decision; runs on the engine's event loop."""
+    producer = row["source"].partition("/")[0]
+    dice = f"{producer}/{resources.seed}/{row['start_group']}/{row['fork']}/teacher"
+    board = Board.restore(row["snapshot"])
+    request = _request(board, row["snapshot"], row["power"], row["ply"], dice, row["temperature"])
+    proposals = await propose(request, resources.engine, resources.tokens, None, improve.search)
+    board.release()
+    question = Question(
+        snapshot=row["snapshot"],
+        power=row["power"],
+        ply=row["ply"],
+        dice=dice,
+        proposals=proposals,
+        settings=improve.search,
+    )
+    return question, request.legal
+
+
+def _request(board: Board, snapshot: Snapshot, power: str, ply: int, dice: str, temperature: float) -> DecisionRequest:
+    return DecisionRequest(
+        game=dice,
+        dice=dice,
+        ply=ply,
+        power=power,
+        legal=board.legal_orders()[power],
+        board=board,
+        snapshot_id=snapshot.snapshot_id,
+        temperature=temperature,
+    )
+
+
+def _visits(paths: RunPaths, producer: str, first_group: int, count: int) -> list[dict[str, Any]]:
+    """The first `count` complete decisions of a shard, each with the position where it was taken and its source."""
+    path = shard_path(paths, producer, first_group)
+    decisions = open_shard(path)
+    plies = {(ply["start_group"], ply["fork"], ply["ply"]): ply for ply in open_plies(path, decisions).to_pylist()}
+    found = []
+    for row in decisions.to_pylist():
+        if row["status"] == "complete" and len(found) < count:
+            ply = plies[row["start_group"], row["fork"], row["ply"]]
+            position = {"source": f"{producer}/{path.name}", "game_id": row["game_id"], "seed": row["seed"]}
+            snapshot = make_snapshot(ply["position"], row["phase"], **position)
+            found.append(row | {"source": position["source"], "snapshot": snapshot})
+    return found

@@ -1,0 +1,64 @@
+"""The learning curve of a base model that imitates: losses, and the share of orders equal to the teacher's."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from reports.drawing import BLUE, GREEN, GREY, ORANGE, legend_above, marker, new_plot, share_axis, stand_alone, to_svg
+from storage.json_files import read_object
+from storage.runs import durable_write
+from telemetry.errors import DataError
+
+CURVE = "curve.svg"
+_RECIPE = "recipe.json"
+
+
+def write_curve(model: Path) -> None:
+    """Draw the curve in the model's recipe into its folder."""
+    durable_write(model / CURVE, stand_alone(imitation_plot(read_object(model / _RECIPE)["curve"])).encode())
+
+
+def curve_of_base(model: str) -> str | None:
+    """The curve of a run's base model as an SVG element; None if it is no folder with a curve.
+
+    Args:
+        model: `inference.model` of the run.
+
+    Raises:
+        DataError: its recipe is damaged.
+    """
+    recipe = Path(model) / _RECIPE
+    curve = read_object(recipe).get("curve") if recipe.is_file() else None
+    try:
+        return imitation_plot(curve) if curve else None
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{recipe} has a damaged learning curve ({error!r}): restore it, or make the model again") from error
+
+
+def imitation_plot(curve: Sequence[Mapping[str, Any]]) -> str:
+    """The curve as an SVG element.
+
+    Args:
+        curve: points as in a recipe, by ascending step.
+    """
+    steps = [point["step"] for point in curve]
+    figure, (above, below) = new_plot(rows=2, high=4.2)
+    for name, label, colour in (
+        ("order_loss", "held out, per order token", BLUE),
+        ("completion_loss", "held out, per completion token", ORANGE),
+        ("loss", "trained on", GREY),
+    ):
+        known = [(point["step"], point[name]) for point in curve if point[name] is not None]
+        if known:
+            above.plot(*zip(*known, strict=True), color=colour, marker=marker(len(curve)), markersize=3.5, label=label)
+    above.set_yscale("log")
+    above.set_ylabel("nats a token")
+    legend_above(above)
+    below.plot(steps, [point["orders_equal"] for point in curve], color=GREEN, marker=marker(len(curve)), markersize=3.5)
+    below.set_ylim(0, 1)
+    share_axis(below)
+    below.set_ylabel("orders equal")
+    below.set_xlabel("step")
+    last = curve[-1]
+    found = f"{last['order_loss']:.2f} nats per order token and {last['orders_equal']:.0%} of orders equal"
+    return to_svg(figure, "imitation", f"Imitation: after {last['step']} steps {found}.")

@@ -1,0 +1,187 @@
+"""Search of one decision: proposals, their playouts by sequential halving, and the best of them.
+
+A proposal that is not legal is refused, so what is played is legal. All random numbers derive from the request's dice name: the
+same request has the same result. Between playouts other tasks of the event loop run.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from game.players import check_player, player
+from game.prompts import board_text
+from rollouts.deciders import CompletionSource, Decider, DecisionRequest, PolicyDecider, Tokens, draw
+from rollouts.seeds import dice
+from search.halving import Pull, halve
+from search.playout_processes import PlayoutProcesses
+from search.playouts import play_out
+from search.policy_playouts import play_out_with_policy
+from search.settings import POLICY_PLAYS, SearchSettings
+from telemetry.errors import InputError
+
+_AT_ONCE = 64
+"""Playouts with the policy that one search has in progress: enough to fill an engine's batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchResult:
+    """What a search found; lists have one entry per distinct proposal, in the order of the proposals."""
+
+    proposals: tuple[tuple[str, ...], ...]
+    """Legal order sets without repetitions."""
+    values: tuple[float, ...]
+    """Mean value of each over its playouts, in centres or as a share. 0 for a single proposal, which is not played out."""
+    visits: tuple[int, ...]
+    """Playouts of each."""
+    best: int
+    """Index of the proposal to play: the largest mean in the last round of halving, which may not be the largest of all."""
+
+    @property
+    def orders(self) -> list[str]:
+        """The best order set."""
+        return list(self.proposals[self.best])
+
+
+async def propose(
+    request: DecisionRequest,
+    engine: CompletionSource | None,
+    tokens: Tokens | None,
+    version: int | None,
+    settings: SearchSettings,
+) -> list[list[str]]:
+    """Distinct legal order sets: `settings.proposals` draws of the policy, then one of each name in `settings.scripted`.
+
+    The first draw is the one that the policy would play without a search.
+
+    Args:
+        engine: draws the policy's proposals; None: only scripted players propose.
+        version: the policy version; None: the engine's newest.
+
+    Raises:
+        InputError: nobody proposes, or a scripted player is unknown.
+        EngineError, DataError: the engine could not draw.
+    """
+    sets: list[list[str]] = []
+    if engine is not None and tokens is not None and settings.proposals:
+        shown = board_text(request.board, request.power, tokens.prompts)
+        draws = (
+            draw(request, engine, tokens, version=version, shown=shown, repetition=number) for number in range(settings.proposals)
+        )
+        sets += [drawn.orders for drawn in await asyncio.gather(*draws)]
+    for number, name in enumerate(settings.scripted):
+        rng = dice(request.dice, request.ply, request.power, "proposal", number)
+        sets.append(player(name)(request.legal, rng, request.board))
+    return [list(orders) for orders in _distinct(request, sets)]
+
+
+async def search(
+    request: DecisionRequest,
+    proposals: Sequence[Sequence[str]],
+    settings: SearchSettings,
+    policy: Decider | None = None,
+    processes: PlayoutProcesses | None = None,
+) -> SearchResult:
+    """Play out the proposals and find the best.
+
+    Args:
+        proposals: order sets; equal ones count once. More than `settings.playouts` distinct ones are cut off at the end.
+        policy: plays the seats of 'policy' in playouts; None if `settings.player` does not name it.
+        processes: play scripted playouts; None: this process does.
+
+    Raises:
+        InputError: there is no proposal, one is not legal, or `settings.player` names a player that does not exist.
+        EngineError: a playout failed, with the policy or in a process.
+    """
+    arms = _distinct(request, proposals)[: settings.playouts]
+    if len(arms) == 1:
+        return SearchResult(proposals=tuple(arms), values=(0.0,), visits=(0,), best=0)
+
+    def name_of(number: int) -> str:
+        return f"{request.dice}/{request.ply}/{request.power}/playout/{number}"
+
+    async def play_round(pulls: Sequence[Pull]) -> list[float]:
+        if policy is not None and POLICY_PLAYS in settings.player:
+            base = f"{request.game}/{request.ply}/{request.power}/playout"
+            values = []
+            for first in range(0, len(pulls), _AT_ONCE):
+                playouts = (
+                    play_out_with_policy(request, arms[arm], name_of(number), settings, policy, f"{base}/{arm}/{number}")
+                    for arm, number in pulls[first : first + _AT_ONCE]
+                )
+                values += await asyncio.gather(*playouts)
+            return values
+        if processes is not None:
+            sets = [(arms[arm], name_of(number)) for arm, number in pulls]
+            return await processes.play(request.board, request.power, sets, settings)
+        values = []
+        for arm, number in pulls:
+            values.append(play_out(request.board, request.power, arms[arm], name_of(number), settings))
+            await asyncio.sleep(0)  # let other tasks of the event loop run
+        return values
+
+    found = await halve(len(arms), settings.playouts, play_round)
+    return SearchResult(proposals=tuple(arms), values=found.values, visits=found.visits, best=found.best)
+
+
+class SearchDecider:
+    """Plays the best of its proposals; a policy version proposes, or a scripted player."""
+
+    def __init__(
+        self,
+        settings: SearchSettings,
+        *,
+        engine: CompletionSource | None = None,
+        tokens: Tokens | None = None,
+        version: int | None = None,
+        proposer: str = "",
+        processes: PlayoutProcesses | None = None,
+    ) -> None:
+        """Check the names of players.
+
+        Args:
+            proposer: the scripted player that makes the `settings.proposals`, if no engine does.
+            processes: play scripted playouts; None: this process does.
+
+        Raises:
+            InputError: see `check_search`.
+        """
+        if proposer:
+            scripted = (proposer,) * settings.proposals + settings.scripted
+            settings = settings.model_copy(update={"proposals": 0, "scripted": scripted})
+        check_search(settings, has_policy=engine is not None)
+        self._settings, self._processes = settings, processes
+        self._engine, self._tokens, self._version = engine, tokens, version
+        self._policy = None if engine is None or tokens is None else PolicyDecider(engine, tokens, version)
+
+    async def decide(self, request: DecisionRequest) -> list[str]:
+        """The best order set; see `Decider`."""
+        proposals = await propose(request, self._engine, self._tokens, self._version, self._settings)
+        return (await search(request, proposals, self._settings, self._policy, self._processes)).orders
+
+
+def check_search(settings: SearchSettings, *, has_policy: bool) -> None:
+    """Check that everybody whom the settings name can play.
+
+    Raises:
+        InputError: a name is no scripted player, or 'policy' is to play without a policy version.
+    """
+    if not has_policy and POLICY_PLAYS in settings.player:
+        raise InputError(
+            f"search.player names '{POLICY_PLAYS}', but no policy version searches here: name scripted players, as 'dumbbot'"
+        )
+    for name in {*settings.scripted, *(set(settings.player) - {POLICY_PLAYS})}:
+        check_player(name)
+
+
+def _distinct(request: DecisionRequest, sets: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
+    """The order sets, each once."""
+    found = list(dict.fromkeys(tuple(orders) for orders in sets))
+    for orders in found:
+        if not request.legal.admits(orders):
+            raise InputError(
+                f"{list(orders)} was proposed for {request.power} in {request.board.phase} and is no legal {request.legal.kind} "
+                "set in the order of the sites: mend whoever proposes it"
+            )
+    if not found:
+        raise InputError(f"a search for {request.power} in {request.board.phase} has no proposal: give at least one order set")
+    return found

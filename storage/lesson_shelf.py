@@ -1,0 +1,222 @@
+"""Chooses the lessons of a trainer's step, and gathers them into arrays.
+
+A lesson is used as often as ledgers of the lineage's history name it. The choice is deterministic: the same files, ledgers and
+seed give the same lessons. A file is verified when it is opened, and its bytes are compared again before each use. A damaged file
+is set aside with a sentence. This module computes no loss.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from storage.arrow_files import MappedFile
+from storage.files import FILES
+from storage.gather import Batch
+from storage.ledger import read_ledger, recorded_steps
+from storage.lessons import LessonRef, open_lessons, recorded_lessons
+from storage.lineages import counts_as_used
+from storage.mapped import ShardDamaged
+from storage.runs import RunPaths, check_name, set_aside
+from storage.schema import as_array
+from telemetry.errors import DataError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LessonQuery:
+    """The lessons that a step asks for."""
+
+    round: str
+    """Name of their round, the folder below `lessons/`."""
+    count: int
+    """Maximum number of lessons."""
+    max_uses: int
+    """Steps of the lineage that may use a lesson."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LessonBatch:
+    """Lessons as arrays: one row for each proposal that the teacher gives a positive probability."""
+
+    batch: Batch
+    """R rows. `advantage_groups` numbers the lessons from 0 and `decision_ids` holds lesson ids; `returns` and
+    `behaviour_logprobs` are 0 and mean nothing."""
+    weights: npt.NDArray[np.float32]
+    """[R] the teacher's probability of each row."""
+
+
+def lesson_uses(paths: RunPaths, lineage: str) -> Counter[int]:
+    """Steps of the lineage's history that used each lesson, by lesson id."""
+    uses: Counter[int] = Counter()
+    for name, until in counts_as_used(paths, lineage).items():
+        ledgers = (read_ledger(paths, name, step) for step in recorded_steps(paths, name) if step <= until)
+        uses.update(lesson.lesson_id for ledger in ledgers if ledger is not None for lesson in recorded_lessons(ledger))
+    return uses
+
+
+def lessons_in_use(paths: RunPaths, round_name: str, lineage: str) -> int:
+    """Lessons of a round that steps have begun to use, counted by the round's files; 0 if no ledger names one."""
+    shelf = LessonShelf(paths, lineage, 0)
+    uses, known = lesson_uses(paths, lineage), shelf._known(round_name)
+    return len(known) if any(uses[lesson.lesson_id] for lesson in known) else 0
+
+
+def choose_lessons(known: Iterable[LessonRef], uses: Mapping[int, int], query: LessonQuery, seed: int) -> list[LessonRef]:
+    """The lessons of one step: the least used ones first, in an order that follows from seed, uses and lesson id alone.
+
+    Returns:
+        at most `query.count` lessons with fewer uses than `query.max_uses`, sorted by their place.
+    """
+
+    def order(lesson: LessonRef) -> tuple[int, bytes]:
+        used = uses.get(lesson.lesson_id, 0)
+        return used, blake2b(f"{seed}/{used}/{lesson.lesson_id}".encode(), digest_size=8).digest()
+
+    left = [lesson for lesson in known if uses.get(lesson.lesson_id, 0) < query.max_uses]
+    return sorted(sorted(left, key=order)[: query.count], key=lambda lesson: (lesson.shard, lesson.row))
+
+
+class LessonShelf:
+    """A trainer's view of its run's lessons: files that were verified, and how often each lesson was used.
+
+    Attributes:
+        refused: one sentence for each file that was set aside.
+    """
+
+    def __init__(self, paths: RunPaths, lineage: str, seed: int) -> None:
+        """`seed`: seed of the choice."""
+        self.refused: list[str] = []
+        self._paths, self._lineage, self._seed = paths, lineage, seed
+        self._files: dict[str, MappedFile] = {}
+        self._uses: Counter[int] | None = None  # read when it is first needed: few runs have lessons
+
+    def choose(self, query: LessonQuery) -> list[LessonRef]:
+        """The lessons for a step, as `choose_lessons` defines them. Damaged files are set aside."""
+        return choose_lessons(self._known(query.round), self._counted(), query, self._seed)
+
+    def left(self, query: LessonQuery) -> int:
+        """Uses that the round's lessons still have."""
+        uses = self._counted()
+        return sum(max(0, query.max_uses - uses[lesson.lesson_id]) for lesson in self._known(query.round))
+
+    def count(self, lessons: Sequence[LessonRef]) -> None:
+        """Count one use of each lesson, whose step's ledger was just written."""
+        self._counted().update(lesson.lesson_id for lesson in lessons)
+
+    def gather(self, lessons: Sequence[LessonRef]) -> LessonBatch:
+        """Verified arrays of these lessons, in their order.
+
+        Raises:
+            ShardDamaged: a lesson is gone or damaged, or is not the one that was chosen. A damaged file was set aside.
+        """
+        for shard in dict.fromkeys(lesson.shard for lesson in lessons):
+            self._verify(shard)
+        for lesson in lessons:
+            sums = self._files[lesson.shard].sums
+            if lesson.row >= len(sums) or int(sums[lesson.row]) != lesson.checksum:
+                raise ShardDamaged(
+                    f"Lessons {lesson.shard}, row {lesson.row} were replaced after they were chosen; restore the run's lessons.",
+                    lesson.shard,
+                )
+        return _batch_of([(self._files[lesson.shard].table, lesson) for lesson in lessons])
+
+    def _counted(self) -> Counter[int]:
+        if self._uses is None:
+            self._uses = lesson_uses(self._paths, self._lineage)
+        return self._uses
+
+    def _known(self, round_name: str) -> list[LessonRef]:
+        """All lessons of a round."""
+        known: list[LessonRef] = []
+        for name in sorted(FILES.names(self._paths.lessons / check_name(round_name, "The round"))):
+            shard = f"{round_name}/{name}"
+            try:
+                file = self._files.get(shard) or self._open(shard)
+            except ShardDamaged:
+                continue
+            ids = as_array(file.table["lesson_id"]).to_pylist()
+            known += [LessonRef(shard, row, *found) for row, found in enumerate(zip(ids, file.sums.tolist(), strict=True))]
+        return known
+
+    def _verify(self, shard: str) -> None:
+        """Map the file if it is not mapped, or check that no byte has changed since."""
+        file = self._files.get(shard)
+        if file is None:
+            self._open(shard)
+        elif not file.is_unchanged():
+            raise self._set_aside(
+                shard, f"Lessons {shard} changed since they were opened: their checksum is wrong; restore them."
+            )
+
+    def _open(self, shard: str) -> MappedFile:
+        try:
+            self._files[shard] = open_lessons(self._paths.lessons / shard)
+        except DataError as error:
+            raise self._set_aside(shard, str(error)) from error
+        return self._files[shard]
+
+    def _set_aside(self, shard: str, why: str) -> ShardDamaged:
+        self._files.pop(shard, None)
+        if FILES.exists(path := self._paths.lessons / shard):
+            set_aside(path)
+        self.refused.append(why)
+        return ShardDamaged(why, shard)
+
+
+def _batch_of(found: Sequence[tuple[pa.Table, LessonRef]]) -> LessonBatch:
+    """The proposals with a positive probability, row after row."""
+    ids, legal, sizes, lengths, weights, owners = [], [], [], [], [], []
+    for number, (table, lesson) in enumerate(found):
+        prompt, tokens, legal_ids = (_list(table, name, lesson.row) for name in ("prompt_ids", "completion_ids", "legal_ids"))
+        ends, sets = (_list(table, name, lesson.row) for name in ("completion_offsets", "legal_offsets"))
+        probabilities = _list(table, "probabilities", lesson.row)
+        for proposal in np.flatnonzero(probabilities > 0).tolist():
+            first, after = ends[proposal], ends[proposal + 1]
+            ids += [prompt, tokens[first:after]]
+            legal.append(legal_ids[sets[first] : sets[after]])
+            sizes.append(np.diff(sets[first : after + 1]))
+            lengths.append((len(prompt), after - first))
+            weights.append(probabilities[proposal])
+            owners.append(number)
+    prompts, completions = np.array(lengths, np.int64).reshape(-1, 2).T
+    owner, completion_offsets = np.array(owners, np.int32), _starts(completions)
+
+    def of_lesson(column: str, kind: type[np.generic]) -> npt.NDArray[Any]:
+        """[R] a scalar of each row's lesson."""
+        return np.array([as_array(table[column])[lesson.row].as_py() for table, lesson in found], kind)[owner]
+
+    batch = Batch(
+        decision_ids=of_lesson("lesson_id", np.int64),
+        input_ids=_joined(ids, np.int32),
+        input_offsets=_starts(prompts + completions),
+        prompt_lens=prompts.astype(np.int32),
+        behaviour_logprobs=np.zeros(int(completion_offsets[-1]), np.float32),
+        completion_offsets=completion_offsets,
+        legal_ids=_joined(legal, np.int32),
+        legal_offsets=_starts(_joined(sizes, np.int64)),
+        temperatures=of_lesson("temperature", np.float32),
+        returns=np.zeros(len(owner)),
+        advantage_groups=owner,
+        policy_versions=of_lesson("policy_version", np.int32),
+    )
+    return LessonBatch(batch=batch, weights=np.array(weights, np.float32))
+
+
+def _list(table: pa.Table, column: str, row: int) -> npt.NDArray[Any]:
+    """The numbers of one row's list."""
+    array = as_array(table[column])
+    return array.values.to_numpy()[array.offsets[row].as_py() : array.offsets[row + 1].as_py()]
+
+
+def _joined(pieces: Sequence[npt.NDArray[Any]], kind: type[np.generic]) -> npt.NDArray[Any]:
+    return np.concatenate(pieces).astype(kind) if pieces else np.empty(0, kind)
+
+
+def _starts(lengths: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
+    """[n + 1] where each of n pieces begins, and the end of the last."""
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)

@@ -1,0 +1,38 @@
+"""The tasks of a round of improvement: visit positions that the student reaches, and label them by search."""
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from pipeline.improve_rounds import ImproveSettings
+from pipeline.resources import Resources
+from pipeline.stretches import ROLLOUT_RETRIES
+from pipeline.teach import TeacherPool, label, visit
+
+
+@task(
+    name="visit",
+    task_run_name="visit-r{number}-g{first_group}",
+    cache_policy=NO_CACHE,
+    persist_result=False,
+    retries=ROLLOUT_RETRIES,
+    retry_delay_seconds=1,
+)
+async def visit_groups(resources: Resources, number: int, first_group: int) -> int:
+    """Play start groups of a round and publish their shard; see `visit`."""
+    with resources.spans.span("rollout"):
+        return await visit(resources, number, first_group)
+
+
+@task(
+    name="label",
+    task_run_name="label-r{number}-g{first_group}",
+    cache_policy=NO_CACHE,
+    persist_result=False,
+    retries=ROLLOUT_RETRIES,
+    retry_delay_seconds=1,
+)
+async def label_visits(
+    resources: Resources, teachers: TeacherPool, improve: ImproveSettings, number: int, first_group: int, count: int
+) -> int:
+    """Label decisions of a shard of visits and publish their lessons; see `label`."""
+    return await label(resources, teachers, improve, number, first_group, count)

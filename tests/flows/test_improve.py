@@ -1,0 +1,99 @@
+"""`entente improve` on a real run: rounds, a kill, and what they leave."""
+
+import json
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from storage.adapters import read_adapter
+from storage.ledger import MAIN, read_ledger, recorded_steps
+from storage.lesson_shelf import lesson_uses
+from storage.lessons import open_lessons, recorded_lessons
+from storage.runs import RunPaths
+
+WORDS = (
+    "--positions 12 --lessons-per-step 4 --uses 2 "
+    "--search.proposals 2 --search.scripted mover --search.playouts 6 --search.player random"
+)
+
+pytestmark = pytest.mark.system
+
+
+@pytest.fixture
+def copy(workplace: Any, trained: Any) -> Any:
+    """Copies of the small run: `copy("name")`."""
+
+    def make(name: str) -> RunPaths:
+        paths = RunPaths(workplace.folder / "runs" / name)
+        shutil.rmtree(paths.root, ignore_errors=True)
+        shutil.copytree(trained[1].root, paths.root)
+        settings = json.loads(paths.settings.read_bytes())
+        paths.settings.write_text(json.dumps(settings | {"run": name}))
+        return paths
+
+    return make
+
+
+def improved(workplace: Any, name: str, *more: str) -> dict[str, Any]:
+    done = workplace.process("improve", "--run", name, *WORDS.split(), *more, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_two_rounds_train_on_the_lessons_of_two_students_and_are_replayed_bitwise(workplace, copy):
+    paths = copy("improved")
+    rounds = improved(workplace, "improved", "--rounds", "2")["rounds"]
+    assert [each["round"] for each in rounds] == [1, 2] and all(each["lessons"] > 6 for each in rounds)
+    steps = recorded_steps(paths, MAIN)
+    assert rounds[-1]["version"] == steps[-1] > rounds[0]["version"] > 2
+    uses = lesson_uses(paths, MAIN)
+    assert set(uses.values()) == {2} and len(uses) == sum(each["lessons"] for each in rounds)
+    students = [json.loads((paths.improve / f"round-000{number}.json").read_bytes())["student"] for number in (1, 2)]
+    assert students[0] != students[1]
+    for number, student in enumerate(students, start=1):
+        table = open_lessons(paths.lessons / f"round-000{number}" / "000000.arrow").table
+        visited = {*zip(table["policy_version"].to_pylist(), table["adapter_hash"].to_pylist(), strict=True)}
+        assert [f"version {version} ({digest})" for version, digest in visited] == [student]
+    replayed = workplace.process("runs", "replay-step", "--run", "improved", "--step", str(steps[-1]))
+    assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+    before = paths.metrics.read_bytes()
+    assert improved(workplace, "improved", "--rounds", "2")["rounds"] == rounds and paths.metrics.read_bytes() == before
+
+
+def test_training_goes_on_after_a_round_and_a_round_may_have_rollouts_too(workplace, copy):
+    paths = copy("mixed")
+    (found,) = improved(workplace, "mixed", "--rollouts")["rounds"]
+    ledgers = [read_ledger(paths, MAIN, step) for step in range(3, found["version"] + 1)]
+    assert all(ledger is not None and recorded_lessons(ledger) for ledger in ledgers)
+    assert any(ledger.num_rows for ledger in ledgers if ledger is not None)
+    done = workplace.process("train", "--run", "mixed", "--resume", "--steps", str(found["version"] + 1))
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_round_that_was_killed_ends_with_the_weights_of_one_that_was_not(workplace, copy):
+    whole, killed = copy("whole"), copy("killed-round")
+    (found,) = improved(workplace, "whole")["rounds"]
+    for until in (lambda: any(killed.lessons.rglob("*.arrow")), lambda: len(recorded_steps(killed, MAIN)) > 3):
+        process = workplace.start("improve", "--run", "killed-round", *WORDS.split())
+        while process.poll() is None and not until():
+            time.sleep(0.02)
+        family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL, "it ended before it was killed"
+        assert psutil.wait_procs(family, timeout=30)[1] == [], "no process outlives the command"
+    (again,) = improved(workplace, "killed-round")["rounds"]
+    assert again["version"] == found["version"]
+    assert read_adapter(killed, again["version"]) == read_adapter(whole, found["version"])
+    assert lesson_uses(killed, MAIN) == lesson_uses(whole, MAIN)
+
+
+def test_a_run_that_is_not_there_is_named(workplace, tmp_path: Path):
+    done = workplace.process("improve", "--run", "nobody")
+    assert done.returncode == 2 and "there is no run in" in done.stderr

@@ -1,0 +1,170 @@
+"""An imitation that was cut gives the model of one that was not, learns its teacher, and is a model that a run can take."""
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from decoding.codec import Codec
+from decoding.model_files import max_position
+from telemetry.errors import InputError, TrainingError
+from tests.command import Entente
+from tests.training.imitation.small import SMALL
+from training.imitation import checkpoint
+from training.imitation import imitate as module
+from training.imitation.imitate import Imitation, imitate
+from training.imitation.settings import ImitationSettings
+from training.imitation.work import WorkFolder, begin, begun_games, begun_settings, finish, work_folder
+from training.recipe import longest_sequence
+from training.schedule import rate_at, set_rate
+
+
+def made(models: Path, games: Path, settings: ImitationSettings = SMALL) -> Path:
+    work = work_folder(models, "small")
+    begin(work, settings, games)
+    return imitate(work, begun_settings(work), games)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, games: Path) -> Path:
+    """The model of SMALL, made in one go."""
+    return made(tmp_path_factory.mktemp("models"), games)
+
+
+def cut(work: WorkFolder, games: Path, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """Begin to make the model, and stop with an error in `step`, counted from 0."""
+    plain = Imitation.step
+
+    def stopping(self: Imitation) -> None:
+        if self.state.step == step:
+            raise KeyboardInterrupt
+        plain(self)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Imitation, "step", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            imitate(work, begun_settings(work), games)
+
+
+def test_a_resumed_imitation_gives_the_same_bytes(
+    tmp_path: Path, games: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
+):
+    work = work_folder(tmp_path, "small")
+    begin(work, SMALL, games)
+    cut(work, games, monkeypatch, 4)
+    newest = max((work.root / "checkpoints").iterdir())
+    newest.write_bytes(newest.read_bytes()[:-9] + b"\0damaged\0")
+    cut(work, games, monkeypatch, 5)
+    rates: list[float] = []
+    monkeypatch.setattr(module, "set_rate", lambda optimiser, rate: (rates.append(rate), set_rate(optimiser, rate)))
+    assert imitate(work, begun_settings(work), games) == work.final
+    assert len(rates) == 1, "it went on from its checkpoint"
+    assert content(work.final) == content(undisturbed)
+    monkeypatch.setattr(Imitation, "run", None)
+    assert imitate(work, begun_settings(work), games) == work.final, "a published model is not trained again"
+    finish(work)
+    assert not work.root.exists()
+
+
+def test_a_model_goes_on_with_the_games_that_it_began_with_or_not_at_all(tmp_path: Path, games: Path):
+    work = work_folder(tmp_path, "small")
+    begin(work, SMALL, games)
+    assert begun_games(work, games.parent) == games
+    with pytest.raises(InputError, match="the games of model 'small' are gone"):
+        begun_games(work, tmp_path)
+
+
+def test_what_a_killed_removal_left_is_no_part_of_a_new_model(tmp_path: Path, games: Path):
+    work = work_folder(tmp_path, "small")
+    (work.root / "checkpoints").mkdir(parents=True)
+    (work.root / "config.json").write_text("{}")
+    begin(work, SMALL, games)
+    assert sorted(path.name for path in work.root.iterdir()) == ["games", "settings.json"]
+
+
+def test_a_loss_that_is_not_finite_ends_the_work_before_the_weights_change(
+    tmp_path: Path, games: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(module, "backward", lambda *of, **how: float("nan"))
+    with pytest.raises(TrainingError, match="the loss of step 1 is not finite: lower --rate"):
+        made(tmp_path, games)
+    assert not (tmp_path / "small").exists()
+
+
+def test_a_checkpoint_that_cannot_be_read_now_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def refuse(*of: object, **how: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    (tmp_path / "step_000004.safetensors").write_bytes(b"")
+    monkeypatch.setattr(checkpoint, "safe_open", refuse)
+    with pytest.raises(OSError, match="Too many open files"):
+        checkpoint.load_state(tmp_path, None, torch.optim.SGD([torch.zeros(1)]))
+    assert (tmp_path / "step_000004.safetensors").exists()
+
+
+def test_it_learns_its_teacher_and_tells_how_well(undisturbed: Path):
+    recipe = json.loads((undisturbed / "recipe.json").read_text())
+    assert [point["step"] for point in recipe["curve"]] == [0, 3, 6]
+    first, *_, last = recipe["curve"]
+    assert last["completion_loss"] < first["completion_loss"] - 0.3 and last["loss"] is not None
+    assert recipe["settings"]["teachers"] == ["mover", "random"] and recipe["prompts"]["own_line"] == "last"
+
+
+def test_it_is_a_model_as_a_run_takes_it(undisturbed: Path):
+    assert len(Codec(undisturbed).encode_order("A PAR - BUR")) >= 4
+    assert max_position(undisturbed) == longest_sequence(SMALL.prompts)
+    assert "entente" not in (undisturbed / "config.json").read_text()
+
+
+def test_a_base_that_thinks_imitates_thoughts(tmp_path: Path, games: Path):
+    prompts = SMALL.prompts.model_copy(update={"thinking_tokens": 8})
+    folder = made(tmp_path, games, SMALL.model_copy(update={"prompts": prompts, "steps": 1}))
+    assert json.loads((folder / "recipe.json").read_text())["prompts"]["thinking_tokens"] == 8
+
+
+def test_a_name_is_taken_once_and_what_was_begun_is_resumed_with_its_settings(tmp_path: Path, games: Path):
+    work = work_folder(tmp_path, "small")
+    with pytest.raises(InputError, match=r"no model 'small' was begun in .*: leave out --resume"):
+        begun_settings(work)
+    begin(work, SMALL, games)
+    with pytest.raises(InputError, match="model 'small' was begun: continue it with --resume"):
+        begin(work, SMALL, games)
+    assert begun_settings(work) == SMALL
+    work.final.mkdir()
+    with pytest.raises(InputError, match="there is a model in"):
+        begin(work, SMALL, games)
+    with pytest.raises(InputError, match="cannot name a folder"):
+        work_folder(tmp_path, "../small")
+
+
+def test_the_rate_rises_to_its_full_value_and_falls_to_a_twentieth():
+    settings = ImitationSettings(steps=100, rate=1.0)
+    rates = [rate_at(step, settings.rates) for step in range(1, 101)]
+    assert rates[4] == max(rates) == 1.0 and rates[0] == pytest.approx(0.2) and rates[-1] == pytest.approx(0.05)
+    assert rate_at(1, ImitationSettings(steps=1, rate=1.0).rates) == 1.0
+
+
+@pytest.mark.system
+def test_a_kill_at_any_moment_is_resumed_by_the_command_to_the_same_bytes(entente: Entente):
+    words = ["--teachers", "mover", "--games", "4", "--last-year", "1901", "--hidden", "32", "--layers", "1", "--steps", "30"]
+    words += ["--positions", "2", "--measure-every", "10", "--checkpoint-minutes", "0"]
+    whole = entente.process("model", "imitate", "whole", *words)
+    assert whole.returncode == 0, whole.stderr
+    models = entente.folder / "runs" / "_models"
+    with entente.start("model", "imitate", "cut", *words) as process:
+        checkpoints = models / ".cut.imitation" / "checkpoints"
+        until = time.monotonic() + 120
+        while not list(checkpoints.glob("step_00000[5-9].safetensors")) and time.monotonic() < until:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL and not (models / "cut").exists()
+    resumed = entente.process("model", "imitate", "cut", "--resume")
+    assert (resumed.returncode, resumed.stdout) == (0, "runs/_models/cut\n"), resumed.stderr
+    assert content(models / "cut") == content(models / "whole")

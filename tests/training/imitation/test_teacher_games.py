@@ -1,0 +1,85 @@
+"""Teachers' games are played once, on any number of processes alike; a teacher that orders illegally leaves nothing behind."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from game.board import Board
+from game.legal import LegalOrders
+from game.players import player
+from records.rows import Ply
+from storage.arrow_files import read_arrow
+from tests.training.imitation.small import SMALL
+from training.imitation import teacher_games
+from training.imitation.positions import Positions
+from training.imitation.teacher_games import GAMES_A_SHARD, make_games, missing_games
+
+
+def quiet(stage: str, done: int, total: int) -> None:
+    pass
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_only_missing_shards_are_played_and_more_games_keep_those_that_are_there(tmp_path: Path):
+    few = SMALL.model_copy(update={"games": 2})
+    folder = make_games(tmp_path, few, 1, quiet)
+    before, told = content(folder), []
+    more = few.model_copy(update={"games": 2 * GAMES_A_SHARD})
+    assert missing_games(tmp_path, more) == GAMES_A_SHARD
+    assert make_games(tmp_path, more, 1, lambda stage, done, total: told.append((done, total))) == folder
+    assert told == [(2 * GAMES_A_SHARD, 2 * GAMES_A_SHARD)] and before.items() < content(folder).items()
+    assert make_games(tmp_path, more.model_copy(update={"seed": 1}), 1, quiet) != folder
+
+
+@pytest.mark.system
+def test_processes_play_the_games_that_one_process_plays(tmp_path: Path):
+    settings = SMALL.model_copy(update={"games": 2 * GAMES_A_SHARD})
+    alone, together = (make_games(tmp_path / str(count), settings, count, quiet) for count in (1, 2))
+    assert content(alone) == content(together) and len(content(alone)) == 2
+
+
+def test_a_game_is_that_of_a_plain_loop(games: Path):
+    rng = random.Random("teacher game 1 of seed 0")
+    seats = {power: player(rng.choice(SMALL.teachers)) for power in Board.start().centres()}
+    board, positions = Board.start(), Positions(games)
+    for number in positions.training.tolist():
+        restored, orders = positions.board(number)
+        wanted = {power: seats[power](legal, rng, board) for power, legal in board.legal_orders().items()}
+        assert (restored.phase, restored.units(), orders) == (board.phase, board.units(), wanted)
+        board.step(wanted)
+        if board.year > SMALL.last_year:
+            return
+
+
+def test_an_illegal_teacher_is_named_and_no_shard_is_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def wrong(legal: LegalOrders, rng: random.Random, board: Board | None = None) -> list[str]:
+        return ["A PAR - MOS"] * legal.picks
+
+    monkeypatch.setattr(teacher_games, "player", lambda name: wrong)
+    with pytest.raises(teacher_games.InputError, match=r"ordered A PAR - MOS, .* for AUSTRIA in S1901M of game 0, .* nothing"):
+        make_games(tmp_path, SMALL, 1, quiet)
+    assert not list(tmp_path.rglob("*.arrow"))
+
+
+def test_held_out_games_are_never_learned_from_and_each_epoch_has_every_position_once(games: Path):
+    positions = Positions(games)
+    rows = read_arrow(next(games.iterdir()))
+    numbers = rows["start_group"].to_numpy()
+    assert {int(game) for game in numbers[positions.held_out]} == {0}
+    assert {int(game) for game in numbers[positions.training]} == set(range(1, GAMES_A_SHARD))
+    size = len(positions.training)
+    epochs = [[positions.of_step(step, 1, 5)[0] for step in range(first, first + size)] for first in (0, size)]
+    assert all(sorted(epoch) == sorted(positions.training.tolist()) for epoch in epochs) and epochs[0] != epochs[1]
+    assert Positions(games).of_step(2, 3, 5) == epochs[0][6:9] != Positions(games).of_step(2, 3, 6)
+    fewer = Positions(games, 3)
+    assert {int(game) for game in numbers[fewer.training]} == {1, 2}
+
+
+def test_plies_hold_every_order_of_a_game(games: Path):
+    rows = read_arrow(next(games.iterdir()))
+    assert set(rows.column_names) == set(Ply.__dataclass_fields__)
+    assert rows["phase"][0].as_py() == "S1901M" and all(orders.as_py() != "{}" for orders in rows["orders"])

@@ -1,0 +1,257 @@
+"""Training on lessons: the loss against plain loops, its ledger before its forward, and steps repeated bitwise."""
+
+import asyncio
+import math
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from storage.adapters import read_adapter
+from storage.index import Index, SelectionQuery
+from storage.ledger import MAIN, read_ledger
+from storage.lesson_shelf import LessonBatch, LessonQuery, LessonShelf, lesson_uses
+from storage.lessons import recorded_lessons
+from storage.outcome import read_outcome
+from storage.runs import RunPaths
+from storage.settings import StorageSettings
+from telemetry.errors import DataError
+from tests.training import taught_run
+from tests.training.loss_oracle import masked
+from training.advantages import leave_one_out
+from training.parallel import split_rows
+from training.policy import Policy
+from training.replay import replay_step
+from training.row_checks import RowLimits, find_trainable_lessons
+from training.settings import TrainingSettings
+from training.trainer import Trainer
+from training.update import Accumulated, Updater
+
+SETTINGS = TrainingSettings(learning_rate=1e-2, lora_rank=4, lora_alpha=8, device="cpu", distil_weight=0.7)
+QUERY = LessonQuery(round="r", count=4, max_uses=2)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Beside other work, two threads would wait for one another longer than they compute."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def played(exact_engine, model, tokens, positions, tmp_path_factory) -> RunPaths:
+    """One run with rows and lessons; tests copy it."""
+    from rollouts.roll_out import plan_start_groups, roll_out
+    from rollouts.settings import RolloutSettings
+    from storage.shards import publish_shard
+
+    paths = RunPaths(tmp_path_factory.mktemp("played") / "run").create()
+    settings = RolloutSettings(start_groups=8, forks_per_group=3, horizon_years=1)
+    plan = plan_start_groups([(positions[index], "FRANCE") for index in range(8)], 0, settings)
+    rolled = asyncio.run(roll_out(plan, exact_engine(), tokens, settings, producer="local", seed=5))
+    publish_shard(paths, "local", 0, rolled.decisions, rolled.plies, {}, next_start_group=8)
+    assert taught_run.publish(paths, each=3) > 5
+    return paths
+
+
+@pytest.fixture
+def paths(played: RunPaths, tmp_path: Path) -> RunPaths:
+    return RunPaths(shutil.copytree(played.root, tmp_path / "copy"))
+
+
+def lessons_of(paths: RunPaths, count: int = 3) -> LessonBatch:
+    shelf = LessonShelf(paths, MAIN, 0)
+    return shelf.gather(shelf.choose(replace(QUERY, count=count)))
+
+
+def rows_of(paths: RunPaths):
+    index = Index(paths)
+    index.refresh()
+    query = SelectionQuery(step=1, policy_version=0, max_policy_lag=2, start_groups=1, lineage="x", seed=0)
+    return index.gather(index.select_batch(query).rows)
+
+
+def stirred(model: Path, settings: TrainingSettings) -> Policy:
+    policy, dice = Policy(model, settings), torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=dice))
+    return policy
+
+
+def looped_loss(policy: Policy, lessons: LessonBatch, weight: float) -> float:
+    """The distillation loss: one proposal after another through the model as transformers has it, then plain Python."""
+    batch, total, tokens = lessons.batch, 0.0, 0.0
+    for row, probability in enumerate(lessons.weights.tolist()):
+        ids = batch.input_ids[batch.input_offsets[row] : batch.input_offsets[row + 1]]
+        with torch.no_grad():
+            logits = policy.model(input_ids=torch.tensor(ids[None].astype(np.int64))).logits[0].double()
+        for number, place in enumerate(range(batch.completion_offsets[row], batch.completion_offsets[row + 1])):
+            legal = batch.legal_ids[batch.legal_offsets[place] : batch.legal_offsets[place + 1]].tolist()
+            at = int(batch.prompt_lens[row]) + number
+            if len(legal) > 1:
+                total -= probability * masked(logits[at - 1].tolist(), legal)[int(ids[at])]
+                tokens += probability
+    return weight * total / tokens
+
+
+def gradient_of(policy: Policy) -> torch.Tensor:
+    return torch.cat([(torch.zeros_like(w) if w.grad is None else w.grad).flatten() for w in policy.parameters()])
+
+
+def accumulated(policy: Policy, settings: TrainingSettings, paths: RunPaths, *, drawn: bool, taught: bool) -> Accumulated:
+    batch, lessons = rows_of(paths), lessons_of(paths) if taught else None
+    advantages = leave_one_out(batch.returns, batch.advantage_groups).astype(np.float32)
+    rows = range(len(batch.returns)) if drawn else []
+    return Updater(policy, settings).accumulate(
+        batch, rows, advantages, None, lessons, range(len(lessons.weights)) if lessons else ()
+    )
+
+
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+def test_the_gradient_of_lessons_is_the_slope_of_the_loops_loss(paths, model, layout: str):
+    """Along the gradient itself, where a wrong sign, weight, mask or divisor would show."""
+    settings = SETTINGS.model_copy(update={"layout": layout})
+    policy, lessons = stirred(model, settings), lessons_of(paths)
+    done = accumulated(policy, settings, paths, drawn=False, taught=True)
+    assert sum(done.losses) == pytest.approx(looped_loss(policy, lessons, 0.7), rel=1e-5) and done.distil == sum(done.losses)
+    weights = policy.parameters()
+    direction = [torch.zeros_like(weight) if weight.grad is None else weight.grad.clone() for weight in weights]
+    length = float(torch.stack([part.norm() for part in direction]).norm())
+    ends, step = [], 2e-4
+    for side in (step, -2 * step):
+        with torch.no_grad():
+            for weight, part in zip(weights, direction, strict=True):
+                weight.add_(part, alpha=side / length)
+        ends.append(looped_loss(policy, lessons, 0.7))
+    assert (ends[0] - ends[1]) / (2 * step) == pytest.approx(length, rel=0.02)
+
+
+def test_the_loss_of_lessons_does_not_depend_on_the_micro_batches(paths, model):
+    found = []
+    for cut in ({"token_budget": 300}, {"token_budget": 8192}, {"layout": "padded", "micro_batch_rows": 3}):
+        settings = SETTINGS.model_copy(update=cut)
+        policy = stirred(model, settings)
+        done = accumulated(policy, settings, paths, drawn=True, taught=True)
+        found.append((len(done.losses), sum(done.losses), done.distil, gradient_of(policy)))
+    assert found[0][0] > found[1][0], "nothing was cut, so nothing was tested"
+    for _, loss, distil, gradient in found[1:]:
+        assert (loss, distil) == (pytest.approx(found[0][1], abs=1e-5), pytest.approx(found[0][2], rel=1e-5))
+        torch.testing.assert_close(gradient, found[0][3], rtol=1e-3, atol=1e-6)
+
+
+def test_a_mixed_step_adds_the_lessons_and_leaves_the_rollouts_part_bitwise(paths, model):
+    parts = {}
+    for drawn, taught in ((True, False), (False, True), (True, True)):
+        policy = stirred(model, SETTINGS)
+        done = accumulated(policy, SETTINGS, paths, drawn=drawn, taught=taught)
+        parts[drawn, taught] = done.losses, gradient_of(policy)
+    alone, learned, mixed = parts[True, False], parts[False, True], parts[True, True]
+    assert mixed[0] == [*alone[0], *learned[0]] and alone[0] and learned[0]
+    torch.testing.assert_close(mixed[1], alone[1] + learned[1], rtol=1e-4, atol=1e-7)
+
+
+def test_a_step_on_lessons_makes_the_teacher_s_answers_likelier(paths, model):
+    settings = SETTINGS.model_copy(update={"learning_rate": 1e-2})
+    policy, lessons = Policy(model, settings), lessons_of(paths, count=99)
+    before = looped_loss(policy, lessons, 1.0)
+    trainer = Trainer(paths, policy, settings, StorageSettings())
+    metrics = [trainer.step(step, 0, replace(QUERY, count=99, max_uses=9)).metrics for step in (1, 2, 3)]
+    assert looped_loss(policy, lessons, 1.0) < before - 0.01
+    assert metrics[0]["train/distil_loss"] == pytest.approx(before, rel=1e-4)
+    assert metrics[0]["train/lessons"] == lessons.batch.advantage_groups.max() + 1 and metrics[0]["train/decisions"] == 0
+    entropy = -sum(weight * math.log(weight) for weight in lessons.weights.tolist())
+    tokens = 0.0
+    for row, weight in enumerate(lessons.weights.tolist()):
+        places = range(lessons.batch.completion_offsets[row], lessons.batch.completion_offsets[row + 1])
+        tokens += weight * sum(int(lessons.batch.legal_offsets[at + 1] - lessons.batch.legal_offsets[at]) > 1 for at in places)
+    assert metrics[0]["train/teacher_entropy"] == pytest.approx(entropy / tokens, rel=1e-5)
+
+
+def killed_before_the_forward(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_the_ledger_names_the_lessons_before_the_forward_and_a_kill_does_not_use_them_twice(paths, model, monkeypatch, tmp_path):
+    undisturbed = RunPaths(shutil.copytree(paths.root, tmp_path / "undisturbed"))
+    for step in (1, 2):
+        trainer_of(undisturbed, model).step(step, 1, QUERY)
+    with monkeypatch.context() as broken:
+        broken.setattr(Updater, "updates", killed_before_the_forward)
+        with pytest.raises(KeyboardInterrupt):
+            trainer_of(paths, model).step(1, 1, QUERY)
+    ledger = read_ledger(paths, MAIN, 1)
+    assert ledger is not None and len(recorded_lessons(ledger)) == 4 and ledger.num_rows
+    trainer_of(paths, model).step(1, 1, None)  # repeated on what its ledger names, whatever is asked for
+    trainer_of(paths, model).step(2, 1, QUERY)
+    assert [read_adapter(paths, step) for step in (1, 2)] == [read_adapter(undisturbed, step) for step in (1, 2)]
+    assert lesson_uses(paths, MAIN) == lesson_uses(undisturbed, MAIN)
+    assert sum(lesson_uses(paths, MAIN).values()) == 8
+    assert trainer_of(paths, model).lessons_left(QUERY) == 2 * taught_run.count(paths) - 8
+
+
+def trainer_of(paths: RunPaths, model: Path) -> Trainer:
+    return Trainer(paths, Policy(model, SETTINGS), SETTINGS, StorageSettings(max_policy_lag=9))
+
+
+@pytest.mark.parametrize("start_groups", [0, 1], ids=["lessons alone", "mixed"])
+def test_a_step_on_lessons_is_replayed_bitwise(paths, model, start_groups: int):
+    trainer = trainer_of(paths, model)
+    for step in (1, 2):
+        trainer.step(step, start_groups, QUERY)
+    shutil.rmtree(paths.checkpoint(1))
+    found = replay_step(paths, 2, model, SETTINGS, StorageSettings(max_policy_lag=9))
+    assert found.difference is None and found.replayed == read_outcome(paths, MAIN, 2)
+    assert found.replayed is not None and found.replayed.updates
+
+
+def test_a_step_without_lessons_is_the_same_bitwise_whether_the_run_has_some(paths, model, tmp_path):
+    bare = RunPaths(shutil.copytree(paths.root, tmp_path / "bare"))
+    shutil.rmtree(bare.lessons)
+    hashes = [trainer_of(each, model).step(1, 1).published.adapter_hash for each in (paths, bare)]
+    assert hashes[0] == hashes[1]
+
+
+def test_a_recorded_lesson_that_was_damaged_stops_the_step_with_a_sentence(paths, model, monkeypatch):
+    with monkeypatch.context() as broken:
+        broken.setattr(Updater, "updates", killed_before_the_forward)
+        with pytest.raises(KeyboardInterrupt):
+            trainer_of(paths, model).step(1, 0, QUERY)
+    shutil.rmtree(paths.lessons)
+    with pytest.raises(DataError, match=r"step 1 cannot be repeated on the rows of its ledger.*missing"):
+        trainer_of(paths, model).step(1, 0)
+
+
+def test_a_faulty_proposal_keeps_its_whole_lesson_out(paths):
+    lessons = lessons_of(paths)
+    ids = lessons.batch.input_ids.copy()
+    ids[lessons.batch.input_offsets[1]] = 10**6
+    kept, sentences = find_trainable_lessons(
+        replace(lessons, batch=replace(lessons.batch, input_ids=ids)), RowLimits(vocabulary=5000, longest=5000)
+    )
+    assert len(sentences) == 1 and "is not trained on: it holds token ids beyond" in sentences[0]
+    assert set(kept.batch.advantage_groups.tolist()) == {1, 2}
+    assert kept.weights.tolist() == lessons.weights[lessons.batch.advantage_groups > 0].tolist()
+
+
+def test_processes_share_whole_lessons(paths):
+    lessons = lessons_of(paths, count=99)
+    shares = split_rows(lessons.batch, range(len(lessons.weights)), 2)
+    first, second = ({*lessons.batch.advantage_groups[rows].tolist()} for rows in shares)
+    assert first and second and not first & second
+
+
+def test_updates_of_a_step_share_its_lessons(paths, model):
+    settings = SETTINGS.model_copy(update={"updates_per_step": 2})
+    batch, lessons, seen = rows_of(paths), lessons_of(paths), []
+    updater = Updater(Policy(model, settings), settings)
+    gradient = updater.gradient
+    updater.gradient = lambda work, rows, taught: seen.append(list(taught)) or gradient(work, rows, taught)  # type: ignore[method-assign]
+    assert len(list(updater.updates(batch, None, lessons))) == 2
+    assert sorted(seen[0] + seen[1]) == list(range(len(lessons.weights))) and all(seen)

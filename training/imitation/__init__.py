@@ -1,0 +1,1 @@
+"""A base model that imitates a teacher's games."""
