@@ -63,7 +63,7 @@ def _start(log: Path) -> tuple[subprocess.Popen[bytes], str]:
     with socket.create_server(("127.0.0.1", 0)) as listener, log.open("wb") as out:
         address = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "cli.serve_prefect", str(listener.fileno())],
+            [sys.executable, "-P", "-m", "cli.serve_prefect", str(listener.fileno()), str(os.getpid())],
             pass_fds=[listener.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=out,

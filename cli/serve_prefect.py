@@ -1,6 +1,6 @@
 """Main of a command's own Prefect server: serves on an inherited socket until SIGTERM, or until its parent process ends.
 
-python -m cli.serve_prefect FD
+python -m cli.serve_prefect FD PARENT
 """
 
 import os
@@ -11,9 +11,9 @@ from cli.garbage_thread import collect_in_thread
 from telemetry.parent import end_with_parent
 
 
-def main(descriptor: int) -> None:
+def main(descriptor: int, parent: int) -> None:
     """Serve the API without the pages and the schedules."""
-    end_with_parent(gently=True)
+    end_with_parent(gently=True, parent=parent)
     collect_in_thread()
     os.environ |= {"PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1", "PREFECT_UI_ENABLED": "0"}
     import uvicorn
@@ -25,4 +25,4 @@ def main(descriptor: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -3,6 +3,7 @@
 For children that this program starts. Watching the parent's process id needs no signal from it, so it also sees a kill -9.
 """
 
+import multiprocessing
 import os
 import signal
 import threading
@@ -12,14 +13,17 @@ _LOOK_EVERY_S = 0.5
 _GRACE_S = 5.0
 
 
-def end_with_parent(*, gently: bool = False) -> None:
+def end_with_parent(*, gently: bool = False, parent: int = 0) -> None:
     """From this call on, end this process within a second of its parent's end.
 
     Args:
         gently: ask with SIGTERM first, and insist after five seconds; else end at once, which a process whose files are safe
             against a kill at any moment can afford.
+        parent: process id of the parent. A child that `multiprocessing` did not start needs it, in case the parent ended while
+            the child still imported modules; 0 takes whoever is the parent now.
     """
-    parent = os.getppid()
+    started_by = multiprocessing.parent_process()
+    parent = parent or (os.getppid() if started_by is None or started_by.pid is None else started_by.pid)
     threading.Thread(target=_watch, args=(parent, gently), name="parent-watch", daemon=True).start()
 
 

@@ -40,7 +40,7 @@ def start_followers(model: Path, settings: TrainingSettings) -> Peers | None:
     common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _free_port(), "WORLD_SIZE": str(settings.processes)}
     for rank in range(1, settings.processes):
         follower = subprocess.Popen(
-            [sys.executable, "-P", "-m", "training.followers", str(model), settings.model_dump_json()],
+            [sys.executable, "-P", "-m", "training.followers", str(model), settings.model_dump_json(), str(os.getpid())],
             stdin=subprocess.DEVNULL,
             env=os.environ | common | _place(rank),
         )
@@ -66,9 +66,9 @@ def _end_with(follower: subprocess.Popen[bytes], rank: int) -> None:
     os._exit(1)
 
 
-def main(model: Path, settings: TrainingSettings) -> None:
+def main(model: Path, settings: TrainingSettings, parent: int) -> None:
     """Run one follower until the leader ends."""
-    end_with_parent()
+    end_with_parent(parent=parent)
     peers = join_peers(choose_device(settings.device))
     assert peers is not None, "a follower needs a leader"
     policy = Policy(model, settings)
@@ -76,4 +76,4 @@ def main(model: Path, settings: TrainingSettings) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), TrainingSettings.model_validate_json(sys.argv[2]))
+    main(Path(sys.argv[1]), TrainingSettings.model_validate_json(sys.argv[2]), int(sys.argv[3]))

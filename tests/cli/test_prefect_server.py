@@ -77,6 +77,15 @@ time.sleep(600)
     assert alive == []
 
 
+def test_a_child_whose_parent_ended_before_it_looked_ends_too():
+    """A server that still imports modules when its command is killed."""
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    late = f"from telemetry.parent import end_with_parent; end_with_parent(parent={ended.pid}); import time; time.sleep(600)"
+    root = Path(__file__).resolve().parents[2]
+    assert subprocess.run([sys.executable, "-c", late], cwd=root, timeout=30).returncode == 1
+
+
 @pytest.mark.system
 def test_a_command_s_own_server_answers_to_its_key_alone(tmp_path: Path):
     """Neither a page in a browser nor another user of the machine can ask it anything, whatever host they say they want."""
