@@ -11,6 +11,7 @@ COMMANDS = {
         "train": ("cli.train:train", "Train a policy: roll out, train, publish, repeat."),
         "improve": ("cli.improve:improve", "Improve a policy by search: visit, label, learn."),
         "evaluate": ("cli.evaluate:evaluate", "Measure the strength of a policy version."),
+        "play": ("cli.play:play", "Play against versions and scripted players in a browser."),
         "cache": ("cli.cache:app", "Build and check the positions that rollouts start from."),
         "model": ("cli.model:app", "Make and show base models, by imitation."),
     },

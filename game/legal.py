@@ -67,6 +67,21 @@ class LegalOrders:
         open_sites = iter(self.options)
         return all(any(order in options for options in open_sites) for order in given)
 
+    def completed(self, orders: Sequence[str]) -> tuple[str, ...] | None:
+        """The whole order set in canonical form, with what the rules add: holds, disbands of dislodged units, waived builds.
+
+        Of two orders for one site the first counts, and what is not legal is left out. None if too few disbands are named.
+        """
+        by_site = [next((order for order in orders if order in options), None) for options in self.options]
+        if self.kind is OrderKind.MOVEMENT:
+            return tuple(order or f"{unit} H" for order, unit in zip(by_site, self.sites, strict=True))
+        if self.kind is OrderKind.RETREAT:
+            return tuple(order or f"{unit} D" for order, unit in zip(by_site, self.sites, strict=True))
+        chosen = tuple(order for order in by_site if order is not None)
+        if self.kind is OrderKind.BUILD:
+            return chosen + (WAIVE,) * (self.picks - len(chosen))
+        return chosen if len(chosen) == self.picks else None
+
 
 def canonical_options(orders: Iterable[str]) -> tuple[str, ...]:
     """The legal orders of one site, sorted, without WAIVE and without second spellings of one order.

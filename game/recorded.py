@@ -1,12 +1,16 @@
-"""Recorded games in the JSON of the `diplomacy` package, played again on the board.
+"""Recorded games in the JSON of the `diplomacy` package: played again on the board, and written.
 
 A game is accepted only if this program plays it exactly as it was recorded: the standard map, rules that do not change how orders
 are judged, legal orders, and after each phase the recorded units and centres. Missing orders become what the rules make of them:
 a hold, a disband of a dislodged unit, or a waived build. This module reads no files.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+from diplomacy import Game
+from diplomacy.utils.export import to_saved_game_format
 
 from game.board import OVER, POWERS, Board
 from game.legal import WAIVE, LegalOrders, OrderKind
@@ -58,6 +62,27 @@ def replay_recorded(saved: Any, where: str) -> Iterator[tuple[Board, dict[str, t
         given, known = _orders(board, phase["orders"], f"{where}, {phase['name']}")
         yield board, known
         board.step(given)
+
+
+def as_recorded(name: str, turns: Sequence[tuple[str, Mapping[str, Sequence[str]]]]) -> str:
+    """The JSON object that the package saves for a game from spring 1901, by the package's own game.
+
+    Args:
+        turns: each phase's name and its legal order sets.
+
+    Raises:
+        InputError: the package plays the orders in another way than they are told.
+    """
+    game = Game(game_id=name, map_name=MAP)
+    for phase, orders in turns:
+        if game.get_current_phase() != phase:
+            raise InputError(
+                f"the diplomacy package plays game '{name}' otherwise: it is in {game.get_current_phase()}, not {phase}"
+            )
+        for power, own in orders.items():
+            game.set_orders(power, list(own))
+        game.process()
+    return json.dumps(to_saved_game_format(game))
 
 
 def _checked_phases(saved: Any, where: str) -> list[Any]:
@@ -121,11 +146,11 @@ def _orders(board: Board, recorded: Mapping[str, Any], where: str) -> tuple[dict
         if power not in legal:
             continue
         given[power] = [_as_listed(str(order), legal[power], where) for order in listed]
-        whole = _canonical(given[power], legal[power])
+        whole = legal[power].completed(given[power])
         if whole is not None:
             if not legal[power].admits(whole):
                 raise InputError(f"{where} has orders of {power} that are not legal together: {', '.join(given[power])}")
-            given[power], known[power] = whole, tuple(whole)
+            given[power], known[power] = list(whole), whole
     return given, known
 
 
@@ -135,16 +160,3 @@ def _as_listed(order: str, legal: LegalOrders, where: str) -> str:
         if any(spelling in options for options in legal.options) or (spelling == WAIVE and legal.kind is OrderKind.BUILD):
             return spelling
     raise InputError(f"{where} has the order '{order}' of {legal.power}, which is not legal there: leave the game out")
-
-
-def _canonical(orders: Sequence[str], legal: LegalOrders) -> list[str] | None:
-    """The whole order set in the order of the sites; None if the rules chose some of the disbands."""
-    by_site = [next((order for order in orders if order in options), None) for options in legal.options]
-    if legal.kind is OrderKind.MOVEMENT:
-        return [order or f"{unit} H" for order, unit in zip(by_site, legal.sites, strict=True)]
-    if legal.kind is OrderKind.RETREAT:
-        return [order or f"{unit} D" for order, unit in zip(by_site, legal.sites, strict=True)]
-    chosen = [order for order in by_site if order is not None]
-    if legal.kind is OrderKind.BUILD:
-        return chosen + [WAIVE] * (legal.picks - len(chosen))
-    return chosen if len(chosen) == legal.picks else None

@@ -1,6 +1,6 @@
 """Writes a replayed game as one HTML file that needs no network and no other file, or as a still picture.
 
-The map is stored once. Units, owners, orders and odds of each position are a few KB of JSON, which `replay.js` draws on the map.
+The map is stored once. Units, owners, orders and odds of each position are a few KB of JSON, which `board.js` draws on the map.
 Forty positions take little more space than one.
 """
 
@@ -11,6 +11,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from game.board import Board
 from game.render import COLOURS, draw_board, draw_empty_map, mix_colours
 from game.sketch_map import COASTS, HEIGHT, LAND, SEA, WIDTH, place
 from game.snapshot import POWERS
@@ -103,18 +104,24 @@ def _about(game: ReplayedGame) -> str:
     return f"The policy ({drew}) played {who}{against}, from a position of game {game.game_id}.{failed}"
 
 
-def _ply(ply: ShownPly) -> dict[str, Any]:
-    board = ply.board
+def position_data(board: Board) -> dict[str, Any]:
+    """A position as `board.js` draws it; powers are numbers, in their usual order."""
     owner = {province: str(number) for number, power in enumerate(POWERS) for province in board.influence()[power]}
     owner |= {centre: str(number) for number, power in enumerate(POWERS) for centre in board.centres()[power]}
     return {
-        "short": ply.phase,
+        "short": board.phase,
         "long": board.long_phase.title(),
         "units": [[number, unit] for number, power in enumerate(POWERS) for unit in board.units()[power]],
         "out": [[number, unit] for number, power in enumerate(POWERS) for unit in board.dislodged()[power]],
         "ground": "".join(owner.get(province, ".") for province in LAND),
         "centres": {centre: number for number, power in enumerate(POWERS) for centre in board.centres()[power]},
         "free": list(board.free_centres()),
+    }
+
+
+def _ply(ply: ShownPly) -> dict[str, Any]:
+    return position_data(ply.board) | {
+        "short": ply.phase,
         "orders": {POWERS.index(power): [_order(given) for given in orders] for power, orders in ply.orders.items()},
         "decisions": {POWERS.index(power): _decision(decision) for power, decision in ply.decisions.items()},
     }

@@ -130,12 +130,11 @@ class PolicyDecider:
 
     def __init__(self, engine: CompletionSource, tokens: Tokens, version: int | None) -> None:
         """`version`: the policy version; None: the engine's newest."""
-        self.engine, self.version = engine, version
-        self._tokens = tokens
+        self.engine, self.tokens, self.version = engine, tokens, version
 
     async def decide(self, request: DecisionRequest) -> list[str]:
         """See `Decider`."""
-        return (await draw(request, self.engine, self._tokens, version=self.version)).orders
+        return (await draw(request, self.engine, self.tokens, version=self.version)).orders
 
 
 async def draw(

@@ -1,0 +1,146 @@
+"""`entente play`: a game against policy versions and scripted players, in the browser."""
+
+import asyncio
+import random
+import webbrowser
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Group, Parameter, validators
+
+from cli.options import RunsRoot
+from search.settings import SearchSettings
+
+if TYPE_CHECKING:
+    from play.game import PlayedGame
+
+GAMES_FOLDER = "_games"
+"""Folder of played games, beside the runs."""
+_SEARCH = Group("Search", help="For players such as v20+search and dumbbot+search.")
+
+
+def play(
+    *,
+    power: Annotated[str, Parameter(help="Powers that people play, with commas.")] = "france",
+    watch: Annotated[bool, Parameter(help="Nobody plays: watch the others.", negative="")] = False,
+    against: Annotated[
+        str, Parameter(help="Players of the other powers, with commas: newest, v20, other:v20, dumbbot, each also with +search.")
+    ] = "dumbbot",
+    run: Annotated[str, Parameter(help="The run of versions that are named without one.")] = "",
+    game: Annotated[str, Parameter(help="Name of the game, or its file; one that exists is continued.")] = "",
+    seed: Annotated[int, Parameter(help="Seed of seats and dice of a new game.")] = 0,
+    temperature: Annotated[float, Parameter(help="Temperature of a version's draws.")] = 1.0,
+    port: Annotated[int, Parameter(help="Port; 0: any free one.", validator=validators.Number(gte=0, lte=65535))] = 0,
+    browser: Annotated[bool, Parameter(help="Open the page in the browser.")] = True,
+    runs_root: RunsRoot = Path("runs"),
+    search: Annotated[SearchSettings | None, Parameter(group=_SEARCH, help="Any setting of the search.")] = None,
+) -> None:
+    """Play a game in the browser, or watch one, until Ctrl-C. Every phase is stored, so a game can be continued at any time.
+
+    The page is served on this machine only, under an address with a key. Several players in --against are dealt to the seats.
+
+    Examples
+
+        entente play
+
+        entente play --power turkey --against dumbbot+search
+
+        entente play --run mine --against newest,newest+search --game evening
+
+        entente play --game evening          the same game again, where it was left
+
+        entente play --game shared.json      a game that somebody sent
+
+        entente play --watch --run mine --against newest,dumbbot
+    """
+    from evaluation.contestants import resolve_contestants
+    from evaluation.settings import PlaySettings
+    from play.game import HUMAN
+    from play.game_file import read_game
+    from search.settings import SEARCHES
+
+    file = _file(game, runs_root)
+    stored = read_game(file) if file.exists() else None
+    seats = stored.seats if stored else _seats("" if watch else power, against, seed)
+    names = list(dict.fromkeys(who for who in seats.values() if who != HUMAN))
+    given = {"temperature": temperature} | ({"search": search.model_dump(exclude_unset=True)} if search else {})
+    how = PlaySettings.model_validate(given)
+    players = resolve_contestants(names, run, runs_root)
+    # A name such as 'newest' may mean another version tomorrow, so the game holds what it means today.
+    meant = dict(zip(names, (player.name for player in players), strict=True))
+    seats = {power: meant.get(who, who) for power, who in seats.items()}
+    helper = "dumbbot" + SEARCHES
+    hints = [*dict.fromkeys([*(player.name for player in players), helper])]
+    known = {player.name: player for player in [*players, *resolve_contestants([helper], run, runs_root)]}
+    from cli.prefect_server import prefect_server
+    from flows.open_players import open_players
+    from play.game import PlayedGame
+    from play.game_file import open_game, write_game
+    from play.seats import SeatedPlayers
+    from storage.files import make_directory
+    from workers.worker import bind
+
+    async def serve_game() -> None:
+        async with open_players(list(known.values()), runs_root, how) as opened:
+            seated = SeatedPlayers(hints, opened)
+            if stored:
+                played = open_game(stored.model_copy(update={"seats": seats}), seated, file)
+            else:
+                played = PlayedGame(file.stem, seats, seated, seed=seed)
+                make_directory(file.parent)
+                write_game(played, file)
+            await _serve(played, tuple(hints), file, listener.getsockname()[1])
+
+    async def _serve(played: "PlayedGame", hints: tuple[str, ...], file: Path, port: int) -> None:
+        from play.server import new_key, play_app, serve
+
+        key, address = new_key(), f"127.0.0.1:{port}"
+        app = play_app(played, hints, file, key, address)
+        url = f"http://{address}/?key={key}"
+        await serve(app, listener, on_ready=lambda: _announce(url, file, browser=browser))
+
+    with bind("127.0.0.1", port, None) as listener:
+        needs_server = any(player.is_policy for player in players)
+        with prefect_server() if needs_server else nullcontext():
+            asyncio.run(serve_game())
+
+
+def _announce(url: str, file: Path, *, browser: bool) -> None:
+    print(f"{url}\nThe game is stored in {file}. Ctrl-C ends it here.", flush=True)
+    if browser:
+        webbrowser.open(url)
+
+
+def _file(game: str, runs_root: Path) -> Path:
+    """The file of the game called `game`, or of a new one."""
+    from storage.runs import check_name
+
+    if game.endswith(".json"):
+        return Path(game)
+    folder = runs_root / GAMES_FOLDER
+    if game:
+        return folder / f"{check_name(game, 'The game')}.json"
+    number = 1
+    while (folder / f"game-{number}.json").exists():
+        number += 1
+    return folder / f"game-{number}.json"
+
+
+def _seats(people: str, against: str, seed: int) -> dict[str, str]:
+    """Who plays each power: people, and the other players dealt to the rest."""
+    from game.snapshot import POWERS
+    from play.game import HUMAN
+    from telemetry.errors import InputError
+
+    wanted = [power.strip().upper() for power in people.split(",") if power.strip()]
+    for power in wanted:
+        if power not in POWERS:
+            raise InputError(f"there is no power '{power}': the powers are {', '.join(POWERS)}")
+    names = [name.strip() for name in against.split(",") if name.strip()]
+    if not names:
+        raise InputError("somebody must play the other powers: give --against, as 'dumbbot'")
+    others = [power for power in POWERS if power not in wanted]
+    random.Random(f"seats {seed}").shuffle(others)
+    dealt = {power: names[number % len(names)] for number, power in enumerate(others)}
+    return {power: HUMAN if power in wanted else dealt[power] for power in POWERS}

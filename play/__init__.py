@@ -1,0 +1,1 @@
+"""A board in the browser: games that people, policy versions and scripted players play together."""

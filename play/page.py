@@ -1,0 +1,109 @@
+"""The page of a game in the browser: the map once, and the game as JSON, which `play.js` draws."""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from game.board import Board
+from game.render import COLOURS, draw_empty_map, mix_colours
+from game.sketch_map import COASTS, HEIGHT, LAND, SEA, WIDTH, place
+from game.snapshot import POWERS
+from play.game import HUMAN, PlayedGame, Turn
+from reports.replay_page import position_data
+
+_DIGITS = 6
+
+
+def page_html(game: PlayedGame, players: Sequence[str], key: str, nonce: str) -> str:
+    """The whole page; it loads nothing else.
+
+    Args:
+        players: names that may give hints.
+        key: sent with each request of the page.
+        nonce: of the page's own script and style.
+    """
+    reports = Path(__file__).parents[1] / "reports"
+    template = Environment(
+        loader=FileSystemLoader([Path(__file__).parent, reports]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    ).get_template("page.html.jinja")
+    page = {
+        "key": key,
+        "powers": [power.title() for power in POWERS],
+        "policy": list(range(len(POWERS))),
+        "people": [number for number, power in enumerate(POWERS) if game.seats[power] == HUMAN],
+        "seats": [game.seats[power] for power in POWERS],
+        "players": list(players),
+        "name": game.name,
+        "lands": list(LAND),
+        "places": {name: place(name) for name in (*LAND, *SEA, *COASTS)},
+    }
+    ground, names = draw_empty_map()
+    return template.render(
+        name=game.name,
+        nonce=nonce,
+        width=WIDTH,
+        height=HEIGHT,
+        ground=ground,
+        names=names,
+        colours=list(COLOURS.values()),
+        light=[mix_colours(colour, "#ffffff", 0.38) for colour in COLOURS.values()],
+        dark=[mix_colours(colour, "#22262b", 0.42) for colour in COLOURS.values()],
+        # So that no text ends the script that holds it.
+        page=_json(page).replace("<", "\\u003c"),
+        state=_json(as_data(game)).replace("<", "\\u003c"),
+    )
+
+
+def as_data(game: PlayedGame) -> dict[str, Any]:
+    """The game as the page shows it; powers are numbers, in their usual order."""
+    waits = game.waits_for
+    legal = game.board.legal_orders()
+    return {
+        "revision": game.revision,
+        "deciding": game.is_deciding,
+        "over": game.board.is_over,
+        "waits": [POWERS.index(power) for power in waits],
+        "given": [POWERS.index(power) for power in game.given],
+        "plies": [*map(_played, game.turns), _position(game.board, {}, {}, {})],
+        "legal": {
+            POWERS.index(power): {
+                "kind": legal[power].kind.value,
+                "sites": list(legal[power].sites),
+                "options": [list(options) for options in legal[power].options],
+                "picks": legal[power].picks,
+            }
+            for power in waits
+        },
+    }
+
+
+@lru_cache(maxsize=1024)
+def _played(turn: Turn) -> dict[str, Any]:
+    """A turn's data, kept because turns do not change."""
+    return _position(turn.board, turn.orders, turn.results, turn.probabilities)
+
+
+def _position(
+    board: Board,
+    orders: Mapping[str, Sequence[str]],
+    results: Mapping[str, Sequence[str]],
+    probabilities: Mapping[str, float],
+) -> dict[str, Any]:
+    given = {
+        POWERS.index(power): [[order, list(results.get(" ".join(order.split(" ", 2)[:2]), ()))] for order in own]
+        for power, own in orders.items()
+    }
+    sure = {POWERS.index(power): float(f"{value:.{_DIGITS}g}") for power, value in probabilities.items()}
+    return position_data(board) | {"orders": given, "sure": sure}
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
