@@ -5,15 +5,13 @@ import random
 import webbrowser
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 from cyclopts import Group, Parameter, validators
 
-from cli.options import RunsRoot
+from cli.options import Run, RunsRoot, which_run
 from search.settings import SearchSettings
-
-if TYPE_CHECKING:
-    from play.game import PlayedGame
+from storage.runs import LATEST
 
 GAMES_FOLDER = "_games"
 """Folder of played games, beside the runs."""
@@ -27,7 +25,7 @@ def play(
     against: Annotated[
         str, Parameter(help="Players of the other powers, with commas: newest, v20, other:v20, dumbbot, each also with +search.")
     ] = "dumbbot",
-    run: Annotated[str, Parameter(help="The run of versions that are named without one.")] = "",
+    run: Run = LATEST,
     game: Annotated[str, Parameter(help="Name of the game, or its file; one that exists is continued.")] = "",
     seed: Annotated[int, Parameter(help="Seed of seats and dice of a new game.")] = 0,
     temperature: Annotated[float, Parameter(help="Temperature of a version's draws.")] = 1.0,
@@ -54,62 +52,82 @@ def play(
 
         entente play --watch --run mine --against newest,dumbbot
     """
-    from evaluation.contestants import resolve_contestants
-    from evaluation.settings import PlaySettings
-    from play.game import HUMAN
-    from play.game_file import read_game
-    from search.settings import SEARCHES
+    from storage.files import make_directory
+    from storage.runs import held
+    from telemetry.errors import InputError
 
     file = _file(game, runs_root)
-    stored = read_game(file) if file.exists() else None
-    seats = stored.seats if stored else _seats("" if watch else power, against, seed)
+    make_directory(file.parent)
+    with held(file.with_name(f".{file.name}.lock")) as mine:
+        if not mine:
+            raise InputError(f"game '{file}' is open in another `entente play`: close that, or name another --game")
+        given = {"temperature": temperature} | ({"search": search.model_dump(exclude_unset=True)} if search else {})
+        seats = {} if file.exists() else _seats("" if watch else power, against, seed)
+        seats = {power: _with_run(who, run, runs_root) for power, who in seats.items()}
+        _play(file, seats, given, seed, port, runs_root, browser=browser)
+
+
+def _play(
+    file: Path, seats: dict[str, str], given: dict[str, Any], seed: int, port: int, runs_root: Path, *, browser: bool
+) -> None:
+    """Serve the game in `file`, or a new one with these seats."""
+    from cli.prefect_server import prefect_server
+    from evaluation.contestants import resolve_contestants
+    from evaluation.settings import PlaySettings
+    from flows.open_players import open_players
+    from play.game import HUMAN, PlayedGame
+    from play.game_file import GameFile, open_game, read_game
+    from play.seats import SeatedPlayers
+    from play.server import new_key, play_app, serve
+    from search.settings import SEARCHES
+    from workers.worker import bind
+
+    stored = None if seats else read_game(file)
+    if stored:
+        seats = dict(stored.seats)
+    helper = "dumbbot" + SEARCHES
     names = list(dict.fromkeys(who for who in seats.values() if who != HUMAN))
-    given = {"temperature": temperature} | ({"search": search.model_dump(exclude_unset=True)} if search else {})
-    how = PlaySettings.model_validate(given)
-    players = resolve_contestants(names, run, runs_root)
+    players = resolve_contestants(names, "", runs_root)
     # A name such as 'newest' may mean another version tomorrow, so the game holds what it means today.
     meant = dict(zip(names, (player.name for player in players), strict=True))
     seats = {power: meant.get(who, who) for power, who in seats.items()}
-    helper = "dumbbot" + SEARCHES
-    hints = [*dict.fromkeys([*(player.name for player in players), helper])]
-    known = {player.name: player for player in [*players, *resolve_contestants([helper], run, runs_root)]}
-    from cli.prefect_server import prefect_server
-    from flows.open_players import open_players
-    from play.game import PlayedGame
-    from play.game_file import open_game, write_game
-    from play.seats import SeatedPlayers
-    from storage.files import make_directory
-    from workers.worker import bind
+    if helper not in names:
+        players += resolve_contestants([helper], "", runs_root)
+    how = PlaySettings.model_validate(given)
 
     async def serve_game() -> None:
-        async with open_players(list(known.values()), runs_root, how) as opened:
-            seated = SeatedPlayers(hints, opened)
+        async with open_players(players, runs_root, how) as opened:
+            seated = SeatedPlayers([player.name for player in players], opened)
             if stored:
-                played = open_game(stored.model_copy(update={"seats": seats}), seated, file)
+                game = open_game(stored.model_copy(update={"seats": seats}), seated, file)
             else:
-                played = PlayedGame(file.stem, seats, seated, seed=seed)
-                make_directory(file.parent)
-                write_game(played, file)
-            await _serve(played, tuple(hints), file, listener.getsockname()[1])
+                game = PlayedGame(file.stem, seats, seated, seed=seed)
+            kept = GameFile(file)
+            game.keep = lambda: kept.write(game)
+            await game.keep()
+            key, address = new_key(), f"127.0.0.1:{listener.getsockname()[1]}"
+            app = play_app(game, seated.names, key, address)
+            url = f"http://{address}/?key={key}"
+            await serve(app, listener, on_ready=lambda: _announce(url, file, browser=browser))
 
-    async def _serve(played: "PlayedGame", hints: tuple[str, ...], file: Path, port: int) -> None:
-        from play.server import new_key, play_app, serve
-
-        key, address = new_key(), f"127.0.0.1:{port}"
-        app = play_app(played, hints, file, key, address)
-        url = f"http://{address}/?key={key}"
-        await serve(app, listener, on_ready=lambda: _announce(url, file, browser=browser))
-
-    with bind("127.0.0.1", port, None) as listener:
-        needs_server = any(player.is_policy for player in players)
-        with prefect_server() if needs_server else nullcontext():
-            asyncio.run(serve_game())
+    around = prefect_server() if any(player.is_policy for player in players) else nullcontext()
+    with bind("127.0.0.1", port, None) as listener, around:
+        asyncio.run(serve_game())
 
 
 def _announce(url: str, file: Path, *, browser: bool) -> None:
     print(f"{url}\nThe game is stored in {file}. Ctrl-C ends it here.", flush=True)
     if browser:
         webbrowser.open(url)
+
+
+def _with_run(who: str, run: str, runs_root: Path) -> str:
+    """A version's name with its run, so that a stored game can be continued by its name alone; other names as they are."""
+    from search.settings import SEARCHES
+
+    version = who.removesuffix(SEARCHES)
+    is_version = version in ("base", "newest") or (version[:1] == "v" and version[1:].isdigit())
+    return f"{which_run(run, runs_root)}:{who}" if is_version else who
 
 
 def _file(game: str, runs_root: Path) -> Path:

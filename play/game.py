@@ -5,7 +5,7 @@ with dice named by game, phase and power, so after an undo they answer equal ord
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -62,6 +62,10 @@ class Players(Protocol):
         ...
 
 
+async def _keep_nothing() -> None:
+    """For games that nobody stores."""
+
+
 class PlayedGame:
     """One game in progress.
 
@@ -72,6 +76,7 @@ class PlayedGame:
         board: the position now.
         given: order sets of people for this phase.
         revision: rises with every change; a request that names an older one is refused.
+        keep: stores the game; awaited after every change that must last.
     """
 
     def __init__(self, name: str, seats: Mapping[str, str], players: Players, *, seed: int = 0) -> None:
@@ -90,6 +95,7 @@ class PlayedGame:
         self.board = Board.start()
         self.given: dict[str, tuple[str, ...]] = {}
         self.revision = 0
+        self.keep: Callable[[], Awaitable[None]] = _keep_nothing
         self.changed = asyncio.Event()
         """Set, and replaced, whenever the revision rises."""
         self._players = players
@@ -131,6 +137,7 @@ class PlayedGame:
             raise StaleError(f"{power} has ordered already: another window did it")
         self.given[power] = _whole(legal, orders, self.board.phase)
         self._change()
+        await self.keep()
         if not self.waits_for:
             await self._play_on()
 
@@ -147,7 +154,7 @@ class PlayedGame:
             raise InputError(f"{', '.join(self.waits_for)} must order first")
         await self._play_on()
 
-    def undo(self, turn: int, revision: int) -> None:
+    async def undo(self, turn: int, revision: int) -> None:
         """Return to the position before the turn with this number, from 0.
 
         Raises:
@@ -161,6 +168,7 @@ class PlayedGame:
         del self.turns[turn:]
         self.given.clear()
         self._change()
+        await self.keep()
 
     async def hint(self, power: str, player: str, revision: int) -> Choice:
         """What `player` would order for `power`.
@@ -212,6 +220,7 @@ class PlayedGame:
         orders = self.given | {power: choice.orders for power, choice in chosen.items()}
         self._step(orders, {power: each.probability for power, each in chosen.items() if each.probability is not None})
         self._change()
+        await self.keep()
 
     def _step(self, orders: Mapping[str, tuple[str, ...]], probabilities: Mapping[str, float]) -> None:
         before = self.board.fork()

@@ -1,5 +1,6 @@
 """The file of a played game: who played and what was ordered. Reading it plays the game again, so it holds no position."""
 
+import asyncio
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -35,6 +36,8 @@ class SavedGame(BaseModel):
     seed: int = 0
     seats: dict[_Text, Annotated[str, Field(max_length=256)]]
     turns: tuple[SavedTurn, ...] = ()
+    given: dict[_Text, tuple[_Text, ...]] = {}
+    """Orders of people for the phase after the last turn."""
 
 
 def saved(game: PlayedGame) -> SavedGame:
@@ -42,12 +45,30 @@ def saved(game: PlayedGame) -> SavedGame:
     turns = (
         SavedTurn(phase=turn.board.phase, orders=dict(turn.orders), probabilities=dict(turn.probabilities)) for turn in game.turns
     )
-    return SavedGame(name=game.name, seed=game.seed, seats=game.seats, turns=tuple(turns))
+    return SavedGame(name=game.name, seed=game.seed, seats=game.seats, turns=tuple(turns), given=dict(game.given))
 
 
-def write_game(game: PlayedGame, file: Path) -> None:
-    """Replace the game's file; after a crash it has the old or the new content."""
-    durable_write(file, saved(game).model_dump_json().encode() + b"\n")
+class GameFile:
+    """The file of a game that is played."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self._turn = asyncio.Lock()
+
+    async def write(self, game: PlayedGame) -> None:
+        """Replace the content by the game as it is; after a crash the file has the old or the new content.
+
+        Raises:
+            InputError: it cannot be written.
+        """
+        async with self._turn:
+            content = saved(game).model_dump_json().encode() + b"\n"
+            try:
+                await asyncio.to_thread(durable_write, self.file, content)
+            except OSError as error:
+                raise InputError(
+                    f"the game cannot be stored in '{self.file}': {error.strerror}; make room, then order again"
+                ) from error
 
 
 def read_game(file: Path) -> SavedGame:
@@ -78,4 +99,9 @@ def open_game(stored: SavedGame, players: Players, file: Path) -> PlayedGame:
             game.replay(turn.orders, turn.probabilities)
         except InputError as error:
             raise InputError(f"game file '{file}' was changed: {error}") from error
+    legal = game.board.legal_orders()
+    for power, own in stored.given.items():
+        if power not in game.waits_for or not legal[power].admits(own):
+            raise InputError(f"game file '{file}' was changed: {power} cannot give its orders in {game.board.phase}")
+        game.given[power] = own
     return game

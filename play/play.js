@@ -50,7 +50,7 @@
     if (came || !before.plies) { drafts = {}; unpick(); }
     if (!state.waits.includes(mine)) mine = state.waits.length ? state.waits[0] : null;
     showPhases();
-    clearTimeout(timer);
+    if (came) clearTimeout(timer);
     if (came < 0 || !before.plies) { now = -1; go(state.plies.length - 1); }
     else if (onNow && came > 0) pass(before.plies.length - 1);
     else refresh();

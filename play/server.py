@@ -15,7 +15,6 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any
 
 import uvicorn
@@ -28,7 +27,7 @@ from starlette.types import Scope
 
 from game.recorded import as_recorded
 from play.game import PlayedGame, StaleError
-from play.game_file import saved, write_game
+from play.game_file import saved
 from play.page import as_data, page_html
 from telemetry.errors import EntenteError, InputError
 from workers.http_bounds import BoundedConnection, RequestReader
@@ -70,12 +69,11 @@ def new_key() -> str:
     return secrets.token_urlsafe(24)
 
 
-def play_app(game: PlayedGame, players: tuple[str, ...], file: Path, key: str, address: str) -> FastAPI:
+def play_app(game: PlayedGame, players: tuple[str, ...], key: str, address: str) -> FastAPI:
     """The app of one game.
 
     Args:
         players: names that may give hints.
-        file: where the game is stored after every change.
         address: host and port under which it is served, as a browser names them.
     """
     app = FastAPI(title="entente play", docs_url=None, redoc_url=None, openapi_url=None)
@@ -99,8 +97,6 @@ def play_app(game: PlayedGame, players: tuple[str, ...], file: Path, key: str, a
             return _sentence(400, str(error))
         except EntenteError as error:
             return _sentence(502, f"{error}; the game waits: try again", state=as_data(game))
-        finally:
-            await asyncio.to_thread(write_game, game, file)
         return JSONResponse(as_data(game))
 
     @app.get("/")
@@ -133,10 +129,7 @@ def play_app(game: PlayedGame, players: tuple[str, ...], file: Path, key: str, a
 
     @app.post("/undo")
     async def undo(body: UndoBody) -> Response:
-        async def back() -> None:
-            game.undo(body.turn, body.revision)
-
-        return await changed(back)
+        return await changed(lambda: game.undo(body.turn, body.revision))
 
     @app.post("/hint")
     async def hint(body: HintBody) -> Response:

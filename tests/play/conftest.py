@@ -1,0 +1,45 @@
+"""A game between people and players whose choices a test controls."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from game.players import player
+from game.snapshot import POWERS
+from play.game import HUMAN, Choice, PlayedGame
+from rollouts.deciders import DecisionRequest
+from rollouts.seeds import dice
+from telemetry.errors import EngineError
+
+
+class Bots:
+    """Scripted players, one of which can be made to fail."""
+
+    names = ("dumbbot", "random")
+
+    def __init__(self) -> None:
+        self.fails = False
+        self.asked: list[tuple[str, str]] = []
+
+    async def choose(self, name: str, request: DecisionRequest) -> Choice:
+        self.asked.append((request.board.phase, request.power))
+        if self.fails:
+            raise EngineError("the engine is lost")
+        rng: random.Random = dice(request.dice, request.board.phase, request.power)
+        return Choice(orders=tuple(player(name)(request.legal, rng, request.board)), probability=0.5)
+
+
+@pytest.fixture
+def bots() -> Bots:
+    return Bots()
+
+
+@pytest.fixture
+def new_game(bots: Bots) -> Callable[..., PlayedGame]:
+    """A game in which people play the given powers."""
+
+    def make(*people: str, seed: int = 0) -> PlayedGame:
+        return PlayedGame("a-game", {power: HUMAN if power in people else "random" for power in POWERS}, bots, seed=seed)
+
+    return make

@@ -1,0 +1,162 @@
+"""A game in the browser: whose turn it is, what may be ordered, undo, and players that fail."""
+
+import asyncio
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from game.recorded import as_recorded, replay_recorded
+from play.game import PlayedGame, StaleError
+from play.game_file import GameFile, open_game, read_game, saved
+from telemetry.errors import EngineError, InputError
+
+
+def order(game: PlayedGame, power: str, *orders: str) -> None:
+    asyncio.run(game.order(power, orders, game.revision))
+
+
+def test_a_phase_is_played_when_all_people_have_ordered_and_phases_without_them_follow(new_game, bots):
+    game = new_game("FRANCE", "TURKEY")
+    order(game, "FRANCE", "A PAR - BUR")
+    assert game.board.phase == "S1901M" and game.waits_for == ("TURKEY",) and not bots.asked
+    order(game, "TURKEY")
+    assert game.board.phase == "F1901M" and game.waits_for == ("FRANCE", "TURKEY")
+    assert game.turns[0].orders["FRANCE"] == ("F BRE H", "A MAR H", "A PAR - BUR"), "units without an order hold"
+    assert (
+        len(game.turns[0].orders) == 7
+        and game.turns[0].probabilities["ITALY"] == 0.5
+        and "FRANCE" not in game.turns[0].probabilities
+    )
+    order(game, "FRANCE")
+    order(game, "TURKEY")
+    assert all(power in game.board.legal_orders() for power in game.waits_for) and game.waits_for
+    assert game.board.phase not in ("F1901M", "F1901R"), "phases in which people have nothing to order pass by"
+
+
+@pytest.mark.parametrize(
+    ("power", "orders", "said"),
+    [
+        ("ITALY", [], "ITALY is played by random"),
+        ("NARNIA", [], "NARNIA is played by nobody"),
+        ("FRANCE", ["A PAR - MOS"], "'A PAR - MOS' is no legal order of FRANCE in S1901M"),
+        ("FRANCE", ["A PAR - BUR", "A PAR - PIC"], "'A PAR - PIC' is no legal order of FRANCE in S1901M, or a second one"),
+        ("FRANCE", ["A BER - KIE"], "'A BER - KIE' is no legal order of FRANCE"),
+    ],
+)
+def test_orders_of_others_and_illegal_ones_are_refused_and_the_game_stays(new_game, power, orders, said):
+    game = new_game("FRANCE")
+    with pytest.raises(InputError, match=f"^{said}"):
+        order(game, power, *orders)
+    assert not game.turns and not game.given and game.revision == 0
+
+
+def test_a_request_about_a_position_that_the_game_has_left_is_refused(new_game):
+    game = new_game("FRANCE", "TURKEY")
+    order(game, "FRANCE")
+    for stale in (game.order("TURKEY", [], 0), game.undo(0, 0), game.go_on(0), game.hint("TURKEY", "dumbbot", 0)):
+        with pytest.raises(StaleError):
+            asyncio.run(stale)
+    with pytest.raises(StaleError, match="another window"):
+        order(game, "FRANCE")
+
+
+def test_after_an_undo_equal_orders_meet_equal_answers_and_others_do_not_change_the_dice(new_game):
+    game = new_game("FRANCE")
+    order(game, "FRANCE", "A PAR - BUR")
+    first = game.turns[0].orders
+    asyncio.run(game.undo(0, game.revision))
+    assert game.board.phase == "S1901M" and not game.turns
+    order(game, "FRANCE", "A PAR - PIC")
+    assert {**first, "FRANCE": ()} == {**game.turns[0].orders, "FRANCE": ()}
+    with pytest.raises(InputError, match="no position 1"):
+        asyncio.run(game.undo(1, game.revision))
+
+
+def test_after_a_failed_decision_the_orders_stay_given_and_the_phase_can_be_tried_again(new_game, bots):
+    game = new_game("FRANCE")
+    bots.fails = True
+    with pytest.raises(EngineError):
+        order(game, "FRANCE", "A PAR - BUR")
+    assert not game.turns and not game.is_deciding and game.given
+    bots.fails = False
+    asyncio.run(game.go_on(game.revision))
+    assert game.turns[0].orders["FRANCE"][2] == "A PAR - BUR"
+
+
+def test_a_game_that_nobody_plays_goes_on_phase_by_phase(new_game):
+    game = new_game()
+    for played in (1, 2, 3):
+        asyncio.run(game.go_on(game.revision))
+        assert len(game.turns) == played
+    with pytest.raises(InputError, match="FRANCE must order first"):
+        asyncio.run(new_game("FRANCE").go_on(0))
+
+
+def test_a_hint_is_a_legal_set_and_changes_nothing(new_game):
+    game = new_game("FRANCE")
+    found = asyncio.run(game.hint("FRANCE", "dumbbot", 0))
+    assert game.board.legal_orders()["FRANCE"].admits(found.orders) and game.revision == 0
+    with pytest.raises(InputError, match="no player 'nobody'"):
+        asyncio.run(game.hint("FRANCE", "nobody", 0))
+
+
+def play_two_phases(game: PlayedGame, file: Path) -> None:
+    kept = GameFile(file)
+    game.keep = lambda: kept.write(game)
+    order(game, "FRANCE", "A PAR - BUR")
+    order(game, "TURKEY")
+    order(game, "FRANCE", "A BUR - BEL")
+
+
+def test_a_stored_game_is_continued_with_the_orders_that_were_given(new_game, bots, tmp_path):
+    game = new_game("FRANCE", "TURKEY", seed=3)
+    file = tmp_path / "game.json"
+    play_two_phases(game, file)
+    again = open_game(read_game(file), bots, file)
+    assert saved(again) == saved(game) and again.given == game.given and again.board.phase == "F1901M"
+    order(game, "TURKEY")
+    order(again, "TURKEY")
+    assert again.turns[-1].orders == game.turns[-1].orders, "with the dice of the game that was not interrupted"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            lambda game: game["turns"][0]["orders"].update(FRANCE=["A PAR - MOS"]),
+            "was changed: A PAR - MOS is no legal order set",
+        ),
+        (lambda game: game["turns"][0].update(phase="F1901M"), "was changed: it has F1901M where the game is in S1901M"),
+        (lambda game: game["turns"][0]["orders"].pop("ITALY"), "was changed: it lacks orders in S1901M"),
+        (lambda game: game["given"].update(ITALY=["A ROM H"]), "was changed: ITALY cannot give its orders"),
+        (lambda game: game["seats"].update(ITALY="nobody"), "no player 'nobody'"),
+        (lambda game: game.update(format="entente game 9"), "is no game of this program: format"),
+        (lambda game: game.update(more=1), "is no game of this program: more"),
+    ],
+)
+def test_a_file_that_was_changed_is_refused_in_a_sentence(new_game, bots, tmp_path, change, said):
+    file = tmp_path / "game.json"
+    play_two_phases(new_game("FRANCE", "TURKEY"), file)
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
+    with pytest.raises(InputError, match=said):
+        open_game(read_game(file), bots, file)
+
+
+def test_a_game_file_that_is_a_pipe_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "game.json")
+    with pytest.raises(InputError, match="cannot be read"):
+        read_game(tmp_path / "game.json")
+
+
+def test_the_export_is_a_game_that_the_diplomacy_package_and_this_program_play_the_same_way(new_game):
+    game = new_game()
+    for _ in range(8):
+        asyncio.run(game.go_on(game.revision))
+    text = as_recorded(game.name, [(turn.board.phase, turn.orders) for turn in game.turns])
+    played = [(board.phase, orders) for board, orders in replay_recorded(json.loads(text), "the export")]
+    assert [phase for phase, _ in played] == [turn.board.phase for turn in game.turns]
+    assert played[0][1] == dict(game.turns[0].orders)

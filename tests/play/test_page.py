@@ -1,0 +1,104 @@
+"""The page of a game in a real browser, served by the command: a year of clicks, a second window, and the game continued."""
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+LIMIT_MS = 60_000
+PLACE = """name => {
+  const [x, y] = JSON.parse(document.getElementById('page').textContent).places[name];
+  const at = document.getElementById('map').getScreenCTM();
+  return [x * at.a + at.e, y * at.d + at.f];
+}"""
+
+
+@pytest.fixture
+def browser() -> Iterator[Any]:
+    if CHROMIUM is None:
+        pytest.skip("this system has no Chromium to open the page with")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+def address(process: "subprocess.Popen[str]") -> str:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if found := re.match(r"http://127.0.0.1:\d+/\?key=\S+", line):
+            return found[0]
+    raise AssertionError(process.communicate())
+
+
+def end(process: "subprocess.Popen[str]") -> None:
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=30) == 0
+
+
+@pytest.mark.browser
+@pytest.mark.system
+def test_a_year_is_played_by_clicks_and_continued_after_a_kill(entente, browser):
+    from playwright.sync_api import expect
+
+    process = entente.start("play", "--no-browser", "--game", "mine", "--against", "dumbbot")
+    told: list[str] = []
+    try:
+        page = browser.new_page(viewport={"width": 1400, "height": 950}, reduced_motion="reduce")
+        page.on("console", lambda message: told.append(message.text))
+        page.on("pageerror", lambda error: told.append(str(error)))
+        page.goto(address(process))
+        page.wait_for_selector("#own select")
+
+        def click(name: str) -> None:
+            page.mouse.click(*page.evaluate(PLACE, name))
+
+        for name in ("PAR", "BUR", "MAR", "PAR"):
+            click(name)
+        page.locator("#choice button", has_text="support A PAR").click()
+        click("BUR")
+        for name in ("BRE", "MAO"):
+            click(name)
+        given = [page.locator("#own select").nth(place).input_value() for place in range(3)]
+        assert given == ["F BRE - MAO", "A MAR S A PAR - BUR", "A PAR - BUR"]
+        page.get_by_text("send the orders").click()
+        expect(page.locator("#phase")).to_have_text("Fall 1901 Movement", timeout=LIMIT_MS)
+        assert "A MAR S A PAR - BUR" in page.locator("#orders").inner_text()
+        other = browser.new_page(reduced_motion="reduce")
+        other.goto(page.url)
+        page.get_by_text("hint by").click()
+        expect(page.locator("#marks .mark")).not_to_have_count(0, timeout=LIMIT_MS)
+        page.get_by_text("send the orders").click()
+        expect(other.locator("#phase")).not_to_have_text("Fall 1901 Movement", timeout=LIMIT_MS)
+        narrow = browser.new_page(viewport={"width": 390, "height": 800}, color_scheme="dark")
+        narrow.goto(page.url)
+        narrow.wait_for_selector("#orders .power")
+        assert narrow.evaluate("document.documentElement.scrollWidth") <= 390
+        page.locator("#phases a").first.click()
+        page.get_by_text("play on from here").click()
+        expect(page.locator("#phase")).to_have_text("Spring 1901 Movement", timeout=LIMIT_MS)
+        page.get_by_text("send the orders").click()
+        expect(page.locator("#phase")).to_have_text("Fall 1901 Movement", timeout=LIMIT_MS)
+        assert told == []
+    finally:
+        process.kill()
+        process.communicate()
+    file: Path = entente.folder / "runs" / "_games" / "mine.json"
+    assert [turn["phase"] for turn in json.loads(file.read_text())["turns"]] == ["S1901M"]
+    again = entente.start("play", "--no-browser", "--game", "mine")
+    try:
+        page = browser.new_page()
+        page.goto(address(again))
+        assert page.locator("#phase").inner_text() == "Fall 1901 Movement"
+        page.close()
+    finally:
+        end(again)
