@@ -42,7 +42,8 @@ def address(process: "subprocess.Popen[str]") -> str:
 
 def end(process: "subprocess.Popen[str]") -> None:
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=30) == 0
+    process.communicate(timeout=60)
+    assert process.returncode == 0
 
 
 @pytest.mark.browser
