@@ -5,13 +5,17 @@ import random
 import webbrowser
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Group, Parameter, validators
 
 from cli.options import Run, RunsRoot, which_run
 from search.settings import SearchSettings
 from storage.runs import LATEST
+
+if TYPE_CHECKING:
+    from evaluation.contestants import Contestant
+    from evaluation.settings import PlaySettings
 
 GAMES_FOLDER = "_games"
 """Folder of played games, beside the runs."""
@@ -52,48 +56,60 @@ def play(
 
         entente play --watch --run mine --against newest,dumbbot
     """
+    from evaluation.settings import PlaySettings
+    from play.game_file import read_game
     from storage.files import make_directory
     from storage.runs import held
     from telemetry.errors import InputError
 
     file = _file(game, runs_root)
+    given = {"temperature": temperature} | ({"search": search.model_dump(exclude_unset=True)} if search else {})
+    how = PlaySettings.model_validate(given)
+    seats: dict[str, str] = {}
+    if file.exists():
+        read_game(file)  # a file that is none is refused before anything is written
+    else:
+        seats = _seats("" if watch else power, against, seed)
+        seats = _resolved({power: _with_run(who, run, runs_root) for power, who in seats.items()}, runs_root)[0]
     make_directory(file.parent)
     with held(file.with_name(f".{file.name}.lock")) as mine:
         if not mine:
             raise InputError(f"game '{file}' is open in another `entente play`: close that, or name another --game")
-        given = {"temperature": temperature} | ({"search": search.model_dump(exclude_unset=True)} if search else {})
-        seats = {} if file.exists() else _seats("" if watch else power, against, seed)
-        seats = {power: _with_run(who, run, runs_root) for power, who in seats.items()}
-        _play(file, seats, given, seed, port, runs_root, browser=browser)
+        _play(file, seats, how, seed, port, runs_root, browser=browser)
+
+
+def _resolved(seats: dict[str, str], runs_root: Path) -> "tuple[dict[str, str], list[Contestant]]":
+    """The seats with what their players' names mean today ('newest' may be another version tomorrow), and all players.
+
+    Raises:
+        InputError: there is no such player.
+    """
+    from evaluation.contestants import resolve_contestants
+    from play.game import HUMAN
+    from search.settings import SEARCHES
+
+    names = list(dict.fromkeys(who for who in seats.values() if who != HUMAN))
+    players = resolve_contestants(names, "", runs_root)
+    meant = dict(zip(names, (player.name for player in players), strict=True))
+    if (helper := "dumbbot" + SEARCHES) not in names:  # gives hints
+        players += resolve_contestants([helper], "", runs_root)
+    return {power: meant.get(who, who) for power, who in seats.items()}, players
 
 
 def _play(
-    file: Path, seats: dict[str, str], given: dict[str, Any], seed: int, port: int, runs_root: Path, *, browser: bool
+    file: Path, seats: dict[str, str], how: "PlaySettings", seed: int, port: int, runs_root: Path, *, browser: bool
 ) -> None:
-    """Serve the game in `file`, or a new one with these seats."""
+    """Serve a new game with these seats, or without seats the one in `file`."""
     from cli.prefect_server import prefect_server
-    from evaluation.contestants import resolve_contestants
-    from evaluation.settings import PlaySettings
     from flows.open_players import open_players
-    from play.game import HUMAN, PlayedGame
+    from play.game import PlayedGame
     from play.game_file import GameFile, open_game, read_game
     from play.seats import SeatedPlayers
     from play.server import new_key, play_app, serve
-    from search.settings import SEARCHES
     from workers.worker import bind
 
     stored = None if seats else read_game(file)
-    if stored:
-        seats = dict(stored.seats)
-    helper = "dumbbot" + SEARCHES
-    names = list(dict.fromkeys(who for who in seats.values() if who != HUMAN))
-    players = resolve_contestants(names, "", runs_root)
-    # A name such as 'newest' may mean another version tomorrow, so the game holds what it means today.
-    meant = dict(zip(names, (player.name for player in players), strict=True))
-    seats = {power: meant.get(who, who) for power, who in seats.items()}
-    if helper not in names:
-        players += resolve_contestants([helper], "", runs_root)
-    how = PlaySettings.model_validate(given)
+    seats, players = _resolved(seats or dict(stored.seats if stored else {}), runs_root)
 
     async def serve_game() -> None:
         async with open_players(players, runs_root, how) as opened:

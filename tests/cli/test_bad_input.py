@@ -20,6 +20,7 @@ COMMANDS = {
     "serve": ["serve"],
     "evaluate": ["evaluate"],
     "improve": ["improve"],
+    "play": ["play"],
     "sql": ["sql"],
     "report": ["report"],
     "doctor": ["doctor"],
@@ -44,6 +45,7 @@ def folder(entente) -> Path:
     (entente.folder / "deep.toml").write_text("seed." + ".".join(["a"] * 900) + " = 1")
     (entente.folder / "nested.toml").write_text(f"seed = {'[' * 300}{']' * 300}")
     os.mkfifo(entente.folder / "pipe.toml")
+    os.mkfifo(entente.folder / "pipe.json")
     return entente.folder
 
 
@@ -120,6 +122,12 @@ REFUSED = [
     (["improve", "--run", "nothing"], "there is no run in 'runs/nothing'"),
     (["improve", "--run", "taken", "--search.player", "nobody"], "no scripted player 'nobody'"),
     (["improve", "--run", "taken", "--search.proposals", "1"], "at least 2 together"),
+    (["play", "--power", "narnia"], "there is no power 'NARNIA'"),
+    (["play", "--against", "nobody"], "there is no player 'nobody'"),
+    (["play", "--against", ","], "somebody must play the other powers"),
+    (["play", "--run", "taken", "--against", "v7"], "run 'taken' has no policy version 7"),
+    (["play", "--game", "../mine"], "The game '../mine' cannot name a folder"),
+    (["play", "--game", "pipe.json"], "game file 'pipe.json' cannot be read: it is not a regular file"),
     (["evaluate", "--run", "nothing"], "there is no run in 'runs/nothing'"),
     (["evaluate", "--run", "taken", "--opponents", "nobody"], "no scripted player 'nobody'"),
     (["evaluate", "--run", "taken", "--positions", "9999"], "evaluation.positions 9999 exceeds cache.held_out_snapshots"),
