@@ -217,15 +217,15 @@ def test_games_of_one_source_game_are_a_match_without_intervals(positions):
 def test_a_match_is_kept_game_by_game_and_read_back(tmp_path: Path):
     paths, games, label = RunPaths(tmp_path), played(MIXED), "label"
     for game in games[:3]:
-        append_game(paths, label, game)
+        append_game(paths.matches, label, game)
     with open(tmp_path / "scores" / "matches" / "label.jsonl", "ab") as file:
         file.write(b'\n{"key": "cut in the mid')
-    append_game(paths, label, games[3])
-    assert read_games(paths, label) == {game.key: game for game in games[:4]}
+    append_game(paths.matches, label, games[3])
+    assert read_games(paths.matches, label) == {game.key: game for game in games[:4]}
     players = tuple(Contestant(name=name) for name in MIXED.players)
     record = MatchRecord(label=label, settings=MIXED, players=players, table=match_table(games, MIXED), seconds=1.0)
-    write_match(paths, record)
-    assert read_matches(paths) == [record]
+    write_match(paths.matches, record)
+    assert read_matches(paths.matches) == [record]
 
 
 def test_the_label_is_of_the_question_and_not_of_how_much_is_played():
@@ -259,18 +259,18 @@ def test_search_and_temperature_are_in_the_label_only_where_they_matter():
 def test_a_match_from_before_there_was_search_is_read(tmp_path: Path):
     paths, settings = RunPaths(tmp_path), MIXED.model_copy(update={"repetitions": 5})
     record = MatchRecord(label="old", settings=settings, players=(), table=match_table(played(MIXED, 1), MIXED), seconds=1.0)
-    write_match(paths, record)
+    write_match(paths.matches, record)
     file = tmp_path / "scores" / "matches" / "old.json"
     plain = json.loads(file.read_bytes())
     for name in ("search", "temperature"):
         del plain["settings"][name]
     file.write_text(json.dumps(plain))
-    assert read_matches(paths) == [record]
+    assert read_matches(paths.matches) == [record]
     plain["settings"]["pick"] = "playout"
     file.write_text(json.dumps(plain))
     plain["players"] = [{"name": "playout"}]
     file.write_text(json.dumps(plain))
-    (found,) = read_matches(paths)
+    (found,) = read_matches(paths.matches)
     assert found.settings.pick == "search" and found.table == record.table
     assert found.settings.search == SearchSettings(proposals=5, playouts=20, player=("random",))
 
