@@ -115,8 +115,10 @@ def evaluate(
     if dry_run:
         from pipeline.plans.plan_evaluate import plan_evaluate, plan_match
 
-        plan = plan_evaluate(run, version, runs_root, evaluation, play) if match is None else plan_match(run, runs_root, match)
-        return show_plan(plan, json=json)
+        if match is not None:
+            return show_plan(plan_match(run, runs_root, match), json=json)
+        assert evaluation is not None, "only a match needs no run"
+        return show_plan(plan_evaluate(run, version, runs_root, evaluation, play), json=json)
     from cli.prefect_server import prefect_server
     from cli.screen import progress_shown
     from flows.evaluate_policy import evaluate_policy

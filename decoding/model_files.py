@@ -143,15 +143,16 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def recipe_prompts(folder: Path) -> PromptSettings | None:
-    """The prompt settings that a model made here was trained for; None if it has no recipe.
+    """The prompt settings that a model made here was trained for; None if it has no recipe that says so.
 
     Raises:
         InputError: the recipe cannot be read.
     """
-    if not (folder / RECIPE).is_file():
+    prompts = _read_json(folder / RECIPE).get("prompts") if (folder / RECIPE).is_file() else None
+    if prompts is None:
         return None
     try:
-        return PromptSettings.model_validate(_read_json(folder / RECIPE).get("prompts", {}))
+        return PromptSettings.model_validate(prompts)
     except ValidationError as error:
         raise InputError(f"'{folder / RECIPE}' is not a recipe of this release: make the model again") from error
 

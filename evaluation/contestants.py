@@ -131,7 +131,7 @@ def _model(name: str) -> Contestant:
     folder = resolve_model(name)
     if recipe_prompts(folder) is None:
         raise InputError(
-            f"model '{name}' has no recipe.json, which says how its prompts are written: name a model that was made here"
+            f"model '{name}' has no recipe.json that says how its prompts are written: name a model that was made here"
         )
     return Contestant(name=Path(name).as_posix(), model=folder, weights_hash=weights_hash(folder))
 

@@ -1,7 +1,7 @@
 """Writes the weights of a model that plays without a run: those of a base model, with an adapter merged if there is one.
 
-The number format is the base's own. Weights that would not fit are rounded to bfloat16, unless that loses more of the adapter than
-an engine may lose.
+The number format is the base's own. Weights that would not fit are rounded to bfloat16, unless that loses more of the adapter
+than an engine may lose.
 """
 
 import shutil

@@ -38,7 +38,10 @@ def published_recipe(base: Path, version: Contestant | None, settings: RunSettin
     if own.get("recorded"):
         recipe["settings"] = own = own | {"recorded": [Path(file).name for file in own["recorded"]]}
     commands = recipe.get(COMMANDS) or [_base_command(base.name, own, recipe.get("prompts", {}))]
-    if version is None or settings is None or not version.version:
+    if version is None or settings is None:
+        return recipe | {COMMANDS: commands}
+    recipe["prompts"] = settings.prompts.model_dump()  # what it played with; older bases do not say it
+    if not version.version:
         return recipe | {COMMANDS: commands}
     changed = {name: after for name, (_, after) in changed_settings(layered_settings(_PRESET), settings).items()}
     changed = {name: value for name, value in changed.items() if name not in _LEFT_OUT}

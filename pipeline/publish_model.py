@@ -31,7 +31,7 @@ from telemetry.errors import InputError
 MOST_BYTES = 8_000_000
 """Largest folder that is published, bytes: it lies in a repository that everybody clones."""
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
-_CARD_ROOM = 20_000
+CARD_ROOM = 20_000
 """Bytes left for recipe and card."""
 _PATH_KEYS = ("_name_or_path", "name_or_path")
 """Keys of a saved config that may hold a folder."""
@@ -68,14 +68,14 @@ def find_source(name: str, runs_root: Path) -> PublishSource:
         base = resolve_model(name)
     else:
         if ":" not in name and not (runs_root / name / "settings.json").is_file():
-            raise InputError(
-                f"there is neither a model '{name}' in '{runs_root / MODEL_FOLDER}' nor a run of that name: name one"
-            )
+            raise InputError(f"there is no model '{name}' in '{runs_root / MODEL_FOLDER}' and no run of that name: name one")
         version = resolve_contestant(name if ":" in name else f"{name}:newest", "", runs_root)
         run = RunPaths(runs_root / version.run)
         base = model_of(settings_of(run), runs_root, version.run)
-    if recipe_prompts(base) is None:
-        raise InputError(f"model '{base.name}' has no {RECIPE}: publish a model that was made here, or a version trained on one")
+    if not (base / RECIPE).is_file() or (version is None and recipe_prompts(base) is None):
+        raise InputError(
+            f"model '{base.name}' has no {RECIPE} with its prompts: publish a model that was made here, or a version of one"
+        )
     return PublishSource(base=base, name=base.name if version is None else version.name, version=version, run=run)
 
 
@@ -96,7 +96,7 @@ def publish_model(source: PublishSource, to: Path, runs_root: Path, figures: Seq
     aside.mkdir(parents=True)
     try:
         _copy_files(source, aside)
-        room = MOST_BYTES - _CARD_ROOM - _size(aside)
+        room = MOST_BYTES - CARD_ROOM - _size(aside)
         dtype = publish_weights(source.base, source.adapter, aside, room)
         _write_config(source.base, aside, dtype)
         matches, scores = _figures(source, weights_hash(aside), figures)
@@ -187,9 +187,7 @@ def _check_folder(folder: Path, to: Path, runs_root: Path) -> None:
     for file in folder.iterdir():
         content = file.read_bytes()
         if named := [path.decode() for path in local if path in content]:
-            raise InputError(
-                f"'{file.name}' would name the folder '{named[0]}' of this machine: remove it from the model's files"
-            )
+            raise InputError(f"'{file.name}' would name this machine's folder '{named[0]}': remove it from the model's files")
 
 
 def _size(folder: Path) -> int:

@@ -46,6 +46,8 @@ def model_card(
         title=name.rpartition("/")[2],
         recipe=recipe,
         settings=recipe["settings"],
+        teachers=recipe["settings"].get("teachers"),
+        recorded=recipe["settings"].get("recorded"),
         training=recipe.get("training"),
         last=(recipe.get("curve") or [None])[-1],
         matches=[_match(record, known_as, name) for record, known_as in matches],
@@ -83,13 +85,9 @@ def _match(record: MatchRecord, known_as: str, name: str) -> dict[str, Any]:
 
 def _command(settings: MatchSettings, players: Sequence[str], opponents: str, games: int) -> str:
     """The command that plays the match again; empty if it needs a run, which no clone has."""
-    if (
-        settings.start != "standard"
-        or settings.seed != MatchSettings().seed
-        or any(":" in each for each in (*players, opponents))
-    ):
-        return ""
-    if needs_run((*players, opponents)):
+    everybody = (*players, opponents)
+    of_a_run = needs_run(everybody) or any(":" in each for each in everybody)
+    if of_a_run or settings.start != "standard" or settings.seed != MatchSettings().seed:
         return ""
     words = ["entente", "evaluate", "--players", ",".join(players)]
     words += ["--opponents", opponents] if opponents else []

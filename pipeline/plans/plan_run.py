@@ -35,7 +35,7 @@ from pipeline.plans.plan_memory import adapter_forecast, memory_forecast
 from pipeline.plans.plan_prompts import plan_prompts
 from pipeline.plans.rehearse_forks import PLIES_A_YEAR, Rehearsal, codec_of, rehearse, some_positions
 from pipeline.run_cards import run_cards
-from pipeline.run_settings import CACHE_FOLDER, MODEL_FOLDER, RunSettings, check_objective, check_settings
+from pipeline.run_settings import CACHE_FOLDER, MODEL_FOLDER, RunSettings, check_objective, check_prompts, check_settings
 from pipeline.threads import plan_threads, usable_cores
 from rollouts.fork import Tokens
 from state_cache.settings import CacheSettings
@@ -61,6 +61,8 @@ def plan_train(settings: RunSettings, *, resume: bool = False) -> Forecast:
     """
     check_settings(settings)
     check_objective(settings)
+    if not resume:
+        check_prompts(settings)
     try_loss(settings.training.loss)
     done = max(published_versions(settings.paths), default=0) if resume else 0
     if not resume and settings.run and settings.paths.settings.exists():
