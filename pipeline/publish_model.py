@@ -20,7 +20,7 @@ from evaluation.strength import POLICY
 from inference.publish_weights import publish_weights
 from pipeline.model_recipe import file_hashes, published_recipe
 from pipeline.plans.find_model import model_of
-from pipeline.run_settings import MODEL_FOLDER, settings_of
+from pipeline.run_settings import MODEL_FOLDER, RunSettings, settings_at, settings_of
 from reports.imitation_plot import CURVE
 from reports.model_card import CARD, model_card
 from search.settings import SEARCHES
@@ -53,6 +53,12 @@ class PublishSource:
     def adapter(self) -> Path | None:
         return None if self.version is None else self.version.adapter
 
+    def settings(self) -> RunSettings | None:
+        """The settings with which the version was trained."""
+        if self.run is None or self.version is None:
+            return None
+        return settings_at(self.run, self.version.version) if self.version.version else settings_of(self.run)
+
 
 def find_source(name: str, runs_root: Path) -> PublishSource:
     """The model in `runs_root`/_models or folder called `name`, else the version ('mine:v20'), or the newest of the run 'mine'.
@@ -64,7 +70,7 @@ def find_source(name: str, runs_root: Path) -> PublishSource:
     version, run = None, None
     if ":" not in name and made.is_dir():
         base = resolve_model(made)
-    elif ":" not in name and Path(name).is_dir():
+    elif ":" not in name and Path(name, RECIPE).is_file():
         base = resolve_model(name)
     else:
         if ":" not in name and not (runs_root / name / "settings.json").is_file():
@@ -100,8 +106,7 @@ def publish_model(source: PublishSource, to: Path, runs_root: Path, figures: Seq
         dtype = publish_weights(source.base, source.adapter, aside, room)
         _write_config(source.base, aside, dtype)
         matches, scores = _figures(source, weights_hash(aside), figures)
-        settings = None if source.run is None else settings_of(source.run)
-        recipe = published_recipe(source.base, source.version, settings) | {
+        recipe = published_recipe(source.base, source.version, source.settings()) | {
             "weights": dtype,
             "files": file_hashes(aside),
         }

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from peft import PeftModel
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from cli.main import command_line
@@ -151,6 +151,11 @@ def test_a_model_too_large_is_rounded_and_one_that_is_still_too_large_is_refused
 def test_rounding_that_would_lose_what_was_learned_is_refused(run_of_before: RunPaths, tmp_path: Path, monkeypatch):
     root = run_of_before.root.parent
     source = find_source("before:v1", root)
+    assert source.version is not None and source.adapter is not None
+    little = shutil.copytree(source.adapter, tmp_path / "little")
+    weights = load_file(little / "adapter_model.safetensors")
+    save_file({name: weight * 0.01 for name, weight in weights.items()}, little / "adapter_model.safetensors")
+    source = replace(source, version=replace(source.version, adapter=little))
     monkeypatch.setattr(publishing, "MOST_BYTES", room_for(0.75, source.base))
     with pytest.raises(InputError, match=f"of what was learned, more than {MERGE_LOSS_MAX:.0%}"):
         publish_model(source, tmp_path / "models" / "lost", root)
