@@ -187,8 +187,9 @@ def _prompts_of_base(tree: Mapping[str, Any]) -> PromptSettings | None:
     """The prompt settings of the base model that a settings tree names, if it was made here."""
     inference = tree.get("inference")
     model = inference.get("model") if isinstance(inference, Mapping) else None
-    named = isinstance(model, str) and model and "\0" not in model
-    return recipe_prompts(Path(model)) if named and Path(model).is_dir() else None
+    if not isinstance(model, str) or "\0" in model or not model or not Path(model).is_dir():
+        return None
+    return recipe_prompts(Path(model))
 
 
 def check_prompts(settings: RunSettings) -> None:
