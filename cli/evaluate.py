@@ -1,4 +1,4 @@
-"""`entente evaluate`: the strength of a policy version, alone or beside other players."""
+"""`entente evaluate`: the strength of a policy version, alone or beside other players, or of models without a run."""
 
 import json as jsonlib
 from pathlib import Path
@@ -29,7 +29,8 @@ def evaluate(
         str,
         Parameter(
             group=_MATCH,
-            help="Who plays, with commas: base, newest, v20, other:v20, or scripted players; each also with +search.",
+            help="Who plays, with commas: base, newest, v20, other:v20, a model's folder such as models/small, or scripted "
+            "players; each also with +search.",
         ),
     ] = "",
     games: Annotated[int | None, Parameter(group=_MATCH, help="Games, rounded up to rounds of seven.")] = None,
@@ -53,7 +54,9 @@ def evaluate(
     json: AsJson = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Score a policy version on held-out positions, or play whole games between versions and scripted players.
+    """Score a policy version on held-out positions, or play whole games between versions, models and scripted players.
+
+    A match without a version of the run needs no run; its files are then in `_matches`, a folder beside the runs.
 
     A figure has a 95 % interval from six independent games on; games that are not independent count as one. An interrupted match
     continues when the same command is given again; with a larger --games it plays only the missing games.
@@ -70,6 +73,8 @@ def evaluate(
 
         entente evaluate --run mine --players newest,other:v20 --start held-out --years 3 --measure centres
 
+        entente evaluate --players models/small,dumbbot --opponents dumbbot --games 70      needs no run
+
         entente evaluate --run mine --tactical
 
         entente evaluate --run mine --repetitions 1,5,25,100
@@ -78,11 +83,6 @@ def evaluate(
 
         entente evaluate --run mine --players newest+search,dumbbot+search,dumbbot --opponents dumbbot --search.years 2
     """
-    from pipeline.run_settings import check_settings, settings_of
-    from storage.runs import RunPaths
-
-    run = which_run(run, runs_root)
-    settings = settings_of(RunPaths(runs_root / run))
     asked = {"games": games, "width": width, "measure": measure, "start": start, "years": years, "at_once": at_once}
     match = _match(players, opponents, {name: value for name, value in asked.items() if value is not None})
     times = _times(repetitions)
@@ -96,29 +96,29 @@ def evaluate(
     if match is not None:
         voted = {"repetitions": times[0]} if times else {}
         match = type(match).model_validate(match.model_dump() | play.model_dump(exclude_unset=True) | voted)
-    wished: dict[str, object] = {}
-    if positions is not None:
-        wished["positions"] = positions
-    if opponents is not None and match is None:
-        wished["opponents"] = tuple(opponents)
-    evaluation = type(settings.evaluation).model_validate(settings.evaluation.model_dump() | wished)
-    settings = settings.model_copy(update={"evaluation": evaluation})
-    check_settings(settings)
-    from pipeline.plans.find_model import check_room
-    from pipeline.plans.plan_run import plan_evaluate
+    from evaluation.contestants import check_searches, needs_run, resolve_contestants
 
-    if dry_run:
-        return show_plan(plan_evaluate(run, version, runs_root, settings), json=json)
+    names = () if match is None else (*match.players, match.opponents)
+    alone = match is not None and run == LATEST and match.start == "standard" and not needs_run(names)
+    run = "" if alone else which_run(run, runs_root)
+    uses_engine = match is None
     if match is not None:
-        from evaluation.contestants import check_searches, resolve_contestants
-
-        for names in (match.players, (match.opponents,) if match.opponents else ()):
-            check_searches(resolve_contestants(names, run, runs_root), match)
+        for some in (match.players, (match.opponents,) if match.opponents else ()):
+            found = resolve_contestants(some, run, runs_root)
+            check_searches(found, match)
+            uses_engine |= any(player.run for player in found)
     elif play.pick == "search":
         from search.search import check_search
 
         check_search(play.search, has_policy=True)
-    check_room(settings, trains=False)
+    evaluation = None if alone else _evaluation(run, runs_root, positions, None if match else opponents, uses_engine)
+    if dry_run:
+        from pipeline.plans.plan_evaluate import plan_evaluate, plan_match
+
+        if match is not None:
+            return show_plan(plan_match(run, runs_root, match), json=json)
+        assert evaluation is not None, "only a match needs no run"
+        return show_plan(plan_evaluate(run, version, runs_root, evaluation, play), json=json)
     from cli.prefect_server import prefect_server
     from cli.screen import progress_shown
     from flows.evaluate_policy import evaluate_policy
@@ -135,6 +135,26 @@ def evaluate(
         _show_score(result)
     if json:
         print(jsonlib.dumps(result))
+
+
+def _evaluation(run: str, runs_root: Path, positions: int | None, opponents: list[str] | None, uses_engine: bool) -> Any:
+    """The evaluation settings of the run, changed as asked; its model must fit this machine if an engine is used."""
+    from pipeline.plans.find_model import check_room
+    from pipeline.run_settings import check_settings, settings_of
+    from storage.runs import RunPaths
+
+    settings = settings_of(RunPaths(runs_root / run))
+    wished: dict[str, object] = {}
+    if positions is not None:
+        wished["positions"] = positions
+    if opponents is not None:
+        wished["opponents"] = tuple(opponents)
+    evaluation = type(settings.evaluation).model_validate(settings.evaluation.model_dump() | wished)
+    settings = settings.model_copy(update={"evaluation": evaluation})
+    check_settings(settings)
+    if uses_engine:
+        check_room(settings, trains=False)
+    return evaluation
 
 
 def _times(text: str) -> tuple[int, ...]:

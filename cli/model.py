@@ -1,4 +1,4 @@
-"""`entente model`: make the tiny model or a base that imitates a teacher, and show a model."""
+"""`entente model`: make the tiny model or a base that imitates a teacher, show a model, and publish one."""
 
 import json as jsonlib
 from pathlib import Path
@@ -118,6 +118,37 @@ def imitate(
         write_curve(folder)
         finish(work)
     print(folder)
+
+
+@app.command
+def publish(
+    source: Annotated[str, Parameter(help="A model's name or folder; a run, for its newest version; or a version, as mine:v20.")],
+    *,
+    to: Annotated[Path, Parameter(help="New folder, such as models/small.")],
+    figures: Annotated[
+        list[Path] | None,
+        Parameter(help="Files of matches and scores of this model, for the card.", negative=""),
+    ] = None,
+    runs_root: Annotated[Path, Parameter(help="Folder of runs and models.")] = Path("runs"),
+) -> None:
+    """Write a small trained policy as one folder that is enough to play with: weights, tokenizer, recipe and card.
+
+    A version's adapter is merged into its base. The folder takes at most 8 MB: weights keep their number format if they fit, else
+    they are rounded to bfloat16. It names no folder of this machine, and never changes.
+
+    Examples
+
+        entente model publish strong --to models/strong
+
+        entente evaluate --players runs/_models/strong,dumbbot --opponents dumbbot --games 70      prints figures and stores them
+
+        entente model publish strong --to models/strong --figures runs/_matches/*.json
+
+        entente model publish mine:v20 --to models/mine --figures runs/mine/scores/trained.json
+    """
+    from pipeline.publish_model import find_source, publish_model
+
+    print(publish_model(find_source(source, runs_root), to, runs_root, figures or ()))
 
 
 @app.command

@@ -9,9 +9,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
+from game.prompt_settings import PromptSettings
 from telemetry.errors import InputError
 from telemetry.read_file import LARGEST_RESULT, read_text
 
+RECIPE = "recipe.json"
+"""File in the folder of a model that was made here: how it was made, and its prompt settings."""
+VALUE_HEAD = "value_head.safetensors"
+"""File beside a model's or an adapter's weights that is no part of them."""
 HUB_TIMEOUT_S = 10.0
 """Seconds to wait for the hub's answer on whether it has a model."""
 _HUB_PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
@@ -133,6 +140,35 @@ def read_config(folder: Path) -> dict[str, Any]:
         InputError: it is missing or unreadable, or holds no JSON object.
     """
     return _read_json(folder / "config.json")
+
+
+def recipe_prompts(folder: Path) -> PromptSettings | None:
+    """The prompt settings that a model made here was trained for; None if it has no recipe that says so.
+
+    Raises:
+        InputError: the recipe cannot be read.
+    """
+    prompts = _read_json(folder / RECIPE).get("prompts") if (folder / RECIPE).is_file() else None
+    if prompts is None:
+        return None
+    try:
+        return PromptSettings.model_validate(prompts)
+    except ValidationError as error:
+        raise InputError(f"'{folder / RECIPE}' is not a recipe of this release: make the model again") from error
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Files with the model's weights, sorted by name."""
+    return sorted(file for file in folder.glob("*.safetensors") if file.name != VALUE_HEAD)
+
+
+def weights_hash(folder: Path) -> str:
+    """SHA-256 of the content of all weight files, 64 hex digits."""
+    digest = hashlib.sha256()
+    for file in weight_files(folder):
+        with open(file, "rb") as content:
+            digest.update(hashlib.file_digest(content, "sha256").digest())
+    return digest.hexdigest()
 
 
 def _read_json(file: Path) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Players of a match: names are resolved to scripted players and policy versions before anything starts.
 
-A version is called 'base', 'newest' or 'v20'; a version of another run 'other:v20'. With '+search' after its name a version or a
-scripted player searches. A resolved player has the version's number in its name, so a match with 'newest' can be repeated with
-the same version later.
+A version is called 'base', 'newest' or 'v20'; a version of another run 'other:v20'; a model that was made here by its folder,
+as 'models/small'. With '+search' after its name a player searches. A resolved player has the version's number in its name, so a
+match with 'newest' can be repeated with the same version later.
 """
 
 import re
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from decoding.model_files import recipe_prompts, resolve_model, weights_hash
 from evaluation.settings import PlaySettings
 from game.players import check_player, player_names
 from records.policy_version import BASE, BASE_VERSION, PolicyVersion
@@ -29,12 +30,16 @@ class Contestant:
     name: str
     """Name in tables: 'mover', 'v20', 'other:v20', or one of these with '+search'."""
     run: str = ""
-    """The run of the version; empty for a scripted player."""
+    """The run of the version; empty for a model and for a scripted player."""
     version: int = BASE_VERSION
     adapter_hash: str = ""
-    """Hash of the adapter, 'base' for the base model; empty for a scripted player."""
+    """Hash of the adapter, 'base' for the base model; empty for a model and for a scripted player."""
     adapter: Path | None = None
-    """Folder of the adapter; None for the base model and for scripted players."""
+    """Folder of the adapter; None for everything else."""
+    model: Path | None = None
+    """Folder of a model that plays without a run; None for everything else."""
+    weights_hash: str = ""
+    """Hash of the model's weights; empty for everything else."""
     searches: bool = False
     """True if its name ends with '+search'."""
 
@@ -46,7 +51,7 @@ class Contestant:
     @property
     def is_policy(self) -> bool:
         """True if a language model plays it."""
-        return bool(self.run)
+        return bool(self.run) or self.model is not None
 
     @property
     def without_search(self) -> "Contestant":
@@ -97,10 +102,12 @@ def resolve_contestant(name: str, run: str, runs_root: Path) -> Contestant:
         check_player(name)
         return Contestant(name=name)
     match = _VERSION.fullmatch(name)
+    if match is None and "/" in name:
+        return _model(name)
     if match is None:
         raise InputError(
-            f"there is no player '{name}': name a version ('base', 'newest', 'v20', 'other:v20') or a scripted player, one of "
-            f"{', '.join(player_names())}; '{SEARCHES}' after the name makes it search"
+            f"there is no player '{name}': name a version ('base', 'newest', 'v20', 'other:v20'), a model's folder "
+            f"('models/small') or a scripted player, one of {', '.join(player_names())}; '{SEARCHES}' after it makes it search"
         )
     owner = match["run"] or run
     paths = RunPaths(runs_root / check_name(owner, "run"))
@@ -110,6 +117,23 @@ def resolve_contestant(name: str, run: str, runs_root: Path) -> Contestant:
     label = f"v{version}" if owner == run else f"{owner}:v{version}"
     policy = BASE if version == BASE_VERSION else read_adapter(paths, version)
     return Contestant(name=label, run=owner, version=policy.version, adapter_hash=policy.adapter_hash, adapter=policy.adapter)
+
+
+def needs_run(names: Sequence[str]) -> bool:
+    """Whether one of these players is a version of the run that the match belongs to."""
+    found = (_VERSION.fullmatch(name.removesuffix(SEARCHES)) for name in names)
+    return any(match is not None and not match["run"] for match in found)
+
+
+def _model(name: str) -> Contestant:
+    if not Path(name).is_dir():
+        raise InputError(f"there is no folder '{name}', so it cannot play: name the folder of a model, such as 'models/small'")
+    folder = resolve_model(name)
+    if recipe_prompts(folder) is None:
+        raise InputError(
+            f"model '{name}' has no recipe.json that says how its prompts are written: name a model that was made here"
+        )
+    return Contestant(name=Path(name).as_posix(), model=folder, weights_hash=weights_hash(folder))
 
 
 def resolve_version(paths: RunPaths, run: str, wanted: str | int) -> int:

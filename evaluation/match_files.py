@@ -1,4 +1,6 @@
-"""Files of a match in its run: each game as it ends in `scores/matches/<label>.jsonl`, the result in `<label>.json`.
+"""Files of a match: each game as it ends in `<label>.jsonl`, the result in `<label>.json`.
+
+They lie in `scores/matches/` of a run, or in `_matches/` beside the runs if no run is needed to play.
 
 The label identifies the question: players, opponents, start, years and seed, but not the number of games. Asking for more games
 continues the match. After an interruption only games in progress are lost.
@@ -9,6 +11,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -18,7 +21,7 @@ from evaluation.matches import GameResult
 from evaluation.settings import MatchSettings
 from search.settings import MOST_PROPOSALS
 from storage.files import make_directory
-from storage.runs import RunPaths, durable_write
+from storage.runs import durable_write
 from telemetry.errors import DataError
 
 
@@ -45,15 +48,18 @@ def match_label(settings: MatchSettings, players: Sequence[Contestant]) -> str:
     unused = {"temperature"} if settings.temperature == 1 else set()
     unused |= set() if any(player.searches_by(settings) for player in players) else {"search"}
     question = settings.model_dump(mode="json", exclude=_NOT_IN_LABEL | unused)
-    who = [(player.name, player.run, player.version, player.adapter_hash) for player in players]
+    who = [
+        (player.name, player.run, player.version, player.adapter_hash, *([player.weights_hash] if player.model else []))
+        for player in players
+    ]
     digest = hashlib.sha256(json.dumps([question, who], sort_keys=True).encode()).hexdigest()[:8]
     names = "-".join(re.sub(r"[^A-Za-z0-9]+", ".", player.name) for player in players)
     return f"{names[:80]}-{settings.start}-{settings.years}y-{digest}"
 
 
-def read_games(paths: RunPaths, label: str) -> dict[str, GameResult]:
+def read_games(folder: Path, label: str) -> dict[str, GameResult]:
     """Finished games of a match, by key. An incomplete line is skipped."""
-    file = paths.scores / "matches" / f"{label}.jsonl"
+    file = folder / f"{label}.jsonl"
     games = {}
     for line in file.read_bytes().splitlines() if file.is_file() else ():
         try:
@@ -64,35 +70,38 @@ def read_games(paths: RunPaths, label: str) -> dict[str, GameResult]:
     return games
 
 
-def append_game(paths: RunPaths, label: str, game: GameResult) -> None:
+def append_game(folder: Path, label: str, game: GameResult) -> None:
     """Append a finished game on a new line, even if the last line of the file is incomplete."""
-    folder = paths.scores / "matches"
     make_directory(folder)
     with open(folder / f"{label}.jsonl", "ab") as file:
         file.write((b"\n" if file.tell() else b"") + _GAME.dump_json(game))
 
 
-def write_match(paths: RunPaths, record: MatchRecord) -> None:
+def write_match(folder: Path, record: MatchRecord) -> None:
     """Write the result of a match; replaces an earlier result of the same question."""
-    folder = paths.scores / "matches"
     make_directory(folder)
     durable_write(folder / f"{record.label}.json", _RECORD.dump_json(record, indent=1))
 
 
-def read_matches(paths: RunPaths) -> list[MatchRecord]:
-    """All matches of a run, in the order in which they were finished.
+def read_matches(folder: Path) -> list[MatchRecord]:
+    """All matches of a folder, in the order in which they were finished.
 
     Raises:
         DataError: a file is damaged.
     """
-    found = []
-    files = (paths.scores / "matches").glob("*.json")
-    for file in sorted(files, key=lambda path: (path.stat().st_mtime_ns, path.name)):
-        try:
-            found.append(_RECORD.validate_json(_current(file.read_bytes())))
-        except (ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{file} is not a match of this version: delete it, and play it again") from error
-    return found
+    return [read_match(file) for file in sorted(folder.glob("*.json"), key=lambda path: (path.stat().st_mtime_ns, path.name))]
+
+
+def read_match(file: Path) -> MatchRecord:
+    """The match of a file.
+
+    Raises:
+        DataError: it is damaged, or no match.
+    """
+    try:
+        return _RECORD.validate_json(_current(file.read_bytes()))
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{file} is not a match of this version: delete it, and play it again") from error
 
 
 def _current(record: bytes) -> bytes:

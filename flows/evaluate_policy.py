@@ -20,7 +20,7 @@ from flows.open_run import prepare_cache
 from flows.play_match import play_match_of
 from flows.run_names import evaluation_name
 from pipeline.run_settings import settings_of
-from storage.runs import RunPaths
+from storage.runs import RunPaths, check_name
 from tasks.artifacts import show_scores, show_table
 from tasks.evaluation import evaluate_player, solve_positions
 from telemetry.errors import InputError
@@ -44,7 +44,7 @@ async def evaluate_policy(
     """Score `version` of `run` against each kind of opponents, or take another measurement instead.
 
     Args:
-        run: Name of the run, its folder under `runs_root`.
+        run: Name of the run, its folder under `runs_root`; empty for a match in which no version of a run plays.
         version: Policy version; 0 is the base model, -1 the newest.
         runs_root: Folder of all runs.
         evaluation: Settings of the measurement; default: the run's own.
@@ -58,8 +58,10 @@ async def evaluate_policy(
         InputError: no such run or version, a match that cannot be played, or `track` of a version that does not play plainly.
     """
     runs_root = Path(runs_root)
-    check_given(runs_root, runs=[run])
-    paths = RunPaths(runs_root / run)
+    check_given(runs_root, runs=[run], players=(*match.players, match.opponents) if match is not None else ())
+    if match is not None and not run:
+        return await play_match_of(run, runs_root, match)
+    paths = RunPaths(runs_root / check_name(run, "run"))
     settings = settings_of(paths).model_copy(update={"runs_root": runs_root})
     evaluation, play = evaluation or settings.evaluation, play or PlaySettings()
     if track and play.how():

@@ -13,6 +13,7 @@ from pathlib import Path
 from prefect.context import FlowRunContext
 
 from pipeline.run_settings import MODEL_FOLDER, RunSettings
+from search.settings import SEARCHES
 from storage.runs import check_name
 from telemetry.errors import InputError
 
@@ -21,6 +22,8 @@ ROOTS_VARIABLE = "ENTENTE_RUNS_ROOTS"
 ADDRESSES_VARIABLE = "ENTENTE_ADDRESSES"
 """Environment variable with the addresses of inference workers and Dask schedulers that such a flow run may name, separated by
 commas."""
+PUBLISHED_MODELS = Path("models")
+"""Folder of models that are part of the repository, in the working folder of a Prefect worker."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _KEY_PREFIX = "ENTENTE_"
 
@@ -32,7 +35,12 @@ def started_by_deployment() -> bool:
 
 
 def check_given(
-    runs_root: Path, *, settings: RunSettings | None = None, runs: Iterable[str] = (), addresses: Iterable[str] = ()
+    runs_root: Path,
+    *,
+    settings: RunSettings | None = None,
+    runs: Iterable[str] = (),
+    addresses: Iterable[str] = (),
+    players: Iterable[str] = (),
 ) -> None:
     """Refuse parameters that a deployment may not set. A flow run without a deployment may name anything.
 
@@ -41,6 +49,7 @@ def check_given(
         settings: of a training or tuning run.
         runs: names of runs; empty ones are skipped.
         addresses: of inference workers.
+        players: of a match.
 
     Raises:
         InputError: names the parameter and the remedy.
@@ -51,6 +60,9 @@ def check_given(
         return
     _check_root(runs_root)
     _check_addresses("urls", addresses)
+    for player in players:
+        if "/" in player and not _is_model_folder(Path(player.removesuffix(SEARCHES)), runs_root):
+            raise _refused(f"the player '{player}'", f"name a folder in '{PUBLISHED_MODELS}' or '{runs_root / MODEL_FOLDER}'")
     if settings is not None:
         _check_settings(settings, runs_root)
 
@@ -78,12 +90,16 @@ def _check_settings(settings: RunSettings, runs_root: Path) -> None:
     _check_addresses("pipeline.dask_address", filter(None, [settings.pipeline.dask_address]))
     if not inference.key_variable.startswith(_KEY_PREFIX):
         raise _refused(f"inference.key_variable '{inference.key_variable}'", f"name a variable that begins with {_KEY_PREFIX}")
-    models = runs_root / MODEL_FOLDER
     known = inference.model == "tiny" or _HUB_ID.fullmatch(inference.model)
-    if not known and not Path(inference.model).resolve().is_relative_to(models.resolve()):
-        raise _refused(f"inference.model '{inference.model}'", f"name 'tiny', a hub id, or a folder in '{models}'")
+    if not known and not _is_model_folder(Path(inference.model), runs_root):
+        cure = f"name 'tiny', a hub id, or a folder in '{runs_root / MODEL_FOLDER}'"
+        raise _refused(f"inference.model '{inference.model}'", cure)
     if inference.compile_cache:
         check_inside(Path(inference.compile_cache), runs_root, "inference.compile_cache")
+
+
+def _is_model_folder(folder: Path, runs_root: Path) -> bool:
+    return any(folder.resolve().is_relative_to(root.resolve()) for root in (PUBLISHED_MODELS, runs_root / MODEL_FOLDER))
 
 
 def _check_root(runs_root: Path) -> None:

@@ -1,8 +1,8 @@
-"""Opens engines for the policy versions of a match. Scripted players need none, also if they search.
+"""Opens engines for the policy versions and models of a match. Scripted players need none, also if they search.
 
 Versions of two runs may have the same number, so each version gets its own number in the engine. An engine that serves several
 versions at once (LoRA slots, or the torch engine) serves them all. If it serves one at a time, as merged weights, each version
-has its own engine, and the engines take turns on one thread.
+has its own engine. A model that plays without a run always has its own. The engines take turns on one thread.
 """
 
 import hashlib
@@ -12,11 +12,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from decoding.codec import Codec
-from decoding.model_files import model_fingerprint
+from decoding.model_files import max_position, model_fingerprint, recipe_prompts
 from evaluation.contestants import Contestant, check_searches
 from evaluation.repeated import RepeatedDecider
 from evaluation.settings import PlaySettings
 from flows.open_run import prepare_model
+from game.prompt_settings import DEFAULT_PROMPTS
 from inference.choose_engine import engine_here
 from inference.engine import Engine
 from inference.host import EngineHost
@@ -84,22 +85,14 @@ async def open_players(players: Sequence[Contestant], runs_root: Path, play: Pla
         host = EngineHost("match-engine")
         stack.callback(host.close)
         opened = OpenPlayers(host=host)
-        if policies:
-            settings = {run: settings_of(RunPaths(runs_root / run)) for run in {player.run for player in policies}}
-            settings = {run: some.model_copy(update={"runs_root": runs_root}) for run, some in settings.items()}
-            first = settings[policies[0].run]
-            apply_threads(max(first.threads))
-            models = {run: await prepare_model(some) for run, some in settings.items()}
-            check_same_base(models)
-            model = models[policies[0].run]
-            tokens = {run: Tokens(Codec(model), some.prompts) for run, some in settings.items()}
-            for group, inference in _engines(first, policies):
-                engine = make_engine(inference, model)
-                stack.push_async_callback(_close, host, engine)
-                reporter().say(f"starting an engine for {', '.join(player.name for player in group)}")
-                await start_engine(host, engine, inference)
-                for number, player in await _published(host, engine, group):
-                    opened.served[player.name] = engine, tokens[player.run], number
+        groups = await _groups(policies, runs_root)
+        for group in groups:
+            engine = make_engine(group.inference, group.model)
+            stack.push_async_callback(_close, host, engine)
+            reporter().say(f"starting an engine for {', '.join(player.name for player in group.players)}")
+            await start_engine(host, engine, group.inference)
+            for number, player in await _published(host, engine, group.players):
+                opened.served[player.name] = engine, group.tokens[player.run], number
         if any(each.searches_by(play) for each in players) and POLICY_PLAYS not in play.search.player and usable_cores() > 1:
             opened.processes = PlayoutProcesses(usable_cores())
             stack.push_async_callback(_close, host, opened.processes)
@@ -107,6 +100,52 @@ async def open_players(players: Sequence[Contestant], runs_root: Path, play: Pla
             if (decider := opened.decider(player, play)) is not None:
                 opened.deciders[player.name] = decider
         yield opened
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Group:
+    """Players that one engine serves."""
+
+    players: Sequence[Contestant]
+    model: Path
+    tokens: Mapping[str, Tokens]
+    """By run; that of a model is ''."""
+    inference: InferenceSettings
+
+
+async def _groups(policies: Sequence[Contestant], runs_root: Path) -> list[_Group]:
+    """What each engine serves. The threads are set first, because loading a tokenizer may import torch."""
+    models = [player for player in policies if player.model is not None]
+    versions = [player for player in policies if player.model is None]
+    groups, settings = list[_Group](), dict[str, RunSettings]()
+    for run in dict.fromkeys(player.run for player in versions):
+        settings[run] = settings_of(RunPaths(runs_root / run)).model_copy(update={"runs_root": runs_root})
+    if versions:
+        first = settings[versions[0].run]
+        apply_threads(max(first.threads))
+        bases = {run: await prepare_model(some) for run, some in settings.items()}
+        check_same_base(bases)
+        base = bases[versions[0].run]
+        tokens = {run: Tokens(Codec(base), some.prompts) for run, some in settings.items()}
+        for players, inference in _engines(first, versions):
+            groups.append(_Group(players=players, model=base, tokens=tokens, inference=inference))
+    elif models:
+        apply_threads(usable_cores())
+    for player in models:
+        assert player.model is not None
+        tokens = {player.run: Tokens(Codec(player.model), recipe_prompts(player.model) or DEFAULT_PROMPTS)}
+        inference = model_inference(player.model)
+        groups.append(_Group(players=[player], model=player.model, tokens=tokens, inference=inference))
+    return groups
+
+
+def model_inference(folder: Path) -> InferenceSettings:
+    """Engine settings of a model that plays without a run: its own positions, and the torch engine.
+
+    Such a model is small. The torch engine then starts sooner than vLLM, draws about as fast, and holds no memory of a card that
+    another engine needs.
+    """
+    return InferenceSettings(model=str(folder), engine="torch", max_model_length=max_position(folder))
 
 
 def check_same_base(models: Mapping[str, Path]) -> None:

@@ -39,6 +39,7 @@ from pipeline.run_settings import (
     RunSettings,
     changed_settings,
     check_objective,
+    check_prompts,
     check_resumed,
     check_settings,
     settings_of,
@@ -84,6 +85,8 @@ def check_inputs(settings: RunSettings, *, resume: bool = False, fork_lineage: s
     """
     check_settings(settings)
     check_objective(settings)
+    if not resume:
+        check_prompts(settings)
     with_hooks(settings.alerts, settings.runs_root)
     if resume or settings.run:
         _check_what_is_there(settings, resume=resume, fork_lineage=fork_lineage)

@@ -18,7 +18,7 @@ from flows.open_run import prepare_cache
 from game.snapshot import Snapshot
 from pipeline.run_settings import settings_of
 from search.settings import SEARCHES
-from storage.runs import RunPaths
+from storage.runs import RunPaths, matches_folder
 from tasks.artifacts import show_table
 from tasks.evaluation import play_games
 from telemetry.errors import InputError
@@ -32,11 +32,14 @@ _STAND_IN = "mover"
 async def play_match_of(run: str, runs_root: Path, match: MatchSettings) -> dict[str, Any]:
     """Play the games of the match that are missing, and return its table as plain values.
 
+    Args:
+        run: Name of the run that the versions and the match's files belong to; empty: no version of a run plays.
+
     Raises:
         InputError: unknown players, runs that cannot play each other, no held-out positions, or too few games for the width.
     """
-    paths = RunPaths(runs_root / run)
-    settings = settings_of(paths)
+    settings = settings_of(RunPaths(runs_root / run)) if run else None
+    folder = matches_folder(run, runs_root)
     players = resolve_contestants(match.players, run, runs_root)
     others = resolve_contestants((match.opponents,), run, runs_root) if match.opponents else []
     match = match.model_copy(
@@ -46,9 +49,11 @@ async def play_match_of(run: str, runs_root: Path, match: MatchSettings) -> dict
     check_searches(everybody, match)
     held_out: Sequence[Snapshot] = ()
     if match.start == "held-out":
+        if settings is None:
+            raise InputError("games from held-out positions need a run that has some: name it with --run")
         held_out = (await prepare_cache(settings.model_copy(update={"runs_root": runs_root}))).held_out
     label = match_label(match, everybody)
-    done = read_games(paths, label)
+    done = read_games(folder, label)
     rounds = rounds_for(await count_games(match, held_out, list(done.values())))
     plans = plan_match(match, rounds, held_out)
     for key in [key for key in done if key not in {plan.key for plan in plans}]:
@@ -56,12 +61,12 @@ async def play_match_of(run: str, runs_root: Path, match: MatchSettings) -> dict
     missing = [plan for plan in plans if plan.key not in done]
     seconds = 0.0
     if missing:
-        seconds = await _play(paths, label, match, everybody, runs_root, missing, done)
+        seconds = await _play(folder, label, match, everybody, runs_root, missing, done)
     table = match_table([replace(done[plan.key], cluster=plan.cluster) for plan in plans], match)
     record = MatchRecord(label=label, settings=match, players=tuple(everybody), table=table, seconds=round(seconds, 1))
-    write_match(paths, record)
-    words = f"{run}: {table.games} games, {_how(match)}; measured: {MEASURES[match.measure][0]}"
-    await show_table(f"match-{run}-{label[-8:]}", words, table_rows(table))
+    write_match(folder, record)
+    words = f"{run or 'match'}: {table.games} games, {_how(match)}; measured: {MEASURES[match.measure][0]}"
+    await show_table(f"match-{run and run + '-'}{label[-8:]}", words, table_rows(table))
     return {
         "run": run,
         "match": label,
@@ -95,7 +100,7 @@ async def count_games(match: MatchSettings, held_out: Sequence[Snapshot], done: 
 async def _pilot(match: MatchSettings, held_out: Sequence[Snapshot]) -> list[GameResult]:
     """Play a few rounds with scripted players, to estimate the spread of results before an engine is started."""
     names = {name: name.removesuffix(SEARCHES) for name in (*match.players, match.opponents)}
-    stand_ins = {name: _STAND_IN if plain[:1] == "v" or ":" in plain else plain for name, plain in names.items()}
+    stand_ins = {name: _STAND_IN if plain[:1] == "v" or ":" in plain or "/" in plain else plain for name, plain in names.items()}
     plans = plan_match(match, _PILOT_ROUNDS, held_out)
     played = await play_match([_with_seats(plan, stand_ins) for plan in plans], match, {})
     by_key = {plan.key: plan for plan in plans}
@@ -111,7 +116,7 @@ def _named_as(result: GameResult, plan: GamePlan) -> GameResult:
 
 
 async def _play(
-    paths: RunPaths,
+    folder: Path,
     label: str,
     match: MatchSettings,
     players: Sequence[Contestant],
@@ -127,7 +132,7 @@ async def _play(
 
         def on_game(game: GameResult) -> None:
             done[game.key] = game
-            append_game(paths, label, game)
+            append_game(folder, label, game)
 
         await play_games(opened.host, label, missing, match, opened.deciders, on_game)
         return time.monotonic() - began

@@ -21,7 +21,9 @@ def cache_name() -> str:
 
 
 def evaluation_name() -> str:
-    """`evaluate-mine-v20`, or `evaluate-mine-newest`."""
+    """`evaluate-mine-v20`, `evaluate-mine-newest`, or `evaluate-players` without a run."""
+    if not _given("run", ""):
+        return "evaluate-players"
     version = int(_given("version", -1))
     return f"evaluate-{_given('run', '')}-{'newest' if version == -1 else f'v{version}'}"
 

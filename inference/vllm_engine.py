@@ -38,8 +38,6 @@ from records.policy_version import PolicyVersion
 from telemetry.errors import DataError, EngineError, EngineLostError, VersionGoneError
 from telemetry.progress import reporter
 
-MERGE_LOSS_MAX = 0.05
-"""Largest share of an update that merging may lose to rounding; ten small updates merged into bfloat16 lost 0.96."""
 _COUNTED = (
     "requests", "prompt_tokens", "cached_tokens", "completion_tokens", "drawn_tokens", "forced_tokens", "engine_steps",
     "preemptions",
@@ -310,7 +308,7 @@ class VllmEngine(ABC):
             raise EngineLostError(f"engine '{self.name}' did not draw what '{request.request_id}' asked for")
 
     async def _load_merged(self, served: LoadedVersion) -> None:
-        from inference.merge import load_base, merge_adapter
+        from inference.merge import MERGE_LOSS_MAX, load_base, merge_adapter
 
         if not self._base:
             self._base = load_base(self._model)

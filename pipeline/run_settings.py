@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from decoding.model_files import recipe_prompts
 from evaluation.settings import EvaluationSettings
 from game.players import check_player
 from game.prompt_settings import PromptSettings
@@ -171,6 +172,8 @@ def layered_settings(preset: str, files: Iterable[Path] = (), overrides: Mapping
     merged: dict[str, Any] = {}
     for layer in layers:
         merged = merge_layers(merged, layer)
+    if (prompts := _prompts_of_base(merged)) is not None:
+        merged = merge_layers({"prompts": prompts.model_dump()}, merged)
     try:
         settings = RunSettings.model_validate(merged)
     except ValidationError as error:
@@ -178,6 +181,31 @@ def layered_settings(preset: str, files: Iterable[Path] = (), overrides: Mapping
     check_settings(settings)
     check_objective(settings)
     return settings
+
+
+def _prompts_of_base(tree: Mapping[str, Any]) -> PromptSettings | None:
+    """The prompt settings of the base model that a settings tree names, if it was made here."""
+    inference = tree.get("inference")
+    model = inference.get("model") if isinstance(inference, Mapping) else None
+    if not isinstance(model, str) or "\0" in model or not model or not Path(model).is_dir():
+        return None
+    return recipe_prompts(Path(model))
+
+
+def check_prompts(settings: RunSettings) -> None:
+    """Check that a base model that was made here gets the prompts that it was made for.
+
+    Raises:
+        InputError: names the setting and both values.
+    """
+    made_for = _prompts_of_base({"inference": {"model": settings.inference.model}})
+    for name in PromptSettings.model_fields if made_for is not None else ():
+        wanted, given = getattr(made_for, name), getattr(settings.prompts, name)
+        if name != "chat" and wanted != given:  # such a model has no chat template
+            raise InputError(
+                f"model '{settings.inference.model}' was made for prompts.{name} {wanted!r}, not for {given!r}: leave the "
+                "setting out, or make a model for these prompts"
+            )
 
 
 def resumed_settings(

@@ -4,18 +4,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from decoding.model_files import RECIPE
 from reports.drawing import BLUE, GREEN, GREY, ORANGE, legend_above, marker, new_plot, share_axis, stand_alone, to_svg
 from storage.json_files import read_object
 from storage.runs import durable_write
 from telemetry.errors import DataError
 
 CURVE = "curve.svg"
-_RECIPE = "recipe.json"
 
 
 def write_curve(model: Path) -> None:
     """Draw the curve in the model's recipe into its folder."""
-    durable_write(model / CURVE, stand_alone(imitation_plot(read_object(model / _RECIPE)["curve"])).encode())
+    durable_write(model / CURVE, stand_alone(imitation_plot(read_object(model / RECIPE)["curve"])).encode())
 
 
 def curve_of_base(model: str) -> str | None:
@@ -27,7 +27,7 @@ def curve_of_base(model: str) -> str | None:
     Raises:
         DataError: its recipe is damaged.
     """
-    recipe = Path(model) / _RECIPE
+    recipe = Path(model) / RECIPE
     curve = read_object(recipe).get("curve") if recipe.is_file() else None
     try:
         return imitation_plot(curve) if curve else None

@@ -136,7 +136,7 @@ def read_run(paths: RunPaths) -> RunFacts:
         rows=_rows(paths, settings.get("storage", {}), troubles),
         troubles=troubles,
         track=_whole(lambda: read_track(paths), "The track of strength", troubles),
-        matches=_whole(lambda: read_matches(paths), "Matches", troubles),
+        matches=_whole(lambda: read_matches(paths.matches), "Matches", troubles),
         alerts=_alerts(paths.alerts),
         producers=producers,
     )

@@ -19,8 +19,8 @@ from pathlib import Path
 from storage.files import make_directory, name_aside, sync_directory, sync_file
 from telemetry.errors import DataError, InputError
 
-CACHE_FOLDER, MODEL_FOLDER = "_state_cache", "_models"
-"""Folders beside the runs: state caches, and generated models."""
+CACHE_FOLDER, MODEL_FOLDER, MATCH_FOLDER = "_state_cache", "_models", "_matches"
+"""Folders beside the runs: state caches, generated models, and matches in which no version of a run plays."""
 LATEST = "latest"
 """Stands for the run that last wrote metrics or began last. No run has this name."""
 _MAX_NAME = 100  # longer file names that contain it stay within the 255 bytes of common file systems
@@ -111,6 +111,10 @@ class RunPaths:
         return self.root / "scores"
 
     @property
+    def matches(self) -> Path:
+        return self.scores / "matches"
+
+    @property
     def summary(self) -> Path:
         return self.root / "summary.json"
 
@@ -147,6 +151,11 @@ class RunPaths:
         for folder in (self.shards, self.ledger, self.adapters, self.checkpoints, self.scores):
             make_directory(folder)
         return self
+
+
+def matches_folder(run: str, runs_root: Path) -> Path:
+    """Folder of the matches of a run, or of those without a run if `run` is empty."""
+    return RunPaths(runs_root / run).matches if run else runs_root / MATCH_FOLDER
 
 
 def check_name(name: str, what: str) -> str:

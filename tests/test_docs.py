@@ -43,7 +43,7 @@ DEPLOYMENTS = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
 
 # A flow that does nothing, for a benchmark to count what that costs.
 # Top-level names that a newcomer need not be told of.
-UNTOLD = {".gitignore"}
+UNTOLD = {".gitattributes", ".gitignore"}
 
 
 def blocks(page: str, language: str) -> list[str]:

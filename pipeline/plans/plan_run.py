@@ -35,13 +35,12 @@ from pipeline.plans.plan_memory import adapter_forecast, memory_forecast
 from pipeline.plans.plan_prompts import plan_prompts
 from pipeline.plans.rehearse_forks import PLIES_A_YEAR, Rehearsal, codec_of, rehearse, some_positions
 from pipeline.run_cards import run_cards
-from pipeline.run_settings import CACHE_FOLDER, MODEL_FOLDER, RunSettings, check_objective, check_settings
+from pipeline.run_settings import CACHE_FOLDER, MODEL_FOLDER, RunSettings, check_objective, check_prompts, check_settings
 from pipeline.threads import plan_threads, usable_cores
 from rollouts.fork import Tokens
 from state_cache.settings import CacheSettings
 from state_cache.store import find_cache, open_cache, version_name
 from storage.adapters import published_versions
-from storage.runs import RunPaths
 from telemetry.cards import CardPlan
 from telemetry.errors import InputError
 from training.loss_name import try_loss
@@ -62,6 +61,8 @@ def plan_train(settings: RunSettings, *, resume: bool = False) -> Forecast:
     """
     check_settings(settings)
     check_objective(settings)
+    if not resume:
+        check_prompts(settings)
     try_loss(settings.training.loss)
     done = max(published_versions(settings.paths), default=0) if resume else 0
     if not resume and settings.run and settings.paths.settings.exists():
@@ -70,7 +71,7 @@ def plan_train(settings: RunSettings, *, resume: bool = False) -> Forecast:
             "or choose another name with --run"
         )
     cards = run_cards(settings)
-    model, shape = _model(settings)
+    model, shape = run_model(settings)
     machine = this_machine(cards)
     trainer, trainer_gpu = trainer_bytes(settings, shape), trainer_gpu_bytes(settings, shape, machine)
     check_memory(shape, settings.inference, trainer=trainer, trainer_gpu=trainer_gpu, machine=machine)
@@ -89,7 +90,7 @@ def plan_train(settings: RunSettings, *, resume: bool = False) -> Forecast:
         "work": work,
         "prompts": plan_prompts(tokens, is_known=model is not None or settings.inference.model == TINY),
         "tokens": _tokens(settings, rehearsal, work["decisions_about"], exact=model is not None),
-        "evaluation": _evaluation(settings.evaluation, times=2, scripted=2),
+        "evaluation": evaluation_forecast(settings.evaluation, times=2, scripted=2),
         "disk": _disk(settings, rehearsal, shape, folder),
         "memory": memory_forecast(
             shape,
@@ -101,38 +102,10 @@ def plan_train(settings: RunSettings, *, resume: bool = False) -> Forecast:
         ),
         "threads": _threads(settings),
         "adapter": adapter_forecast(settings.training, shape),
-        "engine": _engine(settings.inference, cards),
-        "reused_or_made": {"state_cache": _cache_line(cache, settings), "model": _model_line(model, settings)},
+        "engine": engine_forecast(settings.inference, cards),
+        "reused_or_made": {"state_cache": cache_line(cache, settings), "model": model_line(model, settings)},
         "figures": _figures(settings, folder),
-        "prefect": _prefect(),
-    }
-
-
-def plan_evaluate(run: str, version: int, runs_root: Path, settings: RunSettings) -> Forecast:
-    """The plan of scoring `version` of `run` with `settings.evaluation`.
-
-    Raises:
-        InputError: no such version or model, or too little memory.
-    """
-    versions = [0, *published_versions(RunPaths(runs_root / run))]
-    version = versions[-1] if version == -1 else version
-    if version not in versions:
-        raise InputError(f"run '{run}' has no policy version {version}; its newest is {versions[-1]}")
-    settings = settings.model_copy(update={"runs_root": runs_root})
-    cards = run_cards(settings, trains=False)
-    model, shape = _model(settings)
-    machine = this_machine(cards)
-    check_memory(shape, settings.inference, machine=machine)
-    cache = find_cache(runs_root / CACHE_FOLDER, settings.cache)
-    return {
-        "command": "evaluate",
-        "run": {"name": run, "folder": str(runs_root / run), "policy_version": version},
-        "evaluation": _evaluation(settings.evaluation, times=1, scripted=0),
-        "memory": memory_forecast(shape, settings.inference, machine, 0),
-        "threads": {"cores": usable_cores(), "engine": max(settings.threads)},
-        "engine": _engine(settings.inference, cards),
-        "reused_or_made": {"state_cache": _cache_line(cache, settings), "model": _model_line(model, settings)},
-        "prefect": _prefect(),
+        "prefect": prefect_forecast(),
     }
 
 
@@ -158,7 +131,7 @@ def plan_serve(model: str, settings: InferenceSettings, address: str, adapters_r
         },
         "memory": memory_forecast(shape, settings, machine, 0, flow=False),
         "threads": {"cores": usable_cores(), "engine": threads},
-        "engine": _engine(settings, cards),
+        "engine": engine_forecast(settings, cards),
         "reused_or_made": {"model": str(folder) if folder else f"'{model}', to be downloaded from the hub, which has it"},
     }
 
@@ -188,7 +161,7 @@ def plan_cache(settings: CacheSettings, runs_root: Path) -> Forecast:
         },
         "disk": {"cache_bytes": sizes, "free_bytes": free_bytes(runs_root)},
         "reused_or_made": {"state_cache": "found: nothing to do" if found else "to be built"},
-        "prefect": _prefect(),
+        "prefect": prefect_forecast(),
     }
 
 
@@ -218,7 +191,7 @@ def plan_model(recipe: TinyModelSettings, runs_root: Path, prompts: PromptSettin
     }
 
 
-def _model(settings: RunSettings) -> tuple[Path | None, ModelShape | None]:
+def run_model(settings: RunSettings) -> tuple[Path | None, ModelShape | None]:
     """(folder of the model, None if it is not here yet; its shape, None if unknown)."""
     name = settings.inference.model
     found = (
@@ -273,7 +246,7 @@ def _tokens(settings: RunSettings, rehearsal: Rehearsal, decisions: int, *, exac
     return plan
 
 
-def _evaluation(evaluation: EvaluationSettings, *, times: int, scripted: int) -> Forecast:
+def evaluation_forecast(evaluation: EvaluationSettings, *, times: int, scripted: int) -> Forecast:
     forks = evaluation.positions * evaluation.powers_per_position
     return {
         "positions": evaluation.positions,
@@ -323,7 +296,7 @@ def _threads(settings: RunSettings) -> Forecast:
     return {"cores": usable_cores(), "engine": engine, "trainer": trainer}
 
 
-def _engine(settings: InferenceSettings, cards: CardPlan) -> Forecast:
+def engine_forecast(settings: InferenceSettings, cards: CardPlan) -> Forecast:
     trainer = {"trainer_cards": ", ".join(card.text for card in cards.trainer)} if cards.trainer else {}
     if settings.urls:
         return {"kind": "workers", "urls": ", ".join(settings.urls), "model": settings.model} | trainer
@@ -340,12 +313,12 @@ def _engine(settings: InferenceSettings, cards: CardPlan) -> Forecast:
     return plan | trainer | ({"warning": unused} if unused else {})
 
 
-def _cache_line(found: Path | None, settings: RunSettings) -> str:
+def cache_line(found: Path | None, settings: RunSettings) -> str:
     wanted = f"{settings.cache.train_snapshots} positions and {settings.cache.held_out_snapshots} held out"
     return f"found: {found}" if found else f"to be built: {wanted}"
 
 
-def _model_line(found: Path | None, settings: RunSettings) -> str:
+def model_line(found: Path | None, settings: RunSettings) -> str:
     if found is not None:
         return f"found: {found}"
     return "to be made from its recipe" if settings.inference.model == TINY else "to be downloaded from the hub, which has it"
@@ -364,7 +337,7 @@ def _figures(settings: RunSettings, folder: Path) -> Forecast:
     }
 
 
-def _prefect() -> Forecast:
+def prefect_forecast() -> Forecast:
     url = os.environ.get("PREFECT_API_URL")
     return {
         "server": url or f"a temporary one for this command, with its database in {os.environ.get('PREFECT_HOME', '~/.prefect')}"

@@ -27,6 +27,8 @@ WORDS = {
     "model make": ["model", "make"],
     "model imitate": ["model", "imitate", "strong"],
     "evaluate": ["evaluate", "--run", "taken"],
+    "evaluate a search": ["evaluate", "--run", "taken", "--pick", "search"],
+    "evaluate a match": ["evaluate", "--players", "mover+search,random", "--opponents", "random"],
     "improve": ["improve", "--run", "taken"],
     "serve": ["serve", "--port", "0"],
 }
@@ -125,6 +127,22 @@ def test_the_plan_names_the_layers_that_the_adapter_changes(entente):
         few["disk"]["adapter_bytes"] - 4 * few["adapter"]["parameters"]
         == plan["disk"]["adapter_bytes"] - 4 * (plan["adapter"]["parameters"])
     )
+
+
+@pytest.mark.parametrize("words", [WORDS["evaluate a search"], WORDS["evaluate a match"]], ids=["score", "match"])
+def test_the_plan_of_a_measurement_shows_the_search(entente, taken: Path, words: list[str]):
+    plan = json.loads(entente(*words, "--search.playouts", "9", "--dry-run", "--json").stdout)
+    assert plan["search"] == {
+        "proposals": 4,
+        "scripted": "none",
+        "playouts": 9,
+        "years": 1,
+        "player": "dumbbot",
+        "value": "centres",
+    }
+    if "match" in plan:
+        assert (plan["match"]["games"], plan["engines"]["serve"]) == (140, "none is needed")
+        assert plan["disk"]["files"].startswith("runs/_matches/mover.search-random-")
 
 
 def test_the_plan_counts_the_memory_of_game_processes(entente):

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evaluation.contestants import Contestant, check_searches, resolve_contestants
+from evaluation.contestants import Contestant, check_searches, needs_run, resolve_contestants
 from evaluation.match_files import MatchRecord, append_game, match_label, read_games, read_matches, write_match
 from evaluation.match_table import games_for_width, match_table, rate_players
 from evaluation.matches import GameResult, plan_match, play_match, rounds_for
@@ -217,15 +218,15 @@ def test_games_of_one_source_game_are_a_match_without_intervals(positions):
 def test_a_match_is_kept_game_by_game_and_read_back(tmp_path: Path):
     paths, games, label = RunPaths(tmp_path), played(MIXED), "label"
     for game in games[:3]:
-        append_game(paths, label, game)
+        append_game(paths.matches, label, game)
     with open(tmp_path / "scores" / "matches" / "label.jsonl", "ab") as file:
         file.write(b'\n{"key": "cut in the mid')
-    append_game(paths, label, games[3])
-    assert read_games(paths, label) == {game.key: game for game in games[:4]}
+    append_game(paths.matches, label, games[3])
+    assert read_games(paths.matches, label) == {game.key: game for game in games[:4]}
     players = tuple(Contestant(name=name) for name in MIXED.players)
     record = MatchRecord(label=label, settings=MIXED, players=players, table=match_table(games, MIXED), seconds=1.0)
-    write_match(paths, record)
-    assert read_matches(paths) == [record]
+    write_match(paths.matches, record)
+    assert read_matches(paths.matches) == [record]
 
 
 def test_the_label_is_of_the_question_and_not_of_how_much_is_played():
@@ -256,21 +257,45 @@ def test_search_and_temperature_are_in_the_label_only_where_they_matter():
     assert match_label(MIXED.model_copy(update={"temperature": 0.5}), [version]) != match_label(MIXED, [version])
 
 
+def test_a_model_s_weights_are_part_of_the_question(tmp_path: Path):
+    model = Contestant(name="models/a", model=tmp_path, weights_hash="x")
+    assert match_label(MIXED, [model]) == match_label(MIXED, [replace(model, model=tmp_path / "moved")])
+    assert match_label(MIXED, [model]) != match_label(MIXED, [replace(model, weights_hash="y")])
+
+
+def test_models_of_different_sizes_meet_without_a_run(model: Path, tmp_path: Path):
+    """Each has its own engine, tokenizer and prompts."""
+    twin = shutil.copytree(model, tmp_path / "twin")
+    names = (str(model), str(twin), "mover")
+    players = resolve_contestants(names, "", tmp_path)
+    assert not needs_run(names) and needs_run(["mover", "base+search"]) and not needs_run(["other:v20"])
+    settings = MIXED.model_copy(update={"players": names})
+
+    async def match() -> list[GameResult]:
+        async with open_players(players, tmp_path, settings) as opened:
+            engines = [opened.policy(name)[0] for name in names[:2]]
+            assert engines[0] is not engines[1]
+            return await opened.host.run(play_match(plan_match(settings, 1)[:2], settings, opened.deciders))
+
+    games = asyncio.run(match())
+    assert len(games) == 2 and sum(game.rejected for game in games) == 0
+
+
 def test_a_match_from_before_there_was_search_is_read(tmp_path: Path):
     paths, settings = RunPaths(tmp_path), MIXED.model_copy(update={"repetitions": 5})
     record = MatchRecord(label="old", settings=settings, players=(), table=match_table(played(MIXED, 1), MIXED), seconds=1.0)
-    write_match(paths, record)
+    write_match(paths.matches, record)
     file = tmp_path / "scores" / "matches" / "old.json"
     plain = json.loads(file.read_bytes())
     for name in ("search", "temperature"):
         del plain["settings"][name]
     file.write_text(json.dumps(plain))
-    assert read_matches(paths) == [record]
+    assert read_matches(paths.matches) == [record]
     plain["settings"]["pick"] = "playout"
     file.write_text(json.dumps(plain))
     plain["players"] = [{"name": "playout"}]
     file.write_text(json.dumps(plain))
-    (found,) = read_matches(paths)
+    (found,) = read_matches(paths.matches)
     assert found.settings.pick == "search" and found.table == record.table
     assert found.settings.search == SearchSettings(proposals=5, playouts=20, player=("random",))
 
@@ -332,6 +357,7 @@ def test_a_search_that_cannot_be_made_is_refused_before_an_engine_is_opened(tmp_
         (["v7+search"], "run 'mine' has no policy version 7; its newest is 0"),
         (["base", "newest"], "player 'v0' is named twice"),
         (["../x:v0"], "cannot name a folder"),
+        (["models/none"], "there is no folder 'models/none', so it cannot play: name the folder of a model"),
     ],
 )
 def test_players_that_cannot_play_are_refused(names: list[str], complaint: str, tmp_path: Path):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from evaluation.settings import EvaluationSettings
+from evaluation.settings import EvaluationSettings, MatchSettings
 from flows import given_parameters
 from flows.benchmark import benchmark
 from flows.build_state_cache import build_state_cache
@@ -100,6 +100,14 @@ REFUSED: dict[str, tuple[str, Begin]] = {
     ),
     "run of a refresh": ("cannot name a folder", lambda: build_state_cache.fn(None, run="../out")),
     "run to evaluate": ("cannot name a folder", lambda: evaluate_policy.fn("../out")),
+    "player": (
+        "the player '/etc': name a folder in 'models' or 'runs/_models'",
+        lambda: evaluate_policy.fn("", match=MatchSettings(players=("/etc", "mover"))),
+    ),
+    "player, upwards": (
+        r"the player 'models/\.\./\.\.': name a folder",
+        lambda: evaluate_policy.fn("mine", match=MatchSettings(players=("mover",), opponents="models/../..")),
+    ),
     "run to produce for": ("cannot name a folder", lambda: produce_rollouts.fn("../out")),
     "urls of a producer": ("urls 'http://evil.example'", lambda: produce_rollouts.fn("mine", urls=("http://evil.example",))),
     "run to tune for": ("cannot name a folder", lambda: tune_inference.fn("../out")),

@@ -30,3 +30,41 @@ def test_too_few_games_are_refused_before_an_engine_is_started(workplace, traine
     words = ("--players", "mover,random", "--games", "14", "--years", "1", "--width", "0.001")
     refused = workplace("evaluate", "--run", "first", *words)
     assert refused.returncode == 2 and "14 games are too few for an interval of 0.001 (sos)" in refused.stderr
+
+
+@pytest.mark.system
+def test_a_published_model_plays_without_a_run_and_the_match_is_continued(entente, model, prefect_server):
+    published = entente("model", "publish", str(model), "--to", "models/small")
+    assert published.returncode == 0 and published.stdout == "models/small\n", published.stderr
+    match = ("evaluate", "--players", "models/small,random", "--opponents", "random", "--years", "1", "--json")
+    server = {"PREFECT_API_URL": prefect_server}
+    first = entente.process(*match, "--games", "7", **server)
+    assert first.returncode == 0, first.stderr
+    result = json.loads(first.stdout.splitlines()[-1])
+    assert (result["run"], result["games"], result["rejected"]) == ("", 14, 0)
+    kept = entente.folder / "runs" / "_matches" / f"{result['match']}.jsonl"
+    lines = kept.read_text().splitlines()
+    again = json.loads(entente.process(*match, "--games", "14", **server).stdout.splitlines()[-1])
+    assert again["games"] == 28 and kept.read_text().splitlines()[:14] == lines
+    card = entente("model", "publish", str(model), "--to", "models/known", "--figures", str(kept.with_suffix(".json")))
+    assert card.returncode == 0 and "| models/known |" in (entente.folder / "models" / "known" / "README.md").read_text()
+
+
+@pytest.mark.system
+def test_a_model_meets_versions_of_a_run(workplace, trained, model):
+    words = ("--players", f"newest,runs/_models/{model.name}", "--opponents", "random", "--years", "1", "--games", "7")
+    done = workplace.process("evaluate", "--run", "first", *words, "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert [player["player"] for player in result["players"]] == ["v2", f"runs/_models/{model.name}"]
+    assert (trained[1].matches / f"{result['match']}.json").is_file() and result["rejected"] == 0
+
+
+@pytest.mark.system
+def test_a_version_is_scored_with_a_search(workplace, trained):
+    quick = ("--search.proposals", "2", "--search.playouts", "4", "--search.player", "random", "--positions", "2")
+    done = workplace.process("evaluate", "--run", "first", "--opponents", "random", "--pick", "search", *quick, "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["how"].startswith("search of versions: 2 proposals, 4 playouts of 1 years by random")
+    assert result["orders_rejected"] == 0 and result["against"]["random"]["forks"] == 2

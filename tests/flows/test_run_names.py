@@ -27,6 +27,7 @@ from state_cache.settings import CacheSettings
         pytest.param(tuning_name, {"run": "mine"}, "tune-mine", id="tuning"),
         pytest.param(tuning_name, {}, "tune-random", id="tuning on random requests"),
         pytest.param(evaluation_name, {"run": "mine", "version": 0}, "evaluate-mine-v0", id="base"),
+        pytest.param(evaluation_name, {"run": "", "match": {}}, "evaluate-players", id="no run"),
         pytest.param(evaluation_name, {"run": "mine", "version": -1}, "evaluate-mine-newest", id="newest"),
     ],
 )

@@ -1,5 +1,6 @@
 """Settings come in layers, contradict nothing, and complain in one sentence; threads never exceed the cores."""
 
+import json
 import os
 import re
 import subprocess
@@ -18,6 +19,7 @@ from inference.settings import InferenceSettings
 from pipeline.run_settings import (
     PipelineSettings,
     RunSettings,
+    check_prompts,
     layered_settings,
     one_sentence,
     preset_names,
@@ -329,3 +331,17 @@ def test_the_own_line_is_in_place_where_every_power_is_the_policy_s_unless_a_set
     paths = RunPaths(tmp_path / "mine").create()
     paths.settings.write_text(layered_settings("laptop").model_dump_json())
     assert resumed_settings([], {"run": "mine", "runs_root": tmp_path, **every}, fork=True).prompts.own_line == "last"
+
+
+def test_a_base_that_was_made_here_brings_its_prompts_and_other_prompts_are_refused(tmp_path: Path):
+    (tmp_path / "recipe.json").write_text(json.dumps({"prompts": {"order_notation": "slot", "own_line": "in_place"}}))
+    base = {"inference": {"model": str(tmp_path)}}
+    settings = layered_settings("laptop", [], base)
+    assert (settings.prompts.order_notation, settings.prompts.own_line) == ("slot", "in_place")
+    check_prompts(settings)
+    for prompts in ({"order_notation": "full"}, {"own_line": "last"}):
+        wrong = layered_settings("laptop", [], {**base, "prompts": prompts})
+        with pytest.raises(InputError, match=rf"made for prompts\.{next(iter(prompts))} .*: leave the setting out"):
+            check_prompts(wrong)
+    (tmp_path / "recipe.json").unlink()
+    check_prompts(layered_settings("laptop", [], {**base, "prompts": {"order_notation": "full"}}))

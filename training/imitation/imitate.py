@@ -21,6 +21,7 @@ from transformers import Qwen3ForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from decoding.codec import Codec
+from decoding.model_files import RECIPE
 from game.notation import answer_lines
 from game.prompts import ANSWER_CUE, THOUGHT_CUE, board_text, power_text, rules_text
 from storage.runs import held, publish_directory
@@ -31,7 +32,7 @@ from training.imitation.examples import Example, Examples
 from training.imitation.loss import backward, measure, pack
 from training.imitation.positions import Positions
 from training.imitation.settings import ImitationSettings
-from training.imitation.work import RECIPE, WorkFolder
+from training.imitation.work import WorkFolder
 from training.recipe import longest_sequence
 from training.schedule import rate_at, set_rate
 from training.small_model import new_model, save_tokenizer, wanted_centres

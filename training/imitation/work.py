@@ -12,8 +12,6 @@ from telemetry.errors import InputError
 from telemetry.read_file import read_text
 from training.imitation.settings import ImitationSettings
 
-RECIPE = "recipe.json"
-"""File in a finished model's folder: settings, prompts, size and learning curve."""
 _SETTINGS, _GAMES = "settings.json", "games"
 _LARGEST = 1 << 20
 
