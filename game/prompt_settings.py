@@ -1,4 +1,4 @@
-"""Settings of prompts: place of the own line, chat format, legal orders, spelling of an answer, and thinking first."""
+"""Settings of prompts: place of the own line, chat format, legal orders, facts, spelling of an answer, and thinking first."""
 
 from typing import Annotated, Literal
 
@@ -23,6 +23,9 @@ class PromptSettings(BaseModel):
     legal_orders: Literal["none", "factored", "lines"] = "none"
     """What a prompt says of legal orders: 'none', since the decoder allows no others anyway; 'factored', each unit's
     options by kind on one line; 'lines', every order on a line of its own (long: raise inference.max_model_length)."""
+    facts: Literal["none", "neighbours", "threats"] = "none"
+    """What a prompt says of the map around the power: 'neighbours', the provinces beside each unit and what is there;
+    'threats', the own places that others can move to, and how many own units can move to each other centre."""
     order_notation: OrderNotation = "full"
     """How an order is answered: 'full', as "A PAR - BUR"; 'slot', only what the unit does, as "BUR" or "S MAR BUR": half
     the tokens to draw, none of them forced by the unit's name."""
