@@ -18,12 +18,13 @@ from training.imitation.settings import ImitationSettings
 from training.imitation.teacher_games import make_games
 
 ARMS = {
-    "in_place": PromptSettings(own_line="in_place"),
     "last": PromptSettings(),
-    "neighbours": PromptSettings(facts="neighbours"),
-    "threats": PromptSettings(facts="threats"),
-    "factored": PromptSettings(legal_orders="factored"),
+    "in_place": PromptSettings(own_line="in_place"),
+    "neighbours": PromptSettings(own_line="in_place", facts="neighbours"),
+    "threats": PromptSettings(own_line="in_place", facts="threats"),
+    "factored": PromptSettings(own_line="in_place", legal_orders="factored"),
 }
+"""A step has the decisions of all powers of its positions, which share a board that is written in place."""
 _WARM_UP_STEPS, _TIMED_STEPS = 2, 8
 
 

@@ -9,10 +9,10 @@ OrderNotation = Literal["full", "slot"]
 OwnLine = Literal["in_place", "last"]
 
 
-class PromptSettings(BaseModel):
+class PromptSettings(BaseModel, frozen=True):  # so that type checkers know that it can be hashed
     """How prompts and answers are written; a model is trained for one way, so it is part of a tiny model's recipe."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     own_line: OwnLine = "last"
     """Where the board names the units and centres of the power that orders: 'last', so that forks of a position share the other
