@@ -25,7 +25,8 @@ class PromptSettings(BaseModel, frozen=True):  # so that type checkers know that
     options by kind on one line; 'lines', every order on a line of its own (long: raise inference.max_model_length)."""
     facts: Literal["none", "neighbours", "threats"] = "none"
     """What a prompt says of the map around the power: 'neighbours', the provinces beside each unit and what is there;
-    'threats', the own places that others can move to, and how many own units can move to each other centre."""
+    'threats', the own places that others can move to, and how many own units can move to each other centre. Prompts grow by
+    about half; in long games raise inference.max_model_length."""
     order_notation: OrderNotation = "full"
     """How an order is answered: 'full', as "A PAR - BUR"; 'slot', only what the unit does, as "BUR" or "S MAR BUR": half
     the tokens to draw, none of them forced by the unit's name."""
