@@ -1,4 +1,4 @@
-"""`prompts`: the number of tokens of prompts and completions, beside indented JSON.
+"""`prompts`: the number of tokens of prompts and completions, beside indented JSON; if asked, what imitation learns from them.
 
 Whole decisions of scripted games are counted with a general tokenizer (the tekken file of `mistral_common`, which vLLM installs)
 and optionally with that of the tiny model. The JSON prompt has the same content: rules, units and centres of every power, and the
@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.outcome import Outcome, Target
@@ -29,10 +30,14 @@ WAYS = {
     "none": PromptSettings(),
     "factored": PromptSettings(legal_orders="factored"),
     "lines": PromptSettings(legal_orders="lines"),
+    "neighbours": PromptSettings(facts="neighbours"),
+    "threats": PromptSettings(facts="threats"),
     "slot": PromptSettings(order_notation="slot"),
     "factored_slot": PromptSettings(legal_orders="factored", order_notation="slot"),
 }
 _FIRST_YEAR, _LAST_YEAR = 1904, 1906
+_TEACHER_GAMES = 200
+"""Games that imitation learns from, or holds out: about 5,000 positions."""
 
 Count = Callable[[str], int]
 """Counts the tokens of a text."""
@@ -47,11 +52,12 @@ class Case:
     orders: list[str]
 
 
-def bench_prompts(*, games: int = 12, seed: int = 0, tiny: Path | None = None) -> Outcome:
-    """Mean tokens of a decision in each form, and two ratios.
+def bench_prompts(*, games: int = 12, seed: int = 0, tiny: Path | None = None, imitate_s: float = 0) -> Outcome:
+    """Mean tokens of a decision in each form, two ratios, and what imitation learns from some forms.
 
     Args:
         tiny: folder of a tiny model, to count with its tokenizer as well.
+        imitate_s: CPU seconds of imitation for each form of `prompt_losses`; 0: none.
 
     Raises:
         InputError: there are no decisions, or no general tokenizer.
@@ -65,6 +71,12 @@ def bench_prompts(*, games: int = 12, seed: int = 0, tiny: Path | None = None) -
 
         tokenizer = Tokenizer.from_file(str(tiny / "tokenizer.json"))
         metrics |= _figures(cases, lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids), "tiny_")
+    if imitate_s:
+        from benchmarks.prompt_losses import prompt_losses  # imported here because it loads torch
+        from training.imitation.settings import ImitationSettings
+
+        with TemporaryDirectory() as scratch:
+            metrics |= prompt_losses(Path(scratch), ImitationSettings(games=_TEACHER_GAMES, seed=seed), imitate_s)
     return Outcome(benchmark="prompts", metrics=metrics, targets=TARGETS)
 
 

@@ -102,16 +102,29 @@ def cache(
 
 @app.command
 @plannable("a minute")
-def prompts(*, games: Annotated[int, Parameter(help="Games to count over.")] = 12, seed: Seed = 0, json: AsJson = False) -> None:
-    """Tokens of prompts and completions in every notation, compared with indented JSON.
+def prompts(
+    *,
+    games: Annotated[int, Parameter(help="Games to count over.")] = 12,
+    imitate_s: Annotated[float, Parameter(help="CPU seconds of imitation for each of five forms of prompts; 0: none.")] = 0,
+    seed: Seed = 0,
+    json: AsJson = False,
+) -> None:
+    """Tokens of prompts and completions in every notation, compared with indented JSON, and what imitation learns from them.
 
-    Example
+    Examples
 
         entente bench prompts --json
-    """
-    from benchmarks.prompt_tokens import bench_prompts
 
-    show_outcome(bench_prompts(games=games, seed=seed), json=json)
+        entente bench prompts --imitate-s 180      half an hour: held-out order loss by form of prompts
+    """
+    from pipeline.threads import apply_threads
+
+    apply_threads(1)  # CPU seconds are comparable for one thread only
+    from benchmarks.prompt_tokens import bench_prompts
+    from cli.screen import progress_shown
+
+    with progress_shown():
+        show_outcome(bench_prompts(games=games, seed=seed, imitate_s=imitate_s), json=json)
 
 
 @app.command

@@ -10,7 +10,6 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
 
 from decoding.chat_format import PLAIN, ChatFormat, chat_format
 from decoding.codec import ORDER_SEPARATOR, Codec
@@ -18,7 +17,7 @@ from game.board import Board
 from game.legal import OrderKind
 from game.notation import answer_lines
 from game.players import player
-from game.prompt_settings import OrderNotation, OwnLine, PromptSettings
+from game.prompt_settings import PromptSettings
 from game.prompts import ANSWER_CUE, board_text, power_text, rules_text
 from telemetry.errors import InputError
 
@@ -127,16 +126,9 @@ class PromptForm:
         return _stripped(power) + self._tail
 
 
+@lru_cache(maxsize=8)
 def sample_prompts(settings: PromptSettings) -> tuple[PromptSample, ...]:
     """Prompts and answers of some positions of each kind, from one game between random players."""
-    return _sample_prompts(settings.own_line, settings.legal_orders, settings.order_notation)
-
-
-@lru_cache(maxsize=8)
-def _sample_prompts(
-    own_line: OwnLine, legal_orders: Literal["none", "factored", "lines"], order_notation: OrderNotation
-) -> tuple[PromptSample, ...]:
-    settings = PromptSettings(own_line=own_line, legal_orders=legal_orders, order_notation=order_notation)
     dice, board, seen = random.Random("prompt samples"), Board.start(), dict.fromkeys(OrderKind, 0)
     samples: list[PromptSample] = []
     while min(seen.values()) < _SAMPLES_OF_A_KIND and not board.is_over:

@@ -1,4 +1,4 @@
-"""Settings of prompts: place of the own line, chat format, legal orders, spelling of an answer, and thinking first."""
+"""Settings of prompts: place of the own line, chat format, legal orders, facts, spelling of an answer, and thinking first."""
 
 from typing import Annotated, Literal
 
@@ -9,10 +9,10 @@ OrderNotation = Literal["full", "slot"]
 OwnLine = Literal["in_place", "last"]
 
 
-class PromptSettings(BaseModel):
+class PromptSettings(BaseModel, frozen=True):  # so that type checkers know that it can be hashed
     """How prompts and answers are written; a model is trained for one way, so it is part of a tiny model's recipe."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     own_line: OwnLine = "last"
     """Where the board names the units and centres of the power that orders: 'last', so that forks of a position share the other
@@ -23,6 +23,10 @@ class PromptSettings(BaseModel):
     legal_orders: Literal["none", "factored", "lines"] = "none"
     """What a prompt says of legal orders: 'none', since the decoder allows no others anyway; 'factored', each unit's
     options by kind on one line; 'lines', every order on a line of its own (long: raise inference.max_model_length)."""
+    facts: Literal["none", "neighbours", "threats"] = "none"
+    """What a prompt says of the map around the power: 'neighbours', the provinces beside each unit and what is there;
+    'threats', the own places that others can move to, and how many own units can move to each other centre. Prompts grow by
+    about half; in long games raise inference.max_model_length."""
     order_notation: OrderNotation = "full"
     """How an order is answered: 'full', as "A PAR - BUR"; 'slot', only what the unit does, as "BUR" or "S MAR BUR": half
     the tokens to draw, none of them forced by the unit's name."""

@@ -14,6 +14,7 @@ module does not tokenise.
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from game.facts import FREE, neighbours, threats
 from game.legal import WAIVE, LegalOrders, OrderKind
 from game.notation import option_lines
 from game.prompt_settings import DEFAULT_PROMPTS, PromptSettings
@@ -40,6 +41,11 @@ _HOW_TO_READ = {
     "factored": "Each unit: where it may move, and whose move there it may support (H: stay); VIA: by convoy; C: convoys.\n",
     "lines": "",
 }
+_WHAT_FACTS_SAY = {
+    "none": "",
+    "neighbours": "Each unit or site: what is beside it; no name before it: empty or yours.\n",
+    "threats": "THREATS: your places, who can move there, and from where. REACH: centres, by how many of your units can.\n",
+}
 _FARTHEST_FIRST: Mapping[str, tuple[str, ...]] = {
     "AUSTRIA": ("ENGLAND", "FRANCE", "TURKEY", "RUSSIA", "GERMANY", "ITALY"),
     "ENGLAND": ("TURKEY", "AUSTRIA", "ITALY", "RUSSIA", "GERMANY", "FRANCE"),
@@ -56,9 +62,8 @@ last, and forks share more."""
 def rules_text(settings: PromptSettings = DEFAULT_PROMPTS) -> str:
     """The first segment of every prompt."""
     think = f"Think first, in at most {settings.thinking_tokens} tokens. " if settings.thinking_tokens else ""
-    return (
-        _INTRODUCTION[settings.own_line] + think + _HOW_TO_ANSWER[settings.order_notation] + _HOW_TO_READ[settings.legal_orders]
-    )
+    explained = _HOW_TO_READ[settings.legal_orders] + _WHAT_FACTS_SAY[settings.facts]
+    return _INTRODUCTION[settings.own_line] + think + _HOW_TO_ANSWER[settings.order_notation] + explained
 
 
 def board_text(board: "Board", power: str, settings: PromptSettings = DEFAULT_PROMPTS) -> str:
@@ -77,17 +82,18 @@ def board_text(board: "Board", power: str, settings: PromptSettings = DEFAULT_PR
         shown = _FARTHEST_FIRST[power]
         lines += [_line(each, *centres[each], "|", *units[each]) for each in shown]
     if free := board.free_centres():
-        lines.append(_line("FREE", *free))
+        lines.append(_line(FREE, *free))
     lines += [_line("DISLODGED", each, *dislodged[each]) for each in shown if dislodged[each]]
     return "\n".join(lines) + "\n"
 
 
 def power_text(legal: LegalOrders, board: "Board", settings: PromptSettings = DEFAULT_PROMPTS, cue: str = ANSWER_CUE) -> str:
-    """The last segment: the power, the kind of orders, the number of builds or disbands, the sites in order, the legal orders as
-    the settings ask, and the cue.
+    """The last segment: the power, the kind of orders, the number of builds or disbands, the sites in order, the legal orders and
+    facts as the settings ask, and the cue.
 
     If the own line is last, the power's centres come before the kind of orders, and its units if they are not the sites
-    themselves. A retreat always names the locations open to each unit, because the board text does not show them.
+    themselves. A retreat always names the locations open to each unit, because the board text does not show them. The lines of
+    neighbours name the sites themselves, if no legal orders are listed.
 
     Args:
         cue: the text after which the model answers; empty where something else comes between the power and the cue.
@@ -99,6 +105,9 @@ def power_text(legal: LegalOrders, board: "Board", settings: PromptSettings = DE
     if settings.order_notation == "slot" and (lists_lines or is_adjustment):
         # Site numbers cost tokens, so they appear only where an answer or a listed order uses them.
         sites = [_line(str(number), site) for number, site in enumerate(sites, start=1)]
+    facts = threats(legal.power, board) if settings.facts == "threats" else []
+    if settings.facts == "neighbours":
+        facts = [_line(site, *beside) for site, beside in zip(sites, neighbours(legal, board), strict=True)]
     if legal.kind is OrderKind.RETREAT and not lists_lines:
         retreats = board.dislodged()[legal.power]
         sites = [_line(site, "R", *retreats[unit]) for site, unit in zip(sites, legal.sites, strict=True)]
@@ -108,9 +117,11 @@ def power_text(legal: LegalOrders, board: "Board", settings: PromptSettings = DE
         # The orders of one centre differ in the unit type and a fleet's coast.
         kinds = [[order[0] + order.split(" ")[1][3:] for order in own] for own in legal.options]
         lines = [_line(head, *(_line(site, *own) for site, own in zip(sites, kinds, strict=True)))]
+    elif settings.legal_orders == "none" and settings.facts == "neighbours":
+        lines = [head]
     else:
         lines = [_line(head, *sites), *(_every_order(legal, settings) if lists_lines else ())]
-    return "\n".join([*lines, cue])
+    return "\n".join([*lines, *facts, cue])
 
 
 def _own_line(legal: LegalOrders, board: "Board", settings: PromptSettings) -> list[str]:

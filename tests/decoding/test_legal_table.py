@@ -212,10 +212,11 @@ def test_what_is_not_legal_cannot_be_spelled(tokens: Tokens):
 
 
 @pytest.mark.parametrize("notation", ["full", "slot"])
+@pytest.mark.parametrize("facts", ["none", "neighbours", "threats"])
 @pytest.mark.parametrize("listed", ["none", "factored", "lines"])
-def test_a_fork_is_played_in_every_way_of_writing_prompts(model, uniform_engine, positions, listed: str, notation: str):
+def test_a_fork_is_played_in_every_way_of_writing_prompts(model, uniform_engine, positions, listed, facts, notation):
     """Prompts, completions and orders fit together, and the board rejects no order."""
-    prompts = PromptSettings.model_validate({"legal_orders": listed, "order_notation": notation})
+    prompts = PromptSettings.model_validate({"legal_orders": listed, "facts": facts, "order_notation": notation})
     tokens = Tokens(Codec(model), prompts)
     plan = ForkPlan(
         name="fork",

@@ -97,7 +97,10 @@ def check(folder: Path, oracle: Encode, prompts: PromptSettings) -> None:
 
 @pytest.mark.parametrize("notation", ["full", pytest.param("slot", marks=pytest.mark.system)])
 def test_sentencepiece_spells_prompts_and_answers_as_in_the_whole_text(sentencepiece, notation: str):
-    check(*sentencepiece, PromptSettings.model_validate({"order_notation": notation, "legal_orders": "factored"}))
+    check(
+        *sentencepiece,
+        PromptSettings.model_validate({"order_notation": notation, "legal_orders": "factored", "facts": "threats"}),
+    )
 
 
 def test_every_order_of_several_positions_follows_a_line_break_in_one_spelling(sentencepiece):
@@ -111,9 +114,13 @@ def test_every_order_of_several_positions_follows_a_line_break_in_one_spelling(s
 
 
 @pytest.mark.system
-@pytest.mark.parametrize(("listed", "notation"), [("none", "full"), ("factored", "slot")])
-def test_tekken_spells_prompts_and_answers_as_in_the_whole_text(tekken, listed: str, notation: str):
-    check(*tekken, PromptSettings.model_validate({"chat": "none", "order_notation": notation, "legal_orders": listed}))
+@pytest.mark.parametrize(
+    "way",
+    [{}, {"facts": "neighbours"}, {"legal_orders": "factored", "order_notation": "slot"}],
+    ids=["default", "neighbours", "factored-slot"],
+)
+def test_tekken_spells_prompts_and_answers_as_in_the_whole_text(tekken, way: dict[str, str]):
+    check(*tekken, PromptSettings.model_validate({"chat": "none", **way}))
 
 
 def check_chat(folder: Path, file: Path, oracle: Encode) -> None:

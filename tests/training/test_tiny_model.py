@@ -78,12 +78,16 @@ def test_any_setting_of_the_recipe_changes_its_hash():
 def test_the_way_of_writing_prompts_is_part_of_the_recipe_and_the_way_of_before_changes_no_name():
     base = TinyModelSettings()
     names = {
-        recipe_hash(base, PromptSettings.model_validate({"own_line": place, "legal_orders": told, "order_notation": notation}))
+        recipe_hash(base, PromptSettings.model_validate({"own_line": place, "facts": facts, **way}))
         for place in ("in_place", "last")
-        for told in ("none", "factored", "lines")
-        for notation in ("full", "slot")
+        for facts in ("none", "neighbours", "threats")
+        for way in (
+            {"legal_orders": told, "order_notation": notation}
+            for told in ("none", "factored", "lines")
+            for notation in ("full", "slot")
+        )
     }
-    assert len(names) == 12
+    assert len(names) == 36
     assert recipe_hash(base, PromptSettings(own_line="in_place")) == "192a26525437"
     assert recipe_hash(base) == recipe_hash(base, PromptSettings())
 
