@@ -223,7 +223,7 @@ def _lessons(paths: RunPaths, index: Index, as_of: int | None) -> pa.Table:
             rounds = pa.array([name] * table.num_rows, pa.string())
             found.append(table.add_column(0, empty.schema.field("round"), rounds).replace_schema_metadata(None))
     stacked = pa.concat_tables(found)
-    return stacked if as_of is None else stacked.filter(pc.less(stacked["policy_version"], as_of))
+    return stacked if as_of is None else stacked.filter(pc.field("policy_version") < as_of)
 
 
 def _ancestry(paths: RunPaths) -> pa.Table:

@@ -45,11 +45,10 @@ class Place:
 
     async def ended(self, state: Any, settings: RunSettings | dict[str, Any]) -> FlowRun:
         """A flow run of these settings, or parameters, that came to this state."""
-        told = settings
         if isinstance(settings, RunSettings):
-            told = {"settings": settings.model_dump(mode="json"), "resume": False, "fork_lineage": ""}
+            settings = {"settings": settings.model_dump(mode="json"), "resume": False, "fork_lineage": ""}
         async with get_client() as client:
-            run = await client.create_flow_run_from_deployment(self.deployment, parameters=told, state=Pending())
+            run = await client.create_flow_run_from_deployment(self.deployment, parameters=settings, state=Pending())
             await client.set_flow_run_state(run.id, Running(), force=True)
             await client.set_flow_run_state(run.id, state, force=True)
             return await client.read_flow_run(run.id)
