@@ -77,7 +77,7 @@ async def improve_policy(run: str, runs_root: Path = Path("runs"), improve: Impr
     check_improve(stored, improve)
     if left := open_rounds(paths, improve):
         settings = with_steps(stored)
-        async with open_run(settings, resume=True) as resources:
+        async with open_run(settings, resume=True, trains_alone=True) as resources:
             track, published = StrengthTrack(resources, settings), resources.resume_point.last.published
             async with TeacherPool(usable_cores()) as teachers:
                 with open_log(resources, settings) as log, freeze_old_objects():

@@ -22,7 +22,7 @@ from training.settings import TinyModelSettings
 
 _POSITIONS_A_GAME = 32
 """Phases of a scripted game up to 1907, about."""
-_DECISIONS_A_YEAR = 17
+_DECISIONS_A_YEAR = 19
 """Decisions of all powers in a year of a game between searching players, about."""
 
 
