@@ -38,8 +38,9 @@ def clean(
 ) -> None:
     """Remove old adapters and checkpoints, local W&B folders, leftovers of killed processes, and old flow runs of Prefect.
 
-    Ledgers, scores and metrics always stay, and so does every adapter that a resumed run or a score refers to. Shards stay unless
-    --shards-gb limits them; the facts of each removed row stay for `entente sql`. A run that a process works on is skipped.
+    Ledgers, scores and metrics always stay, and so does every adapter that a resumed run or a score refers to. Shards and lessons
+    stay unless --shards-gb limits them; the facts of each removed row stay for `entente sql`. A run that a process works on is
+    skipped.
 
     Examples
 

@@ -27,8 +27,9 @@ def improve(
 ) -> None:
     """Improve a run's policy by search: visit positions that it reaches, label them by search, train on the labels; repeat.
 
-    The run must exist (`entente train`) and must not be training. Each step publishes a version, as in training. After a kill the
-    same command continues from the run's files. `--rounds` counts all rounds of the run.
+    The run must exist (`entente train`) and must not be training. Each step publishes a version, as in training. A round ends
+    with a score by the run's `evaluation` settings. After a kill the same command continues from the run's files. `--rounds`
+    counts all rounds of the run.
 
     Examples
 
@@ -62,7 +63,8 @@ def improve(
         result = run_flow(improve_policy(run, runs_root, settings))
     for each in result["rounds"]:
         loss = f", distillation loss {each['train/distil_loss']:.3f} nats a token" if "train/distil_loss" in each else ""
-        print(f"round {each['round']}: {each['lessons']} lessons, then version {each['version']}{loss}")
+        score = f", {each['score/track']:+.2f} centres" if "score/track" in each else ""
+        print(f"round {each['round']}: {each['lessons']} lessons, then version {each['version']}{loss}{score}")
     print(f"how strong it is now: entente evaluate --run {run}{'' if runs_root == Path('runs') else f' --runs-root {runs_root}'}")
     if json:
         print(jsonlib.dumps(result))

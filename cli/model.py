@@ -84,6 +84,8 @@ def imitate(
 
         entente model imitate small --teachers dumbbot territorial --games 200 --steps 300
 
+        entente model imitate stronger --teachers dumbbot+search --games 400 --dry-run      says what the search takes
+
         entente model imitate human --recorded games.jsonl --config human.toml --hidden 192
 
         entente model imitate strong --dry-run
@@ -98,6 +100,7 @@ def imitate(
     if dry_run:
         return show_plan(plan_imitation(work, chosen, runs_root), json=json)
     from cli.screen import progress_shown
+    from pipeline.search_teacher import SearchTeacher
     from pipeline.threads import apply_threads, usable_cores
     from telemetry.progress import reporter
     from training.imitation.teacher_games import TEACHER_FOLDER, make_games
@@ -107,7 +110,7 @@ def imitate(
         if resume and chosen.recorded:
             games = begun_games(work, runs_root / TEACHER_FOLDER)
         else:
-            games = make_games(runs_root / TEACHER_FOLDER, chosen, cores, reporter().stage)
+            games = make_games(runs_root / TEACHER_FOLDER, chosen, cores, reporter().stage, SearchTeacher())
         if not resume:
             begin(work, chosen, games)
         apply_threads(cores)

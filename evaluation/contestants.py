@@ -12,10 +12,9 @@ from pathlib import Path
 
 from decoding.model_files import recipe_prompts, resolve_model, weights_hash
 from evaluation.settings import PlaySettings
-from game.players import check_player, player_names
+from game.players import SEARCHES, check_player, player_names
 from records.policy_version import BASE, BASE_VERSION, PolicyVersion
 from search.search import check_search
-from search.settings import SEARCHES
 from storage.adapters import published_versions, read_adapter
 from storage.runs import RunPaths, check_name
 from telemetry.errors import InputError

@@ -5,7 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from search.settings import SEARCHES, SearchSettings
+from game.players import SEARCHES
+from search.settings import SearchSettings
 
 Measure = Literal["centres", "gained", "sos", "win", "survival", "solo"]
 

@@ -1,11 +1,11 @@
 """Flow: improve a run's policy by search.
 
-    open ─▶ [ visit ─▶ label ─▶ learn ] per round
+    open ─▶ [ visit ─▶ label ─▶ learn ─▶ score ] per round
 
-A round visits positions that the newest version reaches, labels them by search in processes on all cores, and trains steps on
-these lessons; the next round visits with the version that came of it. Visiting goes on while earlier visits are labelled. The
-student changes only after a round's last label. Everything that must survive is in files: the same command continues, however the
-flow ended.
+A round visits positions that the newest version reaches, labels them by search in processes on all cores, trains steps on these
+lessons, and scores the version that came of it, with which the next round visits. Visiting goes on while earlier visits are
+labelled. The student changes only after a round's last label. Everything that must survive is in files: the same command
+continues, however the flow ended.
 """
 
 import asyncio
@@ -15,10 +15,12 @@ from typing import Any
 
 from prefect import flow
 
+from evaluation.intervals import format_interval
 from flows.choose_source import LocalSource
 from flows.given_parameters import check_given
 from flows.open_run import open_run
 from flows.run_names import improvement_name
+from flows.track_strength import StrengthTrack, point_figures
 from flows.train_policy import open_log
 from pipeline.improve_rounds import (
     ImproveSettings,
@@ -32,8 +34,10 @@ from pipeline.improve_rounds import (
     with_steps,
 )
 from pipeline.resources import Resources
+from pipeline.rollout_queue import StepRollouts
 from pipeline.rollout_source import Stretch
 from pipeline.run_settings import RunSettings, settings_of
+from pipeline.step_figures import StepClock
 from pipeline.teach import VISITED_GROUPS, TeacherPool
 from pipeline.threads import usable_cores
 from records.policy_version import BASE, PolicyVersion
@@ -42,6 +46,7 @@ from storage.lineages import last_step
 from storage.retention import drop_old_adapters
 from storage.runs import RunPaths, durable_write
 from tasks.quoted import quoted
+from tasks.report import write_report_page
 from tasks.teaching import label_visits, visit_groups
 from tasks.training import check_mismatch, has_fresh_rows, train_step
 from telemetry.errors import DataError
@@ -72,15 +77,21 @@ async def improve_policy(run: str, runs_root: Path = Path("runs"), improve: Impr
     check_improve(stored, improve)
     if left := open_rounds(paths, improve):
         settings = with_steps(stored)
-        async with open_run(settings, resume=True) as resources:
-            with TeacherPool(usable_cores()) as teachers, open_log(resources, settings) as log, freeze_old_objects():
-                published = resources.resume_point.last.published
-                if published != BASE:
-                    await resources.serve(published)  # the engines start with the base model
-                for number in left:
-                    published = await _improve_once(resources, settings, improve, teachers, log, number, published)
+        async with open_run(settings, resume=True, trains_alone=True) as resources:
+            track, published = StrengthTrack(resources, settings), resources.resume_point.last.published
+            async with TeacherPool(usable_cores()) as teachers:
+                with open_log(resources, settings) as log, freeze_old_objects():
+                    if published != BASE:
+                        await resources.serve(published)  # the engines start with the base model
+                    for number in left:
+                        published = await _improve_once(resources, settings, improve, teachers, log, track, number, published)
+                    if scored := await asyncio.to_thread(track.figures):
+                        log.log(published.version + 1, scored)
             done = with_steps(stored)
             durable_write(paths.settings, done.model_dump_json(indent=1).encode())
+        if settings.telemetry.report:
+            await write_report_page(paths)
+        await asyncio.to_thread(log.finish, paths.root / "report.html")
     return {"run": run, "rounds": results(paths, improve)}
 
 
@@ -90,6 +101,7 @@ async def _improve_once(
     improve: ImproveSettings,
     teachers: TeacherPool,
     log: MetricLog,
+    track: StrengthTrack,
     number: int,
     student: PolicyVersion,
 ) -> PolicyVersion:
@@ -104,13 +116,28 @@ async def _improve_once(
     reporter().say(f"round {number}: {lessons} lessons for {student}")
     if await has_fresh_rows(resources):
         await check_mismatch(quoted(resources))
-    newest, metrics = await _learn(resources, settings, improve, log, number, student)
+    newest, metrics = await _learn(resources, settings, improve, log, track, number, student)
+    learned = time.monotonic()
+    score = await _score(track, number, newest.version)
     await asyncio.to_thread(drop_old_adapters, resources.paths, settings.retention)
     losses = {name: metrics[name] for name in ("train/distil_loss", "train/teacher_entropy") if name in metrics}
     figures = {"round": number, "lessons": lessons, "version": newest.version, "adapter_hash": newest.adapter_hash, **losses}
-    seconds = {"label_s": round(labelled - began, 1), "learn_s": round(time.monotonic() - labelled, 1)}
-    await asyncio.to_thread(end_round, resources.paths, number, figures | seconds)
+    stages = {"label_s": labelled - began, "learn_s": learned - labelled, "score_s": time.monotonic() - learned}
+    seconds = {name: round(value, 1) for name, value in stages.items()}
+    await asyncio.to_thread(end_round, resources.paths, number, figures | score | seconds)
     return newest
+
+
+async def _score(track: StrengthTrack, number: int, version: int) -> dict[str, float]:
+    """Score the round's version, unless that is done; its figures, which are absent while another flow run measures them."""
+    if await asyncio.to_thread(track.point, version) is None:
+        await track.measure(version)
+    point = await asyncio.to_thread(track.point, version)
+    if point is None:
+        return {}
+    gain = f"{point.score.mean:+.2f} {format_interval(point.score.interval, '+.2f')} centres against {point.opponents}"
+    reporter().say(f"round {number}: version {version} gains {gain}")
+    return point_figures(point)
 
 
 async def _label_all(
@@ -153,6 +180,7 @@ async def _learn(
     settings: RunSettings,
     improve: ImproveSettings,
     log: MetricLog,
+    track: StrengthTrack,
     number: int,
     student: PolicyVersion,
 ) -> tuple[PolicyVersion, dict[str, float]]:
@@ -160,18 +188,21 @@ async def _learn(
     query = LessonQuery(round=round_name(number), count=improve.lessons_per_step, max_uses=improve.uses)
     source, resumed = LocalSource(resources, settings.pipeline), resources.resume_point.last
     newest, steps = student, improve.steps
+    clock = StepClock(resources, await resources.host.run(resources.engine.stats()))
     metrics = resumed.metrics if resumed.published == student else {}
     # A step whose ledger a kill left behind is repeated on its own rows, also when its lessons were the last.
     while (repeats := last_step(resources.paths) > newest.version) or await asyncio.to_thread(
         resources.trainer.lessons_left, query
     ):
         step, groups = newest.version + 1, resources.rollouts.start_groups if improve.rollouts else 0
+        asked, reports = time.monotonic(), ()
         if groups and not repeats:
-            await source.play(Stretch(step=step, first_group=(step - 1) * groups, count=groups))
+            reports = (await source.play(Stretch(step=step, first_group=(step - 1) * groups, count=groups)),)
             await has_fresh_rows(resources)  # lists the folders: steps on lessons alone leave gaps in the numbers
+        rolled = StepRollouts(reports=reports, waited=(asked, time.monotonic()), ready_share=float(not reports), queue={})
         trained = await train_step(quoted(resources), step, groups, query)
         newest, metrics = trained.published, trained.metrics
         await resources.serve(newest)
-        log.log(step, metrics)
+        log.log(step, await clock.end_step(rolled, trained) | track.figures())
         reporter().stage(f"learn {number}", min(steps, newest.version - student.version), steps)
     return newest, metrics

@@ -161,8 +161,13 @@ async def prepare_cache(settings: RunSettings) -> StateCache:
 
 
 @asynccontextmanager
-async def open_run(settings: RunSettings, *, resume: bool = False, fork_lineage: str = "") -> AsyncIterator[Resources]:
+async def open_run(
+    settings: RunSettings, *, resume: bool = False, fork_lineage: str = "", trains_alone: bool = False
+) -> AsyncIterator[Resources]:
     """The resources of a new run, or with `resume` of an existing one, ready to play and train.
+
+    Args:
+        trains_alone: nothing else computes while the trainer does, so it may use all cores, whatever `pipeline.buffer_depth` is.
 
     Raises:
         InputError: the settings contradict each other or the run's own, its name is taken or missing, another process trains
@@ -171,6 +176,8 @@ async def open_run(settings: RunSettings, *, resume: bool = False, fork_lineage:
     outlive_worker()
     cards = check_inputs(settings, resume=resume, fork_lineage=fork_lineage)
     engine_threads, trainer_threads = settings.threads
+    if trains_alone:
+        trainer_threads = settings.threads_if(overlap=False)[1]
     apply_threads(engine_threads)
     paths = settings.paths
     async with AsyncExitStack() as stack:

@@ -15,9 +15,9 @@ from evaluation.matches import DEFAULT_GAMES, GAMES_PER_ROUND, GamePlan, GameRes
 from evaluation.settings import MatchSettings
 from flows.open_players import open_players
 from flows.open_run import prepare_cache
+from game.players import SEARCHES
 from game.snapshot import Snapshot
 from pipeline.run_settings import settings_of
-from search.settings import SEARCHES
 from storage.runs import RunPaths, matches_folder
 from tasks.artifacts import show_table
 from tasks.evaluation import play_games

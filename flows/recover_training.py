@@ -1,4 +1,4 @@
-"""Flow: resume a training run whose process was lost, or raise an alert if it cannot be resumed.
+"""Flow: resume a training run or a round of improvement whose process was lost, or raise an alert if it cannot be resumed.
 
 An automation starts this flow when a flow run tagged `train` crashed, failed, or sent no heartbeat (cli/automations.py). A
 schedule starts it for losses without an event. Prefect only names the flow runs to check. Whether a run is done, which process
@@ -35,6 +35,7 @@ from flows.open_run import finished_summary
 from flows.recovery.mark_crashed import mark_children_crashed
 from flows.recovery.service_alerts import find_service_alerts
 from flows.run_names import recovery_name
+from pipeline.improve_rounds import ImproveSettings, rounds_left
 from pipeline.recovery_rule import Attempts, Facts, RecoveryAction, decide
 from pipeline.run_settings import RunSettings, settings_of
 from pipeline.settings_form import merge_more, split_more
@@ -61,7 +62,8 @@ async def recover_training(flow_run_id: str = "", runs_root: Path = Path("runs")
     """Check one training run, or all. Returns what was done about each, by flow run id.
 
     Args:
-        flow_run_id: The flow run of `train-policy` that ended; empty: all that ended badly in the last day or count as running.
+        flow_run_id: The flow run of `train-policy` or `improve-policy` that ended; empty: all that ended badly in the last day or
+            count as running.
         runs_root: Folder of all runs.
         alert_file: Name of the file with the hooks for alerts that concern no single run, such as a lost worker: 'mine' is
             `mine.toml` in `_alerts` under `runs_root`. Alerts about a run use the run's own settings.
@@ -127,7 +129,7 @@ async def _recover(client: PrefectClient, flow_run: UUID, runs_root: Path) -> st
     ended = await client.read_flow_run(flow_run)
     if ended.state is None or not (ended.state.is_crashed() or ended.state.is_failed()) or ended.deployment_id is None:
         return f"'{ended.name}' is left as it is: it did not crash or fail, or was started by hand"
-    settings, work = _settings(ended), read_work(runs_root, str(flow_run))
+    settings, work = _settings(ended, runs_root), read_work(runs_root, str(flow_run))
     if settings is None:
         return f"'{ended.name}' is left as it is: its parameters are not those of a training run"
     settings = settings.model_copy(update={"runs_root": runs_root, "run": work.run if work else settings.run})
@@ -159,6 +161,28 @@ async def _recover(client: PrefectClient, flow_run: UUID, runs_root: Path) -> st
 async def _start_again(client: PrefectClient, ended: FlowRun, settings: RunSettings, decision: RecoveryAction) -> str:
     """Start the deployment again for the same run. A second request for the same flow run starts nothing."""
     assert ended.deployment_id is not None
+    parameters, kind = ended.parameters, "improve"  # which always continues from the run's files
+    if not _improves(ended):
+        parameters, kind = _resumed(ended, settings), "train"
+    begins = now("UTC") + timedelta(seconds=decision.wait_s)
+    again = await client.create_flow_run_from_deployment(
+        ended.deployment_id,
+        parameters=parameters,
+        state=Scheduled(scheduled_time=begins, message=decision.because),
+        name=f"{kind}-{settings.run}" if settings.run else None,
+        tags=[*(tag for tag in ended.tags if tag != "recovered"), "recovered"],
+        idempotency_key=f"recover-{ended.id}",
+    )
+    return f"{decision.because}, as flow run {again.id}"
+
+
+def _improves(ended: FlowRun) -> bool:
+    """Whether it is a flow run of `improve-policy`, which names its run and leaves the settings to it."""
+    return "settings" not in ended.parameters and "run" in ended.parameters
+
+
+def _resumed(ended: FlowRun, settings: RunSettings) -> dict[str, Any]:
+    """The parameters with which `train-policy` continues the run, or begins it anew if it has no folder."""
     has_folder, lineage = settings.run and settings.paths.settings.is_file(), str(ended.parameters.get("fork_lineage") or "")
     if lineage and lineage_path(settings.paths, lineage).is_file():
         lineage = ""  # it exists already, and the run continues in it
@@ -167,26 +191,20 @@ async def _start_again(client: PrefectClient, ended: FlowRun, settings: RunSetti
             settings = settings.model_copy(update={"prompts": settings_of(settings.paths).prompts})
         except InputError as error:  # the run will refuse too; the other runs are still looked at
             reporter().say(str(error))
-    parameters = ended.parameters | {
+    return ended.parameters | {
         "settings": split_more(settings.model_dump(mode="json", exclude={"alerts": {"command", "webhook"}})),
         "resume": bool(has_folder),
         "fork_lineage": lineage,
     }
-    begins = now("UTC") + timedelta(seconds=decision.wait_s)
-    again = await client.create_flow_run_from_deployment(
-        ended.deployment_id,
-        parameters=parameters,
-        state=Scheduled(scheduled_time=begins, message=decision.because),
-        name=f"train-{settings.run}" if settings.run else None,
-        tags=[*(tag for tag in ended.tags if tag != "recovered"), "recovered"],
-        idempotency_key=f"recover-{ended.id}",
-    )
-    return f"{decision.because}, as flow run {again.id}"
 
 
-def _settings(ended: FlowRun) -> RunSettings | None:
+def _settings(ended: FlowRun, runs_root: Path) -> RunSettings | None:
     """The settings of the flow run; None if its parameters are not those of a training run."""
     try:
+        if _improves(ended):
+            ImproveSettings.model_validate(ended.parameters.get("improve") or {})
+            name = check_name(str(ended.parameters["run"]), "run")
+            return settings_of(RunPaths(runs_root / name)).model_copy(update={"run": name})
         settings = RunSettings.model_validate(merge_more(ended.parameters.get("settings")))
         if settings.run:
             check_name(settings.run, "run")
@@ -211,7 +229,7 @@ def _facts(settings: RunSettings, work: Work | None, ended: FlowRun) -> Facts:
     has_folder = named and paths.settings.is_file()
     return Facts(
         run=settings.run,
-        finished=has_folder and finished_summary(settings) is not None,
+        finished=has_folder and _is_finished(settings, ended),
         held=has_folder and _is_held(paths),
         process=work.process() if work else None,
         silent=_silent(ended),
@@ -220,6 +238,12 @@ def _facts(settings: RunSettings, work: Work | None, ended: FlowRun) -> Facts:
         attempts=_attempts(paths) if named else Attempts(),
         attempts_max=settings.pipeline.recoveries_max,
     )
+
+
+def _is_finished(settings: RunSettings, ended: FlowRun) -> bool:
+    if _improves(ended):
+        return not rounds_left(settings.paths, ImproveSettings.model_validate(ended.parameters.get("improve") or {}))
+    return finished_summary(settings) is not None
 
 
 def _is_held(paths: RunPaths) -> bool:

@@ -1,4 +1,5 @@
-"""A run's strength while it trains: every `evaluation.every`-th version is measured, in its own flow run or between two steps.
+"""A run's strength while it trains: every `evaluation.every`-th version is measured, in its own flow run or between two steps,
+and so is the version at the end of each round of `entente improve`.
 
 A measurement that cannot be started as a flow run is reported once, and done inside the training flow instead. A point enters the
 run's metrics at the step after it was measured, together with its version.
@@ -26,6 +27,7 @@ class StrengthTrack:
         self._resources, self._settings = resources, settings
         self._returned: set[int] = {0, settings.steps}  # the training flow scores base and last version
         self._beside: bool | None = None
+        self._expects_points = bool(settings.evaluation.every)
 
     def due(self, version: int) -> bool:
         """Whether this version is measured during training."""
@@ -33,9 +35,8 @@ class StrengthTrack:
         return bool(every) and version % every == 0 and version < self._settings.steps and not self._settings.simulated.from_run
 
     async def measure(self, version: int) -> None:
-        """Measure a version if it is due: in a flow run of its own that is not awaited, or here by the run's engine."""
-        if not self.due(version):
-            return
+        """Measure a version: in a flow run of its own that is not awaited, or here by the run's engine, which serves it."""
+        self._expects_points = True
         if self._beside is None:
             self._beside = await self._can_run_beside()
         if self._beside:
@@ -49,17 +50,22 @@ class StrengthTrack:
 
     def figures(self) -> dict[str, float]:
         """Metrics of the newest point that was not returned before, if any."""
-        if not self._settings.evaluation.every:
-            return {}
-        try:
-            new = [point for point in read_track(self._resources.paths) if point.version not in self._returned]
-        except DataError as error:
-            reporter().say(f"the strength over versions cannot be read: {error}")
-            return {}
+        new = [point for point in self._points() if point.version not in self._returned] if self._expects_points else []
         if not new:
             return {}
         self._returned |= {point.version for point in new}
         return point_figures(new[-1])
+
+    def point(self, version: int) -> TrackPoint | None:
+        """The point of a version; None if it is not measured yet."""
+        return next((point for point in self._points() if point.version == version), None)
+
+    def _points(self) -> list[TrackPoint]:
+        try:
+            return read_track(self._resources.paths)
+        except DataError as error:
+            reporter().say(f"the strength over versions cannot be read: {error}")
+            return []
 
     async def _can_run_beside(self) -> bool:
         wanted, inference = self._settings.evaluation.beside, self._settings.inference

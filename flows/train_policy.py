@@ -91,7 +91,8 @@ async def _train_steps(resources: Resources, settings: RunSettings, log: MetricL
             queue.play_ahead(step)
             trained = await train_step(quoted(resources), step)
             await queue.hand_over(trained.published, at_once=track.due(step))
-            await track.measure(step)
+            if track.due(step):
+                await track.measure(step)
             figures |= await clock.end_step(rollouts, trained)
             figures |= producer_figures(fleet.status()) | track.figures()
             await fleet.set_target(queue.learn(observe_step(figures)).producers)

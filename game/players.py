@@ -24,6 +24,8 @@ class Player(Protocol):
     def __call__(self, legal: LegalOrders, rng: random.Random, board: "Board | None" = None) -> list[str]: ...
 
 
+SEARCHES = "+search"
+"""End of the name of a player that searches, as 'dumbbot+search'; `search/` makes such players."""
 MOVE_SHARE = 0.7
 """Probability that `mover` moves a unit that can move. At this value it takes centres and still gives some supports."""
 

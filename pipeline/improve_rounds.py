@@ -50,6 +50,11 @@ class ImproveSettings(BaseModel):
         return self.model_dump(mode="json", exclude={"rounds"})
 
     @property
+    def teacher(self) -> dict[str, Any]:
+        """The settings that shape an answer of the teacher."""
+        return self.model_dump(mode="json", include={"temperature", "search"})
+
+    @property
     def steps(self) -> int:
         """Most steps of a round; a step uses a lesson once."""
         return max(self.uses, -(-self.positions * self.uses // self.lessons_per_step))
@@ -75,13 +80,18 @@ def check_improve(settings: RunSettings, improve: ImproveSettings) -> None:
         raise InputError("a simulated run has no engine that could visit positions: use another run")
 
 
+def rounds_left(paths: RunPaths, improve: ImproveSettings) -> list[int]:
+    """Numbers of the rounds that are not done, in order."""
+    return [number for number in range(1, improve.rounds + 1) if not _file(paths, number, ".result").exists()]
+
+
 def open_rounds(paths: RunPaths, improve: ImproveSettings) -> list[int]:
-    """Numbers of the rounds that are not done, in order.
+    """The rounds that are left, of which each that was begun has the same settings.
 
     Raises:
         InputError: a round was begun with other settings.
     """
-    left = [number for number in range(1, improve.rounds + 1) if not _file(paths, number, ".result").exists()]
+    left = rounds_left(paths, improve)
     for number in left:
         file = _file(paths, number)
         if not file.exists():

@@ -146,12 +146,11 @@ class RunSettings(BaseModel):
     @property
     def threads(self) -> tuple[int, int]:
         """CPU threads of (engine, trainer)."""
-        return plan_threads(
-            cores=usable_cores(),
-            engine=self.inference.threads,
-            trainer=self.training.threads,
-            overlap=self.pipeline.buffer_depth > 0 and not self.inference.urls,
-        )
+        return self.threads_if(overlap=self.pipeline.buffer_depth > 0 and not self.inference.urls)
+
+    def threads_if(self, *, overlap: bool) -> tuple[int, int]:
+        """CPU threads of (engine, trainer) where the two compute at the same time, or take turns."""
+        return plan_threads(cores=usable_cores(), engine=self.inference.threads, trainer=self.training.threads, overlap=overlap)
 
 
 def preset_names() -> list[str]:

@@ -89,8 +89,9 @@ async def label(
         except DataError:
             set_aside(final)
     visits = await asyncio.to_thread(_visits, resources.paths, visitor(number), first_group, count)
-    teacher = hashlib.sha256(json.dumps(improve.each_round, sort_keys=True).encode()).hexdigest()[:16]
-    asked = [asyncio.ensure_future(_lesson(resources, teachers, improve, row, teacher)) for row in visits]
+    teacher = json.dumps(improve.teacher, sort_keys=True)
+    digest = hashlib.sha256(teacher.encode()).hexdigest()[:16]
+    asked = [asyncio.ensure_future(_lesson(resources, teachers, improve, row, digest)) for row in visits]
     try:
         made = await asyncio.gather(*asked)
     finally:  # a retry draws under the same names, so nothing of this attempt may be left
@@ -98,7 +99,7 @@ async def label(
             each.cancel()
         await asyncio.gather(*asked, return_exceptions=True)
     lessons = [lesson for lesson in made if lesson is not None]
-    about = resources.provenance | {"teacher": json.dumps(improve.each_round, sort_keys=True)}
+    about = resources.provenance | {"teacher": teacher}
     await asyncio.to_thread(publish_lessons, resources.paths, round_name(number), first_group, lessons, about)
     return len(lessons)
 
@@ -118,17 +119,18 @@ def teacher_probabilities(values: Sequence[float], visits: Sequence[int], best: 
 
 
 class TeacherPool:
-    """Processes that play out proposals; a context manager."""
+    """Processes that play out proposals; an asynchronous context manager."""
 
     def __init__(self, processes: int) -> None:
         self._processes = processes
         self._pool = self._start()
 
-    def __enter__(self) -> Self:
+    async def __aenter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=True)
+    async def __aexit__(self, *_: object) -> None:
+        """End the processes. In a thread: they end their playouts first, and the event loop goes on meanwhile."""
+        await asyncio.to_thread(self._pool.shutdown, wait=True, cancel_futures=True)
 
     async def answer(self, question: Question) -> SearchResult:
         """The search of one position, in one of the processes.

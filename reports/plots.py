@@ -130,5 +130,6 @@ def _lines(facts: RunFacts, name: str, unit: str, series: Series, *, per_cent: b
     step_axis(axes, facts.done)
     axes.set_ylabel(unit)
     legend_above(axes)
-    summary = "; ".join(f"{label} from {values[0]:.3g} to {values[-1]:.3g}" for label, _, values in series)
+    known = {label: [value for value in values if np.isfinite(value)] for label, _, values in series}
+    summary = "; ".join(f"{label} from {values[0]:.3g} to {values[-1]:.3g}" for label, values in known.items() if values)
     return to_svg(figure, name, f"{name.replace('-', ' ')}: {summary}.")

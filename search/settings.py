@@ -6,8 +6,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 MOST_PROPOSALS = 256
 """Most order sets that the searching player draws for one decision."""
-SEARCHES = "+search"
-"""End of the name of a player that searches."""
 POLICY_PLAYS = "policy"
 """Name in `SearchSettings.player` of the version that searches."""
 

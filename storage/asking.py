@@ -1,4 +1,4 @@
-"""SQL queries over one run: views of its rows, tokens, plies, ledgers and metrics.
+"""SQL queries over one run: views of its rows, tokens, plies, lessons, ledgers and metrics.
 
 The database is in memory and has no access to files or the network. So it needs no lock, may be opened while the run writes,
 and cannot change anything. Token lists stay in the mapped shards until a query reads them.
@@ -11,22 +11,25 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from duckdb.func import ARROW, SPECIAL
 
 from storage.answers import Form, convert
 from storage.archive import archive_path
 from storage.as_of import make_next_standings, read_past_choice, rewind_index
+from storage.files import FILES
 from storage.index import Index
+from storage.lessons import open_lessons
 from storage.lineages import counts_as_used, current_lineage
 from storage.runs import RunPaths
-from storage.schema import DECISION_SCHEMA
+from storage.schema import DECISION_SCHEMA, LESSON_SCHEMA
 from storage.suggestions import suggest_names
-from telemetry.errors import InputError
+from telemetry.errors import DataError, InputError
 
 VIEWS = (
     "decisions", "groups", "batches", "plies", "orders", "tokens", "lag", "snapshots", "standings", "metrics", "workers",
-    "worker_log", "devices", "refused", "trained", "thoughts",
+    "worker_log", "devices", "refused", "trained", "thoughts", "lessons",
 )  # fmt: skip
 QUERIES = {file.stem: file.read_text() for file in sorted((Path(__file__).parent / "queries").glob("*.sql"))}
 """Ready queries by name; the first line of each says what it answers."""
@@ -34,6 +37,10 @@ _VIEWS_SQL = Path(__file__).with_name("views.sql").read_text()
 _LISTS = ("decision_id", "input_ids", "prompt_len", "behaviour_logprobs", "legal_ids", "legal_offsets", "orders")
 _READ_ONLY = {duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN}
 _FETCHED_ROWS = 10_000  # rows per record batch from DuckDB
+_LESSON_COLUMNS = (
+    "lesson_id", "decision_id", "source", "snapshot_id", "phase", "power", "policy_version", "temperature", "teacher", "orders",
+    "values", "visits", "probabilities",
+)  # fmt: skip
 _THOUGHT = "STRUCT(text VARCHAR, by_force BOOLEAN)"
 _THOUGHT_ARROW = pa.struct([("text", pa.string()), ("by_force", pa.bool_())])
 GIB = 2**30
@@ -80,6 +87,7 @@ def connect(
     connection.register("archived", _archived(paths, index))
     connection.execute(f"CREATE VIEW payload AS {payload}")
     connection.execute("CREATE VIEW orders AS SELECT decision_id, orders FROM payload")
+    connection.register("stored_lessons", _lessons(paths, index, as_of))
     connection.register("ancestry", _ancestry(paths))
     connection.register("metrics", _metrics(paths.metrics))
     connection.register("workers", _workers(paths.workers))
@@ -196,6 +204,26 @@ def _archived(paths: RunPaths, index: Index) -> pa.Table | ds.Dataset:
     files = [path for shard in index.retired() if (path := archive_path(paths, shard.name)).is_file()]
     wanted = _stacked([], _LISTS).schema
     return ds.dataset([str(file) for file in files], schema=wanted, format="parquet") if files else wanted.empty_table()
+
+
+def _lessons(paths: RunPaths, index: Index, as_of: int | None) -> pa.Table:
+    """The lessons of all rounds, without tokens. With `as_of`, those of students that are older than that step.
+
+    A file that is damaged is left out, and a row of `refused` says why.
+    """
+    empty = pa.schema([("round", pa.string()), *(LESSON_SCHEMA.field(name) for name in _LESSON_COLUMNS)]).empty_table()
+    found = [empty]
+    for name in FILES.folders(paths.lessons):
+        for file in sorted(FILES.names(paths.lessons / name)):
+            try:
+                table = open_lessons(paths.lessons / name / file).table.select(_LESSON_COLUMNS)
+            except DataError as error:
+                index.connection.execute("INSERT INTO refused VALUES (?, ?)", [f"lessons/{name}/{file}", str(error)])
+                continue
+            rounds = pa.array([name] * table.num_rows, pa.string())
+            found.append(table.add_column(0, empty.schema.field("round"), rounds).replace_schema_metadata(None))
+    stacked = pa.concat_tables(found)
+    return stacked if as_of is None else stacked.filter(pc.field("policy_version") < as_of)
 
 
 def _ancestry(paths: RunPaths) -> pa.Table:

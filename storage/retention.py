@@ -1,4 +1,4 @@
-"""What may be deleted from a run: old adapters and checkpoints, W&B folders, and unfinished or damaged files.
+"""What may be deleted from a run: old adapters, checkpoints and lessons, W&B folders, and unfinished or damaged files.
 
 The rule is a pure function of facts. A file that cannot be read is kept, and what it might need is kept too. Only names that
 Entente itself gives are removed; symbolic links are neither followed nor removed. A folder is renamed before it is removed, so
@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from storage.adapters import published_versions
 from storage.files import is_running, name_aside
 from storage.ledger import STEP_NAME, read_ledger_file
+from storage.lessons import recorded_lessons
 from storage.runs import RunPaths
 from telemetry.errors import DataError
 
@@ -58,7 +59,8 @@ class RetentionSettings(BaseModel):
     keep_checkpoints: Annotated[int, Field(ge=1)] = 2
     """Newest checkpoints kept of a run not in use; a run in use keeps training.keep_checkpoints."""
     shards_gb: Annotated[float, Field(ge=0)] = 0.0
-    """Gigabytes for a run's shards; beyond that, the oldest are removed as far as the next settings allow. 0: no limit."""
+    """Gigabytes for a run's shards; beyond that, the oldest are removed as far as the next settings allow. 0: no limit. A run not
+    in use loses the lessons of its oldest rounds too, where shards and lessons together take more."""
     stale_versions: Annotated[int, Field(ge=0)] = 8
     """Policy versions beyond the staleness budget for which rows are kept in any case."""
     replay_steps: Annotated[int, Field(ge=0)] = 100
@@ -150,6 +152,7 @@ def removable_in_run(paths: RunPaths, settings: RetentionSettings, now: float | 
         *_old(paths.adapters, _ADAPTER, kept_adapters, "adapter of an old version"),
         # A folder without a manifest is not kept: its removal was interrupted.
         *_old(paths.checkpoints, _CHECKPOINT, kept_checkpoints, "old checkpoint"),
+        *_old_lessons(paths, settings, min(kept_checkpoints, default=0)),
         *_aged(paths.root / "wandb", _WANDB_RUN, WANDB_DAYS * _DAY_S, now, "W&B's local folder"),
     ]
     for folder in _own_folders(paths):
@@ -211,6 +214,23 @@ def _old(folder: Path, pattern: re.Pattern[str], kept: Collection[int], why: str
             yield Removable(path=entry, why=why, size=size_of(entry))
 
 
+def _old_lessons(paths: RunPaths, settings: RetentionSettings, oldest_checkpoint: int) -> Iterator[Removable]:
+    """Lessons of finished rounds, oldest first, while shards and lessons take more than `settings.shards_gb`. Those stay that a
+    step names which may be replayed or repeated."""
+    over = size_of(paths.shards) + size_of(paths.lessons) - settings.shards_gb * 1e9
+    if not settings.shards_gb or over <= 0:
+        return
+    steps = [int(file.stem.removeprefix("step-")) for file in _ledgers(paths, after=0)]
+    replayed_from = min(max(steps, default=0) - settings.replay_steps, oldest_checkpoint)
+    named = [lesson for file in _ledgers(paths, after=replayed_from) for lesson in recorded_lessons(read_ledger_file(file))]
+    needed = {lesson.shard.partition("/")[0] for lesson in named}
+    for folder in _entries(paths.lessons):
+        is_done = (paths.improve / f"{folder.name}.result.json").is_file()
+        if over > 0 and is_done and is_folder(folder) and folder.name not in needed:
+            yield Removable(path=folder, why="lessons of an old round", size=(size := size_of(folder)))
+            over -= size
+
+
 def _aged(folder: Path, pattern: re.Pattern[str], age_s: float, now: float, why: str) -> Iterator[Removable]:
     for entry in _entries(folder):
         match = pattern.fullmatch(entry.name)
@@ -223,9 +243,9 @@ def _aged(folder: Path, pattern: re.Pattern[str], age_s: float, now: float, why:
 
 def _own_folders(paths: RunPaths) -> list[Path]:
     """Folders of a run in which Entente writes temporary names."""
-    inner = [paths.adapters, paths.checkpoints, paths.scores, paths.index, paths.retired, paths.archive]
-    deeper = [entry for folder in (paths.shards, paths.ledger, paths.archive) for entry in _entries(folder) if is_folder(entry)]
-    return [paths.root, *inner, paths.shards, paths.ledger, *deeper]
+    inner = [paths.adapters, paths.checkpoints, paths.scores, paths.index, paths.retired, paths.improve]
+    outer = [paths.shards, paths.lessons, paths.ledger, paths.archive]
+    return [paths.root, *inner, *outer, *(entry for folder in outer for entry in _entries(folder) if is_folder(entry))]
 
 
 def _entries(folder: Path) -> list[Path]:

@@ -51,3 +51,12 @@ FROM decisions AS d GROUP BY d.snapshot_id ORDER BY d.snapshot_id;
 CREATE VIEW trained AS
 SELECT b.* FROM batches AS b JOIN ancestry AS a ON b.lineage = a.lineage AND b.step <= a.until
 ORDER BY b.step, b.place;
+
+-- Positions that a teacher labelled, with its most probable order set and the first proposal, which the student would play.
+CREATE VIEW lessons AS
+SELECT
+    * EXCLUDE (orders, "values", visits, probabilities),
+    orders[1] AS first_orders,
+    orders[list_position(probabilities, list_max(probabilities))] AS best_orders,
+    orders, "values", visits, probabilities
+FROM stored_lessons;

@@ -1,12 +1,21 @@
 """The tasks of a round of improvement: visit positions that the student reaches, and label them by search."""
 
-from prefect import task
+from typing import Any
+
+from prefect import Task, task
 from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State, TaskRun
 
 from pipeline.improve_rounds import ImproveSettings
 from pipeline.resources import Resources
 from pipeline.stretches import ROLLOUT_RETRIES
 from pipeline.teach import TeacherPool, label, visit
+from telemetry.errors import DataError, InputError
+
+
+def may_pass(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:
+    """Whether a second attempt may succeed. A teacher that answers illegally answers the same again."""
+    return not isinstance(state.data, DataError | InputError)
 
 
 @task(
@@ -30,6 +39,7 @@ async def visit_groups(resources: Resources, number: int, first_group: int) -> i
     persist_result=False,
     retries=ROLLOUT_RETRIES,
     retry_delay_seconds=1,
+    retry_condition_fn=may_pass,
 )
 async def label_visits(
     resources: Resources, teachers: TeacherPool, improve: ImproveSettings, number: int, first_group: int, count: int

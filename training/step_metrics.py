@@ -203,27 +203,24 @@ def mismatch_warning(step: int, metrics: Mapping[str, float]) -> str:
 
 
 def selection_metrics(rows: pa.Table, counts: dict[str, int], batch: Batch) -> dict[str, float]:
-    """Metrics of the rows of a step; `counts` come from the selection and are empty for a repeated step."""
+    """Metrics of the rows of a step; `counts` come from the selection and are empty for a repeated step.
+
+    A step without rows, such as one on lessons alone, has no mean return and no lag.
+    """
     lag = np.asarray(rows.column("policy_lag"))
-    return (
-        {
-            "train/decisions": float(rows.num_rows),
-            "train/tokens": float(len(batch.input_ids)),
-            "train/return_mean": float(batch.returns.mean()) if len(batch.returns) else 0.0,
-            "train/policy_lag_p50": float(np.quantile(lag, 0.5)) if len(lag) else 0.0,
-            "train/policy_lag_max": float(lag.max()) if len(lag) else 0.0,
-        }
-        | _lag_histogram(lag)
-        | {f"train/groups_{name}": float(count) for name, count in counts.items()}
-    )
+    found = {"train/decisions": float(rows.num_rows), "train/tokens": float(len(batch.input_ids))}
+    if len(batch.returns):
+        found["train/return_mean"] = float(batch.returns.mean())
+    return found | _lags(lag) | {f"train/groups_{name}": float(count) for name, count in counts.items()}
 
 
-def _lag_histogram(lag: np.ndarray) -> dict[str, float]:
-    """Shares of the rows by policy lag."""
+def _lags(lag: np.ndarray) -> dict[str, float]:
+    """Median and largest policy lag of the rows, and their shares by lag."""
     if not len(lag):
         return {}
+    bounds = {"train/policy_lag_p50": float(np.quantile(lag, 0.5)), "train/policy_lag_max": float(lag.max())}
     shares = {f"train/policy_lag_{value}_share": float((lag == value).mean()) for value in range(_LAGS)}
-    return shares | {"train/policy_lag_more_share": float((lag >= _LAGS).mean())}
+    return bounds | shares | {"train/policy_lag_more_share": float((lag >= _LAGS).mean())}
 
 
 def rate_metrics(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -7,9 +7,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from game.board import Board
+from game.players import SEARCHES
 from pipeline.plans.find_model import tiny_shape
 from pipeline.plans.plan_run import Forecast, free_bytes
 from pipeline.run_settings import merge_layers, one_sentence
+from pipeline.search_teacher import DECISION_S, SearchTeacher
 from pipeline.settings_file import read_settings_file
 from pipeline.threads import usable_cores
 from telemetry.errors import InputError
@@ -20,6 +22,8 @@ from training.settings import TinyModelSettings
 
 _POSITIONS_A_GAME = 32
 """Phases of a scripted game up to 1907, about."""
+_DECISIONS_A_YEAR = 19
+"""Decisions of all powers in a year of a game between searching players, about."""
 
 
 def imitation_settings(work: WorkFolder, files: Iterable[Path], flags: Mapping[str, Any], *, resume: bool) -> ImitationSettings:
@@ -48,6 +52,7 @@ def plan_imitation(work: WorkFolder, settings: ImitationSettings, runs_root: Pat
     """The plan of making a model."""
     sizes = TinyModelSettings(vocabulary=settings.vocabulary, hidden=settings.hidden, layers=settings.layers)
     shape = tiny_shape(sizes, settings.prompts)
+    to_play = 0 if settings.recorded else missing_games(runs_root / TEACHER_FOLDER, settings, SearchTeacher())
     position_bytes = len(Board.start().snapshot(game_id="", seed=0, source="").position)
     return {
         "command": "model imitate",
@@ -58,8 +63,9 @@ def plan_imitation(work: WorkFolder, settings: ImitationSettings, runs_root: Pat
             else {
                 "players": " ".join(settings.teachers),
                 "games": settings.games,
-                "games_to_play": missing_games(runs_root / TEACHER_FOLDER, settings),
+                "games_to_play": to_play,
             }
+            | ({"search_cpu_s_about": round(to_play * _search_s(settings))} if settings.searches else {})
         ),
         "work": {"steps": settings.steps, "positions_a_step": settings.positions, "resumed": str(is_begun(work))},
         "disk": {
@@ -70,3 +76,9 @@ def plan_imitation(work: WorkFolder, settings: ImitationSettings, runs_root: Pat
         },
         "threads": {"cores": usable_cores()},
     }
+
+
+def _search_s(settings: ImitationSettings) -> float:
+    """CPU seconds that the searches of a game take, about."""
+    share = sum(name.endswith(SEARCHES) for name in settings.teachers) / len(settings.teachers)
+    return share * _DECISIONS_A_YEAR * (settings.last_year - 1900) * DECISION_S

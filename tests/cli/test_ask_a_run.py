@@ -44,8 +44,8 @@ def test_an_answer_is_a_table_with_a_head(workplace, trained):
 def test_every_view_that_the_help_names_is_there(trained, view: str):
     _, paths, _ = trained
     assert view in (sql.__doc__ or "")
-    # Nothing is damaged, no worker has a URL, there is no GPU, and the model does not think.
-    may_be_empty = ("refused", "workers", "worker_log", "devices", "thoughts")
+    # Nothing is damaged, no worker has a URL, there is no GPU, the model does not think, and nobody taught it.
+    may_be_empty = ("refused", "workers", "worker_log", "devices", "thoughts", "lessons")
     with connect(paths.root) as run:
         assert (ask(run, f"select * from {view}").num_rows > 0) is (view not in may_be_empty)
 
@@ -53,7 +53,7 @@ def test_every_view_that_the_help_names_is_there(trained, view: str):
 @pytest.mark.parametrize("name", QUERIES)
 def test_every_ready_question_has_an_answer_and_says_what_it_answers(trained, name: str):
     _, paths, _ = trained
-    of_what_is_not_here = ("gpu_use", "worker_queue")  # tests/storage/test_asking.py has rows for these
+    of_what_is_not_here = ("gpu_use", "worker_queue", "teacher_disagrees")  # tests/storage/test_asking.py has rows for these
     with connect(paths.root) as run:
         assert (ask(run, ready_query(name)).num_rows > 0) is (name not in of_what_is_not_here)
     assert re.match(r"-- \w.{20,120}\.\n", ready_query(name))

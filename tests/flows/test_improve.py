@@ -11,6 +11,8 @@ from typing import Any
 import psutil
 import pytest
 
+from evaluation.track import read_track
+from reports.read_run import read_run
 from storage.adapters import read_adapter
 from storage.ledger import MAIN, read_ledger, recorded_steps
 from storage.lesson_shelf import lesson_uses
@@ -50,6 +52,8 @@ def test_two_rounds_train_on_the_lessons_of_two_students_and_are_replayed_bitwis
     paths = copy("improved")
     rounds = improved(workplace, "improved", "--rounds", "2")["rounds"]
     assert [each["round"] for each in rounds] == [1, 2] and all(each["lessons"] > 6 for each in rounds)
+    track = {point.version: point.score.mean for point in read_track(paths)}
+    assert all(each["score/track"] == track[each["version"]] for each in rounds), "each round ends with a score"
     steps = recorded_steps(paths, MAIN)
     assert rounds[-1]["version"] == steps[-1] > rounds[0]["version"] > 2
     uses = lesson_uses(paths, MAIN)
@@ -60,6 +64,11 @@ def test_two_rounds_train_on_the_lessons_of_two_students_and_are_replayed_bitwis
         table = open_lessons(paths.lessons / f"round-000{number}" / "000000.arrow").table
         visited = {*zip(table["policy_version"].to_pylist(), table["adapter_hash"].to_pylist(), strict=True)}
         assert [f"version {version} ({digest})" for version, digest in visited] == [student]
+    facts = read_run(paths)
+    taught = [figures for step, figures in facts.steps.items() if step > 2]
+    assert facts.done == rounds[-1]["version"] and len(taught) == facts.done - 2, "the report has the steps of the rounds"
+    assert not any("train/return_mean" in figures for figures in taught), "nothing was played, so there is no return"
+    assert [point.version for point in facts.track][-2:] == [each["version"] for each in rounds]
     replayed = workplace.process("runs", "replay-step", "--run", "improved", "--step", str(steps[-1]))
     assert replayed.returncode == 0, replayed.stdout + replayed.stderr
     before = paths.metrics.read_bytes()

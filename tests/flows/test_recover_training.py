@@ -21,6 +21,7 @@ from prefect.states import Crashed, Failed, Pending, Running
 
 from flows.recover_training import SILENT, recover_training
 from flows.train_policy import train_policy
+from pipeline.improve_rounds import end_round
 from pipeline.run_settings import RunSettings, layered_settings
 from pipeline.settings_form import merge_more
 from pipeline.work_record import WORK_FOLDER, list_works, machine, read_work, record_work
@@ -42,11 +43,12 @@ class Place:
     def settings(self, **changed: Any) -> RunSettings:
         return layered_settings("laptop", [], {"runs_root": self.root, **changed})
 
-    async def ended(self, state: Any, settings: RunSettings) -> FlowRun:
-        """A flow run of these settings that came to this state."""
+    async def ended(self, state: Any, settings: RunSettings | dict[str, Any]) -> FlowRun:
+        """A flow run of these settings, or parameters, that came to this state."""
+        if isinstance(settings, RunSettings):
+            settings = {"settings": settings.model_dump(mode="json"), "resume": False, "fork_lineage": ""}
         async with get_client() as client:
-            told = {"settings": settings.model_dump(mode="json"), "resume": False, "fork_lineage": ""}
-            run = await client.create_flow_run_from_deployment(self.deployment, parameters=told, state=Pending())
+            run = await client.create_flow_run_from_deployment(self.deployment, parameters=settings, state=Pending())
             await client.set_flow_run_state(run.id, Running(), force=True)
             await client.set_flow_run_state(run.id, state, force=True)
             return await client.read_flow_run(run.id)
@@ -119,6 +121,20 @@ def test_a_run_that_was_killed_before_it_had_a_folder_begins_anew(place: Place):
     recover(place, killed)
     (again,) = asyncio.run(place.started())
     assert again.parameters["resume"] is False and again.parameters["settings"]["run"] == "early"
+
+
+def test_a_lost_round_of_improvement_goes_on_until_its_rounds_are_done(place: Place):
+    paths = place.begun("taught", steps=3)
+    asked = {"run": "taught", "runs_root": str(place.root), "improve": {"rounds": 2}}
+    lost = asyncio.run(place.ended(KILLED, asked))
+    noted(paths, lost)
+    assert "run 'taught' continues after step 3, attempt 1 of 3" in recover(place, lost)
+    (again,) = asyncio.run(place.started())
+    assert again.parameters == asked and again.name == "improve-taught" and again.deployment_id == place.deployment
+    for number in (1, 2):
+        end_round(paths, number, {})
+    late = asyncio.run(place.ended(KILLED, asked))
+    assert "is done" in recover(place, late) and len(asyncio.run(place.started())) == 1
 
 
 def test_a_run_that_never_gets_further_is_given_up_with_an_alert(place: Place):

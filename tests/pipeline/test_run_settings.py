@@ -213,6 +213,12 @@ def test_what_nobody_asks_for_uses_every_core(cores: int):
     assert sum(plan_threads(cores=cores, engine=0, trainer=0, overlap=True)) == max(cores, 2)
 
 
+def test_a_trainer_that_computes_alone_uses_all_cores(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("pipeline.run_settings.usable_cores", lambda: 4)
+    settings = layered_settings("laptop")
+    assert settings.threads == (2, 2) and settings.threads_if(overlap=False) == (4, 4)
+
+
 @pytest.mark.parametrize(
     ("pipeline", "urls", "threads"),
     [

@@ -122,6 +122,13 @@ def test_a_teacher_that_answers_illegally_is_named_and_writes_nothing(resources)
     assert not lesson_path(resources.paths, "round-0001", 0).exists()
 
 
+def test_the_name_of_a_lesson_follows_from_what_shapes_the_answer():
+    more = IMPROVE.model_copy(update={"positions": 99, "uses": 7, "lessons_per_step": 3, "rollouts": True})
+    assert more.teacher == IMPROVE.teacher
+    for change in ({"temperature": 0.5}, {"search": SEARCH.model_copy(update={"playouts": 9})}):
+        assert IMPROVE.model_copy(update=change).teacher != IMPROVE.teacher
+
+
 def test_an_illegal_proposal_is_refused_by_the_search(positions):
     question = Question(snapshot=positions[0], power="FRANCE", ply=0, dice="d", proposals=[["A PAR - MOS"]], settings=SEARCH)
     with pytest.raises(InputError, match="is no legal"):

@@ -16,12 +16,13 @@ import pytest
 
 from decoding.open_set import open_set
 from storage.answers import Form, json_lines
-from storage.asking import ask, connect
+from storage.asking import ask, connect, ready_query
 from storage.interruptible import run_interruptible
+from storage.lessons import lesson_path, publish_lessons
 from storage.runs import RunPaths
 from storage.shards import publish_shard
 from telemetry.errors import InputError
-from tests.storage.make_rows import make_decision, make_ply
+from tests.storage.make_rows import make_decision, make_lesson, make_ply
 
 ODD = {
     "blob": (r"'ab\xAA'::blob", r"ab\xAA", r"ab\xAA"),
@@ -83,7 +84,7 @@ def test_json_has_no_number_that_is_none_and_no_control_character(run: duckdb.Du
 @pytest.mark.parametrize(
     ("question", "near"),
     [
-        ("select power from decisons", '"decisions"'),
+        ("select step from batchs", '"batches"'),
         ("select powr from decisions", '"power"'),
         ("select d.retrun from decisions as d", '"return"'),
         ("select legal_tokns from decisions", '"legal_tokens" of tokens'),
@@ -122,6 +123,26 @@ def test_a_thought_token_may_be_nearly_any_id_and_thoughts_are_counted(paths: Ru
     ]  # fmt: skip
     assert thoughts == {rows[0].decision_id: {"tokens": 2, "logprob": -11.5, "text": None, "by_force": None}}
     assert counted == [{"decision_id": rows[0].decision_id, "n_branching": 3}]
+
+
+def test_lessons_are_asked_with_the_teacher_s_choice_and_the_student_s(paths: RunPaths, rng: random.Random):
+    """The second lesson's teacher prefers the second of two order sets; another file is damaged."""
+    sets: dict[str, Any] = {"orders": ["A PAR H", "A PAR - BUR", "A PAR - GAS"], "values": [4.0, 5.5, 9.0], "visits": [6, 6, 1]}
+    tokens: dict[str, Any] = {"completion_ids": [1, 2, 3], "completion_offsets": [0, 1, 2, 3]}
+    tokens |= {"legal_ids": [1, 2, 3], "legal_offsets": [0, 1, 2, 3]}
+    odds = ([0.75, 0.25, 0.0], [0.25, 0.75, 0.0])
+    made = [make_lesson(rng, number, probabilities=each, **sets, **tokens) for number, each in enumerate(odds)]
+    assert publish_lessons(paths, "round-0001", 0, made, {}) and publish_lessons(paths, "round-0001", 8, made, {})
+    damaged = lesson_path(paths, "round-0001", 8)
+    damaged.write_bytes(damaged.read_bytes()[:-50])
+    with connect(paths.root) as run:
+        chosen = ask(run, "select first_orders, best_orders, visits from lessons order by decision_id").to_pylist()
+        assert [tuple(row.values()) for row in chosen] == [
+            ("A PAR H", "A PAR H", [6, 6, 1]), ("A PAR H", "A PAR - BUR", [6, 6, 1]),
+        ]  # fmt: skip
+        (told,) = ask(run, ready_query("teacher_disagrees")).to_pylist()
+        assert (told["round"], told["lessons"], told["disagrees"], told["first_draw_costs"]) == ("round-0001", 2, 0.5, 0.75)
+        assert ask(run, "select shard from refused").to_pylist() == [{"shard": "lessons/round-0001/000008.arrow"}]
 
 
 def test_an_answer_and_a_query_are_bounded_in_memory(

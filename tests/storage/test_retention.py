@@ -12,6 +12,7 @@ import pytest
 
 from storage.files import name_aside
 from storage.ledger import ROWS_SCHEMA, write_ledger
+from storage.lessons import LessonRef, ledger_entry
 from storage.retention import (
     RetentionFacts,
     RetentionSettings,
@@ -133,6 +134,26 @@ def test_a_run_at_work_can_drop_its_old_adapters_alone_and_all_its_checkpoints_c
     assert freed == 2 * 1002
 
 
+def test_lessons_of_an_old_round_go_where_space_is_short_and_those_that_a_step_may_need_stay(run: RunPaths):
+    """Steps 7 and 8 used the lessons of rounds 1 and 2; round 3 is not done."""
+    for number in (1, 2, 3):
+        make_file(run.lessons / f"round-{number:04d}" / "000000.arrow").write_bytes(b"\0" * 100_000)
+    for number, step in ((1, 7), (2, 8)):
+        make_file(run.improve / f"round-{number:04d}.result.json")
+        used = ledger_entry([LessonRef(f"round-{number:04d}/000000.arrow", 0, 1, 1)])
+        assert write_ledger(run, "main", step, ROWS_SCHEMA.empty_table(), used)
+    short = BY_AGE.model_copy(update={"shards_gb": 1e-6, "replay_steps": 0})
+    assert gone(run, short) == set(), "a resumed run may repeat both steps"
+    shutil.copytree(run.checkpoint(6), run.checkpoint(7))
+    short = short.model_copy(update={"keep_checkpoints": 1})
+
+    def lessons(**settings: float) -> set[str]:
+        return {found for found in gone(run, short.model_copy(update=settings)) if found.startswith("lessons")}
+
+    assert lessons() == {"lessons/round-0001"}
+    assert lessons(replay_steps=2) == set() == lessons(shards_gb=1.0)
+
+
 @pytest.mark.parametrize("damage", ["ledger", "score"])
 def test_where_nobody_can_say_what_is_needed_nothing_goes(run: RunPaths, damage: str):
     file = run.ledger / "main" / "step-000006.arrow" if damage == "ledger" else run.scores / "middle.json"
@@ -166,6 +187,8 @@ def aside_of_dead(final: Path) -> Path:
 LEFT: dict[str, Callable[[RunPaths], Path]] = {
     "adapter": lambda run: make_folder(aside_of_dead(run.adapter(7))),
     "shard": lambda run: make_file(aside_of_dead(run.shards / "local" / "000004.arrow")),
+    "lessons": lambda run: make_file(aside_of_dead(run.lessons / "round-0001" / "000000.arrow")),
+    "round": lambda run: make_file(aside_of_dead(run.improve / "round-0001.json")),
     "ledger": lambda run: make_file(aside_of_dead(run.ledger / "main" / "step-000007.arrow")),
     "score": lambda run: make_file(aside_of_dead(run.scores / "trained.json")),
     "summary": lambda run: make_file(aside_of_dead(run.summary)),

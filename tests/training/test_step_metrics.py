@@ -143,6 +143,12 @@ def test_lags_are_told_as_a_histogram_of_rows():
     assert shares == [0.25, 0.125, 0.125, 0.5] and found["train/groups_no_spread"] == 3
 
 
+def test_a_step_on_lessons_alone_has_no_return_and_no_lag():
+    nothing: Any = SimpleNamespace(input_ids=np.zeros(0), returns=np.zeros(0))
+    found = selection_metrics(pa.table({"policy_lag": pa.array([], pa.int32())}), {}, nothing)
+    assert found == {"train/decisions": 0, "train/tokens": 0}
+
+
 def test_rates_are_tokens_over_the_seconds_of_the_updates():
     figures = {"train/update_s": 4.0, "train/tokens": 80.0, "train/unique_tokens": 20.0, "train/branching_tokens": 8.0}
     found = rate_metrics(figures)

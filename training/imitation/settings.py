@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from game.players import player
+from game.players import SEARCHES, player
 from game.prompt_settings import DEFAULT_PROMPTS, PromptSettings
 from telemetry.errors import InputError
 from training.settings import TrainingSettings
@@ -22,7 +22,8 @@ class ImitationSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     teachers: Annotated[tuple[str, ...], Field(min_length=1)] = ("dumbbot",)
-    """Scripted players whose orders are imitated, drawn anew for each power of each game; a name given twice counts twice."""
+    """Scripted players whose orders are imitated, drawn anew for each power of each game; a name given twice counts twice.
+    'dumbbot+search' searches before it orders, which takes far longer: --dry-run says how long."""
     recorded: tuple[Path, ...] = ()
     """Files of recorded games, one JSON object of the diplomacy package a line, to imitate instead of scripted players."""
     games: Annotated[int, Field(ge=2)] = 1000
@@ -72,11 +73,16 @@ class ImitationSettings(BaseModel):
         """Steps over which the rate rises."""
         return max(1, round(_WARM_UP_SHARE * self.steps))
 
+    @property
+    def searches(self) -> bool:
+        """Whether a teacher searches."""
+        return not self.recorded and any(name.endswith(SEARCHES) for name in self.teachers)
+
     @model_validator(mode="after")
     def _known_teachers(self) -> Self:
         for name in self.teachers:
             try:
-                player(name)
+                player(name.removesuffix(SEARCHES))
             except InputError as error:
                 raise ValueError(str(error)) from error
         return self

@@ -1,9 +1,10 @@
 """Games of a teacher, played once and kept: whole games as `Ply` rows in Arrow shards that are published once.
 
-`_teacher_games/<name>/000008.arrow` holds GAMES_A_SHARD games from game 8 on. The folder's name follows from whatever shapes the
-games, so models with equal teachers share them, and a game's number alone decides its dice: after a kill only missing shards are
-played. A teacher is anything that yields boards with orders (`TeacherGame`). Every order set is checked before its shard is
-published. This module trains nothing and does not import torch, because it also runs in processes that only play.
+`_teacher_games/<name>/000008.arrow` holds the games from game 8 on. The folder's name follows from whatever shapes the games, so
+models with equal teachers share them, and a game's number alone decides its dice: after a kill only missing shards are played.
+A teacher is anything that yields boards with orders (`TeacherGame`). Every order set is checked before its shard is published.
+The caller gives the search of teachers that search. This module trains nothing and does not import torch, because it also runs in
+processes that only play.
 """
 
 import json
@@ -18,9 +19,10 @@ from functools import partial
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
+from typing import Protocol
 
 from game.board import POWERS, Board
-from game.players import player
+from game.players import SEARCHES, player
 from game.recorded import replay_recorded
 from records.rows import Ply
 from storage.arrow_files import write_arrow
@@ -34,7 +36,7 @@ from training.imitation.settings import ImitationSettings
 TEACHER_FOLDER = "_teacher_games"
 """Folder of the teachers' games, beside the runs."""
 GAMES_A_SHARD = 8
-"""Games of a shard: a few seconds of work, which is what a kill loses."""
+"""Games of a shard: a few seconds of work, which is what a kill loses. With a teacher that searches a shard has one game."""
 _RECIPE_VERSION = 1
 _LONGEST_LINE = 1 << 26
 """Largest recorded game, characters; one of a hundred years without press has about a million."""
@@ -45,13 +47,27 @@ OnProgress = Callable[[str, int, int], None]
 """Called with the stage, games done and total games."""
 
 
-def scripted_game(number: int, settings: ImitationSettings) -> TeacherGame:
-    """Game `number` between scripted players, up to the last year."""
-    rng = random.Random(f"teacher game {number} of seed {settings.seed}")
+class Search(Protocol):
+    """Makes scripted players search. Its `repr` names whatever shapes the orders; processes get a copy of it."""
+
+    def __call__(self, name: str, board: Board, power: str, dice: str) -> Sequence[str]:
+        """The orders of the scripted player `name` for `power` after a search whose luck derives from `dice`."""
+        ...
+
+
+def scripted_game(number: int, settings: ImitationSettings, search: Search | None = None) -> TeacherGame:
+    """Game `number` between scripted players, up to the last year; `search` orders for those that search."""
+    dice = f"teacher game {number} of seed {settings.seed}"
+    rng = random.Random(dice)
     names = {power: rng.choice(settings.teachers) for power in POWERS}
     board = Board.start()
     while not board.is_over and board.year <= settings.last_year:
-        orders = {power: player(names[power])(legal, rng, board) for power, legal in board.legal_orders().items()}
+        orders: dict[str, Sequence[str]] = {}
+        for power, legal in board.legal_orders().items():
+            if search is not None and names[power].endswith(SEARCHES):
+                orders[power] = search(names[power].removesuffix(SEARCHES), board, power, f"{dice}, {board.phase}")
+            else:
+                orders[power] = player(names[power])(legal, rng, board)
         yield board, orders
         board.step(orders)
 
@@ -90,52 +106,63 @@ def plies_of(number: int, game: TeacherGame, teacher: str) -> list[Ply]:
     return rows
 
 
-def make_games(root: Path, settings: ImitationSettings, processes: int, report: OnProgress) -> Path:
+def make_games(root: Path, settings: ImitationSettings, processes: int, report: OnProgress, search: Search | None = None) -> Path:
     """The folder under `root` with the games that `settings` ask for; missing ones are played, or read from the recorded files.
+
+    Args:
+        search: orders for teachers that search.
 
     Raises:
         InputError: a teacher ordered illegally, or a recorded file cannot be used; nothing of it is kept.
     """
     if settings.recorded:
         return _import_games(root, settings, report)
-    folder, missing = _scripted_folder(root, settings), _missing_shards(root, settings)
-    total = len(range(0, settings.games, GAMES_A_SHARD))
-    for done in _play_missing(folder, missing, settings, processes):
-        report("teacher games", (total - len(missing) + done) * GAMES_A_SHARD, total * GAMES_A_SHARD)
+    search = search if settings.searches else None
+    folder, missing = _scripted_folder(root, settings, search), _missing_shards(root, settings, search)
+    size = _shard_size(settings)
+    total = len(range(0, settings.games, size))
+    for done in _play_missing(folder, missing, settings, processes, search):
+        report("teacher games", (total - len(missing) + done) * size, total * size)
     return folder
 
 
-def missing_games(root: Path, settings: ImitationSettings) -> int:
+def missing_games(root: Path, settings: ImitationSettings, search: Search | None = None) -> int:
     """Games between scripted players that are still to be played."""
-    return GAMES_A_SHARD * len(_missing_shards(root, settings))
+    return _shard_size(settings) * len(_missing_shards(root, settings, search if settings.searches else None))
 
 
-def _scripted_folder(root: Path, settings: ImitationSettings) -> Path:
-    shaping = f"{_RECIPE_VERSION} {settings.teachers} {settings.last_year} {settings.seed}"
+def _shard_size(settings: ImitationSettings) -> int:
+    return 1 if settings.searches else GAMES_A_SHARD
+
+
+def _scripted_folder(root: Path, settings: ImitationSettings, search: Search | None) -> Path:
+    shaping = f"{_RECIPE_VERSION} {settings.teachers} {settings.last_year} {settings.seed}{f' {search!r}' if search else ''}"
     return root / f"scripted-{sha256(shaping.encode()).hexdigest()[:12]}"
 
 
-def _missing_shards(root: Path, settings: ImitationSettings) -> list[int]:
+def _missing_shards(root: Path, settings: ImitationSettings, search: Search | None) -> list[int]:
     """First games of the shards that are not published."""
-    folder = _scripted_folder(root, settings)
-    return [first for first in range(0, settings.games, GAMES_A_SHARD) if not FILES.exists(_shard_path(folder, first))]
+    folder, size = _scripted_folder(root, settings, search), _shard_size(settings)
+    return [first for first in range(0, settings.games, size) if not FILES.exists(_shard_path(folder, first))]
 
 
 def _shard_path(folder: Path, first: int) -> Path:
     return folder / f"{first:06d}.arrow"
 
 
-def _play_missing(folder: Path, firsts: Sequence[int], settings: ImitationSettings, processes: int) -> Iterator[int]:
+def _play_missing(
+    folder: Path, firsts: Sequence[int], settings: ImitationSettings, processes: int, search: Search | None
+) -> Iterator[int]:
     """Play and publish the shards; yields the number of shards done."""
     if len(firsts) <= 1 or processes == 1:
         for done, first in enumerate(firsts, start=1):
-            _play_shard(folder, first, settings)
+            _play_shard(folder, first, settings, search)
             yield done
         return
     spawn = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(min(processes, len(firsts)), mp_context=spawn, initializer=_begin_process)
     try:
-        playing = [pool.submit(_play_shard, folder, first, settings) for first in firsts]
+        playing = [pool.submit(_play_shard, folder, first, settings, search) for first in firsts]
         for done, each in enumerate(as_completed(playing), start=1):
             each.result()
             yield done
@@ -149,10 +176,10 @@ def _begin_process() -> None:
     end_with_parent()
 
 
-def _play_shard(folder: Path, first: int, settings: ImitationSettings) -> None:
+def _play_shard(folder: Path, first: int, settings: ImitationSettings, search: Search | None) -> None:
     who = f"the teacher {' or '.join(dict.fromkeys(settings.teachers))}"
-    numbers = range(first, first + GAMES_A_SHARD)
-    _publish(folder, first, (plies_of(number, scripted_game(number, settings), who) for number in numbers), who)
+    numbers = range(first, first + _shard_size(settings))
+    _publish(folder, first, (plies_of(number, scripted_game(number, settings, search), who) for number in numbers), who)
 
 
 def _publish(folder: Path, first: int, games: Iterable[list[Ply]], teacher: str) -> None:

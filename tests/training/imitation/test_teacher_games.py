@@ -1,5 +1,6 @@
 """Teachers' games are played once, on any number of processes alike; a teacher that orders illegally leaves nothing behind."""
 
+import json
 import random
 from pathlib import Path
 
@@ -63,6 +64,35 @@ def test_an_illegal_teacher_is_named_and_no_shard_is_published(tmp_path: Path, m
     with pytest.raises(teacher_games.InputError, match=r"ordered A PAR - MOS, .* for AUSTRIA in S1901M of game 0, .* nothing"):
         make_games(tmp_path, SMALL, 1, quiet)
     assert not list(tmp_path.rglob("*.arrow"))
+
+
+class Searching:
+    """Orders by the player's own dice, and notes what it was asked."""
+
+    def __init__(self, text: str = "searching") -> None:
+        self.text, self.asked = text, []
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def __call__(self, name: str, board: Board, power: str, dice: str) -> list[str]:
+        self.asked.append((name, power, dice))
+        return player(name)(board.legal_orders()[power], random.Random(dice), board)
+
+
+def test_a_searching_teacher_orders_by_its_search_and_is_kept_game_by_game(tmp_path: Path):
+    settings, search, told = SMALL.model_copy(update={"teachers": ("mover+search",), "games": 3}), Searching(), []
+    folder = make_games(tmp_path, settings, 1, lambda stage, done, total: told.append((done, total)), search)
+    assert told == [(1, 3), (2, 3), (3, 3)] and len(list(folder.iterdir())) == 3
+    plies = [row for file in sorted(folder.iterdir()) for row in read_arrow(file).to_pylist()]
+    decisions = sum(len(json.loads(ply["orders"])) for ply in plies)
+    assert len({(power, dice) for _, power, dice in search.asked}) == len(search.asked) == decisions, "each has its own luck"
+    assert {name for name, *_ in search.asked} == {"mover"}
+    next(folder.iterdir()).unlink()
+    assert missing_games(tmp_path, settings, search) == 1
+    assert make_games(tmp_path, settings, 1, quiet, Searching("deeper")) != folder, "another search plays other games"
+    plain = make_games(tmp_path, SMALL, 1, quiet)
+    assert make_games(tmp_path, SMALL, 1, quiet, search) == plain, "a search that nobody uses changes nothing"
 
 
 def test_held_out_games_are_never_learned_from_and_each_epoch_has_every_position_once(games: Path):
