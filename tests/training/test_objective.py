@@ -62,6 +62,7 @@ class Update:
         objective = Objective(
             settings=settings.model_copy(update={"loss": name}),
             kl_weight=settings.kl_weight,
+            entropy_weight=settings.entropy_weight,
             branching_tokens=len(self.decisions),
             thought_tokens=sum(self.thoughts),
             decisions=len(set(self.decisions)),
