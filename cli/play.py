@@ -85,8 +85,8 @@ def _resolved(seats: dict[str, str], runs_root: Path) -> "tuple[dict[str, str], 
         InputError: there is no such player.
     """
     from evaluation.contestants import resolve_contestants
+    from game.players import SEARCHES
     from play.game import HUMAN
-    from search.settings import SEARCHES
 
     names = list(dict.fromkeys(who for who in seats.values() if who != HUMAN))
     players = resolve_contestants(names, "", runs_root)
@@ -139,7 +139,7 @@ def _announce(url: str, file: Path, *, browser: bool) -> None:
 
 def _with_run(who: str, run: str, runs_root: Path) -> str:
     """A version's name with its run, so that a stored game can be continued by its name alone; other names as they are."""
-    from search.settings import SEARCHES
+    from game.players import SEARCHES
 
     version = who.removesuffix(SEARCHES)
     is_version = version in ("base", "newest") or (version[:1] == "v" and version[1:].isdigit())

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from prefect.context import FlowRunContext
 
+from game.players import SEARCHES
 from pipeline.run_settings import MODEL_FOLDER, RunSettings
-from search.settings import SEARCHES
 from storage.runs import check_name
 from telemetry.errors import InputError
 

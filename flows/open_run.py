@@ -31,7 +31,7 @@ from inference.start_engine import start_engine
 from pipeline.cancel_on_sigterm import cancelled_by_sigterm
 from pipeline.frozen_opponent import NO_FROZEN_OPPONENT, open_frozen
 from pipeline.plans.find_model import check_room
-from pipeline.resources import Resources
+from pipeline.resources import PRODUCER, Resources
 from pipeline.rollout_side import SideSettings
 from pipeline.run_settings import (
     CACHE_FOLDER,
@@ -55,6 +55,7 @@ from storage.runs import RunPaths, durable_write, held, set_aside
 from tasks.alerts import with_hooks
 from tasks.dask_rollouts import check_scheduler
 from tasks.preparation import make_model
+from tasks.produced_rollouts import next_free_number
 from tasks.replayed_rollouts import IdleEngine
 from telemetry.cards import CardPlan
 from telemetry.devices import GPU_BEAT_S, GpuSampler
@@ -310,7 +311,10 @@ def _fork(settings: RunSettings, name: str) -> dict[str, Any]:
     old_settings = paths.ledger / current_lineage(paths) / "settings.json"
     if current_lineage(paths) != name and old_settings.parent.is_dir():
         durable_write(old_settings, stored.model_dump_json(indent=1).encode())
-    return {"name": name, "changed": changed}
+    renumbered = not {"rollouts.start_groups", "rollouts.branch_at"}.isdisjoint(changed)
+    family = settings.rollouts.family
+    first = -(-next_free_number(paths, PRODUCER) // family) * family if renumbered else None
+    return {"name": name, "changed": changed, "first_group": first}
 
 
 def _check_resume_point(settings: RunSettings, found: ResumePoint) -> None:

@@ -19,6 +19,7 @@ from pipeline.rollout_source import RolloutSource
 from pipeline.run_settings import PipelineSettings
 from pipeline.stretches import GroupNumbers, groups_per_task
 from records.policy_version import BASE, PolicyVersion
+from storage.lineages import step_numbers
 from telemetry.progress import reporter
 
 BACKFILL_MAX = 1.0
@@ -58,7 +59,7 @@ class BufferedQueue(RolloutQueue):
                 producers_max=pipeline.producers_max,
             )
         )
-        self._numbers = GroupNumbers(self._wanted, resources.rollouts.family)
+        self._numbers = GroupNumbers(step_numbers(resources.paths, self._wanted), resources.rollouts.family)
         self._group_s: deque[float] = deque(maxlen=32)  # seconds per start group of the newest stretches
         self._credit: float = self._wanted * pipeline.buffer_depth  # start groups that may be started
         self._full = False  # pipeline.ready_groups_max is reached

@@ -19,6 +19,7 @@ from records.policy_version import BASE, PolicyVersion
 from storage.adapters import read_adapter
 from storage.follow import LOOKAHEAD
 from storage.ledger import ledger_path
+from storage.lineages import step_numbers
 from storage.shards import Coverage, coverage
 from telemetry.errors import DataError
 from telemetry.progress import reporter
@@ -113,7 +114,8 @@ class LockstepQueue(RolloutQueue):
         """Stretches of the step that no shard contains: all of them, except in a resumed run."""
         if ledger_path(self._resources.paths, self._resources.resume_point.lineage, step).exists():
             return []  # the rows are selected already, and the trainer will use exactly these
-        published = coverage(self._resources.paths, PRODUCER, (step - 1) * self._wanted, self._wanted)
+        first = step_numbers(self._resources.paths, self._wanted).first_of(step)
+        published = coverage(self._resources.paths, PRODUCER, first, self._wanted)
         self._note_published(published)
         family = self._resources.rollouts.family
         task_size = -(-groups_per_task(self._wanted, self._pipeline, None) // family) * family

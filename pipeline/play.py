@@ -21,6 +21,7 @@ from pipeline.resources import PROBE, PRODUCER, Resources, RolloutResources
 from rollouts.roll_out import RolledOut, plan_start_groups, roll_out
 from rollouts.settings import RolloutSettings
 from state_cache.sampling import sample_start_positions
+from storage.lineages import step_numbers
 from storage.schema import as_array
 from storage.shards import Coverage, Shard, coverage, open_shard, publish_shard
 from telemetry.errors import disk_full
@@ -81,11 +82,13 @@ async def play_stretch(
 
     A retry after the shard was published plays nothing. For `after` see `Stretch`.
     """
-    began, first_of_step = time.monotonic(), (step - 1) * resources.rollouts.start_groups
+    began = time.monotonic()
     with resources.spans.span("rollout"):
+        first_of_step = step_numbers(resources.paths, resources.rollouts.start_groups).first_of(step)
         positions = await asyncio.to_thread(start_positions, resources, step)
         mine = positions[first_group - first_of_step :][:count]
-        report = await play_missing(resources, f"rollout {step}", PRODUCER, mine, first_group, after)
+        settings = resources.rollouts.at(step)
+        report = await play_missing(resources, f"rollout {step}", PRODUCER, mine, first_group, after, settings)
     return replace(report, seconds=time.monotonic() - began)
 
 
@@ -140,7 +143,8 @@ def start_positions(resources: RolloutResources, step: int) -> list[tuple[Snapsh
     rollouts, spreads = resources.rollouts, None
     if rollouts.sampling == "learnable":
         complete = max(0, step - 1 - resources.max_policy_lag)
-        spreads = resources.past_spreads.before(PRODUCER, complete * rollouts.start_groups)
+        numbers = step_numbers(resources.paths, rollouts.start_groups)
+        spreads = resources.past_spreads.before(PRODUCER, numbers.first_of(complete + 1))
     return sample_start_positions(
         resources.cache.train, rollouts.start_groups, resources.seed, step, sampling=rollouts.sampling, spreads=spreads
     )

@@ -17,13 +17,13 @@ from evaluation.contestants import Contestant, resolve_contestant
 from evaluation.match_files import MatchRecord, read_match
 from evaluation.score_files import ScoreRecord, read_score
 from evaluation.strength import POLICY
+from game.players import SEARCHES
 from inference.publish_weights import publish_weights
 from pipeline.model_recipe import file_hashes, published_recipe
 from pipeline.plans.find_model import model_of
 from pipeline.run_settings import MODEL_FOLDER, RunSettings, settings_at, settings_of
 from reports.imitation_plot import CURVE
 from reports.model_card import CARD, model_card
-from search.settings import SEARCHES
 from storage.json_files import read_object
 from storage.runs import RunPaths, durable_write, publish_directory
 from telemetry.errors import InputError

@@ -12,7 +12,7 @@ from pipeline.run_settings import settings_of
 from state_cache.settings import CacheSettings
 from state_cache.store import MANIFEST, version_name
 from state_cache.verify import list_caches
-from storage.lineages import last_step
+from storage.lineages import last_step, step_numbers
 from storage.runs import RunPaths, check_name, set_aside
 from telemetry.errors import InputError
 from telemetry.progress import reporter
@@ -30,7 +30,7 @@ def refreshed_settings(runs_root: Path, run: str, share: float) -> CacheSettings
     paths = RunPaths(runs_root / check_name(run, "run"))
     stored = settings_of(paths)
     # All rollouts of a step with a ledger are published. Rollouts of later steps may be published in any order.
-    groups = last_step(paths) * stored.rollouts.start_groups
+    groups = step_numbers(paths, stored.rollouts.start_groups).first_of(last_step(paths) + 1)
     if not groups:
         raise InputError(f"run '{run}' has not trained a step yet: refresh the cache once it has")
     if not 0 < share < 1:

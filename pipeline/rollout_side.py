@@ -35,6 +35,7 @@ from state_cache.store import StateCache, find_cache, open_cache
 from storage.adapters import read_adapter
 from storage.control import Control, read_control
 from storage.learnable_process import PastSpreadsProcess
+from storage.lineages import step_numbers
 from storage.runs import CACHE_FOLDER, MODEL_FOLDER, RunPaths
 from storage.settings import StorageSettings
 from telemetry.errors import DataError, EntenteError, InputError
@@ -252,7 +253,7 @@ def producer_positions(
     """
     rollouts, size, spreads = resources.rollouts, resources.rollouts.start_groups, None
     if rollouts.sampling == "learnable":
-        spreads = resources.past_spreads.before(PRODUCER, version * size)
+        spreads = resources.past_spreads.before(PRODUCER, step_numbers(resources.paths, size).first_of(version + 1))
     seed, found = seed_of("producer", producer, resources.seed), []
     for number in range(first_group // size, (first_group + count - 1) // size + 1):
         found += sample_start_positions(

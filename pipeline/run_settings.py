@@ -346,6 +346,12 @@ def check_settings(settings: RunSettings) -> None:
         raise InputError(
             f"evaluation.positions {wanted} exceeds cache.held_out_snapshots {held_out}: lower the one or raise the other"
         )
+    horizons, steps = settings.rollouts.horizons, settings.steps
+    if horizons and horizons[0][0] > steps:
+        raise InputError(
+            f"rollouts.horizon_schedule {settings.rollouts.horizon_schedule!r} begins at step {horizons[0][0]}, after the last "
+            f"of {steps} steps: let it begin earlier, or raise steps"
+        )
     if settings.prompts.chat == "template" and settings.inference.model == "tiny":
         raise InputError(
             "prompts.chat is 'template', but a tiny model has no chat template: set prompts.chat to 'auto', or inference.model "

@@ -11,6 +11,7 @@ from pipeline.resources import PRODUCER
 from pipeline.rollout_source import Stretch
 from pipeline.run_settings import PipelineSettings
 from storage.files import FILES
+from storage.lineages import StepNumbers
 from storage.runs import RunPaths
 from storage.shards import SHARD_NAME, coverage
 
@@ -44,14 +45,14 @@ def groups_per_task(start_groups: int, pipeline: PipelineSettings, group_s: floa
 class GroupNumbers:
     """Assigns start-group numbers."""
 
-    def __init__(self, start_groups: int, family: int = 1) -> None:
+    def __init__(self, numbers: StepNumbers, family: int = 1) -> None:
         """
         Args:
-            start_groups: number per step.
+            numbers: which numbers belong to which step.
             family: number of start groups that are played together; the first number of a family is a multiple of it.
         """
-        self._start_groups, self._family = start_groups, family
-        self._next = 0
+        self._numbers, self._family = numbers, family
+        self._next = numbers.first_group
         self._given_back: list[Stretch] = []
 
     def next(self, count: int) -> Stretch:
@@ -63,8 +64,8 @@ class GroupNumbers:
                 heapq.heappush(self._given_back, rest)
             return Stretch(stretch.first_group, min(count, stretch.count), stretch.step)
         first = self._next
-        step = first // self._start_groups + 1
-        taken = min(count, step * self._start_groups - first)
+        step = self._numbers.step_of(first)
+        taken = min(count, self._numbers.first_of(step + 1) - first)
         self._next = first + taken
         return Stretch(first, taken, step)
 
@@ -79,10 +80,10 @@ class GroupNumbers:
             sentences about damaged shards, which are set aside; their start groups are played again.
         """
         published = [int(found[1]) for name in FILES.names(paths.shards / PRODUCER) if (found := SHARD_NAME.fullmatch(name))]
-        if not published:
+        newest = max(published, default=-1)
+        if newest < self._numbers.first_group:
             return ()
-        newest = max(published)
-        first = max(0, newest // self._start_groups - LOOK_BACK_STEPS) * self._start_groups
+        first = self._numbers.first_of(self._numbers.step_of(newest) - LOOK_BACK_STEPS)
         found = coverage(paths, PRODUCER, first, newest - first + 1)
         end = max([newest + 1, *(shard.next_start_group for shard in found.published)])
 
@@ -90,5 +91,6 @@ class GroupNumbers:
         for start, count in found.missing:
             for number in range(start, start + count):
                 if number % self._family == 0:
-                    self.give_back(Stretch(number, min(self._family, start + count - number), number // self._start_groups + 1))
+                    step = self._numbers.step_of(number)
+                    self.give_back(Stretch(number, min(self._family, start + count - number), step))
         return found.set_aside

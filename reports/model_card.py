@@ -16,7 +16,8 @@ from evaluation.match_files import MatchRecord
 from evaluation.match_table import MEASURES
 from evaluation.score_files import ScoreRecord
 from evaluation.settings import MatchSettings
-from search.settings import SEARCHES, SearchSettings
+from game.players import SEARCHES
+from search.settings import SearchSettings
 
 CARD = "README.md"
 _SHOWN = ("centres", "sos", "win", "survival", "solo")

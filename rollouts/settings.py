@@ -5,7 +5,6 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from game.settings import BoardPath
-from telemetry.setting_marks import STAYS
 
 
 class RolloutSettings(BaseModel):
@@ -13,7 +12,7 @@ class RolloutSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    start_groups: Annotated[int, STAYS, Field(ge=1, le=4096)] = 16
+    start_groups: Annotated[int, Field(ge=1, le=4096)] = 16
     """Start groups per training step."""
     sampling: Literal["uniform", "stratified", "learnable"] = "uniform"
     """How positions are drawn: uniformly; equally often from each year, kind of phase and balance of power; or more often where
@@ -26,6 +25,9 @@ class RolloutSettings(BaseModel):
     same end; start_groups counts these and must be a multiple of one plus their number."""
     horizon_years: Annotated[int, Field(ge=1, le=20)] = 3
     """Game years from the start of a fork to its end."""
+    horizon_schedule: str = ""
+    """Later horizons as step:years, such as '40:2,120:4': two years in the start groups of steps 40 to 119, then four;
+    horizon_years before."""
     settled_years: Annotated[int, Field(ge=0, le=20)] = 2
     """Game years without a change of centres after which a fork ends early; 0: it ends at its horizon."""
     policy_powers: Literal["one", "all"] = "one"
@@ -44,6 +46,21 @@ class RolloutSettings(BaseModel):
     """'fast', or 'plain': the same games by the game engine's public calls only, several times slower."""
 
     @property
+    def horizons(self) -> tuple[tuple[int, int], ...]:
+        """(first step, game years) of each entry of `horizon_schedule`.
+
+        Raises:
+            ValueError: it is not a list of step:years.
+        """
+        entries = [entry.partition(":") for entry in self.horizon_schedule.split(",") if entry.strip()]
+        return tuple((int(step), int(years)) for step, _, years in entries)
+
+    def at(self, step: int) -> "RolloutSettings":
+        """The settings for the start groups of `step`: with the horizon that the schedule gives it."""
+        years = [years for first, years in self.horizons if first <= step]
+        return self.model_copy(update={"horizon_years": years[-1]}) if years else self
+
+    @property
     def scripted_opponents(self) -> tuple[str, ...]:
         """Names of the scripted players that a start group may draw."""
         return tuple(name.strip() for name in self.opponents.split(",") if name.strip())
@@ -58,6 +75,20 @@ class RolloutSettings(BaseModel):
         if not self.scripted_opponents:
             raise ValueError(
                 f"rollouts.opponents {self.opponents!r} has no name: give one scripted player, or several with commas"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_horizons(self) -> "RolloutSettings":
+        try:
+            horizons = self.horizons
+        except ValueError:
+            horizons = ((0, 0),)
+        steps = [step for step, _ in horizons]
+        if steps != sorted(set(steps)) or any(step < 1 or not 1 <= years <= 20 for step, years in horizons):
+            raise ValueError(
+                f"rollouts.horizon_schedule {self.horizon_schedule!r} is no list of step:years with rising steps from 1 on and 1 "
+                "to 20 years: write it like '40:2,120:4'"
             )
         return self
 

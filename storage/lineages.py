@@ -4,6 +4,9 @@ A run begins in lineage `main`. A run that continues with other settings forks: 
 written to `ledger/<name>/`, and `ledger/<name>/lineage.json` records the parent, the last common step, and the changed
 settings. The file is published before the first step of the lineage and never changes.
 
+A lineage with another number of start groups per step numbers its own from behind all published ones. So a number always means
+the same position.
+
 Rows that the parent used up to the fork count as used; rows that it used later do not. The current lineage of a run is the one
 opened last.
 """
@@ -39,6 +42,27 @@ class Lineage:
     """Hash of the settings of its steps."""
     changed: Mapping[str, Any] = field(default_factory=dict)
     """Changed settings by dotted name, each [before, after]."""
+    first_group: int | None = None
+    """Number of the first start group of its first step; None: its parent's numbers go on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepNumbers:
+    """Which numbers the start groups of a step have."""
+
+    per_step: int
+    after_step: int = 0
+    """The step before the first one that is numbered so."""
+    first_group: int = 0
+    """First number of the step after it."""
+
+    def first_of(self, step: int) -> int:
+        """First number of a step; of one up to `after_step`, a number behind all of its."""
+        return self.first_group + max(0, step - 1 - self.after_step) * self.per_step
+
+    def step_of(self, number: int) -> int:
+        """The step of a start group that is numbered so."""
+        return self.after_step + (number - self.first_group) // self.per_step + 1
 
 
 def lineage_path(paths: RunPaths, name: str) -> Path:
@@ -90,7 +114,14 @@ def check_new_lineage(paths: RunPaths, name: str) -> None:
 
 
 def open_lineage(
-    paths: RunPaths, name: str, *, parent: str, after_step: int, settings_hash: str, changed: Mapping[str, Any] | None = None
+    paths: RunPaths,
+    name: str,
+    *,
+    parent: str,
+    after_step: int,
+    settings_hash: str,
+    changed: Mapping[str, Any] | None = None,
+    first_group: int | None = None,
 ) -> Lineage:
     """Fork `parent` after a step. To open the same fork again before its first step returns the existing one.
 
@@ -107,11 +138,13 @@ def open_lineage(
             after_step=after_step,
             settings_hash=settings_hash,
             changed=dict(changed or {}),
+            first_group=first_group,
         )
         FILES.publish(lineage_path(paths, name), lambda aside: aside.write_text(json.dumps(asdict(fork), indent=1)))
         opened = read_lineage(paths, name)
     wanted = (parent, after_step, settings_hash)
-    if opened is None or (opened.parent, opened.after_step, opened.settings_hash) != wanted:
+    renumbered = opened is not None and first_group not in (None, opened.first_group)
+    if opened is None or (opened.parent, opened.after_step, opened.settings_hash) != wanted or renumbered:
         raise InputError(f"run '{paths.root.name}' has a lineage '{name}' for other settings: choose another name for this one")
     return opened
 
@@ -147,3 +180,13 @@ def lineage_at(paths: RunPaths, step: int, name: str | None = None) -> str:
     while (fork := read_lineage(paths, name)) is not None and step <= fork.after_step:
         name = fork.parent
     return name
+
+
+def step_numbers(paths: RunPaths, per_step: int) -> StepNumbers:
+    """How the training flow numbers the start groups of the current lineage, `per_step` of them in each step."""
+    name = current_lineage(paths)
+    while (fork := read_lineage(paths, name)) is not None:
+        if fork.first_group is not None:
+            return StepNumbers(per_step=per_step, after_step=fork.after_step, first_group=fork.first_group)
+        name = fork.parent
+    return StepNumbers(per_step=per_step)

@@ -38,7 +38,8 @@ async def produce_groups(side: RolloutSide, producer: str, first_group: int, cou
     """Play the producer's start groups from `first_group` on under the newest version, and publish their shard."""
     await side.follow()
     positions = await asyncio.to_thread(producer_positions, side.resources, producer, first_group, count, side.version)
-    return await play_missing(side.resources, f"rollout {first_group}", producer, positions, first_group)
+    settings = side.resources.rollouts.at(side.version + 1)  # the step that trains on them, at the earliest
+    return await play_missing(side.resources, f"rollout {first_group}", producer, positions, first_group, rollouts=settings)
 
 
 def next_free_number(paths: RunPaths, producer: str) -> int:

@@ -97,6 +97,7 @@ METRICS: dict[str, Metric] = (
         mismatch_alarm=("", "1 where log_ratio_lag0_mean is beyond 0.05: trainer and engine do not compute the same policy"),
         learning_rate=("", "rate of the step's updates, by the schedule"),
         kl_weight=("", "weight that the divergence from the base had in the step"),
+        entropy_weight=("", "weight that the entropy over legal sets had in the step"),
         kl_p50=("nats", "median exact divergence from the base over the legal set"),
         kl_p99=("nats", "99th percentile of it"),
         entropy=("nats", "mean entropy over the legal set"),

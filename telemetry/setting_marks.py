@@ -17,7 +17,7 @@ class ChangeRule(Enum):
     IN_A_FORK = "in a fork"
     """Only in a new lineage: rows or weights depend on it."""
     NEVER = "never"
-    """In no resumed run: the checkpoint's weights, or the numbers of the start groups, depend on it."""
+    """In no resumed run: the checkpoint's weights depend on it."""
 
 
 MAY_CHANGE = ChangeRule.ON_RESUME

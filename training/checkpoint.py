@@ -57,6 +57,8 @@ class TrainerState:
     """Outcome of the step, for replays; None in checkpoints of early releases."""
     kl: KlState = field(default_factory=KlState)
     """State of the KL weight."""
+    entropy: float | None = None
+    """State of the entropy weight."""
     moving: MovingMeans = field(default_factory=MovingMeans)
     """Moving means of returns and advantages."""
 

@@ -25,6 +25,8 @@ class Fork:
     """Name of the lineage to open."""
     changed: Mapping[str, Any] = field(default_factory=dict)
     """Changed settings by dotted name, each [before, after]; recorded with the lineage."""
+    first_group: int | None = None
+    """As in `Lineage`."""
 
 
 def choose_lineage(
@@ -49,7 +51,15 @@ def choose_lineage(
                 f"run '{paths.root.name}' has published version {ahead[-1]}, but its newest whole checkpoint is of step {step}: "
                 "go on with --resume alone until it has caught up, then fork"
             )
-        return open_lineage(paths, fork.name, parent=parent, after_step=step, settings_hash=full_hash, changed=fork.changed).name
+        return open_lineage(
+            paths,
+            fork.name,
+            parent=parent,
+            after_step=step,
+            settings_hash=full_hash,
+            changed=fork.changed,
+            first_group=fork.first_group,
+        ).name
     name = current_lineage(paths)
     if state is not None and state.lineage == name:
         if state.settings_hash != settings_hash:

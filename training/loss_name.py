@@ -8,7 +8,7 @@ from functools import lru_cache
 from telemetry.errors import InputError, TrainingError
 from telemetry.extensions import LOSSES, Extension, Registry
 
-BUILT_IN = ("clipped", "dppo", "gspo", "sequence_mean")
+BUILT_IN = ("cispo", "clipped", "dppo", "gspo", "sequence_mean")
 """Names of the losses in `training/losses/`."""
 _TRIAL = """
 import sys

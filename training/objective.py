@@ -40,6 +40,8 @@ class Objective:
     """Those of N that are thought tokens."""
     decisions: int
     """Decisions of the update that have a branching token."""
+    entropy_weight: float
+    """Weight of the entropy in this step."""
     probed_tokens: int
     """P."""
     teacher_tokens: float = 0.0
@@ -60,8 +62,8 @@ class Objective:
         slope = torch.full_like(found.entropy, float("nan"))
         if self.thought_tokens:
             (slope,) = torch.autograd.grad(loss, tokens.logprobs, retain_graph=True)
-        if self.settings.entropy_weight:
-            loss = loss - self.settings.entropy_weight * found.entropy.sum() / self.branching_tokens
+        if self.entropy_weight:
+            loss = loss - self.entropy_weight * found.entropy.sum() / self.branching_tokens
         if found.kl is not None:
             loss = loss + self.kl_weight * found.kl.sum() / self.branching_tokens
         if self.settings.legal_mass_weight and self.probed_tokens:

@@ -62,7 +62,7 @@ class TrainingSettings(BaseModel):
     final_rate_share: Annotated[float, Field(ge=0, le=1)] = 0.1
     """Share of the learning rate at the end of a linear or cosine decay; with 0, later steps do not change the weights."""
     updates_per_step: Annotated[int, Field(ge=1, le=64)] = 1
-    """Optimiser updates of a step, each on its own share of the advantage groups; more learn faster from the same rollouts."""
+    """Optimiser updates of a step, each on a random share of the advantage groups; more learn faster from the same rollouts."""
     max_gradient_norm: Annotated[float, Field(gt=0)] = 1.0
     """Largest gradient norm; longer gradients are scaled down to it."""
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
@@ -72,7 +72,7 @@ class TrainingSettings(BaseModel):
     dual_clip: Annotated[float, Field(gt=1)] = 3.0
     """Bound of ratio times |advantage| for negative advantages (dual-clip PPO)."""
     loss: str = "clipped"
-    """Policy loss: clipped, dppo, gspo, sequence_mean, or one of an installed package; docs/training.md has the formulas."""
+    """Policy loss: clipped, cispo, dppo, gspo, sequence_mean, or one of a package; docs/training.md has the formulas."""
     divergence: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """With loss dppo: a token whose probability changed by more than this in the direction of its advantage gives no gradient."""
     importance_cap: Annotated[float, Field(ge=0)] = 0.0
@@ -86,6 +86,9 @@ class TrainingSettings(BaseModel):
     """Decay of the moving means: the weight of the old value at each step."""
     entropy_weight: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the mean entropy over legal sets, which is maximised; 0: off."""
+    entropy_target: Annotated[float, Field(ge=0)] = 0.0
+    """Above 0: the entropy weight, which begins at entropy_weight, is adapted after each step so that the mean entropy over legal
+    sets follows this target, nats per branching token."""
     kl_weight: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the exact KL divergence from the base model over legal sets; 0: off, which saves a forward of the base model."""
     kl_control: Literal["fixed", "warmup", "adaptive"] = "fixed"
@@ -159,6 +162,6 @@ class TrainingSettings(BaseModel):
 
     @property
     def carries_state(self) -> bool:
-        """True if a step needs more state from earlier steps than weights and optimiser: moving means or the KL state."""
+        """True if a step needs more from earlier steps than weights and optimiser: moving means, KL state or entropy weight."""
         moving = self.advantage_baseline == "power" or self.advantage_scale == "running"
-        return moving or self.kl_control != "fixed"
+        return moving or self.kl_control != "fixed" or self.entropy_target > 0

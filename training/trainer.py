@@ -32,6 +32,7 @@ from storage.settings import StorageSettings
 from storage.totals import Eligible, Totals
 from telemetry.errors import DataError, TrainingError
 from training.checkpoint import TrainerState, checkpoint_steps, load_checkpoint, save_checkpoint
+from training.entropy_target import entropy_weight
 from training.lineage import Fork, choose_lineage
 from training.messages import ResumePoint, TrainedStep
 from training.mismatch import Mismatch, check_mismatch, measure_mismatch
@@ -122,7 +123,7 @@ class Trainer:
                 continue
             self.step_done, self.metrics_done = state.step, state.metrics
             self._updater.skipped_in_a_row = state.skipped_in_a_row
-            self._updater.kl, self._updater.moving = state.kl, state.moving
+            self._updater.kl, self._updater.entropy, self._updater.moving = state.kl, state.entropy, state.moving
             return state
         return None
 
@@ -194,6 +195,7 @@ class Trainer:
             self._record(step, choice, chosen)
             self._index.look_ahead(replace(choice.selection.query, step=step + 1, policy_version=step))
         selected = time.perf_counter()
+        weighed = {"train/entropy_weight": entropy_weight(self._updater.entropy, self._settings)}
         batch, powers, refused = self._drop_faulty_rows(batch, rows)
         taught, refused_lessons = self._drop_faulty_lessons(taught)
         try:
@@ -208,7 +210,7 @@ class Trainer:
         metrics |= {"train/refused_shards": float(len(self._index.refused) + len(self._shelf.refused))}
         metrics |= {"train/refused_rows": float(refused + refused_lessons), "train/packed": float(self._updater.layout.packed)}
         metrics |= {"train/select_s": selected - began, "train/update_s": updated - selected}
-        metrics |= {"train/learning_rate": rate_at(step, self._settings)}
+        metrics |= {"train/learning_rate": rate_at(step, self._settings)} | weighed
         metrics |= rate_metrics(metrics) | self._policy.memory_metrics()
         if sentence := mismatch_warning(step, metrics):
             logger.warning("%s", sentence)
@@ -258,7 +260,7 @@ class Trainer:
             time.sleep(self._settings.simulated_step_s)
             return iter(())
         set_rate(self._updater.optimiser, rate_at(step, self._settings))
-        return self._updater.updates(batch, powers, taught)
+        return self._updater.updates(batch, powers, taught, step=step)
 
     def _choose_and_gather(self, step: int, start_groups: int) -> tuple[Choice, Batch]:
         """Choose rows and gather them. This is done before the ledger is written, so that a ledger never names a damaged row.
@@ -342,6 +344,7 @@ class Trainer:
             metrics=metrics,
             outcome=outcome,
             kl=self._updater.kl,
+            entropy=self._updater.entropy,
             moving=self._updater.moving,
         )
         save_checkpoint(self._paths, state, self._policy, self._updater.optimiser, self._settings.keep_checkpoints)

@@ -4,6 +4,7 @@ The loss of an update is divided by constants of the whole update, so it does no
 micro-batches. If loss or gradient is not finite, the optimiser step is skipped and the weights do not change.
 """
 
+import random
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from training.branching import (
     probed_tokens,
     thought_tokens,
 )
+from training.entropy_target import entropy_weight, next_entropy_weight
 from training.layout import NO_ROWS, Cut, Layout
 from training.losses.choose import policy_loss
 from training.losses.token_loss import DrawnTokens
@@ -92,6 +94,7 @@ class Updater:
         optimiser: AdamW; its state is saved in checkpoints.
         skipped_in_a_row: updates since the last finite one; saved in checkpoints.
         kl: state of the KL weight; saved in checkpoints.
+        entropy: state of the entropy weight (training/entropy_target.py); saved in checkpoints.
         moving: moving means of returns and advantages; saved in checkpoints.
         skipped: updates of the current step that were not finite.
     """
@@ -110,17 +113,21 @@ class Updater:
         self.optimiser = torch.optim.AdamW(policy.parameters(), lr=settings.learning_rate, betas=(0.9, 0.999), weight_decay=0.0)
         self.skipped_in_a_row = 0
         self.kl = KlState()
+        self.entropy: float | None = None
         self.moving = MovingMeans()
         self.skipped: list[SkippedUpdate] = []
         self._peers = peers
 
-    def updates(self, batch: Batch, powers: Sequence[str] | None = None, lessons: LessonBatch | None = None) -> Iterator[Update]:
-        """Compute the step's updates one by one, each on its share of the advantage groups and lessons. After the last one, `kl`
-        and `moving` are those of the next step.
+    def updates(
+        self, batch: Batch, powers: Sequence[str] | None = None, lessons: LessonBatch | None = None, *, step: int = 0
+    ) -> Iterator[Update]:
+        """Compute the step's updates one by one, each on its share of the advantage groups and lessons. After the last one, `kl`,
+        `entropy` and `moving` are those of the next step.
 
         Args:
             powers: [rows of the batch] the power of each decision; None: all decisions count as one power's.
             lessons: the lessons of the step; None: it has none.
+            step: with the seed, decides which groups and lessons are in which update.
 
         Raises:
             TrainingError: three updates in a row were not finite.
@@ -129,10 +136,11 @@ class Updater:
         named = [""] * len(batch.returns) if powers is None else powers
         advantages, moved = advantages_of(batch.returns, batch.advantage_groups, named, self._settings, self.moving)
         shares = self._settings.updates_per_step
-        cut = [(_share(batch, number, shares), _share(lessons and lessons.batch, number, shares)) for number in range(shares)]
+        seed = f"updates of step {step} with seed {self._settings.seed}"
+        cut = zip(_shares(batch, shares, seed), _shares(lessons and lessons.batch, shares, seed), strict=True)
         cut = [(rows, taught) for rows, taught in cut if rows or taught]
         anchors = self._anchors(batch, [rows for rows, _ in cut[1:] if rows]) if self._settings.importance_cap else None
-        divergences = []
+        divergences, entropies = [], []
         for number, (rows, taught) in enumerate(cut):
             update = self.apply(self.accumulate(batch, rows, advantages, anchors, lessons, taught))
             if update.skipped:
@@ -145,10 +153,10 @@ class Updater:
                     "and inspect the rows that the files in the run's folder not_finite name"
                 )
             divergences.append(update.gauges.kl)
+            entropies.append(update.gauges.entropy)
             yield update
-        measured = np.concatenate([np.empty(0, np.float32), *divergences]).astype(np.float64)
-        measured = measured[np.isfinite(measured)]
-        self.kl = update_kl_state(self.kl, float(measured.mean()) if len(measured) else None, self._settings)
+        self.kl = update_kl_state(self.kl, _finite_mean(divergences), self._settings)
+        self.entropy = next_entropy_weight(self.entropy, _finite_mean(entropies), self._settings)
         self.moving = moved
 
     def _anchors(self, batch: Batch, later: Sequence[Sequence[int]]) -> np.ndarray:
@@ -268,6 +276,7 @@ class Updater:
             branching_tokens=tokens,
             thought_tokens=thought_tokens(batch, rows),
             decisions=branching_decisions(batch, rows),
+            entropy_weight=entropy_weight(self.entropy, self._settings),
             probed_tokens=probed_tokens(batch, rows),
             teacher_tokens=of_teacher,
         )
@@ -311,7 +320,18 @@ class Updater:
         )
 
 
-def _share(batch: Batch | None, number: int, shares: int) -> list[int]:
-    """Rows of the advantage groups, or lessons, that fall to update `number`; none if they have no branching token."""
-    rows = [] if batch is None else np.flatnonzero(batch.advantage_groups % shares == number).tolist()
-    return rows if batch is not None and branching_tokens(batch, rows) else []
+def _finite_mean(parts: Sequence[np.ndarray]) -> float | None:
+    """Mean of the finite values; None if there are none."""
+    values = np.concatenate([np.empty(0, np.float32), *parts]).astype(np.float64)
+    values = values[np.isfinite(values)]
+    return float(values.mean()) if len(values) else None
+
+
+def _shares(batch: Batch | None, shares: int, seed: str) -> Iterator[list[int]]:
+    """Rows of each update: whole advantage groups, or lessons, dealt out evenly at random. Dealt out in turn, decisions of one
+    season would share an update. A share is empty if its rows have no branching token."""
+    groups, place = np.unique(() if batch is None else batch.advantage_groups, return_inverse=True)
+    number = np.array(random.Random(seed).sample(range(len(groups)), len(groups)), np.int64)[place] % shares
+    for share in range(shares):
+        rows = np.flatnonzero(number == share).tolist()
+        yield rows if batch is not None and branching_tokens(batch, rows) else []

@@ -79,8 +79,9 @@ def plan_train(settings: RunSettings, *, resume: bool = False) -> Forecast:
     tokens = Tokens(codec_of(model), settings.prompts)
     if model is not None:  # without its tokenizer, bytes count as tokens
         tokens.check_thought(settings.inference.max_model_length)
-    rehearsal = rehearse(positions, tokens, settings.rollouts, settings.inference.max_model_length, settings.seed)
-    settings = settings.model_copy(update={"steps": max(0, settings.steps - done)})
+    rollouts = settings.rollouts.at(settings.steps)  # the last horizon of a schedule, as if it were that of all steps
+    rehearsal = rehearse(positions, tokens, rollouts, settings.inference.max_model_length, settings.seed)
+    settings = settings.model_copy(update={"rollouts": rollouts, "steps": max(0, settings.steps - done)})
     name = settings.run or f"{Path(settings.inference.model).name.lower()}-seed{settings.seed}-<time>"
     folder = settings.runs_root / name
     work = _work(settings, rehearsal)

@@ -11,7 +11,7 @@ from cli import main
 from pipeline.run_settings import layered_settings
 from storage.runs import RunPaths, held
 
-TRIED = ["clipped", "dppo", "gspo", "sequence_mean", "unclipped"]
+TRIED = ["clipped", "cispo", "dppo", "gspo", "sequence_mean", "unclipped"]
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from pipeline.rollout_queue import RolloutQueue
 from pipeline.rollout_source import Stretch
 from pipeline.run_settings import PipelineSettings
 from records.policy_version import BASE
+from storage.lineages import open_lineage
 from storage.runs import RunPaths
 from storage.totals import Eligible
 from telemetry.timing import Spans
@@ -87,10 +88,16 @@ def field(monkeypatch: pytest.MonkeyPatch) -> Field:
     return Field()
 
 
-def queue(field: Field, family: int = 1, elsewhere: Callable[[], int] = lambda: 0, **pipeline: Any) -> RolloutQueue:
+def queue(
+    field: Field,
+    family: int = 1,
+    elsewhere: Callable[[], int] = lambda: 0,
+    paths: RunPaths | None = None,
+    **pipeline: Any,
+) -> RolloutQueue:
     resources: Any = SimpleNamespace(
         rollouts=SimpleNamespace(start_groups=START_GROUPS, family=family),
-        paths=RunPaths(Path("/nonexistent")),
+        paths=paths or RunPaths(Path("/nonexistent")),
         resume_point=ResumePoint(last=TrainedStep(published=BASE, metrics={}), set_aside=(), lineage="main"),
         trainer=field,
         spans=Spans(),
@@ -408,3 +415,22 @@ def test_in_the_other_ways_nothing_is_played_ahead_on_request(field: Field, pipe
 
     scene(run)
     assert field.begun == []
+
+
+@pytest.mark.parametrize("deterministic", [True, False], ids=["in step", "buffered"])
+def test_a_lineage_with_steps_of_another_size_plays_its_own_numbers(field: Field, tmp_path: Path, deterministic: bool):
+    paths = RunPaths(tmp_path / "run").create()
+    open_lineage(paths, "wide", parent="main", after_step=1, settings_hash="a", first_group=100)
+
+    async def run() -> None:
+        rollouts = queue(field, paths=paths, buffer_depth=0, deterministic=deterministic)
+        async with rollouts:
+            for step in (2, 3):
+                taken = await take(rollouts, step, field)
+                field.end()
+                await settled(taken)
+                field.train()
+
+    scene(run)
+    numbers = [(each.step, each.first_group + number) for each in field.begun for number in range(each.count)]
+    assert numbers == [(2, number) for number in range(100, 106)] + [(3, number) for number in range(106, 112)]

@@ -53,6 +53,13 @@ def test_every_preset_is_sound(name: str):
         ({"pipeline": {"buffer_depth": 3, "deterministic": False}}, "buffer_depth 3 exceeds storage.max_policy_lag 2"),
         ({"prompts": {"thinking_tokens": 512}}, "thinking_tokens 512 leaves no room .* inference.max_model_length 512: lower"),
         ({"prompts": {"thinking_tokens": -1}}, "thinking_tokens"),
+        ({"rollouts": {"horizon_schedule": "40:2,20:3"}}, "'40:2,20:3' is no list of step:years with rising steps"),
+        ({"rollouts": {"horizon_schedule": "4:two"}}, "'4:two' is no list of step:years"),
+        ({"rollouts": {"horizon_schedule": "4:21"}}, "'4:21' is no list of step:years"),
+        (
+            {"rollouts": {"horizon_schedule": "21:2"}},
+            "'21:2' begins at step 21, after the last of 20 steps: let it",
+        ),
         ({"pipeline": {"producers_min": 2, "producers_max": 1}}, "producers_min 2 exceeds pipeline.producers_max 1"),
         ({"pipeline": {"dask_address": "tcp://h:1"}}, "dask_address 'tcp://h:1' is for pipeline.task_runner 'dask'"),
         ({"pipeline": {"buffer_depth": 2}}, "deterministic needs pipeline.buffer_depth 0 or 1, not 2"),

@@ -18,6 +18,7 @@ from storage.lineages import (
     lineage_path,
     open_lineage,
     read_lineage,
+    step_numbers,
 )
 from storage.runs import RunPaths
 from storage.selection import SelectionQuery
@@ -118,3 +119,24 @@ def test_the_ledgers_of_a_fork_lie_in_a_folder_of_their_own(paths: RunPaths) -> 
     fork(paths, "hot", "main", 0)
     record(paths, "hot", 1)
     assert ledger_path(paths, "hot", 1).parent == lineage_path(paths, "hot").parent == paths.ledger / "hot"
+
+
+def test_a_fork_with_steps_of_another_size_numbers_its_start_groups_behind_all_published_ones(paths: RunPaths) -> None:
+    assert [step_numbers(paths, 8).first_of(step) for step in (1, 2, 5)] == [0, 8, 32]
+    record(paths, "main", 1, 2, 3)
+    open_lineage(paths, "wide", parent="main", after_step=3, settings_hash="a", first_group=32)
+    wide = step_numbers(paths, 20)
+    assert [wide.first_of(step) for step in (4, 5, 6)] == [32, 52, 72]
+    assert [wide.step_of(number) for number in (32, 51, 52, 72)] == [4, 4, 5, 6]
+    assert wide.first_of(2) == 32, "what was played before the fork lies before it"
+    record(paths, "wide", 4)
+    open_lineage(paths, "hot", parent="wide", after_step=4, settings_hash="b")
+    assert step_numbers(paths, 20) == wide, "its numbers go on"
+
+
+def test_a_fork_that_is_opened_again_keeps_its_numbers(paths: RunPaths) -> None:
+    about = {"parent": "main", "after_step": 0, "settings_hash": "a"}
+    open_lineage(paths, "wide", **about, first_group=32)
+    assert open_lineage(paths, "wide", **about).first_group == 32
+    with pytest.raises(InputError, match="has a lineage 'wide' for other settings"):
+        open_lineage(paths, "wide", **about, first_group=40)

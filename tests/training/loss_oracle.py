@@ -22,6 +22,8 @@ class Token:
     advantage: float
     decision: int
     against: float | None = None
+    weighed: float | None = None
+    """Log-probability of which weights without a gradient are made; None: `now`."""
 
     @property
     def anchor(self) -> float:
@@ -85,6 +87,17 @@ def dppo(tokens: Sequence[Token], cap: float = 0.0) -> list[Part]:
     return parts
 
 
+def cispo(tokens: Sequence[Token], cap: float = 0.0) -> list[Part]:
+    """Log-probability of each token, weighed with a clipped ratio that does not move with it."""
+    parts = []
+    for token in tokens:
+        ratio = math.exp((token.now if token.weighed is None else token.weighed) - token.anchor)
+        weight = min(ratio, 1 + CLIP_HIGH) * _weight(token.anchor - token.drawn, cap) / len(tokens)
+        slope = -weight * token.advantage
+        parts.append(Part(0.0, 0.0, "out") if token.is_outlier else Part(slope * token.now, slope))
+    return parts
+
+
 def _by_decision(tokens: Sequence[Token]) -> dict[int, list[int]]:
     decisions: dict[int, list[int]] = {}
     for place, token in enumerate(tokens):
@@ -118,7 +131,7 @@ def gspo(tokens: Sequence[Token], cap: float = 0.0) -> list[Part]:
     return parts
 
 
-ORACLES = {"clipped": clipped, "dppo": dppo, "gspo": gspo, "sequence_mean": sequence_mean}
+ORACLES = {"cispo": cispo, "clipped": clipped, "dppo": dppo, "gspo": gspo, "sequence_mean": sequence_mean}
 
 
 def masked(logits: Sequence[float], legal: Sequence[int]) -> dict[int, float]:

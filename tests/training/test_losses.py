@@ -88,7 +88,7 @@ def test_the_loop_s_slopes_are_those_of_differences(name: str, data: st.DataObje
     at, step = data.draw(st.integers(0, len(tokens) - 1)), 1e-5
     ends = []
     for side in (step, -step):
-        moved = [replace(token, now=token.now + side) if place == at else token for place, token in enumerate(tokens)]
+        moved = [replace(token, now=token.now + side * (place == at), weighed=token.now) for place, token in enumerate(tokens)]
         ends.append(sum(part.loss for part in ORACLES[name](moved, cap)))
     assert (ends[0] - ends[1]) / (2 * step) == pytest.approx(ORACLES[name](tokens, cap)[at].slope, rel=1e-4, abs=1e-7)
 
@@ -119,6 +119,15 @@ def test_the_clip_acts_on_the_side_where_the_step_was_already_taken(name: str, r
 def test_dppo_masks_by_how_far_the_probability_moved(before: float, now: float, advantage: float, moves: bool):
     _, slope, _ = found("dppo", [Token(math.log(now), math.log(before), advantage, 0)], 0.0)
     assert bool(slope.abs().sum() > 0) is moves
+
+
+@pytest.mark.parametrize(
+    ("ratio", "weight"), [(0.1, 0.1), (1.2, 1.2), (1.5, 1.28), (50.0, 1.28)], ids=["rarer", "likelier", "beyond", "far beyond"]
+)
+@pytest.mark.parametrize("advantage", [2.0, -2.0], ids=["good", "bad"])
+def test_cispo_bounds_the_weight_of_a_token_and_silences_none(ratio: float, weight: float, advantage: float):
+    _, slope, _ = found("cispo", [Token(-8.0 + math.log(ratio), -8.0, advantage, 0)], 0.0)
+    assert slope.item() == pytest.approx(-weight * advantage)
 
 
 def test_with_truncated_weights_a_token_weighs_no_more_than_the_cap():

@@ -45,11 +45,12 @@ class Update:
         return [masked(row, legal) for row, legal in zip(logits, self.sets, strict=True)]
 
     def oracle(self, name: str, settings: TrainingSettings, logits: list[list[float]]) -> float:
-        """The loss by loops."""
+        """The loss by loops; weights without a gradient are those of `self.logits`."""
         policies, references, n = self.policies(logits), self.policies(self.base), len(self.decisions)
+        drawn = [legal[column] for legal, column in zip(self.sets, self.drawn, strict=True)]
         tokens = [
-            Token(policies[at][self.sets[at][self.drawn[at]]], self.behaviour[at], self.advantages[decision], decision)
-            for at, decision in enumerate(self.decisions)
+            Token(policies[at][drawn[at]], self.behaviour[at], self.advantages[decision], decision, weighed=before[drawn[at]])
+            for at, (decision, before) in enumerate(zip(self.decisions, self.policies(self.logits), strict=True))
         ]
         loss = sum(part.loss for part in ORACLES[name](tokens))
         loss += settings.kl_weight * sum(divergence(p, r) for p, r in zip(policies, references, strict=True)) / n
@@ -62,6 +63,7 @@ class Update:
         objective = Objective(
             settings=settings.model_copy(update={"loss": name}),
             kl_weight=settings.kl_weight,
+            entropy_weight=settings.entropy_weight,
             branching_tokens=len(self.decisions),
             thought_tokens=sum(self.thoughts),
             decisions=len(set(self.decisions)),

@@ -41,6 +41,7 @@ MOVING = SETTINGS.model_copy(
         "kl_control": "adaptive",
         "kl_target": 1e-4,
         "entropy_weight": 0.01,
+        "entropy_target": 5.0,
     }
 )
 """Everything on that a step hands to the next one."""
@@ -94,6 +95,7 @@ class Loops:
 
     def __init__(self, batch: Batch, settings: TrainingSettings) -> None:
         self._batch, self._settings = batch, settings
+        self._weighed: list[float] = []  # log-probabilities of which weights without a gradient are made: those of the first loss
         self._advantages = leave_one_out(batch.returns, batch.advantage_groups)
 
     def rows(self, policy: Policy) -> list[tuple[int, int, list[int], list[float]]]:
@@ -126,6 +128,8 @@ class Loops:
     def loss(self, policy: Policy) -> float:
         settings = self._settings
         tokens, policies, masses = self.tokens(policy)
+        self._weighed = self._weighed or [token.now for token in tokens]
+        tokens = [replace(token, weighed=then) for token, then in zip(tokens, self._weighed, strict=True)]
         loss = sum(part.loss for part in ORACLES[settings.loss](tokens))
         if settings.kl_weight:
             with policy.model.disable_adapter():
@@ -141,13 +145,14 @@ class Loops:
 @pytest.mark.parametrize(
     "chosen",
     [
+        {"loss": "cispo"},
         {"loss": "clipped"},
         {"loss": "dppo"},
         {"loss": "gspo"},
         {"loss": "sequence_mean"},
         {"kl_weight": 0.3, "entropy_weight": 0.1, "legal_mass_weight": 0.2},
     ],
-    ids=["clipped", "dppo", "gspo", "sequence mean", "all terms"],
+    ids=["cispo", "clipped", "dppo", "gspo", "sequence mean", "all terms"],
 )
 @pytest.mark.parametrize("layout", ["packed", "padded"])
 def test_the_gradient_of_an_update_is_the_slope_of_the_loops_loss(paths, model, chosen: dict[str, Any], layout: str):
@@ -158,7 +163,8 @@ def test_the_gradient_of_an_update_is_the_slope_of_the_loops_loss(paths, model, 
     done = Updater(policy, settings).accumulate(batch, range(len(batch.returns)), advantages)
     loops = Loops(batch, settings)
     assert sum(done.losses) == pytest.approx(loops.loss(policy), abs=2e-6)
-    assert (done.gauges.clipped_low | done.gauges.clipped_high).any(), "no guard acted, so none was tested"
+    if settings.loss != "cispo":  # it has none
+        assert (done.gauges.clipped_low | done.gauges.clipped_high).any(), "no guard acted, so none was tested"
     weights = policy.parameters()
     direction = [torch.zeros_like(weight) if weight.grad is None else weight.grad.clone() for weight in weights]
     length = float(torch.stack([part.norm() for part in direction]).norm())
@@ -185,10 +191,12 @@ def test_what_moves_from_step_to_step_is_resumed_bitwise(played, model, tmp_path
     for name, cuts in {"whole": [range(1, 4)], "cut": [range(1, 2), range(2, 3), range(3, 4)]}.items():
         paths = RunPaths(shutil.copytree(played.root, tmp_path / name))
         trainers = [trained(paths, model, MOVING, steps) for steps in cuts]
-        ends.append((trainers[-1]._updater.kl, trainers[-1]._updater.moving))
+        last = trainers[-1]._updater
+        ends.append((last.kl, last.moving, last.entropy))
         hashes.append([read_adapter(paths, step).adapter_hash for step in (1, 2, 3)])
     assert hashes[0] == hashes[1] and ends[0] == ends[1]
-    kl, moving = ends[0]
+    kl, moving, entropy = ends[0]
+    assert entropy is not None and entropy > 0.05, "nothing moved, so nothing was tested"
     assert kl.steps == 3 and kl.factor != 1 and moving.power_means and moving.mean_square, "nothing moved, so nothing was tested"
 
 
@@ -201,7 +209,7 @@ def test_a_state_that_is_lost_gives_another_step(played, model, tmp_path):
         trainer = Trainer(paths, Policy(model, MOVING), MOVING, StorageSettings(max_policy_lag=9))
         if forgets:
             fresh = Updater(trainer._updater.policy, MOVING)
-            trainer._updater.kl, trainer._updater.moving = fresh.kl, fresh.moving
+            trainer._updater.kl, trainer._updater.moving, trainer._updater.entropy = fresh.kl, fresh.moving, fresh.entropy
         hashes.append(trainer.step(3, 1).published.adapter_hash)
     assert hashes[0] != hashes[1]
 

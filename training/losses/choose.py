@@ -7,6 +7,7 @@ import torch
 
 from telemetry.extensions import LOSSES as LOSS_GROUP
 from telemetry.extensions import Extension, Misfit, Registry, check_arguments
+from training.losses.cispo import cispo_loss
 from training.losses.clipped import clipped_loss
 from training.losses.dppo import dppo_loss
 from training.losses.gspo import gspo_loss
@@ -30,6 +31,7 @@ class PolicyLoss:
 
 
 LOSSES: Mapping[str, PolicyLoss] = {
+    "cispo": PolicyLoss(of=cispo_loss, per_decision=False),
     "clipped": PolicyLoss(of=clipped_loss, per_decision=False),
     "dppo": PolicyLoss(of=dppo_loss, per_decision=False),
     "gspo": PolicyLoss(of=gspo_loss, per_decision=True),
