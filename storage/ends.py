@@ -8,56 +8,53 @@ components, so a fork that ended with a solo counts too, though no ply holds its
 
 from collections.abc import Callable
 
-import duckdb
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from game.scores import Standing
 from game.snapshot import POWERS, centres_in
-from storage.facts import numbered
-from storage.mapped import ShardDamaged
+from storage.facts import with_constants
+from storage.returns import returns_of
+from storage.schema import FINAL, as_array
 from storage.value_heads import CENTRES_SCALE
-from telemetry.errors import DataError
 
-_CHANGES = """
-SELECT p."row", sum(d.sos_share::DOUBLE ORDER BY d.ply), sum(d.centres_gained::DOUBLE ORDER BY d.ply)
-FROM ends_wanted AS w
-JOIN plies AS p ON (p.shard, p.start_group, p.fork, p.ply) = (w.shard, w.start_group, w.fork, w.ply)
-JOIN decisions AS d ON (d.shard, d.start_group, d.fork, d.power) = (w.shard, w.start_group, w.fork, w.power) AND d.ply >= w.ply
-GROUP BY w.place, p."row" ORDER BY w.place
-"""
+_PLACE = ["start_group", "fork", "ply"]
 
 
 def ends_of(
-    connection: duckdb.DuckDBPyConnection, rows: pa.Table, open_plies_of: Callable[[str], pa.Table]
+    rows: pa.Table, open_decisions: Callable[[str], pa.Table], open_plies: Callable[[str], pa.Table]
 ) -> npt.NDArray[np.float32]:
     """Ends [rows, 2] of the rows of a selection or a ledger.
 
     Args:
-        connection: the tables of an index that has read the rows' shards.
-        open_plies_of: opens the plies of a shard by its name.
-
-    Raises:
-        ShardDamaged: the plies of a row are missing or damaged.
+        open_decisions, open_plies: open the decisions and the plies of a shard by its name; whatever they raise is raised.
     """
-    shards, powers = rows["shard"].to_pylist(), rows["power"].to_pylist()
-    connection.register("ends_wanted", numbered(rows.select(["shard", "start_group", "fork", "ply", "power"]), "place"))
-    found = connection.execute(_CHANGES).fetchall()
-    connection.unregister("ends_wanted")
-    if len(found) != len(shards):
-        raise ShardDamaged(f"Shard {shards[0]} or another one of its step lacks plies; restore the run's shards.", shards[0])
-    positions: dict[str, pa.ChunkedArray] = {}
-    for shard in dict.fromkeys(shards):
-        try:
-            positions[shard] = open_plies_of(shard)["position"]
-        except DataError as error:
-            raise ShardDamaged(str(error), shard) from error
-    standings: dict[tuple[str, int], Standing] = {}
+    shards, numbers = np.array(rows["shard"].to_pylist(), object), as_array(rows["row"]).to_numpy()
     ends = np.empty((len(shards), 2))
-    for place, (shard, power, (ply, squares, centres)) in enumerate(zip(shards, powers, found, strict=True)):
-        if (shard, ply) not in standings:  # the powers of a position share it
-            standings[shard, ply] = Standing(centres=centres_in(positions[shard][ply].as_py()))
-        now = standings[shard, ply]
-        ends[place] = now.sos_share(power) + squares, (now.centres[POWERS.index(power)] + centres) / CENTRES_SCALE
+    for shard in dict.fromkeys(shards.tolist()):
+        (here,) = (shards == shard).nonzero()
+        ends[here] = _ends_in(open_decisions(shard), open_plies(shard), numbers[here])
     return ends.astype(np.float32)
+
+
+def _ends_in(decisions: pa.Table, plies: pa.Table, rows: npt.NDArray[np.integer]) -> npt.NDArray[np.float64]:
+    """Ends [rows, 2] of these rows of one shard."""
+    power = decisions.schema.get_field_index("power")
+    named = with_constants(decisions.set_column(power, "power", decisions["power"].cast(pa.string())), shard="")
+    squares, centres = (returns_of(named, {FINAL + name: 1.0}, 0.0)[rows] for name in ("sos_share", "centres_gained"))
+    positions = dict(zip(_places(plies), plies["position"].to_pylist(), strict=True))
+    standings: dict[tuple[int, int, int], Standing] = {}
+    found = []
+    chosen = named.take(pa.array(rows))
+    for place, power, *changes in zip(_places(chosen), chosen["power"].to_pylist(), squares, centres, strict=True):
+        if place not in standings:  # the powers of a position share it
+            standings[place] = Standing(centres=centres_in(positions[place]))
+        now = standings[place]
+        found.append((now.sos_share(power) + changes[0], (now.centres[POWERS.index(power)] + changes[1]) / CENTRES_SCALE))
+    return np.array(found)
+
+
+def _places(table: pa.Table) -> list[tuple[int, int, int]]:
+    """Start group, fork and ply of each row."""
+    return list(zip(*(table[name].to_pylist() for name in _PLACE), strict=True))

@@ -172,8 +172,7 @@ class Index:
             batch = gather(rows, self._open, self._buffers)
             if not self._ends:
                 return batch
-            with self._busy:
-                return replace(batch, ends=ends_of(self.connection, rows, self._plies))
+            return replace(batch, ends=ends_of(rows, lambda shard: self._open(shard).table, self._plies))
         except ShardDamaged as error:
             with self._busy:
                 if error.shard not in self._intake.retired:  # the facts of a retired shard stay
@@ -241,8 +240,15 @@ class Index:
         self._compressed = True
 
     def _plies(self, shard: str) -> pa.Table:
-        """The plies of a shard that is not retired; no step needs those of another."""
-        return open_plies(self._paths.shards / shard, self._open(shard).table)
+        """The plies of a shard that is not retired; no step needs those of another.
+
+        Raises:
+            ShardDamaged: they are missing or damaged.
+        """
+        try:
+            return open_plies(self._paths.shards / shard, self._open(shard).table)
+        except (DataError, KeyError) as error:  # the archived table names no plies
+            raise ShardDamaged(f"Shard {shard} has no plies that can be read: {error}", shard) from error
 
     def _open(self, shard: str) -> MappedShard:
         try:

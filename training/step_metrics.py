@@ -1,7 +1,7 @@
 """Metrics of a step, from its branching tokens and its rows."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -49,9 +49,9 @@ class Gauges:
     def join(parts: "Sequence[Gauges]") -> "Gauges":
         """Concatenate; without parts the result has no tokens."""
         joined: dict[str, Any] = {}
-        for field in fields(Gauges):
-            nothing = np.empty(0, _GAUGE_TYPES.get(field.name, np.float32))
-            joined[field.name] = np.concatenate([nothing, *(getattr(part, field.name) for part in parts)])
+        for each in fields(Gauges):
+            nothing = np.empty(0, _GAUGE_TYPES.get(each.name, np.float32))
+            joined[each.name] = np.concatenate([nothing, *(getattr(part, each.name) for part in parts)])
         return Gauges(**joined)
 
 
@@ -73,7 +73,7 @@ class Update:
     """Weight of the KL divergence."""
     distil: float = 0.0
     """Its distillation loss before `training.distil_weight`, nats per branching token of the teacher; 0 without lessons."""
-    foretold: np.ndarray = NOTHING_FORETOLD
+    foretold: np.ndarray = field(default_factory=lambda: NOTHING_FORETOLD)
     """float32 [decisions, 2, 2]: what the value head foretold, and the ends that came."""
     plan_s: float
     """Seconds of planning its micro-batches."""

@@ -6,7 +6,7 @@ micro-batches. If loss or gradient is not finite, the optimiser step is skipped 
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -59,7 +59,7 @@ class Accumulated:
     """Weight of the KL divergence."""
     distil: float = 0.0
     """The part of the loss that lessons have; 0 without lessons."""
-    foretold: np.ndarray = NOTHING_FORETOLD
+    foretold: np.ndarray = field(default_factory=lambda: NOTHING_FORETOLD)
     """float32 [decisions, 2, 2]: what the value head foretold, and the ends that came; [0, 2, 2] without a head."""
     plan_s: float
     """Seconds of planning the micro-batches."""

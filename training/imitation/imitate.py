@@ -181,14 +181,10 @@ class Imitation:
 def curve_line(point: CurvePoint, steps: int) -> str:
     """A point of the curve in words."""
     loss = "" if point.loss is None else f"loss {point.loss:.3f}, "
+    head = "" if point.centres_explained is None else f", {point.centres_explained:.0%} of the variance of final centres foretold"
     return (
         f"step {point.step}/{steps}: {loss}held out: {point.order_loss:.3f} nats per order token, "
-        f"{point.completion_loss:.3f} per completion token, {point.orders_equal:.1%} of orders equal"
-        + (
-            ""
-            if point.centres_explained is None
-            else f", {point.centres_explained:.0%} of the variance of final centres foretold"
-        )
+        f"{point.completion_loss:.3f} per completion token, {point.orders_equal:.1%} of orders equal{head}"
     )
 
 
