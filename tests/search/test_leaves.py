@@ -1,6 +1,7 @@
 """A value head at the end of playouts: the search picks what it prefers, asked only where a version would be asked."""
 
 import asyncio
+import json
 import random
 import shutil
 from pathlib import Path
@@ -29,10 +30,10 @@ AT_ONCE = SearchSettings(proposals=2, playouts=2, player=("hold",), years=0, val
 
 @pytest.fixture
 def autumn() -> DecisionRequest:
-    """Autumn 1901, a French army next to an empty centre."""
+    """Autumn 1901, a French army next to an empty centre; Turkey holds one and will build."""
     board, rng = Board.start(), random.Random(0)
     held = {power: player("hold")(legal, rng) for power, legal in board.legal_orders().items()}
-    board.step(held | {"FRANCE": ["A PAR - PIC"]})
+    board.step(held | {"FRANCE": ["A PAR - PIC"], "TURKEY": ["A CON - BUL"]})
     legal = board.legal_orders()["FRANCE"]
     return DecisionRequest(game="g", dice="g", ply=0, power="FRANCE", legal=legal, board=board, snapshot_id="")
 
@@ -61,9 +62,6 @@ def test_a_search_picks_what_the_head_prefers(
     leaves = [reach_leaf(autumn.board, "FRANCE", orders, "n", AT_ONCE, tokens.prompts) for orders in sets]
     assert all(isinstance(leaf, tuple) for leaf in leaves)
     prompts = [tokens.form.ids(*leaf) for leaf in leaves]
-    width = 32
-    import json
-
     width = json.loads((base / "config.json").read_text())["hidden_size"]
     write_head(base_head(base), head_of(np.zeros(width), 0.0), base_identity(base))
     states = ValueReader(base, BASE, InferenceSettings(engine="torch"))._states([np.array(ids, np.int32) for ids in prompts])

@@ -31,10 +31,10 @@ from training.padded_rows import pad
 from training.policy import Policy
 from training.replay import replay_step
 from training.settings import TrainingSettings
-from training.step_metrics import explained
+from training.step_metrics import Gauges, explained
 from training.trainer import Trainer
 from training.trie_plan import plan
-from training.update import Updater
+from training.update import Accumulated, Updater
 from training.value_head import ValueHead, squared_errors
 
 SETTINGS = TrainingSettings(learning_rate=1e-2, lora_rank=4, lora_alpha=8, device="cpu", value_weight=0.5)
@@ -133,6 +133,25 @@ def test_an_update_adds_its_weight_times_the_mean_over_decisions(model: Path):
     mean = float(np.square(values - ends).sum(dtype=np.float64) / 2 / len(values))
     assert len(losses[0.0].foretold) == 0 and mean > 0.01
     assert sum(losses[0.5].losses) - sum(losses[0.0].losses) == pytest.approx(0.5 * mean, abs=1e-5)
+
+
+def test_the_head_is_clipped_apart_from_the_adapter(model: Path):
+    """A head whose gradient is far too long leaves the adapter's as it is."""
+    policy = Policy(model, SETTINGS)
+    updater = Updater(policy, SETTINGS)
+    for parameters, size in ((policy.parameters(), 1e-3), (policy.head_parameters(), 100.0)):
+        for parameter in parameters:
+            parameter.grad = torch.full_like(parameter, size / parameter.numel())
+    updater.optimiser.step = lambda *_, **__: None  # type: ignore[method-assign]
+    nothing = Accumulated(
+        losses=[0.0], gauges=Gauges.join([]), raw_tokens=0, unique_tokens=0, kl_weight=0.0, plan_s=0, forward_s=0, backward_s=0
+    )
+    update = updater.apply(nothing)
+    assert update.outcome.gradient_norm < 0.01 and policy.parameters()[0].grad.sum().item() == pytest.approx(1e-3, rel=1e-3)
+    norm = torch.cat([parameter.grad.flatten() for parameter in policy.head_parameters()]).norm().item()
+    assert norm == pytest.approx(SETTINGS.max_gradient_norm, rel=1e-3)
+    policy.head_parameters()[0].grad.fill_(float("nan"))
+    assert updater.apply(nothing).skipped
 
 
 def test_an_untrained_head_says_the_average():
