@@ -32,9 +32,9 @@ class Leaves:
 
     async def value(self, ends: Sequence[float | Leaf], settings: SearchSettings) -> list[float]:
         """Values of the ends, in the unit of `value_of`; an end that is a number has its value already."""
-        leaves = [end for end in ends if not isinstance(end, float)]
+        leaves = [end for end in ends if isinstance(end, tuple)]
         if not leaves:
-            return [end for end in ends if isinstance(end, float)]
+            return [end for end in ends if not isinstance(end, tuple)]
         found = await self._source.values([self._tokens.form.ids(*leaf) for leaf in leaves])
         foretold = iter((found[:, 1] * CENTRES_SCALE if settings.counted == "centres" else found[:, 0]).tolist())
-        return [end if isinstance(end, float) else next(foretold) for end in ends]
+        return [next(foretold) if isinstance(end, tuple) else end for end in ends]

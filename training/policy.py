@@ -84,7 +84,7 @@ class Policy:
                 if isinstance(module, BaseTunerLayer):
                     # Otherwise every adapter makes a float32 copy of its input.
                     vars(module)["cast_input_dtype_enabled"] = False
-        self._folder = Path(model.name_or_path) if isinstance(model, PreTrainedModel) else model
+        self._folder = Path(model.name_or_path or "") if isinstance(model, PreTrainedModel) else model
         self.value_head = self._new_head() if settings.value_weight else None
         self.model.eval()
         self.recompute(settings.recompute)

@@ -37,7 +37,7 @@ def test_a_value_head_learns_the_ends_of_games_at_the_end_of_each_prompt(
 ):
     some = [replace(each, end=(0.1 * place, 0.5)) for place, each in enumerate(examples[:3] + examples[-7:-4])]
     head = ValueHead(net.config.hidden_size)
-    torch.nn.init.normal_(head.linear.weight, generator=torch.Generator().manual_seed(0))
+    torch.nn.init.normal_(head.linear.weight, std=0.05, generator=torch.Generator().manual_seed(0))
     errors = torch.zeros(())
     for each in some:
         state = net.model(input_ids=torch.tensor([each.ids[: each.prompt].tolist()])).last_hidden_state[:, -1]
