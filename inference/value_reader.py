@@ -17,7 +17,7 @@ from inference.settings import InferenceSettings
 from inference.torch_engine import MAX_RANK, best_device
 from inference.torch_model import Step, TorchModel
 from records.policy_version import BASE_HASH, PolicyVersion
-from storage.value_heads import HEAD_FILE, base_head, read_head
+from records.value_head import HEAD_FILE, base_head, read_head
 from telemetry.errors import InputError
 
 _TOKENS = 8192
@@ -57,7 +57,7 @@ class ValueReader:
         return await asyncio.to_thread(self.read, prompts)
 
     def read(self, prompts: Sequence[Sequence[int]]) -> np.ndarray:
-        """What is foretold after the prompts, token ids: float32 [n, 2], as storage/value_heads.py defines it."""
+        """What is foretold after the prompts, token ids: float32 [n, 2], as records/value_head.py defines it."""
         order = sorted(range(len(prompts)), key=lambda place: len(prompts[place]))
         found = np.empty((len(prompts), 2), np.float32)
         while order:

@@ -9,17 +9,17 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from records.value_head import CENTRES_SCALE
 from rollouts.deciders import Tokens
 from search.playouts import Leaf
 from search.settings import SearchSettings
-from storage.value_heads import CENTRES_SCALE
 
 
 class ValueSource(Protocol):
     """A value head with its model."""
 
     async def values(self, prompts: Sequence[Sequence[int]]) -> npt.NDArray[np.float32]:
-        """What is foretold after each of the prompts, token ids: [n, 2] as in storage/value_heads.py."""
+        """What is foretold after each of the prompts, token ids: [n, 2] as in records/value_head.py."""
         ...
 
 

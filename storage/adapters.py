@@ -13,10 +13,10 @@ import shutil
 from pathlib import Path
 
 from records.policy_version import PolicyVersion
+from records.value_head import HEAD_FILE
 from storage.files import make_directory, name_aside, open_regular
 from storage.json_files import read_object
 from storage.runs import RunPaths, publish_directory, set_aside
-from storage.value_heads import HEAD_FILE
 from telemetry.errors import DataError
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")

@@ -14,10 +14,10 @@ import pyarrow as pa
 
 from game.scores import Standing
 from game.snapshot import POWERS, centres_in
+from records.value_head import CENTRES_SCALE
 from storage.facts import with_constants
 from storage.returns import returns_of
 from storage.schema import FINAL, as_array
-from storage.value_heads import CENTRES_SCALE
 
 _PLACE = ["start_group", "fork", "ply"]
 

@@ -22,11 +22,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as tensor_bytes
 
+from records.value_head import HEAD_FILE
 from storage.files import FILES
 from storage.json_files import is_sealed, read_object, sealed
 from storage.outcome import Outcome
 from storage.runs import RunPaths, publish_directory
-from storage.value_heads import HEAD_FILE
 from telemetry.errors import DataError, InputError
 from training.advantages import MovingMeans
 from training.policy import Policy

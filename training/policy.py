@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from decoding.architectures import architecture_of, read_architecture
 from decoding.model_files import base_identity
-from storage.value_heads import HEAD_FILE, base_head, read_head, write_head
+from records.value_head import HEAD_FILE, base_head, read_head, write_head
 from telemetry.errors import DataError, InputError
 from training.branching import BranchingTokens
 from training.card_room import leave_room

@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 from transformers.utils.logging import disable_progress_bar
 
+from records.value_head import HEAD_FILE
 from storage.adapters import ADAPTER_FILES, read_adapter
 from storage.arrow_files import metadata_of
 from storage.index import Index
@@ -26,7 +27,6 @@ from storage.lineages import lineage_at, lineage_path, read_lineage
 from storage.outcome import Outcome, UpdateOutcome, read_outcome
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
-from storage.value_heads import HEAD_FILE
 from telemetry.errors import EntenteError, InputError
 from telemetry.progress import reporter
 from training.checkpoint import checkpoint_steps

@@ -1,6 +1,6 @@
 """The value head: what a power's squares and centres will be at the end, from the hidden state of its prompt's last token.
 
-`storage/value_heads.py` has the formula and the file. The head computes in float32. An untrained head says the average of seven
+`records/value_head.py` has the formula and the file. The head computes in float32. An untrained head says the average of seven
 powers, because its output weights are 0. The loss of a decision is the mean squared error of its two figures,
 
     L = 1/2 sum_k (v_k - y_k)^2        y: the figures at the end of the decision's game or fork
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from storage.value_heads import AVERAGES, HeadWeights
+from records.value_head import AVERAGES, HeadWeights
 
 
 class ValueHead(nn.Module):

@@ -16,12 +16,12 @@ from game.players import player
 from inference.settings import InferenceSettings
 from inference.value_reader import ValueReader
 from records.policy_version import BASE
+from records.value_head import CENTRES_SCALE, HeadWeights, base_head, write_head
 from rollouts.deciders import DecisionRequest, Tokens
 from search.leaves import Leaves
 from search.playouts import play_out, reach_leaf
 from search.search import check_search, search
 from search.settings import SearchSettings
-from storage.value_heads import CENTRES_SCALE, HeadWeights, base_head, write_head
 from telemetry.errors import InputError
 
 AT_ONCE = SearchSettings(proposals=2, playouts=2, player=("hold",), years=0, value="head_centres")

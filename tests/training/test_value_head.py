@@ -16,6 +16,7 @@ from game.scores import Standing
 from game.snapshot import POWERS, centres_in
 from inference.settings import InferenceSettings
 from inference.value_reader import ValueReader
+from records.value_head import AVERAGES, CENTRES_SCALE, HEAD_FILE, base_head, read_head, write_head
 from storage.adapters import publish_adapter, read_adapter
 from storage.gather import Batch
 from storage.index import Index
@@ -23,7 +24,6 @@ from storage.ledger import MAIN, read_ledger
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
 from storage.shards import open_plies
-from storage.value_heads import AVERAGES, CENTRES_SCALE, HEAD_FILE, base_head, read_head, write_head
 from telemetry.errors import DataError, InputError
 from tests.training.batches import three_levels
 from training.advantages import advantages_of

@@ -18,8 +18,8 @@ from game.board import POWERS, Board
 from game.prompt_settings import PromptSettings
 from game.prompts import ANSWER_CUE, board_text, power_text
 from game.scores import Standing
+from records.value_head import CENTRES_SCALE
 from storage.gather import Batch
-from storage.value_heads import CENTRES_SCALE
 from telemetry.errors import DataError
 from training.small_model import fitting_thought, wanted_centres
 
@@ -39,7 +39,7 @@ class Example:
     legal_offsets: np.ndarray
     """int32 [orders + 1]."""
     end: tuple[float, float] | None = None
-    """What a value head foretells, as in storage/value_heads.py; None if not asked for."""
+    """What a value head foretells, as in records/value_head.py; None if not asked for."""
 
 
 class Examples:

@@ -24,8 +24,8 @@ from decoding.codec import Codec
 from decoding.model_files import base_identity
 from game.notation import answer_lines
 from game.prompts import ANSWER_CUE, THOUGHT_CUE, board_text, power_text, rules_text
+from records.value_head import base_head, write_head
 from storage.runs import held, publish_directory
-from storage.value_heads import base_head, write_head
 from telemetry.errors import InputError, TrainingError
 from telemetry.progress import reporter
 from training.imitation.checkpoint import CurvePoint, load_state, save_state

@@ -10,7 +10,7 @@ import torch
 
 from decoding.codec import Codec
 from decoding.model_files import max_position
-from storage.value_heads import base_head, read_head
+from records.value_head import base_head, read_head
 from telemetry.errors import InputError, TrainingError
 from tests.command import Entente
 from tests.training.imitation.small import SMALL
