@@ -25,6 +25,7 @@ from storage.runs import RunPaths
 from storage.settings import StorageSettings
 from storage.shards import open_plies
 from telemetry.errors import DataError, InputError
+from telemetry.metrics import check
 from tests.training.batches import three_levels
 from training.advantages import advantages_of
 from training.padded_rows import pad
@@ -181,6 +182,9 @@ def test_what_a_head_explains_is_a_share_of_the_variance():
     ends = np.array([[0.0, 1.0], [1.0, 1.0]], np.float32)
     assert explained(ends, ends)[0] == 1 and np.isnan(explained(ends, ends)[1])
     assert explained(np.full((2, 2), 0.5, np.float32), ends)[0] == 0
+    worse, _ = explained(1 - ends, ends)
+    assert worse < 0
+    check({"train/value_squares_explained": worse, "train/value_centres_explained": worse})  # a metric that may be logged
 
 
 def test_a_step_reports_its_loss_and_publishes_the_head(trained, model: Path):
