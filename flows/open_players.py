@@ -5,6 +5,7 @@ versions at once (LoRA slots, or the torch engine) serves them all. If it serves
 has its own engine. A model that plays without a run always has its own. The engines take turns on one thread.
 """
 
+import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from decoding.codec import Codec
-from decoding.model_files import max_position, model_fingerprint, recipe_prompts
+from decoding.model_files import base_identity, max_position, recipe_prompts
 from evaluation.contestants import Contestant, check_searches
 from evaluation.repeated import RepeatedDecider
 from evaluation.settings import PlaySettings
@@ -27,6 +28,7 @@ from pipeline.run_settings import RunSettings, settings_of
 from pipeline.threads import apply_threads, usable_cores
 from records.policy_version import BASE_VERSION
 from rollouts.deciders import Decider, PolicyDecider, Tokens
+from search.leaves import ValueSource
 from search.playout_processes import PlayoutProcesses
 from search.search import SearchDecider
 from search.settings import POLICY_PLAYS
@@ -51,6 +53,8 @@ class OpenPlayers:
     """Engine, tokens and the engine's number of each version, by the version's name."""
     processes: PlayoutProcesses | None = None
     """Play out for those who search; None: the host's thread does."""
+    heads: dict[str, ValueSource] = field(default_factory=dict)
+    """Value heads of the versions whose searches ask one, by the version's name."""
 
     def policy(self, name: str) -> tuple[Engine, Tokens]:
         """Engine and tokens of a version that its engine serves as the newest."""
@@ -67,7 +71,8 @@ class OpenPlayers:
             return SearchDecider(play.search, proposer=name, processes=self.processes) if player.searches else None
         engine, tokens, number = self.served[name]
         if player.searches_by(play):
-            return SearchDecider(play.search, engine=engine, tokens=tokens, version=number, processes=self.processes)
+            head = self.heads.get(name)
+            return SearchDecider(play.search, engine=engine, tokens=tokens, version=number, processes=self.processes, head=head)
         return self.repeated(name, play.repetitions) if play.repetitions > 1 else PolicyDecider(engine, tokens, number)
 
 
@@ -85,6 +90,8 @@ async def open_players(players: Sequence[Contestant], runs_root: Path, play: Pla
         host = EngineHost("match-engine")
         stack.callback(host.close)
         opened = OpenPlayers(host=host)
+        searching = {player.without_search.name for player in players if player.searches_by(play)}
+        asking = searching if play.search.asks_head else set[str]()
         groups = await _groups(policies, runs_root)
         for group in groups:
             engine = make_engine(group.inference, group.model)
@@ -93,6 +100,8 @@ async def open_players(players: Sequence[Contestant], runs_root: Path, play: Pla
             await start_engine(host, engine, group.inference)
             for number, player in await _published(host, engine, group.players):
                 opened.served[player.name] = engine, group.tokens[player.run], number
+                if player.name in asking:
+                    opened.heads[player.name] = await asyncio.to_thread(_value_reader, group, player)
         if any(each.searches_by(play) for each in players) and POLICY_PLAYS not in play.search.player and usable_cores() > 1:
             opened.processes = PlayoutProcesses(usable_cores())
             stack.push_async_callback(_close, host, opened.processes)
@@ -158,15 +167,19 @@ def check_same_base(models: Mapping[str, Path]) -> None:
     for run, other in others:
         if _digest(other / "tokenizer.json") != _digest(folder / "tokenizer.json"):
             raise InputError(f"runs '{first}' and '{run}' have different tokenizers, so their versions cannot play each other")
-        weights = [sorted(each.glob("*.safetensors")) for each in (folder, other)]
-        same = model_fingerprint(folder) == model_fingerprint(other)
-        if not same or [_digest(file) for file in weights[0]] != [_digest(file) for file in weights[1]]:
+        if base_identity(folder) != base_identity(other):
             raise InputError(f"runs '{first}' and '{run}' have different base models, so their versions cannot play each other")
 
 
 def _digest(file: Path) -> str:
     with open(file, "rb") as content:
         return hashlib.sha256(content.read(_HASHED_BYTES)).hexdigest()
+
+
+def _value_reader(group: _Group, player: Contestant) -> ValueSource:
+    from inference.value_reader import ValueReader  # loads torch
+
+    return ValueReader(group.model, player.policy, group.inference)
 
 
 def _engines(settings: RunSettings, policies: Sequence[Contestant]) -> list[tuple[list[Contestant], InferenceSettings]]:

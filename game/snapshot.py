@@ -46,16 +46,21 @@ def position_id(position: str) -> str:
     return blake2b(position.encode(), digest_size=8).hexdigest()
 
 
+def centres_in(position: str) -> tuple[int, ...]:
+    """Supply centres owned in a position, int per power of POWERS."""
+    found = {power["name"]: len(power["centers"]) for power in json.loads(position)["powers"]}
+    return tuple(found[power] for power in POWERS)
+
+
 def make_snapshot(position: str, phase: str, *, source: str, game_id: str, seed: int) -> Snapshot:
     """A snapshot of a recorded position; `phase` is its short name, for example "S1903M"."""
-    centres = {power["name"]: len(power["centers"]) for power in json.loads(position)["powers"]}
     return Snapshot(
         snapshot_id=position_id(position),
         phase=phase,
         year=int(phase[1:-1]),
         season=phase[0],
         phase_type=phase[-1],
-        centres=tuple(centres[power] for power in POWERS),
+        centres=centres_in(position),
         position=position,
         source=source,
         game_id=game_id,

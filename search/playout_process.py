@@ -1,4 +1,4 @@
-"""One process that plays out proposals: `python -m search.playout_process` reads jobs from its input and writes their values.
+"""One process that plays out proposals: `python -m search.playout_process` reads jobs from its input and writes how they ended.
 
 A job is one line of JSON, and so is its answer. The process ends when its input ends, also where its parent was killed.
 """
@@ -9,8 +9,9 @@ import sys
 from functools import lru_cache
 
 from game.board import Board
+from game.prompt_settings import PromptSettings
 from game.snapshot import Snapshot
-from search.playouts import play_out
+from search.playouts import play_out, reach_leaf
 from search.settings import SearchSettings
 from telemetry.errors import EntenteError
 
@@ -22,11 +23,15 @@ def _board(snapshot: str) -> Board:
 
 
 def answer(job: bytes) -> bytes:
-    """The answer to a job: its values, or the sentence of an error."""
-    snapshot, power, settings, sets = json.loads(job)
+    """The answer to a job: the values or leaves of its playouts, or the sentence of an error."""
+    snapshot, power, settings, prompts, sets = json.loads(job)
     try:
         board, asked = _board(snapshot), SearchSettings.model_validate_json(settings)
-        found = {"values": [play_out(board, power, orders, name, asked) for orders, name in sets]}
+        if prompts is None:
+            found = {"ends": [play_out(board, power, orders, name, asked) for orders, name in sets]}
+        else:
+            form = PromptSettings.model_validate_json(prompts)
+            found = {"ends": [reach_leaf(board, power, orders, name, asked, form) for orders, name in sets]}
     except EntenteError as error:
         found = {"error": str(error)}
     return json.dumps(found).encode() + b"\n"

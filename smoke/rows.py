@@ -53,10 +53,10 @@ def first_rows(batch: Batch, count: int) -> Batch:
 def write_rows(file: Path, drawn: Drawn) -> None:
     """Store the batch of `drawn`."""
     batch = batch_of(drawn)
-    np.savez(file, **{each.name: getattr(batch, each.name) for each in fields(Batch)})
+    np.savez(file, **{each.name: value for each in fields(Batch) if (value := getattr(batch, each.name)) is not None})
 
 
 def read_rows(file: Path) -> Batch:
     """The batch that `write_rows` stored."""
     with np.load(file) as stored:
-        return Batch(**{each.name: stored[each.name] for each in fields(Batch)})
+        return Batch(**dict(stored))

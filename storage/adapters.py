@@ -1,9 +1,9 @@
 """Published adapters: the LoRA weights of one policy version in peft's layout, with a manifest.
 
 `adapters/v000123/` gets its name by one rename, when it is complete, and never changes. The manifest holds the sizes and
-SHA-256 hashes of both files; reading verifies them. To publish the same weights again returns the published version, so a
+SHA-256 hashes of its files; reading verifies them. To publish the same weights again returns the published version, so a
 trainer that was killed between checkpoint and publication can publish again. Other weights under an existing version number are
-an error.
+an error. A value head lies beside the adapter and is in the manifest; the adapter's hash is that of the files that engines load.
 """
 
 import hashlib
@@ -13,6 +13,7 @@ import shutil
 from pathlib import Path
 
 from records.policy_version import PolicyVersion
+from records.value_head import HEAD_FILE
 from storage.files import make_directory, name_aside, open_regular
 from storage.json_files import read_object
 from storage.runs import RunPaths, publish_directory, set_aside
@@ -37,7 +38,7 @@ def publish_adapter(paths: RunPaths, version: int, source_dir: Path) -> PolicyVe
         except DataError:
             set_aside(final)
         else:
-            if published.adapter_hash != _combined(_measure(source_dir)):
+            if _measure(final) != _measure(source_dir):
                 raise DataError(f"{final} holds other weights than {source_dir}; a version never changes: use a new run.")
             return published
     make_directory(final.parent)
@@ -48,6 +49,8 @@ def publish_adapter(paths: RunPaths, version: int, source_dir: Path) -> PolicyVe
             if not (source_dir / name).is_file():
                 raise DataError(f"{source_dir} has no {name}, so it cannot be published as policy version {version}.")
             shutil.copyfile(source_dir / name, aside / name)
+        if (source_dir / HEAD_FILE).is_file():
+            shutil.copyfile(source_dir / HEAD_FILE, aside / HEAD_FILE)
         files = _measure(aside)
         manifest = {"version": version, "step": version, "adapter_hash": _combined(files), "files": files}
         (aside / "manifest.json").write_text(json.dumps(manifest, indent=1, sort_keys=True))
@@ -73,8 +76,8 @@ def read_adapter(paths: RunPaths, version: int) -> PolicyVersion:
     except (DataError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{folder / 'manifest.json'} is damaged; remove {folder} and publish the version again.") from error
     found = _measure(folder)
-    for name in ADAPTER_FILES:
-        if recorded.get(name) != found[name]:
+    for name in recorded | found:
+        if recorded.get(name) != found.get(name):
             raise DataError(f"{folder / name} does not match its manifest; remove {folder} and publish again.")
     if manifest.get("version") != version or adapter_hash != _combined(found):
         raise DataError(f"{folder / 'manifest.json'} belongs to other weights; remove {folder} and publish again.")
@@ -89,8 +92,9 @@ def published_versions(paths: RunPaths) -> list[int]:
 
 
 def _measure(folder: Path) -> dict[str, dict[str, int | str]]:
+    """Size and hash of each adapter file, and of the value head if there is one."""
     found: dict[str, dict[str, int | str]] = {}
-    for name in ADAPTER_FILES:
+    for name in (*ADAPTER_FILES, *([HEAD_FILE] if (folder / HEAD_FILE).exists() else [])):
         try:
             with open_regular(folder / name) as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()

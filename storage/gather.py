@@ -50,6 +50,8 @@ class Batch:
     """[R] number of the advantage group, from 0; -1 if rows were not chosen by group."""
     policy_versions: npt.NDArray[np.int32]
     """[R] policy version that drew each completion."""
+    ends: npt.NDArray[np.float32] | None = None
+    """[R, 2] what a value head foretells (storage/ends.py); None: nothing is foretold."""
 
 
 _Run = tuple[MappedShard, int, int]

@@ -22,6 +22,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 import pyarrow as pa
 
 from storage.archive import archived
+from storage.ends import ends_of
 from storage.fact_tables import FactTables
 from storage.gather import Batch, gather
 from storage.intake import Intake
@@ -32,7 +33,7 @@ from storage.packing import PackingBuffers
 from storage.rewards import check_blend
 from storage.runs import RunPaths
 from storage.selection import Selection, SelectionQuery, eligible, select
-from storage.shards import open_shard
+from storage.shards import open_plies, open_shard
 from storage.snapshots import CoveredShard, IndexSnapshot, drop_old_snapshots, write_snapshot
 from storage.totals import Eligible, Totals
 from telemetry.errors import DataError
@@ -56,7 +57,13 @@ class Index:
     """One process's view of a run; `refresh` adds what was published since."""
 
     def __init__(
-        self, paths: RunPaths, *, blend: Mapping[str, float] | None = None, discount: float = 1.0, threads: int = 1
+        self,
+        paths: RunPaths,
+        *,
+        blend: Mapping[str, float] | None = None,
+        discount: float = 1.0,
+        threads: int = 1,
+        ends: bool = False,
     ) -> None:
         """Create an empty index; `refresh` fills it.
 
@@ -66,13 +73,14 @@ class Index:
             threads: threads of DuckDB; 0: one per core. With more than one, DuckDB's idle threads make the allocator return the
                 free memory of the whole process several times a second. A trainer then spent a tenth of its CPU time on getting
                 its activations' pages back from the kernel.
+            ends: gathered batches have the ends of their forks.
 
         Raises:
             InputError: the blend names an unknown component.
         """
         weights = {"centres_gained": 1.0} if blend is None else dict(blend)
         check_blend(weights)
-        self._paths = paths
+        self._paths, self._ends = paths, ends
         self._tables = FactTables({name: float(weight) for name, weight in weights.items()}, float(discount), threads)
         self._mapped = MappedShards(paths.shards)
         self._intake = Intake(paths, self._tables, self._mapped)
@@ -161,7 +169,10 @@ class Index:
 
     def _gather(self, rows: pa.Table) -> Batch:
         try:
-            return gather(rows, self._open, self._buffers)
+            batch = gather(rows, self._open, self._buffers)
+            if not self._ends:
+                return batch
+            return replace(batch, ends=ends_of(rows, lambda shard: self._open(shard).table, self._plies))
         except ShardDamaged as error:
             with self._busy:
                 if error.shard not in self._intake.retired:  # the facts of a retired shard stay
@@ -227,6 +238,17 @@ class Index:
         """Compress the tables. It takes a second for a million new rows, so only a process that keeps its index does it."""
         self._tables.compress()
         self._compressed = True
+
+    def _plies(self, shard: str) -> pa.Table:
+        """The plies of a shard that is not retired; no step needs those of another.
+
+        Raises:
+            ShardDamaged: they are missing or damaged.
+        """
+        try:
+            return open_plies(self._paths.shards / shard, self._open(shard).table)
+        except (DataError, KeyError) as error:  # the archived table names no plies
+            raise ShardDamaged(f"Shard {shard} has no plies that can be read: {error}", shard) from error
 
     def _open(self, shard: str) -> MappedShard:
         try:

@@ -37,6 +37,7 @@ class MappedShard:
 
     Attributes:
         name: its file below `shards/`.
+        table: all columns, as mapped.
         n_rows: number of rows.
         columns: scalar columns [rows].
         lists: list columns: offsets [rows + 1] and the values of all rows.
@@ -44,6 +45,7 @@ class MappedShard:
 
     def __init__(self, name: str, file: MappedFile) -> None:
         self.name = name
+        self.table = file.table
         self.n_rows = file.table.num_rows
         self.is_unchanged = file.is_unchanged
         self.columns: dict[str, npt.NDArray[Any]] = {}

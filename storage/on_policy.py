@@ -4,13 +4,12 @@ The same start groups give the same snapshots in the same order. A snapshot is n
 began at one, so training never sees what evaluation uses. The state cache chooses among the snapshots.
 """
 
-import json
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pyarrow as pa
 
-from game.snapshot import POWERS, Snapshot, position_id
+from game.snapshot import Snapshot, make_snapshot, position_id
 from storage.index import Index
 from storage.runs import RunPaths
 from storage.shards import open_plies
@@ -53,16 +52,4 @@ def _positions(paths: RunPaths, shards: list[str]) -> Iterator[tuple[tuple[str, 
 def _snapshot(position: str, name: str, phase: str, game_id: str, version: int, seed: int) -> Snapshot:
     if position_id(position) != name:
         raise DataError(f"a ply in {phase} of {game_id} holds another position than {name}: its shard is damaged, remove it.")
-    centres = {power["name"]: len(power["centers"]) for power in json.loads(position)["powers"]}
-    return Snapshot(
-        snapshot_id=name,
-        phase=phase,
-        year=int(phase[1:-1]),
-        season=phase[0],
-        phase_type=phase[-1],
-        centres=tuple(centres[power] for power in POWERS),
-        position=position,
-        source=f"policy:{version}",
-        game_id=game_id,
-        seed=seed,
-    )
+    return make_snapshot(position, phase, source=f"policy:{version}", game_id=game_id, seed=seed)

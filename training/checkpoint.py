@@ -1,10 +1,10 @@
 """Checkpoints: the trainer's whole state after a step.
 
-`checkpoints/step_000123/` holds the adapter in peft's layout, the tensors of the optimiser and of every random generator
-(`trainer.safetensors`), and a manifest, written last. The manifest holds the step, the lineage, the values that are not tensors,
-the size and SHA-256 of each file, and a checksum of itself. A folder whose manifest or files do not match is not a checkpoint.
-No file is a pickle, so reading a checkpoint runs no code. A folder is written under another name, fsynced and renamed, so a
-checkpoint is complete or absent after a kill.
+`checkpoints/step_000123/` holds the adapter in peft's layout, the value head if there is one, the tensors of the optimiser and
+of every random generator (`trainer.safetensors`), and a manifest, written last. The manifest holds the step, the lineage, the
+values that are not tensors, the size and SHA-256 of each file, and a checksum of itself. A folder whose manifest or files do
+not match is not a checkpoint. No file is a pickle, so reading a checkpoint runs no code. A folder is written under another
+name, fsynced and renamed, so a checkpoint is complete or absent after a kill.
 """
 
 import hashlib
@@ -22,6 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as tensor_bytes
 
+from records.value_head import HEAD_FILE
 from storage.files import FILES
 from storage.json_files import is_sealed, read_object, sealed
 from storage.outcome import Outcome
@@ -151,7 +152,7 @@ def _verified(folder: Path) -> tuple[TrainerState, StateValues]:
         stated = {name: (entry["bytes"], entry["sha256"]) for name, entry in record["files"].items()}
     except (ValidationError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"checkpoint '{folder}' has a manifest with missing or unknown entries") from error
-    if stated.keys() != _FILES:
+    if stated.keys() - {HEAD_FILE} != _FILES:
         raise DataError(f"the manifest of checkpoint '{folder}' lists other files than {', '.join(sorted(_FILES))}")
     for name, (size, digest) in stated.items():
         file = folder / name

@@ -72,7 +72,7 @@ def main(model: Path, settings: TrainingSettings, parent: int) -> None:
     peers = join_peers(choose_device(settings.device))
     assert peers is not None, "a follower needs a leader"
     policy = Policy(model, settings)
-    follow(peers, policy.parameters(), Updater(policy, settings).gradient)
+    follow(peers, policy.trained_parameters(), Updater(policy, settings).gradient)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,10 @@ class PaddedRows(BranchingTokens):
     """int64 [B]: row of each branching token."""
     token_position: np.ndarray
     """int64 [B]: position whose hidden state predicts the token: its own position minus 1."""
+    value_row: np.ndarray
+    """int64 [V]: row of each of `value_rows`."""
+    value_position: np.ndarray
+    """int64 [V]: position of the last token of its prompt."""
 
     @property
     def tokens(self) -> int:
@@ -48,10 +52,13 @@ def pad(batch: Batch, rows: Sequence[int] | np.ndarray) -> PaddedRows:
         input_ids[here, :length] = batch.input_ids[batch.input_offsets[row] : batch.input_offsets[row + 1]]
         mask[here, :length] = 1
     index, place = branching_indices(batch, chosen)
+    fields = branching_fields(batch, chosen[place], index)
     return PaddedRows(
-        **branching_fields(batch, chosen[place], index),
+        **fields,
         input_ids=input_ids,
         attention_mask=mask,
         token_row=place,
         token_position=positions_of(batch, chosen[place], index) - 1,
+        value_row=np.flatnonzero(np.isin(chosen, fields["value_rows"])),
+        value_position=batch.prompt_lens[fields["value_rows"]].astype(np.int64) - 1,
     )

@@ -7,6 +7,7 @@ A replay does not change the run and takes none of its locks, so the run may be 
 bit for bit, on a GPU within `TOLERANCES`. The first step, update and micro-batch that differ are named.
 """
 
+import hashlib
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 from transformers.utils.logging import disable_progress_bar
 
+from records.value_head import HEAD_FILE
 from storage.adapters import ADAPTER_FILES, read_adapter
 from storage.arrow_files import metadata_of
 from storage.index import Index
@@ -246,6 +248,11 @@ class _Replayer:
             for what, hashed in hashes.items():
                 if hashed != again.adapter_hash:
                     return Difference(step=step, what=what, recorded=hashed, replayed=again.adapter_hash)
+            heads = [paths.adapter(step) / HEAD_FILE for paths in (self._paths, self._scratch)]
+            if all(head.exists() for head in heads):
+                then, now = (hashlib.sha256(head.read_bytes()).hexdigest()[:32] for head in heads)
+                if then != now:
+                    return Difference(step=step, what="the hash of the published value head", recorded=then, replayed=now)
         return None
 
     def _weights_differ(self, steps: range, tolerance: Tolerance) -> Difference | None:

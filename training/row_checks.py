@@ -150,5 +150,6 @@ def select_rows(batch: Batch, rows: Sequence[int] | np.ndarray) -> Batch:
         "legal_ids": batch.legal_ids[legal],
         "legal_offsets": legal_offsets,
     }
-    flat = {field.name: getattr(batch, field.name)[chosen] for field in fields(Batch) if field.name not in taken}
+    flat = {field.name: getattr(batch, field.name)[chosen] for field in fields(Batch) if field.name not in (*taken, "ends")}
+    taken["ends"] = None if batch.ends is None else batch.ends[chosen]
     return Batch(**taken, **flat)

@@ -101,6 +101,8 @@ class TrainingSettings(BaseModel):
     """Weight of the mean of -log(legal mass) over the probed tokens; it keeps the unmasked model on legal orders; 0: off."""
     distil_weight: Annotated[float, Field(gt=0)] = 1.0
     """Weight of the distillation loss in steps that train on lessons."""
+    value_weight: Annotated[float, STAYS, Field(ge=0)] = 0.0
+    """Weight of the value head's squared error; its gradient reaches the adapter too; 0: no head; see docs/training.md."""
     layout: Literal["packed", "padded"] = "packed"
     """Layout of a forward: packed computes shared prompt prefixes once; padded is slower, and is used if packed does not fit."""
     micro_batch_rows: Annotated[int, Field(ge=1)] = 32

@@ -1,7 +1,7 @@
 """Metrics of a step, from its branching tokens and its rows."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from training.branching import branching_counts
 
 MISMATCH_ALARM = 0.05
 """Largest plausible mean |log ratio| at lag 0, nats. Above it, mask, temperature, ids or weights of trainer and engine differ."""
+NOTHING_FORETOLD = np.empty((0, 2, 2), np.float32)
 _LAGS = 3
 _GAUGE_TYPES = {"batch_row": np.int64} | dict.fromkeys(("in_thought", "clipped_low", "clipped_high", "left_out"), np.bool_)
 
@@ -48,9 +49,9 @@ class Gauges:
     def join(parts: "Sequence[Gauges]") -> "Gauges":
         """Concatenate; without parts the result has no tokens."""
         joined: dict[str, Any] = {}
-        for field in fields(Gauges):
-            nothing = np.empty(0, _GAUGE_TYPES.get(field.name, np.float32))
-            joined[field.name] = np.concatenate([nothing, *(getattr(part, field.name) for part in parts)])
+        for each in fields(Gauges):
+            nothing = np.empty(0, _GAUGE_TYPES.get(each.name, np.float32))
+            joined[each.name] = np.concatenate([nothing, *(getattr(part, each.name) for part in parts)])
         return Gauges(**joined)
 
 
@@ -72,6 +73,8 @@ class Update:
     """Weight of the KL divergence."""
     distil: float = 0.0
     """Its distillation loss before `training.distil_weight`, nats per branching token of the teacher; 0 without lessons."""
+    foretold: np.ndarray = field(default_factory=lambda: NOTHING_FORETOLD)
+    """float32 [decisions, 2, 2]: what the value head foretold, and the ends that came."""
     plan_s: float
     """Seconds of planning its micro-batches."""
     forward_s: float
@@ -96,7 +99,25 @@ def update_metrics(updates: Sequence[Update]) -> dict[str, float]:
         "train/forward_s": sum(update.forward_s for update in updates),
         "train/backward_s": sum(update.backward_s for update in updates),
     }
+    figures |= _value_metrics(np.concatenate([update.foretold for update in updates]))
     return figures | _token_metrics(seen) if len(seen.batch_row) else figures
+
+
+def _value_metrics(foretold: np.ndarray) -> dict[str, float]:
+    """Loss of the value head before its weight, and explained variances; empty without a head."""
+    if not len(foretold):
+        return {}
+    values, ends = foretold[:, 0], foretold[:, 1]
+    shares = dict(zip(("train/value_squares_explained", "train/value_centres_explained"), explained(values, ends), strict=True))
+    loss = float(np.square(values - ends).mean(dtype=np.float64))
+    return {"train/value_loss": loss} | {name: share for name, share in shares.items() if np.isfinite(share)}
+
+
+def explained(values: np.ndarray, ends: np.ndarray) -> tuple[float, float]:
+    """Share of the variance of squares and of centres at the end [n, 2] that values [n, 2] explain; NaN without variance."""
+    left, whole = (ends - values).var(0, dtype=np.float64), ends.var(0, dtype=np.float64)
+    squares, centres = np.divide(whole - left, whole, out=np.full(2, np.nan), where=whole > 0).tolist()
+    return squares, centres
 
 
 def _token_metrics(seen: Gauges) -> dict[str, float]:

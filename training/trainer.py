@@ -97,7 +97,7 @@ class Trainer:
         self._policy = policy
         self._settings = training
         self._storage = storage
-        self._index = Index(paths, blend=storage.blend, discount=storage.discount)
+        self._index = Index(paths, blend=storage.blend, discount=storage.discount, ends=training.value_weight > 0)
         self._updater = Updater(policy, training, peers)
         self._settings_hash = settings_hash(training)
         self.step_done = 0

@@ -7,7 +7,7 @@ micro-batches. If loss or gradient is not finite, the optimiser step is skipped 
 import random
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -37,7 +37,7 @@ from training.parallel import Peers, UpdateWork, lead
 from training.policy import Policy
 from training.reference_kl import KlState, kl_weight, update_kl_state
 from training.settings import TrainingSettings
-from training.step_metrics import Gauges, Update
+from training.step_metrics import NOTHING_FORETOLD, Gauges, Update
 from training.token_budget import TokenBudget
 from training.trie_plan import PackedMicroBatch
 
@@ -61,6 +61,8 @@ class Accumulated:
     """Weight of the KL divergence."""
     distil: float = 0.0
     """The part of the loss that lessons have; 0 without lessons."""
+    foretold: np.ndarray = field(default_factory=lambda: NOTHING_FORETOLD)
+    """float32 [decisions, 2, 2]: what the value head foretold, and the ends that came; [0, 2, 2] without a head."""
     plan_s: float
     """Seconds of planning the micro-batches."""
     forward_s: float
@@ -78,6 +80,7 @@ class Accumulated:
             unique_tokens=sum(part.unique_tokens for part in parts),
             kl_weight=parts[0].kl_weight,
             distil=sum(part.distil for part in parts),
+            foretold=np.concatenate([part.foretold for part in parts]),
             plan_s=max(part.plan_s for part in parts),
             forward_s=max(part.forward_s for part in parts),
             backward_s=max(part.backward_s for part in parts),
@@ -110,7 +113,9 @@ class Updater:
         self.budget = TokenBudget(settings, policy.device)
         policy_loss(settings.loss)  # fails now, not in the first step, if the package of the loss is missing
         self._settings = settings
-        self.optimiser = torch.optim.AdamW(policy.parameters(), lr=settings.learning_rate, betas=(0.9, 0.999), weight_decay=0.0)
+        self.optimiser = torch.optim.AdamW(
+            policy.trained_parameters(), lr=settings.learning_rate, betas=(0.9, 0.999), weight_decay=0.0
+        )
         self.skipped_in_a_row = 0
         self.kl = KlState()
         self.entropy: float | None = None
@@ -202,7 +207,7 @@ class Updater:
         )
         if self._peers is None:
             return self.gradient(work, rows, taught)
-        return Accumulated.join(lead(self._peers, work, self.policy.parameters(), self.gradient))
+        return Accumulated.join(lead(self._peers, work, self.policy.trained_parameters(), self.gradient))
 
     def gradient(self, work: UpdateWork, rows: Sequence[int], taught: Sequence[int] = ()) -> Accumulated:
         """Compute the gradient of some or all rows of an update, and of its lessons, into the parameters. Gradients are zeroed
@@ -224,7 +229,7 @@ class Updater:
             began = time.perf_counter()
             parts, drawn, lessons = cut_all()
             plan_s = time.perf_counter() - began
-            losses, gauges, forward_s, backward_s = self._forward_and_backward(parts, work)
+            losses, gauges, foretold, forward_s, backward_s = self._forward_and_backward(parts, work)
             return Accumulated(
                 losses=losses,
                 gauges=gauges,
@@ -232,6 +237,7 @@ class Updater:
                 unique_tokens=drawn.unique_tokens + lessons.unique_tokens,
                 kl_weight=work.objective.kl_weight,
                 distil=sum(losses[len(drawn.micro_batches) :]),
+                foretold=foretold,
                 plan_s=plan_s,
                 forward_s=forward_s,
                 backward_s=backward_s,
@@ -242,9 +248,12 @@ class Updater:
             self.budget.calibrate(one_micro_batch)
         return self.budget.within_memory(all_micro_batches)
 
-    def _forward_and_backward(self, parts: Sequence[_Part], work: UpdateWork) -> tuple[list[float], Gauges, float, float]:
-        """Losses, gauges of rollouts, and seconds of forwards and backwards; gradients are added to those in the parameters."""
-        losses, gauges, forward_s, backward_s = [], [], 0.0, 0.0
+    def _forward_and_backward(
+        self, parts: Sequence[_Part], work: UpdateWork
+    ) -> tuple[list[float], Gauges, np.ndarray, float, float]:
+        """Losses, gauges of rollouts, what was foretold, and seconds of forwards and backwards; gradients are added to those in
+        the parameters."""
+        losses, gauges, foretold, forward_s, backward_s = [], [], [NOTHING_FORETOLD], 0.0, 0.0
         for micro, lessons in parts:
             if len(micro.batch_row) == 0:
                 losses.append(0.0)
@@ -259,12 +268,16 @@ class Updater:
                 drawn = self._drawn(micro, found, work.advantages, work.anchors)
                 loss, seen = work.objective.add(drawn, found, micro.batch_row, micro.in_thought)
                 gauges.append(seen)
+                if found.values is not None and work.batch.ends is not None:
+                    ends = torch.from_numpy(work.batch.ends[micro.value_rows]).to(self.policy.device)
+                    loss = loss + work.objective.foretell(found.values, ends)
+                    foretold.append(torch.stack([found.values.detach(), ends], 1).cpu().numpy())
             forwarded = time.perf_counter()
             loss.backward()
             losses.append(float(loss.detach()))
             forward_s += forwarded - began
             backward_s += time.perf_counter() - forwarded
-        return losses, Gauges.join(gauges), forward_s, backward_s
+        return losses, Gauges.join(gauges), np.concatenate(foretold), forward_s, backward_s
 
     def _objective(self, batch: Batch, rows: Sequence[int], lessons: LessonBatch | None, taught: Sequence[int]) -> Objective:
         """The loss of an update on `rows` and the rows `taught` of the lessons, with its constants."""
@@ -298,10 +311,16 @@ class Updater:
         )
 
     def apply(self, accumulated: Accumulated) -> Update:
-        """Clip the gradient and take the optimiser step, unless loss or gradient is not finite."""
+        """Clip the gradient and take the optimiser step, unless loss or gradient is not finite.
+
+        The value head is clipped apart, so that its gradient does not shorten the adapter's.
+        """
         loss = sum(accumulated.losses)
-        norm = float(torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self._settings.max_gradient_norm))
-        finite = bool(np.isfinite(loss) and np.isfinite(norm))
+        norm, of_head = (
+            float(torch.nn.utils.clip_grad_norm_(parameters, self._settings.max_gradient_norm))
+            for parameters in (self.policy.parameters(), self.policy.head_parameters())
+        )
+        finite = bool(np.isfinite([loss, norm, of_head]).all())
         if finite:
             self.optimiser.step()
         self.skipped_in_a_row = 0 if finite else self.skipped_in_a_row + 1
@@ -314,6 +333,7 @@ class Updater:
             unique_tokens=accumulated.unique_tokens,
             kl_weight=accumulated.kl_weight,
             distil=accumulated.distil / self._settings.distil_weight,
+            foretold=accumulated.foretold,
             plan_s=accumulated.plan_s,
             forward_s=accumulated.forward_s,
             backward_s=accumulated.backward_s,

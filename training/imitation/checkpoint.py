@@ -38,9 +38,11 @@ class CurvePoint:
     loss: float | None
     """Mean loss of the steps since the point before, nats; None before the first step."""
     completion_loss: float
-    """On held-out games, as the other two; see `HeldOutFigures`."""
+    """On held-out games, as the figures after it; see `HeldOutFigures`."""
     order_loss: float
     orders_equal: float
+    squares_explained: float | None = None
+    centres_explained: float | None = None
 
 
 @dataclass(kw_only=True)
