@@ -13,7 +13,7 @@ from storage.gather import Batch
 from telemetry.errors import TrainingError
 from training.policy import Policy
 from training.settings import TrainingSettings
-from training.update import Updater
+from training.update import Updater, share_rows
 
 Step = Callable[[Batch], float]
 """Zeroes the gradient, runs forward and backward over a batch, and returns the loss. It does not step the optimiser."""
@@ -92,9 +92,7 @@ class Arms(Steps):
 
 def update_rows(batch: Batch, settings: TrainingSettings) -> list[list[int]]:
     """The rows of each update of a step, as `Updater.updates` splits them: prefixes are shared within an update only."""
-    shares = settings.updates_per_step
-    rows = [np.flatnonzero(batch.advantage_groups % shares == share).tolist() for share in range(shares)]
-    return [share for share in rows if share]
+    return [rows for rows in share_rows(batch, settings.updates_per_step, "") if rows]
 
 
 def advantages_of(batch: Batch) -> np.ndarray:

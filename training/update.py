@@ -142,7 +142,7 @@ class Updater:
         advantages, moved = advantages_of(batch.returns, batch.advantage_groups, named, self._settings, self.moving)
         shares = self._settings.updates_per_step
         seed = f"updates of step {step} with seed {self._settings.seed}"
-        cut = zip(_shares(batch, shares, seed), _shares(lessons and lessons.batch, shares, seed), strict=True)
+        cut = zip(share_rows(batch, shares, seed), share_rows(lessons and lessons.batch, shares, seed), strict=True)
         cut = [(rows, taught) for rows, taught in cut if rows or taught]
         anchors = self._anchors(batch, [rows for rows, _ in cut[1:] if rows]) if self._settings.importance_cap else None
         divergences, entropies = [], []
@@ -347,11 +347,12 @@ def _finite_mean(parts: Sequence[np.ndarray]) -> float | None:
     return float(values.mean()) if len(values) else None
 
 
-def _shares(batch: Batch | None, shares: int, seed: str) -> Iterator[list[int]]:
-    """Rows of each update: whole advantage groups, or lessons, dealt out evenly at random. Dealt out in turn, decisions of one
-    season would share an update. A share is empty if its rows have no branching token."""
-    groups, place = np.unique(() if batch is None else batch.advantage_groups, return_inverse=True)
+def share_rows(batch: Batch | None, shares: int, seed: str) -> list[list[int]]:
+    """Rows of each update of a step: whole advantage groups, or lessons, dealt out evenly at random. Dealt out in turn, decisions
+    of one season would share an update. A share is empty if its rows have no branching token."""
+    if batch is None:
+        return [[] for _ in range(shares)]
+    groups, place = np.unique(batch.advantage_groups, return_inverse=True)
     number = np.array(random.Random(seed).sample(range(len(groups)), len(groups)), np.int64)[place] % shares
-    for share in range(shares):
-        rows = np.flatnonzero(number == share).tolist()
-        yield rows if batch is not None and branching_tokens(batch, rows) else []
+    found = [np.flatnonzero(number == share).tolist() for share in range(shares)]
+    return [rows if branching_tokens(batch, rows) else [] for rows in found]

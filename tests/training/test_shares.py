@@ -3,7 +3,7 @@
 import pytest
 
 from tests.training.batches import batch_of
-from training.update import _shares
+from training.update import share_rows
 
 FORKS, GROUPS = 2, 24
 
@@ -12,7 +12,7 @@ def dealt(shares: int, seed: str = "a") -> list[list[int]]:
     """The advantage groups of each update."""
     rows = [([1, 2], [3, 4])] * (FORKS * GROUPS)
     batch = batch_of(rows, groups=[row // FORKS for row in range(FORKS * GROUPS)], widest=5)
-    return [[int(batch.advantage_groups[row]) for row in share] for share in _shares(batch, shares, seed)]
+    return [[int(batch.advantage_groups[row]) for row in share] for share in share_rows(batch, shares, seed)]
 
 
 def test_one_update_has_every_row_in_the_batch_s_order():
@@ -34,4 +34,4 @@ def test_no_update_has_the_decisions_of_one_season_alone():
 
 
 def test_without_rows_every_update_is_empty():
-    assert list(_shares(None, 3, "a")) == [[], [], []]
+    assert share_rows(None, 3, "a") == [[], [], []]
