@@ -1,19 +1,20 @@
 """Files of a match in its run: each game as it ends in `scores/matches/<label>.jsonl`, the result in `<label>.json`.
 
 The label identifies the question: players, opponents, start, years and seed, but not the number of games. Asking for more games
-continues the match. After an interruption only games in progress are lost.
+continues the match. After an interruption only games in progress are lost. `scores/ratings.json` rates the players
+of all matches.
 """
 
 import hashlib
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pydantic import TypeAdapter, ValidationError
 
 from evaluation.contestants import Contestant
-from evaluation.match_table import MatchTable
+from evaluation.match_table import MatchTable, rate_players
 from evaluation.matches import GameResult
 from evaluation.settings import MatchSettings
 from search.settings import MOST_PROPOSALS
@@ -35,6 +36,19 @@ class MatchRecord:
     """Wall time of the games played by the process that wrote this; 0 if all games were stored before."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayerRating:
+    """One player over all matches of a run, so that players of different matches can be compared."""
+
+    player: str
+    matches: int
+    rating: float
+    """OpenSkill's mu; a new player has 25."""
+    rating_spread: float
+    """OpenSkill's sigma; a new player has 8.33."""
+
+
+_RATINGS = TypeAdapter(list[PlayerRating])
 _RECORD, _GAME = TypeAdapter(MatchRecord), TypeAdapter(GameResult)
 _NOT_IN_LABEL = {"games", "width", "measure", "at_once", "bootstrap"}
 
@@ -73,10 +87,11 @@ def append_game(paths: RunPaths, label: str, game: GameResult) -> None:
 
 
 def write_match(paths: RunPaths, record: MatchRecord) -> None:
-    """Write the result of a match; replaces an earlier result of the same question."""
+    """Write the result of a match, and the ratings of all players; replaces an earlier result of the same question."""
     folder = paths.scores / "matches"
     make_directory(folder)
     durable_write(folder / f"{record.label}.json", _RECORD.dump_json(record, indent=1))
+    _write_ratings(paths)
 
 
 def read_matches(paths: RunPaths) -> list[MatchRecord]:
@@ -107,3 +122,41 @@ def _current(record: bytes) -> bytes:
     search = {"proposals": draws, "playouts": 4 * draws, "player": ["random"]}
     parts["settings"] |= {"pick": "search", "repetitions": 1, "search": search}
     return json.dumps(parts).encode()
+
+
+def _write_ratings(paths: RunPaths) -> None:
+    """Rate the players of all matches, in the order in which these were finished, and replace the file.
+
+    Raises:
+        DataError: a match is damaged.
+    """
+    matches = [record for record in read_matches(paths) if len(set(record.settings.players)) > 1]
+    players = list(dict.fromkeys(player for record in matches for player in record.settings.players))
+    games = [
+        replace(game, pair=f"{record.label}/{game.pair}")
+        for record in matches
+        for game in read_games(paths, record.label).values()
+    ]
+    found = [
+        PlayerRating(
+            player=player,
+            matches=sum(player in record.settings.players for record in matches),
+            rating=rating,
+            rating_spread=spread,
+        )
+        for player, (rating, spread) in rate_players(games, players).items()
+    ]
+    durable_write(paths.scores / "ratings.json", _RATINGS.dump_json(sorted(found, key=lambda each: -each.rating), indent=1))
+
+
+def read_ratings(paths: RunPaths) -> list[PlayerRating]:
+    """The ratings, best first; none if no match was played.
+
+    Raises:
+        DataError: the file is damaged.
+    """
+    file = paths.scores / "ratings.json"
+    try:
+        return _RATINGS.validate_json(file.read_bytes()) if file.is_file() else []
+    except ValidationError as error:
+        raise DataError(f"{file} is damaged: remove it, and the next match writes it anew") from error

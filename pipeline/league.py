@@ -15,15 +15,14 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
 from inference.settings import InferenceSettings
 from records.policy_version import BASE_VERSION
 from rollouts.opponents import LEAGUE, POLICY, read_opponents, seat_version, table_text
 from rollouts.settings import RolloutSettings
 from storage.adapters import published_versions
 from storage.files import FILES
-from storage.runs import RunPaths, check_name
+from storage.league_files import LeagueMember, LeagueStep, publish_league, read_league
+from storage.runs import RunPaths
 from storage.shards import LOCAL_PRODUCER, SHARD_NAME, open_plies, open_shard
 from telemetry.errors import DataError, InputError
 from telemetry.progress import reporter
@@ -35,33 +34,6 @@ RECENT_STEPS = 20
 
 Tally = Mapping[int, tuple[float, int]]
 """Version -> (wins of the policy against it, forks)."""
-
-
-class LeagueMember(BaseModel):
-    """One member in one step."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    version: int
-    games: int
-    """Forks against it that were counted."""
-    wins: float
-    """Forks among them that the policy won; a tie is half a win."""
-    win_share: float
-    """(wins + 1) / (games + 2)."""
-    weight: float
-    """(1 - win_share)^2, divided by the sum over members."""
-
-
-class LeagueStep(BaseModel):
-    """The league against which one producer's start groups of one step play."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    step: int
-    served: int
-    """Newest version that was served when this was written."""
-    members: tuple[LeagueMember, ...]
 
 
 class League:
@@ -102,13 +74,13 @@ class League:
         Raises:
             DataError: the file is damaged.
         """
-        file = self._paths.league / check_name(producer, "The producer") / f"{step:06d}.json"
-        if not FILES.exists(file):
+        found = read_league(self._paths, producer, step)
+        if found is None:
             before = step if producer == LOCAL_PRODUCER else served + 1
             members = league_members(published_versions(self._paths), self._every, served)
             made = LeagueStep(step=step, served=served, members=weigh(members, self._tally(before)))
-            FILES.publish(file, lambda path: path.write_text(made.model_dump_json(indent=1)))
-        return read_league_step(file)
+            found = publish_league(self._paths, producer, made)
+        return found
 
     def _tally(self, before: int) -> Tally:
         """Wins and forks by version, of the local start groups of the `RECENT_STEPS` steps before step `before`."""
@@ -196,28 +168,6 @@ def tally_fork(power: str, opponents: str, centres: Mapping[str, int]) -> Tally:
 def centres_of(position: str) -> dict[str, int]:
     """Supply centres of each power in a stored position."""
     return {power["name"]: len(power["centers"]) for power in json.loads(position)["powers"]}
-
-
-def read_league_step(file: Path) -> LeagueStep:
-    """The league in a file.
-
-    Raises:
-        DataError: it is damaged.
-    """
-    try:
-        return LeagueStep.model_validate_json(file.read_bytes())
-    except ValidationError as error:
-        raise DataError(f"{file} is damaged: restore it, or remove it, and the step draws other opponents") from error
-
-
-def newest_league(paths: RunPaths) -> LeagueStep | None:
-    """The newest league of the training flow; None if the run has none.
-
-    Raises:
-        DataError: its file is damaged.
-    """
-    names = sorted(name for name in FILES.names(paths.league / LOCAL_PRODUCER) if name.endswith(".json"))
-    return read_league_step(paths.league / LOCAL_PRODUCER / names[-1]) if names else None
 
 
 def slots_for(rollouts: RolloutSettings, max_policy_lag: int) -> int:

@@ -31,14 +31,15 @@ from workers.make_engine import make_engine, serving
 class PastVersions:
     """The versions that an engine serves for opponents. All methods run on the engines' event loop."""
 
-    def __init__(self, paths: RunPaths, engine: Engine, tokens: Tokens, *, beside: bool) -> None:
+    def __init__(self, paths: RunPaths, engine: Engine, tokens: Tokens, *, beside: bool, always: Collection[int]) -> None:
         """
         Args:
             engine: serves the opponents.
             beside: it also serves the run's own versions.
+            always: versions that may play at any time.
         """
         self.engine = engine
-        self._paths, self._tokens, self._beside = paths, tokens, beside
+        self._paths, self._tokens, self._beside, self._always = paths, tokens, beside, frozenset(always)
         self._playing: Counter[int] = Counter()
         """Version -> number of blocks of `served` that use it."""
         self._last: frozenset[int] = frozenset()
@@ -53,7 +54,7 @@ class PastVersions:
     @property
     def kept(self) -> frozenset[int]:
         """Versions that the engine must not retire."""
-        return self._last | {version for version, blocks in self._playing.items() if blocks} | {BASE_VERSION}
+        return self._always | self._last | {version for version, blocks in self._playing.items() if blocks}
 
     async def publish(self, engine: Engine, policy: PolicyVersion) -> None:
         """Serve `policy` on `engine` as the newest version of the run."""
@@ -73,9 +74,9 @@ class PastVersions:
         if engine is not self.engine:
             await engine.retire(oldest)
             return
-        kept = {*self.kept, self._newest.version}
+        kept = self.kept
         await engine.retire(oldest, kept)
-        self._loaded = {version for version in self._loaded if version >= oldest or version in kept}
+        self._loaded = {version for version in self._loaded if version >= oldest or version in kept} | {self._newest.version}
 
     @asynccontextmanager
     async def served(self, versions: Collection[int]) -> AsyncIterator[Mapping[str, PolicyDecider]]:

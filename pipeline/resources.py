@@ -69,7 +69,8 @@ class RolloutResources:
     def __post_init__(self) -> None:
         self.league = League(self.paths, self.rollouts.league_every, self.rollouts.start_groups)
         engine = self.opponent_engine or self.engine
-        self.past = PastVersions(self.paths, engine, self.tokens, beside=engine is self.engine)
+        beside, always = engine is self.engine, self.rollouts.lasting_versions
+        self.past = PastVersions(self.paths, engine, self.tokens, beside=beside, always=always)
 
 
 @dataclass(kw_only=True)

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from game.settings import BoardPath
+from records.policy_version import BASE_VERSION
 from rollouts.opponents import LEAGUE, OpponentTable, read_table, version_of
 from telemetry.setting_marks import STAYS
 
@@ -59,6 +60,11 @@ class RolloutSettings(BaseModel):
     def opponent_versions(self) -> frozenset[int]:
         """Published versions that a lot may fall on, the league's left out."""
         return frozenset(version for name, _ in self.opponent_table if (version := version_of(name)) is not None)
+
+    @property
+    def lasting_versions(self) -> frozenset[int]:
+        """Published versions that may play opponents at any time: those named, and the league's first member."""
+        return self.opponent_versions | ({BASE_VERSION} if self.has_league else set())
 
     @property
     def has_league(self) -> bool:
