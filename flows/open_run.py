@@ -29,7 +29,8 @@ from inference.host import EngineHost
 from inference.memory_plan import trainer_share
 from inference.start_engine import start_engine
 from pipeline.cancel_on_sigterm import cancelled_by_sigterm
-from pipeline.frozen_opponent import NO_FROZEN_OPPONENT, open_frozen
+from pipeline.league import check_opponent_versions
+from pipeline.past_versions import open_opponent_engine
 from pipeline.plans.find_model import check_room
 from pipeline.resources import PRODUCER, Resources
 from pipeline.rollout_side import SideSettings
@@ -88,6 +89,7 @@ def check_inputs(settings: RunSettings, *, resume: bool = False, fork_lineage: s
     check_objective(settings)
     if not resume:
         check_prompts(settings)
+    check_opponent_versions(settings.paths, settings.rollouts, settings.inference)
     with_hooks(settings.alerts, settings.runs_root)
     if resume or settings.run:
         _check_what_is_there(settings, resume=resume, fork_lineage=fork_lineage)
@@ -227,9 +229,9 @@ async def open_run(
         _check_resume_point(settings, resume_point)
         durable_write(paths.settings, settings.model_dump_json(indent=1).encode())
         durable_write(paths.environment, json.dumps(environment(), indent=1).encode())
-        provenance, frozen = _provenance(settings, model), NO_FROZEN_OPPONENT
+        provenance, opponent_engine = _provenance(settings, model), None
         if not simulated:
-            frozen = await open_frozen(stack, paths, model, host, engine, tokens, settings.rollouts, settings.inference)
+            opponent_engine = await open_opponent_engine(stack, paths, model, host, settings.rollouts, settings.inference)
         control = _control(settings, provenance["base_model"])
         stack.callback(_stop_producers, control)
         await asyncio.to_thread(control.serve, resume_point.last.published)
@@ -246,7 +248,7 @@ async def open_run(
             engine=engine,
             scorer=scorer,
             tokens=tokens,
-            frozen=frozen,
+            opponent_engine=opponent_engine,
             trainer=trainer,
             resume_point=resume_point,
             provenance=provenance,

@@ -6,7 +6,7 @@ start groups are played again.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from decoding.thinking import Thinking
 from game.snapshot import Snapshot
-from inference.engine import Engine, EngineWithPrefixes
+from inference.engine import EngineWithPrefixes
 from pipeline.resources import PROBE, PRODUCER, Resources, RolloutResources
 from rollouts.roll_out import RolledOut, plan_start_groups, roll_out
 from rollouts.settings import RolloutSettings
@@ -167,19 +167,21 @@ async def play_groups(
         after: publish only once this ledger exists.
     """
     done: list[int] = []
-    settings = rollouts or resources.rollouts
+    settings = await asyncio.to_thread(
+        resources.league.settings_for, rollouts or resources.rollouts, producer, first_group, resources.past.run_version
+    )
 
     def on_group(number: int) -> None:
         done.append(number)
         reporter().stage(stage, len(done), len(positions))
 
     groups = plan_start_groups(positions, first_group, settings)
-    named = {"producer": producer, "seed": resources.seed, "on_group": on_group, "frozen": resources.frozen.deciders}
+    named = {"producer": producer, "seed": resources.seed, "on_group": on_group}
     if resources.games is None:
         rolling = partial(roll_out, groups, resources.engine, resources.tokens, settings, **named)
     else:
         rolling = partial(resources.games.roll_out, groups, resources.engine, settings, **named)
-    played = await resources.host.run(_after_forgetting(resources.engine, rolling))
+    played = await resources.host.run(_roll_out(resources, rolling, settings.opponent_versions))
     await wait_for_ledger(after)
     await publish_when_there_is_room(
         partial(
@@ -196,12 +198,16 @@ async def play_groups(
     )
 
 
-async def _after_forgetting(engine: Engine, rolling: Callable[[], Awaitable[RolledOut]]) -> RolledOut:
-    """Play with an empty prefix cache. Otherwise the last bits of log-probabilities would depend on what the engine drew before,
-    and so on where a run was resumed."""
-    if isinstance(engine, EngineWithPrefixes):
-        await engine.forget_prefixes()
-    return await rolling()
+async def _roll_out(
+    resources: RolloutResources, rolling: Callable[..., Awaitable[RolledOut]], opponents: Collection[int]
+) -> RolledOut:
+    """Play against these past versions, with empty prefix caches. Otherwise the last bits of log-probabilities would depend on
+    what the engines drew before, and so on where a run was resumed."""
+    async with resources.past.served(opponents) as deciders:
+        for engine in {resources.engine, resources.past.engine}:
+            if isinstance(engine, EngineWithPrefixes):
+                await engine.forget_prefixes()
+        return await rolling(deciders=deciders)
 
 
 async def wait_for_ledger(ledger: Path | None) -> None:

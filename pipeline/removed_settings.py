@@ -1,5 +1,5 @@
-"""Settings of other versions: those that are constants now, each beside the code that uses it, those that were added, and presets
-that were renamed.
+"""Settings of other versions: those that are constants now, each beside the code that uses it, those that were added or are
+written otherwise now, and presets that were renamed.
 
 A file, a deployment or a stored run may still contain a removed one with the constant's value. Any other value is refused.
 Exception: a stored run opens with a message if its rows and weights do not depend on that setting. A stored run that lacks an
@@ -9,6 +9,7 @@ added setting behaves as it did before.
 from collections.abc import Mapping
 from typing import Any
 
+from rollouts.opponents import read_table, table_text
 from telemetry.progress import reporter
 
 REMOVED: Mapping[str, Any] = {
@@ -62,7 +63,7 @@ def without_removed(tree: Any, *, stored: str = "") -> Any:
         stored: name of the run, if the settings are those of a stored run; it then gets the added settings too.
 
     Raises:
-        ValueError: a removed setting has another value than the constant.
+        ValueError: a removed setting has another value than the constant, or a share of a frozen version is no share.
     """
     if not isinstance(tree, Mapping):
         return tree
@@ -78,9 +79,24 @@ def without_removed(tree: Any, *, stored: str = "") -> Any:
         if not stored or name in _ROWS_AND_WEIGHTS:
             raise ValueError(f"{name} is no longer a setting: it is always {constant!r}, not {given!r}; leave it out")
         reporter().say(f"run '{stored}' was started with {name} {given!r}; it is always {constant!r} now")
+    _move_frozen_version(remaining.get("rollouts"))
     for name, before in ADDED.items() if stored else ():
         section, _, last = name.partition(".")
         inner = remaining.setdefault(section, {})
         if isinstance(inner, dict):
             inner.setdefault(last, before)
     return remaining
+
+
+def _move_frozen_version(rollouts: Any) -> None:
+    """Write `frozen_share` and `frozen_version`, which are no longer settings, as weights of `opponents`; changes `rollouts`."""
+    if not isinstance(rollouts, dict) or not {"frozen_share", "frozen_version"} & set(rollouts):
+        return
+    share, version = float(rollouts.pop("frozen_share", 0.0)), int(rollouts.pop("frozen_version", 0))
+    table = read_table(rollouts.get("opponents", "random"))
+    if not 0 <= share <= 1:
+        raise ValueError(f"rollouts.frozen_share {share:g} is no longer a setting: write rollouts.opponents 'mover,v0'")
+    if share:
+        total = sum(weight for _, weight in table)
+        others = [(name, weight / total * (1 - share)) for name, weight in table if share < 1]
+        rollouts["opponents"] = table_text([*others, (f"v{version}", share)] if others else [(f"v{version}", 1.0)])

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from inference.engine import Engine
 from inference.host import EngineHost
-from pipeline.frozen_opponent import NO_FROZEN_OPPONENT, FrozenOpponent
+from pipeline.league import League
+from pipeline.past_versions import PastVersions
 from records.policy_version import PolicyVersion
 from rollouts.fork import Tokens
 from rollouts.game_pool import GamePool
@@ -21,12 +22,13 @@ from state_cache.store import StateCache
 from storage.control import ControlDesk
 from storage.learnable_process import PastSpreadsProcess
 from storage.runs import RunPaths
+from storage.shards import LOCAL_PRODUCER
 from telemetry.devices import GpuSampler
 from telemetry.timing import Spans
 from training.messages import ResumePoint
 from training.process import TrainerProcess
 
-PRODUCER = "local"
+PRODUCER = LOCAL_PRODUCER
 """Producer name of the training flow's own rollouts."""
 PROBE = "probe"
 """Producer name of the rollouts on which engine and trainer are compared when a run is resumed."""
@@ -54,11 +56,21 @@ class RolloutResources:
     """The staleness budget, versions."""
     full_disk_wait_s: float = 0.0
     """Seconds for which finished rollouts wait for space on a full disk."""
-    frozen: FrozenOpponent = NO_FROZEN_OPPONENT
-    """The frozen version that plays the opponents in some start groups."""
+    opponent_engine: Engine | None = None
+    """Draws the decisions of past versions that play opponents; None: `engine` does."""
     games: GamePool | None = None
     """The game processes; None: games are played on the engine's event loop."""
     spans: Spans = field(default_factory=Spans)
+    league: League = field(init=False)
+    """Chooses the past versions that play opponents."""
+    past: PastVersions = field(init=False)
+    """Serves them."""
+
+    def __post_init__(self) -> None:
+        self.league = League(self.paths, self.rollouts.league_every, self.rollouts.start_groups)
+        engine = self.opponent_engine or self.engine
+        beside, always = engine is self.engine, self.rollouts.lasting_versions
+        self.past = PastVersions(self.paths, engine, self.tokens, beside=beside, always=always)
 
 
 @dataclass(kw_only=True)
@@ -82,7 +94,7 @@ class Resources(RolloutResources):
         """
         with self.spans.span("publish"):
             for engine in (self.engine,) if self.scorer is self.engine else (self.engine, self.scorer):
-                await self.host.run(engine.publish(policy))
-                await self.host.run(engine.retire(policy.version - self.max_policy_lag, self.frozen.kept))
+                await self.host.run(self.past.publish(engine, policy))
+                await self.host.run(self.past.retire(engine, policy.version - self.max_policy_lag))
             if self.control is not None:
                 await asyncio.to_thread(self.control.serve, policy)

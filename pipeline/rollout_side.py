@@ -22,8 +22,8 @@ from game.snapshot import Snapshot
 from inference.host import EngineHost
 from inference.settings import InferenceSettings
 from inference.start_engine import start_engine
-from pipeline.frozen_opponent import open_frozen
 from pipeline.game_processes import game_processes
+from pipeline.past_versions import open_opponent_engine
 from pipeline.removed_settings import without_removed
 from pipeline.resources import PRODUCER, RolloutResources
 from rollouts.fork import Tokens
@@ -148,7 +148,7 @@ class RolloutSide:
             stack.push_async_callback(lambda: host.run(engine.close()))
             await start_engine(host, engine, inference)
             tokens = Tokens(Codec(model), settings.prompts)
-            frozen = await open_frozen(stack, paths, model, host, engine, tokens, settings.rollouts, inference)
+            opponent_engine = await open_opponent_engine(stack, paths, model, host, settings.rollouts, inference)
             resources = RolloutResources(
                 paths=paths,
                 model=model,
@@ -158,7 +158,7 @@ class RolloutSide:
                 host=host,
                 engine=engine,
                 tokens=tokens,
-                frozen=frozen,
+                opponent_engine=opponent_engine,
                 provenance={"run": settings.run, "base_model": found, "settings": settings.plays, "side": worker},
                 past_spreads=spreads,
                 max_policy_lag=settings.storage.max_policy_lag,
@@ -207,9 +207,9 @@ class RolloutSide:
                         raise DataError(
                             f"{policy.adapter} is not the adapter named in {paths.control}: wait for the next version"
                         )
-                    await self.resources.engine.publish(policy)
+                    await self.resources.past.publish(self.resources.engine, policy)
                     self._version = control.version
-                await self.resources.engine.retire(control.oldest, self.resources.frozen.kept)
+                await self.resources.past.retire(self.resources.engine, control.oldest)
                 self._followed = control.counter
             self.control, self.trouble = control, ""
             return control

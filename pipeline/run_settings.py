@@ -16,6 +16,7 @@ from game.players import check_player
 from game.prompt_settings import PromptSettings
 from inference.settings import InferenceSettings
 from pipeline.check_pipeline import check_pipeline
+from pipeline.league import slots_for
 from pipeline.removed_settings import preset_name, without_removed
 from pipeline.setting_names import setting_names, similar_names
 from pipeline.settings_file import read_settings_file
@@ -389,8 +390,9 @@ def _check_simulated(settings: RunSettings) -> None:
 
 
 def _check_slots(settings: RunSettings) -> None:
-    frozen = bool(settings.rollouts.frozen_share and settings.rollouts.frozen_version)
-    inference, needed = settings.inference, settings.storage.max_policy_lag + 2 + frozen
+    inference, lag = settings.inference, settings.storage.max_policy_lag
+    opponents = slots_for(settings.rollouts, lag)
+    needed = lag + 2 + opponents
     if inference.adapters == "merge_reload":
         return
     if settings.training.lora_rank > inference.adapter_rank:
@@ -401,7 +403,8 @@ def _check_slots(settings: RunSettings) -> None:
     if inference.adapter_slots < needed:
         raise InputError(
             f"inference.adapter_slots {inference.adapter_slots} cannot hold the versions that storage.max_policy_lag "
-            f"{settings.storage.max_policy_lag} keeps in play: set adapter_slots to at least {needed}"
+            f"{lag} keeps in play{f' and {opponents} past versions as opponents' if opponents else ''}: set adapter_slots to at "
+            f"least {needed}"
         )
 
 

@@ -51,7 +51,7 @@ class Decision:
     seed: Int64
     """Seed of this decision's random draws."""
     opponents: Text
-    """What plays the other powers, e.g. random, mover or policy."""
+    """What plays the other powers: random, policy:12 (a past version) or policy; by seat AUSTRIA=random,ENGLAND=policy:12,..."""
     policy_version: Int32
     """Trainer steps of the adapter that drew all tokens of the completion; 0: the base model."""
     worker: Text

@@ -67,6 +67,8 @@ def html_of(facts: RunFacts, presets: Mapping[str, Mapping[str, Any]], runs_root
             "returns": plots.returns(facts),
             "scores": strength_plots.scores(named_scores(facts.scores)),
             "ladder": strength_plots.ladder(facts.track),
+            "rated": strength_plots.rated(facts.ratings),
+            "league": strength_plots.league(facts.league),
             "lags": pipeline_plots.lags(facts),
             "lags_by_step": pipeline_plots.lags_by_step(facts),
             "times": pipeline_plots.times(facts),

@@ -18,11 +18,12 @@ import duckdb
 import numpy as np
 
 from evaluation.intervals import estimate
-from evaluation.match_files import MatchRecord, read_matches
+from evaluation.match_files import MatchRecord, PlayerRating, read_matches, read_ratings
 from evaluation.score_files import ScoreRecord, read_scores
 from evaluation.track import TrackPoint, read_track
 from storage.asking import connect
 from storage.control import ProducerStatus, read_producers
+from storage.league_files import LeagueStep, newest_league
 from storage.lineages import last_step
 from storage.runs import RunPaths
 from telemetry.errors import DataError, InputError
@@ -85,6 +86,10 @@ class RunFacts:
     """Strength by policy version."""
     matches: list[MatchRecord] = field(default_factory=list)
     """Matches of versions and scripted players, in the order in which they ended."""
+    ratings: list[PlayerRating] = field(default_factory=list)
+    """Players of all matches, best first."""
+    league: LeagueStep | None = None
+    """The past versions that the newest step met; None without a league."""
     alerts: list[str] = field(default_factory=list)
     """Sentences of the alerts so far."""
     producers: list[ProducerStatus] = field(default_factory=list)
@@ -137,6 +142,8 @@ def read_run(paths: RunPaths) -> RunFacts:
         troubles=troubles,
         track=_whole(lambda: read_track(paths), "The track of strength", troubles),
         matches=_whole(lambda: read_matches(paths.matches), "Matches", troubles),
+        ratings=_whole(lambda: read_ratings(paths.matches), "Ratings", troubles),
+        league=next(iter(_whole(lambda: [newest_league(paths)], "The league", troubles)), None),
         alerts=_alerts(paths.alerts),
         producers=producers,
     )

@@ -6,13 +6,14 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from evaluation.intervals import Estimate
-from evaluation.match_files import MatchRecord
+from evaluation.intervals import Z95, Estimate
+from evaluation.match_files import MatchRecord, PlayerRating
 from evaluation.match_table import MEASURES, PAR
 from evaluation.score_files import ScoreRecord
 from evaluation.track import TrackPoint
 from reports.ablation import Ablation
 from reports.drawing import BLUE, GREEN, GREY, INK, ORANGE, legend_above, new_plot, share_axis, to_svg
+from storage.league_files import LeagueStep
 
 
 def scores(records: Sequence[tuple[str, ScoreRecord]]) -> str | None:
@@ -52,6 +53,38 @@ def match(record: MatchRecord, number: int = 0) -> str | None:
     par = PAR if is_share and measure in ("sos", "win") else None
     shown = "{:.1%}" if is_share else "{:.2f}"
     return _dots(found, f"match-{number}", meaning, f"{record.table.games} games: {summary}.", shown, par)
+
+
+def rated(ratings: Sequence[PlayerRating]) -> str | None:
+    """The players of all matches of a run by rating, best first; None if fewer than two were rated."""
+    if len(ratings) < 2:
+        return None
+    figure, (axes,) = new_plot(high=0.9 + 0.38 * len(ratings))
+    for place, each in enumerate(ratings):
+        colour = BLUE if _is_version(each.player) else GREY
+        axes.barh(place, each.rating, height=0.6, color=colour, xerr=Z95 * each.rating_spread, ecolor=INK)
+    _name_bars(axes, [each.player for each in ratings])
+    axes.set_xlabel("rating, with 95 % interval of the rating model")
+    summary = "; ".join(f"{each.player} {each.rating:.1f}" for each in ratings)
+    return to_svg(figure, "rated", f"Ratings over all matches: {summary}.")
+
+
+def league(found: LeagueStep | None) -> str | None:
+    """The policy's win share against each member of the newest league; None if the run has none."""
+    if found is None:
+        return None
+    figure, (axes,) = new_plot(high=0.9 + 0.38 * len(found.members))
+    for place, member in enumerate(found.members):
+        axes.barh(place, member.win_share, height=0.6, color=BLUE)
+        text = f"{member.games} forks, weight {member.weight:.2f}"
+        axes.annotate(text, (member.win_share, place), (5, 0), textcoords="offset points", va="center", color=INK)
+    _name_bars(axes, [f"v{member.version}" for member in found.members])
+    axes.axvline(0.5, color=INK, alpha=0.35, linewidth=0.8)
+    axes.set_xlim(0, 1.3)
+    axes.set_xticks([0, 0.25, 0.5, 0.75, 1])
+    axes.set_xlabel("win share of the policy")
+    summary = "; ".join(f"v{member.version} {member.win_share:.2f}" for member in found.members)
+    return to_svg(figure, "league", f"Win shares of the policy against the league of step {found.step}: {summary}.")
 
 
 def ablation(found: Ablation) -> str | None:
@@ -103,6 +136,14 @@ def _dots(
     bounded = any(estimate.interval is not None for _, estimate, _ in rows)
     axes.set_xlabel(f"{label}, {'with 95 % interval' if bounded else 'too few clusters for an interval'}")
     return to_svg(figure, name, alt)
+
+
+def _name_bars(axes: Axes, names: Sequence[str]) -> None:
+    """Write the names of horizontal bars, the first on top."""
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.tick_params(axis="y", length=0)
+    axes.grid(visible=False, axis="y")
 
 
 def _line(axes: Axes, versions: Sequence[int], estimates: Sequence[Estimate], colour: str) -> None:

@@ -1,7 +1,7 @@
 """Deciders choose the orders of one power. This module also draws one decision from a policy version.
 
-`draw` does all steps from a board to orders: prompt, legal table, generation request, orders. The trained policy, frozen
-opponents and evaluated versions all use it. It stores nothing.
+`draw` does all steps from a board to orders: prompt, legal table, generation request, orders. The trained policy, past
+versions as opponents and evaluated versions all use it. It stores nothing.
 """
 
 from collections.abc import Sequence

@@ -13,13 +13,11 @@ from game.legal import LegalOrders
 from game.players import player
 from game.scores import SOLO_CENTRES, Standing, compute_standing, horizon_reached
 from rollouts.deciders import CompletionSource, Decider, DecisionRequest, DrawnDecision, Tokens, draw
+from rollouts.opponents import POLICY
 from rollouts.seeds import dice
 from telemetry.errors import DataError, EngineError
 
 __all__ = ["POLICY", "ForkPlan", "PlayedDecision", "PlayedFork", "PlayedPly", "Tokens", "play_fork"]
-
-POLICY = "policy"
-"""Seat of a power that the trained policy plays; its decisions are recorded. Other seats name a decider or a scripted player."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

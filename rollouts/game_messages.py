@@ -37,8 +37,8 @@ class GamesToPlay:
     producer: str
     seed: int
     """The run's seed."""
-    frozen: Mapping[str, int | None]
-    """Seat -> policy version of the frozen opponents."""
+    versions: Mapping[str, int | None]
+    """Seat -> policy version of the opponents that are versions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ class Asked:
 
     job: int
     seat: str
-    """Empty: the policy. Otherwise the seat of a frozen opponent."""
+    """Empty: the policy. Otherwise the seat of another version."""
     request_id: str
     prompt_ids: Sequence[int]
     slot: int

@@ -107,7 +107,7 @@ class GamePool:
         producer: str,
         seed: int,
         on_group: Callable[[int], None] = lambda number: None,
-        frozen: Mapping[str, PolicyDecider] | None = None,
+        deciders: Mapping[str, PolicyDecider] | None = None,
     ) -> RolledOut:
         """Like `rollouts.roll_out.roll_out`, in game processes. Rows have the same order.
 
@@ -115,7 +115,7 @@ class GamePool:
             EngineError: more than `settings.max_failed_share` of the forks failed.
             EngineLostError: a game process died `DEATHS_IN_A_ROW` times.
         """
-        found, frozen = families(groups), frozen or {}
+        found, deciders = families(groups), deciders or {}
         places = sorted(self._places, key=lambda place: place.load)[: len(found)]
         loop = asyncio.get_running_loop()
         jobs = [
@@ -126,9 +126,9 @@ class GamePool:
                     settings=settings.model_copy(update={"max_failed_share": 1.0}),  # the share is that of all jobs
                     producer=producer,
                     seed=seed,
-                    frozen={seat: decider.version for seat, decider in frozen.items()},
+                    versions={seat: decider.version for seat, decider in deciders.items()},
                 ),
-                engines={"": engine, **{seat: decider.engine for seat, decider in frozen.items()}},
+                engines={"": engine, **{seat: decider.engine for seat, decider in deciders.items()}},
                 on_group=on_group,
                 result=loop.create_future(),
             )

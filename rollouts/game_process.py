@@ -132,9 +132,9 @@ class Games:
                 producer=job.producer,
                 seed=job.seed,
                 on_group=lambda group: self._send(GroupEnded(job=number, group=group)),
-                frozen={
+                deciders={
                     seat: PolicyDecider(DistantEngine(self, number, seat), tokens, version)
-                    for seat, version in job.frozen.items()
+                    for seat, version in job.versions.items()
                 },
             )
         except Exception as error:

@@ -19,6 +19,7 @@ from game.snapshot import Snapshot
 from records.rows import Decision, Ply, decision_id
 from rollouts.deciders import CompletionSource, Decider
 from rollouts.fork import POLICY, ForkPlan, PlayedFork, PlayedPly, Tokens, play_fork
+from rollouts.opponents import draw_opponents, opponents_text
 from rollouts.seeds import dice
 from rollouts.settings import RolloutSettings
 from telemetry.errors import EngineError
@@ -61,7 +62,7 @@ async def roll_out(
     producer: str,
     seed: int,
     on_group: Callable[[int], None] | None = None,
-    frozen: Mapping[str, Decider] | None = None,
+    deciders: Mapping[str, Decider] | None = None,
 ) -> RolledOut:
     """Play `settings.forks_per_group` forks of each group to the horizon.
 
@@ -69,7 +70,7 @@ async def roll_out(
         producer: name of the producer of these groups; part of every id and seed.
         seed: the run's seed.
         on_group: called with the number of each start group when all its forks have ended.
-        frozen: the decider named `frozen_name(settings)`; needed if `settings.frozen_share` is above 0.
+        deciders: by name of their seat; needed for each version in `settings.opponents`, which has no 'league' any more.
 
     Raises:
         EngineError: more than `settings.max_failed_share` of the forks failed.
@@ -79,8 +80,7 @@ async def roll_out(
         board = Board.restore(group.snapshot, settings.board_path)
         board.prepare_forks()
         shared = f"{producer}/{seed}/{group.number}"
-        opponents = draw_opponents(shared, settings)
-        seats = {power: POLICY if group.power in (None, power) else opponents for power in POWERS}
+        seats = dict.fromkeys(POWERS, POLICY) | _draw_seats(shared, group, settings)
         forks = await asyncio.gather(
             *(
                 play_fork(
@@ -97,7 +97,7 @@ async def roll_out(
                     board.fork(),
                     engine,
                     tokens,
-                    deciders=frozen,
+                    deciders=deciders,
                 )
                 for fork in range(settings.forks_per_group)
             )
@@ -151,7 +151,8 @@ def _rows(
     assert fork.end is not None
     following: dict[str, Standing] = {}
     rows = []
-    opponents = POLICY if group.power is None else draw_opponents(f"{producer}/{seed}/{group.number}", settings)
+    seats = _draw_seats(f"{producer}/{seed}/{group.number}", group, settings)
+    opponents = opponents_text(seats, by_seat=settings.opponents_by == "seat") if seats else POLICY
     for decision in reversed(fork.decisions):
         after = following.get(decision.power, fork.end)
         following[decision.power] = decision.before
@@ -207,17 +208,10 @@ def _plies(group: StartGroup, number: int, fork: PlayedFork) -> list[Ply]:
     ]
 
 
-def frozen_name(settings: RolloutSettings) -> str:
-    """Name of the frozen version in seats and rows, such as "policy:12"."""
-    return f"{POLICY}:{settings.frozen_version}"
-
-
-def draw_opponents(shared: str, settings: RolloutSettings) -> str:
-    """The player of the other powers in the start group named `shared`: the frozen version or a scripted player, at random."""
-    if settings.frozen_share and dice(shared, "frozen").random() < settings.frozen_share:
-        return frozen_name(settings)
-    names = settings.scripted_opponents
-    return names[0] if len(names) == 1 else dice(shared, "opponents").choice(names)
+def _draw_seats(shared: str, group: StartGroup, settings: RolloutSettings) -> dict[str, str]:
+    """The seats of the opponents in the start group named `shared`; none if the policy plays all powers."""
+    others = [] if group.power is None else [power for power in POWERS if power != group.power]
+    return draw_opponents(shared, settings.opponent_table, others, by_seat=settings.opponents_by == "seat")
 
 
 def families(groups: Sequence[StartGroup]) -> list[list[StartGroup]]:

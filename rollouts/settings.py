@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from game.settings import BoardPath
+from records.policy_version import BASE_VERSION
+from rollouts.opponents import LEAGUE, OpponentTable, read_table, version_of
 
 
 class RolloutSettings(BaseModel):
@@ -33,11 +35,12 @@ class RolloutSettings(BaseModel):
     policy_powers: Literal["one", "all"] = "one"
     """'one': the policy plays one power of each group and opponents play the others; 'all': it plays all seven."""
     opponents: str = "random"
-    """Scripted player of the other powers; of several, such as 'random,mover,territorial', each start group draws one."""
-    frozen_share: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Share of start groups whose opponents are a frozen policy version; merged weights need a second engine for it."""
-    frozen_version: Annotated[int, Field(ge=0)] = 0
-    """The frozen version: 0, the base model, or a published version when a run is continued in another lineage."""
+    """Players of the other powers by lot: names with weights, such as 'dumbbot*3,territorial,v0,league*2'. A name is a scripted
+    player, a published version, or 'league': past versions, more often those that the policy beats less."""
+    opponents_by: Literal["group", "seat"] = "group"
+    """One lot for the six other seats of a start group, or one lot for each seat."""
+    league_every: Annotated[int, Field(ge=1)] = 10
+    """Steps between two versions that join the league; version 0 is its first member."""
     temperature: Annotated[float, Field(gt=0, le=4)] = 1.0
     """Softmax temperature of the draws; at 1 the trained policy is the policy that plays."""
     max_failed_share: Annotated[float, Field(ge=0, le=1)] = 0.25
@@ -61,9 +64,29 @@ class RolloutSettings(BaseModel):
         return self.model_copy(update={"horizon_years": years[-1]}) if years else self
 
     @property
+    def opponent_table(self) -> OpponentTable:
+        """Names with their weights."""
+        return read_table(self.opponents)
+
+    @property
     def scripted_opponents(self) -> tuple[str, ...]:
-        """Names of the scripted players that a start group may draw."""
-        return tuple(name.strip() for name in self.opponents.split(",") if name.strip())
+        """Names of the scripted players that a lot may fall on."""
+        return tuple(name for name, _ in self.opponent_table if name != LEAGUE and version_of(name) is None)
+
+    @property
+    def opponent_versions(self) -> frozenset[int]:
+        """Published versions that a lot may fall on, the league's left out."""
+        return frozenset(version for name, _ in self.opponent_table if (version := version_of(name)) is not None)
+
+    @property
+    def lasting_versions(self) -> frozenset[int]:
+        """Published versions that may play opponents at any time: those named, and the league's first member."""
+        return self.opponent_versions | ({BASE_VERSION} if self.has_league else set())
+
+    @property
+    def has_league(self) -> bool:
+        """Whether past versions of the run play."""
+        return self.policy_powers == "one" and any(name == LEAGUE for name, _ in self.opponent_table)
 
     @property
     def family(self) -> int:
@@ -72,10 +95,7 @@ class RolloutSettings(BaseModel):
 
     @model_validator(mode="after")
     def _check_opponents(self) -> "RolloutSettings":
-        if not self.scripted_opponents:
-            raise ValueError(
-                f"rollouts.opponents {self.opponents!r} has no name: give one scripted player, or several with commas"
-            )
+        read_table(self.opponents)
         return self
 
     @model_validator(mode="after")

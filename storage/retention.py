@@ -36,6 +36,7 @@ DAMAGED_DAYS = 30.0
 _DAY_S = 86_400.0
 _CHECKPOINT = re.compile(r"step_(\d{6,})")
 _ADAPTER = re.compile(r"v(\d{6,})")
+_OPPONENT = re.compile(r"v(\d+)")
 _WANDB_RUN = re.compile(r"(offline-)?run-\d{8}_\d{6}-\w+|artifacts")
 _ASIDES = (  # names from storage/files.py, telemetry/sinks.py, training/ and state_cache/; maker: process id
     re.compile(r"\..+\.(?P<maker>\d+)-[0-9a-f]{8}\.tmp"),
@@ -83,8 +84,8 @@ class RetentionFacts:
     """Versions in the ledgers of steps that a resumed run may repeat: those after the oldest checkpoint that is kept."""
     scored: frozenset[int]
     """Versions with a score."""
-    frozen: frozenset[int] = frozenset()
-    """The version that rollouts play against, if there is one."""
+    opponents: frozenset[int] = frozenset()
+    """Versions that rollouts play against: those that the settings name, and all that may be members of the league."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +113,7 @@ def adapters_to_keep(facts: RetentionFacts, settings: RetentionSettings) -> froz
     kept_checkpoints = checkpoints_to_keep(facts.checkpoints, settings)
     # A resumed run publishes its checkpoint's version again and continues from there, so all versions from the oldest on stay.
     ahead = frozenset(version for version in versions if kept_checkpoints and version >= min(kept_checkpoints))
-    return versions & (newest | milestones | ahead | facts.replayed | facts.scored | facts.frozen)
+    return versions & (newest | milestones | ahead | facts.replayed | facts.scored | facts.opponents)
 
 
 def whole_checkpoints(paths: RunPaths) -> list[int]:
@@ -130,12 +131,13 @@ def retention_facts(paths: RunPaths, settings: RetentionSettings) -> RetentionFa
     kept = checkpoints_to_keep(checkpoints, settings)
     oldest = min(kept, default=0)
     scores = (paths.scores, paths.scores / "track")
+    published = frozenset(published_versions(paths))
     return RetentionFacts(
-        adapters=frozenset(published_versions(paths)),
+        adapters=published,
         checkpoints=checkpoints,
         replayed=frozenset(version for ledger in _ledgers(paths, after=oldest) for version in _versions_in(ledger)),
         scored=frozenset(_scored_version(file) for folder in scores for file in _entries(folder) if file.suffix == ".json"),
-        frozen=_frozen_version(paths),
+        opponents=_opponents(paths, published),
     )
 
 
@@ -279,14 +281,19 @@ def _scored_version(file: Path) -> int:
         raise DataError(f"{file} does not name its policy version, so it is unknown which adapters may be removed") from error
 
 
-def _frozen_version(paths: RunPaths) -> frozenset[int]:
+def _opponents(paths: RunPaths, published: frozenset[int]) -> frozenset[int]:
     try:
         rollouts = json.loads(paths.settings.read_bytes()).get("rollouts", {})
+        names = [part.partition("*")[0].strip() for part in rollouts.get("opponents", "").split(",")]
     except FileNotFoundError:
         return frozenset()
     except (ValueError, AttributeError) as error:
         raise DataError(f"{paths.settings} is damaged, so it is unknown which adapters may be removed") from error
-    return frozenset({int(rollouts["frozen_version"])} if rollouts.get("frozen_share") else ())
+    named = {int(match[1]) for name in names if (match := _OPPONENT.fullmatch(name))}
+    if rollouts.get("frozen_share"):  # settings of an earlier version
+        named.add(int(rollouts["frozen_version"]))
+    every = int(rollouts.get("league_every", 0)) if "league" in names else 0
+    return frozenset(named | {version for version in published if every and version % every == 0})
 
 
 def _kind(path: Path) -> str:

@@ -107,6 +107,10 @@ class RunPaths:
         return self.root / "recovery.json"
 
     @property
+    def league(self) -> Path:
+        return self.root / "league"
+
+    @property
     def scores(self) -> Path:
         return self.root / "scores"
 

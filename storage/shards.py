@@ -22,6 +22,8 @@ from storage.runs import RunPaths, check_name, set_aside
 from storage.schema import DECISION_SCHEMA, PLY_SCHEMA, as_array, check_tokens, row_checksums, to_table
 from telemetry.errors import DataError, InputError
 
+LOCAL_PRODUCER = "local"
+"""Producer name of the training flow's own rollouts."""
 SHARD_NAME = re.compile(r"(\d{6,})\.arrow")
 
 

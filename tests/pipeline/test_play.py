@@ -1,13 +1,15 @@
-"""Rollouts begin with an empty prefix cache, and have the horizon of their step."""
+"""Rollouts begin with empty prefix caches, those of past versions too, and have the horizon of their step."""
 
 import asyncio
+from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from pipeline.play import RolloutReport, _after_forgetting, play_stretch
+from pipeline.play import RolloutReport, _roll_out, play_stretch
 from rollouts.settings import RolloutSettings
 from storage.runs import RunPaths
 from telemetry.timing import Spans
@@ -22,16 +24,23 @@ class Keeping:
     async def forget_prefixes(self) -> None:
         self.calls.append("forget")
 
-    async def play(self) -> str:
-        self.calls.append("play")
+    async def play(self, deciders: Mapping[str, Any]) -> str:
+        self.calls.append(f"play against {sorted(deciders)}")
         return "rows"
 
 
+@asynccontextmanager
+async def served(versions: Collection[int]) -> AsyncIterator[dict[str, Any]]:
+    yield {f"policy:{version}": None for version in versions}
+
+
 def test_prefixes_are_forgotten_before_games_are_played():
-    engine = Keeping()
-    assert asyncio.run(_after_forgetting(engine, engine.play)) == "rows"  # type: ignore[arg-type]
-    assert engine.calls == ["forget", "play"]
-    assert asyncio.run(_after_forgetting(object(), engine.play)) == "rows"  # type: ignore[arg-type]
+    engine, other = Keeping(), Keeping()
+    resources: Any = SimpleNamespace(engine=engine, past=SimpleNamespace(engine=other, served=served))
+    assert asyncio.run(_roll_out(resources, engine.play, [3])) == "rows"  # type: ignore[arg-type]
+    assert engine.calls == ["forget", "play against ['policy:3']"] and other.calls == ["forget"]
+    resources.engine = resources.past.engine = object()
+    assert asyncio.run(_roll_out(resources, engine.play, [])) == "rows"  # type: ignore[arg-type]
 
 
 def test_the_horizon_of_start_groups_follows_from_their_step_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

@@ -110,3 +110,18 @@ def test_what_a_user_gives_must_be_the_value_that_is_fixed(tmp_path: Path):
     with pytest.raises(InputError, match=r"retention.damaged_days is no longer a setting: it is always 30.0, not 3"):
         layered_settings("laptop", [file])
     assert without_removed("no mapping") == "no mapping"
+
+
+@pytest.mark.parametrize(
+    ("before", "opponents"),
+    [
+        ({"frozen_share": 0.0, "frozen_version": 3}, "random,mover"),
+        ({"frozen_share": 0.5, "frozen_version": 3}, "random*0.25,mover*0.25,v3*0.5"),
+        ({"frozen_share": 1.0}, "v0"),
+    ],
+    ids=["never", "half of the start groups", "always the base"],
+)
+def test_a_share_of_a_frozen_version_is_read_as_weights(tmp_path: Path, before: dict[str, Any], opponents: str):
+    names = {f"rollouts.{name}": value for name, value in before.items()}
+    paths = stored(tmp_path, {"rollouts.opponents": "random,mover"} | names)
+    assert settings_of(paths).rollouts.opponents == side_settings(paths).rollouts.opponents == opponents

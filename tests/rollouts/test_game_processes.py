@@ -23,13 +23,13 @@ from records.generation import Generation, GenerationRequest
 from rollouts.deciders import PolicyDecider
 from rollouts.game_messages import TABLE_SLOTS, SentTables, error_fields, error_of
 from rollouts.game_pool import DEATHS_IN_A_ROW, PROCESS_BYTES, STEPS_AT_ONCE, GamePool
-from rollouts.roll_out import RolledOut, StartGroup, frozen_name, plan_start_groups, roll_out
+from rollouts.roll_out import RolledOut, StartGroup, plan_start_groups, roll_out
 from rollouts.settings import RolloutSettings
 from telemetry.errors import EngineError, EngineLostError, VersionGoneError
 from tests.conftest import UniformEngine
 
 SETTINGS = RolloutSettings(start_groups=6, forks_per_group=3, horizon_years=1, policy_powers="all", branch_at=(1,))
-FROZEN = RolloutSettings(start_groups=3, forks_per_group=2, horizon_years=1, frozen_share=1.0, frozen_version=12)
+MIXED = RolloutSettings(start_groups=3, forks_per_group=2, horizon_years=1, opponents="v12,v4*2,hold", opponents_by="seat")
 TIMES = {"engine_ms"}
 """Columns that hold measured time."""
 
@@ -110,15 +110,15 @@ def test_rows_are_those_of_games_in_this_process(apart, here, positions):
     assert content(alone) == [row for row in content(here) if row in content(alone)], "one family is played by one process"
 
 
-def test_a_frozen_version_decides_on_its_own_engine(apart, tokens, positions):
+def test_past_versions_decide_on_their_own_engine(apart, tokens, positions):
     groups = [StartGroup(number=number, snapshot=positions[number], power=POWERS[number]) for number in range(3)]
     policies, others = [UniformEngine(), UniformEngine()], [UniformEngine(), UniformEngine()]
-    frozen = [{frozen_name(FROZEN): PolicyDecider(other, tokens, 12)} for other in others]
-    played = apart(groups, policies[0], FROZEN, frozen=frozen[0])
-    assert content(played) == content(play_here(groups, policies[1], tokens, FROZEN, frozen=frozen[1]))
+    past = [{f"policy:{version}": PolicyDecider(other, tokens, version) for version in (4, 12)} for other in others]
+    played = apart(groups, policies[0], MIXED, deciders=past[0])
+    assert content(played) == content(play_here(groups, policies[1], tokens, MIXED, deciders=past[1]))
     asked = [sorted(request.request_id for request in engine.requests) for engine in (*policies, *others)]
     assert asked[0] == asked[1] and asked[2] == asked[3] and len(asked[2]) > len(asked[0]) > 0
-    assert {request.version for request in others[0].requests} == {12}
+    assert {request.version for request in others[0].requests} == {4, 12}
 
 
 def test_a_killed_process_is_replaced_and_nothing_is_lost_or_drawn_twice(apart, pool, here, positions):

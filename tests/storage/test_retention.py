@@ -45,7 +45,7 @@ def facts_of(adapters: range, **more: set[int]) -> RetentionFacts:
         pytest.param(facts_of(range(1, 10)), {"keep_adapters": 3}, {7, 8, 9}, id="the newest ones"),
         pytest.param(facts_of(range(1, 10)), {"keep_adapter_every": 4}, {4, 8, 9}, id="milestones"),
         pytest.param(facts_of(range(1, 10), scored={0, 2}), {}, {2, 9}, id="what was scored"),
-        pytest.param(facts_of(range(1, 10), frozen={4}), {}, {4, 9}, id="what rollouts play against"),
+        pytest.param(facts_of(range(1, 10), opponents={4}), {}, {4, 9}, id="what rollouts play against"),
         pytest.param(facts_of(range(1, 10), replayed={5, 6}), {}, {5, 6, 9}, id="what drew rows that may be trained again"),
         pytest.param(facts_of(range(1, 10), checkpoints={3, 7}), {}, {7, 8, 9}, id="from the kept checkpoint on"),
         pytest.param(
@@ -108,7 +108,7 @@ def test_what_a_resumed_run_or_a_score_needs_stays_and_the_rest_goes(run: RunPat
     assert len(list((run.ledger / "main").iterdir())) == 6 and (run.shards / "local" / "000000.arrow").exists()
 
 
-def test_a_version_on_the_track_of_strength_or_frozen_as_an_opponent_stays(run: RunPaths):
+def test_a_version_on_the_track_of_strength_or_among_the_opponents_stays(run: RunPaths):
     assert {"adapters/v000001", "adapters/v000003"} <= gone(run)
     (run.scores / "track").mkdir()
     (run.scores / "track" / "v000001.json").write_text(json.dumps({"policy_version": 1}))
@@ -116,6 +116,10 @@ def test_a_version_on_the_track_of_strength_or_frozen_as_an_opponent_stays(run: 
     assert not {"adapters/v000001", "adapters/v000003"} & gone(run)
     run.settings.write_text(json.dumps({"rollouts": {"frozen_share": 0.0, "frozen_version": 3}}))
     assert "adapters/v000003" in gone(run), "nobody plays against it"
+    run.settings.write_text(json.dumps({"rollouts": {"opponents": "random, v3*2"}}))
+    assert "adapters/v000003" not in gone(run)
+    run.settings.write_text(json.dumps({"rollouts": {"opponents": "league*2,hold", "league_every": 3}}))
+    assert "adapters/v000003" not in gone(run), "it may be a member"
 
 
 def test_a_checkpoint_without_its_manifest_is_a_remnant_and_holds_nothing_back(run: RunPaths):

@@ -1,0 +1,78 @@
+"""Files of the league: the past versions that one producer's start groups of a step may meet, `league/local/000012.json`.
+
+A file is published once, before the first of these start groups is played, and never changes. `pipeline/league.py` has the rule.
+"""
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from storage.files import FILES
+from storage.runs import RunPaths, check_name
+from storage.shards import LOCAL_PRODUCER
+from telemetry.errors import DataError
+
+
+class LeagueMember(BaseModel):
+    """One member in one step."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    version: int
+    games: int
+    """Forks against it that were counted."""
+    wins: float
+    """Forks among them that the policy won; a tie is half a win."""
+    win_share: float
+    """(wins + 1) / (games + 2)."""
+    weight: float
+    """(1 - win_share)^2, divided by the sum over members."""
+
+
+class LeagueStep(BaseModel):
+    """The league against which one producer's start groups of one step play."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    step: int
+    served: int
+    """Newest version that was served when this was written."""
+    members: tuple[LeagueMember, ...]
+
+
+def publish_league(paths: RunPaths, producer: str, made: LeagueStep) -> LeagueStep:
+    """Publish the league of a step; returns it, or the one that another process published before."""
+    file = _file(paths, producer, made.step)
+    FILES.publish(file, lambda path: path.write_text(made.model_dump_json(indent=1)))
+    return _read(file)
+
+
+def read_league(paths: RunPaths, producer: str, step: int) -> LeagueStep | None:
+    """The league of a producer's step; None if there is no file.
+
+    Raises:
+        DataError: the file is damaged.
+    """
+    file = _file(paths, producer, step)
+    return _read(file) if FILES.exists(file) else None
+
+
+def newest_league(paths: RunPaths) -> LeagueStep | None:
+    """The league of the training flow's newest step; None if the run has none.
+
+    Raises:
+        DataError: its file is damaged.
+    """
+    steps = [int(Path(name).stem) for name in FILES.names(paths.league / LOCAL_PRODUCER) if Path(name).stem.isdecimal()]
+    return read_league(paths, LOCAL_PRODUCER, max(steps)) if steps else None
+
+
+def _file(paths: RunPaths, producer: str, step: int) -> Path:
+    return paths.league / check_name(producer, "The producer") / f"{step:06d}.json"
+
+
+def _read(file: Path) -> LeagueStep:
+    try:
+        return LeagueStep.model_validate_json(file.read_bytes())
+    except ValidationError as error:
+        raise DataError(f"{file} is damaged: restore it, or remove it, and the step draws other opponents") from error

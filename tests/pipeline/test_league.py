@@ -1,0 +1,203 @@
+"""The league: who its members are, how often they play, and that a start group always meets the same opponents."""
+
+import asyncio
+import json
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.league import League, check_opponent_versions, league_members, slots_for, tally_fork, weigh
+from pipeline.past_versions import PastVersions
+from pipeline.resources import RolloutResources
+from pipeline.run_settings import layered_settings
+from records.policy_version import BASE, PolicyVersion
+from rollouts.settings import RolloutSettings
+from state_cache.settings import CacheSettings
+from state_cache.store import StateCache
+from storage.adapters import ADAPTER_FILES, publish_adapter
+from storage.asking import connect
+from storage.runs import RunPaths
+from tasks.rollouts import roll_out_groups
+from telemetry.errors import DataError, InputError
+
+SETTINGS = RolloutSettings(
+    start_groups=4, forks_per_group=2, horizon_years=1, opponents="hold,league*2", opponents_by="seat", league_every=2
+)
+CENTRES = {"AUSTRIA": 3, "ENGLAND": 4, "FRANCE": 5, "GERMANY": 6, "ITALY": 4, "RUSSIA": 4, "TURKEY": 4}
+
+
+def published(paths: RunPaths, *versions: int) -> RunPaths:
+    """The run's folder with these versions; the engines of these tests do not read them."""
+    for version in versions:
+        source = paths.root / "made"
+        source.mkdir(exist_ok=True)
+        for name in ADAPTER_FILES:
+            (source / name).write_text(f"{name} {version}")
+        publish_adapter(paths, version, source)
+    return paths
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunPaths:
+    return published(RunPaths(tmp_path / "run").create(), *range(1, 10))
+
+
+@pytest.mark.parametrize(
+    ("served", "members"), [(0, [0]), (1, [0]), (2, [0, 2]), (5, [0, 2, 4]), (9, [0, 4, 6, 8])], ids=lambda each: str(each)
+)
+def test_members_are_version_0_and_the_newest_that_the_setting_divides(served: int, members: list[int]):
+    assert league_members(range(1, 10), 2, served) == members
+
+
+def test_a_version_that_was_removed_is_no_member():
+    assert league_members([1, 2, 6], 2, 6) == [0, 2, 6]
+
+
+def test_the_less_the_policy_wins_the_more_a_member_plays():
+    """Win shares 8/10, 1/2 and 2/10 by hand: weights 0.04, 0.25 and 0.64, divided by 0.93."""
+    found = weigh([0, 2, 4], {0: (7.0, 8), 4: (1.0, 8), 6: (3.0, 8)})
+    assert [(member.version, member.games, member.win_share) for member in found] == [(0, 8, 0.8), (2, 0, 0.5), (4, 8, 0.2)]
+    assert [member.weight for member in found] == pytest.approx([0.04 / 0.93, 0.25 / 0.93, 0.64 / 0.93], abs=1e-6)
+
+
+def test_a_fork_is_won_with_more_centres_than_the_mean_of_the_member_s_seats():
+    seats = "AUSTRIA=policy:2,ENGLAND=policy:4,GERMANY=policy:4,ITALY=hold,RUSSIA=policy:6,TURKEY=policy:6"
+    assert tally_fork("FRANCE", seats, CENTRES) == {2: (1.0, 1), 4: (0.5, 1), 6: (1.0, 1)}
+    assert tally_fork("AUSTRIA", "policy:2", CENTRES) == {2: (0.0, 1)}
+    assert tally_fork("FRANCE", "territorial", CENTRES) == {}
+
+
+def resources(run: RunPaths, host: Any, engine: Any, tokens: Any, positions: Any) -> RolloutResources:
+    nothing: Any = None
+    made = RolloutResources(
+        paths=run, model=run.root, seed=5, rollouts=SETTINGS,
+        cache=StateCache(path=run.root, settings=CacheSettings(), train=tuple(positions), held_out=()),
+        host=host, engine=engine, tokens=tokens, provenance={}, past_spreads=nothing, max_policy_lag=2,
+    )  # fmt: skip
+    return made
+
+
+def opponents(run: RunPaths) -> dict[int, str]:
+    with connect(run.root) as asked:
+        return dict(asked.sql("select distinct start_group, opponents from decisions").fetchall())
+
+
+def serve(made: RolloutResources, run: RunPaths, version: int) -> None:
+    policy = PolicyVersion(version=version, adapter=run.adapter(version), adapter_hash=f"{version}")
+    asyncio.run(made.host.run(made.past.publish(made.engine, policy)))
+
+
+def test_a_killed_and_resumed_run_meets_the_same_players(run: RunPaths, tmp_path: Path, host, uniform_engine, tokens, positions):
+    """Killed after half of step 4. Meanwhile version 5 was published; another process plays the other half."""
+    whole = RunPaths(tmp_path / "whole")
+    shutil.copytree(run.root, whole.root)
+    first, other = (
+        resources(run, host, uniform_engine(), tokens, positions),
+        resources(whole, host, uniform_engine(), tokens, positions),
+    )
+    for made, paths in ((first, run), (other, whole)):
+        serve(made, paths, 3)
+    asyncio.run(roll_out_groups.fn(first, 4, 12, 2))  # type: ignore[arg-type]
+    resumed = resources(run, host, uniform_engine(), tokens, positions)
+    serve(resumed, run, 5)
+    asyncio.run(roll_out_groups.fn(resumed, 4, 14, 2))  # type: ignore[arg-type]
+    asyncio.run(roll_out_groups.fn(other, 4, 12, 4))  # type: ignore[arg-type]
+    assert opponents(run) == opponents(whole) and set(opponents(run)) == {12, 13, 14, 15}
+    assert "policy:2" in str(opponents(run)) and "policy:4" not in str(opponents(run))
+    assert [file.name for file in (run.league / "local").iterdir()] == ["000004.json"]
+
+
+def test_win_shares_are_counted_from_the_run_s_own_forks(run: RunPaths, host, uniform_engine, tokens, positions):
+    made = resources(run, host, uniform_engine(), tokens, positions)
+    serve(made, run, 2)
+    asyncio.run(roll_out_groups.fn(made, 3, 8, 4))  # type: ignore[arg-type]
+    found = League(run, 2, 4).at("local", 4, 2)
+    with connect(run.root) as asked:
+        rows = asked.sql("select distinct start_group, fork, opponents from decisions").fetchall()
+    for member in found.members:
+        assert member.games == sum(f"policy:{member.version}" in opponents for _, _, opponents in rows) > 0
+    assert League(run, 2, 4).at("local", 3, 2).members[0].games == 0, "written before its start groups were played"
+
+
+def test_a_member_whose_adapter_was_removed_is_named_in_one_sentence(run: RunPaths):
+    league = League(run, 2, 4)
+    assert league.settings_for(SETTINGS, "local", 12, 4).opponent_versions == {0, 2, 4}
+    shutil.rmtree(run.adapter(2))
+    with pytest.raises(InputError, match="policy version 2 of run 'run' is in its league in step 4, but its adapter was removed"):
+        league.settings_for(SETTINGS, "local", 12, 4)
+
+
+def test_a_damaged_file_is_named(run: RunPaths):
+    League(run, 2, 4).at("local", 1, 0)
+    (run.league / "local" / "000001.json").write_text(json.dumps({"step": 1}))
+    with pytest.raises(DataError, match=r"000001\.json is damaged"):
+        League(run, 2, 4).at("local", 1, 0)
+
+
+def test_versions_that_cannot_play_are_refused_before_anything_starts(run: RunPaths):
+    inference = layered_settings("laptop").inference
+    with pytest.raises(InputError, match=r"rollouts\.opponents names v12, but run 'run' has no such version"):
+        check_opponent_versions(run, RolloutSettings(opponents="v12"), inference)
+    remote = inference.model_copy(update={"urls": ("http://127.0.0.1:1",)})
+    with pytest.raises(InputError, match="needs an engine in this process"):
+        check_opponent_versions(run, SETTINGS, remote)
+    check_opponent_versions(run, RolloutSettings(opponents="v0"), remote)
+
+
+def test_slots_must_hold_the_league_beside_the_run_s_own_versions():
+    assert slots_for(SETTINGS, 2) == 5 and slots_for(RolloutSettings(opponents="v0,v3,v4"), 2) == 2
+    with pytest.raises(InputError, match="5 past versions as opponents: set adapter_slots to at least 9"):
+        layered_settings(
+            "gpu-24", overrides={"rollouts": {"opponents": "league", "league_every": 2}, "inference": {"adapter_slots": 8}}
+        )
+
+
+class Told:
+    """Remembers what it serves."""
+
+    def __init__(self) -> None:
+        self.served, self.newest = {0}, 0
+
+    async def publish(self, policy: PolicyVersion) -> None:
+        self.served.add(policy.version)
+        self.newest = policy.version
+
+    async def retire(self, oldest: int, keep: Collection[int] = ()) -> None:
+        self.served = {version for version in self.served if version >= oldest or version in keep or version == self.newest}
+
+
+def test_a_member_is_loaded_beside_the_newest_version_and_kept_while_it_plays(run: RunPaths):
+    engine: Any = Told()
+    nothing: Any = None
+    past = PastVersions(run, engine, nothing, beside=True, always={0})
+
+    async def play() -> None:
+        for version in (7, 8):
+            await past.publish(engine, PolicyVersion(version=version, adapter=run.adapter(version), adapter_hash="h"))
+        await past.retire(engine, 6)
+        async with past.served([0, 4]) as deciders:
+            assert sorted(deciders) == ["policy:0", "policy:4"] and engine.newest == 8
+            async with past.served([0, 6]):
+                await past.retire(engine, 8)
+                assert engine.served == {0, 4, 6, 8}
+        await past.retire(engine, 8)
+        assert engine.served == {0, 6, 8}, "the newest league is kept between two steps"
+
+    asyncio.run(play())
+    assert past.run_version == 8 and BASE.version == 0
+
+
+def test_a_second_engine_holds_the_members_that_play_and_no_others(run: RunPaths):
+    engine: Any = Told()
+    nothing: Any = None
+    past = PastVersions(run, engine, nothing, beside=False, always={0})
+
+    async def play() -> None:
+        for members in ([0, 2], [0, 2, 4], [0, 4, 6]):
+            async with past.served(members):
+                assert engine.served == set(members)
+
+    asyncio.run(play())
