@@ -22,6 +22,7 @@ from rollouts.settings import RolloutSettings
 from storage.adapters import published_versions
 from storage.files import FILES
 from storage.league_files import LeagueMember, LeagueStep, publish_league, read_league
+from storage.lineages import StepNumbers, step_numbers
 from storage.runs import RunPaths
 from storage.shards import LOCAL_PRODUCER, SHARD_NAME, open_plies, open_shard
 from telemetry.errors import DataError, InputError
@@ -56,7 +57,8 @@ class League:
         """
         if not settings.has_league:
             return settings
-        found = self.at(producer, first_group // self._start_groups + 1, served)
+        numbers = self._numbers if producer == LOCAL_PRODUCER else StepNumbers(per_step=self._start_groups)
+        found = self.at(producer, numbers.step_of(first_group), served)
         there = {BASE_VERSION, *published_versions(self._paths)}
         if gone := [member.version for member in found.members if member.version not in there]:
             raise InputError(
@@ -67,6 +69,10 @@ class League:
         shares = [weight for name, weight in settings.opponent_table if name == LEAGUE]
         table += [(f"v{member.version}", sum(shares) * member.weight) for member in found.members]
         return settings.model_copy(update={"opponents": table_text(table)})
+
+    @property
+    def _numbers(self) -> StepNumbers:
+        return step_numbers(self._paths, self._start_groups)
 
     def at(self, producer: str, step: int, served: int) -> LeagueStep:
         """The league of a producer's step, from its file; the first call for a step writes the file.
@@ -84,7 +90,7 @@ class League:
 
     def _tally(self, before: int) -> Tally:
         """Wins and forks by version, of the local start groups of the `RECENT_STEPS` steps before step `before`."""
-        folder, end = self._paths.shards / LOCAL_PRODUCER, (before - 1) * self._start_groups
+        folder, end = self._paths.shards / LOCAL_PRODUCER, self._numbers.first_of(before)
         first = end - RECENT_STEPS * self._start_groups
         names = [name for name in FILES.names(folder) if (match := SHARD_NAME.fullmatch(name)) and first <= int(match[1]) < end]
         shards = [folder / name for name in sorted(names)]

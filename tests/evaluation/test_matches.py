@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from evaluation.contestants import Contestant, check_searches, needs_run, resolve_contestants
-from evaluation.match_files import MatchRecord, append_game, match_label, read_games, read_matches, write_match
+from evaluation.match_files import MatchRecord, append_game, match_label, read_games, read_matches, read_ratings, write_match
 from evaluation.match_table import games_for_width, match_table, rate_players
 from evaluation.matches import GameResult, plan_match, play_match, rounds_for
 from evaluation.settings import MatchSettings, PlaySettings
@@ -227,6 +227,14 @@ def test_a_match_is_kept_game_by_game_and_read_back(tmp_path: Path):
     record = MatchRecord(label=label, settings=MIXED, players=players, table=match_table(games, MIXED), seconds=1.0)
     write_match(paths.matches, record)
     assert read_matches(paths.matches) == [record]
+    own = rate_players(games[:4], MIXED.players)
+    assert {each.player: (each.rating, each.rating_spread) for each in read_ratings(paths.matches)} == own, "of the games kept"
+    write_match(paths.matches, replace(record, label="again"))
+    for game in games[:4]:
+        append_game(paths.matches, "again", game)
+    write_match(paths.matches, replace(record, label="again"))
+    twice = {each.player: each for each in read_ratings(paths.matches)}
+    assert all(each.matches == 2 and each.rating_spread < own[name][1] for name, each in twice.items())
 
 
 def test_the_label_is_of_the_question_and_not_of_how_much_is_played():

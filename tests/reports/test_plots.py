@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from evaluation.contestants import Contestant
-from evaluation.match_files import MatchRecord
+from evaluation.match_files import MatchRecord, PlayerRating
 from evaluation.match_table import MEASURES, Estimate, MatchTable, PairDifference, PlayerResult
 from evaluation.settings import MatchSettings
 from evaluation.track import TrackPoint
 from reports import pipeline_plots, plots, sentences, strength_plots
 from reports.ablation import Ablation, Improvement, read_ablation
+from storage.league_files import LeagueMember, LeagueStep
 from telemetry.errors import InputError
 from tests.reports.conftest import facts
 
@@ -67,6 +68,17 @@ def match() -> MatchRecord:
     )
     table = MatchTable(games=21, clusters=3, players=players, pairs=pairs, rejected=0)
     return MatchRecord(label="x", settings=settings, players=tuple(Contestant(name=n) for n in shares), table=table, seconds=1.0)
+
+
+def test_ratings_and_the_league_are_drawn_with_a_bar_for_each():
+    ratings = [PlayerRating(player=name, matches=1, rating=mu, rating_spread=2.0) for name, mu in (("v8", 28.0), ("mover", 22.0))]
+    assert strength_plots.rated(ratings[:1]) is None and strength_plots.league(None) is None
+    assert "v8 28.0; mover 22.0" in str(strength_plots.rated(ratings))
+    members = tuple(
+        LeagueMember(version=v, games=9, wins=3.0, win_share=share, weight=0.5) for v, share in ((0, 0.75), (4, 0.25))
+    )
+    drawn = strength_plots.league(LeagueStep(step=6, served=5, members=members))
+    assert "the league of step 6: v0 0.75; v4 0.25" in str(drawn)
 
 
 def test_what_a_run_does_not_have_is_not_drawn():
