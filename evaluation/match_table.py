@@ -6,8 +6,10 @@ A measure belongs to one seat at the end of one game. "Win" is `Standing.win_sha
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
+from pydantic import BeforeValidator
 
 from evaluation.intervals import Estimate, cluster_means, clusters_for_width, clusters_to_show, estimate
 from evaluation.matches import GAMES_PER_ROUND, GameResult
@@ -32,6 +34,10 @@ PAR = 1 / len(POWERS)
 """Share of wins, and of the sum of squares, of each of seven equal players."""
 
 
+_Rating = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
+"""NaN where one player alone was measured; a file has null for it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayerResult:
     """One player over all its seats of a match."""
@@ -40,9 +46,9 @@ class PlayerResult:
     seats: int
     """Number of measured seats."""
     measures: dict[str, Estimate]
-    rating: float
+    rating: _Rating
     """OpenSkill's mu (Plackett-Luce); a new player has 25. NaN if the match has one player."""
-    rating_spread: float
+    rating_spread: _Rating
     """OpenSkill's sigma; a new player has 8.33."""
 
 

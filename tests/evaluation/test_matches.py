@@ -237,6 +237,15 @@ def test_a_match_is_kept_game_by_game_and_read_back(tmp_path: Path):
     assert all(each.matches == 2 and each.rating_spread < own[name][1] for name, each in twice.items())
 
 
+def test_a_match_of_one_player_has_no_rating_and_is_read_back(tmp_path: Path):
+    alone = MatchSettings(players=("random",), opponents="hold", years=1)
+    table = match_table(asyncio.run(play_match(plan_match(alone, 1, ()), alone, {})), alone)
+    record = MatchRecord(label="label", settings=alone, players=(Contestant(name="random"),), table=table, seconds=1.0)
+    write_match(tmp_path, record)
+    (found,) = read_matches(tmp_path)
+    assert np.isnan(found.table.players[0].rating) and found.table.players[0].measures == table.players[0].measures
+
+
 def test_the_label_is_of_the_question_and_not_of_how_much_is_played():
     old, new = (
         Contestant(name="v1", run="a", version=1, adapter_hash="x"),
