@@ -126,7 +126,7 @@ def _play(
             url = f"http://{address}/?key={key}"
             await serve(app, listener, on_ready=lambda: _announce(url, file, browser=browser))
 
-    around = prefect_server() if any(player.is_policy for player in players) else nullcontext()
+    around = prefect_server() if any(player.run for player in players) else nullcontext()  # a run may have to make its tiny model
     with bind("127.0.0.1", port, None) as listener, around:
         asyncio.run(serve_game())
 

@@ -26,7 +26,7 @@ from inference.settings import InferenceSettings
 from inference.start_engine import start_engine
 from pipeline.run_settings import RunSettings, settings_of
 from pipeline.threads import apply_threads, usable_cores
-from records.policy_version import BASE_VERSION
+from records.policy_version import BASE, BASE_VERSION
 from rollouts.deciders import Decider, PolicyDecider, Tokens
 from search.leaves import ValueSource
 from search.playout_processes import PlayoutProcesses
@@ -179,7 +179,7 @@ def _digest(file: Path) -> str:
 def _value_reader(group: _Group, player: Contestant) -> ValueSource:
     from inference.value_reader import ValueReader  # loads torch
 
-    return ValueReader(group.model, player.policy, group.inference)
+    return ValueReader(group.model, BASE if player.model is not None else player.policy, group.inference)
 
 
 def _engines(settings: RunSettings, policies: Sequence[Contestant]) -> list[tuple[list[Contestant], InferenceSettings]]:
