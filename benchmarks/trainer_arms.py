@@ -92,7 +92,7 @@ class Arms(Steps):
 
 def update_rows(batch: Batch, settings: TrainingSettings) -> list[list[int]]:
     """The rows of each update of a step, as `Updater.updates` splits them: prefixes are shared within an update only."""
-    return [rows for rows in share_rows(batch, settings.updates_per_step, "") if rows]
+    return [rows for rows in share_rows(batch, settings.updates_per_step) if rows]
 
 
 def advantages_of(batch: Batch) -> np.ndarray:

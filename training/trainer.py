@@ -260,7 +260,7 @@ class Trainer:
             time.sleep(self._settings.simulated_step_s)
             return iter(())
         set_rate(self._updater.optimiser, rate_at(step, self._settings))
-        return self._updater.updates(batch, powers, taught, step=step)
+        return self._updater.updates(batch, powers, taught)
 
     def _choose_and_gather(self, step: int, start_groups: int) -> tuple[Choice, Batch]:
         """Choose rows and gather them. This is done before the ledger is written, so that a ledger never names a damaged row.

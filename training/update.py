@@ -4,7 +4,6 @@ The loss of an update is divided by constants of the whole update, so it does no
 micro-batches. If loss or gradient is not finite, the optimiser step is skipped and the weights do not change.
 """
 
-import random
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -123,16 +122,13 @@ class Updater:
         self.skipped: list[SkippedUpdate] = []
         self._peers = peers
 
-    def updates(
-        self, batch: Batch, powers: Sequence[str] | None = None, lessons: LessonBatch | None = None, *, step: int = 0
-    ) -> Iterator[Update]:
+    def updates(self, batch: Batch, powers: Sequence[str] | None = None, lessons: LessonBatch | None = None) -> Iterator[Update]:
         """Compute the step's updates one by one, each on its share of the advantage groups and lessons. After the last one, `kl`,
         `entropy` and `moving` are those of the next step.
 
         Args:
             powers: [rows of the batch] the power of each decision; None: all decisions count as one power's.
             lessons: the lessons of the step; None: it has none.
-            step: with the seed, decides which groups and lessons are in which update.
 
         Raises:
             TrainingError: three updates in a row were not finite.
@@ -141,8 +137,7 @@ class Updater:
         named = [""] * len(batch.returns) if powers is None else powers
         advantages, moved = advantages_of(batch.returns, batch.advantage_groups, named, self._settings, self.moving)
         shares = self._settings.updates_per_step
-        seed = f"updates of step {step} with seed {self._settings.seed}"
-        cut = zip(share_rows(batch, shares, seed), share_rows(lessons and lessons.batch, shares, seed), strict=True)
+        cut = zip(share_rows(batch, shares), share_rows(lessons and lessons.batch, shares), strict=True)
         cut = [(rows, taught) for rows, taught in cut if rows or taught]
         anchors = self._anchors(batch, [rows for rows, _ in cut[1:] if rows]) if self._settings.importance_cap else None
         divergences, entropies = [], []
@@ -347,12 +342,10 @@ def _finite_mean(parts: Sequence[np.ndarray]) -> float | None:
     return float(values.mean()) if len(values) else None
 
 
-def share_rows(batch: Batch | None, shares: int, seed: str) -> list[list[int]]:
-    """Rows of each update of a step: whole advantage groups, or lessons, dealt out evenly at random. Dealt out in turn, decisions
-    of one season would share an update. A share is empty if its rows have no branching token."""
+def share_rows(batch: Batch | None, shares: int) -> list[list[int]]:
+    """Rows of each update of a step: whole advantage groups, or lessons, dealt out in turn. A share is empty if its rows have no
+    branching token."""
     if batch is None:
         return [[] for _ in range(shares)]
-    groups, place = np.unique(batch.advantage_groups, return_inverse=True)
-    number = np.array(random.Random(seed).sample(range(len(groups)), len(groups)), np.int64)[place] % shares
-    found = [np.flatnonzero(number == share).tolist() for share in range(shares)]
+    found = [np.flatnonzero(batch.advantage_groups % shares == share).tolist() for share in range(shares)]
     return [rows if branching_tokens(batch, rows) else [] for rows in found]

@@ -132,7 +132,10 @@ REFUSED = [
     (["evaluate", "--run", "taken", "--opponents", "nobody"], "no scripted player 'nobody'"),
     (["evaluate", "--run", "taken", "--positions", "9999"], "evaluation.positions 9999 exceeds cache.held_out_snapshots"),
     (["evaluate", "--run", "taken", "--search.proposals", "0"], "a search needs order sets to choose from"),
-    (["evaluate", "--run", "taken", "--pick", "search", "--search.value", "wins"], "'centres' or 'squares', got 'wins'"),
+    (
+        ["evaluate", "--run", "taken", "--pick", "search", "--search.value", "wins"],
+        "'centres', 'squares', 'head_centres' or 'head_squares', got 'wins'",
+    ),
     (["evaluate", "--run", "taken", "--pick", "search", "--search.player", "nobody"], "no scripted player 'nobody'"),
     (["evaluate", "--run", "taken", "--players", "nobody+search"], "there is no player 'nobody'"),
     (["evaluate", "--run", "taken", "--players", "mover+search", "--search.player", "policy"], "no policy version searches here"),
