@@ -372,4 +372,5 @@ def _draw_scattered(pool: pa.Table, seed: int, round_: int) -> pa.Table:
 
 
 def _bytes_of(batch: Batch) -> int:
-    return sum(getattr(batch, field.name).nbytes for field in fields(batch))
+    columns = (getattr(batch, field.name) for field in fields(batch))
+    return sum(column.nbytes for column in columns if column is not None)

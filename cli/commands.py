@@ -68,10 +68,10 @@ def command_line() -> "App":
 
 def overview() -> str:
     """The text of `entente --help`: one screen, made without an import of the commands or of cyclopts."""
-    lines = ["Usage: entente COMMAND [OPTIONS]", ABOUT]
+    lines = ["Usage: entente COMMAND [OPTIONS], entente COMMAND --help, entente --version", ABOUT]
     for heading, commands in COMMANDS.items():
         lines += [f"{heading}:", *(f"  {name:<9} {line}" for name, (_, line) in commands.items())]
-    return "\n".join([*lines, "Help of a command: entente COMMAND --help      Version: entente --version", ""])
+    return "\n".join([*lines, ""])
 
 
 def current_spelling(words: list[str]) -> tuple[list[str], str]:

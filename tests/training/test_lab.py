@@ -50,7 +50,16 @@ def found(made, model) -> Comparison:
 
 def test_every_loss_and_cap_is_tried_on_every_recorded_step(found):
     assert found.version == STEPS and found.steps == (2, 1) and min(found.branching_tokens) > 10
-    assert list(found.tried) == ["clipped", "dppo", "gspo", "sequence_mean", "unclipped", "truncated at 1", "truncated at 2"]
+    assert list(found.tried) == [
+        "clipped",
+        "cispo",
+        "dppo",
+        "gspo",
+        "sequence_mean",
+        "unclipped",
+        "truncated at 1",
+        "truncated at 2",
+    ]
     assert all(len(tried) == len(found.steps) for tried in found.tried.values())
     assert found.lags == (STEPS, STEPS), "all rows are of version 0"
 
@@ -100,8 +109,8 @@ def test_without_bounds_nothing_is_masked_and_a_lower_cap_evens_the_weights_out(
 
 def test_the_run_s_own_loss_comes_first():
     tried = variants(SETTINGS.model_copy(update={"loss": "gspo", "importance_cap": 2.0}), [3.0])
-    assert [variant.name for variant in tried][:2] == ["gspo", "clipped"]
-    assert [variant.settings.importance_cap for variant in tried] == [0.0] * 5 + [3.0]
+    assert [variant.name for variant in tried][:3] == ["gspo", "cispo", "clipped"]
+    assert [variant.settings.importance_cap for variant in tried] == [0.0] * 6 + [3.0]
 
 
 def test_the_run_is_not_changed(made, model):
