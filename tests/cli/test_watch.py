@@ -55,10 +55,12 @@ def test_a_run_at_work_is_watched_until_it_is_done(workplace: Entente, trained):
     watching = subprocess.Popen(command, stdout=theirs, stderr=theirs, env={**os.environ, "COLUMNS": "100", "TERM": "xterm"})
     os.close(theirs)
     read: list[str] = []
-    reading = threading.Thread(target=lambda: read.append(_read(terminal)), name="who looks at the screen")
+    reading = threading.Thread(target=_read, args=(terminal, read), name="who looks at the screen")
     reading.start()
     try:
-        time.sleep(3)
+        until = time.monotonic() + 60
+        while "it is not at work" not in "".join(read) and time.monotonic() < until:
+            time.sleep(0.1)
         assert watching.poll() is None, "the run wrote no summary yet"
         paths.summary.write_bytes(summary)
         assert watching.wait(timeout=60) == 0
@@ -73,14 +75,13 @@ def test_a_run_at_work_is_watched_until_it_is_done(workplace: Entente, trained):
         os.close(terminal)
 
 
-def _read(terminal: int) -> str:
-    """All that was written; a terminal whose other end is closed says so with an error."""
-    found = b""
+def _read(terminal: int, screen: list[str]) -> None:
+    """Append all that is written; a terminal whose other end is closed says so with an error."""
     while True:
         try:
-            found += os.read(terminal, 1 << 16)
+            screen.append(os.read(terminal, 1 << 16).decode(errors="replace"))
         except OSError:
-            return found.decode(errors="replace")
+            return
 
 
 def test_what_cannot_be_watched_is_one_sentence(workplace: Entente, trained):
