@@ -9,11 +9,10 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from game.board import Board
-from game.render import COLOURS, draw_empty_map, mix_colours
-from game.sketch_map import COASTS, HEIGHT, LAND, SEA, WIDTH, place
+from game.sketch_map import COASTS, LAND, SEA, place
 from game.snapshot import POWERS
 from play.game import HUMAN, PlayedGame, Turn
-from reports.replay_page import position_data
+from reports.replay_page import map_context, position_data
 
 _DIGITS = 6
 
@@ -45,17 +44,10 @@ def page_html(game: PlayedGame, players: Sequence[str], key: str, nonce: str) ->
         "lands": list(LAND),
         "places": {name: place(name) for name in (*LAND, *SEA, *COASTS)},
     }
-    ground, names = draw_empty_map()
     return template.render(
         name=game.name,
         nonce=nonce,
-        width=WIDTH,
-        height=HEIGHT,
-        ground=ground,
-        names=names,
-        colours=list(COLOURS.values()),
-        light=[mix_colours(colour, "#ffffff", 0.38) for colour in COLOURS.values()],
-        dark=[mix_colours(colour, "#22262b", 0.42) for colour in COLOURS.values()],
+        **map_context(),
         # So that no text ends the script that holds it.
         page=_json(page).replace("<", "\\u003c"),
         state=_json(as_data(game)).replace("<", "\\u003c"),

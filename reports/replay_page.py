@@ -42,19 +42,12 @@ def replay_html(game: ReplayedGame, runs_root: Path) -> str:
         loader=FileSystemLoader(folder), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     ).get_template("replay.html.jinja")
     data = json.dumps(as_data(game, runs_root), separators=(",", ":"), ensure_ascii=False)
-    ground, names = draw_empty_map()
     return template.render(
         run=game.run,
         game=game.game.name,
         about=_about(game),
         plies=len(game.plies),
-        width=WIDTH,
-        height=HEIGHT,
-        ground=ground,
-        names=names,
-        colours=list(COLOURS.values()),
-        light=[mix_colours(colour, "#ffffff", 0.38) for colour in COLOURS.values()],
-        dark=[mix_colours(colour, "#22262b", 0.42) for colour in COLOURS.values()],
+        **map_context(),
         data=data.replace("<", "\\u003c"),  # so that no name ends the script that holds it
     )
 
@@ -102,6 +95,20 @@ def _about(game: ReplayedGame) -> str:
     drew = f"versions {min(versions)} to {max(versions)}" if len(versions) > 1 else one
     failed = "" if game.game.status == "complete" else " The game failed before its end."
     return f"The policy ({drew}) played {who}{against}, from a position of game {game.game_id}.{failed}"
+
+
+def map_context() -> dict[str, Any]:
+    """What a page's template needs for the empty map: its size, its elements, and the powers' colours."""
+    ground, names = draw_empty_map()
+    return {
+        "width": WIDTH,
+        "height": HEIGHT,
+        "ground": ground,
+        "names": names,
+        "colours": list(COLOURS.values()),
+        "light": [mix_colours(colour, "#ffffff", 0.38) for colour in COLOURS.values()],
+        "dark": [mix_colours(colour, "#22262b", 0.42) for colour in COLOURS.values()],
+    }
 
 
 def position_data(board: Board) -> dict[str, Any]:
