@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from cyclopts import App
 
+_UP = "Start Prefect's server, deployments and a worker here; stop them."
 ABOUT = "Train a language model to play Diplomacy, as a data pipeline."
 COMMANDS = {
     "Train": {
@@ -14,6 +15,7 @@ COMMANDS = {
         "play": ("cli.play:play", "Play against versions and scripted players in a browser."),
         "cache": ("cli.cache:app", "Build and check the positions that rollouts start from."),
         "model": ("cli.model:app", "Make and show base models, by imitation."),
+        "export": ("cli.export:export", "Write a version for transformers, vLLM and the hub."),
     },
     "Look into runs": {
         "runs": ("cli.runs:app", "List runs; inspect, explain, repeat or clean one."),
@@ -23,9 +25,9 @@ COMMANDS = {
         "sql": ("cli.sql:sql", "Query the rows of a run with SQL, also while it trains."),
     },
     "Services": {
-        "serve": ("cli.serve:serve", "Serve an inference worker over HTTP."),
-        "up": ("cli.up:up", "Start Prefect's server, deployments and a worker here."),
-        "down": ("cli.up:down", "Stop what `entente up` started."),
+        "serve": ("cli.serve:serve", "Serve an inference worker, or orders to any client, over HTTP."),
+        "up": ("cli.up:up", _UP),
+        "down": ("cli.up:down", _UP),
     },
     "This machine": {
         "doctor": ("cli.doctor:doctor", "Check this environment, and say how to repair it."),
@@ -70,7 +72,10 @@ def overview() -> str:
     """The text of `entente --help`: one screen, made without an import of the commands or of cyclopts."""
     lines = ["Usage: entente COMMAND [OPTIONS], entente COMMAND --help, entente --version", ABOUT]
     for heading, commands in COMMANDS.items():
-        lines += [f"{heading}:", *(f"  {name:<9} {line}" for name, (_, line) in commands.items())]
+        names: dict[str, list[str]] = {}  # commands with one line share it
+        for name, (_, line) in commands.items():
+            names.setdefault(line, []).append(name)
+        lines += [f"{heading}:", *(f"  {', '.join(same):<9} {line}" for line, same in names.items())]
     return "\n".join([*lines, ""])
 
 

@@ -9,11 +9,13 @@ from cyclopts import Group, Parameter
 from cli.dry_run import show_plan
 from cli.options import AsJson, DryRun, Run, RunsRoot, which_run
 from cli.run_flow import run_flow
+from outside.settings import OutsideSettings
 from search.settings import SearchSettings
 from storage.runs import LATEST
 
 _MATCH = Group("Matches", help="Whole games between several players; any of these asks for one.")
 _SEARCH = Group("Search", help="With --pick search, or for players such as v20+search and dumbbot+search.")
+_OUTSIDE = Group("Outside", help="For players such as openai:model@http://host:port/v1.")
 
 
 def evaluate(
@@ -29,8 +31,8 @@ def evaluate(
         str,
         Parameter(
             group=_MATCH,
-            help="Who plays, with commas: base, newest, v20, other:v20, a model's folder such as models/small, or scripted "
-            "players; each also with +search.",
+            help="Who plays, with commas: base, newest, v20, other:v20, the folder of a model or adapter such as models/small, "
+            "or scripted players, each also with +search; or an endpoint openai:model@URL.",
         ),
     ] = "",
     games: Annotated[int | None, Parameter(group=_MATCH, help="Games, rounded up to rounds of seven.")] = None,
@@ -51,6 +53,7 @@ def evaluate(
     temperature: Annotated[float | None, Parameter(help="Temperature of a version's draws; default: 1.")] = None,
     pick: Annotated[Literal["vote", "search"], Parameter(help="How versions choose: as drawn or voted, or by search.")] = "vote",
     search: Annotated[SearchSettings | None, Parameter(group=_SEARCH, help="Any setting of the search.")] = None,
+    outside: Annotated[OutsideSettings | None, Parameter(group=_OUTSIDE, help="How endpoints are asked.")] = None,
     json: AsJson = False,
     dry_run: DryRun = False,
 ) -> None:
@@ -60,6 +63,9 @@ def evaluate(
 
     A figure has a 95 % interval from six independent games on; games that are not independent count as one. An interrupted match
     continues when the same command is given again; with a larger --games it plays only the missing games.
+
+    An OpenAI-compatible endpoint plays too. Its key is in the environment: for https://api.example.com in
+    ENTENTE_KEY_API_EXAMPLE_COM, for http://127.0.0.1:8000 in ENTENTE_KEY_127_0_0_1_8000.
 
     Examples
 
@@ -75,6 +81,8 @@ def evaluate(
 
         entente evaluate --players models/small,dumbbot --opponents dumbbot --games 70      needs no run
 
+        entente evaluate --players openai:qwen3@http://127.0.0.1:8000/v1 --opponents dumbbot --games 7 --years 3
+
         entente evaluate --run mine --tactical
 
         entente evaluate --run mine --repetitions 1,5,25,100
@@ -83,6 +91,8 @@ def evaluate(
 
         entente evaluate --run mine --players newest+search,dumbbot+search,dumbbot --opponents dumbbot --search.years 2
     """
+    from rollouts.opponents import is_endpoint
+
     asked = {"games": games, "width": width, "measure": measure, "start": start, "years": years, "at_once": at_once}
     match = _match(players, opponents, {name: value for name, value in asked.items() if value is not None})
     times = _times(repetitions)
@@ -93,9 +103,14 @@ def evaluate(
         raise InputError(
             "--search settings are given, but nobody searches: add --pick search, or name a player such as v20+search"
         )
+    if outside is not None and (match is None or not any(is_endpoint(name) for name in (*match.players, match.opponents))):
+        from telemetry.errors import InputError
+
+        raise InputError("--outside settings are given, but no endpoint plays: name one, as openai:model@http://host:port/v1")
     if match is not None:
         voted = {"repetitions": times[0]} if times else {}
-        match = type(match).model_validate(match.model_dump() | play.model_dump(exclude_unset=True) | voted)
+        asks = {"outside": outside.model_dump()} if outside is not None else {}
+        match = type(match).model_validate(match.model_dump() | play.model_dump(exclude_unset=True) | voted | asks)
     from evaluation.contestants import check_searches, needs_run, resolve_contestants
 
     names = () if match is None else (*match.players, match.opponents)
@@ -224,17 +239,23 @@ def _show_score(result: dict[str, Any]) -> None:
 def _show_match(result: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(box=None, padding=(0, 2, 0, 0), title=f"{result['games']} games, {result['how']}", title_justify="left")
-    table.add_column("player", no_wrap=True)
-    for name in ("seats", "centres", "squares", "win", "survival", "solo", "rating"):
+    from cli.terminal import cell
+
+    table = Table(box=None, padding=(0, 2, 0, 0), title=Text(f"{result['games']} games, {result['how']}"), title_justify="left")
+    table.add_column("player", overflow="fold")
+    answers = result["answers"]
+    for name in ("seats", "centres", "squares", "win", "survival", "solo", "rating", *(["default"] if answers else [])):
         table.add_column(name, justify="right", no_wrap=True)
     for player in result["players"]:
         rating = "" if player["rating"] is None else f"{player['rating']:.1f} ± {2 * player['rating_spread']:.1f}"
         cells = [
             _cell(player["measures"][name], share=name != "centres") for name in ("centres", "sos", "win", "survival", "solo")
         ]
-        table.add_row(player["player"], str(player["seats"]), *cells, rating)
+        counts = answers.get(player["player"])
+        default = [f"{counts['missing'] / max(1, counts['orders']):.1%}" if counts else ""] if answers else []
+        table.add_row(cell(player["player"]), str(player["seats"]), *cells, rating, *default)
     Console(width=160).print(table)
     print("intervals: 95 %; win: most centres, ties split; rating: OpenSkill's points, a newcomer has 25, ± two deviations")
     for sentence in result["told"]:

@@ -99,9 +99,9 @@ def _outcome(error: BaseException) -> tuple[str, int]:
     from pydantic import ValidationError
 
     if isinstance(error, EntenteError):
-        return _sentence(error), error.exit_code
+        return sentence_of(error), error.exit_code
     if isinstance(error, CycloptsError | ValidationError):
-        return _sentence(error), 2
+        return sentence_of(error), 2
     # Where its output is closed, rich raises SystemExit while it handles the BrokenPipeError.
     closed = error.__context__ if isinstance(error, SystemExit) else error
     if isinstance(closed, BrokenPipeError) and _output_is_closed():
@@ -129,7 +129,7 @@ def _output_is_closed() -> bool:
     return bool(closed)
 
 
-def _sentence(error: Exception) -> str:
+def sentence_of(error: Exception) -> str:
     """One line that says what is wrong: our own message, else the first error in the settings."""
     from cyclopts import CycloptsError, UnknownOptionError
     from pydantic import ValidationError

@@ -11,14 +11,12 @@ from cyclopts import Group, Parameter, validators
 
 from cli.options import Run, RunsRoot, which_run
 from search.settings import SearchSettings
-from storage.runs import LATEST
+from storage.runs import GAMES_FOLDER, LATEST
 
 if TYPE_CHECKING:
     from evaluation.contestants import Contestant
     from evaluation.settings import PlaySettings
 
-GAMES_FOLDER = "_games"
-"""Folder of played games, beside the runs."""
 _SEARCH = Group("Search", help="For players such as v20+search and dumbbot+search.")
 
 
@@ -27,11 +25,18 @@ def play(
     power: Annotated[str, Parameter(help="Powers that people play, with commas.")] = "france",
     watch: Annotated[bool, Parameter(help="Nobody plays: watch the others.", negative="")] = False,
     against: Annotated[
-        str, Parameter(help="Players of the other powers, with commas: newest, v20, other:v20, dumbbot, each also with +search.")
+        str,
+        Parameter(help="Players of the other powers, with commas: newest, v20, other:v20, a folder, dumbbot, also with +search."),
     ] = "dumbbot",
     run: Run = LATEST,
     game: Annotated[str, Parameter(help="Name of the game, or its file; one that exists is continued.")] = "",
     seed: Annotated[int, Parameter(help="Seed of seats and dice of a new game.")] = 0,
+    years: Annotated[
+        int,
+        Parameter(
+            help="Game years until a new game ends; 0: when somebody has won.", validator=validators.Number(gte=0, lte=100)
+        ),
+    ] = 0,
     temperature: Annotated[float, Parameter(help="Temperature of a version's draws.")] = 1.0,
     port: Annotated[int, Parameter(help="Port; 0: any free one.", validator=validators.Number(gte=0, lte=65535))] = 0,
     browser: Annotated[bool, Parameter(help="Open the page in the browser.")] = True,
@@ -46,7 +51,7 @@ def play(
 
         entente play
 
-        entente play --power turkey --against dumbbot+search
+        entente play --power turkey --against dumbbot+search --years 6
 
         entente play --run mine --against newest,newest+search --game evening
 
@@ -55,10 +60,12 @@ def play(
         entente play --game shared.json      a game that somebody sent
 
         entente play --watch --run mine --against newest,dumbbot
+
+        entente play --against ./exported/mine      an adapter or a model, by its folder
     """
     from evaluation.settings import PlaySettings
-    from play.game_file import read_game
     from storage.files import make_directory
+    from storage.played_games import read_game
     from storage.runs import held
     from telemetry.errors import InputError
 
@@ -75,7 +82,7 @@ def play(
     with held(file.with_name(f".{file.name}.lock")) as mine:
         if not mine:
             raise InputError(f"game '{file}' is open in another `entente play`: close that, or name another --game")
-        _play(file, seats, how, seed, port, runs_root, browser=browser)
+        _play(file, seats, how, seed, years, port, runs_root, browser=browser)
 
 
 def _resolved(seats: dict[str, str], runs_root: Path) -> "tuple[dict[str, str], list[Contestant]]":
@@ -87,9 +94,12 @@ def _resolved(seats: dict[str, str], runs_root: Path) -> "tuple[dict[str, str], 
     from evaluation.contestants import resolve_contestants
     from game.players import SEARCHES
     from play.game import HUMAN
+    from telemetry.errors import InputError
 
     names = list(dict.fromkeys(who for who in seats.values() if who != HUMAN))
     players = resolve_contestants(names, "", runs_root)
+    if endpoint := next((player.name for player in players if player.is_endpoint), ""):
+        raise InputError(f"'{endpoint}' plays in matches and rollouts only: name another player")
     meant = dict(zip(names, (player.name for player in players), strict=True))
     if (helper := "dumbbot" + SEARCHES) not in names:  # gives hints
         players += resolve_contestants([helper], "", runs_root)
@@ -97,15 +107,17 @@ def _resolved(seats: dict[str, str], runs_root: Path) -> "tuple[dict[str, str], 
 
 
 def _play(
-    file: Path, seats: dict[str, str], how: "PlaySettings", seed: int, port: int, runs_root: Path, *, browser: bool
+    file: Path, seats: dict[str, str], how: "PlaySettings", seed: int, years: int, port: int, runs_root: Path, *, browser: bool
 ) -> None:
     """Serve a new game with these seats, or without seats the one in `file`."""
     from cli.prefect_server import prefect_server
     from flows.open_players import open_players
     from play.game import PlayedGame
-    from play.game_file import GameFile, open_game, read_game
+    from play.game_file import GameFile, open_game
     from play.seats import SeatedPlayers
-    from play.server import new_key, play_app, serve
+    from play.server import new_key, play_app
+    from storage.played_games import read_game
+    from workers.http_server import make_server, serve
     from workers.worker import bind
 
     stored = None if seats else read_game(file)
@@ -113,18 +125,19 @@ def _play(
 
     async def serve_game() -> None:
         async with open_players(players, runs_root, how) as opened:
-            seated = SeatedPlayers([player.name for player in players], opened)
+            seated = SeatedPlayers([player.name for player in players], opened, how.temperature)
             if stored:
                 game = open_game(stored.model_copy(update={"seats": seats}), seated, file)
             else:
-                game = PlayedGame(file.stem, seats, seated, seed=seed)
+                game = PlayedGame(file.stem, seats, seated, seed=seed, years=years)
             kept = GameFile(file)
             game.keep = lambda: kept.write(game)
             await game.keep()
             key, address = new_key(), f"127.0.0.1:{listener.getsockname()[1]}"
             app = play_app(game, seated.names, key, address)
             url = f"http://{address}/?key={key}"
-            await serve(app, listener, on_ready=lambda: _announce(url, file, browser=browser))
+            server = make_server(app, drain_s=1, on_shutdown=lambda: game.changed.set())
+            await serve(server, listener, on_ready=lambda: _announce(url, file, browser=browser))
 
     around = prefect_server() if any(player.run for player in players) else nullcontext()  # a run may have to make its tiny model
     with bind("127.0.0.1", port, None) as listener, around:

@@ -9,35 +9,60 @@ from typing import Annotated
 from cyclopts import Parameter, validators
 
 from cli.dry_run import show_plan
-from cli.options import DryRun, PlanAsJson
+from cli.options import DryRun, PlanAsJson, Run, RunsRoot
 from inference.settings import InferenceSettings
+from storage.runs import LATEST
+from telemetry.errors import InputError
 
 
 def serve(
     *,
-    model: Annotated[str, Parameter(help="Folder or hub id of the base model.")],
+    model: Annotated[str, Parameter(help="Folder or hub id of the base model; with --openai, folder of a model.")] = "",
+    openai: Annotated[
+        bool, Parameter(help="Serve legal orders to clients of the OpenAI API, from --model or --run.", negative="")
+    ] = False,
+    run: Run = LATEST,
+    version: Annotated[str, Parameter(help="With --openai: version of the run, such as 20, base or newest.")] = "newest",
     host: Annotated[str, Parameter(help="Address to listen on; an address other than loopback needs a key.")] = "127.0.0.1",
     port: Annotated[
         int, Parameter(help="Port to listen on; 0: any free one.", validator=validators.Number(gte=0, lte=65535))
     ] = 8100,
+    runs_root: RunsRoot = Path("runs"),
     adapters_root: Annotated[Path, Parameter(help="Adapters are loaded only from this folder.")] = Path("runs"),
     name: Annotated[str, Parameter(help="Name in rows and metrics; default: host and port.")] = "",
     dry_run: DryRun = False,
     json: PlanAsJson = False,
     settings: Annotated[InferenceSettings | None, Parameter(name="*", help="Any setting of inference.")] = None,
 ) -> None:
-    """Serve one engine to training runs over HTTP, until SIGTERM or Ctrl-C.
+    """Serve one engine to training runs over HTTP, or with --openai legal orders to anybody, until SIGTERM or Ctrl-C.
 
-    The key, if any, is read from the environment variable that `--key-variable` names (ENTENTE_KEY).
+    The key, if any, is read from the environment variable that `--key-variable` names (ENTENTE_KEY). With --openai a client
+    of the OpenAI API sends a position and a power, and is answered with that power's orders.
 
     Examples
 
         entente serve --model runs/_models/tiny-0123456789ab
 
         ENTENTE_KEY=secret entente serve --model Qwen/Qwen2.5-7B-Instruct --host 0.0.0.0 --dtype bfloat16
+
+        entente serve --openai --model models/dumbbot-192
+
+        entente serve --openai --run mine --version 20 --port 8200
     """
     from workers.worker import bind
 
+    if openai:
+        from cli.serve_orders import find_policy, plan_orders, serve_orders
+
+        policy = find_policy(model, run, version, runs_root, settings)
+        variable = (settings or InferenceSettings()).key_variable
+        key = os.environ.get(variable)
+        with bind(host, port, key) as listener:
+            if dry_run:
+                return show_plan(plan_orders(policy, listener, variable, has_key=bool(key)), json=json)
+            return serve_orders(policy, listener, key, runs_root)
+    if not model:
+        raise InputError("--model requires an argument: the model of a worker; or give --openai and --run")
     chosen = (settings or InferenceSettings()).model_copy(update={"model": model})
     key = os.environ.get(chosen.key_variable)
     with bind(host, port, key) as listener:  # closes the port if the model is refused

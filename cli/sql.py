@@ -55,7 +55,7 @@ def sql(
     Views: decisions (a row each), groups (advantage groups), batches (what each step trained on; trained: without what a fork
     left behind), plies, orders, tokens (a row per completion position, with its text), lag, snapshots, standings (which
     groups the next step could train on), thoughts (what the model wrote before its orders), metrics (step, name, value), workers,
-    worker_log, devices (its GPUs), lessons (what a teacher answered), refused.
+    worker_log, devices (its GPUs), lessons (what a teacher answered), played (games in the browser), refused.
 
     Examples
 

@@ -166,9 +166,14 @@ def weights_hash(folder: Path) -> str:
     """SHA-256 of the content of all weight files, 64 hex digits."""
     digest = hashlib.sha256()
     for file in weight_files(folder):
-        with open(file, "rb") as content:
-            digest.update(hashlib.file_digest(content, "sha256").digest())
+        digest.update(bytes.fromhex(file_hash(file)))
     return digest.hexdigest()
+
+
+def file_hash(file: Path) -> str:
+    """SHA-256 of the content of a file, 64 hex digits."""
+    with open(file, "rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def _read_json(file: Path) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """Players of a match: names are resolved to scripted players and policy versions before anything starts.
 
-A version is called 'base', 'newest' or 'v20'; a version of another run 'other:v20'; a model that was made here by its folder,
-as 'models/small'. With '+search' after its name a player searches. A resolved player has the version's number in its name, so a
-match with 'newest' can be repeated with the same version later.
+A version is called 'base', 'newest' or 'v20'; a version of another run 'other:v20'; a model that was made here,
+or an adapter of any origin, by its folder, as 'models/small'; an OpenAI-compatible endpoint 'openai:model@http://host:port/v1'.
+With '+search' after its name a player searches. A resolved player has the version's number in its name, so a match with 'newest'
+can be repeated with the same version later.
 """
 
 import re
@@ -11,9 +12,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from decoding.model_files import recipe_prompts, resolve_model, weights_hash
+from evaluation.adapter_folders import is_adapter, open_adapter
 from evaluation.settings import PlaySettings
 from game.players import SEARCHES, check_player, player_names
+from outside.endpoint import read_endpoint
 from records.policy_version import BASE, BASE_VERSION, PolicyVersion
+from rollouts.opponents import is_endpoint
 from search.search import check_search
 from storage.adapters import published_versions, read_adapter
 from storage.runs import RunPaths, check_name
@@ -32,13 +36,13 @@ class Contestant:
     """The run of the version; empty for a model and for a scripted player."""
     version: int = BASE_VERSION
     adapter_hash: str = ""
-    """Hash of the adapter, 'base' for the base model; empty for a model and for a scripted player."""
+    """Hash of the adapter, 'base' for the base model; empty for a whole model and for a scripted player."""
     adapter: Path | None = None
     """Folder of the adapter; None for everything else."""
     model: Path | None = None
-    """Folder of a model that plays without a run; None for everything else."""
+    """Folder of a model that plays without a run, the base of an adapter from outside; None for everything else."""
     weights_hash: str = ""
-    """Hash of the model's weights; empty for everything else."""
+    """Hash of the model's weights, or the identity of an adapter's base; empty for everything else."""
     searches: bool = False
     """True if its name ends with '+search'."""
 
@@ -51,6 +55,11 @@ class Contestant:
     def is_policy(self) -> bool:
         """True if a language model plays it."""
         return bool(self.run) or self.model is not None
+
+    @property
+    def is_endpoint(self) -> bool:
+        """True if an OpenAI-compatible endpoint plays it."""
+        return is_endpoint(self.name)
 
     @property
     def without_search(self) -> "Contestant":
@@ -95,8 +104,12 @@ def resolve_contestant(name: str, run: str, runs_root: Path) -> Contestant:
     if name.endswith(SEARCHES):
         if (plain := name.removesuffix(SEARCHES)).endswith(SEARCHES):
             raise InputError(f"player '{name}' searches twice: leave out one '{SEARCHES}'")
+        if is_endpoint(plain):
+            raise InputError("an endpoint cannot search, because a search draws many proposals: leave out '+search'")
         found = resolve_contestant(plain, run, runs_root)
         return replace(found, name=found.name + SEARCHES, searches=True)
+    if is_endpoint(name):
+        return Contestant(name=read_endpoint(name).name)
     if name in player_names() and not _VERSION.fullmatch(name):
         check_player(name)
         return Contestant(name=name)
@@ -105,8 +118,9 @@ def resolve_contestant(name: str, run: str, runs_root: Path) -> Contestant:
         return _model(name)
     if match is None:
         raise InputError(
-            f"there is no player '{name}': name a version ('base', 'newest', 'v20', 'other:v20'), a model's folder "
-            f"('models/small') or a scripted player, one of {', '.join(player_names())}; '{SEARCHES}' after it makes it search"
+            f"there is no player '{name}': name a version ('base', 'newest', 'v20', 'other:v20'), the folder of a model or an "
+            f"adapter ('models/small'), an endpoint ('openai:model@http://host:port/v1') or a scripted player, one of "
+            f"{', '.join(player_names())}; '{SEARCHES}' after it makes it search"
         )
     owner = match["run"] or run
     paths = RunPaths(runs_root / check_name(owner, "run"))
@@ -126,7 +140,19 @@ def needs_run(names: Sequence[str]) -> bool:
 
 def _model(name: str) -> Contestant:
     if not Path(name).is_dir():
-        raise InputError(f"there is no folder '{name}', so it cannot play: name the folder of a model, such as 'models/small'")
+        raise InputError(
+            f"there is no folder '{name}', so it cannot play: name the folder of a model or an adapter, such as 'models/small'"
+        )
+    if is_adapter(Path(name)):
+        found = open_adapter(Path(name))
+        return Contestant(
+            name=Path(name).as_posix(),
+            version=found.policy.version,
+            adapter_hash=found.policy.adapter_hash,
+            adapter=found.policy.adapter,
+            model=found.base,
+            weights_hash=found.identity,
+        )
     folder = resolve_model(name)
     if recipe_prompts(folder) is None:
         raise InputError(

@@ -1,4 +1,5 @@
-"""Files of a match: each game as it ends in `<label>.jsonl`, the result in `<label>.json`.
+"""Files of a match: each game as it ends in `<label>.jsonl`, the result in `<label>.json`, endpoints' answers in
+`<label>.answers.jsonl`.
 
 They lie in `scores/matches/` of a run, or in `_matches/` beside the runs if no run is needed to play.
 
@@ -54,7 +55,7 @@ class PlayerRating:
 _RATINGS_FILE = "ratings.json"
 _RATINGS = TypeAdapter(list[PlayerRating])
 _RECORD, _GAME = TypeAdapter(MatchRecord), TypeAdapter(GameResult)
-_NOT_IN_LABEL = {"games", "width", "measure", "at_once", "bootstrap"}
+_NOT_IN_LABEL = {"games", "width", "measure", "at_once", "bootstrap", "outside"}
 
 
 def match_label(settings: MatchSettings, players: Sequence[Contestant]) -> str:
@@ -68,7 +69,8 @@ def match_label(settings: MatchSettings, players: Sequence[Contestant]) -> str:
         for player in players
     ]
     digest = hashlib.sha256(json.dumps([question, who], sort_keys=True).encode()).hexdigest()[:8]
-    names = "-".join(re.sub(r"[^A-Za-z0-9]+", ".", player.name) for player in players)
+    # A leading dot, of an absolute path, would hide the file.
+    names = "-".join(re.sub(r"[^A-Za-z0-9]+", ".", player.name).lstrip(".") for player in players)
     return f"{names[:80]}-{settings.start}-{settings.years}y-{digest}"
 
 
@@ -90,6 +92,11 @@ def append_game(folder: Path, label: str, game: GameResult) -> None:
     make_directory(folder)
     with open(folder / f"{label}.jsonl", "ab") as file:
         file.write((b"\n" if file.tell() else b"") + _GAME.dump_json(game))
+
+
+def answers_file(folder: Path, label: str) -> Path:
+    """File of the answers of endpoints that play in a match."""
+    return folder / f"{label}.answers.jsonl"
 
 
 def write_match(folder: Path, record: MatchRecord) -> None:

@@ -5,7 +5,7 @@ A measure belongs to one seat at the end of one game. "Win" is `Standing.win_sha
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import numpy as np
@@ -16,6 +16,7 @@ from evaluation.matches import GAMES_PER_ROUND, GameResult
 from evaluation.settings import MatchSettings, Measure
 from game.board import POWERS
 from game.scores import Standing
+from outside.reading import AnswerCounts
 
 MEASURES: dict[Measure, tuple[str, bool, Callable[[Standing, Standing, str], float]]] = {
     "centres": ("mean supply centres at the end", False, lambda start, end, power: float(end.centres[POWERS.index(power)])),
@@ -79,6 +80,13 @@ class MatchTable:
     pairs: tuple[PairDifference, ...]
     """Every other player compared with the first."""
     rejected: int
+    answers: dict[str, AnswerCounts] = field(default_factory=dict)
+    """Endpoint -> how it answered in all games; empty if none played."""
+
+    @property
+    def answer_sentences(self) -> list[str]:
+        """How each endpoint answered."""
+        return [f"{name}: {counts.sentence}" for name, counts in self.answers.items()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +111,14 @@ def match_table(results: Sequence[GameResult], settings: MatchSettings) -> Match
         players=player_results,
         pairs=pairs,
         rejected=sum(result.rejected for result in results),
+        answers=_answers(results),
     )
+
+
+def _answers(results: Sequence[GameResult]) -> dict[str, AnswerCounts]:
+    names = sorted({name for result in results for name in result.answers})
+    none = AnswerCounts()
+    return {name: sum((result.answers.get(name, none) for result in results), none) for name in names}
 
 
 def cluster_noun(settings: MatchSettings, *, pairs: bool = False) -> str:

@@ -13,11 +13,13 @@ cluster, and so do all games from held-out positions of one source game.
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from evaluation.settings import MatchSettings
 from game.board import POWERS, Board
 from game.snapshot import Snapshot
+from outside.players import OutsideDecider
+from outside.reading import AnswerCounts
 from rollouts.deciders import Decider
 from rollouts.fork import ForkPlan, play_fork
 from telemetry.errors import EngineError, InputError
@@ -64,6 +66,8 @@ class GameResult:
     """horizon | won | drawn."""
     rejected: int
     """Orders that the board rejected; more than 0 means an error in the program."""
+    answers: dict[str, AnswerCounts] = field(default_factory=dict)
+    """Endpoint -> how it answered in this game; empty if none played."""
 
 
 OnGame = Callable[[GameResult], None]
@@ -173,6 +177,11 @@ async def play_game(plan: GamePlan, settings: MatchSettings, deciders: Mapping[s
         deciders=deciders,
         record_plies=False,
     )
+    answers = {
+        name: decider.take(f"match/{settings.seed}/{plan.key}")
+        for name, decider in deciders.items()
+        if isinstance(decider, OutsideDecider) and name in plan.seats.values()
+    }
     if fork.status != "complete" or fork.start is None or fork.end is None:
         raise EngineError(f"game {plan.key} of the match failed: {fork.reason}")
     return GameResult(
@@ -186,4 +195,5 @@ async def play_game(plan: GamePlan, settings: MatchSettings, deciders: Mapping[s
         phase="" if board.is_over else board.phase,
         ended=fork.ended,
         rejected=fork.rejected,
+        answers=answers,
     )

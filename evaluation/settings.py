@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from game.players import SEARCHES
+from outside.settings import OutsideSettings
 from search.settings import SearchSettings
 
 Measure = Literal["centres", "gained", "sos", "win", "survival", "solo"]
@@ -74,8 +75,8 @@ class MatchSettings(PlaySettings):
     """Games in which players meet one another in full seats."""
 
     players: tuple[str, ...] = ("newest", "base", "random", "mover", "territorial", "dumbbot")
-    """Who plays: versions of the run ('base', 'newest', 'v20'), of another one ('other:v20'), or scripted players; 'v20+search'
-    and 'dumbbot+search' search before they order."""
+    """Who plays: versions of the run ('base', 'newest', 'v20'), of another one ('other:v20'), scripted players, or endpoints
+    ('openai:model@http://host:port/v1'); 'v20+search' and 'dumbbot+search' search before they order."""
     opponents: str = ""
     """Scripted player, or version, of the six other seats: each player then plays one seat against six of these, all of them
     from the same starts with the same luck. Empty: the players share one table, dealt in turn."""
@@ -97,3 +98,5 @@ class MatchSettings(PlaySettings):
     """Resamples of a 95 % interval, clustered by game, or by the source game of a held-out position."""
     seed: int = 1000
     """Seed of starts, draws and dice."""
+    outside: OutsideSettings = OutsideSettings()
+    """How players that are endpoints are asked."""

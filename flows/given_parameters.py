@@ -13,15 +13,17 @@ from pathlib import Path
 from prefect.context import FlowRunContext
 
 from game.players import SEARCHES
+from outside.endpoint import read_endpoint
 from pipeline.run_settings import MODEL_FOLDER, RunSettings
+from rollouts.opponents import is_endpoint
 from storage.runs import check_name
 from telemetry.errors import InputError
 
 ROOTS_VARIABLE = "ENTENTE_RUNS_ROOTS"
 """Environment variable with folders of runs that such a flow run may name, besides `runs` in the working folder."""
 ADDRESSES_VARIABLE = "ENTENTE_ADDRESSES"
-"""Environment variable with the addresses of inference workers and Dask schedulers that such a flow run may name, separated by
-commas."""
+"""Environment variable with the addresses of inference workers, Dask schedulers and endpoints that such a flow run may name,
+separated by commas."""
 PUBLISHED_MODELS = Path("models")
 """Folder of models that are part of the repository, in the working folder of a Prefect worker."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -60,8 +62,10 @@ def check_given(
         return
     _check_root(runs_root)
     _check_addresses("urls", addresses)
+    players = list(players)
+    _check_endpoints(players)
     for player in players:
-        if "/" in player and not _is_model_folder(Path(player.removesuffix(SEARCHES)), runs_root):
+        if "/" in player and not is_endpoint(player) and not _is_model_folder(Path(player.removesuffix(SEARCHES)), runs_root):
             raise _refused(f"the player '{player}'", f"name a folder in '{PUBLISHED_MODELS}' or '{runs_root / MODEL_FOLDER}'")
     if settings is not None:
         _check_settings(settings, runs_root)
@@ -85,6 +89,7 @@ def _check_settings(settings: RunSettings, runs_root: Path) -> None:
             raise _refused(name, "write it into a file on this machine, and name that with alerts.file")
     for run in filter(None, (settings.run, settings.simulated.from_run, settings.cache.from_run)):
         check_name(run, "run")
+    _check_endpoints(settings.rollouts.endpoints)
     _check_addresses("inference.urls", inference.urls)
     _check_addresses("inference.evaluation_urls", inference.evaluation_urls)
     _check_addresses("pipeline.dask_address", filter(None, [settings.pipeline.dask_address]))
@@ -113,6 +118,10 @@ def _check_addresses(name: str, addresses: Iterable[str]) -> None:
     for each in addresses:
         if each not in listed:
             raise _refused(f"{name} '{each}'", f"list it in {ADDRESSES_VARIABLE} where the Prefect worker is started")
+
+
+def _check_endpoints(players: Iterable[str]) -> None:
+    _check_addresses("a player at", (read_endpoint(player).url for player in players if is_endpoint(player)))
 
 
 def _refused(what: str, cure: str) -> InputError:

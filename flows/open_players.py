@@ -1,4 +1,4 @@
-"""Opens engines for the policy versions and models of a match. Scripted players need none, also if they search.
+"""Opens engines for the policy versions, models and adapters of a match. Scripted players need none, also if they search.
 
 Versions of two runs may have the same number, so each version gets its own number in the engine. An engine that serves several
 versions at once (LoRA slots, or the torch engine) serves them all. If it serves one at a time, as merged weights, each version
@@ -14,6 +14,7 @@ from pathlib import Path
 
 from decoding.codec import Codec
 from decoding.model_files import base_identity, max_position, recipe_prompts
+from evaluation.adapter_folders import adapter_prompts, check_weights
 from evaluation.contestants import Contestant, check_searches
 from evaluation.repeated import RepeatedDecider
 from evaluation.settings import PlaySettings
@@ -142,7 +143,12 @@ async def _groups(policies: Sequence[Contestant], runs_root: Path) -> list[_Grou
         apply_threads(usable_cores())
     for player in models:
         assert player.model is not None
-        tokens = {player.run: Tokens(Codec(player.model), recipe_prompts(player.model) or DEFAULT_PROMPTS)}
+        if player.adapter is None:
+            prompts = recipe_prompts(player.model)
+        else:
+            check_weights(player.policy, player.model)
+            prompts = adapter_prompts(player.adapter, player.model)
+        tokens = {player.run: Tokens(Codec(player.model), prompts or DEFAULT_PROMPTS)}
         inference = model_inference(player.model)
         groups.append(_Group(players=[player], model=player.model, tokens=tokens, inference=inference))
     return groups
@@ -179,7 +185,7 @@ def _digest(file: Path) -> str:
 def _value_reader(group: _Group, player: Contestant) -> ValueSource:
     from inference.value_reader import ValueReader  # loads torch
 
-    return ValueReader(group.model, BASE if player.model is not None else player.policy, group.inference)
+    return ValueReader(group.model, BASE if player.adapter is None else player.policy, group.inference)
 
 
 def _engines(settings: RunSettings, policies: Sequence[Contestant]) -> list[tuple[list[Contestant], InferenceSettings]]:
@@ -199,7 +205,7 @@ async def _published(host: EngineHost, engine: Engine, group: Sequence[Contestan
     """Publish the versions and return the engine's number of each; the base model is 0 and needs no publishing."""
     numbered = []
     for place, player in enumerate(group, start=1):
-        number = place if player.version else BASE_VERSION
+        number = BASE_VERSION if player.adapter is None else place
         if number:
             await host.run(engine.publish(replace(player.policy, version=number)))
         numbered.append((number, player))

@@ -235,7 +235,7 @@ async def open_run(
         control = _control(settings, provenance["base_model"])
         stack.callback(_stop_producers, control)
         await asyncio.to_thread(control.serve, resume_point.last.published)
-        yield Resources(
+        resources = Resources(
             paths=paths,
             model=model,
             seed=settings.seed,
@@ -254,7 +254,10 @@ async def open_run(
             provenance=provenance,
             control=control,
             gpus=stack.enter_context(GpuSampler(GPU_BEAT_S, paths.devices, cards=(*cards.engine, *cards.trainer))),
+            outside=settings.outside,
         )
+        stack.push_async_callback(lambda: host.run(resources.endpoints.close()))
+        yield resources
 
 
 async def _close_engine(host: EngineHost, engine: Engine) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from evaluation.contestants import Contestant, check_searches, resolve_contestants
 from evaluation.intervals import Estimate, format_interval
-from evaluation.match_files import MatchRecord, append_game, match_label, read_games, write_match
+from evaluation.match_files import MatchRecord, answers_file, append_game, match_label, read_games, write_match
 from evaluation.match_table import MEASURES, MatchTable, cluster_noun, games_for_width, match_table
 from evaluation.matches import DEFAULT_GAMES, GAMES_PER_ROUND, GamePlan, GameResult, plan_match, play_match, rounds_for
 from evaluation.settings import MatchSettings
@@ -17,6 +17,8 @@ from flows.open_players import open_players
 from flows.open_run import prepare_cache
 from game.players import SEARCHES
 from game.snapshot import Snapshot
+from outside.players import OutsidePlayers
+from outside.reading import AnswerCounts
 from pipeline.run_settings import settings_of
 from storage.runs import RunPaths, matches_folder
 from tasks.artifacts import show_table
@@ -127,6 +129,8 @@ async def _play(
     """Play the missing games; add them to `done` and to the match's file. Returns the seconds without engine starts."""
     if done:
         reporter().say(f"{len(done)} games of this match are there already; {len(missing)} are played")
+    endpoints = [player.name for player in players if player.is_endpoint]
+    outside = OutsidePlayers(endpoints, answers_file(folder, label), match.outside)
     async with open_players(players, runs_root, match) as opened:
         began = time.monotonic()
 
@@ -134,13 +138,16 @@ async def _play(
             done[game.key] = game
             append_game(folder, label, game)
 
-        await play_games(opened.host, label, missing, match, opened.deciders, on_game)
+        try:
+            await play_games(opened.host, label, missing, match, {**opened.deciders, **outside.deciders}, on_game)
+        finally:
+            await opened.host.run(outside.close())
         return time.monotonic() - began
 
 
 def conclusions(table: MatchTable, match: MatchSettings) -> list[str]:
     """Sentences: which differences between players the figures show, and which they do not."""
-    said = []
+    said = table.answer_sentences
     for pair in table.pairs:
         interval = pair.difference.describe("+.3f", cluster_noun(match, pairs=True))
         figures = f"by {pair.difference.mean:+.3f} ({match.measure}), {interval}"
@@ -161,6 +168,11 @@ def conclusions(table: MatchTable, match: MatchSettings) -> list[str]:
     return said
 
 
+def default_orders(counts: AnswerCounts | None) -> str:
+    """Share of an endpoint's orders that it did not give, so that default orders were played; empty for other players."""
+    return "" if counts is None else f"{counts.missing / max(1, counts.orders):.1%}"
+
+
 def table_rows(table: MatchTable) -> list[dict[str, str]]:
     """One row for each player: measures with their intervals, and rating."""
 
@@ -171,6 +183,7 @@ def table_rows(table: MatchTable) -> list[dict[str, str]]:
     return [
         {"player": standing.player, "seats": str(standing.seats)}
         | {name: words(name, each) for name, each in standing.measures.items()}
+        | ({"default orders": default_orders(table.answers.get(standing.player))} if table.answers else {})
         | {"rating": "" if math.isnan(standing.rating) else f"{standing.rating:.1f} ± {2 * standing.rating_spread:.1f}"}
         for standing in table.players
     ]

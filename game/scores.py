@@ -153,6 +153,11 @@ def horizon_reached(start_phase: str, phase: str, years: int) -> bool:
     return _phase_index(phase) - _phase_index(start_phase) >= years * len(_PHASES_OF_A_YEAR)
 
 
+def spring_after(phase: str) -> str:
+    """The spring movement phase that follows a phase of winter: S1904M for W1903A."""
+    return f"S{int(phase[1:-1]) + 1}M"
+
+
 def _phase_index(phase: str) -> int:
     kind, year = phase[:1] + phase[-1:], phase[1:-1]
     if kind not in _PHASES_OF_A_YEAR or not year.isdigit():

@@ -144,9 +144,10 @@ def _check_weights(file: Path, content: bytes, rank: int, base: Path, shapes: La
     for name, tensor in tensors.items():
         match = _NAME.fullmatch(name)
         if match is None or match[1] not in shapes:
+            served = ", ".join(dict.fromkeys(path.rpartition(".")[2] for path in shapes))
             raise DataError(
-                f"adapter file '{file}' changes '{name}', which the base model '{base}' does not have: "
-                "it was trained on another base model, or on modules that are not served"
+                f"adapter file '{file}' changes '{name}', which is none of the layers of the base model '{base}' that an adapter "
+                f"may change ({served}): it was trained on another base model, or with other target modules"
             )
         out_features, in_features = shapes[match[1]]
         expected_shape = (rank, in_features) if match[2] == "A" else (out_features, rank)

@@ -317,7 +317,7 @@ def _refuse_more_than(machine: Machine, needed: int, what: str, cure: str) -> No
 
 def this_machine(cards: CardPlan) -> Machine:
     """Free memory of this machine now, and of the cards that engine and trainer take."""
-    memory = available_memory(psutil.virtual_memory().available, _CGROUP)
+    memory = free_memory()
     free, total = (min((getattr(card, name) for card in cards.engine), default=0) for name in ("free", "total"))
     if cards.shared:
         return Machine(memory=memory, gpu_free=free, gpu_total=total)
@@ -336,6 +336,11 @@ def trainer_share(cards: CardPlan, settings: InferenceSettings) -> float:
         return 0.0
     smallest = min(card.total for card in cards.trainer)
     return max(0.01, 1 - settings.gpu_memory_share - 2 * CONTEXT_BYTES / smallest)
+
+
+def free_memory() -> int:
+    """Bytes that programs may still take on this machine, or in this container."""
+    return available_memory(psutil.virtual_memory().available, _CGROUP)
 
 
 def available_memory(of_machine: int, cgroup: Path) -> int:

@@ -4,6 +4,7 @@ The number format is the base's own. Weights that would not fit are rounded to b
 than an engine may lose.
 """
 
+import math
 import shutil
 from pathlib import Path
 
@@ -17,12 +18,13 @@ from telemetry.errors import InputError
 WEIGHTS = "model.safetensors"
 
 
-def publish_weights(base: Path, adapter: Path | None, target: Path, most_bytes: int) -> str:
+def publish_weights(base: Path, adapter: Path | None, target: Path, most_bytes: float = math.inf) -> str:
     """Write `target`/model.safetensors, at most `most_bytes` long; returns the number format, such as 'float32'.
 
     Args:
         base: folder of the base model.
         adapter: folder of the adapter; None: the base alone.
+        most_bytes: weights that take more are rounded to bfloat16.
 
     Raises:
         InputError: the weights are too large, or rounding them would lose too much of the adapter.
@@ -43,8 +45,9 @@ def publish_weights(base: Path, adapter: Path | None, target: Path, most_bytes: 
         tensors, lost = add_adapter(tensors, adapter, dtype)
         if lost > MERGE_LOSS_MAX:
             raise InputError(
-                f"the weights fit in bfloat16 only, and rounding loses {lost:.0%} of what was learned, more than "
-                f"{MERGE_LOSS_MAX:.0%}: publish a smaller model, or a version that has learned more"
+                f"merged into weights that are rounded to bfloat16 or float16, the adapter loses {lost:.0%} of what was learned, "
+                f"more than {MERGE_LOSS_MAX:.0%}: take a smaller model or a version that has learned more, or `entente export` "
+                "it as an adapter"
             )
     if adapter is None and not rounds and len(files) == 1:
         shutil.copyfile(files[0], target / WEIGHTS)

@@ -4,7 +4,6 @@ Settings are those of the base model's recipe and, of a version, those of its ru
 machine are left out.
 """
 
-import hashlib
 import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from decoding.model_files import RECIPE
+from decoding.model_files import RECIPE, file_hash
 from evaluation.contestants import Contestant
 from game.prompt_settings import DEFAULT_PROMPTS
 from pipeline.plans.find_model import TINY
@@ -43,22 +42,31 @@ def published_recipe(base: Path, version: Contestant | None, settings: RunSettin
     recipe["prompts"] = settings.prompts.model_dump()  # what it played with; older bases do not say it
     if not version.version:
         return recipe | {COMMANDS: commands}
+    if settings.inference.model == TINY:
+        commands = []  # the run makes its base itself
+    training, command = trained_by(version, settings, f"runs/{MODEL_FOLDER}/{base.name}")
+    return recipe | {COMMANDS: [*commands, command], "training": training}
+
+
+def trained_by(version: Contestant, settings: RunSettings, base: str) -> tuple[dict[str, Any], str]:
+    """How a run with `settings` trained the version: the settings that are not the preset's, and the command.
+
+    Args:
+        base: the base model as the command names it, if the run does not make it itself.
+    """
     changed = {name: after for name, (_, after) in changed_settings(layered_settings(_PRESET), settings).items()}
     changed = {name: value for name, value in changed.items() if name not in _LEFT_OUT}
     words = ["entente", "train", "--run", version.run, "--steps", str(version.version)]
-    if settings.inference.model == TINY:
-        commands = []  # the run makes its base itself
-    else:
-        words += ["--inference.model", f"runs/{MODEL_FOLDER}/{base.name}"]
+    words += [] if settings.inference.model == TINY else ["--inference.model", base]
     words += [word for name, value in changed.items() for word in _flag(name, value)]
-    training = {"run": version.run, "version": version.version, "preset": _PRESET, "settings": changed}
-    return recipe | {COMMANDS: [*commands, shlex.join(words)], "training": training}
+    return {"run": version.run, "version": version.version, "preset": _PRESET, "settings": changed}, shlex.join(words)
 
 
 def file_hashes(folder: Path) -> dict[str, str]:
-    """SHA-256 of each file of the model, by name; recipe and card are not among them."""
-    files = sorted(file for file in folder.iterdir() if file.name not in (RECIPE, "README.md"))
-    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+    """SHA-256 of each file of the model, by its path in the folder; recipe and card are not among them."""
+    own = (folder / RECIPE, folder / "README.md")
+    files = sorted(file for file in folder.rglob("*") if file.is_file() and file not in own)
+    return {file.relative_to(folder).as_posix(): file_hash(file) for file in files}
 
 
 def _base_command(name: str, settings: Mapping[str, Any], prompts: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ start groups are played again.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from decoding.thinking import Thinking
 from game.snapshot import Snapshot
 from inference.engine import EngineWithPrefixes
 from pipeline.resources import PROBE, PRODUCER, Resources, RolloutResources
+from pipeline.search_opponents import search_opponents
 from rollouts.roll_out import RolledOut, plan_start_groups, roll_out
 from rollouts.settings import RolloutSettings
 from state_cache.sampling import sample_start_positions
@@ -181,7 +182,7 @@ async def play_groups(
         rolling = partial(roll_out, groups, resources.engine, resources.tokens, settings, **named)
     else:
         rolling = partial(resources.games.roll_out, groups, resources.engine, settings, **named)
-    played = await resources.host.run(_roll_out(resources, rolling, settings.opponent_versions))
+    played = await resources.host.run(_roll_out(resources, rolling, settings))
     await wait_for_ledger(after)
     await publish_when_there_is_room(
         partial(
@@ -199,11 +200,13 @@ async def play_groups(
 
 
 async def _roll_out(
-    resources: RolloutResources, rolling: Callable[..., Awaitable[RolledOut]], opponents: Collection[int]
+    resources: RolloutResources, rolling: Callable[..., Awaitable[RolledOut]], settings: RolloutSettings
 ) -> RolledOut:
-    """Play against these past versions, with empty prefix caches. Otherwise the last bits of log-probabilities would depend on
-    what the engines drew before, and so on where a run was resumed."""
-    async with resources.past.served(opponents) as deciders:
+    """Play against the opponents of the settings, with empty prefix caches. Otherwise the last bits of log-probabilities would
+    depend on what the engines drew before, and so on where a run was resumed."""
+    async with resources.past.served(settings.opponent_versions) as versions:
+        searching = search_opponents(settings.searching_opponents, resources.past.engine, resources.tokens)
+        deciders = {**versions, **searching, **resources.endpoints.deciders}
         for engine in {resources.engine, resources.past.engine}:
             if isinstance(engine, EngineWithPrefixes):
                 await engine.forget_prefixes()

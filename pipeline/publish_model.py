@@ -5,14 +5,12 @@ this machine. A published folder never changes.
 """
 
 import json
-import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from decoding.model_files import RECIPE, VALUE_HEAD, read_config, recipe_prompts, resolve_model, weights_hash
+from decoding.model_files import RECIPE, VALUE_HEAD, recipe_prompts, resolve_model, weights_hash
 from evaluation.contestants import Contestant, resolve_contestant
 from evaluation.match_files import MatchRecord, read_match
 from evaluation.score_files import ScoreRecord, read_score
@@ -21,20 +19,18 @@ from game.players import SEARCHES
 from inference.publish_weights import publish_weights
 from pipeline.model_recipe import file_hashes, published_recipe
 from pipeline.plans.find_model import model_of
+from pipeline.published_folder import copy_tokenizer, folder_size, new_folder, write_config
 from pipeline.run_settings import MODEL_FOLDER, RunSettings, settings_at, settings_of
 from reports.imitation_plot import CURVE
 from reports.model_card import CARD, model_card
 from storage.json_files import read_object
-from storage.runs import RunPaths, durable_write, publish_directory
+from storage.runs import RunPaths, durable_write
 from telemetry.errors import InputError
 
 MOST_BYTES = 8_000_000
 """Largest folder that is published, bytes: it lies in a repository that everybody clones."""
-_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 CARD_ROOM = 20_000
 """Bytes left for recipe and card."""
-_PATH_KEYS = ("_name_or_path", "name_or_path")
-"""Keys of a saved config that may hold a folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,53 +91,34 @@ def publish_model(source: PublishSource, to: Path, runs_root: Path, figures: Seq
         InputError: the folder exists, the model is too large, or a file of figures is not about it.
         DataError: a file of figures or the adapter is damaged.
     """
-    if to.exists():
-        raise InputError(f"'{to}' exists, and a published model never changes: choose another folder, or remove it")
-    aside = to.with_name(f".{to.name}.{os.getpid()}")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    try:
-        _copy_files(source, aside)
-        room = MOST_BYTES - CARD_ROOM - _size(aside)
-        dtype = publish_weights(source.base, source.adapter, aside, room)
-        _write_config(source.base, aside, dtype)
-        matches, scores = _figures(source, weights_hash(aside), figures)
+    with new_folder(to, runs_root) as folder:
+        _copy_files(source, folder)
+        room = MOST_BYTES - CARD_ROOM - folder_size(folder)
+        dtype = publish_weights(source.base, source.adapter, folder, room)
+        write_config(source.base, folder, dtype)
+        matches, scores = _figures(source, weights_hash(folder), figures)
         recipe = published_recipe(source.base, source.version, source.settings()) | {
             "weights": dtype,
-            "files": file_hashes(aside),
+            "files": file_hashes(folder),
         }
-        durable_write(aside / RECIPE, json.dumps(recipe, indent=1).encode())
+        durable_write(folder / RECIPE, json.dumps(recipe, indent=1).encode())
         shown = f"models/{to.name}" if to.is_absolute() else to.as_posix()
-        durable_write(aside / CARD, model_card(shown, recipe, matches, scores, has_curve=(aside / CURVE).is_file()).encode())
-        _check_folder(aside, to, runs_root)
-        publish_directory(aside, to)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        card = model_card(shown, recipe, matches, scores, has_curve=(folder / CURVE).is_file())
+        durable_write(folder / CARD, card.encode())
+        if (size := folder_size(folder)) > MOST_BYTES:
+            raise InputError(
+                f"the folder takes {size / 1e6:.1f} MB, more than {MOST_BYTES / 1e6:.0f} MB: publish a smaller model"
+            )
     return to
 
 
 def _copy_files(source: PublishSource, folder: Path) -> None:
-    for name in _TOKENIZER:
-        if (source.base / name).is_file():
-            shutil.copyfile(source.base / name, folder / name)
+    copy_tokenizer(source.base, folder)
     if source.version is None and (source.base / CURVE).is_file():
         shutil.copyfile(source.base / CURVE, folder / CURVE)
     head = (source.adapter or source.base) / VALUE_HEAD
     if head.is_file():
         shutil.copyfile(head, folder / VALUE_HEAD)
-    if (folder / "tokenizer_config.json").is_file():
-        _without_paths(folder / "tokenizer_config.json", read_object(folder / "tokenizer_config.json"))
-
-
-def _write_config(base: Path, folder: Path, dtype: str) -> None:
-    if (base / "generation_config.json").is_file():
-        shutil.copyfile(base / "generation_config.json", folder / "generation_config.json")
-    _without_paths(folder / "config.json", read_config(base) | {"dtype": dtype})
-
-
-def _without_paths(file: Path, content: Mapping[str, Any]) -> None:
-    kept = {key: value for key, value in content.items() if key not in _PATH_KEYS}
-    file.write_text(json.dumps(kept, indent=2) + "\n")
 
 
 def _figures(
@@ -182,18 +159,3 @@ def _score(source: PublishSource, file: Path) -> ScoreRecord:
     if found is None or source.version is None or (found.player, found.policy_version) != (POLICY, source.version.version):
         raise InputError(f"'{file}' holds no score of '{source.name}': leave the file out")
     return found
-
-
-def _check_folder(folder: Path, to: Path, runs_root: Path) -> None:
-    """Refuse a folder that is too large or names a folder of this machine."""
-    if (size := _size(folder)) > MOST_BYTES:
-        raise InputError(f"the folder takes {size / 1e6:.1f} MB, more than {MOST_BYTES / 1e6:.0f} MB: publish a smaller model")
-    local = {str(path.resolve()).encode() for path in (Path.cwd(), Path.home(), runs_root, to.parent)} - {b"/"}
-    for file in folder.iterdir():
-        content = file.read_bytes()
-        if named := [path.decode() for path in local if path in content]:
-            raise InputError(f"'{file.name}' would name this machine's folder '{named[0]}': remove it from the model's files")
-
-
-def _size(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.iterdir())

@@ -42,7 +42,7 @@ _ROWS_AND_WEIGHTS = frozenset(
     {"storage.balance_powers", "storage.freshness", "storage.min_spread", "training.outlier_high", "training.outlier_low"}
 )
 """Removed settings on which the rows and weights of a run depend."""
-ADDED: Mapping[str, Any] = {"prompts.chat": "none", "prompts.own_line": "in_place"}
+ADDED: Mapping[str, Any] = {"prompts.chat": "none", "prompts.own_line": "in_place", "rollouts.last_winter": True}
 """Dotted name of a setting that was added with another default than what runs did before -> what they did."""
 RENAMED_PRESETS: Mapping[str, str] = {"single-gpu": "gpu-24"}
 """Name of a preset of another version -> its name now."""

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from inference.engine import Engine
 from inference.host import EngineHost
+from outside.players import OutsidePlayers
+from outside.settings import OutsideSettings
 from pipeline.league import League
 from pipeline.past_versions import PastVersions
 from records.policy_version import PolicyVersion
@@ -60,17 +62,22 @@ class RolloutResources:
     """Draws the decisions of past versions that play opponents; None: `engine` does."""
     games: GamePool | None = None
     """The game processes; None: games are played on the engine's event loop."""
+    outside: OutsideSettings = field(default_factory=OutsideSettings)
+    """How endpoints among the opponents are asked."""
     spans: Spans = field(default_factory=Spans)
     league: League = field(init=False)
     """Chooses the past versions that play opponents."""
     past: PastVersions = field(init=False)
     """Serves them."""
+    endpoints: OutsidePlayers = field(init=False)
+    """The endpoints among the opponents."""
 
     def __post_init__(self) -> None:
         self.league = League(self.paths, self.rollouts.league_every, self.rollouts.start_groups)
         engine = self.opponent_engine or self.engine
         beside, always = engine is self.engine, self.rollouts.lasting_versions
         self.past = PastVersions(self.paths, engine, self.tokens, beside=beside, always=always)
+        self.endpoints = OutsidePlayers(self.rollouts.endpoints, self.paths.answers, self.outside)
 
 
 @dataclass(kw_only=True)

@@ -129,6 +129,10 @@ class RolloutSide:
         """
         paths = RunPaths(root.resolve())
         settings = side_settings(paths)
+        if endpoints := settings.rollouts.endpoints:
+            raise InputError(
+                f"run '{settings.run}' plays against '{endpoints[0]}', which its own process alone asks: it needs no producer"
+            )
         control = await asyncio.to_thread(read_control, paths)
         check_wanted(paths, settings, control)
         model = await asyncio.to_thread(_model, paths, settings)

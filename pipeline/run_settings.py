@@ -15,6 +15,8 @@ from evaluation.settings import EvaluationSettings
 from game.players import check_player
 from game.prompt_settings import PromptSettings
 from inference.settings import InferenceSettings
+from outside.endpoint import read_endpoint
+from outside.settings import OutsideSettings
 from pipeline.check_pipeline import check_pipeline
 from pipeline.league import slots_for
 from pipeline.removed_settings import preset_name, without_removed
@@ -35,6 +37,7 @@ from telemetry.setting_marks import MAY_CHANGE, MAY_CHANGE_IN_A_FORK, ChangeRule
 from telemetry.sinks import TelemetrySettings
 from training.loss_name import check_loss_name
 from training.settings import TinyModelSettings, TrainingSettings
+from training.value_baseline import check_value_baseline
 
 CACHE_FOLDER, MODEL_FOLDER = "_state_cache", "_models"
 """Folders under `runs_root`: state caches, and models made on this machine."""
@@ -107,6 +110,8 @@ class RunSettings(BaseModel):
     """Format of prompts and completions."""
     rollouts: Annotated[RolloutSettings, MAY_CHANGE_IN_A_FORK] = RolloutSettings()
     """The rollouts of one step."""
+    outside: Annotated[OutsideSettings, MAY_CHANGE] = OutsideSettings()
+    """How endpoints among the opponents are asked."""
     storage: Annotated[StorageSettings, MAY_CHANGE_IN_A_FORK] = StorageSettings()
     """Returns and the staleness budget."""
     training: Annotated[TrainingSettings, MAY_CHANGE_IN_A_FORK] = TrainingSettings()
@@ -342,6 +347,11 @@ def check_settings(settings: RunSettings) -> None:
             f"prompts.thinking_tokens {thinking} leaves no room for a prompt and its orders within inference.max_model_length "
             f"{longest}: lower the one or raise the other"
         )
+    if (searching := settings.rollouts.searching_opponents) and settings.pipeline.game_processes:
+        raise InputError(
+            f"rollouts.opponents names '{searching[0]}', but pipeline.game_processes is {settings.pipeline.game_processes}, and "
+            "opponents search only where the engine is: set pipeline.game_processes to 0, or name players without a search"
+        )
     wanted, held_out = settings.evaluation.positions, settings.cache.held_out_snapshots
     if wanted > held_out:
         raise InputError(
@@ -359,18 +369,21 @@ def check_settings(settings: RunSettings) -> None:
             "to a model that has one"
         )
     _check_slots(settings)
+    _check_endpoints(settings)
     _check_simulated(settings)
     _ = settings.threads  # raises InputError if they do not fit the cores
 
 
 def check_objective(settings: RunSettings) -> None:
-    """Check that the loss and the reward components exist, here or in an installed package. The loss is not loaded.
+    """Check that the loss and the reward components exist, here or in an installed package, and that the baseline foretells these
+    components. The loss is not loaded.
 
     Raises:
         InputError: names it, its package if there is one, and the cure.
     """
     check_blend(settings.storage.blend)
     check_loss_name(settings.training.loss)
+    check_value_baseline(settings.training, settings.storage)
 
 
 def _check_simulated(settings: RunSettings) -> None:
@@ -387,6 +400,27 @@ def _check_simulated(settings: RunSettings) -> None:
         raise InputError("simulated.from_run uses no engine: leave inference.urls and inference.evaluation_urls out")
     if settings.pipeline.game_processes:
         raise InputError("simulated.from_run plays no games: leave pipeline.game_processes out")
+
+
+def _check_endpoints(settings: RunSettings) -> None:
+    pipeline, endpoints = settings.pipeline, settings.rollouts.endpoints
+    for name in endpoints:
+        read_endpoint(name)
+    others = {
+        "pipeline.game_processes": pipeline.game_processes,
+        "pipeline.producers_max": pipeline.producers_max,
+        "pipeline.task_runner": "" if pipeline.task_runner == "threads" else pipeline.task_runner,
+    }
+    if endpoints and (setting := next((name for name, value in others.items() if value), "")):
+        raise InputError(
+            f"rollouts.opponents names '{endpoints[0]}', and {setting} is {others[setting]!r}: one process asks the endpoints, "
+            "because there is one token budget and one file of answers; leave the one or the other out"
+        )
+    if endpoints and pipeline.deterministic:
+        raise InputError(
+            f"rollouts.opponents names '{endpoints[0]}', whose answers nobody can repeat, and pipeline.deterministic needs that: "
+            "set pipeline.deterministic to false, or name other opponents"
+        )
 
 
 def _check_slots(settings: RunSettings) -> None:

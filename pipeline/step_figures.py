@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from inference.engine import EngineStats, EngineWithEvents, EngineWithWorkerFigures
+from outside.reading import AnswerCounts
 from pipeline.controller import StepObservation
 from pipeline.play import EngineWork
 from pipeline.resources import Resources
@@ -57,7 +58,7 @@ class StepClock:
         self._step_began = now
         figures = trained.metrics | self._times(rolled, began, now) | await self._rollout_figures(rolled, began, now)
         before, self._events = self._events, _events(self._resources)
-        figures |= rolled.queue
+        figures |= rolled.queue | outside_figures(await self._resources.host.run(self._resources.endpoints.take_all()))
         figures |= {f"engine/{name}": float(count - before.get(name, 0)) for name, count in self._events.items()}
         if isinstance(self._resources.engine, EngineWithWorkerFigures):
             figures |= self._resources.engine.scraped()
@@ -152,6 +153,18 @@ def _events(resources: Resources) -> dict[str, int]:
     """Counts of failures of engines or workers that were recovered from."""
     engine = resources.engine
     return engine.events() if isinstance(engine, EngineWithEvents) else {}
+
+
+def outside_figures(counts: AnswerCounts) -> dict[str, float]:
+    """Metrics of the decisions that endpoints were asked for during the step; empty if none was."""
+    if not counts.answers:
+        return {}
+    return {
+        "rollout/outside_decisions": float(counts.answers),
+        "rollout/outside_unanswered": float(counts.unanswered),
+        "rollout/outside_missing_share": counts.missing / max(1, counts.orders),
+        "rollout/outside_illegal": float(counts.illegal),
+    }
 
 
 def observe_step(figures: Mapping[str, float]) -> StepObservation:

@@ -1,1 +1,1 @@
-"""A board in the browser: games that people, policy versions and scripted players play together."""
+"""The policy outside of training: a board in the browser, and orders for other programs over the OpenAI API."""

@@ -13,10 +13,10 @@ from game.board import Board
 from game.legal import LegalOrders, OrderKind
 from game.snapshot import POWERS
 from rollouts.deciders import DecisionRequest
+from storage.played_games import HUMAN, SavedProposal
 from telemetry.errors import EntenteError, InputError
 
-HUMAN = "human"
-"""Name of a seat that a person takes."""
+FIRST_YEAR = 1901
 
 
 class StaleError(EntenteError):
@@ -30,6 +30,8 @@ class Choice:
     orders: tuple[str, ...]
     probability: float | None = None
     """With which a policy version drew the whole set; None for other players."""
+    proposals: tuple[SavedProposal, ...] = ()
+    """What a player that searches tried, if it was more than one order set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -43,6 +45,8 @@ class Turn:
     """Result marks by unit; see `PhaseResult.results`."""
     probabilities: Mapping[str, float]
     """Of the order sets of policy versions, by power."""
+    proposals: Mapping[str, tuple[SavedProposal, ...]]
+    """Of players that search, by power."""
 
 
 class Players(Protocol):
@@ -75,17 +79,18 @@ class PlayedGame:
         turns: the phases that were played.
         board: the position now.
         given: order sets of people for this phase.
+        years: game years after which it ends; 0: when somebody has won.
         revision: rises with every change; a request that names an older one is refused.
         keep: stores the game; awaited after every change that must last.
     """
 
-    def __init__(self, name: str, seats: Mapping[str, str], players: Players, *, seed: int = 0) -> None:
+    def __init__(self, name: str, seats: Mapping[str, str], players: Players, *, seed: int = 0, years: int = 0) -> None:
         """A game in spring 1901.
 
         Raises:
             InputError: a power has no seat, or a seat an unknown player.
         """
-        self.name, self.seats, self.seed = name, dict(seats), seed
+        self.name, self.seats, self.seed, self.years = name, dict(seats), seed, years
         if sorted(self.seats) != sorted(POWERS):
             raise InputError(f"a game needs a player for each of {', '.join(POWERS)}")
         for who in self.seats.values():
@@ -102,6 +107,16 @@ class PlayedGame:
         self._busy = False
 
     @property
+    def is_over(self) -> bool:
+        """True if somebody has won, or the years of the game are over."""
+        return self.board.is_over or bool(self.years and self.board.year >= FIRST_YEAR + self.years)
+
+    @property
+    def last_year(self) -> int:
+        """The year of the position, or of the game's end."""
+        return min(self.board.year, FIRST_YEAR + self.years - 1) if self.years else self.board.year
+
+    @property
     def people(self) -> tuple[str, ...]:
         """Powers of people that are not eliminated."""
         return tuple(power for power in POWERS if self.seats[power] == HUMAN and self.board.is_alive(power))
@@ -109,7 +124,7 @@ class PlayedGame:
     @property
     def waits_for(self) -> tuple[str, ...]:
         """Powers of people that must order before this phase can be played."""
-        legal = self.board.legal_orders()
+        legal = {} if self.is_over else self.board.legal_orders()
         return tuple(power for power in self.people if power in legal and power not in self.given)
 
     @property
@@ -185,21 +200,26 @@ class PlayedGame:
             raise InputError(f"{power} has nothing to order in {self.board.phase}")
         return await self._players.choose(player, self._request(power, "hint"))
 
-    def replay(self, orders: Mapping[str, Sequence[str]], probabilities: Mapping[str, float]) -> None:
+    def replay(
+        self,
+        orders: Mapping[str, Sequence[str]],
+        probabilities: Mapping[str, float],
+        proposals: Mapping[str, tuple[SavedProposal, ...]],
+    ) -> None:
         """Play a phase with orders that are known, as when a stored game is read.
 
         Raises:
             InputError: the game is over, or an order set is not legal.
         """
-        if self.board.is_over:
-            raise InputError(f"it goes on after its end in {self.board.year}")
+        if self.is_over:
+            raise InputError(f"it goes on after its end in {self.last_year}")
         legal = self.board.legal_orders()
         for power, own in orders.items():
             if power not in legal or not legal[power].admits(own):
                 raise InputError(f"{', '.join(own) or 'nothing'} is no legal order set of {power} in {self.board.phase}")
         if set(orders) != set(legal):
             raise InputError(f"it lacks orders in {self.board.phase}")
-        self._step({power: tuple(own) for power, own in orders.items()}, dict(probabilities))
+        self._step({power: tuple(own) for power, own in orders.items()}, dict(probabilities), dict(proposals))
 
     async def _play_on(self) -> None:
         self._busy = True
@@ -207,7 +227,7 @@ class PlayedGame:
         try:
             while True:
                 await self._play_phase()
-                if self.board.is_over or self.waits_for or not self.people:
+                if self.is_over or self.waits_for or not self.people:
                     return
         finally:
             self._busy = False
@@ -218,14 +238,22 @@ class PlayedGame:
         found = await asyncio.gather(*(self._players.choose(self.seats[power], self._request(power)) for power in asked))
         chosen = dict(zip(asked, found, strict=True))
         orders = self.given | {power: choice.orders for power, choice in chosen.items()}
-        self._step(orders, {power: each.probability for power, each in chosen.items() if each.probability is not None})
+        probabilities = {power: each.probability for power, each in chosen.items() if each.probability is not None}
+        self._step(orders, probabilities, {power: each.proposals for power, each in chosen.items() if each.proposals})
         self._change()
         await self.keep()
 
-    def _step(self, orders: Mapping[str, tuple[str, ...]], probabilities: Mapping[str, float]) -> None:
+    def _step(
+        self,
+        orders: Mapping[str, tuple[str, ...]],
+        probabilities: Mapping[str, float],
+        proposals: Mapping[str, tuple[SavedProposal, ...]],
+    ) -> None:
         before = self.board.fork()
         result = self.board.step(orders)
-        self.turns.append(Turn(board=before, orders=orders, results=result.results, probabilities=probabilities))
+        self.turns.append(
+            Turn(board=before, orders=orders, results=result.results, probabilities=probabilities, proposals=proposals)
+        )
         self.given.clear()
 
     def _request(self, power: str, *purpose: str) -> DecisionRequest:
@@ -244,8 +272,8 @@ class PlayedGame:
             raise StaleError("the others still decide: wait for them")
         if revision != self.revision:
             raise StaleError("the game has gone on in another window: the page now shows where it is")
-        if self.board.is_over and not over:
-            raise InputError(f"the game ended in {self.board.year}: begin another, or go back to an earlier position")
+        if self.is_over and not over:
+            raise InputError(f"the game ended in {self.last_year}: begin another, or go back to an earlier position")
 
     def _change(self) -> None:
         self.revision += 1

@@ -1,51 +1,28 @@
-"""The file of a played game: who played and what was ordered. Reading it plays the game again, so it holds no position."""
+"""Stores the game that is played in its file, and opens it again. `storage/played_games.py` says what the file holds."""
 
 import asyncio
 from pathlib import Path
-from typing import Annotated, Literal
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from play.game import PlayedGame, Players
+from storage.played_games import SavedGame, SavedTurn
 from storage.runs import durable_write
 from telemetry.errors import InputError
-from telemetry.read_file import read_text
-
-_LARGEST = 4 << 20
-"""Largest file, bytes; a game of a hundred years has less."""
-_Text = Annotated[str, Field(max_length=64)]
-
-
-class SavedTurn(BaseModel):
-    """One phase."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    phase: _Text
-    orders: dict[_Text, tuple[_Text, ...]]
-    probabilities: dict[_Text, float] = {}
-
-
-class SavedGame(BaseModel):
-    """A game as its file holds it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    format: Literal["entente game 1"] = "entente game 1"
-    name: _Text
-    seed: int = 0
-    seats: dict[_Text, Annotated[str, Field(max_length=256)]]
-    turns: tuple[SavedTurn, ...] = ()
-    given: dict[_Text, tuple[_Text, ...]] = {}
-    """Orders of people for the phase after the last turn."""
 
 
 def saved(game: PlayedGame) -> SavedGame:
     """The game in the form of its file."""
     turns = (
-        SavedTurn(phase=turn.board.phase, orders=dict(turn.orders), probabilities=dict(turn.probabilities)) for turn in game.turns
+        SavedTurn(
+            phase=turn.board.phase,
+            orders=dict(turn.orders),
+            probabilities=dict(turn.probabilities),
+            proposals=dict(turn.proposals),
+        )
+        for turn in game.turns
     )
-    return SavedGame(name=game.name, seed=game.seed, seats=game.seats, turns=tuple(turns), given=dict(game.given))
+    return SavedGame(
+        name=game.name, seed=game.seed, years=game.years, seats=game.seats, turns=tuple(turns), given=dict(game.given)
+    )
 
 
 class GameFile:
@@ -71,32 +48,18 @@ class GameFile:
                 ) from error
 
 
-def read_game(file: Path) -> SavedGame:
-    """The content of a game's file.
-
-    Raises:
-        InputError: it cannot be read, or is no game of this program.
-    """
-    try:
-        return SavedGame.model_validate_json(read_text(file, at_most=_LARGEST, what="game file"))
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise InputError(f"game file '{file}' is no game of this program: {where or 'its text'}: {first['msg']}") from error
-
-
 def open_game(stored: SavedGame, players: Players, file: Path) -> PlayedGame:
     """The game at its last position.
 
     Raises:
         InputError: a player is not here, or the game cannot be played as it is stored.
     """
-    game = PlayedGame(stored.name, stored.seats, players, seed=stored.seed)
+    game = PlayedGame(stored.name, stored.seats, players, seed=stored.seed, years=stored.years)
     for turn in stored.turns:
         if turn.phase != game.board.phase:
             raise InputError(f"game file '{file}' was changed: it has {turn.phase} where the game is in {game.board.phase}")
         try:
-            game.replay(turn.orders, turn.probabilities)
+            game.replay(turn.orders, turn.probabilities, turn.proposals)
         except InputError as error:
             raise InputError(f"game file '{file}' was changed: {error}") from error
     legal = game.board.legal_orders()

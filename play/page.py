@@ -13,6 +13,7 @@ from game.sketch_map import COASTS, LAND, SEA, place
 from game.snapshot import POWERS
 from play.game import HUMAN, PlayedGame, Turn
 from reports.replay_page import map_context, position_data
+from storage.played_games import SavedProposal
 
 _DIGITS = 6
 
@@ -61,10 +62,10 @@ def as_data(game: PlayedGame) -> dict[str, Any]:
     return {
         "revision": game.revision,
         "deciding": game.is_deciding,
-        "over": game.board.is_over,
+        "over": game.is_over,
         "waits": [POWERS.index(power) for power in waits],
         "given": [POWERS.index(power) for power in game.given],
-        "plies": [*map(_played, game.turns), _position(game.board, {}, {}, {})],
+        "plies": [*map(_played, game.turns), _position(game.board, {}, {}, {}, {})],
         "legal": {
             POWERS.index(power): {
                 "kind": legal[power].kind.value,
@@ -80,7 +81,7 @@ def as_data(game: PlayedGame) -> dict[str, Any]:
 @lru_cache(maxsize=1024)
 def _played(turn: Turn) -> dict[str, Any]:
     """A turn's data, kept because turns do not change."""
-    return _position(turn.board, turn.orders, turn.results, turn.probabilities)
+    return _position(turn.board, turn.orders, turn.results, turn.probabilities, turn.proposals)
 
 
 def _position(
@@ -88,13 +89,30 @@ def _position(
     orders: Mapping[str, Sequence[str]],
     results: Mapping[str, Sequence[str]],
     probabilities: Mapping[str, float],
+    proposals: Mapping[str, Sequence[SavedProposal]],
 ) -> dict[str, Any]:
     given = {
         POWERS.index(power): [[order, list(results.get(" ".join(order.split(" ", 2)[:2]), ()))] for order in own]
         for power, own in orders.items()
     }
-    sure = {POWERS.index(power): float(f"{value:.{_DIGITS}g}") for power, value in probabilities.items()}
-    return position_data(board) | {"orders": given, "sure": sure}
+    sure = {POWERS.index(power): _short(value) for power, value in probabilities.items()}
+    tried = {
+        POWERS.index(power): [
+            {
+                "orders": list(each.orders),
+                "value": _short(each.value),
+                "playouts": each.playouts,
+                "sure": None if each.probability is None else _short(each.probability),
+            }
+            for each in sorted(found, key=lambda each: -each.value)
+        ]
+        for power, found in proposals.items()
+    }
+    return position_data(board) | {"orders": given, "sure": sure, "tried": tried}
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.{_DIGITS}g}")
 
 
 def _json(value: Any) -> str:

@@ -259,8 +259,19 @@
       card.append(html("h2", {}, game.powers[p], html("span", { class: "quiet" }, `${page.seats[p] === "human" ? "you" : page.seats[p]}${sure}`)));
       for (const [order, results] of given) body.append(html("tr", {}, html("td", { class: "order" }, order), html("td", { class: "result" }, told(results))));
       card.append(html("table", {}, body));
+      if (ply.tried[p]) card.append(tried(ply.tried[p], given.map(([order]) => order)));
       return card;
     }));
+  }
+  function tried(proposals, played) { // what a search tried, best value first; the set that was played is marked
+    const body = html("tbody", {}), same = orders => orders.every((order, i) => order === played[i]);
+    for (const { orders, value, playouts, sure } of proposals) {
+      const row = html("tr", same(orders) ? { class: "played" } : {}, html("td", {}, value.toFixed(2)), html("td", {}, String(playouts)),
+        html("td", {}, sure === null ? "–" : percent(sure)), html("td", {}, orders.join("; ")));
+      body.append(row);
+    }
+    const head = html("tr", {}, ...["value", "playouts", "sure", "orders"].map(name => html("th", { scope: "col" }, name)));
+    return html("details", { class: "tried" }, html("summary", {}, `the search tried ${counted(proposals.length, "order set")}`), html("table", {}, html("thead", {}, head), body));
   }
   const who = () => [html("h3", {}, "Who plays"), ...page.seats.map((seat, p) => {
     const card = html("section", { class: "power" });

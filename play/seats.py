@@ -2,20 +2,24 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from flows.open_players import OpenPlayers
 from game.players import player
 from play.game import Choice
 from rollouts.deciders import DecisionRequest, PolicyDecider, draw
 from rollouts.seeds import dice
+from search.search import SearchDecider
+from storage.played_games import SavedProposal
 
 
 class SeatedPlayers:
     """Players that are open; see `play.game.Players`."""
 
-    def __init__(self, names: Sequence[str], opened: OpenPlayers) -> None:
+    def __init__(self, names: Sequence[str], opened: OpenPlayers, temperature: float = 1.0) -> None:
+        """`temperature`: of the draws of policy versions."""
         self.names = tuple(names)
-        self._opened = opened
+        self._opened, self._temperature = opened, temperature
 
     async def choose(self, name: str, request: DecisionRequest) -> Choice:
         """See `Players.choose`."""
@@ -23,11 +27,25 @@ class SeatedPlayers:
         if decider is None:
             rng = dice(request.dice, request.board.phase, request.power)
             return Choice(orders=tuple(player(name)(request.legal, rng, request.board)))
+        request = replace(request, temperature=self._temperature)
         if isinstance(decider, PolicyDecider) and not request.legal.is_forced:
             return await self._opened.host.run(_drawn(decider, request))
+        if isinstance(decider, SearchDecider):
+            return await self._opened.host.run(_searched(decider, request))
         return Choice(orders=tuple(await self._opened.host.run(decider.decide(request))))
 
 
 async def _drawn(decider: PolicyDecider, request: DecisionRequest) -> Choice:
     drawn = await draw(request, decider.engine, decider.tokens, version=decider.version)
     return Choice(orders=tuple(drawn.orders), probability=math.exp(float(drawn.generation.logprobs.sum())))
+
+
+async def _searched(decider: SearchDecider, request: DecisionRequest) -> Choice:
+    found, drawn = await decider.look(request)
+    if len(found.proposals) == 1:
+        return Choice(orders=tuple(found.orders), probability=drawn[found.proposals[0]])
+    tried = (
+        SavedProposal(orders=orders, value=value, playouts=playouts, probability=drawn[orders])
+        for orders, value, playouts in zip(found.proposals, found.values, found.visits, strict=True)
+    )
+    return Choice(orders=tuple(found.orders), probability=drawn[found.proposals[found.best]], proposals=tuple(tried))

@@ -11,13 +11,10 @@ decision failed.
 import asyncio
 import hmac
 import secrets
-import signal
-import socket
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Annotated, Any
 
-import uvicorn
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
@@ -30,7 +27,8 @@ from play.game import PlayedGame, StaleError
 from play.game_file import saved
 from play.page import as_data, page_html
 from telemetry.errors import EntenteError, InputError
-from workers.http_bounds import BoundedConnection, RequestReader
+from workers.http_bounds import RequestReader
+from workers.http_guards import foreign_header, headers_of, is_too_long
 
 _LARGEST_BODY = 1 << 14
 _WAIT_S = 25.0
@@ -165,36 +163,18 @@ def _sentence(status: int, text: str, **more: Any) -> JSONResponse:
 
 def _refusal(scope: Scope, key: str, address: str) -> Response | None:
     """The refusal of a request without the key, for another host, from another page, or with a large body; None: accepted."""
-    headers = dict(scope["headers"])
-    port = address.rpartition(":")[2]
-    own = (address.encode(), f"localhost:{port}".encode())
-    if headers.get(b"host", b"") not in own:
-        return _sentence(403, "this page is served on this machine only: open the address that `entente play` printed")
-    if headers.get(b"origin", b"http://" + own[0]) not in tuple(b"http://" + each for each in own):
-        return _sentence(403, "another page asks in its place: open the address that `entente play` printed")
+    headers = headers_of(scope)
+    match foreign_header(headers, (address, f"localhost:{address.rpartition(':')[2]}")):
+        case "host":
+            return _sentence(403, "this page is served on this machine only: open the address that `entente play` printed")
+        case "origin":
+            return _sentence(403, "another page asks in its place: open the address that `entente play` printed")
     query = scope["query_string"].decode("latin-1")
     given = headers.get(b"x-entente-key") or next(
         (part[4:].encode("latin-1") for part in query.split("&") if part.startswith("key=")), b""
     )
     if not hmac.compare_digest(given, key.encode()):
         return _sentence(403, "the key of this address is missing or old: open the address that `entente play` printed last")
-    length = headers.get(b"content-length", b"" if scope["method"] == "POST" else b"0")
-    if not length.isdigit() or int(length) > _LARGEST_BODY or b"transfer-encoding" in headers:
+    if is_too_long(scope, headers, _LARGEST_BODY):
         return _sentence(413, f"a request may have at most {_LARGEST_BODY} bytes, and must state its length")
     return None
-
-
-async def serve(app: FastAPI, listener: socket.socket, *, on_ready: Callable[[], None]) -> None:
-    """Serve until SIGTERM or Ctrl-C."""
-    config = uvicorn.Config(app, http=BoundedConnection, log_level="warning", access_log=False, server_header=False, ws="none")
-    config.timeout_graceful_shutdown = 1
-    server = uvicorn.Server(config)
-    # uvicorn raises a signal again after it has shut down; it is ignored, so that the caller can close the players.
-    handlers = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
-    loop = asyncio.get_running_loop()
-    loop.call_soon(on_ready)
-    try:
-        await server.serve(sockets=[listener])
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from evaluation.contestants import needs_run
 from evaluation.intervals import describe_interval, format_interval
@@ -39,10 +39,7 @@ def model_card(
         recipe: of the published model.
         matches: with the model's name in each, which `name` replaces.
     """
-    template = Environment(
-        loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    ).get_template("model_card.md.jinja")
-    return template.render(
+    return card_template("model_card.md.jinja").render(
         name=name,
         title=name.rpartition("/")[2],
         recipe=recipe,
@@ -51,13 +48,20 @@ def model_card(
         recorded=recipe["settings"].get("recorded"),
         training=recipe.get("training"),
         last=(recipe.get("curve") or [None])[-1],
-        matches=[_match(record, known_as, name) for record, known_as in matches],
-        scores=[_score(record) for record in scores],
+        matches=[match_figures(record, known_as, name) for record, known_as in matches],
+        scores=[score_in_words(record) for record in scores],
         has_curve=has_curve,
     )
 
 
-def _match(record: MatchRecord, known_as: str, name: str) -> dict[str, Any]:
+def card_template(name: str) -> Template:
+    """The template of a card."""
+    loader = FileSystemLoader(Path(__file__).parent)
+    return Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).get_template(name)
+
+
+def match_figures(record: MatchRecord, known_as: str, name: str) -> dict[str, Any]:
+    """What `figures.md.jinja` shows of a match; `name` replaces the name that the model has there."""
     settings, table = record.settings, record.table
 
     def renamed(player: str) -> str:
@@ -103,7 +107,8 @@ def _command(settings: MatchSettings, players: Sequence[str], opponents: str, ga
     return shlex.join(words)
 
 
-def _score(record: ScoreRecord) -> str:
+def score_in_words(record: ScoreRecord) -> str:
+    """A score with its interval, as the end of a sentence."""
     score = record.score
     found = describe_interval(score.estimate.interval, score.source_games, "+.2f", "source games")
     years = record.settings.horizon_years

@@ -176,7 +176,7 @@ def match(record: MatchRecord) -> str:
         interval = difference.describe("+.3f", cluster_noun(asked, pairs=True)).removeprefix("95 % interval ")
         need = f"; about {pair.games_to_show:,} games would show it" if pair.games_to_show and not pair.shown else ""
         head += f" {pair.player} against {pair.other}: {difference.mean:+.3f} {interval}{', shown' if pair.shown else need}."
-    return head
+    return " ".join([head, *(f"{sentence}." for sentence in table.answer_sentences)])
 
 
 def _small(value: float) -> str:

@@ -89,6 +89,8 @@ class DecisionRequest:
     snapshot_id: str
     """Snapshot from which the game started."""
     temperature: float = 1.0
+    shared: str = ""
+    """Name of the start group, from which luck derives that its forks share; empty: there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,14 +1,16 @@
 """The table of opponents, and the lots that fall on it.
 
 A table is a text such as `dumbbot*3,territorial,v0,league*2`: names with weights, 1 if none is given. A name is a scripted
-player, a published version (`v12`) or `league`, past versions of the run. `pipeline/league.py` replaces `league` by versions
-with weights before a start group is played, so no lot falls on the word itself.
+player, a published version (`v12`), an endpoint (`openai:model@http://host:port/v1`) or `league`, past versions of the run.
+`pipeline/league.py` replaces `league` by versions with weights before a start group is played, so no lot falls on the word
+itself. Scripted players and versions may search (`dumbbot+search`); `pipeline/search_opponents.py` makes them.
 """
 
 import math
 import re
 from collections.abc import Mapping, Sequence
 
+from game.players import SEARCHES
 from rollouts.seeds import dice
 
 POLICY = "policy"
@@ -16,6 +18,7 @@ POLICY = "policy"
 LEAGUE = "league"
 """Stands for the members of the run's league."""
 _VERSION = re.compile(r"v(\d+)")
+_ENDPOINT = "openai:"
 
 OpponentTable = tuple[tuple[str, float], ...]
 """(name, weight above 0) pairs, in the order of the text."""
@@ -34,6 +37,8 @@ def read_table(text: str) -> OpponentTable:
             number = float(weight) if star else 1.0
         except ValueError:
             number = math.nan
+        if name == LEAGUE + SEARCHES:
+            raise ValueError(f"rollouts.opponents {text!r}: members of the league do not search: name a version, as 'v0+search'")
         if not name or not 0 <= number < math.inf:
             raise ValueError(f"rollouts.opponents {text!r}: '{part}' is not a name and a weight: write it as 'mover*2'")
         table.append((name, number))
@@ -50,19 +55,25 @@ def table_text(table: Sequence[tuple[str, float]]) -> str:
 
 
 def version_of(name: str) -> int | None:
-    """The policy version that a name of a table means, such as 12 for "v12"; None if it means none."""
-    match = _VERSION.fullmatch(name)
+    """The policy version that a name of a table means, such as 12 for "v12" or "v12+search"; None if it means none."""
+    match = _VERSION.fullmatch(name.removesuffix(SEARCHES))
     return int(match[1]) if match else None
 
 
+def is_endpoint(name: str) -> bool:
+    """Whether a name means an OpenAI-compatible endpoint; `outside/` asks it."""
+    return name.startswith(_ENDPOINT) and "@" in name
+
+
 def seat_name(name: str) -> str:
-    """Name of a table's player in seats and rows: "policy:12" for "v12"; other players keep their names."""
+    """Name of a table's player in seats and rows: "policy:12" for "v12", "policy:12+search" for "v12+search"; other players keep
+    their names."""
     version = version_of(name)
-    return name if version is None else f"{POLICY}:{version}"
+    return name if version is None else f"{POLICY}:{version}{SEARCHES if name.endswith(SEARCHES) else ''}"
 
 
 def seat_version(seat: str) -> int | None:
-    """The inverse of `seat_name` for versions: 12 for "policy:12"; None for other seats."""
+    """The inverse of `seat_name` for versions: 12 for "policy:12"; None for other seats, also for a version that searches."""
     owner, _, number = seat.partition(":")
     return int(number) if owner == POLICY and number.isdecimal() else None
 

@@ -90,6 +90,7 @@ async def roll_out(
                         seats=seats,
                         horizon_years=settings.horizon_years,
                         settled_years=settings.settled_years,
+                        last_winter=settings.last_winter,
                         temperature=settings.temperature,
                         snapshot_id=group.snapshot.snapshot_id,
                         counted_from=group.counted_from,

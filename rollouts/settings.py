@@ -4,9 +4,10 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from game.players import SEARCHES
 from game.settings import BoardPath
 from records.policy_version import BASE_VERSION
-from rollouts.opponents import LEAGUE, OpponentTable, read_table, version_of
+from rollouts.opponents import LEAGUE, OpponentTable, is_endpoint, read_table, version_of
 
 
 class RolloutSettings(BaseModel):
@@ -32,11 +33,15 @@ class RolloutSettings(BaseModel):
     horizon_years before."""
     settled_years: Annotated[int, Field(ge=0, le=20)] = 2
     """Game years without a change of centres after which a fork ends early; 0: it ends at its horizon."""
+    last_winter: bool = False
+    """Whether a fork plays the winter at its end, which teaches nothing: no return sees what is built there. A state cache that
+    is refreshed from the run's rollouts gets their last springs only with it."""
     policy_powers: Literal["one", "all"] = "one"
     """'one': the policy plays one power of each group and opponents play the others; 'all': it plays all seven."""
     opponents: str = "random"
     """Players of the other powers by lot: names with weights, such as 'dumbbot*3,territorial,v0,league*2'. A name is a scripted
-    player, a published version, or 'league': past versions, more often those that the policy beats less."""
+    player, a published version, either with '+search', an endpoint such as 'openai:qwen3@http://127.0.0.1:8000/v1', or 'league':
+    past versions, more often those that the policy beats less. A search takes about 0.1 CPU seconds a decision."""
     opponents_by: Literal["group", "seat"] = "group"
     """One lot for the six other seats of a start group, or one lot for each seat."""
     league_every: Annotated[int, Field(ge=1)] = 10
@@ -70,8 +75,21 @@ class RolloutSettings(BaseModel):
 
     @property
     def scripted_opponents(self) -> tuple[str, ...]:
-        """Names of the scripted players that a lot may fall on."""
-        return tuple(name for name, _ in self.opponent_table if name != LEAGUE and version_of(name) is None)
+        """Names of the scripted players that a lot may fall on, also of those that search."""
+        names = [name for name, _ in self.opponent_table if name != LEAGUE and version_of(name) is None and not is_endpoint(name)]
+        return tuple(dict.fromkeys(name.removesuffix(SEARCHES) for name in names))
+
+    @property
+    def searching_opponents(self) -> tuple[str, ...]:
+        """Names of the players that search."""
+        return tuple(name for name, _ in self.opponent_table if name.endswith(SEARCHES))
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """Names of the endpoints that a lot may fall on; none where the policy plays all powers."""
+        if self.policy_powers == "all":
+            return ()
+        return tuple(dict.fromkeys(name for name, _ in self.opponent_table if is_endpoint(name)))
 
     @property
     def opponent_versions(self) -> frozenset[int]:

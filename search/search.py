@@ -5,6 +5,7 @@ same request has the same result. Between playouts other tasks of the event loop
 """
 
 import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -50,6 +51,17 @@ async def propose(
     version: int | None,
     settings: SearchSettings,
 ) -> list[list[str]]:
+    """The order sets of `propose_drawn`, in its order."""
+    return [list(orders) for orders in await propose_drawn(request, engine, tokens, version, settings)]
+
+
+async def propose_drawn(
+    request: DecisionRequest,
+    engine: CompletionSource | None,
+    tokens: Tokens | None,
+    version: int | None,
+    settings: SearchSettings,
+) -> dict[tuple[str, ...], float | None]:
     """Distinct legal order sets: `settings.proposals` draws of the policy, then one of each name in `settings.scripted`.
 
     The first draw is the one that the policy would play without a search.
@@ -58,21 +70,27 @@ async def propose(
         engine: draws the policy's proposals; None: only scripted players propose.
         version: the policy version; None: the engine's newest.
 
+    Returns:
+        Order set -> the probability with which the policy drew it; None if only scripted players proposed it.
+
     Raises:
         InputError: nobody proposes, or a scripted player is unknown.
         EngineError, DataError: the engine could not draw.
     """
     sets: list[list[str]] = []
+    drawn: dict[tuple[str, ...], float] = {}
     if engine is not None and tokens is not None and settings.proposals:
         shown = board_text(request.board, request.power, tokens.prompts)
         draws = (
             draw(request, engine, tokens, version=version, shown=shown, repetition=number) for number in range(settings.proposals)
         )
-        sets += [drawn.orders for drawn in await asyncio.gather(*draws)]
+        for found in await asyncio.gather(*draws):
+            sets.append(found.orders)
+            drawn[tuple(found.orders)] = math.exp(float(found.generation.logprobs.sum()))
     for number, name in enumerate(settings.scripted):
         rng = dice(request.dice, request.ply, request.power, "proposal", number)
         sets.append(player(name)(request.legal, rng, request.board))
-    return [list(orders) for orders in _distinct(request, sets)]
+    return {orders: drawn.get(orders) for orders in _distinct(request, sets)}
 
 
 async def search(
@@ -165,9 +183,13 @@ class SearchDecider:
 
     async def decide(self, request: DecisionRequest) -> list[str]:
         """The best order set; see `Decider`."""
-        proposals = await propose(request, self._engine, self._tokens, self._version, self._settings)
-        found = await search(request, proposals, self._settings, self._policy, self._processes, self._leaves)
-        return found.orders
+        return (await self.look(request))[0].orders
+
+    async def look(self, request: DecisionRequest) -> tuple[SearchResult, dict[tuple[str, ...], float | None]]:
+        """What the search of a decision found, and the proposals as `propose_drawn` returns them."""
+        proposals = await propose_drawn(request, self._engine, self._tokens, self._version, self._settings)
+        found = await search(request, list(proposals), self._settings, self._policy, self._processes, self._leaves)
+        return found, proposals
 
 
 def check_search(settings: SearchSettings, *, has_policy: bool) -> None:

@@ -84,6 +84,15 @@ def read_adapter(paths: RunPaths, version: int) -> PolicyVersion:
     return PolicyVersion(version=version, adapter=folder, adapter_hash=adapter_hash)
 
 
+def adapter_hash_in(folder: Path) -> str:
+    """The hash of the adapter in any folder, 32 hex digits, as its version would have it.
+
+    Raises:
+        DataError: a file is missing or cannot be read.
+    """
+    return _combined(_measure(folder))
+
+
 def published_versions(paths: RunPaths) -> list[int]:
     """Policy versions that have an adapter, in ascending order."""
     if not paths.adapters.is_dir():

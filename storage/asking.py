@@ -1,4 +1,4 @@
-"""SQL queries over one run: views of its rows, tokens, plies, lessons, ledgers and metrics.
+"""SQL queries over one run: views of its rows, tokens, plies, lessons, ledgers and metrics, and of games played in the browser.
 
 The database is in memory and has no access to files or the network. So it needs no lock, may be opened while the run writes,
 and cannot change anything. Token lists stay in the mapped shards until a query reads them.
@@ -22,14 +22,15 @@ from storage.files import FILES
 from storage.index import Index
 from storage.lessons import open_lessons
 from storage.lineages import counts_as_used, current_lineage
-from storage.runs import RunPaths
+from storage.played_games import game_files, game_rows
+from storage.runs import GAMES_FOLDER, RunPaths
 from storage.schema import DECISION_SCHEMA, LESSON_SCHEMA
 from storage.suggestions import suggest_names
 from telemetry.errors import DataError, InputError
 
 VIEWS = (
     "decisions", "groups", "batches", "plies", "orders", "tokens", "lag", "snapshots", "standings", "metrics", "workers",
-    "worker_log", "devices", "refused", "trained", "thoughts", "lessons",
+    "worker_log", "devices", "refused", "trained", "thoughts", "lessons", "played",
 )  # fmt: skip
 QUERIES = {file.stem: file.read_text() for file in sorted((Path(__file__).parent / "queries").glob("*.sql"))}
 """Ready queries by name; the first line of each says what it answers."""
@@ -43,6 +44,11 @@ _LESSON_COLUMNS = (
 )  # fmt: skip
 _THOUGHT = "STRUCT(text VARCHAR, by_force BOOLEAN)"
 _THOUGHT_ARROW = pa.struct([("text", pa.string()), ("by_force", pa.bool_())])
+_PLAYED = (
+    "STRUCT(game VARCHAR, turn INTEGER, phase VARCHAR, power VARCHAR, player VARCHAR, opponents VARCHAR, snapshot_id VARCHAR, "
+    'orders VARCHAR[], probability DOUBLE, proposals STRUCT(orders VARCHAR[], "value" DOUBLE, playouts INTEGER, '
+    "probability DOUBLE)[], centres INTEGER, centres_at_end INTEGER)[]"
+)
 GIB = 2**30
 
 
@@ -88,6 +94,7 @@ def connect(
     connection.execute(f"CREATE VIEW payload AS {payload}")
     connection.execute("CREATE VIEW orders AS SELECT decision_id, orders FROM payload")
     connection.register("stored_lessons", _lessons(paths, index, as_of))
+    connection.register("game_files", _game_files(paths.root.parent / GAMES_FOLDER))
     connection.register("ancestry", _ancestry(paths))
     connection.register("metrics", _metrics(paths.metrics))
     connection.register("workers", _workers(paths.workers))
@@ -97,6 +104,7 @@ def connect(
     connection.create_function(
         "read_thought", _thoughts(read_thought), ["INTEGER[]"], _THOUGHT, type=ARROW, null_handling=SPECIAL
     )
+    connection.create_function("rows_of_game", lambda file: game_rows(Path(file)), ["VARCHAR"], _PLAYED)
     connection.execute(_VIEWS_SQL)
     connection.execute("SET temp_directory = ''")
     if memory_gib is not None:
@@ -224,6 +232,11 @@ def _lessons(paths: RunPaths, index: Index, as_of: int | None) -> pa.Table:
             found.append(table.add_column(0, empty.schema.field("round"), rounds).replace_schema_metadata(None))
     stacked = pa.concat_tables(found)
     return stacked if as_of is None else stacked.filter(pc.field("policy_version") < as_of)
+
+
+def _game_files(folder: Path) -> pa.Table:
+    """Files of games played in the browser. They are read, and played again, only when a query asks for their rows."""
+    return pa.table({"file": pa.array([str(file) for file in game_files(folder)], pa.string())})
 
 
 def _ancestry(paths: RunPaths) -> pa.Table:

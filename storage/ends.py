@@ -38,6 +38,14 @@ def ends_of(
     return ends.astype(np.float32)
 
 
+def sequences_of(rows: pa.Table) -> npt.NDArray[np.int64]:
+    """For each row of a selection or a ledger [rows, 2]: a number that its fork and power alone have, and its ply."""
+    named = zip(*(rows[name].to_pylist() for name in ("shard", "start_group", "fork", "power")), strict=True)
+    numbers: dict[tuple[str, int, int, str], int] = {}
+    found = [numbers.setdefault(name, len(numbers)) for name in named]
+    return np.column_stack([np.array(found, np.int64), as_array(rows["ply"]).to_numpy().astype(np.int64)])
+
+
 def _ends_in(decisions: pa.Table, plies: pa.Table, rows: npt.NDArray[np.integer]) -> npt.NDArray[np.float64]:
     """Ends [rows, 2] of these rows of one shard."""
     power = decisions.schema.get_field_index("power")

@@ -52,6 +52,8 @@ class Batch:
     """[R] policy version that drew each completion."""
     ends: npt.NDArray[np.float32] | None = None
     """[R, 2] what a value head foretells (storage/ends.py); None: nothing is foretold."""
+    sequences: npt.NDArray[np.int64] | None = None
+    """[R, 2] number of the row's fork and power, and its ply; None without `ends`."""
 
 
 _Run = tuple[MappedShard, int, int]

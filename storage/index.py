@@ -22,7 +22,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 import pyarrow as pa
 
 from storage.archive import archived
-from storage.ends import ends_of
+from storage.ends import ends_of, sequences_of
 from storage.fact_tables import FactTables
 from storage.gather import Batch, gather
 from storage.intake import Intake
@@ -172,7 +172,8 @@ class Index:
             batch = gather(rows, self._open, self._buffers)
             if not self._ends:
                 return batch
-            return replace(batch, ends=ends_of(rows, lambda shard: self._open(shard).table, self._plies))
+            ends = ends_of(rows, lambda shard: self._open(shard).table, self._plies)
+            return replace(batch, ends=ends, sequences=sequences_of(rows))
         except ShardDamaged as error:
             with self._busy:
                 if error.shard not in self._intake.retired:  # the facts of a retired shard stay

@@ -19,8 +19,8 @@ from pathlib import Path
 from storage.files import make_directory, name_aside, sync_directory, sync_file
 from telemetry.errors import DataError, InputError
 
-CACHE_FOLDER, MODEL_FOLDER, MATCH_FOLDER = "_state_cache", "_models", "_matches"
-"""Folders beside the runs: state caches, generated models, and matches in which no version of a run plays."""
+CACHE_FOLDER, MODEL_FOLDER, MATCH_FOLDER, GAMES_FOLDER = "_state_cache", "_models", "_matches", "_games"
+"""Folders beside the runs: state caches, generated models, matches in which no version of a run plays, games in the browser."""
 LATEST = "latest"
 """Stands for the run that last wrote metrics or began last. No run has this name."""
 _MAX_NAME = 100  # longer file names that contain it stay within the 255 bytes of common file systems
@@ -109,6 +109,10 @@ class RunPaths:
     @property
     def league(self) -> Path:
         return self.root / "league"
+
+    @property
+    def answers(self) -> Path:
+        return self.root / "answers.jsonl"
 
     @property
     def scores(self) -> Path:

@@ -42,6 +42,10 @@ METRICS: dict[str, Metric] = (
         prefill_ms_p50=("ms", "median time of a request from its first scheduling to its first token"),
         decode_ms_p50=("ms", "median time of a request from its first token to its last"),
         engine_ms_p50=("ms", "median time in the game engine per ply"),
+        outside_decisions=("decisions", "asked of endpoints among the opponents; absent without, as the next three"),
+        outside_unanswered=("decisions", "of them without an answer, in which default orders were played"),
+        outside_missing_share=("share", "of the orders of these decisions, those that were not given, so that the unit held"),
+        outside_illegal=("orders", "given by endpoints and not legal"),
     )
     | _group(
         "engine",

@@ -10,8 +10,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
+import psutil
+
 ROOT = Path(__file__).resolve().parent.parent
 _NOT_INHERITED = ("PREFECT_", "ENTENTE_", "WANDB_", "PYTHONWARNINGS")
+
+
+def runs(process: psutil.Process, word: str) -> bool:
+    """Whether that word is in the process's command line; False where it ended since it was listed, or is a zombie."""
+    try:
+        return word in process.cmdline()
+    except psutil.NoSuchProcess:
+        return False
 
 
 class Entente:

@@ -35,7 +35,7 @@ from telemetry.extensions import found_extensions
 from tests.command import ROOT
 
 PAGE = (ROOT / "docs" / "extending.md").read_text()
-BLOCKS = dict(re.findall(r"^```(?:python|toml|jinja) (\S+)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE))
+BLOCKS = dict(re.findall(r"^```(?:python|toml|jinja|json) (\S+)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE))
 """File that an example belongs to -> the example."""
 ENTRY_POINTS = tomllib.loads(BLOCKS["pyproject.toml"])["project"]["entry-points"]
 HOLDS = "def bot(legal, rng, board=None):\n    return [f'{unit} H' for unit in legal.sites]\n"
@@ -80,7 +80,7 @@ def documented(install: Install) -> Path:
 
 
 def test_every_example_has_the_file_that_it_belongs_to():
-    assert len(re.findall(r"^```(?:python|toml|jinja)", PAGE, re.MULTILINE)) == len(BLOCKS) == 11
+    assert len(re.findall(r"^```(?:python|toml|jinja|json)", PAGE, re.MULTILINE)) == len(BLOCKS) == 12
 
 
 def test_the_settings_of_the_page_are_accepted_with_its_package_and_refused_without(
@@ -315,6 +315,14 @@ def test_the_lora_targets_of_the_page_are_the_layers_of_the_real_model_and_can_b
     assert found.linear_layers() == real
     policy = Policy(model, TrainingSettings(lora_rank=4, device="cpu"))
     assert sum(weight.numel() for weight in policy.parameters()) == found.lora_parameters(4)
+
+
+def test_the_recipe_of_the_page_says_how_prompts_of_an_adapter_are_written(tmp_path: Path):
+    from decoding.model_files import recipe_prompts
+    from game.prompt_settings import PromptSettings
+
+    (tmp_path / "recipe.json").write_text(BLOCKS["recipe.json"])
+    assert recipe_prompts(tmp_path) == PromptSettings(**json.loads(BLOCKS["recipe.json"])["prompts"])
 
 
 def test_the_engine_of_the_page_draws_legal_answers_with_the_odds_that_it_says(tokens):

@@ -27,7 +27,6 @@ from storage.runs import RunPaths
 from storage.settings import StorageSettings
 from telemetry.errors import DataError, InputError
 from telemetry.progress import reporter
-from training.advantages import advantages_of
 from training.branching import branching_decisions, branching_tokens
 from training.checkpoint import TrainerState, checkpoint_steps, load_checkpoint
 from training.losses.choose import LOSSES, policy_loss
@@ -114,9 +113,9 @@ def compare(
     """
     check_comparable(paths)
     disable_progress_bar()  # loading the model would show one; the steps are reported instead
-    updater = Updater(Policy(model, training), training)
+    updater = Updater(Policy(model, training), training, blend=storage.blend)
     state = _load_newest_checkpoint(paths, updater)
-    index = Index(paths, blend=storage.blend, discount=storage.discount)
+    index = Index(paths, blend=storage.blend, discount=storage.discount, ends=training.advantage_baseline == "value")
     index.refresh()
     tried = variants(training, caps)
     used, tokens, lags, found, cosines = [], [], [], [], []
@@ -176,7 +175,7 @@ def _evaluate(
     gradients = torch.zeros(len(tried), sum(weight.numel() for weight in weights))
     losses = np.zeros(len(tried))
     slopes: list[list[np.ndarray]] = [[] for _ in tried]
-    advantages = [advantages_of(batch.returns, batch.advantage_groups, powers, v.settings, updater.moving)[0] for v in tried]
+    advantages = updater.advantages(batch, powers)[0]
     seen = []
     for micro in updater.cut(batch, rows).micro_batches:
         if not len(micro.batch_row):
@@ -189,7 +188,7 @@ def _evaluate(
             tokens = DrawnTokens(
                 logprobs=leaf,
                 behaviour=torch.from_numpy(micro.behaviour).to(chosen.device),
-                advantages=torch.from_numpy(advantages[place][micro.batch_row]).to(chosen.device),
+                advantages=torch.from_numpy(advantages[micro.batch_row]).to(chosen.device),
                 decisions=torch.from_numpy(micro.batch_row).to(chosen.device),
                 anchor=chosen.detach() if variant.settings.importance_cap else None,
             )
@@ -202,7 +201,7 @@ def _evaluate(
             slopes[place].append(slope.cpu().numpy())
     at = np.concatenate(seen)
     figures = {
-        variant.name: _figures(losses[place], np.concatenate(slopes[place]), advantages[place][at], gradients[place])
+        variant.name: _figures(losses[place], np.concatenate(slopes[place]), advantages[at], gradients[place])
         for place, variant in enumerate(tried)
     }
     return figures, gradients

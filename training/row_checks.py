@@ -150,6 +150,6 @@ def select_rows(batch: Batch, rows: Sequence[int] | np.ndarray) -> Batch:
         "legal_ids": batch.legal_ids[legal],
         "legal_offsets": legal_offsets,
     }
-    flat = {field.name: getattr(batch, field.name)[chosen] for field in fields(Batch) if field.name not in (*taken, "ends")}
-    taken["ends"] = None if batch.ends is None else batch.ends[chosen]
-    return Batch(**taken, **flat)
+    others = [field.name for field in fields(Batch) if field.name not in taken]
+    given = {name: values for name in others if (values := getattr(batch, name)) is not None}  # a batch may have no ends
+    return Batch(**taken, **{name: values[chosen] for name, values in given.items()})

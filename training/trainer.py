@@ -98,7 +98,7 @@ class Trainer:
         self._settings = training
         self._storage = storage
         self._index = Index(paths, blend=storage.blend, discount=storage.discount, ends=training.value_weight > 0)
-        self._updater = Updater(policy, training, peers)
+        self._updater = Updater(policy, training, peers, blend=storage.blend)
         self._settings_hash = settings_hash(training)
         self.step_done = 0
         self.metrics_done: dict[str, float] = {}

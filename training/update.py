@@ -5,12 +5,13 @@ micro-batches. If loss or gradient is not finite, the optimiser step is skipped 
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
+from records.value_head import AVERAGES
 from storage.gather import Batch
 from storage.lesson_shelf import LessonBatch
 from storage.outcome import UpdateOutcome
@@ -39,6 +40,7 @@ from training.settings import TrainingSettings
 from training.step_metrics import NOTHING_FORETOLD, Gauges, Update
 from training.token_budget import TokenBudget
 from training.trie_plan import PackedMicroBatch
+from training.value_baseline import estimates, weights_of
 
 _Part = tuple[PackedMicroBatch | PaddedRows, LessonBatch | None]
 """A micro-batch, and the lessons that it is of; None: it is of rollouts."""
@@ -101,8 +103,13 @@ class Updater:
         skipped: updates of the current step that were not finite.
     """
 
-    def __init__(self, policy: Policy, settings: TrainingSettings, peers: Peers | None = None) -> None:
-        """`peers`: the processes that share the updates with this one, which leads them.
+    def __init__(
+        self, policy: Policy, settings: TrainingSettings, peers: Peers | None = None, *, blend: Mapping[str, float] | None = None
+    ) -> None:
+        """
+        Args:
+            peers: the processes that share the updates with this one, which leads them.
+            blend: weights of the returns, for the value head as a baseline.
 
         Raises:
             InputError: the loss of the settings cannot be used.
@@ -121,6 +128,7 @@ class Updater:
         self.moving = MovingMeans()
         self.skipped: list[SkippedUpdate] = []
         self._peers = peers
+        self._weights = weights_of(blend or {})
 
     def updates(self, batch: Batch, powers: Sequence[str] | None = None, lessons: LessonBatch | None = None) -> Iterator[Update]:
         """Compute the step's updates one by one, each on its share of the advantage groups and lessons. After the last one, `kl`,
@@ -135,7 +143,7 @@ class Updater:
         """
         self.skipped = []
         named = [""] * len(batch.returns) if powers is None else powers
-        advantages, moved = advantages_of(batch.returns, batch.advantage_groups, named, self._settings, self.moving)
+        advantages, moved = self.advantages(batch, named)
         shares = self._settings.updates_per_step
         cut = zip(share_rows(batch, shares), share_rows(lessons and lessons.batch, shares), strict=True)
         cut = [(rows, taught) for rows, taught in cut if rows or taught]
@@ -158,6 +166,23 @@ class Updater:
         self.kl = update_kl_state(self.kl, _finite_mean(divergences), self._settings)
         self.entropy = next_entropy_weight(self.entropy, _finite_mean(entropies), self._settings)
         self.moving = moved
+
+    def advantages(self, batch: Batch, powers: Sequence[str]) -> tuple[np.ndarray, MovingMeans]:
+        """Advantages float32 [rows] by the policy's present weights, and the moving means after the step; see `advantages_of`."""
+        found = None
+        if self._settings.advantage_baseline == "value":
+            assert batch.ends is not None and batch.sequences is not None, "a batch for a value head has the ends of its forks"
+            found = estimates(batch.ends, self._values(batch), batch.sequences, self._weights, self._settings.gae_lambda)
+        return advantages_of(batch.returns, batch.advantage_groups, powers, self._settings, self.moving, found)
+
+    def _values(self, batch: Batch) -> np.ndarray:
+        """What the value head foretells for each row, float32 [rows, 2]; the average for a row without a branching token."""
+        values = np.tile(np.array(AVERAGES, np.float32), (len(batch.returns), 1))
+        with torch.no_grad():
+            for micro in self.cut(batch, range(len(batch.returns))).micro_batches:
+                if (found := self.policy.masked_logprobs(micro).values if len(micro.batch_row) else None) is not None:
+                    values[micro.value_rows] = found.cpu().numpy()
+        return values
 
     def _anchors(self, batch: Batch, later: Sequence[Sequence[int]]) -> np.ndarray:
         """Log-probabilities at the beginning of the step, float32 [completion positions]: for the rows of the later updates. NaN

@@ -39,6 +39,9 @@ def error_response(
 class BoundedConnection(asyncio.Protocol):
     """uvicorn's protocol for one connection, with a timer for each header and for the rest of a refused body."""
 
+    say = staticmethod(error_response)
+    """Makes its refusals; a server whose clients expect another form has a class of its own."""
+
     def __init__(
         self, config: Any, server_state: Any, app_state: dict[str, Any], _loop: asyncio.AbstractEventLoop | None = None
     ) -> None:
@@ -59,7 +62,7 @@ class BoundedConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's transport has the methods but not the base class
         most = most_connections()
         if len(self._held) >= most:
-            self._end(429, "busy", f"this worker holds {most} connections already: try again")
+            self._end(429, "busy", f"this server holds {most} connections already: try again")
             return
         self._inner.connection_made(transport)
         self._await_head()
@@ -124,9 +127,9 @@ class BoundedConnection(asyncio.Protocol):
     def _end(self, status: int, kind: str, text: str) -> None:
         self._refused = True
         assert self._transport is not None
-        body = bytes(error_response(status, kind, text).body)
-        head = f"HTTP/1.1 {status} Refused\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
-        self._transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
+        refusal = self.say(status, kind, text, close=True)
+        head = b"".join(b"%s: %s\r\n" % header for header in refusal.raw_headers)
+        self._transport.write(b"HTTP/1.1 %d Refused\r\n" % status + head + b"\r\n" + bytes(refusal.body))
         self._transport.close()
 
 
@@ -136,9 +139,11 @@ class RequestReader:
     The body counts as bytes in flight until the request is answered.
     """
 
-    def __init__(self, app: ASGIApp, refuse: Callable[[Scope], Response | None]) -> None:
-        """`refuse` checks a request's header; it must refuse a body without a content length."""
-        self._app, self._refuse = app, refuse
+    def __init__(
+        self, app: ASGIApp, refuse: Callable[[Scope], Response | None], say: Callable[..., Response] = error_response
+    ) -> None:
+        """`refuse` checks a request's header; it must refuse a body without a content length. `say` makes other refusals."""
+        self._app, self._refuse, self._say = app, refuse, say
         self._bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -163,7 +168,7 @@ class RequestReader:
         length = int(dict(scope["headers"]).get(b"content-length", b"0"))
         if self._bytes + length > MAX_BYTES_IN_FLIGHT:
             text = f"requests of nearly {MAX_BYTES_IN_FLIGHT:,} bytes are in flight here: try again"
-            await error_response(429, "busy", text)(scope, receive, send)
+            await self._say(429, "busy", text)(scope, receive, send)
             return False
         self._bytes += length
         try:
@@ -172,7 +177,7 @@ class RequestReader:
                     body = await _read(receive)
             except TimeoutError:
                 text = f"the body of a request must be whole within {BODY_TIMEOUT_S:g} s"
-                await error_response(408, "slow", text, close=True)(scope, receive, send)
+                await self._say(408, "slow", text, close=True)(scope, receive, send)
                 return False
             if body is None:  # the client disconnected
                 return False

@@ -9,17 +9,13 @@ newest that is; 413 and 431 too long; 429 too many in flight; 503 no engine now.
 """
 
 import asyncio
-import hmac
-import signal
 import socket
-import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -30,7 +26,9 @@ from inference.engine import Engine
 from inference.host import EngineHost
 from telemetry.errors import DataError, EngineLostError, EntenteError, InputError, VersionGoneError
 from telemetry.log_tail import LogTail
-from workers.http_bounds import BoundedConnection, RequestReader, error_response
+from workers.http_bounds import RequestReader, error_response
+from workers.http_guards import has_key, headers_of, is_too_long
+from workers.http_server import make_server, signals_end_here
 from workers.wire import CONTENT_TYPE, MAX_BODY, MAX_JSON, version_fields
 from workers.worker_memory import Busy, IdConflict
 from workers.worker_metrics import CONTENT_TYPE as METRICS_TYPE
@@ -38,7 +36,7 @@ from workers.worker_service import ForbiddenPath, PublishBody, RetireBody, Worke
 
 DRAIN_S = 20.0
 """Seconds for requests in flight after a termination signal; schedulers usually allow about thirty before they kill."""
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def bind(host: str, port: int, key: str | None) -> socket.socket:
@@ -47,8 +45,8 @@ def bind(host: str, port: int, key: str | None) -> socket.socket:
     Raises:
         InputError: the port is taken, or the address is not loopback and there is no key.
     """
-    if host not in _LOOPBACK and not key:
-        raise InputError(f"a worker on {host} needs a key: set the key variable, or listen on 127.0.0.1")
+    if host not in LOOPBACK and not key:
+        raise InputError(f"a server on {host} needs a key: set the key variable, or listen on 127.0.0.1")
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -62,15 +60,13 @@ def bind(host: str, port: int, key: str | None) -> socket.socket:
 
 def _refusal(scope: Scope, key: str | None) -> Response | None:
     """The refusal of a request with a wrong key, from a web page, or without a bounded content length; None: accepted."""
-    headers = dict(scope["headers"])
-    if key and not hmac.compare_digest(headers.get(b"authorization", b""), b"Bearer " + key.encode()):
+    headers = headers_of(scope)
+    if key and not has_key(headers, key):
         return error_response(401, "key", "the worker's key is missing or wrong")
     if b"origin" in headers:
         return error_response(403, "browser", "a page in a browser is no client of a worker")
-    # A body without a content length is not read.
-    length = headers.get(b"content-length", b"" if scope["method"] == "POST" else b"0")
     most = MAX_BODY if scope["path"] == "/generate" else MAX_JSON
-    if not length.isdigit() or int(length) > most or b"transfer-encoding" in headers:
+    if is_too_long(scope, headers, most):
         return error_response(413, "too_long", f"this request may have at most {most} bytes, and must state its content-length")
     return None
 
@@ -178,29 +174,12 @@ def serve(
     Raises:
         EntenteError: the engine did not start, or was lost for good.
     """
-    config = uvicorn.Config(
-        app,
-        http=BoundedConnection,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        ws="none",
-        timeout_keep_alive=75,
-        timeout_graceful_shutdown=max(1, round(drain_s)),
-    )
-    server = uvicorn.Server(config)
+    server = make_server(app, drain_s=drain_s)
     worker: Worker = app.state.worker
     worker.on_ready = on_ready
     worker.on_failure = lambda: setattr(server, "should_exit", True)
-    # uvicorn raises a signal again after it has shut down; it is ignored, so that the caller can close the engine.
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    signals = (signal.SIGTERM, signal.SIGINT) if in_main_thread else ()
-    handlers = {number: signal.signal(number, lambda *_: None) for number in signals}
-    try:
+    with signals_end_here():
         server.run(sockets=[listener])
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
     if worker.failure is not None:
         raise worker.failure
 

@@ -16,6 +16,7 @@ from game.players import player
 from game.snapshot import Snapshot
 from rollouts.deciders import DecisionRequest, Tokens
 from rollouts.fork import ForkPlan, play_fork
+from rollouts.opponents import draw_opponents
 from rollouts.seeds import dice
 from rollouts.settings import RolloutSettings
 from state_cache.sampling import sample_start_positions
@@ -70,7 +71,11 @@ def orders_of(text: str, legal: LegalOrders) -> tuple[list[str], int]:
 
 @dataclass(slots=True, kw_only=True)
 class Referee:
-    """Plays completions and counts them."""
+    """Plays completions against the run's opponents, and counts them.
+
+    Raises:
+        InputError: an opponent is no scripted player; the referee has no engine for versions of a run.
+    """
 
     prompts: Sequence[Prompt]
     rollouts: RolloutSettings
@@ -84,6 +89,11 @@ class Referee:
     """Those of them that got a legal order."""
     with_spread: int = 0
     """Completions of groups whose rewards differ."""
+
+    def __post_init__(self) -> None:
+        table = self.rollouts.opponent_table
+        if engines := [name for name, _ in table if name not in self.rollouts.scripted_opponents]:
+            raise InputError(f"a peer's games have scripted opponents only, not {', '.join(engines)}: change rollouts.opponents")
 
     def reply(self, question: dict) -> dict[str, object]:
         """Rewards of the completions `texts` of the prompts `numbers`, and the CPU seconds of playing them."""
@@ -111,12 +121,15 @@ class Referee:
         self.units, self.ordered = self.units + len(orders), self.ordered + ordered
         # Forks of a position share their luck, as in a run.
         shared = f"peer/{self.calls}/{prompt.snapshot.snapshot_id}"
+        others = [power for power in POWERS if power != prompt.power]
         plan = ForkPlan(
             name=f"{shared}/{place}",
             shared_name=shared,
-            seats={power: _SEAT if power == prompt.power else self.rollouts.scripted_opponents[0] for power in POWERS},
+            seats={prompt.power: _SEAT}
+            | draw_opponents(shared, self.rollouts.opponent_table, others, by_seat=self.rollouts.opponents_by == "seat"),
             horizon_years=self.rollouts.horizon_years,
             settled_years=self.rollouts.settled_years,
+            last_winter=self.rollouts.last_winter,
             temperature=1.0,
             snapshot_id=prompt.snapshot.snapshot_id,
         )

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from evaluation.adapter_folders import check_weights
 from evaluation.contestants import resolve_contestants
 from evaluation.match_files import match_label, read_games
 from evaluation.matches import DEFAULT_GAMES, GAMES_PER_ROUND, rounds_for
@@ -62,10 +63,14 @@ def plan_match(run: str, runs_root: Path, match: MatchSettings) -> Forecast:
 
     Raises:
         InputError: a player cannot play.
+        DataError: an adapter from outside is damaged, or no engine can serve it.
     """
     players = resolve_contestants(match.players, run, runs_root)
     others = resolve_contestants((match.opponents,), run, runs_root) if match.opponents else []
     everybody = [*players, *(other for other in others if other.name not in [player.name for player in players])]
+    for player in everybody:
+        if player.model is not None and player.adapter is not None:
+            check_weights(player.policy, player.model)
     resolved = match.model_copy(
         update={"players": tuple(player.name for player in players), "opponents": others[0].name if others else ""}
     )
@@ -87,6 +92,7 @@ def plan_match(run: str, runs_root: Path, match: MatchSettings) -> Forecast:
             "seed": match.seed,
         },
         **_search(match, searches=any(player.searches_by(match) for player in everybody)),
+        **({"outside": match.outside.model_dump(mode="json")} if any(player.is_endpoint for player in everybody) else {}),
         "engines": {"serve": ", ".join(player.name for player in everybody if player.is_policy) or "none is needed"},
         "disk": {"files": str(folder / f"{label}.*"), "free_bytes": free_bytes(runs_root)},
         "threads": {"cores": usable_cores()},

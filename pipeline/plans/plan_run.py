@@ -14,7 +14,7 @@ from typing import Any
 from evaluation.settings import EvaluationSettings
 from game.players import player
 from game.prompt_settings import DEFAULT_PROMPTS, PromptSettings
-from game.snapshot import Snapshot
+from game.snapshot import POWERS, Snapshot
 from inference.choose_engine import engine_kind
 from inference.engine_cards import engine_cards, has_cuda, unused_card, vllm_build
 from inference.memory_plan import ModelShape, check_memory, read_shape, this_machine
@@ -36,8 +36,10 @@ from pipeline.plans.plan_prompts import plan_prompts
 from pipeline.plans.rehearse_forks import PLIES_A_YEAR, Rehearsal, codec_of, rehearse, some_positions
 from pipeline.run_cards import run_cards
 from pipeline.run_settings import CACHE_FOLDER, MODEL_FOLDER, RunSettings, check_objective, check_prompts, check_settings
+from pipeline.search_teacher import DECISION_S
 from pipeline.threads import plan_threads, usable_cores
 from rollouts.fork import Tokens
+from rollouts.settings import RolloutSettings
 from state_cache.settings import CacheSettings
 from state_cache.store import find_cache, open_cache, version_name
 from storage.adapters import published_versions
@@ -223,7 +225,17 @@ def _work(settings: RunSettings, rehearsal: Rehearsal) -> Forecast:
         "forks": forks,
         "decisions_at_most": forks * powers * plies,
         "decisions_about": round(forks * rehearsal.decisions_per_fork),
+        **_searches(rollouts, forks * rehearsal.decisions_per_fork),
     }
+
+
+def _searches(rollouts: RolloutSettings, decisions: float) -> Forecast:
+    """What opponents that search cost, about, if the policy plays one power; nothing without them."""
+    weights = {name: weight for name, weight in rollouts.opponent_table if name in rollouts.searching_opponents}
+    if not weights or rollouts.policy_powers != "one":
+        return {}
+    share = sum(weights.values()) / sum(weight for _, weight in rollouts.opponent_table)
+    return {"opponents_search_cpu_s_at_most_about": round(decisions * (len(POWERS) - 1) * share * DECISION_S)}
 
 
 def _tokens(settings: RunSettings, rehearsal: Rehearsal, decisions: int, *, exact: bool) -> Forecast:

@@ -15,6 +15,7 @@ from game.board import Board
 from game.legal import WAIVE, LegalOrders, OrderKind
 from game.players import player
 from rollouts.settings import RolloutSettings
+from telemetry.errors import InputError
 
 
 def legal(kind: OrderKind, options: list[list[str]], picks: int | None = None) -> LegalOrders:
@@ -105,6 +106,11 @@ def test_rewards_are_centres_gained_with_shared_luck_and_everything_is_counted()
     assert referee.units == 8 * len(asked.sites) and referee.ordered == 7 * len(asked.sites)
     assert referee.with_spread == (8 if len(set(rewards)) > 1 else 0)
     assert all(reward == round(reward) for reward in rewards)
+
+
+def test_the_referee_refuses_opponents_that_need_an_engine():
+    with pytest.raises(InputError, match="scripted opponents only, not v0, league"):
+        Referee(prompts=[], rollouts=RolloutSettings(opponents="dumbbot,v0,league"))
 
 
 def test_a_cut_tokenizer_has_no_id_and_no_merge_beyond_its_size():

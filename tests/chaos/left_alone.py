@@ -31,6 +31,7 @@ import psutil
 
 from storage.runs import RunPaths
 from tests.chaos.audit_run import audit
+from tests.command import runs
 
 ROOT = Path(__file__).resolve().parents[2]
 GOES_ON_WITHIN_S = 900.0
@@ -203,7 +204,7 @@ class Run:
 
     def trainer(self) -> psutil.Process:
         """Its trainer."""
-        return next(child for child in self.flow().children() if "training.serve_steps" in child.cmdline())
+        return next(child for child in self.flow().children() if runs(child, "training.serve_steps"))
 
     def step_s(self) -> float:
         """Median seconds between two steps."""

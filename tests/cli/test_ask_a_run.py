@@ -44,8 +44,8 @@ def test_an_answer_is_a_table_with_a_head(workplace, trained):
 def test_every_view_that_the_help_names_is_there(trained, view: str):
     _, paths, _ = trained
     assert view in (sql.__doc__ or "")
-    # Nothing is damaged, no worker has a URL, there is no GPU, the model does not think, and nobody taught it.
-    may_be_empty = ("refused", "workers", "worker_log", "devices", "thoughts", "lessons")
+    # Nothing is damaged, no worker has a URL, there is no GPU, the model does not think, nobody taught it or played it.
+    may_be_empty = ("refused", "workers", "worker_log", "devices", "thoughts", "lessons", "played")
     with connect(paths.root) as run:
         assert (ask(run, f"select * from {view}").num_rows > 0) is (view not in may_be_empty)
 

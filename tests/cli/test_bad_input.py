@@ -114,7 +114,7 @@ REFUSED = [
     (["model", "imitate", "strong", "--config", "steps.toml"], "there is no setting 'rollouts'"),
     (["model", "imitate", "strong", "--recorded", "missing.jsonl"], "the recorded games 'missing.jsonl' cannot be read"),
     (["model", "show", "bare"], "model 'bare' has no tokenizer.json"),
-    (["serve", "--model", "bare", "--host", "0.0.0.0"], "a worker on 0.0.0.0 needs a key"),
+    (["serve", "--model", "bare", "--host", "0.0.0.0"], "a server on 0.0.0.0 needs a key"),
     (["serve", "--model", "bare", "--port", "{busy}"], "cannot listen on 127.0.0.1:{busy}"),
     (["serve", "--model", "bare", "--port", "99999"], "--port. Must be <= 65535"),
     (["serve", "--model", "bare", "--port", "0"], "model 'bare' has no tokenizer.json"),

@@ -59,11 +59,13 @@ def rooms() -> dict[str, list[tuple[str, Any]]]:
 @pytest.mark.parametrize("room", rooms())
 def test_every_setting_can_be_given_as_a_flag(room: str):
     settings = rooms()[room]
-    only: dict[str, Any] = {name.rpartition(".")[2]: value for name, value in settings}
-    for part in filter(None, reversed(room.split("."))):
-        only = {part: only}
     words = [word for name, value in settings for word in as_words(name, value)]
-    assert given(*words)["settings"].model_dump(exclude_unset=True) == only
+    found = given(*words)["settings"]
+    for part in filter(None, room.split(".")):
+        assert found.model_fields_set == {part}
+        found = getattr(found, part)
+    chosen = {name: getattr(found, name) for name in found.model_fields_set}
+    assert chosen == {name.rpartition(".")[2]: value for name, value in settings}
 
 
 def test_later_files_win_over_earlier_ones_and_flags_over_all(tmp_path: Path):

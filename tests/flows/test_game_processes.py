@@ -12,14 +12,13 @@ import pyarrow.ipc
 import pytest
 
 from storage.runs import RunPaths
-from tests.command import Entente
+from tests.command import Entente, runs
 
 APART = "[pipeline]\nbuffer_depth = 1\nlockstep = true\ndeterministic = false\ngame_processes = 2\n"
 
 
 def game_processes(parent: subprocess.Popen[str]) -> list[psutil.Process]:
-    children = psutil.Process(parent.pid).children(recursive=True)
-    return [child for child in children if "rollouts.game_process" in child.cmdline()]
+    return [child for child in psutil.Process(parent.pid).children(recursive=True) if runs(child, "rollouts.game_process")]
 
 
 def first_rows(paths: RunPaths) -> dict[int, dict[str, Any]]:

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from storage.runs import RunPaths
+from storage.shards import open_shard
 from tests.chaos.audit_run import audit, decisions
 
 
@@ -34,12 +35,15 @@ class Killer:
         """Steps whose ledger stands."""
         return len(list(self.paths.ledger.rglob("step-*.arrow")))
 
-    def kill_when(self, *, step: int | None = None, then_s: float) -> None:
-        """Kill -9 the command `then_s` seconds after it has recorded `step` (None: after its start); see that all ends."""
+    def kill_when(self, *, step: int | None = None, file: Path | None = None, then_s: float) -> None:
+        """Kill -9 the command `then_s` seconds after it has recorded `step`, or written `file` (None: after its start); see that
+        all ends."""
         process = self._workplace.start(*self.words())
         family: list[psutil.Process] = []
         try:
             while process.poll() is None and step is not None and self.recorded() < step:
+                time.sleep(0.02)
+            while process.poll() is None and file is not None and not file.exists():
                 time.sleep(0.02)
             time.sleep(then_s)
             if process.poll() is None:
@@ -94,6 +98,32 @@ def test_it_ends_with_the_very_weights_of_a_run_that_nobody_killed(killed, workp
         drawn_by = {(row["start_group"] // 2 + 1, row["policy_version"]) for row in rows}
         behind = {(1, 0), *((step, step - 2) for step in range(2, 7))}
         assert drawn_by == behind, "two start groups a step, and the version that drew them"
+
+
+LEAGUE = ("--rollouts.opponents", "random,league*3", "--rollouts.opponents-by", "seat", "--rollouts.league-every", "1")
+
+
+@pytest.mark.system
+def test_a_run_against_its_league_that_was_killed_while_it_played_meets_the_same_opponents_again(workplace, trained):
+    """Killed as soon as the league of step 3 is chosen, so that its games are in progress, and once more after its ledger."""
+    killer = Killer(workplace, "killed-league", 4, *LEAGUE)
+    chosen = killer.paths.league / "local" / "000003.json"
+    killer.kill_when(file=chosen, then_s=random.Random().uniform(0, 0.3))
+    assert chosen.exists() and killer.recorded() == 2, "it was killed between the choice and the step's ledger"
+    members = chosen.read_bytes()
+    killer.kill_when(step=3, then_s=random.Random().uniform(0, 0.3))
+    killer.finish()
+    assert chosen.read_bytes() == members
+    audit(killer.paths, steps=4)
+    met = set[str]()
+    for shard in sorted((killer.paths.shards / "local").glob("*.arrow")):
+        if not shard.name.endswith(".plies.arrow"):
+            for row in open_shard(shard).select(["start_group", "opponents"]).to_pylist():
+                league = json.loads((chosen.parent / f"{row['start_group'] // 2 + 1:06d}.json").read_text())
+                seats = {seat.partition("=")[2] for seat in row["opponents"].split(",")}
+                assert seats <= {"random", *(f"policy:{member['version']}" for member in league["members"])}
+                met |= seats
+    assert met >= {"random", "policy:0", "policy:1"}, "or nobody of the league had played"
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from game.board import POWERS, Board
-from game.scores import COMPONENTS, Standing, components, compute_standing, horizon_reached
+from game.scores import COMPONENTS, Standing, components, compute_standing, horizon_reached, spring_after
 from telemetry.errors import InputError
 
 
@@ -156,3 +156,20 @@ def test_the_horizon_counts_game_years_from_the_forks_phase(start: str, phase: s
 def test_a_name_that_is_no_phase_is_refused(name: str) -> None:
     with pytest.raises(InputError, match="not the name of a phase"):
         horizon_reached("S1903M", name, 1)
+
+
+def test_no_measure_changes_in_a_winter(self_play) -> None:
+    """So a fork may end before its last one: no reward component sees what is built or disbanded there."""
+    winters = 0
+    for seed in range(4):
+        for board, _, orders in self_play(seed, phases=40):
+            if board.phase_type == "A":
+                before, after = compute_standing(board), board.fork()
+                played = after.step(orders)
+                assert compute_standing(after, before, played) == before
+                winters += 1
+    assert winters >= 12
+
+
+def test_the_spring_after_a_winter() -> None:
+    assert spring_after("W1909A") == "S1910M"

@@ -76,11 +76,11 @@ SPOILT = {
     "half a pair": (change_weights(lambda tensors: tensors.pop(Q_A)), "half of the pair .*layers.0.self_attn.q_proj"),
     "a module that is not there": (
         change_weights(lambda tensors: tensors.update({Q_A.replace("q_proj", "qkv_proj"): torch.zeros(8, 64)})),
-        "qkv_proj.* does not have",
+        "qkv_proj.* none of the layers",
     ),
     "a layer too many": (
         change_weights(lambda tensors: tensors.update({Q_A.replace("layers.0", "layers.2"): torch.zeros(8, 64)})),
-        "layers.2.* does not have",
+        "layers.2.* none of the layers",
     ),
     "weights of a wider base": (change_weights(lambda tensors: tensors.update({Q_A: torch.zeros(8, 65)})), r"\(8, 64\)"),
     "a value that is no number": (

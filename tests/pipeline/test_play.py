@@ -36,11 +36,13 @@ async def served(versions: Collection[int]) -> AsyncIterator[dict[str, Any]]:
 
 def test_prefixes_are_forgotten_before_games_are_played():
     engine, other = Keeping(), Keeping()
-    resources: Any = SimpleNamespace(engine=engine, past=SimpleNamespace(engine=other, served=served))
-    assert asyncio.run(_roll_out(resources, engine.play, [3])) == "rows"  # type: ignore[arg-type]
-    assert engine.calls == ["forget", "play against ['policy:3']"] and other.calls == ["forget"]
+    past = SimpleNamespace(engine=other, served=served)
+    endpoints = SimpleNamespace(deciders={"openai:m@http://host/v1": None})
+    resources: Any = SimpleNamespace(engine=engine, tokens=None, past=past, endpoints=endpoints)
+    assert asyncio.run(_roll_out(resources, engine.play, RolloutSettings(opponents="v3"))) == "rows"
+    assert engine.calls == ["forget", "play against ['openai:m@http://host/v1', 'policy:3']"] and other.calls == ["forget"]
     resources.engine = resources.past.engine = object()
-    assert asyncio.run(_roll_out(resources, engine.play, [])) == "rows"  # type: ignore[arg-type]
+    assert asyncio.run(_roll_out(resources, engine.play, RolloutSettings())) == "rows"
 
 
 def test_the_horizon_of_start_groups_follows_from_their_step_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

@@ -89,6 +89,14 @@ def test_a_run_from_before_a_setting_was_added_does_what_it_did(tmp_path: Path):
             resumed_settings([], {"run": "old", "runs_root": tmp_path, "prompts": {name: after}}, fork=True)
 
 
+def test_forks_of_a_run_from_before_keep_their_last_winter(tmp_path: Path):
+    paths = stored(tmp_path, {})
+    tree = json.loads(paths.settings.read_text())
+    assert tree["rollouts"].pop("last_winter") is False
+    paths.settings.write_text(json.dumps(tree))
+    assert settings_of(paths).rollouts.last_winter and side_settings(paths).rollouts.last_winter
+
+
 def test_a_stored_value_that_no_row_depends_on_is_said_and_left_behind(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     caplog.set_level("INFO", "entente")
     paths = stored(tmp_path, {"inference.request_attempts": 9})

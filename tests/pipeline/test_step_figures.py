@@ -2,15 +2,19 @@
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from inference.engine import EngineStats
+from outside.players import OutsidePlayers
+from outside.reading import AnswerCounts
+from outside.settings import OutsideSettings
 from pipeline.play import EngineWork, RolloutReport
 from pipeline.rollout_queue import StepRollouts
-from pipeline.step_figures import StepClock
+from pipeline.step_figures import StepClock, outside_figures
 from telemetry.metrics import check
 from telemetry.timing import Spans
 
@@ -49,6 +53,7 @@ def figures_of(reports: tuple[RolloutReport, ...], counted: EngineStats) -> dict
     resources: Any = SimpleNamespace(
         spans=Spans(), host=Host(), engine=SimpleNamespace(stats=stats), trainer=SimpleNamespace(pid=1), gpus=None, games=None
     )
+    resources.endpoints = OutsidePlayers((), Path("none"), OutsideSettings())
     rolled = StepRollouts(reports=reports, waited=(0.0, 0.0), ready_share=1.0, queue={})
     trained: Any = SimpleNamespace(metrics={})
     found = asyncio.run(StepClock(resources, NONE).end_step(rolled, trained))
@@ -78,3 +83,15 @@ def test_a_step_with_nothing_left_to_play_has_no_figures_of_rollouts():
 def test_decisions_that_no_engine_drew_have_no_tokens_rather_than_none():
     found = figures_of((replace(REPORT, engine_work=None),), NONE)
     assert found["rollout/decisions"] == 40 and not TOKENS & set(found)
+
+
+def test_endpoints_that_were_asked_have_figures_and_others_have_none():
+    assert not [name for name in figures_of((REPORT,), NONE) if "outside" in name]
+    found = outside_figures(AnswerCounts(answers=4, unanswered=1, unparsable=1, orders=16, missing=4, illegal=2))
+    check(found)
+    assert found == {
+        "rollout/outside_decisions": 4.0,
+        "rollout/outside_unanswered": 1.0,
+        "rollout/outside_missing_share": 0.25,
+        "rollout/outside_illegal": 2.0,
+    }

@@ -75,6 +75,14 @@ def test_visits_are_games_that_no_step_selects_and_a_second_visit_plays_nothing(
     assert index.select_batch(query).rows.num_rows == 0 and index.totals().decisions == found
 
 
+def test_visits_reach_the_builds_of_their_last_winter(resources):
+    """Rollouts end before it, because no return sees it; a teacher says what to build there."""
+    assert not resources.rollouts.last_winter
+    asyncio.run(visit(resources, 1, 0))
+    rows = open_shard(shard_path(resources.paths, "visit-round-0001", 0)).to_pylist()
+    assert any(row["phase"].endswith("A") for row in rows)
+
+
 def test_lessons_hold_the_position_the_answers_and_the_teacher_s_odds(resources):
     asyncio.run(visit(resources, 1, 0))
     here = Here()

@@ -10,6 +10,7 @@ from game.snapshot import POWERS
 from play.game import HUMAN, Choice, PlayedGame
 from rollouts.deciders import DecisionRequest
 from rollouts.seeds import dice
+from storage.played_games import SavedProposal
 from telemetry.errors import EngineError
 
 
@@ -20,6 +21,7 @@ class Bots:
 
     def __init__(self) -> None:
         self.fails = False
+        self.proposals: tuple[SavedProposal, ...] = ()
         self.asked: list[tuple[str, str]] = []
 
     async def choose(self, name: str, request: DecisionRequest) -> Choice:
@@ -27,7 +29,7 @@ class Bots:
         if self.fails:
             raise EngineError("the engine is lost")
         rng: random.Random = dice(request.dice, request.board.phase, request.power)
-        return Choice(orders=tuple(player(name)(request.legal, rng, request.board)), probability=0.5)
+        return Choice(orders=tuple(player(name)(request.legal, rng, request.board)), probability=0.5, proposals=self.proposals)
 
 
 @pytest.fixture
@@ -39,7 +41,7 @@ def bots() -> Bots:
 def new_game(bots: Bots) -> Callable[..., PlayedGame]:
     """A game in which people play the given powers."""
 
-    def make(*people: str, seed: int = 0) -> PlayedGame:
-        return PlayedGame("a-game", {power: HUMAN if power in people else "random" for power in POWERS}, bots, seed=seed)
+    def make(*people: str, **how: int) -> PlayedGame:
+        return PlayedGame("a-game", {power: HUMAN if power in people else "random" for power in POWERS}, bots, **how)
 
     return make

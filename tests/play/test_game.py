@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 from game.recorded import as_recorded, replay_recorded
+from game.snapshot import POWERS
 from play.game import PlayedGame, StaleError
-from play.game_file import GameFile, open_game, read_game, saved
+from play.game_file import GameFile, open_game, saved
+from play.page import as_data
+from storage.played_games import SavedProposal, read_game
 from telemetry.errors import EngineError, InputError
 
 
@@ -160,3 +163,31 @@ def test_the_export_is_a_game_that_the_diplomacy_package_and_this_program_play_t
     played = [(board.phase, orders) for board, orders in replay_recorded(json.loads(text), "the export")]
     assert [phase for phase, _ in played] == [turn.board.phase for turn in game.turns]
     assert played[0][1] == dict(game.turns[0].orders)
+
+
+def test_a_game_ends_after_its_years_also_when_it_is_opened_again(new_game, bots, tmp_path):
+    game, file = new_game("FRANCE", years=1), tmp_path / "game.json"
+    kept = GameFile(file)
+    game.keep = lambda: kept.write(game)
+    while not game.is_over:
+        order(game, "FRANCE")
+    assert {turn.board.year for turn in game.turns} == {1901} and game.board.phase == "S1902M" and not game.waits_for
+    for ended in (game, open_game(read_game(file), bots, file)):
+        assert as_data(ended)["over"] and ended.years == 1 and ended.last_year == 1901
+        with pytest.raises(InputError, match="the game ended in 1901"):
+            order(ended, "FRANCE")
+
+
+def test_what_a_search_tried_is_stored_and_shown_best_first(new_game, bots, tmp_path):
+    game, file = new_game("FRANCE"), tmp_path / "game.json"
+    kept = GameFile(file)
+    game.keep = lambda: kept.write(game)
+    low, high = (
+        SavedProposal(orders=("A X",), value=value, playouts=4, probability=sure) for value, sure in ((3.0, 0.5), (4.0, None))
+    )
+    bots.proposals = (low, high)
+    order(game, "FRANCE")
+    again = open_game(read_game(file), bots, file)
+    assert again.turns[0].proposals == game.turns[0].proposals and "FRANCE" not in game.turns[0].proposals
+    shown = as_data(again)["plies"][0]["tried"][POWERS.index("ITALY")]
+    assert [(each["value"], each["sure"], each["playouts"]) for each in shown] == [(4.0, None, 4), (3.0, 0.5, 4)]

@@ -1,6 +1,9 @@
 """The server of a game: who may ask, what it answers, and that a page in another window waits for changes."""
 
 import asyncio
+import os
+import signal
+import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -9,6 +12,7 @@ import pytest
 
 from play.game import PlayedGame
 from play.server import play_app
+from workers.http_server import make_server, serve
 
 ADDRESS, KEY = "127.0.0.1:8765", "the-key"
 
@@ -99,6 +103,28 @@ def test_a_page_waits_for_a_change_that_another_window_makes(game):
         assert (await waiting).json()["revision"] > 0
 
     ask(game, talk)
+
+
+def test_a_page_that_waits_is_answered_when_the_server_ends(game, caplog):
+    async def run() -> int:
+        listener = socket.create_server(("127.0.0.1", 0))
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        server = make_server(play_app(game, ("dumbbot",), KEY, address), drain_s=1, on_shutdown=lambda: game.changed.set())
+        serving = asyncio.create_task(serve(server, listener, on_ready=lambda: None))
+        async with httpx.AsyncClient(base_url=f"http://{address}", headers={"x-entente-key": KEY}, timeout=60) as client:
+            await client.get("/saved")
+            waiting = asyncio.create_task(client.get("/game?seen=0"))
+            await asyncio.sleep(0.2)
+            os.kill(os.getpid(), signal.SIGINT)
+            answer = await waiting
+        await serving
+        return answer.status_code
+
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert asyncio.run(run()) == 200 and caplog.text == ""
+    finally:
+        signal.signal(signal.SIGINT, former)
 
 
 def test_the_page_loads_nothing_from_elsewhere_and_a_name_cannot_leave_its_script(new_game, bots):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from game.board import POWERS, Board
+from game.scores import COMPONENTS
 from game.snapshot import Snapshot, position_id
 from rollouts.fork import POLICY, ForkPlan, PlayedFork, play_fork
 from rollouts.roll_out import plan_start_groups, roll_out
@@ -68,6 +69,46 @@ def test_centres_that_change_owner_but_not_number_are_no_standstill() -> None:
     units = {"FRANCE": ["A PAR", "A BRE", "A MAR"], "GERMANY": ["A MUN", "A KIE", "A BEL"]}
     played = fork(position(centres, units), {}, settled_years=1)
     assert (played.ended, played.plies[-2].phase) == ("settled", "F1904M")
+
+
+@pytest.mark.parametrize(
+    ("start", "given", "last", "reason"),
+    [
+        ("S1903M", {"horizon_years": 1}, "F1903M", "horizon"),
+        ("S1903M", {"horizon_years": 2}, "F1904M", "horizon"),
+        ("F1903M", {"horizon_years": 1}, "S1904M", "horizon"),
+        ("S1903M", {"settled_years": 1}, "F1903M", "settled"),
+        ("W1903A", {"horizon_years": 1}, "F1904M", "horizon"),
+    ],
+    ids=["one year", "only the last winter", "a spring is still to come", "a standstill", "a fork that begins in winter"],
+)
+def test_without_its_last_winter_a_fork_ends_before_it(start: str, given: dict[str, int], last: str, reason: str) -> None:
+    """France has two units too few, in a board where nothing moves: each winter it could build."""
+    season = {"S": "SPRING", "F": "FALL", "W": "WINTER"}[start[0]]
+    kind = "ADJUSTMENTS" if start.endswith("A") else "MOVEMENT"
+    began = replace(position(CENTRES, UNITS | {"FRANCE": ["A PAR"]}, f"{season} 1903 {kind}"), phase=start)
+    short = fork(began, {"FRANCE": "hold"}, last_winter=False, **given)
+    whole = fork(began, {"FRANCE": "hold"}, last_winter=True, **given)
+    assert (short.ended, whole.ended) == (reason, reason) and short.end == whole.end
+    assert short.plies[-2].phase == last and short.plies[: len(short.plies) - 1] == whole.plies[: len(short.plies) - 1]
+
+
+def test_the_last_winter_changes_no_reward_of_what_came_before(uniform_engine, tokens, positions) -> None:
+    """Rows of forks with and without it: the same decisions with the same rewards, and then the winter's."""
+    told = {}
+    for last_winter in (False, True):
+        settings = RolloutSettings(
+            forks_per_group=3, horizon_years=2, settled_years=1, policy_powers="all", last_winter=last_winter
+        )
+        groups = plan_start_groups([(snapshot, "FRANCE") for snapshot in positions[:3]], 0, settings)
+        played = asyncio.run(roll_out(groups, uniform_engine(), tokens, settings, producer="p", seed=0))
+        told[last_winter] = {
+            row.decision_id: ([getattr(row, name) for name in COMPONENTS], row.phase, row.orders) for row in played.decisions
+        }
+    saved = told[True].keys() - told[False].keys()
+    assert all(told[True][row] == found for row, found in told[False].items())
+    assert len(saved) >= 10 and {told[True][row][1][0] for row in saved} == {"W"}
+    assert all(not any(told[True][row][0]) for row in saved), "no return sees them"
 
 
 def test_a_won_fork_says_so() -> None:

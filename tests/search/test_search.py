@@ -3,6 +3,7 @@
 import asyncio
 import random
 
+import numpy as np
 import pytest
 from pydantic import ValidationError
 
@@ -99,6 +100,22 @@ def test_a_version_proposes_first_what_it_would_play_alone(uniform_engine, token
     played = asyncio.run(SearchDecider(settings, engine=engine, tokens=tokens, version=1).decide(request))
     assert played in sets and len({each.request_id for each in engine.requests}) == len(engine.requests) == 4
     assert {each.version for each in engine.requests} == {1}
+
+
+def test_a_look_tells_each_proposal_s_value_and_with_which_probability_the_policy_drew_it(uniform_engine, tokens, positions):
+    request = asked(board := Board.restore(positions[0]), next(iter(board.legal_orders())))
+    settings = SearchSettings(proposals=2, scripted=("dumbbot",), playouts=6, player=("mover",))
+    engine = uniform_engine()
+    decider = SearchDecider(settings, engine=engine, tokens=tokens, version=1)
+    found, drawn = asyncio.run(decider.look(request))
+    assert found.orders == asyncio.run(SearchDecider(settings, engine=uniform_engine(), tokens=tokens, version=1).decide(request))
+    assert list(drawn) == list(found.proposals) and len(found.values) == len(drawn)
+    table = tokens.tables.table(request.legal)
+    for orders, probability in drawn.items():
+        counts = np.diff(table.legal_sets(tokens.tables.spell(orders, request.legal))[1])
+        if probability is not None:
+            assert probability == pytest.approx(float(np.prod(1 / counts)), rel=1e-4)
+    assert drawn[found.proposals[-1]] is None and sum(probability is not None for probability in drawn.values()) == 2
 
 
 def test_without_an_engine_scripted_players_propose(autumn: DecisionRequest):

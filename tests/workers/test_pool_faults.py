@@ -226,7 +226,7 @@ def test_a_process_told_to_end_answers_what_is_in_flight_and_ends_cleanly(host, 
 
 def play(host, engine, tokens, positions, on_group=None) -> RolledOut:
     settings = RolloutSettings(
-        start_groups=len(positions), policy_powers="all", forks_per_group=3, horizon_years=1, opponents="mover"
+        start_groups=len(positions), policy_powers="all", forks_per_group=3, horizon_years=1, last_winter=True, opponents="mover"
     )
     groups = plan_start_groups([(snapshot, POWERS[0]) for snapshot in positions], 0, settings)
     rolling = roll_out(groups, engine, tokens, settings, producer="local", seed=5, on_group=on_group)

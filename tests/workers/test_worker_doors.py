@@ -22,8 +22,7 @@ from records.policy_version import BASE, BASE_HASH, PolicyVersion
 from telemetry.errors import EngineError, EngineLostError, InputError
 from tests.workers.plain_worker import PlainEngine, WorkerHere, expected_tokens
 from tests.workers.test_pool import pools, request_for, root, wait_until
-from workers import worker as worker_module
-from workers import worker_memory
+from workers import http_guards, worker_memory
 from workers.wire import MAX_ID, MAX_PROMPT, MAX_TABLE_BYTES, pack_request, unpack_generation
 from workers.worker import bind
 
@@ -90,8 +89,8 @@ def test_no_door_opens_without_the_key_or_says_what_is_behind_it(locked, path):
 
 def test_keys_are_compared_in_constant_time(locked, monkeypatch: pytest.MonkeyPatch):
     compared = []
-    plain = worker_module.hmac.compare_digest
-    monkeypatch.setattr(worker_module.hmac, "compare_digest", lambda one, other: compared.append(one) or plain(one, other))
+    plain = http_guards.hmac.compare_digest
+    monkeypatch.setattr(http_guards.hmac, "compare_digest", lambda one, other: compared.append(one) or plain(one, other))
     knock(locked, "/health", None, KEY)
     assert compared == [b"Bearer " + KEY.encode()]
 

@@ -1,0 +1,100 @@
+"""`entente serve --openai`: legal orders for any client of the OpenAI API."""
+
+import asyncio
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cli.options import which_run
+from inference.settings import InferenceSettings
+from telemetry.errors import InputError
+
+if TYPE_CHECKING:
+    import socket
+
+    from evaluation.contestants import Contestant
+
+_DRAIN_S = 10.0
+"""Seconds for requests in flight after a termination signal."""
+_KEPT = {"key_variable"}
+"""Settings of inference that belong to the server; the others are the run's, or the model's."""
+
+
+def find_policy(model: str, run: str, version: str, runs_root: Path, given: InferenceSettings | None) -> "Contestant":
+    """What is served: the model in a folder, or else a version of the run.
+
+    Raises:
+        InputError: there is no such model, run or version, or the settings are not the server's.
+    """
+    from evaluation.contestants import resolve_contestant
+
+    if others := sorted((given.model_fields_set if given else set()) - _KEPT):
+        flag = others[0].replace("_", "-")
+        raise InputError(f"--openai takes the engine's settings from the run or the model: leave out --{flag}")
+    if model:
+        return resolve_contestant(model if "/" in model else f"./{model}", "", runs_root)
+    name = f"v{version}" if version.isdigit() else version
+    return resolve_contestant(f"{which_run(run, runs_root)}:{name}", "", runs_root)
+
+
+def plan_orders(policy: "Contestant", listener: "socket.socket", key_variable: str, *, has_key: bool) -> dict[str, Any]:
+    """What `--dry-run` shows."""
+    from play.api_draws import MOST_DRAWS
+
+    return {
+        "command": "serve",
+        "orders": {
+            "base_url": _base_url(listener),
+            "model": policy.name,
+            "key": f"from {key_variable}" if has_key else "none: loopback only",
+            "most_draws_at_once": MOST_DRAWS,
+        },
+    }
+
+
+def serve_orders(policy: "Contestant", listener: "socket.socket", key: str | None, runs_root: Path) -> None:
+    """Serve it until SIGTERM, Ctrl-C or the loss of its engine.
+
+    Raises:
+        EntenteError: the engine did not start, or was lost for good.
+    """
+    from cli.prefect_server import prefect_server
+    from evaluation.settings import PlaySettings
+    from flows.open_players import open_players
+    from play.api_draws import Draws, ServedPolicy
+    from play.api_errors import ApiConnection
+    from play.api_server import orders_app
+    from telemetry.memory import freeze_old_objects
+    from workers.http_server import make_server, serve
+    from workers.worker import LOOPBACK
+
+    host, port = listener.getsockname()[:2]
+
+    async def run() -> None:
+        async with open_players([policy], runs_root, PlaySettings()) as opened:
+            engine, tokens, number = opened.served[policy.name]
+            served = ServedPolicy(
+                name=policy.name,
+                fingerprint=(policy.adapter_hash or policy.weights_hash)[:16],
+                host=opened.host,
+                engine=engine,
+                tokens=tokens,
+                version=number,
+            )
+            draws = Draws(served)
+            own_names = [f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]")] if host in LOOPBACK else []
+            server = make_server(orders_app(draws, key, own_names), drain_s=_DRAIN_S, connection=ApiConnection)
+            draws.on_failure = lambda: setattr(server, "should_exit", True)
+            ready = f"serving {policy.name} on {_base_url(listener)}"
+            with freeze_old_objects():
+                await serve(server, listener, on_ready=lambda: print(ready, flush=True))
+            if draws.failure is not None:
+                raise draws.failure
+
+    with prefect_server() if policy.run else nullcontext():  # a run may have to make its tiny model
+        asyncio.run(run())
+
+
+def _base_url(listener: "socket.socket") -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"

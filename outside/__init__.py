@@ -1,0 +1,1 @@
+"""Players outside: OpenAI-compatible endpoints that order for a power."""

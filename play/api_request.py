@@ -1,0 +1,175 @@
+"""Reads a request for chat completions: a position and a power in its last message, and the parameters that can be honoured.
+
+A parameter that cannot be honoured is refused by name, unless its value asks for nothing. Those that concern the caller's books
+alone are ignored. An answer is always a complete legal order set, so nothing may cut it: not `stop`, and not `max_tokens`.
+"""
+
+import json
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from game.board import POWERS, Board
+from game.legal import LegalOrders
+from game.positions import board_of_game, board_of_state
+from game.read_prompt import read_prompt
+from play.api_errors import ApiError
+from telemetry.errors import InputError
+
+LEAST_TEMPERATURE = 0.01
+"""What a temperature of 0 becomes: a softmax has none at 0, and at this one the likeliest orders are nearly certain."""
+MOST_CHOICES = 128
+_LONGEST_SENTENCE = 400
+_IGNORED = frozenset(
+    {
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "parallel_tool_calls",
+        "reasoning_effort",
+        "verbosity",
+    }
+)
+_ASKS_NOTHING: dict[str, tuple[Any, ...]] = {
+    "stop": ([], ""),
+    "top_p": (1,),
+    "top_logprobs": (0,),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "logit_bias": ({},),
+    "response_format": ({"type": "text"},),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "web_search_options": (),
+    "moderation": (),
+}
+"""Parameter of the API that cannot be honoured -> values, beside null, that ask for nothing."""
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    role: str
+    content: str | list[dict[str, Any]] | None = None
+
+
+class _StreamOptions(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    include_usage: bool = False
+
+
+class ChatRequest(BaseModel):
+    """The parameters of a request that are honoured."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    model: str
+    messages: Annotated[list[_Message], Field(min_length=1)]
+    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    seed: int | None = None
+    logprobs: bool | None = None
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+
+    @property
+    def choices(self) -> int:
+        """Order sets to draw."""
+        return self.n or 1
+
+    @property
+    def drawn_at(self) -> float:
+        """Temperature of the draws."""
+        return 1.0 if self.temperature is None else max(self.temperature, LEAST_TEMPERATURE)
+
+    @property
+    def token_limits(self) -> dict[str, int]:
+        """The given limits of an answer's tokens, by the parameter's name."""
+        given = {"max_tokens": self.max_tokens, "max_completion_tokens": self.max_completion_tokens}
+        return {name: limit for name, limit in given.items() if limit is not None}
+
+
+def read_request(body: bytes) -> ChatRequest:
+    """The request in a body.
+
+    Raises:
+        ApiError: it is malformed, or asks for what cannot be honoured.
+    """
+    try:
+        request = ChatRequest.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        text = f"'{where}' cannot be read: {first['msg']}" if where else f"the body is no JSON object: {first['msg']}"
+        raise ApiError(400, text, code="invalid_value", param=where or None) from None
+    for name, value in (request.model_extra or {}).items():
+        if name in _IGNORED or (name in _ASKS_NOTHING and (value is None or value in _ASKS_NOTHING[name])):
+            continue
+        if name in _ASKS_NOTHING:
+            text = f"'{name}' cannot be honoured: the answer is a complete legal order set, drawn by the policy; leave it out"
+            raise ApiError(400, text, code="unsupported_parameter", param=name)
+        raise ApiError(400, f"there is no parameter {name[:60]!r} here: leave it out", code="unknown_parameter", param=name[:60])
+    if request.stream_options is not None and not request.stream:
+        raise ApiError(400, "'stream_options' goes with stream: true", code="invalid_value", param="stream_options")
+    return request
+
+
+def read_question(request: ChatRequest) -> tuple[Board, LegalOrders]:
+    """The position in the last message, and the legal orders of the power that it names. Earlier messages are not read.
+
+    Raises:
+        ApiError: there is none, or the power has nothing to order.
+    """
+    try:
+        power, board = _position(_text(request.messages[-1]))
+    except InputError as error:
+        raise ApiError(400, str(error)[:_LONGEST_SENTENCE], code="invalid_position", param="messages") from error
+    legal = board.legal_orders().get(power)
+    board.release()  # nobody plays on it
+    if legal is None:
+        has = "nothing to order" if board.is_alive(power) else "neither units nor centres"
+        raise ApiError(400, f"{power} has {has} in {board.phase}: ask for another power", code="no_orders", param="messages")
+    return board, legal
+
+
+def _text(message: _Message) -> str:
+    if message.role != "user":
+        raise InputError(f"the last message is of the role {message.role[:60]!r}: it must be the user's, with a position")
+    if isinstance(message.content, str):
+        return message.content
+    parts = [part.get("text") for part in message.content or () if part.get("type") == "text"]
+    texts = [part for part in parts if isinstance(part, str)]
+    if not texts or len(texts) < len(message.content or ()):
+        raise InputError("the last message must hold text, and nothing else")
+    return "\n".join(texts)
+
+
+def _position(text: str) -> tuple[str, Board]:
+    """The power and the board of a message: a prompt, or a JSON object with `power`, and `state` or `game`."""
+    if not text.lstrip().startswith("{"):
+        return read_prompt(text)
+    try:
+        asked = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"the message begins as a JSON object, but is none: {str(error)[:100]}") from error
+    if unknown := sorted(set(asked) - {"power", "state", "game"}):
+        raise InputError(f"the message has the key {unknown[0][:60]!r}: it holds 'power', and either 'state' or 'game'")
+    if ("state" in asked) == ("game" in asked):
+        raise InputError("the message must hold either 'state' (Game.get_state) or 'game' (to_saved_game_format)")
+    power = asked.get("power")
+    if not isinstance(power, str) or power.upper() not in POWERS:
+        named = f"{power!r}"[:60]
+        raise InputError(f"there is no power {named}: the message's 'power' is one of {', '.join(POWERS)}")
+    return power.upper(), board_of_state(asked["state"]) if "state" in asked else board_of_game(asked["game"])

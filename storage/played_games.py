@@ -1,0 +1,198 @@
+"""Games that people play in the browser, `runs/_games/<name>.json`: who played, what was ordered, and what the players thought.
+
+A file holds orders and no position: reading it plays the game again, so what is not legal is refused. The rows and the snapshots
+of a game are made from its file when they are asked for, because an undo may change a game at any time.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from game.board import POWERS, Board, PhaseResult
+from game.snapshot import Snapshot
+from storage.runs import check_name
+from telemetry.errors import InputError
+from telemetry.read_file import read_text
+
+HUMAN = "human"
+"""Name of a seat that a person takes."""
+_LARGEST = 4 << 20
+"""Largest file, bytes; a game of a hundred years has less."""
+_Text = Annotated[str, Field(max_length=64)]
+_Player = Annotated[str, Field(max_length=256)]
+
+
+class SavedProposal(BaseModel):
+    """An order set that a search tried."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    orders: tuple[_Text, ...]
+    value: float
+    """Mean over its playouts, in what the search counts."""
+    playouts: int
+    probability: float | None = None
+    """With which the policy drew it; None if no policy did."""
+
+
+class SavedTurn(BaseModel):
+    """One phase."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    phase: _Text
+    orders: dict[_Text, tuple[_Text, ...]]
+    probabilities: dict[_Text, float] = {}
+    proposals: dict[_Text, tuple[SavedProposal, ...]] = {}
+    """What players that search tried, by power."""
+
+
+class SavedGame(BaseModel):
+    """A game as its file holds it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: Literal["entente game 1"] = "entente game 1"
+    name: _Text
+    seed: int = 0
+    years: Annotated[int, Field(ge=0, le=100)] = 0
+    """Game years after which it ends; 0: when somebody has won."""
+    seats: dict[_Text, _Player]
+    turns: tuple[SavedTurn, ...] = ()
+    given: dict[_Text, tuple[_Text, ...]] = {}
+    """Orders of people for the phase after the last turn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayedPhase:
+    """A phase of a game that is played again."""
+
+    turn: SavedTurn
+    before: Snapshot
+    centres: tuple[int, ...]
+    """Supply centres after it, int per power of POWERS."""
+    result: PhaseResult
+
+
+def read_game(file: Path) -> SavedGame:
+    """The content of a game's file.
+
+    Raises:
+        InputError: it cannot be read, or is no game of this program.
+    """
+    try:
+        return SavedGame.model_validate_json(read_text(file, at_most=_LARGEST, what="game file"))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise InputError(f"game file '{file}' is no game of this program: {where or 'its text'}: {first['msg']}") from error
+
+
+def game_hash(game: SavedGame) -> str:
+    """Hash of who played and of all orders, 8 hex digits; what players thought is not in it."""
+    played = game.model_dump_json(include={"name": True, "seats": True, "turns": {"__all__": {"phase", "orders"}}})
+    return hashlib.sha256(played.encode()).hexdigest()[:8]
+
+
+def play_again(game: SavedGame, file: Path) -> Iterator[PlayedPhase]:
+    """The phases of the game, in order.
+
+    Raises:
+        InputError: the game cannot be played as it is stored.
+    """
+    board, source = Board.start(), f"played:{'+'.join(sorted(set(game.seats.values())))}"
+    for turn in game.turns:
+        legal = board.legal_orders()
+        legal_sets = set(turn.orders) == set(legal) and all(legal[power].admits(own) for power, own in turn.orders.items())
+        if turn.phase != board.phase or not legal_sets:
+            raise InputError(f"game file '{file}' was changed: its orders of {turn.phase} are not legal in {board.phase}")
+        before = board.snapshot(game_id=f"played-{game.name}", seed=game.seed, source=source)
+        result = board.step(turn.orders)
+        yield PlayedPhase(turn=turn, before=before, centres=board.centre_counts(), result=result)
+
+
+def game_files(folder: Path) -> list[Path]:
+    """The files of all games in the folder, by name."""
+    return sorted(file for file in folder.glob("*.json") if not file.name.startswith("."))
+
+
+def named_game(name: str, folder: Path) -> str:
+    """The game called `name` with the hash of what was played, as `cache.from_games` names it: 'evening:0f3a52c1'.
+
+    Raises:
+        InputError: there is no such game, or it cannot be read.
+    """
+    return f"{name}:{game_hash(_read_named(name, folder))}"
+
+
+def game_snapshots(names: Sequence[str], folder: Path) -> list[Snapshot]:
+    """The positions of these games that were played on from, game by game.
+
+    Args:
+        names: as `named_game` makes them.
+
+    Raises:
+        InputError: a game is not there, was changed since it was named, or cannot be played as it is stored.
+    """
+    found = []
+    for name in names:
+        plain, _, wanted = name.partition(":")
+        game = _read_named(plain, folder)
+        if wanted != game_hash(game):
+            raise InputError(
+                f"cache.from_games names '{name}', but game '{plain}' is now '{named_game(plain, folder)}': name it so, or let "
+                f"`entente cache build --from-games {plain}` name it"
+            )
+        found += [phase.before for phase in play_again(game, _file(plain, folder))]
+    return found
+
+
+def _file(name: str, folder: Path) -> Path:
+    return folder / f"{check_name(name, 'The game')}.json"
+
+
+def _read_named(name: str, folder: Path) -> SavedGame:
+    if not (file := _file(name, folder)).is_file():
+        raise InputError(f"there is no game '{name}' in '{folder}': play it with `entente play --game {name}`")
+    return read_game(file)
+
+
+def game_rows(file: Path) -> list[dict[str, Any]]:
+    """A row for each order set of the game in `file`, as the view `played` shows it.
+
+    Raises:
+        InputError: it is no game of this program, or cannot be played as it is stored.
+    """
+    game = read_game(file)
+    phases = list(play_again(game, file))
+    rows = []
+    for number, phase in enumerate(phases):
+        for power, orders in phase.turn.orders.items():
+            seat, tried = POWERS.index(power), phase.turn.proposals.get(power, ())
+            rows.append(
+                {
+                    "game": game.name,
+                    "turn": number,
+                    "phase": phase.turn.phase,
+                    "power": power,
+                    "player": game.seats[power],
+                    "opponents": opponents(game.seats, power),
+                    "snapshot_id": phase.before.snapshot_id,
+                    "orders": list(orders),
+                    "probability": phase.turn.probabilities.get(power),
+                    "proposals": [proposal.model_dump() | {"orders": list(proposal.orders)} for proposal in tried],
+                    "centres": phase.before.centres[seat],
+                    "centres_at_end": phases[-1].centres[seat],
+                }
+            )
+    return rows
+
+
+def opponents(seats: Mapping[str, str], power: str) -> str:
+    """Who played the other powers: 'human' if a person was among them, else the players' names with '+' between."""
+    others = {who for other, who in seats.items() if other != power}
+    return HUMAN if HUMAN in others else "+".join(sorted(others))

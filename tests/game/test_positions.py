@@ -1,0 +1,199 @@
+"""Positions that others wrote: every phase of real games is read back to its legal orders; what is impossible is refused."""
+
+import contextlib
+import copy
+import itertools
+import json
+import random
+from collections.abc import Iterator
+from typing import Any, get_args
+
+import pytest
+
+from game.board import POWERS, Board
+from game.legal import OrderKind
+from game.players import player
+from game.positions import board_of_game, board_of_state
+from game.prompt_settings import OrderNotation, OwnLine, PromptSettings
+from game.prompts import board_text, power_text, rules_text
+from game.read_prompt import read_prompt
+from game.recorded import as_recorded
+from telemetry.errors import InputError
+
+
+def games(count: int, last_year: int, name: str = "random") -> Iterator[tuple[list[Board], dict[str, Any]]]:
+    """The boards of games, and each game as the diplomacy package saves it."""
+    for seed in range(count):
+        dice, board, boards, turns = random.Random(seed), Board.start(), [], []
+        while not board.is_over and board.year <= last_year:
+            orders = {power: player(name)(legal, dice, board) for power, legal in board.legal_orders().items()}
+            boards.append(board.fork())
+            turns.append((board.phase, orders))
+            board.step(orders)
+        yield boards, json.loads(as_recorded(f"game-{seed}", turns))
+
+
+@pytest.fixture(scope="module")
+def played() -> list[tuple[list[Board], dict[str, Any]]]:
+    return list(games(3, 1903, "mover"))
+
+
+def test_a_state_of_the_package_has_the_legal_orders_of_its_game_in_every_phase(played):
+    kinds = set()
+    for boards, saved in played:
+        for number, board in enumerate(boards):
+            read = board_of_state(saved["phases"][number]["state"])
+            assert read.phase == board.phase and read.legal_orders() == board.legal_orders()
+            assert (read.units(), read.centres(), read.dislodged()) == (board.units(), board.centres(), board.dislodged())
+            until_here = {**saved, "phases": saved["phases"][: number + 1]}
+            assert board_of_game(until_here).legal_orders() == board.legal_orders()
+            kinds |= {legal.kind for legal in board.legal_orders().values()}
+    assert kinds == set(OrderKind)
+
+
+FORMS = [
+    PromptSettings(own_line=own_line, legal_orders=legal_orders, facts=facts, order_notation=notation)
+    for own_line, legal_orders, facts, notation in itertools.product(
+        get_args(OwnLine), ("none", "factored", "lines"), ("none", "neighbours", "threats"), get_args(OrderNotation)
+    )
+]
+
+
+@pytest.mark.parametrize(
+    "form", FORMS, ids=lambda form: f"{form.own_line}-{form.legal_orders}-{form.facts}-{form.order_notation}"
+)
+def test_a_prompt_is_read_back_to_its_power_and_its_legal_orders(played, form: PromptSettings):
+    dice = random.Random(0)
+    asked = [(board, legal) for boards, _ in played for board in boards for legal in board.legal_orders().values()]
+    for kind in OrderKind:
+        of_kind = [each for each in asked if each[1].kind is kind]
+        for board, legal in dice.sample(of_kind, min(12, len(of_kind))):
+            text = rules_text(form) + board_text(board, legal.power, form) + power_text(legal, board, form)
+            power, read = read_prompt(text)
+            assert (power, read.phase) == (legal.power, board.phase), text
+            assert read.legal_orders()[power] == legal, text
+            assert read.units() == board.units() and read.centres() == board.centres(), text
+
+
+def test_a_board_and_the_name_of_a_power_are_enough():
+    board = Board.start()
+    shown = board_text(board, "", PromptSettings(own_line="in_place"))
+    power, read = read_prompt(f"Here is the board.\n\n{shown}\nTURKEY\n")
+    assert power == "TURKEY" and read.legal_orders() == board.legal_orders()
+
+
+@pytest.fixture
+def start() -> dict[str, Any]:
+    """The state of spring 1901."""
+    return json.loads(as_recorded("start", []))["phases"][0]["state"]
+
+
+def change(state: dict[str, Any], *path: Any, to: Any) -> dict[str, Any]:
+    changed = copy.deepcopy(state)
+    place = changed
+    for part in path[:-1]:
+        place = place[part]
+    place[path[-1]] = to
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("path", "to", "said"),
+    [
+        (["name"], "X1901M", "there is no phase 'X1901M'"),
+        (["name"], "S1601M", "there is no phase"),
+        (["name"], 7, "lacks the phase's name"),
+        (["name"], "COMPLETED", "the game is over"),
+        (["map"], "ancmed", "on the map 'ancmed', and only 'standard'"),
+        (["rules"], ["BUILD_ANY"], "has the rule 'BUILD_ANY'"),
+        (["units"], ["A PAR"], "'units' in the state must map powers to lists"),
+        (["units", "FRANCE"], "A PAR", "'units' of FRANCE in the state must be a list"),
+        (["units", "FRANCE"], None, "'units' of FRANCE in the state must be a list"),
+        (["units", "FRANCE"], [["A PAR"]], "'units' of FRANCE in the state must be a list"),
+        (["units", "NARNIA"], [], "names the power 'NARNIA'"),
+        (["units", "FRANCE"], ["A PARIS"], "FRANCE cannot have the unit 'A PARIS'"),
+        (["units", "FRANCE"], ["A MAO"], "FRANCE cannot have the unit 'A MAO'"),
+        (["units", "FRANCE"], ["F PAR"], "FRANCE cannot have the unit 'F PAR'"),
+        (["units", "FRANCE"], ["F SPA"], "FRANCE cannot have the unit 'F SPA'"),
+        (["units", "FRANCE"], ["A SWI"], "FRANCE cannot have the unit 'A SWI'"),
+        (["units", "FRANCE"], [""], "FRANCE cannot have the unit ''"),
+        (["units", "FRANCE"], ["A MUN"], "two units are in MUN"),
+        (["units", "FRANCE"], ["*A PAR"], "which is no phase of retreats"),
+        (["centers", "FRANCE"], ["BUR"], "it is no supply centre"),
+        (["centers", "FRANCE"], ["MUN"], "MUN is owned twice"),
+        (["retreats", "FRANCE"], ["A PAR"], "must be a list of texts for each unit"),
+        (["retreats", "FRANCE"], {"A PAR": ["BUR"]}, "which is no phase of retreats"),
+    ],
+)
+def test_an_impossible_state_is_refused_in_a_sentence(start, path: list[Any], to: Any, said: str):
+    with pytest.raises(InputError) as refused:
+        board_of_state(change(start, *path, to=to))
+    assert said in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("retreats", "said"),
+    [
+        ({"A BUR": ["MOS"]}, "A BUR cannot retreat to 'MOS'"),
+        ({"A BUR": ["MUN"]}, "A BUR cannot retreat to 'MUN'"),
+        ({"F MAO": ["SPA"]}, "F MAO cannot retreat to 'SPA'"),
+        ({"A BUR": [], "F BUR": []}, "cannot have the dislodged unit 'F BUR'"),
+    ],
+)
+def test_an_impossible_retreat_is_refused(start, retreats: dict[str, list[str]], said: str):
+    with pytest.raises(InputError, match=said):
+        board_of_state(change(change(start, "name", to="S1901R"), "retreats", "FRANCE", to=retreats))
+
+
+@pytest.mark.parametrize("given", [None, [], {}, {"phases": []}, {"phases": [3]}, {"phases": [{}]}, {"phases": [{"state": []}]}])
+def test_what_is_no_game_is_refused(given: Any):
+    with pytest.raises(InputError):
+        board_of_game(given)
+
+
+BOARD = board_text(Board.start(), "", PromptSettings(own_line="in_place"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "holds no position"),
+        ("hello\nthere", "holds no position"),
+        (BOARD, "names no power to order for"),
+        (BOARD + "NARNIA", "'NARNIA' is not part of a board"),
+        (BOARD + "FRANCE\nGERMANY A MUN - BUR", "goes on after FRANCE's line with 'GERMANY A MUN - BUR'"),
+        (BOARD + "FRANCE MOVEMENT A MAR\nORDERS:\nA MAR H", "goes on after 'ORDERS:'"),
+        (BOARD + "FRANCE BUILD 1 PAR", "FRANCE is asked for a build, but has a movement"),
+        (BOARD.replace("ITALY", "ITALIA") + "FRANCE", "is not part of a board"),
+        (BOARD.replace("ITALY F NAP A ROM A VEN | NAP ROM VEN\n", "") + "FRANCE", "the board has no line of ITALY"),
+        (BOARD.replace("FREE BEL ", "FREE ") + "FRANCE", "its line FREE names"),
+        (BOARD.replace("A VEN |", "A VEN H |") + "FRANCE", "does not name units"),
+        (BOARD.replace("A VEN |", "A BUD |") + "FRANCE", "two units are in BUD"),
+        (BOARD + "\n".join(BOARD.splitlines()[1:2]) + "\nFRANCE", "two lines of AUSTRIA"),
+        (BOARD.replace("SPRING 1901 MOVEMENT", "COMPLETED") + "FRANCE", "the game is over"),
+        (
+            BOARD.replace("SPRING 1901 MOVEMENT", "SPRING 1901 RETREATS\nDISLODGED FRANCE A BUR") + "FRANCE",
+            "say where they may go",
+        ),
+    ],
+    ids=range(15),
+)
+def test_a_text_that_is_no_prompt_is_refused_in_a_sentence(text: str, said: str):
+    with pytest.raises(InputError) as refused:
+        read_prompt(text)
+    assert said in str(refused.value)
+
+
+def test_lines_cut_from_prompts_are_read_or_refused_and_never_fail_otherwise(played):
+    dice = random.Random(7)
+    boards = [board for boards, _ in played for board in boards if board.legal_orders()]
+    read = 0
+    for _ in range(300):
+        board, form = dice.choice(boards), dice.choice(FORMS)
+        legal = dice.choice(list(board.legal_orders().values()))
+        words = (board_text(board, legal.power, form) + power_text(legal, board, form)).split(" ")
+        for _ in range(dice.randint(1, 3)):
+            words[dice.randrange(len(words))] = dice.choice([*POWERS, "|", "R", "A", "9", "A PAR", "FREE", "", "\n", "1 BUR"])
+        with contextlib.suppress(InputError):
+            read += bool(read_prompt(" ".join(words))[1].legal_orders())
+    assert read < 300

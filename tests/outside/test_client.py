@@ -1,0 +1,208 @@
+"""One request to an endpoint: retries, bounds, time limits, refusals, and the key, which goes nowhere else."""
+
+import asyncio
+import json
+import socket
+
+import pytest
+
+from outside import client as client_module
+from outside.client import LOST_AFTER, EndpointClient, Reply
+from outside.endpoint import read_endpoint
+from outside.settings import OutsideSettings
+from telemetry.errors import EngineError, EngineLostError, InputError
+from tests.outside.endpoint_server import (
+    Behaviour,
+    EndpointServer,
+    a_page,
+    chats,
+    completion,
+    deep,
+    endless,
+    half_json,
+    hangs_up,
+    huge,
+    no_choices,
+    slow,
+)
+
+MESSAGES = [{"role": "user", "content": "hello"}]
+SCHEMA = {"type": "object", "properties": {}}
+QUICK = OutsideSettings(timeout_s=0.3, retries=2)
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(client_module, "FIRST_PAUSE_S", 0.001)
+
+
+def asked(player: str, times: int = 1, settings: OutsideSettings = QUICK) -> list[Reply]:
+    """Replies to this many requests, one after the other, of one client."""
+
+    async def ask() -> list[Reply]:
+        client = EndpointClient(read_endpoint(player), settings)
+        try:
+            return [await client.ask(MESSAGES, SCHEMA) for _ in range(times)]
+        finally:
+            await client.close()
+
+    return asyncio.run(ask())
+
+
+def in_turn(*behaviours: Behaviour) -> Behaviour:
+    """Each request meets the next behaviour; the last stays."""
+    left = list(behaviours)
+    return lambda handler, body: (left.pop(0) if len(left) > 1 else left[0])(handler, body)
+
+
+def refuses(status: int, message: str, **headers: str) -> Behaviour:
+    return lambda handler, body: handler.answer({"error": {"message": message}}, status, **headers)
+
+
+def test_a_request_has_the_form_of_the_api_and_its_tokens_are_counted():
+    with EndpointServer(lambda handler, body: handler.answer(completion("A PAR H", total_tokens=12))) as server:
+        assert asked(server.player) == [Reply(text="A PAR H", tokens=12)]
+    (request,) = server.requests
+    assert request["path"] == "/v1/chat/completions" and "authorization" not in {name.lower() for name in request["headers"]}
+    assert request["body"]["model"] == "some/model:free" and request["body"]["messages"] == MESSAGES
+    assert request["body"]["response_format"]["json_schema"] == {"name": "orders", "strict": True, "schema": SCHEMA}
+
+
+@pytest.mark.parametrize("tokens", [None, -5, "many", 1 << 40, True, 1e9], ids=repr)
+def test_tokens_that_nobody_can_believe_are_estimated(tokens):
+    with EndpointServer(lambda handler, body: handler.answer(completion("x" * 30, total_tokens=tokens))) as server:
+        assert asked(server.player)[0].tokens == 1 + 10
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [half_json, a_page, huge, endless, hangs_up, slow, deep, no_choices, refuses(503, "busy"), refuses(429, "slower")],
+    ids=["half JSON", "a page", "huge", "endless", "hangs up", "slow", "deep", "no choices", "503", "429"],
+)
+def test_a_fault_is_tried_again(fault: Behaviour):
+    with EndpointServer(in_turn(fault, chats)) as server:
+        (reply,) = asked(server.player)
+    assert reply.text.startswith("I would") and len(server.requests) == 2
+
+
+@pytest.mark.parametrize("fault", [half_json, a_page, endless, hangs_up, slow], ids=lambda fault: fault.__name__)
+def test_a_request_that_fails_with_all_retries_has_no_answer_and_a_reason_and_the_next_is_asked(fault: Behaviour, caplog):
+    caplog.set_level("INFO", "entente")
+    with EndpointServer(in_turn(chats, fault, fault, fault, chats)) as server:
+        first, none, last = asked(server.player, 3)
+    assert first.text and not first.failed and last.text == first.text
+    assert not none.text and none.failed and none.failed.isprintable() and none.tokens > 0
+    assert "gave no answer in 3 tries" in caplog.text and "default orders" in caplog.text
+
+
+def test_an_endpoint_that_never_answered_is_lost_at_once():
+    with EndpointServer(a_page) as server, pytest.raises(EngineLostError, match=r"in 3 tries: its answer is no chat") as lost:
+        asked(server.player)
+    assert str(lost.value).isprintable(), "what it sent cannot move a cursor"
+
+
+def test_one_that_fails_often_in_a_row_is_lost():
+    behaviours = [chats] + [half_json] * 3 * (LOST_AFTER - 1)
+    with EndpointServer(in_turn(*behaviours, chats)) as server:
+        assert [bool(reply.failed) for reply in asked(server.player, LOST_AFTER + 1)] == [False] + [True] * (LOST_AFTER - 1) + [
+            False
+        ]
+    with EndpointServer(in_turn(*behaviours, half_json)) as server, pytest.raises(EngineLostError):
+        asked(server.player, LOST_AFTER + 1)
+
+
+def test_one_that_is_not_there_is_lost_even_if_it_was():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with pytest.raises(EngineLostError, match="nobody answers at that address"):
+        asked(f"openai:m@http://127.0.0.1:{port}/v1")
+
+
+def test_a_refused_schema_is_left_out_from_then_on_and_said_once(caplog):
+    caplog.set_level("INFO", "entente")
+
+    def no_schema(handler, body):
+        if "response_format" in body:
+            handler.answer({"error": {"message": "response_format\x1b[0m is unknown"}}, 400)
+        else:
+            chats(handler, body)
+
+    with EndpointServer(no_schema) as server:
+        assert len(asked(server.player, 3)) == 3
+    assert ["response_format" in request["body"] for request in server.requests] == [True, False, False, False]
+    assert caplog.text.count("takes no JSON schema") == 1 and "\x1b" not in caplog.text
+
+
+def test_the_other_name_of_the_limit_is_found():
+    def newer(handler, body):
+        if "max_tokens" in body:
+            handler.answer({"error": {"message": "Use 'max_completion_tokens' instead of 'max_tokens'."}}, 400)
+        else:
+            chats(handler, body)
+
+    with EndpointServer(newer) as server:
+        asked(server.player)
+    assert server.requests[-1]["body"]["max_completion_tokens"] == 2048 and "response_format" in server.requests[-1]["body"]
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "sentence"),
+    [
+        pytest.param(refuses(400, "no"), "refuses the request: 400: no", id="400"),
+        pytest.param(refuses(404, "no such model"), r"\(404: no such model\): check model and address", id="404"),
+        pytest.param(lambda handler, body: handler.answer(b"", 307, Location="http://127.0.0.1:1/"), "leads to", id="redirect"),
+    ],
+)
+def test_a_refusal_is_one_sentence_and_is_not_tried_again(behaviour: Behaviour, sentence: str):
+    with EndpointServer(behaviour) as server, pytest.raises(EngineError, match=sentence):
+        asked(server.player)
+    assert len(server.requests) <= 2
+
+
+def test_the_key_goes_to_its_own_host_only_and_into_no_sentence(monkeypatch, caplog):
+    caplog.set_level("INFO", "entente")
+    echo = refuses(401, "wrong key sk-secret-1")
+    with EndpointServer(echo) as server, EndpointServer(chats) as other:
+        monkeypatch.setenv(f"ENTENTE_KEY_127_0_0_1_{server.server_port}", "sk-secret-1\n")
+        with pytest.raises(EngineError, match=rf"set it in ENTENTE_KEY_127_0_0_1_{server.server_port}") as refused:
+            asked(server.player)
+        server.behaviour = lambda handler, body: handler.answer(completion("A PAR H sk-secret-1"))
+        (reply,) = asked(server.player)
+        asked(other.player)
+    assert server.requests[0]["headers"]["authorization"] == "Bearer sk-secret-1"
+    assert "authorization" not in json.dumps(other.requests[0]["headers"]).lower()
+    assert "sk-secret" not in str(refused.value) + caplog.text + reply.text
+
+
+def test_half_a_character_and_controls_can_be_kept():
+    with EndpointServer(
+        lambda handler, body: handler.answer(b'{"choices":[{"message":{"content":"\\ud800 A PAR H"}}]}')
+    ) as server:
+        assert asked(server.player)[0].text == "? A PAR H"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "openai:m@http://user:secret-pass@host/v1",
+        "openai:m@http://host/v1?key=secret",
+        "openai:m@ftp://host/secret",
+        "openai:@http://host/secret",
+        "openai:m,n@http://host/secret",
+        "openai:m@http://host/v1\nsecret",
+        "openai:m@http://host:port/secret",
+    ],
+)
+def test_a_name_that_is_none_is_refused_without_being_repeated(name: str):
+    with pytest.raises(InputError, match="an endpoint is named 'openai:MODEL@URL'") as refused:
+        read_endpoint(name)
+    assert "secret" not in str(refused.value)
+
+
+def test_a_name_says_model_address_and_where_its_key_is():
+    found = read_endpoint("openai:@cf/meta/llama-3:free@https://api.example.com:8443/v1/")
+    assert (found.model, found.url) == ("@cf/meta/llama-3:free", "https://api.example.com:8443/v1")
+    assert found.name == "openai:@cf/meta/llama-3:free@https://api.example.com:8443/v1"
+    assert found.key_variable == "ENTENTE_KEY_API_EXAMPLE_COM_8443"
+    assert read_endpoint("openai:m@http://[::1]:80").key_variable == "ENTENTE_KEY_1_80"

@@ -1,0 +1,277 @@
+"""An exported version is a folder that others load as it is, that names nothing of this machine, and plays as its run did."""
+
+import asyncio
+import getpass
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import huggingface_hub
+import numpy as np
+import pytest
+import torch
+from peft import AutoPeftModelForCausalLM, PeftModel
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from decoding.codec import Codec
+from evaluation.adapter_folders import adapter_prompts, check_weights
+from evaluation.contestants import Contestant, resolve_contestant
+from game.board import Board
+from game.prompts import board_text, power_text
+from game.snapshot import Snapshot
+from inference.legal_orders import LegalPlayer
+from inference.settings import InferenceSettings
+from inference.torch_engine import TorchEngine
+from pipeline import export_adapter as exporting
+from pipeline.export_adapter import export_adapter, find_export
+from pipeline.push_folder import check_push, push_folder
+from rollouts.deciders import DecisionRequest, DrawnDecision, Tokens, draw
+from storage.runs import RunPaths
+from telemetry.errors import DataError, EntenteError, InputError
+
+IDS = torch.arange(1, 40)[None]
+
+
+@pytest.fixture
+def root(run_of_before: RunPaths) -> Path:
+    return run_of_before.root.parent
+
+
+@pytest.fixture
+def exported(root: Path, tmp_path: Path) -> Path:
+    """The newest version of the stored run."""
+    return export_adapter(find_export("before", -1, root), tmp_path / "away" / "mine", root)
+
+
+@torch.inference_mode()
+def logits(model: Any) -> torch.Tensor:
+    return model.eval()(IDS).logits
+
+
+def of_the_run(root: Path) -> torch.Tensor:
+    """Logits of version 2 of the stored run, by peft."""
+    source = find_export("before", 2, root)
+    return logits(PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(source.base), str(source.adapter)))
+
+
+def test_an_export_is_whole_and_names_no_folder_and_nobody_of_this_machine(exported: Path, root: Path, tmp_path: Path):
+    recipe = json.loads((exported / "recipe.json").read_text())
+    files = {file.relative_to(exported).as_posix(): file for file in exported.rglob("*") if file.is_file()}
+    found = {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()}
+    assert recipe["files"] == {name: digest for name, digest in found.items() if name not in ("recipe.json", "README.md")}
+    assert {"adapter_model.safetensors", "adapter_config.json", "tokenizer.json", "legal_orders.py", "base/config.json"} <= set(
+        files
+    )
+    assert json.loads(files["adapter_config.json"].read_text())["base_model_name_or_path"] == "base"
+    local = {str(place) for place in (tmp_path, root, Path.cwd(), Path.home())}
+    texts = {name: file.read_text() for name, file in files.items() if file.suffix != ".safetensors"}
+    assert [name for name, text in texts.items() if any(place in text for place in local)] == []
+    assert [name for name, text in texts.items() if re.search(rf"\b{re.escape(getpass.getuser())}\b", text)] == []
+
+
+def test_peft_loads_the_folder_as_it_is_and_computes_what_the_run_did(exported: Path, root: Path, monkeypatch):
+    monkeypatch.chdir(exported)
+    assert torch.equal(logits(AutoPeftModelForCausalLM.from_pretrained(".")), of_the_run(root))
+
+
+def test_merged_weights_are_the_same_policy_and_a_player(root: Path, tmp_path: Path):
+    to = export_adapter(find_export("before", 2, root), tmp_path / "whole", root, merged=True)
+    assert torch.allclose(logits(AutoModelForCausalLM.from_pretrained(to)), of_the_run(root), atol=1e-4)
+    assert not (to / "adapter_config.json").exists() and resolve_contestant(str(to), "", root).model == to
+
+
+def drawn(player: Contestant, base: Path, tokens: Tokens, position: Snapshot) -> list[DrawnDecision]:
+    """What the player draws for three powers of the position, by the torch engine."""
+
+    async def play() -> list[DrawnDecision]:
+        engine = TorchEngine(base, InferenceSettings(model=str(base), engine="torch", max_model_length=1024))
+        await engine.start()
+        await engine.publish(replace(player.policy, version=1))
+        board, found = Board.restore(position), []
+        for power, legal in list(board.legal_orders().items())[:3]:
+            request = DecisionRequest(game="g", dice="d", ply=0, power=power, legal=legal, board=board, snapshot_id="s")
+            found.append(await draw(request, engine, tokens, version=1))
+        await engine.close()
+        return found
+
+    return asyncio.run(play())
+
+
+def test_an_exported_adapter_orders_what_its_run_s_version_orders(exported: Path, root: Path, positions: list[Snapshot]):
+    source, player = find_export("before", 2, root), resolve_contestant(str(exported), "", root)
+    assert player.is_policy and player.model and player.adapter
+    check_weights(player.policy, player.model)
+    own = Tokens(Codec(source.base), source.settings.prompts)
+    prompts = adapter_prompts(player.adapter, player.model)
+    assert prompts is not None
+    tokens = Tokens(Codec(player.model), prompts)
+    for position in positions[:2]:
+        pairs = zip(drawn(player, player.model, tokens, position), drawn(source.version, source.base, own, position), strict=True)
+        for away, home in pairs:
+            assert away.orders == home.orders and away.prompt_ids == home.prompt_ids
+            np.testing.assert_allclose(away.generation.logprobs, home.generation.logprobs, atol=1e-6)
+
+
+def test_the_program_in_the_folder_draws_legal_orders_with_their_probability_under_the_mask(exported: Path):
+    assert (exported / "legal_orders.py").read_bytes() == Path("inference/legal_orders.py").read_bytes()
+    player, board = LegalPlayer(exported), Board.start()
+    legal = board.legal_orders()["TURKEY"]
+    orders, logprob = player.draw(board, "TURKEY", np.random.default_rng(3))
+    assert legal.admits(orders)
+    completion, table = player.tables.spell(orders, legal), player.tables.table(legal)
+    prompt = player.form.ids(board_text(board, "TURKEY", player.prompts), power_text(legal, board, player.prompts, cue=""))
+    with torch.inference_mode():
+        all_logits = player.model(torch.tensor([prompt + completion])).logits[0].double()
+    ids, bounds = table.legal_sets(completion)
+    expected = 0.0
+    for place, token in enumerate(completion):
+        row, allowed = all_logits[len(prompt) + place - 1], ids[bounds[place] : bounds[place + 1]]
+        expected += float(row[token] - torch.logsumexp(row[torch.tensor(allowed)], 0))
+    assert logprob == pytest.approx(expected, abs=1e-4)
+
+
+def change_json(name: str, **fields: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        content = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps(content | fields))
+
+    return change
+
+
+def flip(name: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        content = bytearray((folder / name).read_bytes())
+        content[-1] ^= 1
+        (folder / name).write_bytes(content)
+
+    return change
+
+
+def outside(change: Callable[[Path], Any]) -> Callable[[Path], None]:
+    """The change to an adapter whose recipe says prompts alone, as one from outside."""
+
+    def both(folder: Path) -> None:
+        prompts = json.loads((folder / "recipe.json").read_text())["prompts"]
+        (folder / "recipe.json").write_text(json.dumps({"prompts": prompts}))
+        change(folder)
+
+    return both
+
+
+def with_head(folder: Path) -> None:
+    tensors = load_file(folder / "adapter_model.safetensors")
+    tensors["base_model.model.lm_head.lora_A.weight"] = torch.zeros(2, 32)
+    save_file(tensors, folder / "adapter_model.safetensors")
+
+
+REFUSED = {
+    "a damaged adapter": (flip("adapter_model.safetensors"), DataError, "is not the file that was exported"),
+    "a damaged base": (flip("base/model.safetensors"), DataError, "is not the file that was exported"),
+    "no weights": (lambda folder: (folder / "adapter_model.safetensors").unlink(), DataError, "lacks the file"),
+    "another base": (
+        change_json("recipe.json", files={}, base={"identity": "0" * 16}),
+        InputError,
+        "trained on another base model",
+    ),
+    "a base that is gone": (
+        outside(change_json("adapter_config.json", base_model_name_or_path="./gone")),
+        InputError,
+        r"needs its base model './gone', which is not here",
+    ),
+    "no base": (outside(change_json("adapter_config.json", base_model_name_or_path="")), InputError, "names no base model"),
+    "no prompts": (lambda folder: (folder / "recipe.json").unlink(), InputError, r"has no recipe.json that says how its prompts"),
+    "a recipe that is none": (change_json("recipe.json", training=[]), DataError, "is no recipe of an adapter: training: "),
+    "a rank too large": (outside(change_json("adapter_config.json", r=1024)), DataError, "has rank 1024 but .* take rank 512"),
+    "target modules that nobody knows": (
+        outside(with_head),
+        DataError,
+        r"lm_head.* none of the layers .* that an adapter may change \(q_proj, ",
+    ),
+    "cut weights": (
+        outside(lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"short")),
+        DataError,
+        "not a complete safetensors file",
+    ),
+}
+
+
+@pytest.mark.parametrize(("spoil", "kind", "said"), REFUSED.values(), ids=REFUSED)
+def test_an_adapter_that_cannot_play_is_refused_in_a_sentence(exported: Path, root: Path, spoil, kind, said):
+    spoil(exported)
+    with pytest.raises(kind, match=said) as refused:
+        player = resolve_contestant(str(exported), "", root)
+        assert player.model is not None
+        check_weights(player.policy, player.model)
+    assert "\n" not in str(refused.value)
+
+
+def test_an_adapter_from_outside_needs_a_recipe_with_prompts_alone(exported: Path, root: Path):
+    outside(lambda folder: None)(exported)
+    player = resolve_contestant(str(exported), "", root)
+    assert (player.version, player.name) == (1, exported.as_posix()) and player.adapter == exported
+
+
+def test_a_base_from_the_hub_is_named_by_its_id_and_not_included(root: Path, tmp_path: Path):
+    source = find_export("before", 2, root)
+    inference = source.settings.inference.model_copy(update={"model": "owner/its-base"})
+    source = replace(source, settings=source.settings.model_copy(update={"inference": inference}))
+    to = export_adapter(source, tmp_path / "mine", root)
+    assert json.loads((to / "adapter_config.json").read_text())["base_model_name_or_path"] == "owner/its-base"
+    card = (to / "README.md").read_text()
+    assert not (to / "base").exists() and "base_model: owner/its-base\n" in card and "vllm serve owner/its-base" in card
+
+
+def test_the_card_shows_the_run_s_own_scores_and_says_that_the_mask_is_needed(exported: Path):
+    card = (exported / "README.md").read_text()
+    assert re.search(r"On held-out positions it gains [+-]\d\.\d\d centres in 1 game year against random, ", card)
+    assert "**Its orders are legal only under the legal mask.**" in card and "\nlicense: apache-2.0\n" in card
+    assert "rank 2, alpha 4.0, on " in card and "--max-lora-rank 8" in card
+
+
+def test_what_cannot_be_exported_is_refused_before_a_folder_is_made(root: Path, tmp_path: Path, monkeypatch):
+    with pytest.raises(InputError, match="version 0 of run 'before' is its base model and has no adapter"):
+        find_export("before", 0, root)
+    with pytest.raises(InputError, match="has no policy version 9"):
+        find_export("before", 9, root)
+    source = find_export("before", 2, root)
+    with pytest.raises(InputError, match="exists, and a published model never changes"):
+        export_adapter(source, tmp_path, root)
+    monkeypatch.setattr(exporting, "MOST_BASE_BYTES", 1000)
+    with pytest.raises(InputError, match=r"more than the 0 MB that are included: export with --merged"):
+        export_adapter(source, tmp_path / "away" / "mine", root)
+    assert list((tmp_path / "away").iterdir()) == []
+
+
+def test_a_push_without_a_token_or_an_owner_is_refused(monkeypatch):
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
+    with pytest.raises(InputError, match="--push needs a token of the hub"):
+        check_push("me/mine")
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: "token")
+    check_push("me/mine")
+    for name in ("mine", "me/mine/more", "me/mi ne"):
+        with pytest.raises(InputError, match="give it as 'owner/name'"):
+            check_push(name)
+
+
+def test_a_push_makes_a_private_repository_and_sends_the_folder(exported: Path, monkeypatch):
+    told: list[Any] = []
+    client = SimpleNamespace(
+        create_repo=lambda name, **how: told.append((name, how)), upload_folder=lambda **how: told.append(how)
+    )
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: client)
+    assert push_folder(exported, "me/mine") == "https://huggingface.co/me/mine"
+    assert told[0] == ("me/mine", {"private": True, "exist_ok": True})
+    assert (told[1]["repo_id"], told[1]["folder_path"]) == ("me/mine", exported)
+
+    def refuse(**how: Any) -> None:
+        raise OSError("403 Forbidden\nmore")
+
+    client.upload_folder = refuse
+    with pytest.raises(EntenteError, match=r"is written, but the hub did not take it: 403 Forbidden$"):
+        push_folder(exported, "me/mine")

@@ -1,0 +1,140 @@
+"""Opponents that search: forks share what is searched, draws go on meanwhile, and rows name who played."""
+
+import asyncio
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from game.board import POWERS, Board
+from pipeline import search_opponents as searching
+from pipeline.league import tally_fork
+from pipeline.plans.plan_run import _searches
+from pipeline.plans.rehearse_forks import rehearse
+from pipeline.run_settings import check_settings, layered_settings
+from pipeline.search_opponents import AT_ONCE, SharedSearch, search_opponents
+from rollouts.deciders import DecisionRequest
+from rollouts.roll_out import RolledOut, StartGroup, roll_out
+from rollouts.settings import RolloutSettings
+from search.search import SearchDecider
+from search.settings import SearchSettings
+from telemetry.errors import InputError
+
+QUICK = SearchSettings(proposals=2, playouts=4, player=("hold",))
+SETTINGS = RolloutSettings(start_groups=1, forks_per_group=3, horizon_years=1)
+
+
+class Counted:
+    """Holds, after a few turns of the event loop; counts who asked, and how many at a time."""
+
+    def __init__(self) -> None:
+        self.asked: list[DecisionRequest] = []
+        self.at_once = self.most = 0
+
+    async def decide(self, request: DecisionRequest) -> Sequence[str]:
+        self.asked.append(request)
+        self.at_once += 1
+        self.most = max(self.most, self.at_once)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        self.at_once -= 1
+        return [f"{unit} H" for unit in request.legal.sites]
+
+
+def request(board: Board, power: str, fork: int, shared: str = "p/5/0") -> DecisionRequest:
+    legal, game = board.legal_orders()[power], f"{shared}/{fork}"
+    return DecisionRequest(game=game, dice=game, ply=0, power=power, legal=legal, board=board, snapshot_id="", shared=shared)
+
+
+def test_forks_that_meet_in_one_position_ask_once_and_with_the_luck_of_their_group():
+    one, other, counted = Board.start(), Board.start(), Counted()
+    other.step({"FRANCE": ["A PAR - PIC"]})
+
+    async def ask() -> None:
+        player = SharedSearch(counted, asyncio.Semaphore(9))
+        asked = [request(board, power, fork) for board in (one, other) for power in ("FRANCE", "ITALY") for fork in range(3)]
+        found = await asyncio.gather(*map(player.decide, [*asked, request(one, "FRANCE", 0, "p/5/1")]))
+        assert all(found[3 * each] == found[3 * each + 1] == found[3 * each + 2] for each in range(4))
+
+    asyncio.run(ask())
+    assert [(each.dice, each.power) for each in counted.asked] == [("p/5/0", "FRANCE"), ("p/5/0", "ITALY")] * 2 + [
+        ("p/5/1", "FRANCE")
+    ]
+    assert len({(each.game, each.power) for each in counted.asked}) == 5, "requests in progress have names of their own"
+
+
+def test_few_search_at_a_time_and_others_go_on_between_playouts(monkeypatch: pytest.MonkeyPatch):
+    counted, board = Counted(), Board.start()
+    monkeypatch.setattr(searching, "OPPONENTS_SEARCH", QUICK)
+
+    async def ask() -> int:
+        turns = asyncio.Semaphore(AT_ONCE)
+        await asyncio.gather(*(SharedSearch(counted, turns).decide(request(board, power, 0)) for power in POWERS))
+        player = search_opponents(["mover+search"], None, None)["mover+search"]  # type: ignore[arg-type]
+        task, ticks = asyncio.ensure_future(player.decide(request(board, "FRANCE", 0))), 0
+        while not task.done():
+            await asyncio.sleep(0)
+            ticks += 1
+        return ticks
+
+    assert asyncio.run(ask()) >= QUICK.playouts
+    assert counted.most == AT_ONCE < len(POWERS)
+
+
+def rolled(positions: Any, engine: Any, tokens: Any, names: str, *, past: Any = None) -> RolledOut:
+    settings = SETTINGS.model_copy(update={"opponents": names})
+
+    async def play() -> RolledOut:
+        deciders = search_opponents(settings.searching_opponents, past, tokens)
+        groups = [StartGroup(number=0, snapshot=positions[0], power="FRANCE")]
+        return await roll_out(groups, engine, tokens, settings, producer="p", seed=5, deciders=deciders)
+
+    return asyncio.run(play())
+
+
+def test_they_play_what_a_search_with_the_group_s_luck_finds(monkeypatch, positions, uniform_engine, tokens):
+    """Oracle: the searching player asked alone."""
+    monkeypatch.setattr(searching, "OPPONENTS_SEARCH", QUICK)
+    played = rolled(positions, uniform_engine(), tokens, "mover+search")
+    assert {row.opponents for row in played.decisions} == {"mover+search"} and not played.failed_forks
+    first = [json.loads(ply.orders) for ply in played.plies if ply.ply == 0]
+    alone, board = SearchDecider(QUICK, proposer="mover"), Board.restore(positions[0])
+    for power in board.legal_orders():
+        if power != "FRANCE":
+            wanted = asyncio.run(alone.decide(replace(request(board, power, 0), dice="p/5/0")))
+            assert all(orders[power] == list(wanted) for orders in first)
+
+
+def test_a_version_that_searches_proposes_under_its_number_and_is_no_member_of_the_league(
+    monkeypatch, positions, uniform_engine, tokens
+):
+    monkeypatch.setattr(searching, "OPPONENTS_SEARCH", QUICK)
+    past = uniform_engine()
+    played = rolled(positions, uniform_engine(), tokens, "v2+search", past=past)
+    assert {row.opponents for row in played.decisions} == {"policy:2+search"}
+    assert {asked.version for asked in past.requests} == {2} and not played.failed_forks
+    names = [asked.request_id for asked in past.requests]
+    assert len(names) == len(set(names)) > 6 and any(name.endswith("/1") for name in names), "two proposals each"
+    assert SETTINGS.model_copy(update={"opponents": "v2+search"}).opponent_versions == {2}, "so it is served"
+    assert tally_fork("FRANCE", "policy:2+search", dict.fromkeys(POWERS, 3)) == {}
+
+
+def test_names_that_cannot_search_are_refused():
+    with pytest.raises(ValidationError, match=re.escape("members of the league do not search: name a version, as 'v0+search'")):
+        RolloutSettings(opponents="mover,league+search")
+    with pytest.raises(InputError, match="nobody"):
+        check_settings(layered_settings("laptop", overrides={"rollouts": {"opponents": "nobody+search"}}))
+    with pytest.raises(InputError, match=r"names 'dumbbot\+search', but pipeline.game_processes is 1"):
+        over = {"rollouts": {"opponents": "mover,dumbbot+search"}, "pipeline": {"game_processes": 1, "deterministic": False}}
+        check_settings(layered_settings("laptop", overrides=over))
+
+
+def test_a_plan_counts_searches_and_plays_without_them_and_without_past_versions(positions, tokens):
+    settings = SETTINGS.model_copy(update={"opponents": "dumbbot,v0*2,league,dumbbot+search"})
+    assert rehearse(positions, tokens, settings, 1024, 0).decisions_per_fork > 0
+    assert _searches(settings, 100.0) == {"opponents_search_cpu_s_at_most_about": round(100 * 6 * 0.1 / 5)}
+    assert _searches(SETTINGS, 100.0) == {}

@@ -1,0 +1,52 @@
+"""Who chooses for a seat: temperature reaches the draw, and a search tells what it tried."""
+
+import asyncio
+from collections.abc import Awaitable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from flows.open_players import OpenPlayers
+from game.board import Board
+from play.game import Choice
+from play.seats import SeatedPlayers
+from rollouts.deciders import Decider, DecisionRequest
+from search.search import SearchDecider
+from search.settings import SearchSettings
+
+SEARCH = SearchSettings(proposals=3, playouts=6, player=("mover",))
+
+
+class Recorder:
+    """Plays the first order of each site, and keeps the request."""
+
+    async def decide(self, request: DecisionRequest) -> list[str]:
+        self.seen = request
+        return [options[0] for options in request.legal.options]
+
+
+def choose(decider: Decider, temperature: float = 1.0) -> Choice:
+    async def run(answer: Awaitable[Any]) -> Any:
+        return await answer
+
+    opened: Any = OpenPlayers(host=SimpleNamespace(run=run), deciders={"it": decider})  # pyright: ignore[reportArgumentType]
+    board = Board.start()
+    legal = board.legal_orders()["FRANCE"]
+    request = DecisionRequest(game="g", dice="d", ply=0, power="FRANCE", legal=legal, board=board, snapshot_id="s")
+    return asyncio.run(SeatedPlayers(("it",), opened, temperature).choose("it", request))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.25])
+def test_the_temperature_of_the_command_reaches_the_draw(temperature: float):
+    recorder = Recorder()
+    choose(recorder, temperature)
+    assert recorder.seen.temperature == temperature
+
+
+def test_a_search_tells_the_value_of_each_order_set_that_it_tried():
+    found = choose(SearchDecider(SEARCH, proposer="random"))
+    assert len(found.proposals) > 1 and sum(each.playouts for each in found.proposals) <= SEARCH.playouts
+    assert found.orders in [each.orders for each in found.proposals] and found.probability is None
+    alone = choose(SearchDecider(SEARCH.model_copy(update={"proposals": 1}), proposer="mover"))
+    assert alone.proposals == (), "one order set has no value"
