@@ -44,21 +44,26 @@
   function take(next) {
     if (!next || next.revision <= state.revision) return;
     const before = state, came = next.plies.length - (before.plies ? before.plies.length : next.plies.length);
-    const onNow = now === game.plies.length - 1;
+    const follows = timer !== null || now === game.plies.length - 1;
+    const from = timer === null && before.plies ? before.plies.length - 1 : now; // a phase that is passing by is shown again
     state = next;
     game.plies = next.plies;
     if (came || !before.plies) { drafts = {}; unpick(); }
     if (!state.waits.includes(mine)) mine = state.waits.length ? state.waits[0] : null;
     showPhases();
-    if (came) clearTimeout(timer);
+    if (came) stay();
     if (came < 0 || !before.plies) { now = -1; go(state.plies.length - 1); }
-    else if (onNow && came > 0) pass(before.plies.length - 1);
+    else if (follows && came > 0) pass(from);
     else refresh();
   }
   function pass(from) { // shows what was ordered where it was, then goes on
     now = from;
     refresh();
-    if (from < state.plies.length - 1) timer = setTimeout(() => { go(from + 1); pass(from + 1); }, still ? 0 : 1300);
+    timer = from < state.plies.length - 1 ? setTimeout(() => { go(from + 1); pass(from + 1); }, still ? 0 : 1300) : null;
+  }
+  function stay() {
+    clearTimeout(timer);
+    timer = null;
   }
   function go(index) {
     const before = now;
@@ -88,7 +93,7 @@
   function showPhases() {
     at("phases").replaceChildren(...game.plies.map((ply, i) => {
       const link = html("a", { href: `#${i}` }, ply.short);
-      link.onclick = event => { event.preventDefault(); clearTimeout(timer); go(i); };
+      link.onclick = event => { event.preventDefault(); stay(); go(i); };
       return link;
     }));
   }
@@ -281,7 +286,7 @@
   })];
 
   // -- moving through the game --------------------------------------------------------------------------------------------------
-  const step = to => { clearTimeout(timer); unpick(); go(to); };
+  const step = to => { stay(); unpick(); go(to); };
   at("first").onclick = () => step(0);
   at("back").onclick = () => step(now - 1);
   at("next").onclick = () => step(now + 1);
