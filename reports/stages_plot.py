@@ -8,6 +8,7 @@ from reports.drawing import BLUE, GREY, new_plot, stand_alone, to_svg
 from storage.runs import durable_write
 
 CURVE = "stages.svg"
+SHARES = ("win", "sos")  # measures that the seats of a game share out
 
 
 def write_stages(folder: Path, points: Sequence[Mapping[str, Any]]) -> None:
@@ -16,7 +17,7 @@ def write_stages(folder: Path, points: Sequence[Mapping[str, Any]]) -> None:
 
 
 def stages_plot(points: Sequence[Mapping[str, Any]]) -> str:
-    """The curve as an SVG element: means with 95 % intervals.
+    """The curve as an SVG element: means with 95 % intervals, and the share that seven equal players have.
 
     Args:
         points: figures as in `stages.json`, by ascending hours.
@@ -30,6 +31,10 @@ def stages_plot(points: Sequence[Mapping[str, Any]]) -> str:
         above = {"textcoords": "offset points", "xytext": (0, 4), "ha": "center", "fontsize": 8}
         axes.annotate(point["stage"], (point["hours"], point["high"]), **above)
     axes.margins(x=0.15, y=0.15)
+    axes.set_xlim(left=0)
+    if points[-1]["measure"] in SHARES:
+        axes.axhline(1 / 7, color=GREY, linewidth=1, linestyle="--")
+        axes.annotate("seven equal players", (0, 1 / 7), textcoords="offset points", xytext=(4, 3), fontsize=8, color=GREY)
     axes.set_xlabel("hours of the training")
     axes.set_ylabel(points[-1]["measure"])
     last = points[-1]
