@@ -118,7 +118,7 @@ class Policy:
                 self.attention,
                 reference,
                 value_head=self.value_head,
-                entropy_gradient=self._settings.entropy_weight > 0,
+                entropy_gradient=self._settings.weighs_entropy,
                 mass_gradient=self._settings.legal_mass_weight > 0,
             )
 

@@ -180,6 +180,11 @@ class TrainingSettings(BaseModel):
         return self
 
     @property
+    def weighs_entropy(self) -> bool:
+        """True if the loss of some step may have an entropy term."""
+        return self.entropy_weight > 0 or self.entropy_target > 0
+
+    @property
     def carries_state(self) -> bool:
         """True if a step needs more from earlier steps than weights and optimiser: moving means, KL state or entropy weight."""
         moving = self.advantage_baseline == "power" or self.advantage_scale == "running"

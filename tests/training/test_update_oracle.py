@@ -142,6 +142,18 @@ class Loops:
         return loss
 
 
+def test_an_entropy_weight_that_follows_a_target_pulls_like_a_fixed_one(paths, model):
+    batch, slopes = batch_of(paths), []
+    advantages = leave_one_out(batch.returns, batch.advantage_groups).astype(np.float32)
+    for chosen in ({"entropy_weight": 0.1}, {"entropy_target": 5.0}):
+        settings = SETTINGS.model_copy(update=chosen)
+        updater = Updater(stirred(model, settings), settings)
+        updater.entropy = 0.1  # only the target reads it
+        updater.accumulate(batch, range(len(batch.returns)), advantages)
+        slopes.append(torch.cat([part.grad.ravel() for part in updater.policy.parameters() if part.grad is not None]))
+    assert torch.equal(*slopes)
+
+
 @pytest.mark.parametrize(
     "chosen",
     [
