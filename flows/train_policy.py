@@ -32,6 +32,7 @@ from storage.retention import drop_old_adapters
 from storage.runs import durable_write
 from tasks.alerts import AlertDesk
 from tasks.artifacts import RunPage, show_result
+from tasks.finished_tasks import forget_finished_tasks
 from tasks.quoted import quoted
 from tasks.report import write_report_page
 from tasks.training import train_step
@@ -40,7 +41,7 @@ from telemetry.progress import reporter
 from telemetry.sinks import MetricLog
 
 _CLEAR_EVERY = 20
-"""Steps between two removals of old adapters and shards."""
+"""Steps between two removals of old adapters and shards, and of what Prefect remembers of finished tasks."""
 
 
 @flow(name="train-policy", flow_run_name=training_name)
@@ -100,6 +101,7 @@ async def _train_steps(resources: Resources, settings: RunSettings, log: MetricL
                 sink(step, figures)
             reporter().step(step, settings.steps, figures)
             if step % _CLEAR_EVERY == 0:
+                forget_finished_tasks()
                 await asyncio.to_thread(drop_old_adapters, resources.paths, settings.retention)
                 await asyncio.to_thread(resources.trainer.retire, settings.retention)
     return clock.orchestration_share

@@ -108,6 +108,8 @@ class TorchEngine:
         if not any(lane.busy for lane in self._lanes):
             for lane in self._lanes:
                 lane.clear()
+            # Lanes that take turns change their order, and which requests share a pass depends on it.
+            self._lanes.sort(key=lambda lane: lane.policy.version)
 
     async def stats(self) -> EngineStats:
         """Counts since the start."""

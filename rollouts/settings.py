@@ -9,6 +9,9 @@ from game.settings import BoardPath
 from records.policy_version import BASE_VERSION
 from rollouts.opponents import LEAGUE, OpponentTable, is_endpoint, read_table, version_of
 
+_WEIGHTS_MAX = 1e9
+"""Largest sum of weights, and 1 over the smallest: their shares and products, such as a league's, must be numbers above 0."""
+
 
 class RolloutSettings(BaseModel):
     """The rollouts of one training step."""
@@ -113,7 +116,12 @@ class RolloutSettings(BaseModel):
 
     @model_validator(mode="after")
     def _check_opponents(self) -> "RolloutSettings":
-        read_table(self.opponents)
+        total = sum(weight for _, weight in read_table(self.opponents))
+        if not 1 / _WEIGHTS_MAX <= total <= _WEIGHTS_MAX:
+            raise ValueError(
+                f"rollouts.opponents {self.opponents!r}: the weights sum to {total:g}: give weights whose sum lies between "
+                f"{1 / _WEIGHTS_MAX:g} and {_WEIGHTS_MAX:g}"
+            )
         return self
 
     @model_validator(mode="after")

@@ -66,14 +66,23 @@ def weights(paths: RunPaths, version: int) -> bytes:
     return (paths.adapter(version) / "adapter_model.safetensors").read_bytes()
 
 
+def opponents(paths: RunPaths) -> set[str]:
+    """Everybody who played against the policy."""
+    shards = [file for file in (paths.shards / "local").glob("*.arrow") if not file.name.endswith(".plies.arrow")]
+    met = {text for file in shards for text in open_shard(file)["opponents"].to_pylist()}
+    return {seat.partition("=")[2] for text in met for seat in text.split(",")}
+
+
 OVERLAPPED = ("--pipeline.buffer-depth", "1", "--training.mismatch-every", "3")
+LEAGUE = ("--rollouts.opponents", "random,league*3", "--rollouts.opponents-by", "seat", "--rollouts.league-every", "1")
 
 
 @pytest.fixture(scope="module")
 def killed(workplace: Any, trained: Any) -> Iterator[tuple[RunPaths, dict[str, Any]]]:
-    """A run of six steps, rollouts beside training, killed twice: in one of its steps, and while it was starting."""
+    """A run of six steps against its league, rollouts beside training, killed twice: in one of its steps, and while it was
+    starting."""
     dice = random.Random()
-    killer = Killer(workplace, "killed", 6, *OVERLAPPED)
+    killer = Killer(workplace, "killed", 6, *OVERLAPPED, *LEAGUE)
     killer.kill_when(step=2, then_s=dice.uniform(0, 0.6))
     killer.kill_when(then_s=dice.uniform(1, 8))
     yield killer.paths, killer.finish()
@@ -88,9 +97,12 @@ def test_a_run_that_was_killed_twice_ends_complete_and_nothing_was_trained_twice
 
 @pytest.mark.system
 def test_it_ends_with_the_very_weights_of_a_run_that_nobody_killed(killed, workplace):
-    """Its rollouts are of the version before the one in training, also where it goes on; a probe on the way changes nothing."""
-    whole = Killer(workplace, "beside", 6, *OVERLAPPED)
+    """Its rollouts are of the version before the one in training, also where it goes on; a probe on the way changes nothing.
+    Members of the league take turns in the engine, and whose turn is first does not depend on what was drawn before a kill."""
+    whole = Killer(workplace, "beside", 6, *OVERLAPPED, *LEAGUE)
     summary = whole.finish()
+    leagues = sorted((whole.paths.league / "local").iterdir())
+    assert [(killed[0].league / "local" / file.name).read_bytes() for file in leagues] == [file.read_bytes() for file in leagues]
     assert weights(killed[0], 6) == weights(whole.paths, 6)
     assert summary["max_policy_lag_seen"] == 1
     for paths in (whole.paths, killed[0]):
@@ -98,32 +110,7 @@ def test_it_ends_with_the_very_weights_of_a_run_that_nobody_killed(killed, workp
         drawn_by = {(row["start_group"] // 2 + 1, row["policy_version"]) for row in rows}
         behind = {(1, 0), *((step, step - 2) for step in range(2, 7))}
         assert drawn_by == behind, "two start groups a step, and the version that drew them"
-
-
-LEAGUE = ("--rollouts.opponents", "random,league*3", "--rollouts.opponents-by", "seat", "--rollouts.league-every", "1")
-
-
-@pytest.mark.system
-def test_a_run_against_its_league_that_was_killed_while_it_played_meets_the_same_opponents_again(workplace, trained):
-    """Killed as soon as the league of step 3 is chosen, so that its games are in progress, and once more after its ledger."""
-    killer = Killer(workplace, "killed-league", 4, *LEAGUE)
-    chosen = killer.paths.league / "local" / "000003.json"
-    killer.kill_when(file=chosen, then_s=random.Random().uniform(0, 0.3))
-    assert chosen.exists() and killer.recorded() == 2, "it was killed between the choice and the step's ledger"
-    members = chosen.read_bytes()
-    killer.kill_when(step=3, then_s=random.Random().uniform(0, 0.3))
-    killer.finish()
-    assert chosen.read_bytes() == members
-    audit(killer.paths, steps=4)
-    met = set[str]()
-    for shard in sorted((killer.paths.shards / "local").glob("*.arrow")):
-        if not shard.name.endswith(".plies.arrow"):
-            for row in open_shard(shard).select(["start_group", "opponents"]).to_pylist():
-                league = json.loads((chosen.parent / f"{row['start_group'] // 2 + 1:06d}.json").read_text())
-                seats = {seat.partition("=")[2] for seat in row["opponents"].split(",")}
-                assert seats <= {"random", *(f"policy:{member['version']}" for member in league["members"])}
-                met |= seats
-    assert met >= {"random", "policy:0", "policy:1"}, "or nobody of the league had played"
+        assert {"random", "policy:0", "policy:1"} <= opponents(paths), "or nobody of the league had played"
 
 
 @pytest.mark.slow

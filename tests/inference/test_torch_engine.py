@@ -277,6 +277,31 @@ def test_versions_take_turns_so_that_none_waits_for_another_to_end(host, model, 
     assert use(host, model, work) is False
 
 
+def test_once_prefixes_are_forgotten_nothing_depends_on_which_versions_were_drawn_before(host, model, write_adapter, tmp_path):
+    """Versions take turns, and whose turn it is decides which requests share a pass: a resumed run must begin with the same."""
+    adapter = write_adapter(tmp_path / "a", seed=1, scale=0.1)
+
+    async def work(engine: TorchEngine, drawn_before: int) -> Any:
+        await engine.publish(version_in(adapter, 1))
+        for number in range(drawn_before):
+            await engine.generate(replace(request("before", [7] * 30), version=number))
+        await engine.forget_prefixes()
+        ended: list[str] = []
+
+        async def one(asked: GenerationRequest) -> bytes:
+            logprobs = (await engine.generate(asked)).logprobs.tobytes()
+            ended.append(asked.request_id)
+            return logprobs
+
+        asked = [replace(request(f"{n}", [7] * 30 + [n]), version=n % 2) for n in range(9)]
+        return await asyncio.gather(*map(one, asked)), ended
+
+    fresh, after_one, after_both = (
+        use(host, model, lambda engine, drawn=drawn: work(engine, drawn), max_sequences=4) for drawn in range(3)
+    )
+    assert fresh == after_one == after_both
+
+
 def test_a_step_that_fails_ends_its_requests_as_lost_and_the_engine_works_on(host, folder, monkeypatch):
     requests = [request(str(n), prompt) for n, prompt in enumerate(some_prompts(3))]
 

@@ -112,6 +112,8 @@ def test_by_seat_rows_name_who_played_each_power(uniform_engine, tokens, positio
     [
         pytest.param(" , ", "has no name", id="no name"),
         pytest.param("mover*0, league*0", "the weights sum to 0", id="weights of nothing"),
+        pytest.param("league*1e-323", "the weights sum to 9.88131e-324", id="less than a share of it can be"),
+        pytest.param("mover*1e308,league*1.5e308", "the weights sum to inf", id="more than a number can be"),
         pytest.param("mover*often", "'mover*often' is not a name and a weight", id="no number"),
         pytest.param("mover*-1", "'mover*-1' is not a name and a weight", id="below 0"),
         pytest.param("mover,*2", "is not a name and a weight", id="weight of nobody"),

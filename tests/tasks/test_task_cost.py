@@ -3,13 +3,17 @@
 import ast
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from prefect.context import FlowRunContext
+from prefect.states import Completed
 from prefect.utilities.collections import visit_collection
-from prefect.utilities.engine import collect_task_run_inputs_sync, resolve_to_final_result
+from prefect.utilities.engine import collect_task_run_inputs_sync, link_state_to_task_run_result, resolve_to_final_result
 
 from tasks.dask_rollouts import roll_out_elsewhere
+from tasks.finished_tasks import forget_finished_tasks
 from tasks.produced_rollouts import produce_groups
 from tasks.quoted import quoted
 from tasks.replayed_rollouts import replay_groups
@@ -65,3 +69,14 @@ def test_every_flow_quotes_the_resources_that_it_hands_to_a_task():
 )
 def test_a_task_of_a_step_has_no_tag_for_which_prefect_would_ask_the_server(task: Any):
     assert not task.tags
+
+
+def test_what_prefect_remembers_of_finished_tasks_is_forgotten(monkeypatch: pytest.MonkeyPatch):
+    context = SimpleNamespace(run_results={})
+    monkeypatch.setattr(FlowRunContext, "get", lambda: context)
+    link_state_to_task_run_result(Completed(), Visited([]))
+    assert context.run_results, "Prefect remembers a task under what it returned: else this test says nothing"
+    forget_finished_tasks()
+    assert not context.run_results
+    monkeypatch.setattr(FlowRunContext, "get", lambda: None)
+    forget_finished_tasks()
