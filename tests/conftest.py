@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import settings
 
 from decoding.codec import Codec
 from decoding.legal_table import END
@@ -33,6 +34,10 @@ from storage.control import ControlDesk, read_control
 from storage.runs import RunPaths
 from telemetry.errors import EngineError
 from tests.command import Entente
+
+# How long one example takes says how busy the machine is, and holds no rule.
+settings.register_profile("entente", deadline=None)
+settings.load_profile("entente")
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # Two workers on two cores: further threads of torch would only wait.

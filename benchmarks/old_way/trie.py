@@ -158,11 +158,6 @@ class TrieProcessor(LegalOrderProcessor):
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
         self._rows = TrieRows()  # type: ignore[assignment]
 
-    @property
-    def strays(self) -> int:
-        """Not counted."""
-        return 0
-
     def update_state(self, batch_update: Any) -> None:
         """Apply the engine's changes of rows."""
         if batch_update is None:

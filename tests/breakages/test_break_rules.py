@@ -123,17 +123,18 @@ def test_a_tree_without_git_has_a_hash_and_files_of_its_own(tmp_path: Path):
 def break_rules(*options: str) -> None:
     """Run the command on this tree, with its lines shown."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.breakages.break_rules", "--jobs", "2", *options], cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "-m", "tests.breakages.break_rules", *options], cwd=ROOT, capture_output=True, text=True
     )
     sys.stdout.write(done.stdout)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr
 
 
 @pytest.mark.system
-def test_five_broken_rules_are_noticed():
-    break_rules("--sample", "5")
+def test_three_broken_rules_are_noticed():
+    """In one job: each imports torch and what stands on it."""
+    break_rules("--sample", "3", "--jobs", "1")
 
 
 @pytest.mark.slow
 def test_every_broken_rule_is_noticed():
-    break_rules()
+    break_rules("--jobs", "2")

@@ -186,23 +186,20 @@ def test_debug_shows_the_traceback_above_the_sentence(entente, folder: Path):
     assert done.stderr.splitlines()[-1].startswith("entente: there is no preset 'desktop'")
 
 
-@pytest.mark.parametrize("words", COMMANDS.values(), ids=" ".join)
-def test_help_has_examples(entente, words: list[str]):
-    done = entente(*words, "--help")
-    assert (done.returncode, done.stderr) == (0, "")
-    _, _, examples = done.stdout.partition("Example")
-    assert f"entente {' '.join(words)}" in examples
-    assert list(entente.folder.iterdir()) == []
-
-
-def test_help_loads_nothing_heavy(entente):
+def test_help_has_examples_and_loads_nothing_heavy(entente):
     program = f"""
 import json, sys
 from cli.main import run
-codes = [run([*words, "--help"]) for words in {list(COMMANDS.values())}]
+codes = []
+for words in {list(COMMANDS.values())}:
+    print("= next")
+    codes.append(run([*words, "--help"]))
 print(json.dumps([codes, [name for name in {HEAVY} if name in sys.modules]]), file=sys.stderr)
 """
-    assert json.loads(entente.process(program=program).stderr) == [[0] * len(COMMANDS), []]
+    done = entente.process(program=program)
+    assert json.loads(done.stderr) == [[0] * len(COMMANDS), []]
+    for words, shown in zip(COMMANDS.values(), done.stdout.split("= next")[1:], strict=True):
+        assert f"entente {' '.join(words)}" in shown.partition("Example")[2]
     assert list(entente.folder.iterdir()) == []
 
 

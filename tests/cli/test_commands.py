@@ -2,7 +2,6 @@
 
 import inspect
 import re
-import shlex
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -46,15 +45,11 @@ def test_help_without_a_command_is_the_overview(words: list[str], capsys: pytest
     assert capsys.readouterr() == (overview(), "")
 
 
-@pytest.mark.parametrize("words", LEAVES)
-def test_the_help_of_a_command_has_examples_that_can_be_typed(words: str):
-    _, _, examples = (inspect.getdoc(LEAVES[words]) or "").partition("\n\nExample")
-    lines = [re.sub(r"  +\S.*", "", line.strip()) for line in examples.splitlines()[1:] if line.strip()]
-    assert any(re.search(rf"\bentente {words}\b", line) for line in lines)
-    for line in lines:
-        _, *typed = shlex.split(line.partition("entente ")[1] + line.partition("entente ")[2])
-        command, _, _ = command_line().parse_args(typed, exit_on_error=False, print_error=False)
-        assert command in LEAVES.values(), line
+def test_the_help_of_a_command_has_an_example_of_it():
+    """tests/test_docs.py types all of them."""
+    for words, command in LEAVES.items():
+        _, _, examples = (inspect.getdoc(command) or "").partition("\n\nExample")
+        assert re.search(rf"\bentente {words}\b", examples), words
 
 
 @pytest.mark.parametrize("old", RENAMED)

@@ -31,7 +31,6 @@ NEVER = {"--dry-run", "--deep"}
 """Flags that are not played with: one is what keeps work from beginning, the other starts a server."""
 MANY = settings(
     max_examples=int(os.environ.get("ENTENTE_FUZZ_EXAMPLES", "30")),
-    deadline=None,
     derandomize="ENTENTE_FUZZ_EXAMPLES" not in os.environ,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )

@@ -90,6 +90,6 @@ def test_a_killed_training_ends_its_command_and_is_continued(entente, tmp_path: 
     assert "model imitate first-imitate --resume" in ended.stderr
     result = json.loads(ended.stdout.splitlines()[-1])
     assert [stage["stage"] for stage in result["stages"]] == ["imitate"] and result["stages"][0]["games"] == 7
-    again = entente.process(*words, "--resume", "--json")
+    again = entente(*words, "--resume", "--json")
     assert again.returncode == 0 and json.loads(again.stdout.splitlines()[-1]) == result, "what is done is not done again"
     assert "model imitate" not in again.stderr

@@ -18,7 +18,7 @@ from telemetry.errors import InputError
 
 PLACES = ("BUL", "CON", "GRE", "MAO", "SPA", "STP")
 ENDS = ("", "/NC", "/SC", "/EC")
-EITHER = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+EITHER = settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def orders_of(kind: OrderKind, place: str) -> list[str]:

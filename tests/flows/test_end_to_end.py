@@ -138,31 +138,17 @@ def test_a_run_answers_while_it_trains(ahead):
 
 
 @pytest.mark.system
-@pytest.mark.vllm
 def test_a_run_whose_sampler_lies_refuses_to_start_and_trains_nothing(workplace, trained):
     """The engine draws at temperature 0.7 what its rows say was drawn at 1."""
     program = """
-import inference.embedded
+from inference.legal_draw import PartialCompletion
 
-honest_start = inference.embedded.EmbeddedEngine.start
-
-async def start(engine):
-    await honest_start(engine)
-    import inference.sampling
-    honest = inference.sampling.sampling_params
-
-    def colder(request, eos_id, **named):
-        parameters = honest(request, eos_id, **named)
-        parameters.extra_args["legal_draw"] = (request.seed, 0.7)
-        return parameters
-
-    inference.sampling.sampling_params = colder
-
-inference.embedded.EmbeddedEngine.start = start
+honest = PartialCompletion.__init__
+PartialCompletion.__init__ = lambda partial, table, seed, temperature: honest(partial, table, seed, 0.7)
 from cli.main import main
 main()
 """
-    done = workplace.process("train", "--config", "small.toml", "--run", "liar", "--inference.engine", "vllm", program=program)
+    done = workplace.process("train", "--config", "small.toml", "--run", "liar", program=program)
     assert done.returncode == 1
     (sentence,) = [line for line in done.stderr.splitlines() if line.startswith("entente: ")]
     assert "trainer and engine disagree on version 0" in sentence and "Traceback" not in done.stderr

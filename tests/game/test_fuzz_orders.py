@@ -70,7 +70,7 @@ def naively_taken(board: Board, power: str, orders: Sequence[str]) -> list[str]:
     return taken
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
+@settings(max_examples=60, derandomize=True, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
 @given(data=st.data(), at=st.integers(0, len(BOARDS) - 1), odd=st.lists(ODD, max_size=5), seed=st.integers(0, 99))
 def test_every_order_is_played_or_counted(data, at: int, odd: list[str], seed: int) -> None:
     """Odd texts among legal orders, in any order: the result equals that of the legal orders alone."""

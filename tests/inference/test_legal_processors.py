@@ -272,7 +272,7 @@ RUNNERS = pytest.mark.parametrize("runner", [RunnerV1, JumpingV1, RunnerV2], ids
 
 
 @RUNNERS
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     choices=st.lists(legal_orders(), min_size=1, max_size=4),
     seed=st.integers(0, 2**32),
@@ -291,7 +291,7 @@ def test_finite_is_exactly_what_a_legal_set_may_go_on_with(
 
 
 @RUNNERS
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     choices=st.lists(legal_orders(), min_size=1, max_size=3),
     seed=st.integers(0, 2**32),

@@ -86,7 +86,7 @@ def test_equal_prompts_cost_nothing_of_the_budget():
 _stretches = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 12)), min_size=1, max_size=4).map(lambda parts: ids(*parts))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(_stretches, min_size=1, max_size=8), st.lists(_stretches, max_size=4), st.integers(1, 200))
 def test_every_row_ends_with_its_prompt_whatever_stands_there(prompts, standing, budget: int):
     held, computed, _ = carry_out(prompts, standing, budget)

@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from game.board import Board
@@ -101,7 +101,6 @@ def test_any_text_gives_a_legal_set(legal: LegalOrders):
         "```",
     ]
 
-    @settings(deadline=None)
     @given(st.lists(st.sampled_from(pieces) | st.text(max_size=6), max_size=20).map(" ".join) | st.text())
     def check(text: str) -> None:
         orders, counts = read_answer(text, legal)

@@ -101,8 +101,10 @@ def test_bad_words_end_with_exit_code_2_before_anything_starts(entente, words: l
         pytest.param((), marks=pytest.mark.slow, id="all"),
     ],
 )
-def test_stages_pass_on_a_cpu_and_a_second_start_repeats_nothing(entente, only: tuple[str, ...]):
-    words = ["smoke", "--device", "cpu", "--json", *(word for stage in only for word in ("--only", stage))]
+def test_stages_pass_on_a_cpu_and_a_second_start_repeats_nothing(entente, model: Path, only: tuple[str, ...]):
+    words = ["smoke", "--device", "cpu", "--json"]
+    if only:
+        words += ["--model", str(model), *(word for stage in only for word in ("--only", stage))]
     done = entente.process(*words, timeout=900)
     told = json.loads(done.stdout.splitlines()[-1])
     assert {each["stage"]: each["sentence"] for each in told["stages"] if not each["passed"]} == {}

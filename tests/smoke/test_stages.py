@@ -13,15 +13,18 @@ from benchmarks.trainer_arms import Arms
 from benchmarks.trainer_cases import Case, Shape
 from smoke.engines import draw, illegal, make_requests, require_agreement
 from smoke.job import Found, Job, Stage, StageFailed, StageResult
-from smoke.models import shape_of
+from smoke.models import model_folder, shape_of
 from smoke.oracle import Checked, Reference
 from smoke.rows import batch_of, first_rows, read_rows, write_rows
 from smoke.stage import run_stage
 from smoke.stages import attention
 from smoke.stages.seeds import same_share
 from smoke.training_step import Parts, fastest, measure_steps
+from storage.runs import MODEL_FOLDER
 from telemetry.errors import TrainingError
+from tests.conftest import SMALL_MODEL
 from training.mismatch import Mismatch
+from training.settings import TinyModelSettings
 
 SHAPE = Shape(family="qwen3", hidden=64, layers=2, heads=2, kv_heads=1, head_dim=32, intermediate=96, vocabulary=512, tied=True)
 SMALL = Case(positions=2, forks=3, own=40, completion=12)
@@ -40,6 +43,13 @@ def drawn(model: Path) -> Any:
 
     requests = make_requests(model, 12, "r")
     return list(zip(requests, asyncio.run(draw(InstantEngine(), requests)), strict=True))
+
+
+def test_without_a_given_model_the_products_tiny_one_is_made(job: Job, model: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("smoke.models.TINY", TinyModelSettings(**SMALL_MODEL))
+    job.runs.mkdir()
+    (job.runs / MODEL_FOLDER).symlink_to(model.parent)
+    assert model_folder(job).samefile(model)
 
 
 def test_requests_are_of_several_positions_and_both_phases(model: Path):

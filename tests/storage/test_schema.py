@@ -58,7 +58,7 @@ list_columns = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(list_columns, min_size=1, max_size=5))
 def test_list_columns_come_back_as_they_went_in(columns: list[dict[str, Any]]) -> None:
     table = to_table([_decision(**row) for row in columns])

@@ -183,7 +183,6 @@ TestRun: Any = Run.TestCase
 TestRun.settings = settings(
     max_examples=5,
     stateful_step_count=12,
-    deadline=None,
     suppress_health_check=list(HealthCheck),
     phases=[Phase.explicit, Phase.reuse, Phase.generate],  # making a failure smaller would take minutes
 )

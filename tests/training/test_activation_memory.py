@@ -95,13 +95,21 @@ def planned_per_token(shape: ModelShape, dtype: torch.dtype, *, recompute: bool)
     return two - one
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
-@pytest.mark.parametrize(("family", "sizes"), SHAPES.values(), ids=SHAPES.keys())
-def test_the_plan_counts_what_autograd_keeps_and_at_most_a_fifth_more(family: str, sizes: dict[str, Any], dtype: torch.dtype):
+@pytest.mark.parametrize(
+    ("shape_name", "dtype"),
+    [
+        pytest.param(name, dtype, id=f"{name}-{str(dtype).removeprefix('torch.')}")
+        for name in SHAPES
+        for dtype in (torch.bfloat16, torch.float32)
+        if name != "7B" or dtype == torch.bfloat16  # qwen2 is the same family, with less to compute
+    ],
+)
+def test_the_plan_counts_what_autograd_keeps_and_at_most_a_fifth_more(shape_name: str, dtype: torch.dtype):
+    family, sizes = SHAPES[shape_name]
     model, shape = model_without_memory(family, sizes, dtype)
     found, planned = kept_per_token(model), planned_per_token(shape, dtype, recompute=False)
     assert found <= planned <= 1.2 * found, f"{found:.0f} bytes a token are kept, {planned} are planned"
-    if sizes is SEVEN_B and dtype is torch.bfloat16:
+    if shape_name == "7B":
         assert 5.5 * 2**20 < found < 5.8 * 2**20, "5.6 MiB, as docs and plan say"
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from training.advantages import MovingMeans, advantages_of, leave_one_out
@@ -17,7 +17,6 @@ RETURNS, GROUPS = np.array([3.0, 0.0, 1.0, 4.0, 4.0, 1.0]), np.array([0, 0, 0, 1
 POWERS = ["FRANCE"] * 3 + ["ITALY"] * 3
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(-20, 20)), min_size=1, max_size=40))
 def test_each_decision_is_compared_with_the_mean_of_the_others(rows):
     rows = rows + [(group, 1.5) for group, _ in rows]  # every group has at least two members
@@ -88,7 +87,6 @@ a_step = st.lists(figures, min_size=1, max_size=6).map(
 
 @pytest.mark.parametrize("scale", ["none", "batch", "running"])
 @pytest.mark.parametrize("baseline", ["group", "power"])
-@settings(deadline=None)
 @given(steps=st.lists(a_step, min_size=1, max_size=4), keeps=st.floats(0, 0.99))
 def test_every_choice_is_that_of_the_loop(baseline: str, scale: str, steps: list, keeps: float):
     settings = TrainingSettings(advantage_baseline=baseline, advantage_scale=scale, moving_decay=keeps)

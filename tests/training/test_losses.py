@@ -64,7 +64,7 @@ def found(name: str, tokens: list[Token], cap: float, dtype: torch.dtype = torch
 
 @pytest.mark.parametrize("cap", [0.0, 2.0], ids=["against the sampler", "truncated weights"])
 @pytest.mark.parametrize("name", NAMES)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_value_and_slope_are_those_of_the_loop(name: str, cap: float, data: st.DataObject):
     tokens = data.draw(drawn_tokens(anchored=cap > 0))
@@ -80,7 +80,7 @@ def test_value_and_slope_are_those_of_the_loop(name: str, cap: float, data: st.D
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_the_loop_s_slopes_are_those_of_differences(name: str, data: st.DataObject):
     cap = data.draw(st.sampled_from([0.0, 2.0]))

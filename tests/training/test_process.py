@@ -24,37 +24,38 @@ from training.settings import TrainingSettings
 SETTINGS = TrainingSettings(learning_rate=1e-2, lora_rank=8, lora_alpha=16)
 
 
-def test_it_trains_and_publishes_and_its_errors_arrive_as_sentences(run_with_rows, exact_engine, model):
+def test_one_process_trains_tells_errors_as_sentences_gives_up_shards_and_is_ended_where_it_hangs(
+    run_with_rows, exact_engine, model
+):
+    """One process for all four: it takes far longer to start than to do any of them."""
     paths = run_with_rows(exact_engine(), groups=2, forks=3)
-    trainer = TrainerProcess(paths, model, SETTINGS, StorageSettings(), threads=1)
+    patient = SETTINGS.model_copy(update={"answers_within_s": 60.0})
+    trainer = TrainerProcess(paths, model, patient, StorageSettings(max_policy_lag=0), threads=1)
+    tight = RetentionSettings(shards_gb=1e-9, stale_versions=0, replay_steps=0, shard_grace_hours=0)
     try:
         assert trainer.ready().step_done == 0
         assert trainer.measure_mismatch()["mismatch/largest"] < 1e-4
+        assert trainer.retire(tight) == 0, "its rows may be trained on yet"
         trained = trainer.step(1, 2)
         assert trained.published == read_adapter(paths, 1) and trained.published.adapter == paths.adapter(1)
         assert trained.metrics["train/decisions"] > 0
         with pytest.raises(TrainingError, match="step 5 was asked for, but the next one is 2"):
             trainer.step(5, 2)
-    finally:
-        trainer.close()
-    assert not psutil.pid_exists(trainer.pid)
 
-
-@pytest.mark.system
-def test_it_gives_up_shards_when_it_is_told_to_and_trains_on(run_with_rows, exact_engine, model):
-    paths = run_with_rows(exact_engine(), groups=2, forks=3)
-    trainer = TrainerProcess(paths, model, SETTINGS, StorageSettings(max_policy_lag=0), threads=1)
-    tight = RetentionSettings(shards_gb=1e-9, stale_versions=0, replay_steps=0, shard_grace_hours=0)
-    try:
-        assert trainer.retire(tight) == 0, "its rows may be trained on yet"
-        for step in (1, 2):
-            trainer.step(step, 2)
+        trainer.step(2, 2)
         assert trainer.retire(tight) > 0 and trainer.retire(tight) == 0
         assert not list(paths.shards.rglob("*.arrow")) and list(paths.retired.glob("snap-000001.parquet"))
         assert trainer.totals().decisions > 0
         trainer.step(3, 2)
+
+        trainer._answers_within_s = 0.5
+        os.kill(trainer.pid, signal.SIGSTOP)
+        with pytest.raises(TrainingError, match=r"did not answer within 0\.5 s, training\.answers_within_s, and was ended"):
+            trainer.fresh_rows()
+        assert not psutil.pid_exists(trainer.pid) or psutil.Process(trainer.pid).status() == psutil.STATUS_ZOMBIE
     finally:
         trainer.close()
+    assert not psutil.pid_exists(trainer.pid)
 
 
 @pytest.mark.system
@@ -97,21 +98,6 @@ def test_closing_ends_a_stopped_trainer_that_a_thread_waits_for(model, tmp_path,
             if psutil.pid_exists(trainer.pid):
                 os.kill(trainer.pid, signal.SIGKILL)
     assert not psutil.pid_exists(trainer.pid)
-
-
-@pytest.mark.system
-def test_a_trainer_that_hangs_is_ended_and_said_to_have(model, tmp_path):
-    patient = SETTINGS.model_copy(update={"answers_within_s": 60.0})
-    trainer = TrainerProcess(RunPaths(tmp_path / "run").create(), model, patient, StorageSettings(), threads=1)
-    try:
-        trainer.ready()
-        trainer._answers_within_s = 0.5
-        os.kill(trainer.pid, signal.SIGSTOP)
-        with pytest.raises(TrainingError, match=r"did not answer within 0\.5 s, training\.answers_within_s, and was ended"):
-            trainer.fresh_rows()
-        assert not psutil.pid_exists(trainer.pid) or psutil.Process(trainer.pid).status() == psutil.STATUS_ZOMBIE
-    finally:
-        trainer.close()
 
 
 @pytest.mark.system

@@ -40,7 +40,7 @@ def branching_of(batch) -> list[tuple[int, int]]:
     ]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(rows=ROWS, budget=st.integers(1, 40))
 def test_any_rows_are_laid_out_once_and_can_be_read_back(rows, budget):
     batch = batch_of(rows)
@@ -67,7 +67,7 @@ def test_any_rows_are_laid_out_once_and_can_be_read_back(rows, budget):
     assert made.raw_tokens == len(batch.input_ids)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(rows=ROWS, budget=st.integers(1, 40))
 def test_a_row_lies_whole_in_one_micro_batch_and_keeps_what_is_its_own(rows, budget):
     batch = batch_of(rows)
