@@ -9,6 +9,7 @@ from cyclopts import Group, Parameter
 from cli.dry_run import show_plan
 from cli.options import AsJson, DryRun, Run, RunsRoot, which_run
 from cli.run_flow import run_flow
+from evaluation.protocols import protocols
 from outside.settings import OutsideSettings
 from search.settings import SearchSettings
 from storage.runs import LATEST
@@ -33,6 +34,15 @@ def evaluate(
             group=_MATCH,
             help="Who plays, with commas: base, newest, v20, other:v20, the folder of a model or adapter such as models/small, "
             "or scripted players, each also with +search; or an endpoint openai:model@URL.",
+        ),
+    ] = "",
+    protocol: Annotated[
+        str,
+        Parameter(
+            group=_MATCH,
+            help="Named settings of a match, beside --players and --games: "
+            + "; ".join(f"{name}: {each.about}" for name, each in protocols().items())
+            + ".",
         ),
     ] = "",
     games: Annotated[int | None, Parameter(group=_MATCH, help="Games, rounded up to rounds of seven.")] = None,
@@ -94,7 +104,7 @@ def evaluate(
     from rollouts.opponents import is_endpoint
 
     asked = {"games": games, "width": width, "measure": measure, "start": start, "years": years, "at_once": at_once}
-    match = _match(players, opponents, {name: value for name, value in asked.items() if value is not None})
+    match = _match(players, opponents, protocol, {name: value for name, value in asked.items() if value is not None})
     times = _times(repetitions)
     play = _play(temperature, pick, search, times, tactical, is_match=match is not None)
     if search is not None and pick != "search" and not any("+search" in name for name in (players, *(opponents or ()))):
@@ -209,17 +219,21 @@ def _play(
     return PlaySettings.model_validate(asked)
 
 
-def _match(players: str, opponents: list[str] | None, asked: dict[str, Any]) -> Any:
+def _match(players: str, opponents: list[str] | None, protocol: str, asked: dict[str, Any]) -> Any:
     """Settings of the match that is asked for; None if none is."""
+    from evaluation.protocols import protocol_match
     from evaluation.settings import MatchSettings
     from telemetry.errors import InputError
 
-    if not players and not asked:
+    if not players and not asked and not protocol:
         return None
     if opponents and len(opponents) > 1:
         raise InputError(f"a match has one kind of opponents in the six other seats, not {len(opponents)}: name one")
-    if players:
-        asked["players"] = tuple(name.strip() for name in players.split(",") if name.strip())
+    named = tuple(name.strip() for name in players.split(",") if name.strip())
+    if protocol:
+        return MatchSettings.model_validate(protocol_match(protocol, named, "".join(opponents or ()), asked))
+    if named:
+        asked["players"] = named
     return MatchSettings.model_validate(asked | {"opponents": opponents[0] if opponents else ""})
 
 

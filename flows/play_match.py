@@ -12,6 +12,7 @@ from evaluation.intervals import Estimate, format_interval
 from evaluation.match_files import MatchRecord, answers_file, append_game, match_label, read_games, write_match
 from evaluation.match_table import MEASURES, MatchTable, cluster_noun, games_for_width, match_table
 from evaluation.matches import DEFAULT_GAMES, GAMES_PER_ROUND, GamePlan, GameResult, plan_match, play_match, rounds_for
+from evaluation.protocols import part_of_protocol
 from evaluation.settings import MatchSettings
 from flows.open_players import open_players
 from flows.open_run import prepare_cache
@@ -147,7 +148,8 @@ async def _play(
 
 def conclusions(table: MatchTable, match: MatchSettings) -> list[str]:
     """Sentences: which differences between players the figures show, and which they do not."""
-    said = table.answer_sentences
+    said = [part_of_protocol(match)] if part_of_protocol(match) else []
+    said += table.answer_sentences
     for pair in table.pairs:
         interval = pair.difference.describe("+.3f", cluster_noun(match, pairs=True))
         figures = f"by {pair.difference.mean:+.3f} ({match.measure}), {interval}"
