@@ -9,10 +9,19 @@ from typing import Any
 
 from evaluation.contestants import Contestant, check_searches, resolve_contestants
 from evaluation.intervals import Estimate, format_interval
-from evaluation.match_files import MatchRecord, answers_file, append_game, match_label, read_games, write_match
+from evaluation.match_files import (
+    MatchRecord,
+    answers_file,
+    append_game,
+    match_label,
+    played_environments,
+    read_games,
+    write_match,
+)
 from evaluation.match_table import MEASURES, MatchTable, cluster_noun, games_for_width, match_table
 from evaluation.matches import DEFAULT_GAMES, GAMES_PER_ROUND, GamePlan, GameResult, plan_match, play_match, rounds_for
 from evaluation.protocols import part_of_protocol
+from evaluation.result_card import playing_environment
 from evaluation.settings import MatchSettings
 from flows.open_players import open_players
 from flows.open_run import prepare_cache
@@ -66,7 +75,14 @@ async def play_match_of(run: str, runs_root: Path, match: MatchSettings) -> dict
     if missing:
         seconds = await _play(folder, label, match, everybody, runs_root, missing, done)
     table = match_table([replace(done[plan.key], cluster=plan.cluster) for plan in plans], match)
-    record = MatchRecord(label=label, settings=match, players=tuple(everybody), table=table, seconds=round(seconds, 1))
+    record = MatchRecord(
+        label=label,
+        settings=match,
+        players=tuple(everybody),
+        table=table,
+        seconds=round(seconds, 1),
+        environments=played_environments(folder, label, playing_environment(), playing=bool(missing)),
+    )
     write_match(folder, record)
     words = f"{run or 'match'}: {table.games} games, {_how(match)}; measured: {MEASURES[match.measure][0]}"
     await show_table(f"match-{run and run + '-'}{label[-8:]}", words, table_rows(table))
