@@ -6,7 +6,7 @@ if TYPE_CHECKING:
     from cyclopts import App
 
 _UP = "Start Prefect's server, deployments and a worker here; stop them."
-_EVALUATE = "Measure strength; play a result card again."
+_EVALUATE = "Measure strength; check a result card."
 ABOUT = "Train a language model to play Diplomacy, as a data pipeline."
 COMMANDS = {
     "Train": {

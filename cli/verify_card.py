@@ -33,10 +33,10 @@ def verify_card(
 ) -> None:
     """Check a result card, and play its games again, all of them or a share chosen by lot.
 
-    The exit code is 0 if all games are equal, 1 if one differs, and 2 if the card was changed or cannot be read. Games are compared
-    phase by phase. They are equal on a machine of the same kind with the same versions; else it is said what is otherwise. The
-    card's models are found on this machine by their hashes. An interrupted verification goes on when the same command is given
-    again.
+    The exit code is 0 if all games are equal, 1 if one differs, and 2 if the card was changed or cannot be read. Games are
+    compared phase by phase. They are equal on a machine of the same kind with the same versions; else it is said what is
+    otherwise. The card's models are found on this machine by their hashes. An interrupted verification goes on when the same
+    command is given again.
 
     Examples
 
@@ -46,9 +46,6 @@ def verify_card(
 
         entente verify-card result.json --players models/small=downloads/small
     """
-    from pipeline.threads import apply_threads, usable_cores
-
-    apply_threads(usable_cores())
     from contextlib import nullcontext
 
     from cli.prefect_server import prefect_server

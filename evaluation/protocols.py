@@ -1,7 +1,7 @@
 """Protocols: named settings of matches, so that figures of different people answer one question.
 
-They are data (`protocols.toml`). A protocol fixes seats, start, years and measure, and how many games make it whole. Players and how
-they play stay free.
+They are data (`protocols.toml`). A protocol fixes seats, start, years and measure, and how many games make it whole. Players and
+how they play stay free.
 """
 
 import tomllib

@@ -1,9 +1,9 @@
 """A result card: one file from which anybody can check a match, and play its games again.
 
-It holds the settings, the players with hashes of their weights, the environments that the games were played in, every game with a hash
-of each phase, the table, and a checksum of all. `read_card` refuses a card that does not follow from itself. Whether its games are
-true only playing them again shows (`flows/verify_card.py`). A game's luck follows from the seed in the settings and its pair: no
-other number is needed. Equal matches have equal cards.
+It holds the settings, the players with hashes of their weights, the environments that the games were played in, every game with
+a hash of each phase, the table, and a checksum of all. `read_card` refuses a card that does not follow from itself. Only playing
+its games again shows whether they are true (`flows/verify_card.py`). A game's luck follows from the seed in the settings and its
+pair: no other number is needed. Equal matches have equal cards.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ from telemetry.read_file import read_text
 _LARGEST = 64 << 20
 """Bytes; a card of 210 games of ten years has a quarter of a megabyte."""
 _TOLERANCE = 1e-9
-"""Relative difference of two figures of a table that are equal: another numpy may add in another order."""
+"""Difference of two figures of a table that are equal: another numpy may add in another order."""
 _PLAYING_ROOMS = ("game", "decoding", "records", "inference", "rollouts", "search", "evaluation")
 """Rooms whose code decides how a game goes."""
 _MOST_RESAMPLES = 100_000
@@ -174,10 +174,9 @@ def read_card(file: Path) -> ResultCard:
     """
     try:
         record = json.loads(read_text(file, at_most=_LARGEST, what="result card"))
-        known = isinstance(record, dict) and record.get("card") == 1
     except (ValueError, RecursionError):
-        known = False
-    if not known:
+        record = None
+    if not isinstance(record, dict) or record.get("card") != 1:
         raise InputError(f"'{file}' is no result card of this release: `entente evaluate --card FILE` writes one")
     if not is_sealed(record):
         raise InputError(f"card '{file}' was changed: its checksum is not that of its content; ask its writer for it again")
@@ -223,7 +222,11 @@ def _first_difference(stated: Any, found: Any, where: str = "") -> str:
     if isinstance(stated, list) and isinstance(found, list) and len(stated) == len(found):
         pairs = enumerate(zip(stated, found, strict=True))
         return next(filter(None, (_first_difference(*pair, f"{where}.{index}") for index, pair in pairs)), "")
-    if isinstance(stated, float) and isinstance(found, float) and math.isclose(stated, found, rel_tol=_TOLERANCE):
+    if (
+        isinstance(stated, float)
+        and isinstance(found, float)
+        and math.isclose(stated, found, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)
+    ):
         return ""
     return "" if stated == found else f"{where.removeprefix('.')} is {stated}, and by the games {found}"
 
@@ -237,7 +240,7 @@ def sampled_games(card: ResultCard, share: float, seed: int) -> list[int]:
 def first_different_phase(stated: GameResult, played: GameResult) -> str:
     """The first phase in which two games differ; 'the end' if only their results do, empty if they are equal."""
     if stated.phases:
-        for phase in (*stated.phases, *played.phases):
+        for phase in (*played.phases, *stated.phases):  # a card sorts its phases by name
             if stated.phases.get(phase) != played.phases.get(phase):
                 return phase
     same = replace(played, phases=stated.phases, cluster=stated.cluster) == stated

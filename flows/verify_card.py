@@ -1,7 +1,7 @@
 """Plays games of a result card again, and says where they differ. It needs no Prefect server, and no run if no version plays.
 
-Games that were played again are kept until the verification ends, so an interrupted one goes on where it was. A new verification of
-the same card plays them again.
+Games that were played again are kept until the verification ends, so an interrupted one goes on where it was. A new verification
+of the same card plays them again.
 """
 
 import hashlib
