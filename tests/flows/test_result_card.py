@@ -205,13 +205,13 @@ def test_a_card_holds_the_held_out_positions_that_its_games_begin_from(positions
 def test_an_endpoint_has_no_card_and_a_folder_of_the_machine_is_not_named():
     with pytest.raises(InputError, match="must be repeatable by others, and what 'openai:"):
         make_card(MATCH.model_copy(update={"opponents": "openai:x@http://127.0.0.1:1/v1"}), {}, [], [], 1)
-    match = MATCH.model_copy(update={"players": ("/home/me/small", "random")})
+    match = MATCH.model_copy(update={"players": ("/srv/models/small", "random")})
     games = {
         plan.key: replace(game, key=plan.key, seats=plan.seats)
         for plan, game in zip(plan_match(match, 1), played(MATCH).values(), strict=True)
     }
     card = make_card(match, games, [CardPlayer(name=name) for name in match.players], [], 1)
-    assert "/home" not in card.model_dump_json() and card.settings.players == ("small", "random")
+    assert "/srv" not in card.model_dump_json() and card.settings.players == ("small", "random")
     assert {"small", "random"} == set(card.games[0].seats.values())
 
 

@@ -124,11 +124,11 @@ def wandb_server() -> Iterator[Sent]:
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, *_: object) -> None:
+        def log_message(self, format: str, *args: Any) -> None:
             """Say nothing."""
 
     class Server(ThreadingHTTPServer):
-        def handle_error(self, *_: object) -> None:
+        def handle_error(self, request: Any, client_address: Any) -> None:
             """A client that hangs up after its last request is no error."""
 
     server = Server(("127.0.0.1", 0), Handler)
