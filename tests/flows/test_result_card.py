@@ -28,7 +28,7 @@ from flows import verify_card as verifying
 from game.snapshot import Snapshot
 from pipeline.card_of_match import card_player, find_card_players
 from storage.json_files import sealed
-from storage.runs import CARD_FOLDER
+from storage.runs import CARD_FOLDER, RunPaths
 from telemetry.errors import EngineError, InputError
 
 MATCH = MatchSettings(players=("mover", "random"), opponents="random", years=1, bootstrap=100)
@@ -248,3 +248,16 @@ def test_a_match_writes_a_card_that_verifies(entente, prefect_server):
     assert (found["games"], found["different"], found["otherwise_here"]) == (7, {}, [])
     again = entente("evaluate", *words)
     assert again.returncode == 2 and "there is 'mine.json' already" in again.stderr
+
+
+def test_a_version_of_a_run_is_found_under_another_name_of_the_run(run_of_before: RunPaths):
+    root = run_of_before.root.parent
+    players = resolve_contestants(["v2", "base"], "before", root)
+    version, base = (card_player(player, root) for player in players)
+    assert (version.run, version.version, len(version.adapter), base.adapter) == ("before", 2, 32, "")
+    assert version.weights == base.weights and version.prompts is not None
+    run_of_before.root.rename(root / "renamed")
+    found, _ = find_card_players([version, base], {}, root)
+    assert [(player.name, player.run, player.version) for player in found] == [("v2", "renamed", 2), ("v0", "renamed", 0)]
+    with pytest.raises(InputError, match="'renamed:v1' is not the card's player 'v2': it has other adapter"):
+        find_card_players([version, base], {"v2": "renamed:v1"}, root)
