@@ -6,12 +6,14 @@ if TYPE_CHECKING:
     from cyclopts import App
 
 _UP = "Start Prefect's server, deployments and a worker here; stop them."
+_EVALUATE = "Measure strength; check a result card."
 ABOUT = "Train a language model to play Diplomacy, as a data pipeline."
 COMMANDS = {
     "Train": {
         "train": ("cli.train:train", "Train a policy: roll out, train, publish, repeat."),
         "improve": ("cli.improve:improve", "Improve a policy by search: visit, label, learn."),
-        "evaluate": ("cli.evaluate:evaluate", "Measure the strength of a policy version."),
+        "evaluate": ("cli.evaluate:evaluate", _EVALUATE),
+        "verify-card": ("cli.verify_card:verify_card", _EVALUATE),
         "play": ("cli.play:play", "Play against versions and scripted players in a browser."),
         "cache": ("cli.cache:app", "Build and check the positions that rollouts start from."),
         "model": ("cli.model:app", "Make and show base models, by imitation."),

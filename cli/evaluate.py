@@ -9,6 +9,7 @@ from cyclopts import Group, Parameter
 from cli.dry_run import show_plan
 from cli.options import AsJson, DryRun, Run, RunsRoot, which_run
 from cli.run_flow import run_flow
+from evaluation.protocols import protocols
 from outside.settings import OutsideSettings
 from search.settings import SearchSettings
 from storage.runs import LATEST
@@ -35,6 +36,15 @@ def evaluate(
             "or scripted players, each also with +search; or an endpoint openai:model@URL.",
         ),
     ] = "",
+    protocol: Annotated[
+        str,
+        Parameter(
+            group=_MATCH,
+            help="Named settings of a match, beside --players and --games: "
+            + "; ".join(f"{name}: {each.about}" for name, each in protocols().items())
+            + ".",
+        ),
+    ] = "",
     games: Annotated[int | None, Parameter(group=_MATCH, help="Games, rounded up to rounds of seven.")] = None,
     width: Annotated[float | None, Parameter(group=_MATCH, help="Width wanted of the 95 % interval, from end to end.")] = None,
     measure: Annotated[
@@ -46,6 +56,10 @@ def evaluate(
     ] = None,
     years: Annotated[int | None, Parameter(group=_MATCH, help="Game years until a game is cut off; default: 6.")] = None,
     at_once: Annotated[int | None, Parameter(group=_MATCH, help="Games played at the same time.")] = None,
+    card: Annotated[
+        Path | None,
+        Parameter(group=_MATCH, help="New file of a result card, which others can verify."),
+    ] = None,
     tactical: Annotated[bool, Parameter(help="Share of the tactical positions solved instead.", negative="")] = False,
     repetitions: Annotated[
         str, Parameter(help="Draws for each decision, voted on: one number in a match, else several to compare, as 1,5,25,100.")
@@ -81,6 +95,8 @@ def evaluate(
 
         entente evaluate --players models/small,dumbbot --opponents dumbbot --games 70      needs no run
 
+        entente evaluate --players models/small --protocol six-dumbbots-1908 --card result.json
+
         entente evaluate --players openai:qwen3@http://127.0.0.1:8000/v1 --opponents dumbbot --games 7 --years 3
 
         entente evaluate --run mine --tactical
@@ -94,7 +110,7 @@ def evaluate(
     from rollouts.opponents import is_endpoint
 
     asked = {"games": games, "width": width, "measure": measure, "start": start, "years": years, "at_once": at_once}
-    match = _match(players, opponents, {name: value for name, value in asked.items() if value is not None})
+    match = _match(players, opponents, protocol, {name: value for name, value in asked.items() if value is not None})
     times = _times(repetitions)
     play = _play(temperature, pick, search, times, tactical, is_match=match is not None)
     if search is not None and pick != "search" and not any("+search" in name for name in (players, *(opponents or ()))):
@@ -107,6 +123,7 @@ def evaluate(
         from telemetry.errors import InputError
 
         raise InputError("--outside settings are given, but no endpoint plays: name one, as openai:model@http://host:port/v1")
+    _check_card(card, match)
     if match is not None:
         voted = {"repetitions": times[0]} if times else {}
         asks = {"outside": outside.model_dump()} if outside is not None else {}
@@ -142,6 +159,12 @@ def evaluate(
         result = run_flow(evaluate_policy(run, version, runs_root, evaluation, match, tactical, times, play=play))
     if match is not None:
         _show_match(result)
+        if card is not None:
+            from evaluation.result_card import write_card
+            from pipeline.card_of_match import card_of_match
+
+            write_card(card, card_of_match(result["match"], run, runs_root))
+            print(f"{card}: `entente verify-card {card}` plays its games again")
     elif tactical:
         _show_tactics(result)
     elif times:
@@ -209,18 +232,38 @@ def _play(
     return PlaySettings.model_validate(asked)
 
 
-def _match(players: str, opponents: list[str] | None, asked: dict[str, Any]) -> Any:
+def _match(players: str, opponents: list[str] | None, protocol: str, asked: dict[str, Any]) -> Any:
     """Settings of the match that is asked for; None if none is."""
+    from evaluation.protocols import protocol_match
     from evaluation.settings import MatchSettings
     from telemetry.errors import InputError
 
-    if not players and not asked:
+    if not players and not asked and not protocol:
         return None
     if opponents and len(opponents) > 1:
         raise InputError(f"a match has one kind of opponents in the six other seats, not {len(opponents)}: name one")
-    if players:
-        asked["players"] = tuple(name.strip() for name in players.split(",") if name.strip())
+    named = tuple(name.strip() for name in players.split(",") if name.strip())
+    if protocol:
+        return MatchSettings.model_validate(protocol_match(protocol, named, "".join(opponents or ()), asked))
+    if named:
+        asked["players"] = named
     return MatchSettings.model_validate(asked | {"opponents": opponents[0] if opponents else ""})
+
+
+def _check_card(card: Path | None, match: Any) -> None:
+    """Refuse a card that could not be written at the end."""
+    from evaluation.result_card import check_card_players
+    from telemetry.errors import InputError
+
+    if card is None:
+        return
+    if match is None:
+        raise InputError("a card is the result of a match: name its --players, or leave out --card")
+    if card.exists():
+        raise InputError(f"there is '{card}' already: name a new file with --card")
+    if not card.parent.is_dir():
+        raise InputError(f"there is no folder '{card.parent}' for the card: make it, or name another file with --card")
+    check_card_players(match)
 
 
 def _show_score(result: dict[str, Any]) -> None:

@@ -38,6 +38,8 @@ class MatchRecord:
     table: MatchTable
     seconds: float
     """Wall time of the games played by the process that wrote this; 0 if all games were stored before."""
+    environments: tuple[dict[str, str], ...] = ()
+    """Where its games were played, oldest first (`evaluation.result_card.playing_environment`); empty in older files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +57,7 @@ class PlayerRating:
 _RATINGS_FILE = "ratings.json"
 _RATINGS = TypeAdapter(list[PlayerRating])
 _RECORD, _GAME = TypeAdapter(MatchRecord), TypeAdapter(GameResult)
-_NOT_IN_LABEL = {"games", "width", "measure", "at_once", "bootstrap", "outside"}
+_NOT_IN_LABEL = {"protocol", "games", "width", "measure", "at_once", "bootstrap", "outside"}
 
 
 def match_label(settings: MatchSettings, players: Sequence[Contestant]) -> str:
@@ -104,6 +106,17 @@ def write_match(folder: Path, record: MatchRecord) -> None:
     make_directory(folder)
     durable_write(folder / f"{record.label}.json", _RECORD.dump_json(record, indent=1))
     _write_ratings(folder)
+
+
+def played_environments(folder: Path, label: str, here: dict[str, str], *, playing: bool) -> tuple[dict[str, str], ...]:
+    """The environments of a match that goes on in this one, if there are games to play.
+
+    Raises:
+        DataError: its file is damaged.
+    """
+    file = folder / f"{label}.json"
+    before = read_match(file).environments if file.is_file() else ()
+    return (*(each for each in before if each != here), here) if playing else before
 
 
 def read_matches(folder: Path) -> list[MatchRecord]:

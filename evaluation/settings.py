@@ -74,6 +74,8 @@ class PlaySettings(BaseModel):
 class MatchSettings(PlaySettings):
     """Games in which players meet one another in full seats."""
 
+    protocol: str = ""
+    """Name of the protocol that these settings follow (evaluation/protocols.toml); empty: none."""
     players: tuple[str, ...] = ("newest", "base", "random", "mover", "territorial", "dumbbot")
     """Who plays: versions of the run ('base', 'newest', 'v20'), of another one ('other:v20'), scripted players, or endpoints
     ('openai:model@http://host:port/v1'); 'v20+search' and 'dumbbot+search' search before they order."""
@@ -100,3 +102,8 @@ class MatchSettings(PlaySettings):
     """Seed of starts, draws and dice."""
     outside: OutsideSettings = OutsideSettings()
     """How players that are endpoints are asked."""
+
+    def how(self, players: Iterable[str] = ()) -> str:
+        """See `PlaySettings.how`; the protocol first."""
+        played = super().how(players)
+        return "; ".join(part for part in (self.protocol and f"protocol {self.protocol}", played) if part)

@@ -9,9 +9,19 @@ from typing import Any
 
 from evaluation.contestants import Contestant, check_searches, resolve_contestants
 from evaluation.intervals import Estimate, format_interval
-from evaluation.match_files import MatchRecord, answers_file, append_game, match_label, read_games, write_match
+from evaluation.match_files import (
+    MatchRecord,
+    answers_file,
+    append_game,
+    match_label,
+    played_environments,
+    read_games,
+    write_match,
+)
 from evaluation.match_table import MEASURES, MatchTable, cluster_noun, games_for_width, match_table
 from evaluation.matches import DEFAULT_GAMES, GAMES_PER_ROUND, GamePlan, GameResult, plan_match, play_match, rounds_for
+from evaluation.protocols import part_of_protocol
+from evaluation.result_card import playing_environment
 from evaluation.settings import MatchSettings
 from flows.open_players import open_players
 from flows.open_run import prepare_cache
@@ -65,7 +75,14 @@ async def play_match_of(run: str, runs_root: Path, match: MatchSettings) -> dict
     if missing:
         seconds = await _play(folder, label, match, everybody, runs_root, missing, done)
     table = match_table([replace(done[plan.key], cluster=plan.cluster) for plan in plans], match)
-    record = MatchRecord(label=label, settings=match, players=tuple(everybody), table=table, seconds=round(seconds, 1))
+    record = MatchRecord(
+        label=label,
+        settings=match,
+        players=tuple(everybody),
+        table=table,
+        seconds=round(seconds, 1),
+        environments=played_environments(folder, label, playing_environment(), playing=bool(missing)),
+    )
     write_match(folder, record)
     words = f"{run or 'match'}: {table.games} games, {_how(match)}; measured: {MEASURES[match.measure][0]}"
     await show_table(f"match-{run and run + '-'}{label[-8:]}", words, table_rows(table))
@@ -147,7 +164,8 @@ async def _play(
 
 def conclusions(table: MatchTable, match: MatchSettings) -> list[str]:
     """Sentences: which differences between players the figures show, and which they do not."""
-    said = table.answer_sentences
+    said = [part_of_protocol(match)] if part_of_protocol(match) else []
+    said += table.answer_sentences
     for pair in table.pairs:
         interval = pair.difference.describe("+.3f", cluster_noun(match, pairs=True))
         figures = f"by {pair.difference.mean:+.3f} ({match.measure}), {interval}"

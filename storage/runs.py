@@ -19,8 +19,9 @@ from pathlib import Path
 from storage.files import make_directory, name_aside, sync_directory, sync_file
 from telemetry.errors import DataError, InputError
 
-CACHE_FOLDER, MODEL_FOLDER, MATCH_FOLDER, GAMES_FOLDER = "_state_cache", "_models", "_matches", "_games"
-"""Folders beside the runs: state caches, generated models, matches in which no version of a run plays, games in the browser."""
+CACHE_FOLDER, MODEL_FOLDER, MATCH_FOLDER, GAMES_FOLDER, CARD_FOLDER = "_state_cache", "_models", "_matches", "_games", "_cards"
+"""Folders beside the runs: state caches, generated models, matches in which no version of a run plays, games in the browser, and
+games of result cards that are being verified."""
 LATEST = "latest"
 """Stands for the run that last wrote metrics or began last. No run has this name."""
 _MAX_NAME = 100  # longer file names that contain it stay within the 255 bytes of common file systems

@@ -27,7 +27,7 @@ DISTRIBUTIONS = {
 def environment() -> dict[str, str]:
     """Facts about this process's machine, as short texts; "absent" for a package that is not installed."""
     return {
-        **{name: _version(distributions) for name, distributions in DISTRIBUTIONS.items()},
+        **{name: package_version(*distributions) for name, distributions in DISTRIBUTIONS.items()},
         "python": platform.python_version(),
         "platform": platform.platform(aliased=True),
         "cpu_cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
@@ -45,7 +45,8 @@ def cpu_model() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
-def _version(distributions: tuple[str, ...]) -> str:
+def package_version(*distributions: str) -> str:
+    """Version of the first of these distributions that is installed, with its name if it is not the first; or "absent"."""
     for distribution in distributions:
         try:
             found = version(distribution)
@@ -55,4 +56,4 @@ def _version(distributions: tuple[str, ...]) -> str:
     return "absent"
 
 
-__all__ = ["DISTRIBUTIONS", "cpu_model", "environment"]
+__all__ = ["DISTRIBUTIONS", "cpu_model", "environment", "package_version"]

@@ -1,7 +1,9 @@
 """The run in W&B: figures, tables, and its report as an artifact.
 
-There is one log call per step. A resumed run continues under its W&B id. A failure of W&B (no login, no network, a full quota) is
-reported once and does not affect the run. Data that could not be sent is written into the run's folder.
+There is one log call per step. A resumed run continues its W&B run, also offline, where each part has a folder of its own and
+`wandb sync` puts them together. W&B takes no step twice: a step that is trained again after a kill keeps its first figures there.
+A failure of W&B (no login, no network, a full quota) is reported once and does not affect the run. Data that could not be sent is
+written into the run's folder.
 """
 
 import logging
@@ -46,12 +48,16 @@ class WandbRun:
         """Open it, offline if online is refused.
 
         Args:
-            folder: takes W&B's own folder `wandb/`, and the run's id, so that a resumed run finds it.
+            folder: takes W&B's own folder `wandb/`, and the run's id and newest step, so that a resumed run finds them.
         """
         import wandb
 
         self._wandb: Any = wandb
         self._folder, self._name = folder, name
+        self._step_file = folder / ".wandb_step"
+        newest = self._step_file.read_text() if self._step_file.is_file() else ""
+        self._logged_before = int(newest) if newest.isdigit() else -1
+        """Newest step that an earlier part of the run has logged."""
         logging.getLogger("wandb").setLevel(logging.ERROR)
         # Staged files belong into the run's folder, not into the user's home.
         os.environ.setdefault("WANDB_DATA_DIR", str(folder / "wandb"))
@@ -80,8 +86,7 @@ class WandbRun:
                 dir=str(self._folder),
                 mode=mode,
                 id=_id_of(self._folder),
-                resume="allow" if online else None,
-                # Offline, each part of a resumed run has a folder of its own, under the same id and group.
+                resume="allow",
                 group=self._name,
                 config=dict(configuration),
                 settings=self._wandb.Settings(
@@ -94,12 +99,19 @@ class WandbRun:
             return None
 
     def log(self, step: int, values: Mapping[str, float], tables: Sequence[Table] = ()) -> None:
-        """Log the metrics and tables of a step in one call."""
+        """Log the metrics and tables of a step in one call.
+
+        Of a step that an earlier part of the run has logged only scores are taken, into the summary.
+        """
         if self._run is None:
             return
         try:
+            if step <= self._logged_before:
+                self._run.summary.update({name: value for name, value in values.items() if name.startswith("score/")})
+                return
             shown = {f"tables/{table.name}": self._table(table) for table in tables}
             self._run.log({**values, **shown}, step=step)
+            self._step_file.write_text(str(step))
         except Exception as error:
             self._give_up(error)
 

@@ -80,6 +80,7 @@ def plan_match(run: str, runs_root: Path, match: MatchSettings) -> Forecast:
     return {
         "command": "evaluate",
         "match": {
+            **({"protocol": match.protocol} if match.protocol else {}),
             "players": ", ".join(resolved.players),
             "seats": f"one against six of '{resolved.opponents}'" if others else "all players at one table",
             "start": "spring 1901" if match.start == "standard" else "held-out positions",

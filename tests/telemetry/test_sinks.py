@@ -1,7 +1,10 @@
 """A step leaves one line in the run's own file, and one entry in W&B, which needs neither account nor network."""
 
 import json
+import os
 import struct
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -9,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import wandb
 
+import wandb
 from telemetry import progress, wandb_run
 from telemetry.errors import DataError
 from telemetry.sinks import MetricLog, TelemetrySettings
 from telemetry.wandb_run import Picture, Table
+from tests.telemetry.wandb_standin import wandb_server
 
 NO_WANDB = TelemetrySettings(wandb="disabled")
 
@@ -120,24 +124,56 @@ def test_offline_wandb_has_one_entry_per_step_the_tables_and_the_report(
     assert json.loads(lags.read_text())["data"] == [[1, "0", 6], [1, "2", 2], [2, "0", 6], [2, "2", 2]]
 
 
-def test_a_resumed_run_goes_on_under_its_id_and_remembers_its_lags(
+def test_a_resumed_run_goes_on_under_its_id_logs_no_step_twice_and_remembers_its_lags(
     tmp_path: Path, no_account: None, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("telemetry.sinks.TABLES_EVERY", 1)
     file, settings = tmp_path / "metrics.jsonl", TelemetrySettings()
     lag = {"train/policy_lag_1_share": 1.0, "train/decisions": 4.0}
     ids = set()
-    for step in (1, 2):
-        with MetricLog(file, "a run", settings, {}, keep_to=step - 1) as log:
-            log.log(step, lag)
+    for steps in ((1,), (1, 2)):  # step 1 comes again, as after a kill
+        with MetricLog(file, "a run", settings, {}, keep_to=0) as log:
+            for step in steps:
+                log.log(step, lag)
             log.log(9, {"score/base": 0.0})
         log.finish()
+        newest = read_back(tmp_path, lambda found, step=steps[-1]: step in found.history)
+        assert list(newest.history) == [steps[-1]]
         ids |= {each.name.rpartition("-")[2] for each in (tmp_path / "wandb").glob("offline-run-*")}
         assert (tmp_path / ".wandb_id").read_text() in ids
         time.sleep(1)  # W&B names its folders by the second
     assert len(ids) == 1
     tables = sorted((tmp_path / "wandb").glob("offline-run-*/files/media/table/tables/policy_lag_*"))
     assert json.loads(tables[-1].read_text())["data"] == [[1, "1", 4], [2, "1", 4]]
+
+
+@pytest.mark.system
+def test_a_resumed_offline_run_is_synced_as_one_run_with_each_step_once(
+    tmp_path: Path, no_account: None, monkeypatch: pytest.MonkeyPatch
+):
+    """By the client itself, against a stand-in: step 3 is trained again after a kill, and scores come at the end of each part."""
+    monkeypatch.setattr("telemetry.sinks.TABLES_EVERY", 2)
+    (report := tmp_path / "report.html").write_text("<title>a run</title>")
+    for keep_to, steps in ((-1, (1, 2, 3)), (2, (3,)), (2, (3, 4))):
+        with MetricLog(tmp_path / "metrics.jsonl", "a run", TelemetrySettings(), {"steps": 4}, keep_to=keep_to) as log:
+            for step in steps:
+                log.log(step, {"train/loss": float(10 * keep_to + step)})
+            log.log(9, {"score/base": float(keep_to)})
+        log.finish(report)
+        time.sleep(1)  # W&B names its folders by the second
+    with wandb_server() as sent:
+        account = {"WANDB_BASE_URL": sent.address, "WANDB_API_KEY": "a" * 40}
+        parts = sorted(map(str, (tmp_path / "wandb").glob("offline-run-*")))
+        command = [str(Path(sys.executable).with_name("wandb")), "sync", *parts]
+        done = subprocess.run(command, env={**os.environ, **account}, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0 and sent.unknown == [], done.stdout + done.stderr
+    assert [(line["_step"], line["train/loss"]) for line in sent.history] == [(1, -9.0), (2, -8.0), (3, -7.0), (4, 24.0)]
+    assert sent.run is not None and sent.run["name"] == (tmp_path / ".wandb_id").read_text()
+    assert sent.history[2]["score/base"] == -1.0 and sent.summary["score/base"] == sent.history[3]["score/base"] == 2.0
+    assert json.loads(sent.run["config"])["steps"] == {"value": 4}
+    reports = [name for name, kind in sent.artifacts.items() if kind == "report"]
+    assert len(reports) == 3 and set(sent.artifacts) == set(sent.committed)
+    assert sent.files[f"{reports[0]}/report.html"] == report.read_bytes()
 
 
 def test_tables_that_cannot_be_made_cost_a_sentence(

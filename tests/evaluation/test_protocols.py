@@ -1,0 +1,63 @@
+"""Protocols are today's matches under a name: what each asks is fixed, and its games are those of an equal match without one."""
+
+import pytest
+
+from evaluation.contestants import Contestant
+from evaluation.match_files import match_label
+from evaluation.matches import GAMES_PER_ROUND, plan_match
+from evaluation.protocols import check_protocol, part_of_protocol, protocol_match, protocols
+from evaluation.settings import MatchSettings
+from game.board import POWERS
+from telemetry.errors import InputError
+
+
+def asked(name: str, *players: str, opponents: str = "", **settings: object) -> MatchSettings:
+    return MatchSettings.model_validate(protocol_match(name, players, opponents, settings))
+
+
+@pytest.mark.parametrize("name", protocols())
+def test_each_is_a_match_of_whole_rounds_that_holds_to_itself(name: str):
+    match = asked(name, "mover")
+    check_protocol(match)
+    assert match.games % GAMES_PER_ROUND == 0 and match.how() == f"protocol {name}" and not part_of_protocol(match)
+    assert match.years == int(name[-4:]) - 1900 if name[-4:].isdigit() else (match.games, match.years) == (70, 6)
+
+
+def test_the_reverse_seats_one_dumbbot_on_every_power_among_six_of_ours():
+    plans = plan_match(asked("one-dumbbot-1908", "mover"), 1)
+    assert [plan.measured for plan in plans] == [(power,) for power in (POWERS[0], *reversed(POWERS[1:]))]
+    for plan in plans:
+        (power,) = plan.measured
+        assert plan.seats[power] == "dumbbot" and [plan.seats[each] for each in POWERS if each != power] == ["mover"] * 6
+
+
+def test_its_games_are_those_of_the_same_match_without_its_name():
+    match = asked("six-dumbbots-1910", "mover")
+    players = [Contestant(name="mover"), Contestant(name="dumbbot")]
+    assert match_label(match, players) == match_label(match.model_copy(update={"protocol": ""}), players)
+
+
+def test_fewer_games_are_a_part_and_say_so():
+    match = asked("six-dumbbots-1908", "mover", games=7)
+    assert part_of_protocol(match) == "this is a part of protocol six-dumbbots-1908: 7 of its 203 games"
+
+
+@pytest.mark.parametrize(
+    ("words", "settings", "sentence"),
+    [
+        (("seven-dumbbots", "mover"), {}, "there is no protocol 'seven-dumbbots': the protocols are one-table, six-"),
+        (("one-table",), {}, "takes players"),
+        (("one-dumbbot-1908", "mover", "random"), {}, "one player has six seats: name one player, not 2"),
+        (("six-dumbbots-1908", "mover"), {"years": 3, "opponents": "random"}, "fixes what --years, --opponents would set"),
+    ],
+)
+def test_what_a_protocol_does_not_take_is_one_sentence(words: tuple[str, ...], settings: dict, sentence: str):
+    with pytest.raises(InputError, match=sentence):
+        asked(*words, **settings)
+
+
+@pytest.mark.parametrize("change", [{"years": 9}, {"opponents": "random"}, {"measure": "win"}, {"width": 0.1}])
+def test_a_match_cannot_bear_the_name_of_a_protocol_that_it_does_not_follow(change: dict):
+    match = asked("six-dumbbots-1908", "mover").model_copy(update=change)
+    with pytest.raises(InputError, match=f"but its {next(iter(change))} are not that protocol's"):
+        check_protocol(match)
