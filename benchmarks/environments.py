@@ -1,9 +1,9 @@
 """What the PettingZoo environment costs beside our own board: `python -m benchmarks.environments [PHASES]`.
 
-Scripted games are recorded once. Then two arms play the same orders in turn: the board, with its legal orders once a phase, and the
-environment, which is asked for an observation before each unit's action. Both must reach the position that was recorded. `ratio` is
-the board's CPU seconds over the environment's, the median over ROUNDS rounds: at 0.5 the environment steps half as fast. The output is
-one JSON object.
+Scripted games are recorded once. Then two arms play the same orders in turn: the board, with its legal orders once a phase, and
+the environment, which is asked for an observation before each unit's action. The environment must reach the position that was
+recorded. `ratio` is the board's CPU seconds over the environment's, the median over ROUNDS rounds: at 0.5 the environment steps
+half as fast. The output is one JSON object.
 """
 
 import json
@@ -36,7 +36,12 @@ def actions_of(notes: Notes) -> list[int]:
 def measure(phases: int) -> dict[str, float]:
     """Medians over the rounds, after one that warms both arms."""
     games = [(notes, end, actions_of(notes)) for notes, end in played_games(phases, seed=0)]
-    count, environment, ratios, rates = sum(len(notes) for notes, _, _ in games), env(years=MOST_YEARS), list[float](), list[float]()
+    count, environment, ratios, rates = (
+        sum(len(notes) for notes, _, _ in games),
+        env(years=MOST_YEARS),
+        list[float](),
+        list[float](),
+    )
     for _ in range(ROUNDS + 1):
         ours = theirs = 0.0
         for notes, end, actions in games:

@@ -1,7 +1,7 @@
 """A position as numbers: int8 [FEATURES], one row of CHANNELS per province, then the power, the kind of phase and the years.
 
-`BoardFeatures` writes the board once for all powers of a position; `of` adds what one power's turn has: its name, the site that is
-asked, and where its orders of this phase lead.
+`BoardFeatures` writes the board once for all powers of a position; `of` adds what one power's turn has: its name, the site that
+is asked, and where its orders of this phase lead.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """TRL's `rollout_func` over our legal tables: each completion spells exactly one legal order set.
 
-transformers samples with the model that TRL trains, and a processor removes the logits of tokens that the table does not allow. The
-log-probabilities returned are those of the draws, under the mask. TRL itself computes its ratios over the whole vocabulary, because it
-knows no mask; docs/decisions.md says what that costs.
+transformers samples with the model that TRL trains, and a processor removes the logits of tokens that the table does not allow.
+The log-probabilities returned are those of the draws, under the mask. TRL itself computes its ratios over the whole vocabulary,
+because it knows no mask; docs/decisions.md says what that costs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,8 +22,13 @@ class LegalMask(LogitsProcessor):
         self._tables = tables
         self._states: list[int] | None = None
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """`input_ids`: int64 [rows, tokens so far]; `scores`: float [rows, vocabulary]. Rows that have ended stay as they are."""
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        """The masked scores.
+
+        Args:
+            input_ids: int64 [rows, tokens so far].
+            scores: float [rows, vocabulary]; rows that have ended stay as they are.
+        """
         if self._states is None:
             self._states = [table.start for table in self._tables]
         else:

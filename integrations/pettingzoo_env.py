@@ -207,7 +207,9 @@ class DiplomacyEnv(AECEnv[str, dict[str, Any], int]):
             return Board.restore(self._dice.choice(self._positions)) if self._positions else _first_board().fork()
         found = next((each for each in self._positions if each.snapshot_id == snapshot_id), None)
         if found is None:
-            raise InputError(f"there is no snapshot {snapshot_id!r} among the {len(self._positions)} positions of this environment")
+            raise InputError(
+                f"there is no snapshot {snapshot_id!r} among the {len(self._positions)} positions of this environment"
+            )
         return Board.restore(found)
 
     def _play_phase(self) -> None:

@@ -1,8 +1,8 @@
 """Snapshots as questions for another trainer's model, and what an answer is worth.
 
-A question asks one power for its orders in a movement phase. An answer is text: a unit without a legal order in it holds, as the rules
-say. It is played to the horizon; later decisions of the power are drawn by the scripted player `random`, because another trainer asks
-its model once a sample. What an answer is worth are the reward components from the question to the end.
+A question asks one power for its orders in a movement phase. An answer is text: a unit without a legal order in it holds, as the
+rules say. It is played to the horizon; later decisions of the power are drawn by the scripted player `random`, because another
+trainer asks its model once a sample. What an answer is worth are the reward components from the question to the end.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -46,8 +46,8 @@ def plain_text(board: Board, legal: LegalOrders, settings: PromptSettings = DEFA
 def text_for(tokens: Tokens) -> Callable[[Board, LegalOrders], str]:
     """Writes the prompts of a model, with its chat template if it has one.
 
-    The writer raises InputError if the tokenizer does not spell the text of a prompt as the prompt: another trainer would then train
-    on another one.
+    The writer raises InputError if the tokenizer does not spell the text of a prompt as the prompt: another trainer would then
+    train on another one.
     """
 
     def write(board: Board, legal: LegalOrders) -> str:
@@ -83,8 +83,8 @@ def questions_of(
 def read_orders(text: str, legal: LegalOrders, notation: OrderNotation = "full") -> tuple[list[str], int]:
     """The orders that an answer gives in a movement phase, in the order of the sites, and the number of units that it orders.
 
-    In full notation a unit takes the first line that is one of its legal orders, at any place of the answer. In slot notation lines do
-    not name units, so each counts for the unit at its place.
+    In full notation a unit takes the first line that is one of its legal orders, at any place of the answer. In slot notation
+    lines do not name units, so each counts for the unit at its place.
     """
     lines = [line.strip() for line in text.strip().split("\n")]
     ordered = []

@@ -1,7 +1,7 @@
 """TRL's GRPOTrainer on the game: `python -m integrations.trl_grpo --model models/dumbbot-192 --cache runs/_cache/v-…`.
 
-Prompts are positions of a state cache. The reward of a completion is what its orders gain (`integrations.questions`). Plainly, TRL
-samples text, and a unit without a legal order holds. With --legal-orders each completion is drawn under our legal table.
+Prompts are positions of a state cache. The reward of a completion is what its orders gain (`integrations.questions`). Plainly,
+TRL samples text, and a unit without a legal order holds. With --legal-orders each completion is drawn under our legal table.
 """
 
 import argparse
@@ -155,7 +155,9 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=_at_least(1), default=3, help="optimiser steps (%(default)s)")
     parser.add_argument("--groups", type=_at_least(1), default=4, help="positions a step (%(default)s)")
     parser.add_argument("--generations", type=_at_least(2), default=4, help="completions of a position (%(default)s)")
-    parser.add_argument("--years", type=_at_least(1), default=1, help="game years that an answer is played for, up to 20 (%(default)s)")
+    parser.add_argument(
+        "--years", type=_at_least(1), default=1, help="game years that an answer is played for, up to 20 (%(default)s)"
+    )
     parser.add_argument("--legal-orders", action="store_true", help="draw completions under our legal table (TRL's rollout_func)")
     parser.add_argument("--output", type=Path, help="folder for the adapter")
     given = parser.parse_args(words)

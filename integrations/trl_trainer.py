@@ -13,7 +13,7 @@ import torch
 def trainer_of(
     settings: dict[str, Any],
     rows: list[dict[str, Any]],
-    reward: Callable[..., list[float]],
+    reward: Callable[..., Any],
     folder: str,
     *,
     roll_out: Callable[..., dict[str, Any]] | None = None,
@@ -35,7 +35,8 @@ def trainer_of(
     with warnings.catch_warnings():
         # TRL looks at the installed vLLM while it is imported; it is not used here.
         warnings.filterwarnings("ignore", "TRL currently supports vLLM", UserWarning)
-        from trl import GRPOConfig, GRPOTrainer
+        from trl.trainer.grpo_config import GRPOConfig
+        from trl.trainer.grpo_trainer import GRPOTrainer
 
     torch.set_num_threads(1)
     tokenizer = AutoTokenizer.from_pretrained(settings["model"])

@@ -38,7 +38,9 @@ def _numbers() -> dict[str, int]:
 def action_of(order: str) -> int:
     """The action of an order; orders of one site have different actions."""
     unit, location, *action = order.split(" ")
-    text = _BUILDS[unit + location[3:]] if action == ["B"] else " ".join(word for word in action if word not in ("-", "A", "F", "R"))
+    text = (
+        _BUILDS[unit + location[3:]] if action == ["B"] else " ".join(word for word in action if word not in ("-", "A", "F", "R"))
+    )
     return _numbers()[text]
 
 
@@ -91,5 +93,6 @@ class UnitChoices:
             self.site = len(legal.sites)
         self._options = () if self.is_done else legal.options[self.site]
         self._actions = [action_of(order) for order in self._options]
-        if legal.kind is OrderKind.BUILD and left or legal.kind is OrderKind.DISBAND and len(legal.sites) - self.site > left:
-            self._actions += [] if self.is_done else [_numbers()[PASS]]
+        may_pass = legal.kind is OrderKind.BUILD or (legal.kind is OrderKind.DISBAND and len(legal.sites) - self.site > left)
+        if may_pass and not self.is_done:
+            self._actions.append(_numbers()[PASS])

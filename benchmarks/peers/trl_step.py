@@ -20,6 +20,7 @@ from training.settings import TrainingSettings
 from training.trie_plan import plan
 from training.update import Updater
 
+
 def trl_step_figures(
     recorded: RecordedRows, model: Path, training: TrainingSettings, environments: Path, *, rounds: int
 ) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """Positions of a state cache as tasks for verifiers: `vf-eval verifiers-entente --env.taskset.cache FOLDER …`.
 
-A task asks one power for its orders. Its rewards are Entente's reward components after the answer was played to the horizon; centres
-gained weigh 1 and the others are metrics. Repeated rollouts of a task share their luck.
+A task asks one power for its orders. The answer is played to the horizon. The reward is the number of centres gained; the other
+reward components are metrics. Repeated rollouts of a task share their luck.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import verifiers.v1 as vf  # pyright: ignore[reportMissingImports]
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from game.board import Board
 from game.snapshot import Snapshot
@@ -30,11 +30,18 @@ class PlayConfig(vf.TaskConfig):
     opponents: str = "random"
     """Scripted players of the other powers, by lot, such as 'dumbbot*3,random'."""
 
+    @field_validator("opponents")
+    @classmethod
+    def _check_opponents(cls, opponents: str) -> str:
+        try:
+            check_opponents(RolloutSettings(opponents=opponents))
+        except InputError as error:
+            raise ValueError(str(error)) from error
+        return opponents
+
     def rollouts(self) -> RolloutSettings:
         """The settings of a fork."""
-        settings = RolloutSettings(horizon_years=self.years, opponents=self.opponents)
-        check_opponents(settings)
-        return settings
+        return RolloutSettings(horizon_years=self.years, opponents=self.opponents)
 
 
 class PositionsConfig(vf.TasksetConfig):
@@ -86,7 +93,6 @@ class EntenteTaskset(vf.Taskset[PositionTask, PositionsConfig]):
 
     def load(self) -> Iterator[PositionTask]:
         """One task a position."""
-        self.config.task.rollouts()  # refuses opponents that need an engine before anything is asked
         if self.config.cache is None:
             raise InputError("give the folder of a state cache: --env.taskset.cache FOLDER")
         cache = open_cache(self.config.cache)
