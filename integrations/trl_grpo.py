@@ -1,4 +1,4 @@
-"""TRL's GRPOTrainer on the game: `python -m integrations.trl_grpo --model models/dumbbot-192 --cache runs/_cache/v-…`.
+"""TRL's GRPOTrainer on the game: `python -m integrations.trl_grpo --model models/dumbbot-192 --cache runs/_state_cache/v-…`.
 
 Prompts are positions of a state cache. The reward of a completion is what its orders gain (`integrations.questions`). Plainly,
 TRL samples text, and a unit without a legal order holds. With --legal-orders each completion is drawn under our legal table.
@@ -27,8 +27,8 @@ from training.settings import TrainingSettings
 LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 """Linear layers that an adapter changes by default."""
 _EXAMPLES = """examples:
-  python -m integrations.trl_grpo --model models/dumbbot-192 --cache runs/_cache/v-0123456789ab --steps 3
-  python -m integrations.trl_grpo --model models/dumbbot-192 --cache runs/_cache/v-0123456789ab --legal-orders --output adapter
+  python -m integrations.trl_grpo --model models/dumbbot-192 --cache runs/_state_cache/v-0123456789ab --steps 3
+  python -m integrations.trl_grpo --model models/dumbbot-192 --cache runs/_state_cache/v-0123456789ab --legal-orders --output adapter
 """
 
 
@@ -144,6 +144,17 @@ def _ids(tokens: Tokens, question: Question) -> list[int]:
 
 def main(words: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
+    given = command_line().parse_args(words)
+    try:
+        train(**vars(given))
+    except EntenteError as error:
+        sys.stderr.write(f"trl_grpo: {error}\n")
+        return error.exit_code
+    return 0
+
+
+def command_line() -> argparse.ArgumentParser:
+    """The command's arguments: those of `train`."""
     parser = argparse.ArgumentParser(
         prog="python -m integrations.trl_grpo",
         description="Train an adapter with TRL's GRPOTrainer on positions of a state cache, on the CPU.",
@@ -160,13 +171,7 @@ def main(words: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--legal-orders", action="store_true", help="draw completions under our legal table (TRL's rollout_func)")
     parser.add_argument("--output", type=Path, help="folder for the adapter")
-    given = parser.parse_args(words)
-    try:
-        train(**vars(given))
-    except EntenteError as error:
-        sys.stderr.write(f"trl_grpo: {error}\n")
-        return error.exit_code
-    return 0
+    return parser
 
 
 def _at_least(least: int) -> Callable[[str], int]:

@@ -1,6 +1,8 @@
 """The environment keeps PettingZoo's contract, plays our rules, and pays our components."""
 
 import random
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -153,3 +155,11 @@ def test_what_cannot_be_used_is_refused_in_a_sentence(positions: list[Snapshot])
     assert environment.observe("AUSTRIA")["text"].endswith("ORDERS:\n")
     with pytest.raises(InputError, match=r"^action 99999 "):
         environment.step(99999)
+
+
+def test_the_example_of_the_page_plays_a_game():
+    page = (Path(__file__).resolve().parents[2] / "docs" / "integrations.md").read_text()
+    (example,) = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    names: dict[str, Any] = {}
+    exec(example, names)
+    assert not names["environment"].agents and names["environment"].position().phase == "W1902A"

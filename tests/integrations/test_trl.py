@@ -1,5 +1,6 @@
 """TRL's trainer learns from the game: plainly, and with completions that our legal table draws."""
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -86,3 +87,12 @@ def test_a_number_that_is_too_small_is_refused_in_a_sentence(words: list[str], s
     with pytest.raises(SystemExit) as ended:
         trl_grpo.main(["--model", "m", "--cache", "c", *words])
     assert ended.value.code == 2 and sentence in capsys.readouterr().err
+
+
+def test_the_commands_that_the_page_shows_can_be_typed():
+    page = (PUBLISHED.parents[1] / "docs" / "integrations.md").read_text()
+    shown = [line for line in page.splitlines() if line.startswith("python -m integrations.trl_grpo")]
+    given = [trl_grpo.command_line().parse_args(shlex.split(line)[3:]) for line in shown]
+    assert [each.legal_orders for each in given] == [False, True] and all(
+        each.model == Path("models/dumbbot-192") for each in given
+    )
