@@ -28,7 +28,7 @@ LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_
 """Linear layers that an adapter changes by default."""
 _EXAMPLES = """examples:
   python -m integrations.trl_grpo --model models/dumbbot-192 --cache runs/_state_cache/v-0123456789ab --steps 3
-  python -m integrations.trl_grpo --model models/dumbbot-192 --cache runs/_state_cache/v-0123456789ab --legal-orders --output adapter
+  python -m integrations.trl_grpo --model models/dumbbot-192 --cache runs/_state_cache/v-0123456789ab --legal-orders
 """
 
 
