@@ -93,6 +93,5 @@ def test_the_commands_that_the_page_shows_can_be_typed():
     page = (PUBLISHED.parents[1] / "docs" / "integrations.md").read_text()
     shown = [line for line in page.splitlines() if line.startswith("python -m integrations.trl_grpo")]
     given = [trl_grpo.command_line().parse_args(shlex.split(line)[3:]) for line in shown]
-    assert [each.legal_orders for each in given] == [False, True] and all(
-        each.model == Path("models/dumbbot-192") for each in given
-    )
+    assert [each.legal_orders for each in given] == [False, True]
+    assert all((PUBLISHED.parents[1] / each.model).is_dir() for each in given)

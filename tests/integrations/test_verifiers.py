@@ -31,22 +31,17 @@ def test_vf_eval_asks_the_server_and_its_rewards_are_centres_gained(entente, pos
     try:
         assert server.stdout is not None
         url = next(line for line in server.stdout if line.startswith("serving ")).split()[-1]
-        words = [
-            "verifiers-entente",
-            "-n",
-            "2",
-            "-r",
-            "2",
-            "--no-push",
-            "--model",
-            "models/dumbbot-192",
-            "--client.base-url",
-            url,
-        ]
-        words += ["--client.api-key-var", "ENTENTE_KEY", *AGENT, "--env.taskset.cache", str(cache), "-o", str(tmp_path / "out")]
-        environment = os.environ | {"ENTENTE_KEY": "none"}
+        words = ["verifiers-entente", "-n", "2", "-r", "2", "--no-push", "--model", "models/dumbbot-192", *AGENT]
+        words += ["--client.base-url", url, "--client.api-key-var", "ENTENTE_KEY"]
+        words += ["--env.taskset.cache", str(cache), "-o", str(tmp_path / "out")]
         done = subprocess.run(
-            [VF_EVAL, *words], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
+            [VF_EVAL, *words],
+            cwd=tmp_path,
+            env=os.environ | {"ENTENTE_KEY": "none", "HOME": str(tmp_path)},  # it keeps its runtimes in the home folder
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
         )
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     finally:
