@@ -2,12 +2,13 @@
 # PYTHON=python3.12 make setup   chooses the interpreter;   ARGS="--steps 3" make demo   passes options on.
 
 BIN := .venv/bin
+VERIFIERS_PIP := .venv-verifiers/bin/python -m pip --disable-pip-version-check --no-input install -q --no-deps
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-system test-slow break-rules check check-gpu clean
+.PHONY: help setup demo test test-system test-slow break-rules check check-gpu integrations clean
 
 help: ## Print this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## Make .venv, with the locked versions for a CPU, or for the NVIDIA card that it finds (no account)
 	@scripts/setup-environment
@@ -32,6 +33,12 @@ check: setup ## Lint, format, types, and the floors that imports must keep
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports --no-cache
+
+integrations: setup ## Make .venv-verifiers, where vf-eval plays against `entente serve --openai`
+	$(BIN)/python -m venv --clear .venv-verifiers
+	$(VERIFIERS_PIP) $$(grep '^pip==' requirements/cpu.lock)
+	$(VERIFIERS_PIP) --build-constraint requirements/cpu.lock -r requirements/verifiers.txt
+	$(VERIFIERS_PIP) --build-constraint requirements/cpu.lock -e integrations/verifiers_entente -e .
 
 check-gpu: setup ## Check what a GPU needs of vLLM, without one: loads two wheels of 300 MB once
 	$(BIN)/python -m scripts.check_gpu $(ARGS)

@@ -20,9 +20,10 @@ from benchmarks.entente_run import RunFigures, run_entente
 from benchmarks.outcome import require_found
 from benchmarks.peers.child import Child
 from benchmarks.peers.environments import python_of
-from benchmarks.peers.referee import Referee, prompts_of
-from benchmarks.peers.trl_step import trl_settings
+from benchmarks.peers.referee import Referee
 from decoding.codec import Codec
+from integrations.questions import questions_of, text_for
+from integrations.trl_grpo import trl_settings
 from pipeline.run_settings import RunSettings
 from rollouts.fork import POLICY, Tokens
 from state_cache.store import StateCache
@@ -78,15 +79,16 @@ def _their_run(
     settings: RunSettings, cache: StateCache, model: Path, environments: Path, budget_s: float, folder: Path
 ) -> dict[str, Any]:
     """TRL's training until the budget is spent; its adapter is then in `folder`."""
-    prompts = prompts_of(cache.train, Tokens(Codec(model), settings.prompts), seed=settings.seed)
-    referee = Referee(prompts=prompts, rollouts=settings.rollouts)
+    tokens = Tokens(Codec(model), settings.prompts)
+    questions = questions_of(cache.train, seed=settings.seed, text=text_for(tokens))
+    referee = Referee(questions=questions, rollouts=settings.rollouts)
     given = {
         "settings": trl_settings(model, settings.training),
-        "prompts": [{"prompt": prompt.text, "number": number} for number, prompt in enumerate(prompts)],
+        "prompts": [{"prompt": question.text, "number": number} for number, question in enumerate(questions)],
         "groups": settings.rollouts.start_groups,
         "forks": settings.rollouts.forks_per_group,
         "updates": settings.training.updates_per_step,
-        "longest": max(prompt.longest for prompt in prompts),
+        "longest": max(tokens.tables.table(question.legal).longest for question in questions),
         "budget_s": budget_s,
         "folder": str(folder),
     }

@@ -102,8 +102,8 @@ def test_both_arms_run_on_the_same_libraries(name: str):
 
 
 def test_the_second_opinion_on_losses_is_the_same_trl():
-    (oracle,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["oracle"]
-    assert Requirement(oracle).specifier.contains(pinned("trl_step"))
+    (extra,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["trl"]
+    assert Requirement(extra).specifier.contains(pinned("trl_step"))
 
 
 # -- what is measured ------------------------------------------------------------------------------------------------------
@@ -166,7 +166,11 @@ def test_the_command_refuses_at_once_what_it_cannot_measure(words: list[str], co
 # -- programs --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "benchmarks" / "peers" / "programs").glob("*.py")), ids=lambda file: file.stem)
+PROGRAMS = [*sorted((ROOT / "benchmarks" / "peers" / "programs").glob("*.py")), ROOT / "integrations" / "trl_trainer.py"]
+"""What runs in a peer's environment."""
+
+
+@pytest.mark.parametrize("file", PROGRAMS, ids=lambda file: file.stem)
 def test_a_program_of_a_peer_imports_nothing_of_ours_but_programs(file: Path):
     """Its environment has none of what our rooms need."""
     ours = {path.name for path in ROOT.iterdir() if (path / "__init__.py").is_file()}
@@ -177,7 +181,8 @@ def test_a_program_of_a_peer_imports_nothing_of_ours_but_programs(file: Path):
         for name in ([node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
         if name
     }
-    assert [name for name in imported if name.split(".")[0] in ours and not name.startswith("benchmarks.peers.programs.")] == []
+    theirs = ("benchmarks.peers.programs.", "integrations.trl_trainer")
+    assert [name for name in imported if name.split(".")[0] in ours and not name.startswith(theirs)] == []
 
 
 def test_packages_above_a_program_import_nothing():

@@ -8,12 +8,13 @@ import pytest
 
 from benchmarks.decode_cases import played_positions
 from benchmarks.peers.grammars import AnswerRules, answer_rules, to_ebnf, to_lark
-from benchmarks.peers.referee import Prompt, Referee, orders_of
+from benchmarks.peers.referee import Referee
 from benchmarks.peers.structured_outputs import longest_text, spells_orders
 from benchmarks.peers.vocabularies import cut_tokenizer
 from game.board import Board
 from game.legal import WAIVE, LegalOrders, OrderKind
 from game.players import player
+from integrations.questions import Question
 from rollouts.settings import RolloutSettings
 from telemetry.errors import InputError
 
@@ -75,30 +76,14 @@ def test_the_notations_write_the_rules_out():
     assert to_lark(answer_rules(MOVES)).splitlines()[:2] == ['start: T0 "\\n" site_1', "site_1: T1"]
 
 
-@pytest.mark.parametrize(
-    ("text", "orders", "ordered"),
-    [
-        ("A PAR - BUR\nF BRE S A PAR - PIC", ["A PAR - BUR", "F BRE S A PAR - PIC"], 2),
-        ("A PAR - BUR\nF BRE - MAO", ["A PAR - BUR", "F BRE H"], 1),
-        ("A PAR - BUR", ["A PAR - BUR", "F BRE H"], 1),
-        ("F BRE - ENG\nA PAR - BUR", ["A PAR - BUR", "F BRE - ENG"], 2),
-        ("F BRE - ENG\nF BRE H\nA MAR H", ["A PAR H", "F BRE - ENG"], 1),
-        ("", ["A PAR H", "F BRE H"], 0),
-    ],
-    ids=["legal", "an illegal line", "a missing line", "in another order", "two for one unit", "nothing"],
-)
-def test_a_unit_takes_its_first_legal_line_and_holds_without_one(text: str, orders: list[str], ordered: int):
-    assert orders_of(text, MOVES) == (orders, ordered)
-
-
 def test_rewards_are_centres_gained_with_shared_luck_and_everything_is_counted():
     (snapshot,) = played_positions(1, seed=1)
     board = Board.restore(snapshot)
     power, asked = max(board.legal_orders().items(), key=lambda pair: pair[1].count())
     dice = random.Random(0)
     texts = ["\n".join(player("mover")(asked, dice, board)) for _ in range(5)]
-    prompt = Prompt(text="", snapshot=snapshot, power=power, legal=asked, longest=1)
-    referee = Referee(prompts=[prompt], rollouts=RolloutSettings(horizon_years=1, forks_per_group=8))
+    question = Question(text="", snapshot=snapshot, power=power, legal=asked)
+    referee = Referee(questions=[question], rollouts=RolloutSettings(horizon_years=1, forks_per_group=8))
     reply = referee.reply({"numbers": [0] * 8, "texts": [*texts, texts[0], texts[0], "nonsense"]})
     rewards = reply["rewards"]
     assert isinstance(rewards, list) and len(rewards) == 8 and rewards[0] == rewards[5] == rewards[6]
@@ -110,7 +95,7 @@ def test_rewards_are_centres_gained_with_shared_luck_and_everything_is_counted()
 
 def test_the_referee_refuses_opponents_that_need_an_engine():
     with pytest.raises(InputError, match="scripted opponents only, not v0, league"):
-        Referee(prompts=[], rollouts=RolloutSettings(opponents="dumbbot,v0,league"))
+        Referee(questions=[], rollouts=RolloutSettings(opponents="dumbbot,v0,league"))
 
 
 def test_a_cut_tokenizer_has_no_id_and_no_merge_beyond_its_size():

@@ -1,4 +1,4 @@
-"""TRL's loss values as a second opinion on ours, and its slopes. TRL comes with the extra `oracle`; without it this is skipped.
+"""TRL's loss values as a second opinion on ours, and its slopes. TRL comes with the extra `trl`; without it this is skipped.
 
 Only what both have is compared: TRL has no DPPO mask, estimates the divergence from samples, and knows no legal sets.
 """
@@ -29,7 +29,7 @@ SAME = {
 def grpo() -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        pytest.importorskip("trl", reason="TRL is not installed: the extra `oracle` brings it")
+        pytest.importorskip("trl", reason="TRL is not installed: the extra `trl` brings it")
         from trl.trainer.grpo_trainer import GRPOTrainer
     return GRPOTrainer
 

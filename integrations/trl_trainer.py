@@ -1,5 +1,9 @@
-"""A GRPO trainer of TRL that trains like ours: the same adapter, loss, clipping and optimiser."""
+"""A GRPO trainer of TRL that trains like ours: the same adapter, loss, clipping and optimiser.
 
+This module imports nothing of the project, because the benchmark's programs use it in an environment that has TRL alone.
+"""
+
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -7,20 +11,32 @@ import torch
 
 
 def trainer_of(
-    settings: dict[str, Any], rows: list[dict[str, Any]], reward: Callable[..., list[float]], folder: str, **arguments: Any
+    settings: dict[str, Any],
+    rows: list[dict[str, Any]],
+    reward: Callable[..., Any],
+    folder: str,
+    *,
+    roll_out: Callable[..., dict[str, Any]] | None = None,
+    **arguments: Any,
 ) -> Any:
     """The trainer.
 
     Args:
-        settings: see `benchmarks.peers.trl_step.trl_settings`.
+        settings: see `integrations.trl_grpo.trl_settings`.
         rows: the prompts, each with the columns that `reward` receives.
+        roll_out: TRL's `rollout_func`; None: TRL samples completions itself, without a mask.
         arguments: further arguments of TRL's `GRPOConfig`.
     """
-    # Only its own environment has TRL.
-    from datasets import Dataset  # pyright: ignore[reportMissingImports]
+    # Only the extra `trl` and the benchmark's own environment have TRL.
+    from datasets import Dataset
     from peft import LoraConfig
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportMissingImports]
+
+    with warnings.catch_warnings():
+        # TRL looks at the installed vLLM while it is imported; it is not used here.
+        warnings.filterwarnings("ignore", "TRL currently supports vLLM", UserWarning)
+        from trl.trainer.grpo_config import GRPOConfig
+        from trl.trainer.grpo_trainer import GRPOTrainer
 
     torch.set_num_threads(1)
     tokenizer = AutoTokenizer.from_pretrained(settings["model"])
@@ -63,4 +79,5 @@ def trainer_of(
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
         peft_config=adapter,
+        rollout_func=roll_out,
     )
