@@ -13,6 +13,7 @@ COMMANDS = {
         "improve": ("cli.improve:improve", "Improve a policy by search: visit, label, learn."),
         "evaluate": ("cli.evaluate:evaluate", "Measure the strength of a policy version."),
         "play": ("cli.play:play", "Play against versions and scripted players in a browser."),
+        "enter": ("cli.enter:enter", "Play on a diplomacy server of others; results come home."),
         "cache": ("cli.cache:app", "Build and check the positions that rollouts start from."),
         "model": ("cli.model:app", "Make and show base models, by imitation."),
         "export": ("cli.export:export", "Write a version for transformers, vLLM and the hub."),

@@ -14,7 +14,7 @@ from evaluation.entered import EnteredSeat
 from game.board import POWERS
 from game.recorded import recorded_orders
 from storage.files import make_directory
-from storage.played_games import SavedGame, SavedTurn, game_files, play_again, read_game
+from storage.played_games import SavedGame, SavedTurn, game_files, game_hash, play_again, read_game
 from storage.runs import durable_write
 
 UNKNOWN = "unknown"
@@ -56,7 +56,9 @@ def keep_entered(
         turns=tuple(SavedTurn(phase=phase, orders=own, probabilities=dict(probabilities.get(phase, {}))) for phase, own in turns),
     )
     make_directory(folder)
-    durable_write(folder / f"{kept.name}.json", kept.model_dump_json().encode() + b"\n")
+    file = folder / f"{kept.name}.json"
+    if not file.exists() or game_hash(read_game(file)) != game_hash(kept):  # else it is known, with its probabilities
+        durable_write(file, kept.model_dump_json().encode() + b"\n")
     return kept
 
 
