@@ -2,7 +2,7 @@
 
     python -m tests.entered.package_clients PORT GAME[,GAME] LAST_YEAR ACCOUNT:POWER...
 
-After LAST_YEAR they vote for a draw. They reconnect by themselves, as the package does.
+After LAST_YEAR they vote for a draw.
 """
 
 import asyncio
@@ -10,7 +10,6 @@ import random
 import sys
 
 from diplomacy.client.connection import connect
-from diplomacy.utils import constants
 
 SLOWNESS_S = 0.15
 """Seconds that they think about each phase, so that there is time to kill somebody."""
@@ -42,7 +41,6 @@ async def play(port: int, game_id: str, last_year: int, account: str, power: str
 async def main() -> None:
     """Play all seats at once."""
     port, games, last_year, *seats = sys.argv[1:]
-    constants.ATTEMPT_DELAY_SECONDS = 1  # not five seconds, of which a test has none
     await asyncio.gather(
         *(play(int(port), game, int(last_year), *seat.split(":")) for seat in seats for game in games.split(","))
     )
