@@ -6,10 +6,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
 from diplomacy.communication import requests, responses
+from diplomacy.utils import strings
 
 from game.server_client import ServerClient, ServerGame, connect
 
@@ -53,7 +55,8 @@ class ServerProcess:
             async with connect(self.address) as client:
                 return await work(client, await client.sign_in("admin", "password"))
 
-        return asyncio.run(called())
+        with ThreadPoolExecutor(1) as thread:  # the caller may be on an event loop
+            return thread.submit(asyncio.run, called()).result()
 
     def make_game(self, game: str, **settings: Any) -> None:
         """Make a game; `settings` are those of the package's request, whose deadline is 0 if none is given."""
@@ -63,6 +66,18 @@ class ServerProcess:
             await client._ask(requests.CreateGame(token=token, game_id=game, **asked), responses.DataGame)
 
         self.as_master(make)
+
+    def set_status(self, game: str, status: str) -> None:
+        """Let the master end or cancel the game."""
+
+        async def change(client: ServerClient, token: str) -> None:
+            await client.join(token, game, None, None)
+            request = requests.SetGameStatus(
+                token=token, game_id=game, game_role=strings.OMNISCIENT_TYPE, phase="", status=status
+            )
+            await client._ask(request, responses.Ok)
+
+        self.as_master(change)
 
     def game(self, game: str) -> ServerGame:
         """The game in the server's list."""

@@ -5,7 +5,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -16,15 +15,6 @@ from tests.entered.server_process import ROOT, ServerProcess
 
 OURS = ("AUSTRIA", "ENGLAND", "FRANCE", "GERMANY", "ITALY")
 GAMES = ("friday", "sunday")
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[ServerProcess]:
-    """A running server without games."""
-    made = ServerProcess(tmp_path / "server")
-    made.start()
-    yield made
-    made.kill()
 
 
 @pytest.fixture
