@@ -180,6 +180,8 @@ def _orders(board: Board, recorded: Mapping[str, Any], where: str) -> tuple[dict
         if power not in legal:
             continue
         given[power] = [_as_listed(str(order), legal[power], where) for order in listed]
+        if legal[power].kind in (OrderKind.BUILD, OrderKind.DISBAND):
+            given[power] = given[power][: legal[power].picks]  # the package records more, and plays the first ones
         whole = legal[power].completed(given[power])
         if whole is not None:
             if not legal[power].admits(whole):
