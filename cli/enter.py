@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from evaluation.contestants import Contestant
     from evaluation.settings import PlaySettings
     from game.server_client import ServerGame
-    from play.enter import Account, Entry, FinishedGame
+    from play.entry import Account, Entry, FinishedGame
 
 _ACCOUNT, _PASSWORD, _GAME_PASSWORD = "ENTENTE_ACCOUNT", "ENTENTE_PASSWORD", "ENTENTE_GAME_PASSWORD"
 _KEY = "ENTENTE_WEBDIPLOMACY_KEY"
@@ -87,7 +87,7 @@ def enter(
     who = _resolved(player, run, runs_root)
     if is_web:
         return _play_web(address, _secret(_KEY, "key of webDiplomacy"), who, how, seed, runs_root)
-    from play.enter import Entry
+    from play.entry import Entry
 
     entry = Entry(
         address=address,
@@ -205,7 +205,7 @@ def _list(address: str, account: "Account") -> None:
 
 async def _listed(address: str, account: "Account") -> "list[ServerGame]":
     from game.server_client import RefusedError, connect
-    from play.enter import sign_in_refusal
+    from play.entry import sign_in_refusal
 
     async with connect(address) as client:
         try:
@@ -247,13 +247,13 @@ def _check_address(address: str) -> None:
 
 
 def _account() -> "Account":
-    from play.enter import Account
+    from play.entry import Account
 
     return Account(name=_secret(_ACCOUNT, "account", hidden=False), password=_secret(_PASSWORD, "password"))
 
 
 def _accounts(first: "Account", count: int) -> "tuple[Account, ...]":
-    from play.enter import Account
+    from play.entry import Account
 
     names = [first.name, *(f"{first.name}-{number}" for number in range(2, count + 1))]
     return tuple(Account(name=name, password=first.password) for name in names)

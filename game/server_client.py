@@ -20,8 +20,10 @@ from diplomacy.utils import exceptions, strings
 from game.adjudicator import ENGINE_VERSION
 from telemetry.errors import EntenteError, InputError
 
-CONNECT_S = 15.0
+CONNECT_S = 30.0
 """Seconds within which a server must accept a connection."""
+_HEARTBEAT_S = 120.0
+"""Seconds between two pings; a server that does not answer one within half of that is lost."""
 ANSWER_S = 60.0
 """Seconds within which a server must answer; each sign-in blocks it for about one."""
 _LARGEST = 64 << 20
@@ -322,7 +324,7 @@ async def connect(address: str) -> AsyncIterator[ServerClient]:
     url = address if "://" in address else f"ws://{address}"
     async with aiohttp.ClientSession() as session:
         try:
-            socket = await asyncio.wait_for(session.ws_connect(url, max_msg_size=_LARGEST), CONNECT_S)
+            socket = await asyncio.wait_for(session.ws_connect(url, max_msg_size=_LARGEST, heartbeat=_HEARTBEAT_S), CONNECT_S)
         except aiohttp.ClientConnectorError as error:
             raise ServerLostError(f"nobody listens at {address}: {error.os_error.strerror or error.os_error}") from error
         except aiohttp.WSServerHandshakeError as error:

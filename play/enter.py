@@ -8,7 +8,6 @@ phase that is played again gets equal orders.
 
 import asyncio
 import contextlib
-import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +16,6 @@ from typing import Any
 from game.board import OVER, POWERS, Board
 from game.legal import WAIVE, LegalOrders, OrderKind
 from game.positions import board_of_state
-from game.recorded import MAP, RULES
 from game.server_client import (
     ControllersChanged,
     ForeignServerError,
@@ -34,6 +32,7 @@ from game.server_client import (
     StatusChanged,
     connect,
 )
+from play.entry import Account, Entry, FinishedGame, choose_games, join, join_free, refusal, sign_in_refusal
 from play.game import Choice, Players
 from rollouts.deciders import DecisionRequest
 from telemetry.errors import EntenteError, InputError
@@ -46,50 +45,6 @@ LONGEST_WAIT_S = 30.0
 _MOST_TAKEN_BACK = 3
 """Times that a seat which the server took away is joined again in one game."""
 _POLITE = "Thank you for writing. I am a program that does not read press. I wish you a good game."
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
-    """An account on the server."""
-
-    name: str
-    password: str = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """What to play."""
-
-    address: str
-    """HOST:PORT, with ws:// or wss:// before it if it is not plain."""
-    accounts: Sequence[Account]
-    """One for each seat in a game."""
-    games: tuple[str, ...] = ()
-    """Ids of the games to play; empty: `waiting` games that wait for players."""
-    waiting: int = 0
-    powers: tuple[str, ...] = ()
-    """The power of each account; empty: one that is free."""
-    game_password: str | None = field(default=None, repr=False)
-    """Password with which games are joined that ask for one."""
-    draw_after: int = 0
-    """Game year after which each seat votes for a draw; 0: never."""
-    player: str
-    """Who orders: a name of `Players`."""
-    seed: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FinishedGame:
-    """A game that is over, as the server tells it."""
-
-    game: str
-    saved: Mapping[str, Any]
-    """See `ServerClient.saved`."""
-    powers: tuple[str, ...]
-    """Our powers."""
-    controllers: Mapping[str, str]
-    probabilities: Mapping[str, Mapping[str, float]]
-    """Of the order sets that a version drew, by phase and power."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -149,7 +104,7 @@ class EnteredGames:
             ServerLostError: nobody listens there.
         """
         async with connect(self.entry.address) as client:
-            self._chosen([await self._listed(client, account) for account in self.entry.accounts])
+            choose_games(self.entry, [await self._listed(client, each) for each in self.entry.accounts], self._say)
 
     async def play(self, players: Players) -> None:
         """Play until all games are over or lost.
@@ -194,8 +149,7 @@ class EnteredGames:
         """Sign in, and take the seats; on a new connection, take them again and see where the games are."""
         listed = [await self._listed(client, account) for account in self.entry.accounts]
         if not self._is_entered:
-            chosen = self._chosen(listed)
-            self._games = {name: _Game() for name in chosen}
+            self._games = {name: _Game() for name in choose_games(self.entry, listed, self._say)}
         for name in list(self._games):
             try:
                 for number, by_id in enumerate(listed):
@@ -230,87 +184,24 @@ class EnteredGames:
             raise InputError(f"there is no game '{missing}' on {self.entry.address}: {has}")
         return found
 
-    def _chosen(self, listed: Sequence[Mapping[str, ServerGame]]) -> list[str]:
-        """The ids of the games to play, each of which can be."""
-        if self.entry.games:
-            for name in self.entry.games:
-                self._check_game([by_id[name] for by_id in listed])
-            return list(self.entry.games)
-        seats = len(self.entry.accounts)
-        mine = [name for name, each in listed[0].items() if each.mine and each.status != "completed" and not _refusal(each)]
-        free = [
-            name
-            for name, each in listed[0].items()
-            if not each.mine
-            and each.status == "forming"
-            and each.seats - each.players >= seats
-            and (not each.has_password or self.entry.game_password)
-            and not _refusal(each)
-        ]
-        chosen = [*sorted(mine), *sorted(free)][: self.entry.waiting]
-        if not chosen:
-            raise InputError(f"no game on {self.entry.address} waits for players: name one with --game")
-        if len(chosen) < self.entry.waiting:
-            self._say(f"{len(chosen)} games wait for players, not {self.entry.waiting}: these are played")
-        return chosen
-
-    def _check_game(self, seen: Sequence[ServerGame]) -> None:
-        """Raise InputError unless each account, to which the game looks as in `seen`, has or may have a seat in it."""
-        found, new = seen[0], sum(not each.mine for each in seen)
-        if refusal := _refusal(found):
-            raise InputError(f"game '{found.game}' {refusal}")
-        if not new:
-            return
-        if found.status == "completed":
-            raise InputError(f"game '{found.game}' is over, and the account had no seat in it")
-        if found.players + new > found.seats:
-            taken = f"{found.players} of {found.seats} seats are taken"
-            raise InputError(f"game '{found.game}' is full: {taken}{f', and {new} are wanted' if new > 1 else ''}")
-        if found.has_password and not self.entry.game_password:
-            raise InputError(f"game '{found.game}' asks for a password: set ENTENTE_GAME_PASSWORD to it")
-
     async def _take_seat(self, client: ServerClient, name: str, number: int, found: ServerGame | None) -> None:
         if name not in self._games:  # it was over, as another account has seen
             return
         account = self.entry.accounts[number]
-        wanted = self.entry.powers[number] if self.entry.powers else ""
+        token, wanted = self._tokens[account.name], self.entry.powers[number] if self.entry.powers else ""
         if found is None:
             raise InputError("the server no longer has it")
-        if refusal := _refusal(found):
-            raise InputError(f"it {refusal}" if self._is_entered else f"game '{name}' {refusal}")
+        if why := refusal(found):
+            raise InputError(f"it {why}" if self._is_entered else f"game '{name}' {why}")
         if found.mine and wanted and wanted not in found.mine:
             raise InputError(f"account '{account.name}' plays {found.mine[0]} in game '{name}', not {wanted}: leave out --power")
         if found.status == "completed":
-            return await self._finish_seen(client, name, account, wanted or found.mine[0])
+            return await self._finish_seen(client, name, token, wanted or found.mine[0])
         if found.mine:
-            joined = await self._join(client, name, account, wanted or found.mine[0])
+            joined = await join(self.entry, client, token, name, wanted or found.mine[0])
         else:
-            joined = await self._join_free(client, name, account, wanted)
+            joined = await join_free(self.entry, client, token, name, account, wanted)
         await self._seat(client, name, number, joined)
-
-    async def _join(self, client: ServerClient, name: str, account: Account, power: str) -> JoinedGame:
-        try:
-            return await client.join(self._tokens[account.name], name, power, self.entry.game_password)
-        except RefusedError as error:
-            if error.kind == "GameRegistrationPasswordException":
-                raise InputError(
-                    f"the password for game '{name}' is wrong: set ENTENTE_GAME_PASSWORD to the right one"
-                ) from error
-            raise
-
-    async def _join_free(self, client: ServerClient, name: str, account: Account, wanted: str) -> JoinedGame:
-        """Take `wanted`, or any power that nobody has. Others may take it in between, so each is tried once."""
-        free = await client.free_powers(self._tokens[account.name], name)
-        if wanted and wanted not in free:
-            raise InputError(f"{wanted} is taken in game '{name}': free is {', '.join(free) or 'no power'}")
-        random.Random(f"{name}/{account.name}").shuffle(free)
-        last = "it is full"
-        for power in [wanted] if wanted else free:
-            try:
-                return await self._join(client, name, account, power)
-            except RefusedError as error:
-                last = str(error)
-        raise InputError(f"account '{account.name}' cannot join game '{name}': {last}")
 
     async def _seat(self, client: ServerClient, name: str, number: int, joined: JoinedGame) -> None:
         game = self._games[name]
@@ -404,7 +295,7 @@ class EnteredGames:
     async def _sit_again(self, client: ServerClient, name: str, seat: _Seat) -> None:
         if seat.task:
             seat.task.cancel()
-        joined = await self._join(client, name, self.entry.accounts[seat.account], seat.power)
+        joined = await join(self.entry, client, self._token(seat), name, seat.power)
         if joined.power != seat.power:
             return self._lose(name, f"the server deals {joined.power} where {seat.power} was played")
         await self._seat(client, name, seat.account, joined)
@@ -503,9 +394,8 @@ class EnteredGames:
             )
         )
 
-    async def _finish_seen(self, client: ServerClient, name: str, account: Account, power: str) -> None:
+    async def _finish_seen(self, client: ServerClient, name: str, token: str, power: str) -> None:
         """End a game that was over before this command came to it; who sat there is seen by an observer, if one is allowed."""
-        token = self._tokens[account.name]
         saved = await client.saved(token, name, power, OVER)
         controllers: Mapping[str, str] = {}
         with contextlib.suppress(RefusedError):  # nobody may observe
@@ -534,24 +424,6 @@ class EnteredGames:
         for seat in self._games.pop(name).seats.values():
             if seat.task and seat.task is not current:
                 seat.task.cancel()
-
-
-def _refusal(found: ServerGame) -> str:
-    """Why the game cannot be played here, to stand after its name; empty if it can."""
-    if found.map != MAP:
-        return f"is on the map '{found.map}', and only '{MAP}' is played here"
-    if unknown := sorted(set(found.rules) - RULES):
-        return f"has the rule {unknown[0]}, which is not played here"
-    return "was canceled on the server" if found.status == "canceled" else ""
-
-
-def sign_in_refusal(address: str, account: Account, error: RefusedError) -> InputError:
-    """The sentence for an account that the server does not let in."""
-    words = {
-        "UserException": "the password is not the account's",
-        "ServerRegistrationException": "there is no such account, and the server takes no new ones",
-    }
-    return InputError(f"{address} does not let account '{account.name}' in: {words.get(error.kind, error)}")
 
 
 def _is_late(error: RefusedError) -> bool:

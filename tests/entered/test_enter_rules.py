@@ -7,7 +7,8 @@ import pytest
 
 from game.server_client import ServerGame
 from play import enter
-from play.enter import Account, EnteredGames, Entry
+from play.enter import EnteredGames
+from play.entry import Account, Entry, check_game, choose_games
 from telemetry.errors import EntenteError, InputError
 
 GAME = ServerGame(
@@ -44,7 +45,7 @@ def _games(**changes: object) -> EnteredGames:
 )
 def test_a_game_that_cannot_be_played_is_refused_before_it_is_joined(seen: list[ServerGame], sentence: str):
     with pytest.raises(InputError, match=sentence):
-        _games()._check_game(seen)
+        check_game(_games().entry, seen)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +57,7 @@ def test_a_game_that_cannot_be_played_is_refused_before_it_is_joined(seen: list[
     ],
 )
 def test_a_free_seat_and_a_seat_of_before_are_taken(seen: list[ServerGame]):
-    _games()._check_game(seen)
+    check_game(_games().entry, seen)
 
 
 def test_waiting_games_are_those_with_room_and_those_of_before_come_first():
@@ -71,9 +72,9 @@ def test_waiting_games_are_those_with_room_and_those_of_before_come_first():
             "f": {},
         }.items()
     }
-    assert _games(games=(), waiting=2)._chosen([listed]) == ["e", "a"]
+    assert choose_games(_games(games=(), waiting=2).entry, [listed], print) == ["e", "a"]
     with pytest.raises(InputError, match="waits for players: name one"):
-        _games(games=(), waiting=2)._chosen([{"b": listed["b"]}])
+        choose_games(_games(games=(), waiting=2).entry, [{"b": listed["b"]}], print)
 
 
 def test_a_server_that_stays_away_ends_the_command_after_so_many_tries(monkeypatch: pytest.MonkeyPatch, first_orders):

@@ -9,8 +9,9 @@ from diplomacy.communication import requests, responses
 from diplomacy.utils.common import hash_password
 
 from game.server_client import PressReceived, connect
-from play.enter import Account, EnteredGames, Entry, FinishedGame
+from play.enter import EnteredGames
 from play.entered_games import keep_entered
+from play.entry import Account, Entry, FinishedGame
 from storage.played_games import read_game
 from tests.command import Entente
 from tests.entered.daide_bot import DaideBot
