@@ -6,14 +6,15 @@ if TYPE_CHECKING:
     from cyclopts import App
 
 _UP = "Start Prefect's server, deployments and a worker here; stop them."
+_PLAY = "Play against versions in a browser; play on a server of others."
 ABOUT = "Train a language model to play Diplomacy, as a data pipeline."
 COMMANDS = {
     "Train": {
         "train": ("cli.train:train", "Train a policy: roll out, train, publish, repeat."),
         "improve": ("cli.improve:improve", "Improve a policy by search: visit, label, learn."),
         "evaluate": ("cli.evaluate:evaluate", "Measure the strength of a policy version."),
-        "play": ("cli.play:play", "Play against versions and scripted players in a browser."),
-        "enter": ("cli.enter:enter", "Play on a diplomacy server of others; results come home."),
+        "play": ("cli.play:play", _PLAY),
+        "enter": ("cli.enter:enter", _PLAY),
         "cache": ("cli.cache:app", "Build and check the positions that rollouts start from."),
         "model": ("cli.model:app", "Make and show base models, by imitation."),
         "export": ("cli.export:export", "Write a version for transformers, vLLM and the hub."),

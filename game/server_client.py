@@ -26,6 +26,8 @@ _HEARTBEAT_S = 120.0
 """Seconds between two pings; a server that does not answer one within half of that is lost."""
 ANSWER_S = 60.0
 """Seconds within which a server must answer; each sign-in blocks it for about one."""
+_IN_FLIGHT = 8
+"""Requests that wait for an answer at once. The server works on one at a time, and a queue there would outlast `ANSWER_S`."""
 _LARGEST = 64 << 20
 """Bytes of the largest message, as the server has it."""
 
@@ -147,6 +149,7 @@ class ServerClient:
         self._socket = socket
         self._asked: dict[str, tuple[str, asyncio.Future[Any]]] = {}
         """Name of the request and its answer, by the request's id."""
+        self._slots = asyncio.Semaphore(_IN_FLIGHT)
         self._reader = asyncio.create_task(self._read())
 
     async def sign_in(self, account: str, password: str) -> str:
@@ -245,22 +248,26 @@ class ServerClient:
             ServerLostError: the connection ended before an answer, or there was none in time.
             ForeignServerError: the answer cannot be read.
         """
+        async with self._slots:
+            found = await self._answer(request)
+        if not isinstance(found, kind):
+            raise self._foreign(f"its answer to '{request.name}' is '{found.name}'")
+        return found
+
+    async def _answer(self, request: Any) -> Any:
         answer = asyncio.get_running_loop().create_future()
         self._asked[request.request_id] = request.name, answer
         try:
             if self._reader.done():
                 raise ServerLostError(f"{self.address} has closed the connection")
             await self._socket.send_str(request.json())
-            found = await asyncio.wait_for(answer, ANSWER_S)
+            return await asyncio.wait_for(answer, ANSWER_S)
         except TimeoutError as error:
             raise ServerLostError(f"{self.address} did not answer '{request.name}' within {ANSWER_S:g} s") from error
         except (ConnectionError, aiohttp.ClientError) as error:
             raise ServerLostError(f"{self.address} has closed the connection") from error
         finally:
             self._asked.pop(request.request_id, None)
-        if not isinstance(found, kind):
-            raise self._foreign(f"its answer to '{request.name}' is '{found.name}'")
-        return found
 
     async def _read(self) -> None:
         error: EntenteError = ServerLostError(f"{self.address} has closed the connection")
